@@ -1,0 +1,114 @@
+"""What a cell of an index can hold, and how it is written."""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+from mpload.errors import ArgumentError
+
+__all__ = ["Cell", "Column", "ColumnType", "LmdbValue", "Span", "format_columns", "parse_columns"]
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SPAN = re.compile(r"(\d{1,19})\+(\d{1,19})@(.+)", re.DOTALL)
+_LMDB = re.compile(r"([^@]+)@(.+)", re.DOTALL)
+
+
+class ColumnType(StrEnum):
+    """The type of a column, as `#columns` names it."""
+
+    PATH = "path"
+    SPAN = "span"
+    LMDB = "lmdb"
+    INT = "int"
+    FLOAT = "float"
+    STR = "str"
+
+    @property
+    def is_source(self) -> bool:
+        """Whether cells of this type say where bytes lie."""
+        return self in {ColumnType.PATH, ColumnType.SPAN, ColumnType.LMDB}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column of an index: its name and the type of its cells."""
+
+    name: str
+    type: ColumnType
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ArgumentError(
+                f"column name {self.name!r} is not an identifier. Use letters, digits and '_', as in image:path"
+            )
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.type}"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A run of bytes inside a shard: cell `OFFSET+LENGTH@PATH`."""
+
+    path: str
+    offset_bytes: int
+    length_bytes: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Span":
+        """Read `OFFSET+LENGTH@PATH`; raises `ValueError` on anything else."""
+        match = _SPAN.fullmatch(text)
+        if match is None or int(match[1]) + int(match[2]) >= 1 << 63:
+            raise ValueError(f"{text!r} is not a span OFFSET+LENGTH@PATH, such as 512+1048@shard-0.tar")
+        return cls(match[3], int(match[1]), int(match[2]))
+
+    def __str__(self) -> str:
+        return f"{self.offset_bytes}+{self.length_bytes}@{self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class LmdbValue:
+    """A value of an LMDB database: cell `KEY@PATH`, the key percent-encoded."""
+
+    path: str
+    key: bytes
+
+    @classmethod
+    def parse(cls, text: str) -> "LmdbValue":
+        """Read `KEY@PATH`; raises `ValueError` on anything else."""
+        match = _LMDB.fullmatch(text)
+        if match is None:
+            raise ValueError(f"{text!r} is not an LMDB address KEY@PATH, such as 00000001@train.lmdb")
+        return cls(match[2], unquote_to_bytes(match[1]))
+
+    def __str__(self) -> str:
+        return f"{quote_from_bytes(self.key, safe='')}@{self.path}"
+
+
+Cell = str | Span | LmdbValue | int | float
+
+
+def parse_columns(text: str) -> tuple[Column, ...]:
+    """Read `image:path label:int`.
+
+    Raises:
+        ArgumentError: a name or type is not one, a name stands twice, or no column says where bytes lie.
+    """
+    columns = []
+    for word in text.split():
+        name, colon, kind = word.partition(":")
+        if not colon or kind not in ColumnType:
+            raise ArgumentError(f"column {word!r} is not NAME:TYPE with a type of {', '.join(ColumnType)}")
+        columns.append(Column(name=name, type=ColumnType(kind)))
+    names = [column.name for column in columns]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ArgumentError(f"column {twice[0]!r} stands twice in {text!r}. Give every column a name of its own")
+    if not any(column.type.is_source for column in columns):
+        raise ArgumentError(f"columns {text!r} have no path, span or lmdb column: nothing says where the bytes lie")
+    return tuple(columns)
+
+
+def format_columns(columns: tuple[Column, ...]) -> str:
+    """Write columns as `#columns` does."""
+    return " ".join(str(column) for column in columns)

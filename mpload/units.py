@@ -1,0 +1,64 @@
+"""Bytes, counts and seconds, read from people and written for people."""
+
+import re
+
+from mpload.errors import ArgumentError
+
+__all__ = ["GIB", "KIB", "MIB", "format_bytes", "format_count", "format_seconds", "parse_bytes"]
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+
+_FACTORS = {
+    "": 1, "b": 1,
+    "k": 10**3, "kb": 10**3, "kib": KIB,
+    "m": 10**6, "mb": 10**6, "mib": MIB,
+    "g": 10**9, "gb": 10**9, "gib": GIB,
+    "t": 10**12, "tb": 10**12, "tib": 1 << 40,
+}  # fmt: skip
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+
+
+def parse_bytes(text: str | int) -> int:
+    """Return the number of bytes that `text` names: `"4GiB"`, `"1.5 MB"`, `"512"` or an integer.
+
+    Raises:
+        ArgumentError: `text` names no size, or a negative one.
+    """
+    if isinstance(text, int):
+        if text < 0:
+            raise ArgumentError(f"a size must not be negative, got {text}")
+        return text
+    match = _SIZE.fullmatch(text)
+    factor = _FACTORS.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        raise ArgumentError(f"{text!r} is no size in bytes. Write a number and a unit: '4GiB', '500 MB', '1048576'")
+    return int(float(match[1]) * factor)
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Return `num_bytes` in the largest binary unit that keeps it at one or more: `1.5 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(num_bytes) < 1024:
+            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"
+
+
+def format_count(count: int) -> str:
+    """Return `count` with its thousands apart: `1,281,167`."""
+    return f"{count:,}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a duration as people say it: `340 ms`, `12.3 s`, `4 min 10 s`."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"
