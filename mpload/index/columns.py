@@ -98,7 +98,7 @@ def parse_columns(text: str) -> tuple[Column, ...]:
     columns = []
     for word in text.split():
         name, colon, kind = word.partition(":")
-        if not colon or kind not in ColumnType:
+        if not colon or kind not in list(ColumnType):
             raise ArgumentError(f"column {word!r} is not NAME:TYPE with a type of {', '.join(ColumnType)}")
         columns.append(Column(name=name, type=ColumnType(kind)))
     names = [column.name for column in columns]

@@ -1,0 +1,220 @@
+"""The index as a reader sees it: records by sample_id, labels, classes, fingerprint."""
+
+import hashlib
+import operator
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mpload.errors import IndexChangedError, IndexFormatError
+from mpload.index.columns import Cell, Column, format_columns
+from mpload.index.mapped import MappedColumn, SidecarLayout, SidecarMap, check_sample_ids
+from mpload.index.text import MAX_LINE_BYTES, Header, parse_line
+from mpload.storage.ranges import merge_nearby
+from mpload.units import KIB, MIB
+
+__all__ = ["Index", "Record"]
+
+_MAX_GAP_BYTES = 4 * KIB  # reading so much for nothing costs less than another call
+_MAX_READ_BYTES = MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One row of an index: `record["image"]` is a cell, `record.sample_id` the row's number."""
+
+    sample_id: int
+    cells: tuple[Cell, ...]
+    columns: tuple[Column, ...]
+
+    def __getitem__(self, name: str) -> Cell:
+        for column, cell in zip(self.columns, self.cells, strict=True):
+            if column.name == name:
+                return cell
+        raise KeyError(f"{name!r} is no column of the index; it has {format_columns(self.columns)}")
+
+    def __repr__(self) -> str:
+        cells = ", ".join(f"{column.name}={cell!r}" for column, cell in zip(self.columns, self.cells, strict=True))
+        return f"Record({self.sample_id}: {cells})"
+
+
+class Index:
+    """An opened index: made by `mpload.open_index`.
+
+    `len(index)` samples; `index[7]` is a `Record`, `index[7:9]` and `index.records(ids)` are lists of them.
+
+    Memory: constant. Lines are read from the text when they are asked for, columns are views of the mapped sidecar.
+    Process: may be forked, pickled and sent to any process of the same machine; each maps the files itself.
+    """
+
+    def __init__(self, *, path: Path, header: Header, layout: SidecarLayout, root: str, confined: bool) -> None:
+        self.path = path
+        self.header = header
+        self.root = root
+        self.confined = confined
+        self._layout = layout
+        self._text = _Text(path)
+        self._map = SidecarMap(layout)
+        self._stamp = self._text.stamp()
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """Name and type of each cell of a record."""
+        return self.header.columns
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names, by class number; empty where the index names none."""
+        return self.header.classes
+
+    @property
+    def labels(self) -> MappedColumn:
+        """The label column, int64 [N], in place.
+
+        Raises:
+            IndexFormatError: the index has no integer column.
+        """
+        if (labels := self._map.columns.get("label")) is None:
+            raise IndexFormatError(f"{self.path}: has no integer column, only {format_columns(self.columns)}")
+        return labels
+
+    @property
+    def nbytes(self) -> MappedColumn | None:
+        """Size of each sample's encoded bytes, int64 [N]; None where they were not measured (`mpload index --stat`)."""
+        return self._map.columns.get("nbytes")
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the lines, their number and the columns: what a checkpoint is bound to."""
+        words = f"{self._layout.digest} {len(self)} {format_columns(self.columns)}"
+        return hashlib.blake2b(words.encode(), digest_size=16).hexdigest()
+
+    @property
+    def sidecar(self) -> SidecarLayout:
+        """Where the sidecar lies, and how."""
+        return self._layout
+
+    def __len__(self) -> int:
+        return self._layout.num_samples
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, slice):
+            return self.records(np.arange(*key.indices(len(self)), dtype=np.int64))
+        sample_id = operator.index(key)
+        if not -len(self) <= sample_id < len(self):
+            raise IndexError(f"sample_id {sample_id} is outside [0, {len(self)})")
+        return self.records([sample_id % len(self)])[0]
+
+    def __iter__(self) -> Iterator[Record]:
+        for start in range(0, len(self), 4096):
+            yield from self[start : start + 4096]
+
+    def records(self, sample_ids: ArrayLike) -> list[Record]:
+        """Return the records of `sample_ids`, int64 [n] each in [0, N), in the order asked for.
+
+        Raises:
+            ArgumentError: an id is out of range.
+            IndexChangedError: the text is not the one that was opened.
+            IndexFormatError: a line breaks the format.
+        """
+        ids = np.asarray(sample_ids, np.int64).reshape(-1)
+        check_sample_ids(ids, len(self))
+        lines = self.lines(ids)
+        columns = self.columns
+        try:
+            return [
+                Record(sample_id, tuple(parse_line(self.header, line)), columns)
+                for sample_id, line in zip(ids.tolist(), lines, strict=True)
+            ]
+        except ValueError:
+            self._raise_first_fault(ids, lines)
+            raise
+
+    def lines(self, sample_ids: NDArray[np.int64]) -> list[bytes]:
+        """Return the lines of `sample_ids` as they stand in the text, without their newlines."""
+        if not sample_ids.size:
+            return []
+        if self._text.stamp() != self._stamp:
+            raise IndexChangedError(f"{self.path}: changed after it was opened. Open it again")
+        # A line starts after the newline before it, and that newline is read too: with the one at its end it proves
+        # that the sidecar points where it should.
+        starts, ends = self._bounds(sample_ids)
+        before = np.minimum(starts - self.header.body_bytes, 1)
+        reads = merge_nearby(
+            starts - before, ends - starts + before, max_gap_bytes=_MAX_GAP_BYTES, max_read_bytes=_MAX_READ_BYTES
+        )
+        data = [self._text.read(*read) for read in zip(reads.offsets.tolist(), reads.lengths.tolist(), strict=True)]
+        lines = []
+        for read, first, skip, length in zip(
+            reads.read_of.tolist(), reads.start_in_read.tolist(), before.tolist(), (ends - starts).tolist(), strict=True
+        ):
+            piece = data[read][first : first + skip + length]
+            line, _, rest = piece[skip:].partition(b"\n")
+            if len(piece) != skip + length or piece[:skip] not in {b"", b"\n"} or rest.strip() or not line:
+                raise IndexChangedError(
+                    f"{self.path}: its sidecar {self._layout.path} does not fit it. Delete the sidecar: it is rebuilt"
+                )
+            lines.append(line)
+        return lines
+
+    def where(self, sample_id: int) -> str:
+        """Return where a sample stands: `train.txt:17`."""
+        return f"{self.path}:{self.header.num_lines + sample_id + 1}"
+
+    def _bounds(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        offsets = self._map.columns["offset"]
+        num_bytes = self._stamp[0]
+        following = np.minimum(ids + 1, len(self) - 1)
+        starts = offsets.take(ids).astype(np.int64)
+        ends = np.where(ids + 1 < len(self), offsets.take(following).astype(np.int64), num_bytes)
+        spread = int(ids.max() - ids.min()) + 2
+        self._map.forget(min(8 * spread, ids.size * _PAGES_OF_A_FAULT_BYTES))
+        ends = np.minimum(ends, starts + (MAX_LINE_BYTES + 1))
+        if (starts < self.header.body_bytes).any() or (ends <= starts).any() or (ends > num_bytes).any():
+            raise IndexChangedError(
+                f"{self.path}: its sidecar {self._layout.path} does not fit it. Delete the sidecar: it is rebuilt"
+            )
+        return starts, ends
+
+    def _raise_first_fault(self, ids: NDArray[np.int64], lines: Sequence[bytes]) -> None:
+        for sample_id, line in zip(ids.tolist(), lines, strict=True):
+            try:
+                parse_line(self.header, line)
+            except ValueError as error:
+                raise IndexFormatError(f"{self.where(sample_id)}: {error}") from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key not in {"_text", "_map"}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._text = _Text(self.path)
+        self._map = SidecarMap(self._layout)
+        if self._text.stamp() != self._stamp:
+            raise IndexChangedError(f"{self.path}: changed after it was opened. Open it again")
+
+    def __repr__(self) -> str:
+        return f"<Index {str(self.path)!r}: {len(self)} samples, {format_columns(self.columns)}>"
+
+
+_PAGES_OF_A_FAULT_BYTES = 64 * KIB  # what the kernel maps around one touched page
+
+
+class _Text:
+    """The text file of an index, read by position: safe to share with forked processes."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("rb", buffering=0)
+
+    def stamp(self) -> tuple[int, int]:
+        """Return size and modification time of the open file."""
+        status = os.fstat(self._file.fileno())
+        return status.st_size, status.st_mtime_ns
+
+    def read(self, offset: int, length: int) -> bytes:
+        return os.pread(self._file.fileno(), length, offset)

@@ -1,0 +1,245 @@
+"""One pass over an index text: where each line starts, its label, and a digest of all lines.
+
+Blocks of lines are scanned by NumPy. Whatever a block holds that the fast scan does not understand (a quote, a long
+number, a broken line) sends the whole block through `parse_line`, which either reads it or says what is wrong: the fast
+scan may give up, but it never decides what a line means.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpload.errors import IndexFormatError
+from mpload.index.columns import ColumnType
+from mpload.index.text import MAX_LINE_BYTES, Dialect, Header, parse_line
+from mpload.units import MIB
+
+__all__ = ["Scan", "ScanBlock"]
+
+_BLOCK_BYTES = MIB  # stays in the second-level cache through the passes below
+_TAB, _NEWLINE, _CR, _BLANK, _MINUS, _COMMA = b"\t\n\r -,"
+_MAX_FAST_DIGITS = 18  # every number of so many digits fits int64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanBlock:
+    """Some consecutive samples: `offsets` uint64 [n], where their lines start; `labels` int64 [n], or None."""
+
+    offsets: NDArray[np.uint64]
+    labels: NDArray[np.int64] | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Scan:
+    """A pass over the text at `path`: iterate it for its blocks, then ask for the digest and the number of samples.
+
+    Memory: constant, some megabytes.
+    """
+
+    path: Path
+    header: Header
+    num_samples: int = field(default=0, init=False)
+    num_bytes: int = field(default=0, init=False)
+    """Bytes of the text read so far."""
+    _hash: "hashlib._Hash" = field(default_factory=lambda: hashlib.blake2b(digest_size=32), init=False)
+    _ended_by_blank_line: bool = field(default=False, init=False)
+
+    @property
+    def digest(self) -> str:
+        """BLAKE2b of all lines read so far, directives not included."""
+        return self._hash.hexdigest()
+
+    def __iter__(self) -> Iterator[ScanBlock]:
+        """Yield the blocks.
+
+        Raises:
+            IndexFormatError: a line breaks the format; the message holds the first such line's number.
+        """
+        buffer = bytearray(_BLOCK_BYTES + MAX_LINE_BYTES + 1)
+        view = memoryview(buffer)
+        kept = 0  # bytes of an unfinished line at the buffer's start
+        position = self.header.body_bytes
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(position)
+            self.num_bytes = position
+            while count := file.readinto(view[kept : kept + _BLOCK_BYTES]):
+                self._hash.update(view[kept : kept + count])
+                self.num_bytes += count
+                filled = kept + count
+                end = buffer.rfind(b"\n", 0, filled) + 1
+                if filled - end > MAX_LINE_BYTES:
+                    raise self._error(end and buffer.count(b"\n", 0, end), _TOO_LONG)
+                if end:
+                    yield from self._block(buffer, end, position)
+                    position += end
+                    kept = filled - end
+                    buffer[:kept] = buffer[end:filled]
+                else:
+                    kept = filled
+        if kept:
+            buffer[kept] = _NEWLINE
+            yield from self._block(buffer, kept + 1, position)
+        if not self.num_samples:
+            raise IndexFormatError(f"{self.path}: holds no sample. Make an index: mpload index FOLDER -o train.txt")
+
+    def _block(self, buffer: bytearray, end: int, position: int) -> Iterator[ScanBlock]:
+        """Scan the whole lines in `buffer[:end]`, which stand at `position` in the text."""
+        block = None
+        if not self._ended_by_blank_line and buffer.find(b"\0", 0, end) < 0:
+            block = _scan_fast(np.frombuffer(buffer, np.uint8, end), self.header, buffer)
+        starts, labels = block or self._scan_slowly(bytes(buffer[:end]))
+        if len(starts):
+            self.num_samples += len(starts)
+            yield ScanBlock(offsets=starts.astype(np.uint64) + np.uint64(position), labels=labels)
+
+    def _scan_slowly(self, block: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+        starts: list[int] = []
+        labels: list[int] = []
+        label_column = self.header.label_column
+        start = 0
+        for number, line in enumerate(block[:-1].split(b"\n")):
+            blank = self.header.dialect is not Dialect.NATIVE and not line.strip()
+            if self._ended_by_blank_line and not blank:
+                raise self._error(number - 1, "is blank, and samples follow. Delete the blank line")
+            self._ended_by_blank_line = blank
+            if not blank:
+                if len(line) > MAX_LINE_BYTES:
+                    raise self._error(number, _TOO_LONG)
+                try:
+                    cells = parse_line(self.header, line)
+                except ValueError as error:
+                    raise self._error(number, str(error)) from error
+                starts.append(start)
+                if label_column is not None:
+                    label = cells[label_column]
+                    assert isinstance(label, int)
+                    labels.append(label)
+            start += len(line) + 1
+        return np.array(starts, np.int64), None if label_column is None else np.array(labels, np.int64)
+
+    def _error(self, number_in_block: int, cause: str) -> IndexFormatError:
+        number = self.header.num_lines + self.num_samples + number_in_block + 1
+        return IndexFormatError(f"{self.path}:{number}: {cause}")
+
+
+_TOO_LONG = f"is longer than {MAX_LINE_BYTES} bytes, the limit of a line. Is this file an index?"
+_Scanned = tuple[NDArray[np.int64], NDArray[np.int64] | None] | None
+
+
+def _scan_fast(text: NDArray[np.uint8], header: Header, buffer: bytearray) -> _Scanned:
+    """Return line starts and labels of the lines in `text`, or None where a closer look is needed."""
+    if header.dialect is Dialect.BLANKS:
+        return _scan_blanks(text, header)
+    separator = _COMMA if header.dialect is Dialect.COMMA else _TAB
+    if separator == _COMMA and buffer.find(b'"', 0, len(text)) >= 0:
+        return None
+    if header.dialect is Dialect.NATIVE and buffer.find(b"\\", 0, len(text)) >= 0:
+        return None
+    num_columns = len(header.columns)
+    ends = np.flatnonzero((text == _NEWLINE) | (text == separator))
+    if ends.size % num_columns:
+        return None
+    ends = ends.reshape(-1, num_columns)
+    if (text[ends[:, -1]] != _NEWLINE).any() or (text[ends[:, :-1]] == _NEWLINE).any():
+        return None  # too few or too many cells somewhere
+    starts = _line_starts(ends[:, -1])
+    returns = _carriage_returns(text, starts, ends[:, -1])
+    if returns is not None:
+        if header.dialect is Dialect.NATIVE:
+            return None
+        ends[:, -1] -= returns
+    if (ends[:, -1] - starts).max() > MAX_LINE_BYTES:
+        return None
+    if header.dialect is not Dialect.NATIVE and (text[starts] <= _BLANK).any():
+        return None  # perhaps a blank line
+    labels = None
+    for number, column in enumerate(header.columns):
+        first = starts if number == 0 else ends[:, number - 1] + 1
+        end = ends[:, number]
+        match column.type:
+            case ColumnType.PATH:
+                fine = bool((first < end).all())
+            case ColumnType.SPAN:
+                fine = _are_spans(text, first, end)
+            case ColumnType.INT:
+                values = _parse_integers(text, first, end)
+                fine = values is not None
+                if number == header.label_column:
+                    labels = values
+            case ColumnType.STR:
+                fine = True
+            case _:
+                fine = False
+        if not fine:
+            return None
+    return starts, labels
+
+
+def _scan_blanks(text: NDArray[np.uint8], header: Header) -> _Scanned:
+    ends = np.flatnonzero(text == _NEWLINE)
+    starts = _line_starts(ends)
+    returns = _carriage_returns(text, starts, ends)
+    if returns is not None:
+        ends = ends - returns
+    if (starts >= ends).any() or (ends - starts).max() > MAX_LINE_BYTES:
+        return None
+    if (text[starts] <= _BLANK).any() or (text[ends - 1] <= _BLANK).any():
+        return None
+    if len(header.columns) == 1:
+        return starts, None
+    blanks = np.flatnonzero((text == _BLANK) | (text == _TAB))
+    last = np.searchsorted(blanks, ends) - 1
+    if not blanks.size or (blanks[last] <= starts).any() or (last < 0).any():
+        return None
+    labels = _parse_integers(text, blanks[last] + 1, ends)
+    return None if labels is None else (starts, labels)
+
+
+def _line_starts(line_ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    starts = np.empty_like(line_ends)
+    starts[0] = 0
+    starts[1:] = line_ends[:-1] + 1
+    return starts
+
+
+def _carriage_returns(
+    text: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> NDArray[np.bool_] | None:
+    """Return which lines end with a carriage return, or None where none does."""
+    returns = (text[ends - 1] == _CR) & (ends > starts)
+    return returns if returns.any() else None
+
+
+def _parse_integers(
+    text: NDArray[np.uint8], first: NDArray[np.int64], end: NDArray[np.int64], *, signed: bool = True
+) -> NDArray[np.int64] | None:
+    """Return the integers written at `text[first:end]`, or None where one of them is none, or a long one."""
+    negative = text[first] == _MINUS if signed else np.zeros(len(first), np.bool_)
+    first = first + negative
+    lengths = end - first
+    if lengths.min() < 1 or lengths.max() > _MAX_FAST_DIGITS:
+        return None
+    values = np.zeros(len(first), np.int64)
+    for place in range(int(lengths.max())):
+        digits = text[np.maximum(end - 1 - place, first)] - np.uint8(ord("0"))
+        if (digits > 9).any():
+            return None
+        values += np.where(lengths > place, digits, 0) * np.int64(10**place)
+    return np.where(negative, -values, values)
+
+
+def _are_spans(text: NDArray[np.uint8], first: NDArray[np.int64], end: NDArray[np.int64]) -> bool:
+    """Whether every cell `text[first:end]` is a span OFFSET+LENGTH@PATH."""
+    plus = np.append(np.flatnonzero(text == ord("+")), text.size)
+    at = np.append(np.flatnonzero(text == ord("@")), text.size)
+    plus = plus[np.searchsorted(plus, first)]
+    at = at[np.searchsorted(at, first)]
+    return bool(
+        ((plus < at) & (at + 1 < end)).all()
+        and _parse_integers(text, first, plus, signed=False) is not None
+        and _parse_integers(text, plus + 1, at, signed=False) is not None
+    )

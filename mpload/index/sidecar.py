@@ -1,0 +1,297 @@
+"""The sidecar of an index text: an Arrow IPC file that says where each line starts, and its label.
+
+It is derived and disposable: built in one pass and constant memory, published by a rename, rebuilt when the text changed.
+Columns: `offset: uint64`, `label: int64` where the text has a label column, `nbytes: int64` where sizes were asked for.
+Uncompressed record batches of 2**20 rows, so that a column's rows lie at regular places of the file. This module is the
+only reader of pyarrow: it finds those places once, and every process maps them with NumPy (`mpload.index.mapped`).
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import platformdirs
+import pyarrow as pa
+from filelock import FileLock, Timeout
+from numpy.typing import NDArray
+
+from mpload.errors import SidecarError
+from mpload.index.columns import format_columns
+from mpload.index.mapped import BATCH_ROWS, ColumnPlace, SidecarLayout
+from mpload.index.scan import Scan
+from mpload.index.text import Header
+
+__all__ = ["SIDECAR_VERSION", "Progress", "TextStamp", "ensure_sidecar", "find_sidecar", "rewrite_sidecar"]
+
+SIDECAR_VERSION = 1
+_LOCK_SECONDS = 3600.0
+_TYPES = {"offset": pa.uint64(), "label": pa.int64(), "nbytes": pa.int64()}
+
+Progress = Callable[[int], None]
+"""Told now and then how many samples are done."""
+
+_Rows = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextStamp:
+    """What tells one state of a text file from another without reading it."""
+
+    num_bytes: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, file: Path | int) -> "TextStamp":
+        """Return the stamp of a path or an open descriptor."""
+        status = os.stat(file)
+        return cls(num_bytes=status.st_size, mtime_ns=status.st_mtime_ns)
+
+
+def find_sidecar(text: Path, header: Header) -> SidecarLayout | None:
+    """Return the layout of a sidecar that fits `text` as it is now, or None."""
+    for path in _places(text):
+        with contextlib.suppress(SidecarError, FileNotFoundError):
+            return _locate(path, text, header)
+    return None
+
+
+def ensure_sidecar(text: Path, header: Header, *, progress: Progress | None = None) -> SidecarLayout:
+    """Return the layout of the sidecar of `text`, which is built where there is none that fits.
+
+    Process: of several processes that come at once on a machine, one builds and the others wait.
+
+    Raises:
+        IndexFormatError: a line of the text breaks the format.
+        SidecarError: no sidecar can be written, beside the text or in the cache folder.
+    """
+    if (found := find_sidecar(text, header)) is not None:
+        return found
+    with _lock(text):
+        if (found := find_sidecar(text, header)) is not None:
+            return found
+        scan = Scan(path=text, header=header)
+        return _publish(text, header, _rows_of(scan), lambda: (scan.num_samples, scan.digest), progress)
+
+
+def rewrite_sidecar(
+    text: Path,
+    header: Header,
+    rows: Iterable[_Rows],
+    *,
+    num_samples: int,
+    digest: str,
+    progress: Progress | None = None,
+) -> SidecarLayout:
+    """Publish a sidecar with other columns for a text whose number of samples and digest are known."""
+    with _lock(text):
+        return _publish(text, header, rows, lambda: (num_samples, digest), progress)
+
+
+def _rows_of(scan: Scan) -> Iterator[_Rows]:
+    for block in scan:
+        yield {"offset": block.offsets} | ({} if block.labels is None else {"label": block.labels})
+
+
+def _places(text: Path) -> list[Path]:
+    """Return where a sidecar may lie: beside the text, else in the user's cache folder."""
+    name = hashlib.blake2b(os.fsencode(text.absolute()), digest_size=16).hexdigest()
+    return [text.with_name(text.name + ".mpx"), platformdirs.user_cache_path("mpload") / "sidecars" / f"{name}.mpx"]
+
+
+@contextlib.contextmanager
+def _lock(text: Path) -> Iterator[None]:
+    # Not beside the text: flock wants a file that stays, and a rename makes a race between machines harmless.
+    folder = platformdirs.user_cache_path("mpload") / "locks"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / _places(text)[1].with_suffix(".lock").name, timeout=_LOCK_SECONDS)
+        lock.acquire()
+    except Timeout as error:
+        raise SidecarError(
+            f"{text}: another process has been building the sidecar for {_LOCK_SECONDS:.0f} s"
+        ) from error
+    except OSError:  # no place for locks: build twice rather than not at all
+        yield
+        return
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _publish(
+    text: Path,
+    header: Header,
+    rows: Iterable[_Rows],
+    totals: Callable[[], tuple[int, str]],
+    progress: Progress | None,
+) -> SidecarLayout:
+    stamp = TextStamp.of(text)
+    refused: list[OSError] = []
+    for path in _places(text):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+            unfinished.touch(exist_ok=False)
+        except OSError as error:  # read-only, or no right to write there
+            refused.append(error)
+            continue
+        try:
+            _write(unfinished, header, stamp, rows, totals, progress)
+            if TextStamp.of(text) != stamp:
+                raise SidecarError(f"{text}: changed while its sidecar was being built. Try again when it is finished")
+            unfinished.replace(path)
+        except OSError as error:
+            raise SidecarError(
+                f"{path}: the sidecar cannot be written: {error.strerror or error}. It takes 16 bytes a sample; "
+                "make room there, or put the index on another disk"
+            ) from error
+        finally:
+            unfinished.unlink(missing_ok=True)
+        return _locate(path, text, header)
+    raise SidecarError(
+        f"{text}: no place for its sidecar ({'; '.join(map(str, refused))}). "
+        "Make the folder writable, or set XDG_CACHE_HOME to a folder that is"
+    )
+
+
+def _write(
+    path: Path,
+    header: Header,
+    stamp: TextStamp,
+    rows: Iterable[_Rows],
+    totals: Callable[[], tuple[int, str]],
+    progress: Progress | None,
+) -> None:
+    """Write the file. Number of samples and digest are known at the end only: they are patched in, over a token."""
+    token = secrets.token_hex(42)  # as long as 20 digits and 64 of hex
+    metadata = {
+        "mpload.version": str(SIDECAR_VERSION),
+        "mpload.totals": token,
+        "mpload.text": json.dumps({"num_bytes": stamp.num_bytes, "mtime_ns": stamp.mtime_ns}),
+        "mpload.columns": format_columns(header.columns),
+        "mpload.root": header.root or "",
+        "mpload.classes": json.dumps(header.classes),
+    }
+    with path.open("wb") as file:
+        writer = None
+        done = 0
+        for batch in _regroup(rows):
+            if writer is None:
+                fields = [pa.field(name, _TYPES[name], nullable=False) for name in batch]
+                schema = pa.schema(fields, metadata={k: v.encode("utf-8", "replace") for k, v in metadata.items()})
+                writer = pa.ipc.new_file(file, schema)
+            writer.write_batch(pa.record_batch([pa.array(values) for values in batch.values()], schema=schema))
+            done += len(batch["offset"])
+            if progress is not None:
+                progress(done)
+        assert writer is not None, "a text without samples does not come this far"
+        writer.close()
+    num_samples, digest = totals()
+    _patch(path, token.encode(), f"{num_samples:020d}{digest:0>64}".encode())
+
+
+def _regroup(rows: Iterable[_Rows]) -> Iterator[_Rows]:
+    """Yield the rows in groups of exactly `BATCH_ROWS`, but for the last."""
+    buffer: _Rows = {}
+    filled = 0
+    for block in rows:
+        if not buffer:
+            buffer = {name: np.empty(BATCH_ROWS, values.dtype) for name, values in block.items()}
+        start = 0
+        while start < len(block["offset"]):
+            count = min(len(block["offset"]) - start, BATCH_ROWS - filled)
+            for name, values in block.items():
+                buffer[name][filled : filled + count] = values[start : start + count]
+            start += count
+            filled += count
+            if filled == BATCH_ROWS:
+                yield buffer
+                filled = 0
+    if filled:
+        yield {name: values[:filled] for name, values in buffer.items()}
+
+
+def _patch(path: Path, token: bytes, value: bytes) -> None:
+    """Replace `token` in the schema, which an Arrow file holds at its start and again at its end."""
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        for window in (1 << 16, size):
+            length = min(window, size)
+            places = set()
+            for start in (0, size - length):
+                file.seek(start)
+                data = file.read(length)
+                places |= {start + at for at in _find_all(data, token)}
+            if len(places) >= 2:
+                break
+        for place in places:
+            file.seek(place)
+            file.write(value)
+
+
+def _find_all(data: bytes, token: bytes) -> Iterator[int]:
+    at = data.find(token)
+    while at >= 0:
+        yield at
+        at = data.find(token, at + 1)
+
+
+def _locate(path: Path, text: Path, header: Header) -> SidecarLayout:
+    """Find the columns in the file, and check that it belongs to `text` as it is."""
+    try:
+        with pa.memory_map(str(path)) as source:
+            return _read(path, source.read_buffer(), text, header)
+    except (pa.ArrowException, KeyError, ValueError, TypeError) as error:
+        raise SidecarError(f"{path}: is no sidecar, or a broken one: {error}. It is rebuilt from the text") from error
+
+
+def _read(path: Path, buffer: pa.Buffer, text: Path, header: Header) -> SidecarLayout:
+    reader = pa.ipc.open_file(pa.BufferReader(buffer))
+    metadata = {key.decode(): value.decode("utf-8") for key, value in (reader.schema.metadata or {}).items()}
+    if metadata["mpload.version"] != str(SIDECAR_VERSION):
+        raise SidecarError(f"{path}: has version {metadata['mpload.version']}, not {SIDECAR_VERSION}")
+    stamp = TextStamp(**json.loads(metadata["mpload.text"]))
+    if stamp != TextStamp.of(text) or metadata["mpload.columns"] != format_columns(header.columns):
+        raise SidecarError(f"{path}: belongs to another state of {text}")
+    num_samples = int(metadata["mpload.totals"][:20])
+    num_full, rest = divmod(num_samples, BATCH_ROWS)
+    if num_samples < 1 or reader.num_record_batches != num_full + bool(rest):
+        raise SidecarError(f"{path}: has {reader.num_record_batches} record batches for {num_samples} samples")
+    names = reader.schema.names
+    if any(reader.schema.field(name).type != _TYPES[name] for name in names) or "offset" not in names:
+        raise SidecarError(f"{path}: has columns {reader.schema}")
+    if ("label" in names) != (header.label_column is not None):
+        raise SidecarError(f"{path}: has labels where the text has none, or none where it has")
+
+    def starts(number: int) -> dict[str, int]:
+        batch = reader.get_batch(number)
+        if batch.num_rows != (BATCH_ROWS if number < num_full else rest) or any(c.null_count for c in batch.columns):
+            raise SidecarError(f"{path}: record batch {number} has {batch.num_rows} rows")
+        return {name: batch.column(name).buffers()[1].address - buffer.address for name in names}
+
+    first = starts(0)
+    last = starts(num_full) if rest else dict.fromkeys(names, 0)
+    second = starts(1) if num_full > 1 else first
+    strides = {name: second[name] - first[name] for name in names}
+    if num_full > 1 and starts(num_full - 1) != {n: first[n] + (num_full - 1) * strides[n] for n in names}:
+        raise SidecarError(f"{path}: its record batches do not lie at regular places")
+    return SidecarLayout(
+        path=path,
+        file_bytes=buffer.size,
+        num_samples=num_samples,
+        digest=metadata["mpload.totals"][20:],
+        columns={
+            name: ColumnPlace(
+                dtype=str(_TYPES[name]), first_bytes=first[name], stride_bytes=strides[name], last_bytes=last[name]
+            )
+            for name in names
+        },
+    )

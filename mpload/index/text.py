@@ -1,0 +1,340 @@
+r"""The text of an index: one line a sample, and directives above them.
+
+```
+#mpload 1
+#root ../train
+#columns image:path label:int
+#classes cat<TAB>dog
+cats/1.jpg<TAB>0
+```
+
+Cells are separated by TAB. In a cell `\t`, `\n`, `\r` and `\\` stand for TAB, newline, carriage return and backslash,
+and `\#` for a `#` that would otherwise make the first line look like a directive. Bytes that are no UTF-8 survive
+(surrogateescape). A file that does not start with `#mpload` is a plain list, as people have them: `path label`,
+separated by TAB, by comma (`.csv`, quoted or not, with a header row or none) or by the last run of blanks.
+"""
+
+import csv
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import BinaryIO
+
+from mpload.errors import ArgumentError, IndexFormatError
+from mpload.index.columns import Cell, Column, ColumnType, LmdbValue, Span, format_columns, parse_columns
+from mpload.units import KIB, MIB
+
+__all__ = [
+    "FORMAT_VERSION",
+    "MAX_LINE_BYTES",
+    "Dialect",
+    "Header",
+    "format_header",
+    "format_line",
+    "parse_line",
+    "read_header",
+]
+
+FORMAT_VERSION = 1
+MAX_LINE_BYTES = 256 * KIB
+_MAX_DIRECTIVE_BYTES = 16 * MIB  # 20 thousand class names take less than 1 MB
+
+_INTEGER = re.compile(r"-?\d{1,19}")
+_ESCAPES = str.maketrans({"\t": r"\t", "\n": r"\n", "\r": r"\r", "\\": r"\\"})
+_ESCAPE = re.compile(r"\\(.?)", re.DOTALL)
+_UNESCAPED = {"t": "\t", "n": "\n", "r": "\r", "\\": "\\", "#": "#"}
+_PATH_NAMES = frozenset(
+    {"path", "file", "image", "img", "filename", "file_name", "filepath", "file_path", "image_path"}
+)
+_HEADER_NAMES = _PATH_NAMES | {"label", "class", "target", "class_id", "label_id"}
+
+
+class Dialect(StrEnum):
+    """How the cells of a line are separated."""
+
+    NATIVE = "native"
+    TAB = "tab"
+    COMMA = "comma"
+    BLANKS = "blanks"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What stands above the samples of an index text, or what a plain list implies."""
+
+    columns: tuple[Column, ...]
+    dialect: Dialect = Dialect.NATIVE
+    root: str | None = None
+    """The declared root: a path, relative to the index's folder, or a URL. None: not declared."""
+    classes: tuple[str, ...] = ()
+    body_bytes: int = 0
+    """Where the first sample's line starts."""
+    num_lines: int = 0
+    """Lines above the first sample."""
+
+    @property
+    def label_column(self) -> int | None:
+        """The column of class numbers: the integer column named `label`, else the first integer column."""
+        integers = [number for number, column in enumerate(self.columns) if column.type is ColumnType.INT]
+        named = [number for number in integers if self.columns[number].name == "label"]
+        return (named or integers or [None])[0]
+
+
+def read_header(path: Path) -> Header:
+    """Read the directives of the index at `path`, or work out how a plain list is laid out.
+
+    Raises:
+        IndexFormatError: a directive is unknown, malformed or missing, or the file holds no sample.
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        if file.read(7) == b"#mpload":
+            file.seek(0)
+            return _read_directives(path, file)
+        file.seek(0)
+        return _sniff(path, file.read(2 * MAX_LINE_BYTES))
+
+
+def format_header(*, columns: tuple[Column, ...], root: str | None = None, classes: Sequence[str] = ()) -> bytes:
+    """Write the directives of an index text."""
+    lines = [f"#mpload {FORMAT_VERSION}"]
+    if root is not None:
+        lines.append(f"#root {_escape(root)}")
+    lines.append(f"#columns {format_columns(columns)}")
+    if classes:
+        lines.append("#classes " + "\t".join(map(_escape, classes)))
+    return "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
+
+
+def format_line(cells: Sequence[Cell]) -> bytes:
+    """Write one sample's line, its newline included.
+
+    Raises:
+        ArgumentError: a cell is empty where it must not be, holds a NUL, or the line is too long.
+    """
+    texts = [_escape(str(cell)) for cell in cells]
+    if texts[0].startswith("#"):
+        texts[0] = "\\" + texts[0]
+    line = ("\t".join(texts) + "\n").encode("utf-8", "surrogateescape")
+    if b"\0" in line:
+        raise ArgumentError(f"{cells[0]!r}: a cell must not hold a NUL byte")
+    if line == b"\n":
+        raise ArgumentError("the only cell of a line is empty: a sample needs a path")
+    if len(line) > MAX_LINE_BYTES:
+        raise ArgumentError(
+            f"the line of {texts[0][:80]!r} has {len(line)} bytes; at most {MAX_LINE_BYTES} are allowed"
+        )
+    return line
+
+
+def parse_line(header: Header, line: bytes) -> list[Cell]:
+    """Read one line, without its newline, into a cell per column.
+
+    Raises:
+        ValueError: the line breaks the format. The message says how; where, the caller knows.
+    """
+    if b"\0" in line:
+        raise ValueError("holds a NUL byte. Is this file text in UTF-8?")
+    texts = _SPLIT[header.dialect](header, line)
+    if len(texts) != len(header.columns):
+        raise ValueError(
+            f"has {len(texts)} {'cell' if len(texts) == 1 else 'cells'}, where columns "
+            f"'{format_columns(header.columns)}' want {len(header.columns)}"
+        )
+    return [_READ[column.type](column, text) for column, text in zip(header.columns, texts, strict=True)]
+
+
+def _read_directives(path: Path, file: BinaryIO) -> Header:
+    found: dict[str, str] = {}
+    body_bytes = 0
+    number = 0
+    while (raw := file.readline(_MAX_DIRECTIVE_BYTES)).startswith(b"#"):
+        number += 1
+        body_bytes += len(raw)
+        if len(raw) == _MAX_DIRECTIVE_BYTES:
+            raise IndexFormatError(f"{path}:{number}: the directive is longer than {_MAX_DIRECTIVE_BYTES} bytes")
+        line = raw.removesuffix(b"\n").decode("utf-8", "surrogateescape")
+        if line.endswith("\r"):
+            raise IndexFormatError(f"{path}:{number}: {_CRLF}")
+        name, _, value = line[1:].partition(" ")
+        if name not in {"mpload", "root", "columns", "classes"} or name in found:
+            what = "stands twice" if name in found else "is unknown; known are mpload, root, columns, classes"
+            raise IndexFormatError(
+                rf"{path}:{number}: directive '#{name}' {what}. A path that starts with '#' is written '\#...'"
+            )
+        found[name] = value
+    try:
+        version = found["mpload"].strip()
+        if version != str(FORMAT_VERSION):
+            raise ValueError(
+                f"index format {version!r} is not {FORMAT_VERSION}, the one this mpload reads. Update mpload"
+            )
+        if "columns" not in found:
+            raise ValueError("no '#columns' directive. Add one, such as: #columns image:path label:int")
+        header = Header(
+            columns=parse_columns(found["columns"]),
+            root=_unescape(found["root"]) if "root" in found else None,
+            classes=tuple(map(_unescape, found["classes"].split("\t"))) if "classes" in found else (),
+            body_bytes=body_bytes,
+            num_lines=number,
+        )
+    except ValueError as error:
+        raise IndexFormatError(f"{path}: {error}") from error
+    if not raw:
+        raise IndexFormatError(f"{path}: {_EMPTY}")
+    return header
+
+
+def _sniff(path: Path, head: bytes) -> Header:
+    position = 3 if head.startswith(b"\xef\xbb\xbf") else 0
+    num_lines = 0
+    while head.startswith((b"# ", b"#\n", b"#\r\n"), position):  # comments
+        end = head.find(b"\n", position)
+        position = end + 1 if end >= 0 else len(head)
+        num_lines += 1
+    first, _, rest = head[position:].partition(b"\n")
+    if not head[position:].strip():
+        raise IndexFormatError(f"{path}: {_EMPTY}")
+    if b"\0" in first:
+        raise IndexFormatError(f"{path}:{num_lines + 1}: holds a NUL byte. Is this file text in UTF-8?")
+    if path.suffix.lower() == ".csv":
+        dialect = Dialect.COMMA
+    elif b"\t" in first.strip():
+        dialect = Dialect.TAB
+    else:
+        dialect = Dialect.BLANKS
+    if dialect is Dialect.BLANKS:
+        words = first.rsplit(None, 1)
+        with_label = len(words) == 2 and _INTEGER.fullmatch(words[1].decode("utf-8", "surrogateescape"))
+        columns = parse_columns("image:path label:int" if with_label else "image:path")
+        return Header(columns=columns, dialect=dialect, body_bytes=position, num_lines=num_lines)
+    split = _SPLIT[dialect]
+    empty = Header(columns=(), dialect=dialect)
+    try:
+        texts = split(empty, first)
+        names: list[str] = []
+        if not _HEADER_NAMES.isdisjoint(text.strip().lower() for text in texts):
+            names = [re.sub(r"\W+|^(?=\d)", "_", text.strip()) or f"column{n}" for n, text in enumerate(texts, 1)]
+            position += len(first) + 1
+            num_lines += 1
+            texts = split(empty, rest.partition(b"\n")[0])
+            if not rest.strip():
+                raise ValueError(_EMPTY)
+        columns = _guess_columns(names or ["image", "label", *(f"column{n}" for n in range(3, len(texts) + 1))], texts)
+    except ValueError as error:
+        raise IndexFormatError(f"{path}:{num_lines + 1}: {error}") from error
+    return Header(columns=columns, dialect=dialect, body_bytes=position, num_lines=num_lines)
+
+
+def _guess_columns(names: list[str], texts: list[str]) -> tuple[Column, ...]:
+    """Give each column of a plain list the type of its first cell; one of them is the path."""
+    paths = [number for number, name in enumerate(names) if name.lower() in _PATH_NAMES] or [0]
+    types = []
+    for number, text in enumerate(texts):
+        if number == paths[0]:
+            types.append(ColumnType.PATH)
+        elif _INTEGER.fullmatch(text):
+            types.append(ColumnType.INT)
+        else:
+            types.append(ColumnType.FLOAT if _is_float(text) else ColumnType.STR)
+    return parse_columns(" ".join(f"{name}:{kind}" for name, kind in zip(names, types, strict=False)))
+
+
+def _split_native(header: Header, line: bytes) -> list[str]:  # noqa: ARG001  one signature for all dialects
+    text = line.decode("utf-8", "surrogateescape")
+    if text.endswith("\r"):
+        raise ValueError(_CRLF)
+    return [_unescape(cell) for cell in text.split("\t")] if "\\" in text else text.split("\t")
+
+
+def _split_tab(header: Header, line: bytes) -> list[str]:  # noqa: ARG001
+    return line.removesuffix(b"\r").decode("utf-8", "surrogateescape").split("\t")
+
+
+def _split_comma(header: Header, line: bytes) -> list[str]:  # noqa: ARG001
+    text = line.removesuffix(b"\r").decode("utf-8", "surrogateescape")
+    if '"' not in text:
+        return [cell.strip() for cell in text.split(",")]
+    if text.count('"') % 2:
+        raise ValueError("a quote is left open; a sample is one line, so a quoted cell cannot hold a newline")
+    try:
+        return next(csv.reader([text], strict=True, skipinitialspace=True))
+    except csv.Error as error:
+        raise ValueError(f"is no CSV: {error}") from error
+
+
+def _split_blanks(header: Header, line: bytes) -> list[str]:
+    text = line.strip(b" \t\r\v\f").decode("utf-8", "surrogateescape")
+    return [text] if len(header.columns) == 1 else re.split(r"[ \t]+(?=[^ \t]*\Z)", text)
+
+
+_SPLIT: dict[Dialect, Callable[[Header, bytes], list[str]]] = {
+    Dialect.NATIVE: _split_native,
+    Dialect.TAB: _split_tab,
+    Dialect.COMMA: _split_comma,
+    Dialect.BLANKS: _split_blanks,
+}
+
+
+def _read_path(column: Column, text: str) -> str:
+    if not text:
+        raise ValueError(f"cell {column} is empty")
+    return text
+
+
+def _read_int(column: Column, text: str) -> int:
+    if not _INTEGER.fullmatch(text) or not -(1 << 63) <= int(text) < 1 << 63:
+        raise ValueError(
+            f"{column.name} {text[:80]!r} is not an integer (column {column}). "
+            f"Fix the line, or declare {column.name}:str in #columns"
+        )
+    return int(text)
+
+
+def _is_float(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return "_" not in text
+
+
+def _read_float(column: Column, text: str) -> float:
+    if not _is_float(text):
+        raise ValueError(
+            f"{column.name} {text[:80]!r} is not a number (column {column}). "
+            f"Fix the line, or declare {column.name}:str in #columns"
+        )
+    return float(text)
+
+
+_READ: dict[ColumnType, Callable[[Column, str], Cell]] = {
+    ColumnType.PATH: _read_path,
+    ColumnType.SPAN: lambda _, text: Span.parse(text),
+    ColumnType.LMDB: lambda _, text: LmdbValue.parse(text),
+    ColumnType.INT: _read_int,
+    ColumnType.FLOAT: _read_float,
+    ColumnType.STR: lambda _, text: text,
+}
+
+
+def _escape(text: str) -> str:
+    return text.translate(_ESCAPES)
+
+
+def _unescape(text: str) -> str:
+    def one(match: re.Match[str]) -> str:
+        try:
+            return _UNESCAPED[match[1]]
+        except KeyError:
+            raise ValueError(
+                rf"{match[0]!r} is no escape; in a cell only \t, \n, \r, \\ and \# are. Write a backslash as \\"
+            ) from None
+
+    return _ESCAPE.sub(one, text)
+
+
+_CRLF = "ends with CRLF, where an index has plain newlines. Convert it: sed -i 's/\\r$//' FILE"
+_EMPTY = "holds no sample . Make an index: mpload index FOLDER -o train.txt"
