@@ -66,8 +66,8 @@ class SidecarLayout:
 class MappedColumn:
     """A read-only column of one number a sample, in the page cache: array-like, never copied as a whole.
 
-    `column[i]`, `column[a:b]` and `column[ids]` give NumPy values; `np.asarray(column)` is a view while the index has at
-    most 2**20 samples, and a copy (8 bytes a sample) beyond; `blocks()` walks any number of them without one.
+    `column[i]`, `column[a:b]` and `column[ids]` give NumPy values; `np.asarray(column)` is a view while the index has
+    at most 2**20 samples, and a copy (8 bytes a sample) beyond; `blocks()` walks any number of them without one.
 
     Memory: page cache only, shared by all processes of the machine.
     """
@@ -120,7 +120,8 @@ class MappedColumn:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         blocks = list(self.blocks())
         if len(blocks) == 1:
-            return np.array(blocks[0], dtype=dtype, copy=copy)
+            block: NDArray[Any] = np.array(blocks[0], dtype=dtype, copy=copy)
+            return block
         if copy is False:
             raise ValueError(
                 f"a column of {len(self)} rows lies in {len(blocks)} pieces: use blocks(), or allow a copy"
@@ -162,7 +163,7 @@ class SidecarMap:
         return MappedColumn(full=full, last=last)
 
     def forget(self, touched_bytes: int) -> None:
-        """Note that about `touched_bytes` more of the map were read, and unmap what was touched if it is much by now."""
+        """Note that about `touched_bytes` more were read, and unmap what was touched if it is much by now."""
         self._touched_bytes += touched_bytes
         if self._touched_bytes > _RESIDENT_BYTES and hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)

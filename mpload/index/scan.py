@@ -45,7 +45,7 @@ class Scan:
     num_samples: int = field(default=0, init=False)
     num_bytes: int = field(default=0, init=False)
     """Bytes of the text read so far."""
-    _hash: "hashlib._Hash" = field(default_factory=lambda: hashlib.blake2b(digest_size=32), init=False)
+    _hash: hashlib.blake2b = field(default_factory=lambda: hashlib.blake2b(digest_size=32), init=False)
     _ended_by_blank_line: bool = field(default=False, init=False)
 
     @property
@@ -140,10 +140,10 @@ def _scan_fast(text: NDArray[np.uint8], header: Header, buffer: bytearray) -> _S
     if header.dialect is Dialect.NATIVE and buffer.find(b"\\", 0, len(text)) >= 0:
         return None
     num_columns = len(header.columns)
-    ends = np.flatnonzero((text == _NEWLINE) | (text == separator))
-    if ends.size % num_columns:
+    separators = np.flatnonzero((text == _NEWLINE) | (text == separator))
+    if separators.size % num_columns:
         return None
-    ends = ends.reshape(-1, num_columns)
+    ends = separators.reshape(-1, num_columns)
     if (text[ends[:, -1]] != _NEWLINE).any() or (text[ends[:, :-1]] == _NEWLINE).any():
         return None  # too few or too many cells somewhere
     starts = _line_starts(ends[:, -1])

@@ -1,6 +1,7 @@
 """The sidecar of an index text: an Arrow IPC file that says where each line starts, and its label.
 
-It is derived and disposable: built in one pass and constant memory, published by a rename, rebuilt when the text changed.
+It is derived and disposable: built in one pass and constant memory, published by a rename, rebuilt when the text has
+changed.
 Columns: `offset: uint64`, `label: int64` where the text has a label column, `nbytes: int64` where sizes were asked for.
 Uncompressed record batches of 2**20 rows, so that a column's rows lie at regular places of the file. This module is the
 only reader of pyarrow: it finds those places once, and every process maps them with NumPy (`mpload.index.mapped`).
@@ -50,7 +51,7 @@ class TextStamp:
     @classmethod
     def of(cls, file: Path | int) -> "TextStamp":
         """Return the stamp of a path or an open descriptor."""
-        status = os.stat(file)
+        status = os.stat(file)  # noqa: PTH116  descriptors too
         return cls(num_bytes=status.st_size, mtime_ns=status.st_mtime_ns)
 
 
@@ -275,7 +276,8 @@ def _read(path: Path, buffer: pa.Buffer, text: Path, header: Header) -> SidecarL
         batch = reader.get_batch(number)
         if batch.num_rows != (BATCH_ROWS if number < num_full else rest) or any(c.null_count for c in batch.columns):
             raise SidecarError(f"{path}: record batch {number} has {batch.num_rows} rows")
-        return {name: batch.column(name).buffers()[1].address - buffer.address for name in names}
+        rows = {name: batch.column(name).buffers()[1] for name in names}
+        return {name: values.address - buffer.address for name, values in rows.items() if values is not None}
 
     first = starts(0)
     last = starts(num_full) if rest else dict.fromkeys(names, 0)

@@ -79,7 +79,7 @@ class Header:
         """The column of class numbers: the integer column named `label`, else the first integer column."""
         integers = [number for number, column in enumerate(self.columns) if column.type is ColumnType.INT]
         named = [number for number in integers if self.columns[number].name == "label"]
-        return (named or integers or [None])[0]
+        return next(iter(named or integers), None)
 
 
 def read_header(path: Path) -> Header:

@@ -1,0 +1,291 @@
+"""`MPDataset`: an index as an iterable dataset, for a stock DataLoader or none."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from mpload.decode import ImageDecoder
+from mpload.errors import ArgumentError, StateError
+from mpload.index.index import Index
+from mpload.index.opening import open_index
+from mpload.order import Order, Sequential, Shuffle, Shuffling
+from mpload.pipeline import Batch, Pipeline
+from mpload.policy import ErrorPolicy
+from mpload.progress import Epoch, SharedProgress
+from mpload.sharding import Plan, State, Tail, Topology
+from mpload.topology import detect_topology
+
+__all__ = ["MPDataset"]
+
+_BLOCK_SAMPLES = 256  # samples yielded one by one are looked up so many at a time
+
+
+class MPDataset(IterableDataset[Any]):
+    """Samples or whole batches of an index, each once per epoch over all ranks and workers.
+
+    With `batch_size` it yields batches, and a DataLoader only carries them: `DataLoader(dataset, batch_size=None,
+    num_workers=W)`; batch k is made by worker k mod W, so the order does not depend on W. Without, it yields samples.
+
+    A batch, or sample, has one value per column of the index, as a tuple (bare where there is one column only):
+
+    - path, span: what `decode` and `transform` made of the bytes. Arrays become tensors, images [H, W, C] in memory are
+      shown as [B, C, H, W] (`channels_last`; a sample: [C, H, W]); arrays of several shapes become a list of tensors.
+    - int: int64 [B]; float: float64 [B]; str: a list. A sample has the plain number or string.
+
+    Args:
+        index: a path for `open_index`, or an `Index`.
+        decode: makes an array of an image's bytes: `ImageDecoder()`, `RandomResizedCrop(224)`, `ResizeCenterCrop(224)`,
+            `RawBytes()`, or any callable `bytes -> array`, with a second parameter `rng` if it wants randomness.
+        transform: a callable on the decoded array, [H, W, C] in and out; an albumentations transform is recognised and
+            seeded per sample; other callables get a generator if they have a parameter `rng`.
+        batch_size: samples of a batch of this rank; None yields samples.
+        tail: what happens where the samples do not fill the last global batch: `"pad"` wraps round to the epoch's first
+            samples, `"drop"` leaves the rest out, `"ragged"` gives every sample exactly once in short or empty batches.
+        shuffle: False, True (which means `Shuffle()`), or an order: `Shuffle()`, `BlockShuffle(...)`, `Sequential()`.
+        seed: of order and randomness, in [0, 2**63).
+        topology: rank and world size; None asks `detect_topology()` when iteration begins.
+        on_error: `"raise"`, `"skip"`, `"substitute"`, or an `ErrorPolicy`.
+
+    Memory: constant in the number of samples, in every process.
+    Process: may be forked and pickled; workers of a DataLoader share the table of epochs with their parent.
+
+    Raises:
+        ArgumentError: an argument breaks a rule.
+        IndexFormatError, SidecarError, OSError: the index cannot be opened.
+    """
+
+    def __init__(
+        self,
+        index: str | os.PathLike[str] | Index,
+        *,
+        decode: Callable[..., Any] | None = None,
+        transform: Callable[..., Any] | None = None,
+        batch_size: int | None = None,
+        tail: Tail | str = Tail.PAD,
+        shuffle: bool | Shuffling = False,
+        seed: int = 0,
+        topology: Topology | None = None,
+        on_error: ErrorPolicy | str = "raise",
+    ) -> None:
+        if batch_size is not None and batch_size < 1:
+            raise ArgumentError(f"batch_size must be at least 1, or None for samples, got {batch_size}")
+        if tail not in list(Tail):
+            raise ArgumentError(f"tail must be one of {', '.join(Tail)}, got {tail!r}")
+        self.index = index if isinstance(index, Index) else open_index(index)
+        self.batch_size = batch_size
+        self.tail = Tail(tail)
+        self.shuffle: Shuffling = (Shuffle() if shuffle else Sequential()) if isinstance(shuffle, bool) else shuffle
+        self._topology = topology
+        self._pipeline = Pipeline(
+            index=self.index,
+            decode=ImageDecoder() if decode is None else decode,
+            transform=transform,
+            policy=ErrorPolicy.of(on_error),
+        )
+        self._order(Epoch(seed=seed, number=0))  # checks the seed
+        self._progress = SharedProgress(seed=seed)
+        self._reading: _EpochIterator | None = None
+
+    @property
+    def topology(self) -> Topology:
+        """Rank and world size, detected at the first use where none was given."""
+        if self._topology is None:
+            self._topology = detect_topology()
+        return self._topology
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration reads."""
+        return self._progress.next.number
+
+    def plan(self) -> Plan:
+        """Return the plan of the next iteration: which positions each batch of this rank holds."""
+        return self._plan(self._progress.next)
+
+    def __len__(self) -> int:
+        """Return the number of batches, or samples, of this rank that the next iteration yields over all workers."""
+        return self.plan().num_batches
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
+        epoch = self._progress.begin(worker=worker, num_workers=num_workers)
+        self._reading = _EpochIterator(self, epoch, worker=worker, num_workers=num_workers)
+        return self._reading
+
+    def set_epoch(self, epoch: int) -> None:
+        """Fix the epoch that the next iteration reads, also in workers that live on.
+
+        Without it each iteration goes on to the next epoch. Naming the epoch that `load_state_dict` has just restored
+        keeps the position in it.
+        """
+        following = self._progress.next
+        if epoch != following.number or self._progress.reader_pid:
+            position = following.position if epoch == following.number else 0
+            wanted = Epoch(seed=following.seed, number=epoch, position=position)
+            self._order(wanted)  # checks the number
+            self._progress.set_next(wanted)
+
+    def state_dict(self, num_batches: int | None = None) -> dict[str, Any]:
+        """Return where the run stands: a few integers and the index's fingerprint, the same on every rank.
+
+        Args:
+            num_batches: how many batches (samples, without `batch_size`) of the current epoch this rank has received.
+                Needed where a DataLoader's workers iterate, since they run ahead; else the dataset counts itself.
+
+        Raises:
+            StateError: workers iterate and `num_batches` is not given.
+        """
+        current = self._progress.current
+        following = self._progress.next
+        if num_batches is not None:
+            if current is None:
+                raise StateError(f"num_batches={num_batches}, but no epoch has been begun")
+            at = self._position_after(current, num_batches)
+        elif current is None:
+            at = following
+        elif self._reading is not None and self._progress.reader_pid == os.getpid():
+            at = self._position_after(current, self._reading.next_batch)
+        else:
+            raise StateError(
+                "the workers of a DataLoader read this dataset, ahead of the batches you have received. Pass "
+                "state_dict(num_batches=received in this epoch), or use torchdata's StatefulDataLoader"
+            )
+        state = State(
+            fingerprint=self.index.fingerprint,
+            order=self.shuffle.spec,
+            seed=at.seed,
+            epoch=at.number,
+            position=at.position,
+        )
+        return state.to_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken, with any number of ranks and workers and any batch size.
+
+        Raises:
+            StateError: the state is malformed, or belongs to another index or order.
+        """
+        epoch = self._restore(state_dict)
+        info = get_worker_info()
+        self._progress.set_next(epoch, worker=None if info is None else info.id)
+        self._reading = None
+
+    def _restore(self, state_dict: Mapping[str, Any]) -> Epoch:
+        state = State.from_dict(state_dict)
+        for what, mine, other in (
+            ("index", self.index.fingerprint, state.fingerprint),
+            ("order", self.shuffle.spec, state.order),
+        ):
+            if mine != other:
+                raise StateError(
+                    f"the state was saved over another {what} ({other}, here {mine}): going on would repeat and skip "
+                    f"samples. Restore it over the same {what}, or begin a new epoch without it"
+                )
+        if state.position > len(self.index):
+            raise StateError(f"position {state.position} lies beyond the {len(self.index)} samples of the index")
+        return Epoch(seed=state.seed, number=state.epoch, position=state.position)
+
+    def _position_after(self, epoch: Epoch, num_batches: int) -> Epoch:
+        position = self._plan(epoch).position_after(num_batches)
+        if num_batches >= self._plan(epoch).num_batches:
+            return Epoch(seed=epoch.seed, number=epoch.number + 1)
+        return Epoch(seed=epoch.seed, number=epoch.number, position=position)
+
+    def _order(self, epoch: Epoch) -> Order:
+        return self.shuffle.order(num_samples=len(self.index), seed=epoch.seed, epoch=epoch.number)
+
+    def _plan(self, epoch: Epoch) -> Plan:
+        return Plan(
+            num_samples=len(self.index),
+            batch_size=self.batch_size or 1,
+            topology=self.topology,
+            tail=self.tail,
+            start=epoch.position,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        _ = self.topology  # a worker process may not see what this one sees
+        return {**self.__dict__, "_reading": None}
+
+
+class _EpochIterator(Iterator[Any]):
+    """One worker's part of one epoch: every `num_workers`-th batch, or sample, of this rank."""
+
+    def __init__(self, dataset: MPDataset, epoch: Epoch, *, worker: int, num_workers: int) -> None:
+        self._dataset = dataset
+        self._worker = worker
+        self._num_workers = num_workers
+        self._begin(epoch, next_batch=worker)
+
+    def _begin(self, epoch: Epoch, *, next_batch: int) -> None:
+        self._epoch = epoch
+        self._plan = self._dataset._plan(epoch)  # noqa: SLF001  two halves of one thing
+        self._order = self._dataset._order(epoch)  # noqa: SLF001
+        self.next_batch = next_batch
+        """Number of the batch, or sample, that comes next."""
+        self._values = self._batches() if self._dataset.batch_size else self._samples()
+
+    def __next__(self) -> Any:
+        return next(self._values)
+
+    def _batches(self) -> Iterator[Any]:
+        pipeline = self._dataset._pipeline  # noqa: SLF001
+        while self.next_batch < self._plan.num_batches:
+            sample_ids = self._order.sample_ids(self._plan.positions(self.next_batch))
+            batch = pipeline.batch(sample_ids, seed=self._epoch.seed, epoch=self._epoch.number)
+            self.next_batch += self._num_workers
+            yield _as_tensors(batch)
+
+    def _samples(self) -> Iterator[Any]:
+        pipeline = self._dataset._pipeline  # noqa: SLF001
+        while self.next_batch < self._plan.num_batches:
+            stop = min(self.next_batch + _BLOCK_SAMPLES * self._num_workers, self._plan.num_batches)
+            numbers = np.arange(self.next_batch, stop, self._num_workers)
+            for record in self._dataset.index.records(self._order.sample_ids(self._plan.single_positions(numbers))):
+                self.next_batch += self._num_workers
+                made = pipeline.sample(record, seed=self._epoch.seed, epoch=self._epoch.number)
+                if made is not None:
+                    yield _bare(tuple(_as_tensor(value) for value in made[1]))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where this worker stands, for torchdata's StatefulDataLoader."""
+        state = State(
+            fingerprint=self._dataset.index.fingerprint,
+            order=self._dataset.shuffle.spec,
+            seed=self._epoch.seed,
+            epoch=self._epoch.number,
+            position=self._epoch.position,
+        )
+        return {"start": state.to_dict(), "next_batch": self.next_batch}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where this worker of as many workers stood."""
+        epoch = self._dataset._restore(state_dict["start"])  # noqa: SLF001
+        self._dataset._progress.enter(epoch, worker=self._worker, num_workers=self._num_workers)  # noqa: SLF001
+        self._begin(epoch, next_batch=state_dict["next_batch"])
+
+
+def _as_tensors(batch: Batch) -> Any:
+    return _bare(
+        tuple(
+            _as_tensor(column) if isinstance(column, np.ndarray) else [_as_tensor(value) for value in column]
+            for column in batch.columns
+        )
+    )
+
+
+def _as_tensor(value: Any) -> Any:
+    """Show an array as a tensor, images [..., H, W, C] as [..., C, H, W]; leave other values as they are."""
+    if not isinstance(value, np.ndarray):
+        return value
+    tensor = torch.from_numpy(value)
+    return tensor.movedim(-1, -3) if value.ndim >= 3 else tensor
+
+
+def _bare(values: tuple[Any, ...]) -> Any:
+    return values[0] if len(values) == 1 else values

@@ -1,0 +1,195 @@
+"""From a record to a sample, and from sample_ids to a batch: read, decode, transform. NumPy only."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpload.augment import SampleRng, adapt_transform
+from mpload.errors import MploadError, SampleError, StorageError
+from mpload.index.columns import Cell, ColumnType, Span
+from mpload.index.index import Index, Record
+from mpload.policy import BadSample, BadSamples, ErrorAction, ErrorPolicy, substitute_for
+from mpload.storage.local import LocalStorage
+from mpload.storage.ranges import ByteRange
+
+__all__ = ["Batch", "Pipeline", "Storage"]
+
+_DECODE, _TRANSFORM = 0, 1  # streams of a sample's randomness
+
+Sample = tuple[Any, ...]
+"""One value per column of the index: what the decoder or transform made of a source, else the cell."""
+
+
+class Storage(Protocol):
+    """Where bytes come from."""
+
+    def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
+        """Return the bytes of each range; raise `StorageError` where they cannot be had."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Samples side by side, column by column.
+
+    A column is an array [n, ...] where its values have one shape (images: uint8 [n, H, W, 3]; int: int64 [n]; float:
+    float64 [n]), else a list of n values (bytes, strings, arrays of various shapes).
+    """
+
+    sample_ids: NDArray[np.int64]
+    """int64 [n]: the samples that are in the batch, after skipping and substituting."""
+    columns: tuple[NDArray[Any] | list[Any], ...]
+
+
+class Pipeline:
+    """What is done to every sample, in whichever process.
+
+    Process: may be pickled and forked; open files and generators are made anew in each process.
+    """
+
+    def __init__(
+        self,
+        *,
+        index: Index,
+        decode: Callable[..., Any],
+        transform: Callable[..., Any] | None = None,
+        policy: ErrorPolicy,
+    ) -> None:
+        self.index = index
+        self.decode = decode
+        self.transform = transform
+        self.policy = policy
+        self._sources = [number for number, column in enumerate(index.columns) if column.type.is_source]
+        self._decode_takes_rng = _takes(decode, "rng")
+        # A decoder that knows its shape writes into the batch; a transform may change the shape.
+        self._shape: tuple[int, ...] | None = getattr(decode, "output_shape", None) if transform is None else None
+        self._start()
+
+    def _start(self) -> None:
+        self._transform = None if self.transform is None else adapt_transform(self.transform)
+        self._storage: Storage = _open_storage(self.index)
+        self._bad = BadSamples(self.policy, index_path=self.index.path)
+        self._rng: SampleRng | None = None
+
+    def batch(self, sample_ids: NDArray[np.int64], *, seed: int, epoch: int) -> Batch:
+        """Make the samples `sample_ids`, int64 [n], of one epoch.
+
+        Raises:
+            SampleError: a sample failed and the policy is to raise, or no substitute for it was any better.
+            TooManyBadSamples: more failed than the policy allows.
+        """
+        outs = [np.empty((len(sample_ids), *self._shape), np.uint8) for _ in self._sources] if self._shape else None
+        made: list[Sample] = []
+        ids: list[int] = []
+        for record in self.index.records(sample_ids):
+            row = None if outs is None else [out[len(made)] for out in outs]
+            if (result := self.sample(record, seed=seed, epoch=epoch, outs=row)) is not None:
+                ids.append(result[0])
+                made.append(result[1])
+        if not made and len(sample_ids):
+            raise SampleError(
+                f"{self.index.path}: all {len(sample_ids)} samples of a batch failed; see the error report"
+            )
+        columns = [
+            _column([sample[number] for sample in made], _DTYPES.get(column.type))
+            for number, column in enumerate(self.index.columns)
+        ]
+        for number, out in zip(self._sources, outs or (), strict=False):
+            columns[number] = out[: len(made)]
+        return Batch(sample_ids=np.array(ids, np.int64), columns=tuple(columns))
+
+    def sample(
+        self, record: Record, *, seed: int, epoch: int, outs: Sequence[NDArray[np.uint8]] | None = None
+    ) -> tuple[int, Sample] | None:
+        """Make one sample: its sample_id and values, or those of its substitute, or None where it is to be skipped."""
+        if self._rng is None or (self._rng.seed, self._rng.epoch) != (seed, epoch):
+            self._rng = SampleRng(seed=seed, epoch=epoch)
+        self._bad.saw(1, epoch=epoch)
+        try:
+            return record.sample_id, self._make(record, self._rng, outs)
+        except Exception as error:  # whatever the user's callables raise meets the policy
+            bad = self._describe(record, error)
+            if self.policy.action is ErrorAction.RAISE:
+                raise SampleError(str(bad)) from error
+            self._bad.add(bad)
+        if self.policy.action is ErrorAction.SKIP:
+            return None
+        candidates = substitute_for(record.sample_id, num_samples=len(self.index), seed=seed, epoch=epoch)
+        for substitute in self.index.records(candidates):
+            try:
+                return substitute.sample_id, self._make(substitute, self._rng, outs)
+            except Exception as error:  # noqa: BLE001  as above
+                self._bad.add(self._describe(substitute, error))
+        raise SampleError(f"{bad}; and so did {len(candidates)} substitutes for it")
+
+    def _make(self, record: Record, rng: SampleRng, outs: Sequence[NDArray[np.uint8]] | None) -> Sample:
+        values: list[Any] = list(record.cells)
+        data = self._storage.read([_range_of(record.cells[number]) for number in self._sources])
+        # Every source of a sample meets the same random numbers: image pairs are cropped and transformed alike.
+        for place, number in enumerate(self._sources):
+            arguments: dict[str, Any] = {}
+            if self._decode_takes_rng:
+                arguments["rng"] = rng.for_sample(record.sample_id, stream=_DECODE)
+            if outs is not None:
+                arguments["out"] = outs[place]
+            value = self.decode(data[place], **arguments)
+            if self._transform is not None:
+                value = self._transform(value, rng.for_sample(record.sample_id, stream=_TRANSFORM))
+            values[number] = value
+        return tuple(values)
+
+    def _describe(self, record: Record, error: Exception) -> BadSample:
+        sources = tuple(str(record.cells[number]) for number in self._sources)
+        cause = str(error) if isinstance(error, MploadError) else f"{type(error).__name__}: {error}"
+        where = self.index.where(record.sample_id)
+        return BadSample(sample_id=record.sample_id, where=where, paths=sources, cause=cause)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key not in _PER_PROCESS}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._start()
+
+
+_PER_PROCESS = frozenset({"_transform", "_storage", "_bad", "_rng"})
+
+
+def _open_storage(index: Index) -> Storage:
+    if "://" in index.root:
+        raise StorageError(f"{index.path}: root {index.root} is a URL; this version of mpload reads local files only")
+    return LocalStorage(Path(index.root), allow_outside_root=not index.confined)
+
+
+def _range_of(cell: Cell) -> ByteRange:
+    match cell:
+        case str():
+            return ByteRange(cell)
+        case Span():
+            return ByteRange(cell.path, cell.offset_bytes, cell.length_bytes)
+        case _:
+            raise StorageError(f"{cell}: LMDB values cannot be read by this version of mpload")
+
+
+def _takes(function: Callable[..., Any], name: str) -> bool:
+    """Whether `function` has a parameter called `name`."""
+    try:
+        return name in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # builtins that have no signature
+        return False
+
+
+def _column(values: list[Any], dtype: type[np.number[Any]] | None) -> NDArray[Any] | list[Any]:
+    """Put the values of a column side by side: an array where they have one shape and type, else the list itself."""
+    if dtype is not None:
+        return np.array(values, dtype)
+    alike = {(value.shape, value.dtype) if isinstance(value, np.ndarray) else None for value in values}
+    return np.stack(values) if len(alike) == 1 and None not in alike else values
+
+
+_DTYPES: dict[ColumnType, type[np.number[Any]]] = {ColumnType.INT: np.int64, ColumnType.FLOAT: np.float64}

@@ -1,0 +1,132 @@
+"""What happens to a sample that cannot be read, decoded or transformed: the user's choice, and a written trace."""
+
+import hashlib
+import json
+import os
+import warnings
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from mpload.errors import ArgumentError, MploadWarning, TooManyBadSamples
+
+__all__ = ["BadSample", "BadSamples", "ErrorAction", "ErrorPolicy", "substitute_for"]
+
+_GRACE_SAMPLES = 1000
+_SUBSTITUTES = 8
+"""How many other samples are tried in place of a bad one."""
+
+
+class ErrorAction(StrEnum):
+    """What is done about a bad sample."""
+
+    RAISE = "raise"
+    SKIP = "skip"
+    SUBSTITUTE = "substitute"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorPolicy:
+    """What is done about bad samples, where each is written down, and how many are too many.
+
+    `"raise"` ends the epoch with a `SampleError`; `"skip"` leaves the sample out, so that its batch is shorter;
+    `"substitute"` puts another sample, chosen by hash, in its place, so that batches keep their shape.
+    """
+
+    action: ErrorAction | str = ErrorAction.RAISE
+    report: str | os.PathLike[str] | None = None
+    """A file of JSON lines that each skipped or substituted sample is appended to; None: `<index>.errors.jsonl` in the
+    working directory."""
+    max_error_fraction: float = 0.01
+    """A process that has had to skip or substitute more than this fraction of its samples of an epoch (counted as one
+    thousand where it has seen fewer) stops with `TooManyBadSamples`."""
+
+    def __post_init__(self) -> None:
+        if self.action not in list(ErrorAction):
+            raise ArgumentError(f"on_error must be one of {', '.join(ErrorAction)}, got {self.action!r}")
+        if not 0 <= self.max_error_fraction <= 1:
+            raise ArgumentError(f"max_error_fraction must be in [0, 1], got {self.max_error_fraction}")
+        object.__setattr__(self, "action", ErrorAction(self.action))
+
+    @classmethod
+    def of(cls, choice: "ErrorPolicy | str") -> "ErrorPolicy":
+        """Return `choice`, or the policy that its name stands for."""
+        return choice if isinstance(choice, ErrorPolicy) else cls(action=choice)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadSample:
+    """One sample that failed: which, where it stands, and why."""
+
+    sample_id: int
+    where: str
+    paths: tuple[str, ...]
+    cause: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: sample {self.sample_id} ({', '.join(self.paths)}): {self.cause}"
+
+
+class BadSamples:
+    """The bad samples of one process: counts them, writes them down, and stops a job that is losing its data set."""
+
+    def __init__(self, policy: ErrorPolicy, *, index_path: Path) -> None:
+        self._policy = policy
+        self._report = Path(policy.report or f"{index_path.stem}.errors.jsonl").absolute()
+        self._epoch = -1
+        self._num_seen = 0
+        self._num_bad = 0
+
+    def saw(self, num_samples: int, *, epoch: int) -> None:
+        """Count samples that are about to be made; a new epoch starts the counts anew."""
+        if epoch != self._epoch:
+            self._epoch, self._num_seen, self._num_bad = epoch, 0, 0
+        self._num_seen += num_samples
+
+    def add(self, bad: BadSample) -> None:
+        """Write down one bad sample.
+
+        Raises:
+            TooManyBadSamples: with this one they are more than the policy allows.
+        """
+        line = {
+            "sample_id": bad.sample_id,
+            "where": bad.where,
+            "paths": bad.paths,
+            "cause": bad.cause,
+            "epoch": self._epoch,
+            "action": str(self._policy.action),
+        }
+        self._append(json.dumps(line) + "\n")
+        self._num_bad += 1
+        allowed = self._policy.max_error_fraction
+        if self._num_bad > allowed * max(self._num_seen, _GRACE_SAMPLES):
+            raise TooManyBadSamples(
+                f"{self._num_bad} of {self._num_seen} samples failed, more than max_error_fraction={allowed} allows; "
+                f"the last one: {bad}. They are listed in {self._report}. Mend the data, or raise max_error_fraction"
+            )
+
+    def _append(self, line: str) -> None:
+        try:
+            # One write to a file opened for appending: lines of several processes do not mix.
+            descriptor = os.open(self._report, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            try:
+                os.write(descriptor, line.encode())
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            warnings.warn(f"{self._report}: cannot be written ({error}). Bad sample: {line.strip()}", MploadWarning, 2)
+        else:
+            if not self._num_bad:
+                warnings.warn(
+                    f"a bad sample ({self._policy.action}); this and further ones are listed in {self._report}",
+                    MploadWarning,
+                    stacklevel=2,
+                )
+
+
+def substitute_for(sample_id: int, *, num_samples: int, seed: int, epoch: int) -> list[int]:
+    """Return the sample_ids to try in place of a bad one: the same for every process, scattered over the index."""
+    digest = hashlib.blake2b(f"mpload substitute {seed} {epoch} {sample_id}".encode(), digest_size=8 * _SUBSTITUTES)
+    words = digest.digest()
+    return [int.from_bytes(words[8 * i : 8 * i + 8], "little") % num_samples for i in range(_SUBSTITUTES)]

@@ -1,0 +1,308 @@
+"""The sidecar: derived, disposable, never believed where it does not fit its text."""
+
+import multiprocessing
+import os
+import pickle
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mpload import Index, open_index
+from mpload.errors import ArgumentError, IndexChangedError, IndexFormatError, MploadError
+from mpload.index.mapped import BATCH_ROWS
+
+HEAD = b"#mpload 1\n#columns image:path label:int\n"
+
+
+def make_text(path: Path, num_samples: int) -> Path:
+    with path.open("wb") as file:
+        file.write(HEAD)
+        for start in range(0, num_samples, 100_000):
+            stop = min(start + 100_000, num_samples)
+            file.write(b"".join(b"d/%d.jpg\t%d\n" % (i, i % 1000) for i in range(start, stop)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    """Three record batches, the last one short."""
+    return open_index(make_text(tmp_path_factory.mktemp("large") / "train.txt", 2 * BATCH_ROWS + 12_345))
+
+
+@pytest.fixture(autouse=True)
+def own_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def expected(sample_id: int) -> tuple[str, int]:
+    return f"d/{sample_id}.jpg", sample_id % 1000
+
+
+def test_records_are_right_at_every_seam_of_the_record_batches(large: Index) -> None:
+    ids = [0, 1, BATCH_ROWS - 1, BATCH_ROWS, 2 * BATCH_ROWS - 1, 2 * BATCH_ROWS, len(large) - 1]
+    assert [record.cells for record in large.records(ids)] == [expected(i) for i in ids]
+    assert large[-1].cells == expected(len(large) - 1)
+    assert [record.cells for record in large[BATCH_ROWS - 2 : BATCH_ROWS + 2]] == [
+        expected(i) for i in range(BATCH_ROWS - 2, BATCH_ROWS + 2)
+    ]
+
+
+@settings(max_examples=50)
+@given(st.data())
+def test_any_ids_in_any_order_give_their_records(large: Index, data: st.DataObject) -> None:
+    ids = data.draw(st.lists(st.integers(0, len(large) - 1), max_size=50))
+    assert [record.cells for record in large.records(np.array(ids, np.int64))] == [expected(i) for i in ids]
+    assert [record.sample_id for record in large.records(ids)] == ids
+    assert large.labels[np.array(ids, np.int64)].tolist() == [i % 1000 for i in ids]
+
+
+def test_labels_are_views_and_whole_columns(large: Index) -> None:
+    labels = large.labels
+    assert (labels.shape, labels.dtype, len(labels)) == ((len(large),), np.int64, len(large))
+    np.testing.assert_array_equal(np.asarray(labels), np.arange(len(large)) % 1000)
+    np.testing.assert_array_equal(labels[5:-5:1000], (np.arange(len(large)) % 1000)[5:-5:1000])
+    assert labels[-1] == (len(large) - 1) % 1000
+    view = labels[BATCH_ROWS + 1 : BATCH_ROWS + 5]
+    assert view.base is not None
+    assert not view.flags.writeable
+    assert sum(block.size for block in labels.blocks()) == len(large)
+    with pytest.raises(IndexError):
+        labels[len(large)]
+
+
+def test_ids_out_of_range_are_refused(large: Index) -> None:
+    for ids in ([-1], [len(large)], [0, 1 << 60]):
+        with pytest.raises(ArgumentError, match=r"sample_ids must be in \[0, "):
+            large.records(ids)
+    with pytest.raises(IndexError):
+        large[len(large)]
+
+
+def test_a_sidecar_is_plain_arrow(large: Index) -> None:
+    with pa.memory_map(str(large.sidecar.path)) as source:
+        reader = pa.ipc.open_file(source)
+        assert [reader.get_batch(i).num_rows for i in range(reader.num_record_batches)] == [
+            BATCH_ROWS,
+            BATCH_ROWS,
+            12_345,
+        ]
+        assert reader.schema.names == ["offset", "label"]
+        totals = reader.schema.metadata[b"mpload.totals"].decode()
+    assert int(totals[:20]) == len(large)
+    assert totals[20:] == large.sidecar.digest
+
+
+def test_the_fingerprint_follows_the_lines_and_not_the_place(tmp_path: Path) -> None:
+    first = make_text(tmp_path / "a.txt", 100)
+    fingerprint = open_index(first).fingerprint
+    moved = tmp_path / "b.txt"
+    moved.write_bytes(HEAD.replace(b"#columns", b"#root /data\n#columns") + first.read_bytes()[len(HEAD) :])
+    assert open_index(moved).fingerprint == fingerprint
+    moved.write_bytes(first.read_bytes().replace(b"d/7.jpg", b"d/8.jpg"))
+    assert open_index(moved).fingerprint != fingerprint
+    moved.write_bytes(first.read_bytes().replace(b"label:int", b"label:str"))
+    assert open_index(moved).fingerprint != fingerprint
+
+
+def test_a_changed_text_gets_a_new_sidecar(tmp_path: Path) -> None:
+    text = make_text(tmp_path / "train.txt", 10)
+    assert len(open_index(text)) == 10
+    make_text(text, 11)
+    assert len(open_index(text)) == 11
+
+
+def test_an_index_that_changes_while_in_use_is_an_error_and_no_wrong_record(tmp_path: Path) -> None:
+    text = make_text(tmp_path / "train.txt", 1000)
+    index = open_index(text)
+    pickled = pickle.dumps(index)
+    with text.open("ab") as file:
+        file.write(b"new.jpg\t1\n")
+    with pytest.raises(IndexChangedError, match=r"changed after it was opened. Open it again"):
+        index.records([5])
+    with pytest.raises(IndexChangedError, match=r"changed after it was opened"):
+        pickle.loads(pickled)
+    assert len(open_index(text)) == 1001
+
+
+def test_a_replaced_text_is_still_read_by_those_who_have_it_open(tmp_path: Path) -> None:
+    text = make_text(tmp_path / "train.txt", 1000)
+    index = open_index(text)
+    make_text(tmp_path / "new.txt", 5).replace(text)
+    assert index[999].cells == expected(999)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 100, 1000, -1])
+def test_a_truncated_sidecar_is_rebuilt(tmp_path: Path, keep: int) -> None:
+    text = make_text(tmp_path / "train.txt", 1000)
+    sidecar = open_index(text).sidecar.path
+    sidecar.write_bytes(sidecar.read_bytes()[:keep])
+    assert open_index(text)[999].cells == expected(999)
+
+
+def test_a_sidecar_of_another_text_or_version_is_rebuilt(tmp_path: Path) -> None:
+    text = make_text(tmp_path / "train.txt", 1000)
+    other = make_text(tmp_path / "other.txt", 500)
+    sidecar = open_index(text).sidecar.path
+    shutil.copy(open_index(other).sidecar.path, sidecar)
+    assert len(open_index(text)) == 1000
+    sidecar.write_bytes(
+        sidecar.read_bytes().replace(
+            b"mpload.version\x00\x00\x01\x00\x00\x001", b"mpload.version\x00\x00\x01\x00\x00\x002"
+        )
+    )
+    assert len(open_index(text)) == 1000
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_damaged_sidecar_gives_right_records_or_an_error(tmp_path: Path, data: st.DataObject) -> None:
+    text = tmp_path / "train.txt"
+    if not text.exists():
+        make_text(text, 50)
+    index = open_index(text)
+    good = index.sidecar.path.read_bytes()
+    bad = bytearray(good)
+    for _ in range(data.draw(st.integers(1, 4))):
+        bad[data.draw(st.integers(0, len(bad) - 1))] ^= data.draw(st.integers(1, 255))
+    index.sidecar.path.write_bytes(bad)
+    try:
+        damaged = open_index(text)
+        assert [record.cells for record in damaged] == [expected(i) for i in range(len(damaged))]
+    except MploadError:
+        pass
+    finally:
+        index.sidecar.path.unlink(missing_ok=True)
+
+
+def open_at(barrier: "multiprocessing.synchronize.Barrier", path: Path, out: "multiprocessing.Queue[str]") -> None:
+    barrier.wait(30)
+    index = open_index(path)
+    out.put(f"{len(index)} {index[len(index) - 1].cells} {index.sidecar.path.name}")
+
+
+def test_eight_processes_that_open_at_once_all_get_a_right_index(tmp_path: Path) -> None:
+    text = make_text(tmp_path / "train.txt", 300_000)
+    context = multiprocessing.get_context("fork")
+    barrier, out = context.Barrier(8), context.Queue()
+    processes = [context.Process(target=open_at, args=(barrier, text, out)) for _ in range(8)]
+    for process in processes:
+        process.start()
+    answers = {out.get(timeout=60) for _ in processes}
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    assert answers == {f"300000 {expected(299_999)} train.txt.mpx"}
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["train.txt", "train.txt.mpx"]
+
+
+def run_as_nobody(code: str, *arguments: Path) -> str:
+    """Run code as a user whom file modes bind (root may write anywhere)."""
+    preamble = "import os, sys\nif os.getuid() == 0: os.setgid(65534); os.setuid(65534)\n"
+    done = subprocess.run(
+        [sys.executable, "-c", "import mpload.index.opening\n" + preamble + code, *map(str, arguments)],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    return done.stdout + done.stderr
+
+
+def test_on_a_read_only_folder_the_sidecar_goes_to_the_cache_folder(own_cache_folder: Path) -> None:
+    base = Path(f"/tmp/mpload-test-{os.getpid()}")  # pytest's own folder is closed to other users
+    folder = base / "data"
+    folder.mkdir(parents=True)
+    try:
+        text = make_text(folder / "train.txt", 100)
+        cache = base / "cache"
+        cache.mkdir()
+        cache.chmod(0o777)
+        folder.chmod(stat.S_IRUSR | stat.S_IXUSR | stat.S_IROTH | stat.S_IXOTH)
+        code = (
+            "import mpload; os.environ['XDG_CACHE_HOME'] = sys.argv[2]; index = mpload.open_index(sys.argv[1]);"
+            "print(index[99], index.sidecar.path)"
+        )
+        out = run_as_nobody(code, text, cache)
+        assert "Record(99: image='d/99.jpg', label=99)" in out
+        assert f"{cache}/mpload/sidecars/" in out
+        cache.chmod(0o555)
+        shutil.rmtree(cache / "mpload")
+        assert "Make the folder writable, or set XDG_CACHE_HOME" in run_as_nobody(code, text, cache)
+        assert [path.name for path in folder.iterdir()] == ["train.txt"]
+    finally:
+        folder.chmod(0o755)
+        shutil.rmtree(base)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
+    text = make_text(tmp_path / "train.txt", 200_000)
+    code = (
+        "import resource, signal, sys, mpload\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"  # a file size limit is a disk that fills up at that point
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        "mpload.open_index(sys.argv[1])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, text], capture_output=True, text=True, check=False, timeout=60)
+    assert "the sidecar cannot be written" in done.stderr
+    assert "make room there" in done.stderr
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["train.txt"]
+
+
+def test_a_pickled_index_needs_no_pyarrow(tmp_path: Path) -> None:
+    text = make_text(tmp_path / "train.txt", 100)
+    (tmp_path / "index.pickle").write_bytes(pickle.dumps(open_index(text)))
+    code = (
+        "import pickle, sys; index = pickle.load(open(sys.argv[1], 'rb'));"
+        "print(index[99], [module for module in sys.modules if module in ('pyarrow', 'torch')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "index.pickle"], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "Record(99: image='d/99.jpg', label=99) []"
+
+
+def test_a_text_without_labels_says_so(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("a.jpg\nb.jpg\n")
+    with pytest.raises(IndexFormatError, match="has no integer column, only image:path"):
+        _ = open_index(tmp_path / "list.txt").labels
+
+
+def test_private_memory_of_a_reader_does_not_grow_with_the_index(large: Index, tmp_path: Path) -> None:
+    code = (
+        "import sys, numpy as np, mpload\n"
+        "from mpload.memory import process_memory\n"
+        "index = mpload.open_index(sys.argv[1])\n"
+        "def read():\n"
+        "    for start in range(0, len(index) - 4096, 4096): index.records(np.arange(start, start + 4096, 37))\n"
+        "index.records(np.arange(0, len(index), len(index) // 5000 or 1))\n"
+        "before = process_memory().uss_bytes\n"
+        "read()\n"
+        "index.records(np.random.default_rng(0).integers(0, len(index), 20_000))\n"
+        "print(process_memory().uss_bytes - before)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, large.path], capture_output=True, text=True, check=True, timeout=100
+    )
+    assert int(done.stdout) < 20 * 2**20  # 20 thousand records at once are some MB; the map alone is 32 MB
+
+
+def test_building_waits_for_nobody_who_died(tmp_path: Path) -> None:
+    text = make_text(tmp_path / "train.txt", 100)
+    code = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from mpload.index.sidecar import _lock\n"
+        "with _lock(Path(sys.argv[1])): print('locked', flush=True); os.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, text], capture_output=True, check=False, timeout=60)
+    start = time.monotonic()
+    assert len(open_index(text)) == 100
+    assert time.monotonic() - start < 30
