@@ -1,0 +1,199 @@
+"""Randomness that belongs to a sample, and transforms that draw from it."""
+
+import hashlib
+import inspect
+import random
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpload.errors import ArgumentError
+
+__all__ = ["SampleRng", "adapt_transform"]
+
+_VERSION = b"mpload rng 1"
+_MAX_WORD = (1 << 64) - 1
+
+
+class SampleRng:
+    """Random numbers of each sample in one epoch: a pure function of (seed, epoch, sample_id, stream).
+
+    One Philox generator is moved to the sample's own part of its 2^256 counters: word 1 is the sample_id, word 2 the
+    stream, word 0 counts. So generators of two samples or two streams never overlap, and to move takes no longer than
+    drawing a few numbers, where a new generator would take twenty times that. The key is a BLAKE2b hash of (seed,
+    epoch): seed 1 epoch 0 and seed 0 epoch 1 have nothing in common.
+
+    Args:
+        seed: Any integer.
+        epoch: Any integer.
+
+    Process:
+        May be pickled and forked; has no state that a sample could leave behind. One thread at a time.
+    """
+
+    __slots__ = ("_bits", "_counter", "_generator", "_state", "epoch", "seed")
+
+    def __init__(self, *, seed: int, epoch: int) -> None:
+        self.seed = seed
+        self.epoch = epoch
+        digest = hashlib.blake2b(b"%d %d" % (seed, epoch), digest_size=16, person=_VERSION).digest()
+        key = [int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")]
+        self._bits = np.random.Philox(0)
+        self._generator = np.random.Generator(self._bits)
+        self._counter = [0, 0, 0, 0]
+        # Plain lists, though they are typed as arrays: NumPy takes them up three times as fast.
+        self._state: Any = {
+            "bit_generator": "Philox",
+            "state": {"counter": self._counter, "key": key},
+            "buffer": [0, 0, 0, 0],
+            "buffer_pos": 4,  # nothing left in the buffer
+            "has_uint32": 0,
+            "uinteger": 0,
+        }
+
+    def for_sample(self, sample_id: int, *, stream: int = 0) -> np.random.Generator:
+        """Return the generator, moved to the start of a sample's stream.
+
+        It is the same object each time: draw what the sample needs before asking for the next one.
+
+        Args:
+            sample_id: The sample's row in the index.
+            stream: Numbers that must not shift when another part of the pipeline draws more or fewer have a stream of
+                their own: 0 is the decoder's, 1 the transform's.
+
+        Raises:
+            ArgumentError: A number is negative or above 2^64 - 1.
+        """
+        if not (0 <= sample_id <= _MAX_WORD and 0 <= stream <= _MAX_WORD):
+            raise ArgumentError(f"sample_id and stream must be in [0, 2^64), got {sample_id} and {stream}")
+        self._counter[1] = int(sample_id)
+        self._counter[2] = int(stream)
+        self._bits.state = self._state
+        return self._generator
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _sample_rng, (self.seed, self.epoch)
+
+    def __repr__(self) -> str:
+        return f"SampleRng(seed={self.seed}, epoch={self.epoch})"
+
+
+def adapt_transform(transform: Callable[..., Any]) -> Callable[[NDArray[Any], np.random.Generator], NDArray[Any]]:
+    """Return `transform` as a function of an array and the sample's generator.
+
+    - An albumentations transform or `Compose` is called as `transform(image=array)["image"]` and draws from the
+      sample's generator alone; a seed of its own is overridden.
+    - Any other callable is called with the array, and with `rng=` where it has a parameter of that name. What draws
+      from a global generator (`random`, `np.random`, `torch`) is not seeded here: its results depend on the process.
+
+    Raises:
+        ArgumentError: `transform` is no callable, or an albumentations transform older than version 2.
+
+    Process:
+        What is returned can be pickled where `transform` can. One thread at a time.
+    """
+    if not callable(transform):
+        raise ArgumentError(f"transform must be a callable on an array, got {transform!r}")
+    if any(base.__module__.partition(".")[0] == "albumentations" for base in type(transform).__mro__):
+        if not hasattr(transform, "set_random_state"):
+            raise ArgumentError(
+                f"{_name(transform)} cannot be seeded: it needs albumentations 2. pip install -U albumentations"
+            )
+        return _Albumentations(transform)
+    return _PlainTransform(transform)
+
+
+class _PlainTransform:
+    __slots__ = ("_takes_rng", "_transform")
+
+    def __init__(self, transform: Callable[..., Any]) -> None:
+        self._transform = transform
+        self._takes_rng = _takes_rng(transform)
+
+    def __call__(self, image: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+        result = self._transform(image, rng=rng) if self._takes_rng else self._transform(image)
+        return _checked(result, self._transform)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _PlainTransform, (self._transform,)
+
+
+class _Albumentations:
+    """Gives an albumentations transform, and all inside it, the sample's generator to draw from.
+
+    `set_random_seed` would make two new generators for every transform inside, all with the same seed: slow, and all
+    would draw the same numbers. `set_random_state` shares ours among them, which is the sample's already.
+    """
+
+    __slots__ = ("_python_random", "_transform")
+
+    def __init__(self, transform: Any) -> None:
+        self._transform = transform
+        self._python_random: _PythonRandom | None = None
+
+    def __call__(self, image: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+        if self._python_random is None or self._python_random.generator is not rng:
+            self._python_random = _PythonRandom(rng)
+        self._python_random.forget()
+        # Each time, as the user may hold the same transforms elsewhere, where they were given another generator.
+        self._transform.set_random_state(rng, self._python_random)
+        return _checked(self._transform(image=image)["image"], self._transform)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _Albumentations, (self._transform,)
+
+
+class _PythonRandom(random.Random):
+    """Python's `random`, drawing from a NumPy generator."""
+
+    generator: np.random.Generator
+
+    def __new__(cls, generator: np.random.Generator) -> Self:
+        self = super().__new__(cls)
+        self.generator = generator
+        return self
+
+    def __init__(self, generator: np.random.Generator) -> None:  # noqa: ARG002  to seed what is never drawn from
+        super().__init__(0)
+
+    def forget(self) -> None:
+        """Drop the second of two numbers that `gauss` makes at once."""
+        self.gauss_next = None
+
+    def random(self) -> float:
+        return self.generator.random()
+
+    def getrandbits(self, k: int, /) -> int:
+        if k <= 53:  # the bits of one double, which are drawn faster
+            return int(self.generator.random() * (1 << k))
+        return int.from_bytes(self.generator.bytes((k + 7) // 8), "little") >> (-k % 8)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _PythonRandom, (self.generator,)
+
+
+def _sample_rng(seed: int, epoch: int) -> SampleRng:
+    return SampleRng(seed=seed, epoch=epoch)
+
+
+def _takes_rng(transform: Callable[..., Any]) -> bool:
+    try:
+        parameter = inspect.signature(transform).parameters.get("rng")
+    except (TypeError, ValueError):  # a builtin that does not tell
+        return False
+    return parameter is not None and parameter.kind in {parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY}
+
+
+def _checked(result: Any, transform: Any) -> NDArray[Any]:
+    if isinstance(result, np.ndarray):
+        return result
+    raise ArgumentError(
+        f"transform {_name(transform)} returned {type(result).__name__}, not a NumPy array. Return the array: samples "
+        "become tensors after they are batched, so leave out ToTensorV2, ToTensor and their like",
+    )
+
+
+def _name(transform: Any) -> str:
+    return str(getattr(transform, "__qualname__", type(transform).__qualname__))

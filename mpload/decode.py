@@ -1,0 +1,279 @@
+"""From the bytes of one image to the pixels of a sample: uint8 RGB, [height, width, 3].
+
+What the pipeline may rely on, here and in a decoder of the user's own:
+
+- A decoder is called with the bytes of one image first, and returns an array (or anything else that batches hold).
+- It gets `rng=`, the sample's generator, where it has a parameter of that name. It draws from nothing else, and draws
+  the same number of times for every image, so that the images of one sample are cropped alike.
+- Where it has `output_shape`, every result has that shape and is uint8; it then takes `out=`, a C-contiguous uint8
+  array of that shape, writes every pixel there and returns it.
+- Bytes it cannot decode are a `DecodeError`.
+
+The decoders below are values: compared, pickled and shown by what they were built with.
+"""
+
+import math
+from dataclasses import KW_ONLY, dataclass
+
+import cv2
+import numpy as np
+
+from mpload.errors import ArgumentError
+from mpload.image import MAX_PIXELS, Box, ImageBytes, Pixels, open_image
+
+__all__ = ["ImageDecoder", "RandomResizedCrop", "RawBytes", "ResizeCenterCrop", "random_crop_box"]
+
+_NUM_TRIES = 10  # torchvision's
+
+
+def random_crop_box(
+    height: int,
+    width: int,
+    rng: np.random.Generator,
+    *,
+    scale: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+) -> Box:
+    """Choose the region of an image that a random resized crop shows.
+
+    The same choice as torchvision's `RandomResizedCrop.get_params`: up to ten times an area uniform in `scale` (of the
+    image's) and an aspect ratio (width to height) log-uniform in `ratio`, at a uniform place where it fits; else the
+    largest centred crop within `ratio`. One thing is stricter: whether a crop fits is decided before it is rounded to
+    whole pixels. So images of the same shape and different resolution always show the same region.
+
+    Args:
+        height: The image's, in pixels.
+        width: The image's, in pixels.
+        rng: Is asked for 22 doubles, whatever the image and however many tries it takes.
+        scale: Smallest and largest area, as parts of the image's.
+        ratio: Smallest and largest width to height.
+    """
+    draws = rng.random(2 * _NUM_TRIES + 2).tolist()
+    log_low, log_high = math.log(ratio[0]), math.log(ratio[1])
+    aspect = width / height
+    for part, place in zip(draws[0 : 2 * _NUM_TRIES : 2], draws[1 : 2 * _NUM_TRIES : 2], strict=True):
+        area = scale[0] + (scale[1] - scale[0]) * part
+        crop_ratio = math.exp(log_low + (log_high - log_low) * place)
+        crop_width = math.sqrt(area * crop_ratio / aspect)  # as a part of the image's width
+        crop_height = math.sqrt(area / crop_ratio * aspect)
+        if crop_width <= 1 and crop_height <= 1:
+            pixels_high = max(1, round(crop_height * height))
+            pixels_wide = max(1, round(crop_width * width))
+            return Box(
+                top=int(draws[-2] * (height - pixels_high + 1)),
+                left=int(draws[-1] * (width - pixels_wide + 1)),
+                height=pixels_high,
+                width=pixels_wide,
+            )
+    if aspect < ratio[0]:
+        pixels_high, pixels_wide = max(1, min(height, round(width / ratio[0]))), width
+    elif aspect > ratio[1]:
+        pixels_high, pixels_wide = height, max(1, min(width, round(height * ratio[1])))
+    else:
+        pixels_high, pixels_wide = height, width
+    top, left = (height - pixels_high) // 2, (width - pixels_wide) // 2
+    return Box(top=top, left=left, height=pixels_high, width=pixels_wide)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageDecoder:
+    """Decode the whole image, at its own size.
+
+    Attributes:
+        exif_orientation: Turn and mirror the image as its EXIF data says.
+        max_pixels: The largest image that is decoded, by the size its header gives.
+
+    Raises:
+        ArgumentError: `max_pixels` is not positive.
+    """
+
+    _: KW_ONLY
+    exif_orientation: bool = True
+    max_pixels: int = MAX_PIXELS
+
+    def __post_init__(self) -> None:
+        _check_max_pixels(self.max_pixels)
+
+    def __call__(self, data: ImageBytes) -> Pixels:
+        """Return the pixels, uint8 RGB [height, width, 3], C-contiguous.
+
+        Raises:
+            DecodeError: `data` is no whole image of a known format, or has more than `max_pixels`.
+        """
+        image = open_image(data, exif_orientation=self.exif_orientation, max_pixels=self.max_pixels)
+        return np.ascontiguousarray(image.pixels())
+
+
+@dataclass(frozen=True, slots=True)
+class RandomResizedCrop:
+    """Crop a random part of the image, resize it to `size`, and mirror it half of the time.
+
+    The region is chosen as `random_crop_box` says, the resize is bilinear. A large JPEG is decoded at 1/2, 1/4 or 1/8
+    of its size where the region still has at least as many pixels as the result.
+
+    Attributes:
+        size: Height and width of the result; one number for both.
+        scale: Smallest and largest area of the region, as parts of the image's.
+        ratio: Smallest and largest width to height of the region.
+        flip: How often the result is mirrored left to right, 0 to 1.
+        exif_orientation: Turn and mirror the image as its EXIF data says, before anything else.
+        max_pixels: The largest image that is decoded, by the size its header gives.
+
+    Raises:
+        ArgumentError: A number is out of range.
+    """
+
+    size: int | tuple[int, int]
+    _: KW_ONLY
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.5
+    exif_orientation: bool = True
+    max_pixels: int = MAX_PIXELS
+
+    def __post_init__(self) -> None:
+        _check_size("size", self.size)
+        _check_interval("scale", self.scale)
+        _check_interval("ratio", self.ratio)
+        if self.scale[1] > 1:
+            raise ArgumentError(f"scale is a part of the image's area and ends at 1 or below, got {self.scale}")
+        if not 0 <= self.flip <= 1:
+            raise ArgumentError(f"flip must be in [0, 1], got {self.flip}")
+        _check_max_pixels(self.max_pixels)
+
+    @property
+    def output_shape(self) -> tuple[int, int, int]:
+        """The shape of every result: (height, width, 3)."""
+        return (*_pair(self.size), 3)
+
+    def __call__(self, data: ImageBytes, rng: np.random.Generator, out: Pixels | None = None) -> Pixels:
+        """Return a random crop, uint8 RGB `output_shape`.
+
+        Args:
+            data: The bytes of one image.
+            rng: Is asked for 23 doubles, whatever the image: equal generators crop and mirror all images alike.
+            out: Where to write the pixels, C-contiguous uint8 `output_shape`; a new array where None.
+
+        Raises:
+            DecodeError: `data` is no whole image of a known format, or has more than `max_pixels`.
+        """
+        height, width = _pair(self.size)
+        out = _output(out, self.output_shape)
+        image = open_image(data, exif_orientation=self.exif_orientation, max_pixels=self.max_pixels)
+        box = random_crop_box(image.height, image.width, rng, scale=self.scale, ratio=self.ratio)
+        region = image.region(box, at_least=(height, width))
+        cv2.resize(region, (width, height), dst=out, interpolation=cv2.INTER_LINEAR)
+        if rng.random() < self.flip:
+            cv2.flip(out, 1, dst=out)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeCenterCrop:
+    """Resize the image so that its shorter side is `resize`, and crop the middle: the usual way to evaluate.
+
+    The sizes and places are those of torchvision's `Resize` and `CenterCrop`, the resize is bilinear.
+
+    Attributes:
+        size: Height and width of the result; one number for both.
+        resize: Length of the image's shorter side before the crop, in pixels; None is `size` * 256 / 224.
+        exif_orientation: Turn and mirror the image as its EXIF data says, before anything else.
+        max_pixels: The largest image that is decoded, by the size its header gives.
+
+    Raises:
+        ArgumentError: A number is out of range, or `resize` is shorter than a side of the crop.
+    """
+
+    size: int | tuple[int, int]
+    _: KW_ONLY
+    resize: int | None = None
+    exif_orientation: bool = True
+    max_pixels: int = MAX_PIXELS
+
+    def __post_init__(self) -> None:
+        _check_size("size", self.size)
+        if self.resize is not None and self.resize < max(_pair(self.size)):
+            raise ArgumentError(
+                f"resize must be at least as long as the crop, got resize={self.resize} for size={self.size}",
+            )
+        _check_max_pixels(self.max_pixels)
+
+    @property
+    def output_shape(self) -> tuple[int, int, int]:
+        """The shape of every result: (height, width, 3)."""
+        return (*_pair(self.size), 3)
+
+    def __call__(self, data: ImageBytes, out: Pixels | None = None) -> Pixels:
+        """Return the middle of the resized image, uint8 RGB `output_shape`.
+
+        Args:
+            data: The bytes of one image.
+            out: Where to write the pixels, C-contiguous uint8 `output_shape`; a new array where None.
+
+        Raises:
+            DecodeError: `data` is no whole image of a known format, or has more than `max_pixels`.
+        """
+        height, width = _pair(self.size)
+        out = _output(out, self.output_shape)
+        short_side = round(max(height, width) * 256 / 224) if self.resize is None else self.resize
+        image = open_image(data, exif_orientation=self.exif_orientation, max_pixels=self.max_pixels)
+        box = _middle_strip(image.height, image.width)
+        if box.height < box.width:
+            full_height, full_width = short_side, short_side * box.width // box.height
+        else:
+            full_height, full_width = short_side * box.height // box.width, short_side
+        region = image.region(box, at_least=(full_height, full_width))
+        # Resized whole and then cut: a source region of whole pixels would be off by up to half a pixel.
+        full = cv2.resize(region, (full_width, full_height), interpolation=cv2.INTER_LINEAR)
+        top, left = round((full_height - height) / 2), round((full_width - width) / 2)
+        np.copyto(out, full[top : top + height, left : left + width])
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class RawBytes:
+    """Leave the bytes as they are."""
+
+    def __call__(self, data: ImageBytes) -> bytes:
+        """Return `data` as bytes."""
+        return bytes(data)
+
+
+def _middle_strip(height: int, width: int) -> Box:
+    """Return the whole image, but of a very long one the middle: 1 x 100,000 pixels would become 20 GB.
+
+    As much is cut off one end as off the other, so the middle stays where it was.
+    """
+    cut_rows, cut_columns = max(0, height - 4 * width) // 2, max(0, width - 4 * height) // 2
+    return Box(top=cut_rows, left=cut_columns, height=height - 2 * cut_rows, width=width - 2 * cut_columns)
+
+
+def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else size
+
+
+def _output(out: Pixels | None, shape: tuple[int, int, int]) -> Pixels:
+    if out is None:
+        return np.empty(shape, np.uint8)
+    if out.shape != shape or out.dtype != np.uint8 or not out.flags.c_contiguous:
+        layout = "C-contiguous" if out.flags.c_contiguous else "not C-contiguous"
+        raise ArgumentError(f"out must be a C-contiguous uint8 {shape}, got {out.dtype} {out.shape}, {layout}")
+    return out
+
+
+def _check_size(name: str, size: object) -> None:
+    sides = size if isinstance(size, tuple) and len(size) == 2 else (size,)
+    if not all(isinstance(side, int) and side > 0 for side in sides):
+        raise ArgumentError(f"{name} must be a positive number of pixels, or (height, width), got {size!r}")
+
+
+def _check_interval(name: str, interval: object) -> None:
+    match interval:
+        case (int() | float() as low, int() | float() as high) if 0 < low <= high < math.inf:
+            return
+    raise ArgumentError(f"{name} must be two positive numbers, the smaller first, got {interval!r}")
+
+
+def _check_max_pixels(max_pixels: int) -> None:
+    if max_pixels < 1:
+        raise ArgumentError(f"max_pixels must be positive, got {max_pixels}")

@@ -1,0 +1,10 @@
+"""Where bytes come from.
+
+```
+ranges   ByteRange, and the planner that merges neighbouring runs of bytes into fewer reads (pure NumPy, opens nothing)
+local    LocalStorage: files and shards below a root folder
+```
+
+Every storage answers one question: `read(ranges: Sequence[ByteRange]) -> list[bytes]`, in the order asked. The protocol
+itself stands with the pipeline, which asks it. Nothing is imported here, so that a worker loads only what it uses.
+"""

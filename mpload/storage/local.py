@@ -1,0 +1,220 @@
+"""Files and shards below a root folder."""
+
+import errno
+import os
+import stat
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from mpload.errors import ArgumentError, OutsideRootError, StorageError
+from mpload.storage.ranges import ByteRange
+from mpload.units import format_count
+
+__all__ = ["LocalStorage"]
+
+# Opening a FIFO or terminal that an index names must neither wait nor take it over: `_size_of_regular` refuses it then.
+_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+_MAX_READ_BYTES = 1 << 30  # Linux reads at most 2 GiB - 4 KiB at a time
+
+_NEXT_STEPS = {
+    errno.ENOENT: "Does #root of the index point to the right folder, and was the file moved or deleted?",
+    errno.ENOTDIR: "Does #root of the index point to the right folder?",
+    errno.EISDIR: "A path must name a file: index the files inside the folder.",
+    errno.EACCES: "Give this user the right to read it (chmod), or run as a user who may.",
+    errno.EPERM: "Give this user the right to read it, or run as a user who may.",
+    errno.EMFILE: "Raise the limit of open files (ulimit -n), or lower max_open_files.",
+    errno.ENFILE: "Raise the machine's limit of open files (fs.file-max).",
+    errno.ELOOP: "A symbolic link leads back to itself.",
+    errno.ENAMETOOLONG: "Is this line of the index a path at all?",
+    errno.EIO: "The disk or network failed: see the kernel's log (dmesg).",
+    errno.ESTALE: "The file was replaced on the file server: mount it again, or start again.",
+}
+
+
+class LocalStorage:
+    """Reads whole files and spans of shards below one folder.
+
+    A path is relative to `root`, or absolute. Where it leads is checked on the open file (on Linux; elsewhere on its
+    resolved path), so that neither `..` nor a symbolic link, even one changed meanwhile, reaches out of `root`.
+
+    Args:
+        root: The folder that paths are relative to.
+        allow_outside_root: Let absolute paths, `..` and symbolic links lead out of `root`.
+        max_open_files: How many shards stay open; the one not used for longest is closed first. Whole files are
+            closed at once.
+
+    Memory:
+        What `read` returns, and a path, a number and a descriptor for each open shard.
+
+    Process:
+        May be forked: shards are read with `pread`, so processes share no position, and no program that is started
+        inherits a descriptor. May be pickled: the copy opens its files anew. One thread at a time.
+    """
+
+    def __init__(self, root: Path, *, allow_outside_root: bool = False, max_open_files: int = 64) -> None:
+        if max_open_files < 1:
+            raise ArgumentError(f"max_open_files must be positive, got {max_open_files}")
+        self._root = Path(root)
+        self._allow_outside_root = allow_outside_root
+        self._max_open_files = max_open_files
+        self._real_root = _with_slash(os.path.realpath(root))
+        self._roots = (self._real_root, _with_slash(os.path.abspath(root)))  # noqa: PTH100  as it was written, too
+        self._shards: OrderedDict[str, int] = OrderedDict()  # path to descriptor, least recently used first
+
+    def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
+        """Return the bytes of each range, in the order asked.
+
+        Raises:
+            OutsideRootError: A path leads out of the root.
+            StorageError: Bytes could not be read; `errno` is set where the system gave one. The message names the
+                first range that failed; to know about the others, ask for them one by one.
+        """
+        return [
+            self._read_file(item.path)
+            if item.length_bytes is None
+            else self._read_span(item.path, item.offset_bytes, item.length_bytes)
+            for item in ranges
+        ]
+
+    def close(self) -> None:
+        """Close all open shards. Reading again opens them again."""
+        while self._shards:
+            os.close(self._shards.popitem()[1])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (self._root, self._allow_outside_root, self._max_open_files)
+
+    def __repr__(self) -> str:
+        return f"LocalStorage({str(self._root)!r}, allow_outside_root={self._allow_outside_root})"
+
+    def _read_file(self, path: str) -> bytes:
+        descriptor, num_bytes = self._open(path)
+        try:
+            data = _read_at(descriptor, 0, num_bytes)
+        except OSError as error:
+            raise _storage_error(path, error) from error
+        finally:
+            os.close(descriptor)
+        if len(data) < num_bytes:
+            raise StorageError(
+                f"{_shown(path)}: shrank while it was read, from {format_count(num_bytes)} to "
+                f"{format_count(len(data))} bytes. Do not change files that are being trained on",
+            )
+        return data
+
+    def _read_span(self, path: str, offset_bytes: int, length_bytes: int) -> bytes:
+        descriptor = self._shard(path)
+        end = offset_bytes + length_bytes
+        try:
+            # Asked anew each time: it costs little, sees a shard that is still being written grow, and keeps a length
+            # from a broken line of the index from becoming an allocation.
+            shard_bytes = os.fstat(descriptor).st_size
+            data = _read_at(descriptor, offset_bytes, length_bytes) if end <= shard_bytes else None
+        except OSError as error:
+            raise _storage_error(path, error) from error
+        if data is None or len(data) < length_bytes:
+            raise StorageError(
+                f"{_shown(path)}: the span {offset_bytes}+{length_bytes} ends at byte {format_count(end)}, but the "
+                f"shard has {format_count(shard_bytes)} bytes. Is its copy complete? Else build the index again",
+            )
+        return data
+
+    def _shard(self, path: str) -> int:
+        descriptor = self._shards.get(path)
+        if descriptor is not None:
+            self._shards.move_to_end(path)
+            return descriptor
+        descriptor, _ = self._open(path)
+        if len(self._shards) >= self._max_open_files:
+            os.close(self._shards.popitem(last=False)[1])
+        self._shards[path] = descriptor
+        return descriptor
+
+    def _open(self, path: str) -> tuple[int, int]:
+        """Open a regular file inside the root; return its descriptor and its size in bytes."""
+        # Paths are handled as strings in this class: it is done for every sample, and pathlib takes longer.
+        full = os.path.join(self._real_root, path)  # noqa: PTH118
+        if not self._allow_outside_root and (path[:1] == "/" or ".." in path):
+            plain = os.path.normpath(full)
+            if not plain.startswith(self._roots):  # then it is not even opened
+                raise self._outside(path, plain)
+        try:
+            descriptor = os.open(full, _OPEN_FLAGS)
+        except OSError as error:
+            raise _storage_error(path, error) from error
+        except ValueError as error:  # a NUL in the path
+            raise StorageError(f"{path!r} is no path: {error}. Mend this line of the index") from error
+        try:
+            num_bytes = _size_of_regular(descriptor, path)
+            if not self._allow_outside_root:
+                self._check_inside(descriptor, path, full)
+        except StorageError:
+            os.close(descriptor)
+            raise
+        return descriptor, num_bytes
+
+    def _check_inside(self, descriptor: int, path: str, full: str) -> None:
+        try:
+            real = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115
+        except OSError:  # not Linux, or /proc is not mounted
+            real = os.path.realpath(full)
+        if not real.startswith(self._real_root):
+            raise self._outside(path, real)
+
+    def _outside(self, path: str, real: str) -> OutsideRootError:
+        return OutsideRootError(
+            f"{_shown(path)}: leads to {_shown(real)}, outside of the root {_shown(self._real_root)}. "
+            "Set #root of the index to a folder that holds all files, or allow paths outside of it",
+        )
+
+
+def _rebuild(root: Path, allow_outside_root: bool, max_open_files: int) -> LocalStorage:
+    return LocalStorage(root, allow_outside_root=allow_outside_root, max_open_files=max_open_files)
+
+
+def _with_slash(folder: str) -> str:
+    return folder.rstrip("/") + "/"
+
+
+def _shown(path: str) -> str:
+    r"""Return `path` as it can be printed and logged: bytes that are no UTF-8 as `\udcff`."""
+    return path.encode("utf-8", "backslashreplace").decode()
+
+
+def _size_of_regular(descriptor: int, path: str) -> int:
+    try:
+        facts = os.fstat(descriptor)
+        if stat.S_ISDIR(facts.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    except OSError as error:
+        raise _storage_error(path, error) from error
+    if not stat.S_ISREG(facts.st_mode):
+        raise StorageError(f"{_shown(path)}: is no regular file but a device, pipe or socket. Take it out of the index")
+    return facts.st_size
+
+
+def _read_at(descriptor: int, offset_bytes: int, length_bytes: int) -> bytes:
+    """Return `length_bytes` bytes, or fewer where the file ends before."""
+    data = os.pread(descriptor, min(length_bytes, _MAX_READ_BYTES), offset_bytes)
+    if len(data) == length_bytes or not data:
+        return data
+    parts, done = [data], len(data)
+    while done < length_bytes and parts[-1]:
+        parts.append(os.pread(descriptor, min(length_bytes - done, _MAX_READ_BYTES), offset_bytes + done))
+        done += len(parts[-1])
+    return b"".join(parts)
+
+
+def _storage_error(path: str, error: OSError) -> StorageError:
+    next_step = _NEXT_STEPS.get(error.errno or 0, "")
+    result = StorageError(f"{_shown(path)}: {error.strerror or error}. {next_step}".rstrip())
+    result.errno = error.errno
+    return result
