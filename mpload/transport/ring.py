@@ -1,0 +1,154 @@
+"""The ring: all slots in one nameless shared map, and the lifetime of what is lent from it."""
+
+import contextlib
+import mmap
+import os
+import weakref
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from mpload.errors import ArgumentError
+from mpload.transport.ragged import RaggedArray
+from mpload.transport.slots import Field, Part, SlotLayout
+
+__all__ = ["SlotArrays", "SlotRing"]
+
+SlotArrays = dict[str, Any]
+"""By field: an array [B, *shape], or a RaggedArray of B values."""
+
+
+class SlotRing:
+    """`num_slots` slots of one layout: free, being filled, or lent to the user.
+
+    A lent slot comes back by itself when the last array that shows it has died: views, slices, and tensors made with
+    `torch.from_numpy` included. So nobody ever sees a batch change under their hands.
+
+    Memory: `num_slots * layout.slot_bytes` at most, used as it is first written; shared memory without a name
+    (`memfd`), which vanishes with the last process that maps it and does not count against `/dev/shm`. One contiguous,
+    page-aligned map, so that a device layer can register it as pinned memory in one call.
+    Process: pass `fd` on to other processes, which `attach` to it; only the owner lends.
+    """
+
+    def __init__(self, *, num_slots: int, layout: SlotLayout, huge_pages: bool = False) -> None:
+        if num_slots < 1:
+            raise ArgumentError(f"num_slots must be at least 1, got {num_slots}")
+        fd = os.memfd_create("mpload-ring")
+        try:
+            os.ftruncate(fd, num_slots * layout.slot_bytes)
+            self._open(fd, num_slots=num_slots, layout=layout)
+        except BaseException:
+            os.close(fd)
+            raise
+        if huge_pages:
+            with contextlib.suppress(OSError):  # a wish: kernels may be built or set up without them for shared memory
+                self._map.madvise(mmap.MADV_HUGEPAGE)
+
+    @classmethod
+    def attach(cls, fd: int, *, num_slots: int, layout: SlotLayout) -> "SlotRing":
+        """Map a ring that another process owns; `fd` becomes this object's."""
+        ring = cls.__new__(cls)
+        ring._open(fd, num_slots=num_slots, layout=layout)  # noqa: SLF001  a second constructor
+        return ring
+
+    def _open(self, fd: int, *, num_slots: int, layout: SlotLayout) -> None:
+        self._map = mmap.mmap(fd, num_slots * layout.slot_bytes)
+        self._fd = fd
+        self.num_slots = num_slots
+        self.layout = layout
+        self._free = deque(range(num_slots))
+        self._returned: deque[int] = deque()  # filled by finalizers, in whichever thread the last view dies
+        self._lent: set[int] = set()
+
+    @property
+    def fd(self) -> int:
+        """The descriptor of the shared memory, to be passed to other processes."""
+        return self._fd
+
+    @property
+    def used_bytes(self) -> int:
+        """Memory that the ring takes now."""
+        return os.fstat(self._fd).st_blocks * 512
+
+    @property
+    def num_free(self) -> int:
+        """Slots that nobody fills or holds."""
+        self._collect()
+        return len(self._free)
+
+    @property
+    def num_lent(self) -> int:
+        """Slots that the user still looks at."""
+        self._collect()
+        return len(self._lent)
+
+    def take(self) -> int | None:
+        """Return a free slot, to be filled, or None where there is none."""
+        self._collect()
+        return self._free.popleft() if self._free else None
+
+    def give_back(self, slot: int) -> None:
+        """Make a taken slot free again."""
+        # Last in, first out: the slot used last is warm in the caches, and those beyond the need stay untouched.
+        self._free.appendleft(slot)
+
+    def views(self, slot: int) -> SlotArrays:
+        """Return the arrays of a slot, to be filled. They say nothing about its lifetime."""
+        return self._arrays(self._map, slot * self.layout.slot_bytes, self.layout.num_samples)
+
+    def lend(self, slot: int, num_samples: int) -> SlotArrays:
+        """Return the first `num_samples` samples of a taken slot, which is free again when the last view has died."""
+        owner = _Lease((self.layout.slot_bytes,), np.uint8, self._map, slot * self.layout.slot_bytes)
+        weakref.finalize(owner, self._returned.append, slot).atexit = False
+        self._lent.add(slot)
+        return self._arrays(owner, 0, num_samples)
+
+    def copy_out(self, slot: int, num_samples: int) -> SlotArrays:
+        """Return the first `num_samples` samples of a taken slot in memory of their own; the slot is free again."""
+        arrays = self._arrays(self._map, slot * self.layout.slot_bytes, num_samples)
+        copies = {name: array.copy() for name, array in arrays.items()}
+        self.give_back(slot)
+        return copies
+
+    def drop_free_memory(self) -> None:
+        """Give the memory of all free slots back to the kernel; they take new memory when they are filled again."""
+        self._collect()
+        for slot in self._free:
+            self._map.madvise(mmap.MADV_REMOVE, slot * self.layout.slot_bytes, self.layout.slot_bytes)
+
+    def close(self) -> None:
+        """Let go of the memory; arrays that are still lent keep theirs until they die. May be called again."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            # Never `self._map.close()`: NumPy holds the map by a reference only, which does not keep it from closing
+            # under a lent array. So the map goes with its last view.
+            del self._map
+
+    def _collect(self) -> None:
+        while self._returned:
+            slot = self._returned.popleft()
+            self._lent.discard(slot)
+            self._free.appendleft(slot)
+
+    def _arrays(self, buffer: Any, base_bytes: int, num_samples: int) -> SlotArrays:
+        arrays: SlotArrays = {}
+        for field in self.layout.fields:
+            parts = self.layout.parts[field.name]
+            if isinstance(field, Field):
+                arrays[field.name] = _array(buffer, base_bytes, parts[0])[:num_samples]
+            else:
+                starts, shapes, area = (_array(buffer, base_bytes, part) for part in parts)
+                arrays[field.name] = RaggedArray(
+                    field, starts=starts[:num_samples], shapes=shapes[:num_samples], area=area
+                )
+        return arrays
+
+
+class _Lease(np.ndarray[tuple[int], np.dtype[np.uint8]]):
+    """A lent slot. NumPy shortens a view's chain of bases only within one type, so every view keeps its lease alive."""
+
+
+def _array(buffer: Any, base_bytes: int, part: Part) -> np.ndarray[Any, np.dtype[Any]]:
+    return np.ndarray(part.shape, part.dtype, buffer, base_bytes + part.offset_bytes)

@@ -1,0 +1,123 @@
+"""What a slot holds: fields of a batch side by side, laid out by arithmetic alone."""
+
+import math
+import mmap
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from mpload.errors import ArgumentError
+from mpload.units import MIB
+
+__all__ = ["ALIGN_BYTES", "Field", "Part", "RaggedField", "SlotLayout", "round_up"]
+
+ALIGN_BYTES = 64
+"""Where arrays start in a slot: a cache line, and enough for any SIMD load."""
+
+
+def round_up(num_bytes: int, step_bytes: int) -> int:
+    """Return the smallest multiple of `step_bytes` that is at least `num_bytes`."""
+    return -(-num_bytes // step_bytes) * step_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """A value of one shape and dtype per sample: an array [B, *shape] in the slot."""
+
+    name: str
+    shape: tuple[int, ...] = ()
+    dtype: DTypeLike
+
+    def __post_init__(self) -> None:
+        if any(size < 0 for size in self.shape):
+            raise ArgumentError(f"field {self.name!r}: sizes must not be negative, got shape {self.shape}")
+        object.__setattr__(self, "dtype", _plain_dtype(self.name, self.dtype))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaggedField:
+    """A value whose shape varies from sample to sample: bytes, text (as UTF-8), images of their own size.
+
+    Memory: a slot reserves `max_sample_bytes` of address space a sample; memory is used only for what is written, and a
+    worker writes the samples of its chunk one behind the other. So be generous: the limit is there to be found out by
+    a broken sample, not to fit the average one.
+    """
+
+    name: str
+    dtype: DTypeLike = "uint8"
+    num_dims: int = 1
+    max_sample_bytes: int = 64 * MIB
+
+    def __post_init__(self) -> None:
+        if self.num_dims < 1:
+            raise ArgumentError(f"field {self.name!r}: num_dims must be at least 1, got {self.num_dims}")
+        if self.max_sample_bytes < 1:
+            raise ArgumentError(
+                f"field {self.name!r}: max_sample_bytes must be at least 1, got {self.max_sample_bytes}"
+            )
+        object.__setattr__(self, "dtype", _plain_dtype(self.name, self.dtype))
+
+    @property
+    def room_bytes(self) -> int:
+        """Address space that a slot keeps for each sample."""
+        return round_up(self.max_sample_bytes, ALIGN_BYTES)
+
+
+def _plain_dtype(name: str, dtype: DTypeLike) -> np.dtype[np.generic]:
+    plain = np.dtype(dtype)
+    if plain.hasobject:
+        raise ArgumentError(f"field {name!r}: dtype {plain} holds Python objects, which shared memory cannot carry")
+    return plain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One array of a slot, `offset_bytes` from the slot's start."""
+
+    offset_bytes: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+
+    @property
+    def end_bytes(self) -> int:
+        """Where the array ends, from the slot's start."""
+        return self.offset_bytes + math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotLayout:
+    """Where the fields of a batch of at most `num_samples` samples lie in a slot; slots are whole pages."""
+
+    num_samples: int
+    fields: tuple[Field | RaggedField, ...]
+    parts: dict[str, tuple[Part, ...]] = field(init=False, repr=False, compare=False)
+    """By field: its array; of a ragged one its starts int64 [B], shapes int64 [B, num_dims], bytes uint8 [B * room]."""
+    slot_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.num_samples < 1:
+            raise ArgumentError(f"num_samples must be at least 1, got {self.num_samples}")
+        names = [each.name for each in self.fields]
+        if len(set(names)) != len(names) or not names:
+            raise ArgumentError(f"a slot needs fields of different names, got {names}")
+        offset = 0
+        parts: dict[str, tuple[Part, ...]] = {}
+        for each in self.fields:
+            placed = []
+            for shape, dtype in _arrays(each, self.num_samples):
+                placed.append(Part(offset_bytes=offset, shape=shape, dtype=dtype))
+                offset = round_up(placed[-1].end_bytes, ALIGN_BYTES)
+            parts[each.name] = tuple(placed)
+        object.__setattr__(self, "parts", parts)
+        object.__setattr__(self, "slot_bytes", round_up(max(offset, 1), mmap.PAGESIZE))
+
+
+def _arrays(each: Field | RaggedField, num_samples: int) -> Iterable[tuple[tuple[int, ...], np.dtype[np.generic]]]:
+    if isinstance(each, Field):
+        yield (num_samples, *each.shape), np.dtype(each.dtype)
+    else:
+        yield (num_samples,), np.dtype(np.int64)
+        yield (num_samples, each.num_dims), np.dtype(np.int64)
+        yield (num_samples * each.room_bytes,), np.dtype(np.uint8)

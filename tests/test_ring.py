@@ -1,0 +1,198 @@
+"""The ring: layout is arithmetic, memory is nameless, and a lent slot returns when the last view of it dies."""
+
+import gc
+import mmap
+import os
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpload.errors import ArgumentError
+from mpload.transport.ring import SlotRing
+from mpload.transport.slots import ALIGN_BYTES, Field, RaggedField, SlotLayout
+from mpload.units import GIB, MIB
+
+LAYOUT = SlotLayout(
+    num_samples=4,
+    fields=(
+        Field(name="image", shape=(5, 7, 3), dtype="uint8"),
+        Field(name="label", dtype="int64"),
+        RaggedField(name="text", max_sample_bytes=1000),
+    ),
+)
+
+
+@given(
+    num_samples=st.integers(1, 300),
+    shapes=st.lists(st.lists(st.integers(0, 9), max_size=3), min_size=1, max_size=5),
+    dtype=st.sampled_from(["uint8", "int16", "float32", "complex128"]),
+)
+def test_arrays_of_a_slot_are_aligned_and_never_overlap(num_samples: int, shapes: list[list[int]], dtype: str) -> None:
+    fields = tuple(Field(name=str(i), shape=tuple(shape), dtype=dtype) for i, shape in enumerate(shapes))
+    layout = SlotLayout(num_samples=num_samples, fields=(*fields, RaggedField(name="r", max_sample_bytes=77)))
+    parts = sorted((part for group in layout.parts.values() for part in group), key=lambda part: part.offset_bytes)
+    assert all(part.offset_bytes % ALIGN_BYTES == 0 for part in parts)
+    assert all(a.end_bytes <= b.offset_bytes for a, b in pairwise(parts))
+    assert parts[-1].end_bytes <= layout.slot_bytes
+    assert layout.slot_bytes % mmap.PAGESIZE == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Field(name="x", dtype=object), "Python objects"),
+        (lambda: Field(name="x", shape=(-1,), dtype="uint8"), "negative"),
+        (lambda: RaggedField(name="x", num_dims=0), "num_dims"),
+        (lambda: RaggedField(name="x", max_sample_bytes=0), "max_sample_bytes"),
+        (lambda: SlotLayout(num_samples=0, fields=LAYOUT.fields), "num_samples must be at least 1, got 0"),
+        (lambda: SlotLayout(num_samples=1, fields=()), "different names"),
+        (lambda: SlotLayout(num_samples=1, fields=LAYOUT.fields * 2), "different names"),
+        (lambda: SlotRing(num_slots=0, layout=LAYOUT), "num_slots must be at least 1, got 0"),
+    ],
+)
+def test_a_layout_that_cannot_be_is_refused(make: Callable[[], object], says: str) -> None:
+    with pytest.raises(ArgumentError, match=says):
+        make()
+
+
+def test_what_one_process_writes_the_other_reads() -> None:
+    ring = SlotRing(num_slots=2, layout=LAYOUT)
+    other = SlotRing.attach(os.dup(ring.fd), num_slots=2, layout=LAYOUT)
+    other.views(1)["label"][:] = [1, 2, 3, 4]
+    other.views(1)["image"][2] = 9
+    views = ring.views(1)
+    assert views["label"].tolist() == [1, 2, 3, 4]
+    assert views["image"][2].min() == 9
+    assert views["image"].shape == (4, 5, 7, 3)
+    assert not ring.views(0)["label"].any()
+    del views
+    ring.close()
+    other.close()
+
+
+def test_a_slot_returns_when_the_last_view_dies() -> None:
+    torch = pytest.importorskip("torch")
+    ring = SlotRing(num_slots=2, layout=LAYOUT)
+    slot = ring.take()
+    assert slot is not None
+    batch = ring.lend(slot, 3)
+    pixels = torch.from_numpy(batch["image"]).permute(0, 3, 1, 2)[1:]
+    text = batch["text"]
+    assert batch["image"].shape == (3, 5, 7, 3)
+    del batch
+    assert (ring.num_free, ring.num_lent) == (1, 1)
+    del text
+    channel = pixels[:, 0]
+    del pixels
+    assert ring.num_lent == 1
+    del channel
+    assert (ring.num_free, ring.num_lent) == (2, 0)
+    ring.close()
+
+
+def test_a_copied_slot_is_free_at_once_and_the_copy_never_changes() -> None:
+    ring = SlotRing(num_slots=1, layout=LAYOUT)
+    slot = ring.take()
+    assert slot is not None
+    assert ring.take() is None
+    views = ring.views(slot)
+    views["label"][:] = 5
+    views["text"].begin(0, 4)
+    views["text"].put(2, b"seven")
+    copy = ring.copy_out(slot, 3)
+    assert ring.num_free == 1
+    views["label"][:] = 6
+    views["text"].begin(0, 4)
+    assert copy["label"].tolist() == [5, 5, 5]
+    assert [value.tobytes() for value in copy["text"]] == [b"", b"", b"seven"]
+
+
+def test_lent_arrays_outlive_a_closed_ring() -> None:
+    ring = SlotRing(num_slots=2, layout=LAYOUT)
+    slot = ring.take()
+    assert slot is not None
+    ring.views(slot)["label"][:] = 7
+    label = ring.lend(slot, 4)["label"]
+    ring.close()
+    ring.close()
+    gc.collect()
+    assert label.tolist() == [7, 7, 7, 7]
+
+
+def test_memory_is_used_as_it_is_written_and_can_be_given_back() -> None:
+    layout = SlotLayout(num_samples=64, fields=(Field(name="x", shape=(MIB,), dtype="uint8"), RaggedField(name="r")))
+    assert layout.slot_bytes > 4 * GIB  # what ragged fields reserve is address space
+    ring = SlotRing(num_slots=2, layout=layout)
+    assert ring.used_bytes == 0
+    slot = ring.take()
+    assert slot is not None
+    ring.views(slot)["x"][:4] = 1
+    assert ring.used_bytes == 4 * MIB
+    ring.drop_free_memory()
+    assert ring.used_bytes == 4 * MIB  # it is not free yet
+    ring.give_back(slot)
+    ring.drop_free_memory()
+    assert ring.used_bytes == 0
+    assert not ring.views(slot)["x"][:4].any()
+    ring.close()
+
+
+def test_rings_leave_no_descriptor() -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(50):
+        with pytest.raises(ArgumentError):
+            SlotRing(num_slots=-1, layout=LAYOUT)
+        SlotRing(num_slots=3, layout=LAYOUT, huge_pages=True).close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+@given(st.lists(st.binary(max_size=300), min_size=1, max_size=20), st.data())
+def test_ragged_values_come_back_whatever_the_chunks(values: list[bytes], data: st.DataObject) -> None:
+    field = RaggedField(name="r", max_sample_bytes=300)
+    ring = SlotRing(num_slots=1, layout=SlotLayout(num_samples=len(values), fields=(field,)))
+    cuts = sorted({0, len(values), *data.draw(st.lists(st.integers(0, len(values))))})
+    chunks = data.draw(st.permutations(list(pairwise(cuts))))
+    for first, last in chunks:
+        ragged = ring.views(0)["r"]  # each chunk by a writer of its own, in any order
+        ragged.begin(first, last)
+        for sample in range(first, last):
+            ragged.put(sample, values[sample])
+    assert [value.tobytes() for value in ring.views(0)["r"]] == values
+
+
+def test_ragged_images_keep_their_shape_and_may_be_written_in_place() -> None:
+    layout = SlotLayout(
+        num_samples=3, fields=(RaggedField(name="r", dtype="float32", num_dims=2, max_sample_bytes=96),)
+    )
+    ring = SlotRing(num_slots=1, layout=layout)
+    ragged = ring.views(0)["r"]
+    ragged.begin(0, 3)
+    ragged.room(0, (2, 3))[:] = 1.5
+    for _ in range(50):  # a second try at a sample takes its first one's place
+        ragged.put(1, np.full((4, 6), 2.5, np.float32))
+    assert ragged[0].tolist() == [[1.5] * 3] * 2
+    assert ragged[1].shape == (4, 6)
+    assert ragged[2].shape == (0, 0)
+    assert ragged.copy()[1].tolist() == [[2.5] * 6] * 4
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (b"x" * 1001, "Raise max_sample_bytes"),
+        (np.zeros((2, 2), np.uint8), "1 dimensions"),
+        (np.zeros(2), "holds uint8"),
+    ],
+)
+def test_a_ragged_value_that_does_not_fit_is_refused(value: object, says: str) -> None:
+    ragged = SlotRing(num_slots=1, layout=LAYOUT).views(0)["text"]
+    ragged.begin(0, 4)
+    ragged.put(0, b"x" * 1000)
+    with pytest.raises(ArgumentError, match=says):
+        ragged.put(1, value)
+    assert ragged[0].tobytes() == b"x" * 1000
