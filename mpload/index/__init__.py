@@ -1,15 +1,35 @@
 """The index: one line of text a sample, and a memory-mapped sidecar that makes any line reachable at once.
 
+Reading one:
+
 ```
 columns   what a cell holds: path, span, lmdb, int, float, str
 text      the text format: header, lines, escapes; plain lists too
 scan      one fast pass over a text: where lines start, their labels, a digest
 sidecar   the Arrow file of what a scan found: written, checked, located (the only reader of pyarrow)
+mapped    columns of a sidecar as NumPy views, without pyarrow
 index     Index: records and labels through NumPy views of the map
 opening   open_index: from a path to an Index
-sources   folders, lists, tar shards: what an index can be made from
-build     build_index: from a source to a text and its sidecar
 ```
 
-Public names come from `mpload` itself; nothing is imported here, so that a worker can unpickle an `Index` without pyarrow.
+Making one:
+
+```
+rows       what every source gives: columns, root, the cells of one sample after another; what was left out
+folders    class folders and flat folders; order as ImageFolder's
+sorting    sort more names than memory holds
+tars       tar shards, as spans
+lists      plain lists, CSV, and indexes that stand already
+sources    which of these a path is
+splitting  which part of a split a sample belongs to
+writing    from rows to texts, complete or not at all
+build      build_index: from a source to a text and its sidecar
+merge      merge_indexes: several into one
+sizes      measure_sizes: bytes of each sample, into the sidecar
+checking   check_index: what is wrong with an index or its files
+threads    work that waits for disks, done by some threads at once
+```
+
+Public names come from `mpload` itself; nothing is imported here, so that a worker can unpickle an `Index` without
+pyarrow.
 """

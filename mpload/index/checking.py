@@ -1,0 +1,204 @@
+"""Is an index right, and are the files there? One finding for each fault."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpload.errors import MploadError, StorageError
+from mpload.index.columns import Cell, LmdbValue, Span
+from mpload.index.index import Index
+from mpload.index.lists import Line, path_of, read_lines
+from mpload.index.mapped import SidecarMap
+from mpload.index.rows import shown
+from mpload.index.sidecar import Progress
+from mpload.index.text import read_header
+from mpload.index.threads import map_in_threads
+from mpload.storage.local import LocalStorage
+from mpload.storage.ranges import ByteRange
+
+__all__ = ["Finding", "check_index", "check_lines"]
+
+_CHUNK_SAMPLES = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something that is wrong with an index, or with what it points to."""
+
+    where: str
+    """`train.txt:17`, or `train.txt` where it concerns the whole."""
+    sample_id: int | None
+    path: str | None
+    """As it stands in the index; None where the fault is not about a file."""
+    cause: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {shown(self.path) + ': ' if self.path else ''}{self.cause}"
+
+
+def check_lines(path: Path) -> Iterator[Finding]:
+    """Yield a finding for each line of a text that breaks the format: also of one that `open_index` refuses.
+
+    Raises:
+        IndexFormatError: the directives are broken, or there is no sample.
+
+    Memory: constant.
+    """
+    header = read_header(path)
+    for sample_id, line in enumerate(read_lines(path, header)):
+        try:
+            line.parse(header)
+        except ValueError as error:
+            yield Finding(where=f"{path}:{line.number}", sample_id=sample_id, path=None, cause=str(error))
+
+
+def check_index(
+    index: Index,
+    *,
+    decode: Callable[[bytes], object] | None = None,
+    num_workers: int = 8,
+    progress: Progress | None = None,
+) -> Iterator[Finding]:
+    """Yield what is wrong, in the order of the samples.
+
+    Every line is parsed and compared with the sidecar; files must be there, spans lie in their shards, and both inside
+    the root. Files behind a URL and LMDB values are not looked at: one finding says so.
+
+    Args:
+        index: an open index.
+        decode: called with the bytes of every image, in threads; whatever it raises is a finding.
+        num_workers: threads that read and decode.
+        progress: told the number of samples checked.
+
+    Memory: constant: the images of `num_workers` samples.
+    """
+    if (blind := _blind_spot(index)) is not None:
+        yield Finding(where=str(index.path), sample_id=None, path=None, cause=blind)
+    done = 0
+    check = _Check(index, decode)
+    for findings, num_lines in map_in_threads(check, _chunks(index), num_workers=num_workers):
+        yield from findings
+        done += num_lines
+        if progress is not None:
+            progress(done)
+    if done != len(index):
+        yield Finding(
+            where=str(index.path),
+            sample_id=None,
+            path=None,
+            cause=f"has {done} samples, where its sidecar has {len(index)}. {_REBUILD}",
+        )
+
+
+_REBUILD = "Delete the sidecar: it is rebuilt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chunk:
+    first_id: int
+    lines: Sequence[Line]
+    labels: NDArray[np.int64] | None
+    findings: list[Finding] = field(default_factory=list)
+
+
+def _chunks(index: Index) -> Iterator[_Chunk]:
+    """Yield the lines with what the sidecar says of them. Where offsets go wrong, the first one is a finding."""
+    mapped = SidecarMap(index.sidecar)
+    labels = mapped.columns.get("label")
+    lines = read_lines(index.path, index.header)
+    first = 0
+    in_step = True
+    while chunk := list(islice(lines, _CHUNK_SAMPLES)):
+        stop = min(first + len(chunk), len(index))
+        found = np.array([line.offset_bytes for line in chunk[: max(stop - first, 0)]], np.uint64)
+        wrong = np.flatnonzero(found != mapped.columns["offset"][first:stop])
+        findings = []
+        if len(wrong) and in_step:
+            in_step = False
+            line = chunk[wrong[0]]
+            findings.append(
+                Finding(
+                    where=f"{index.path}:{line.number}",
+                    sample_id=first + int(wrong[0]),
+                    path=None,
+                    cause=f"starts at byte {line.offset_bytes}, where the sidecar {index.sidecar.path} says "
+                    f"{int(mapped.columns['offset'][first + int(wrong[0])])}. {_REBUILD}",
+                )
+            )
+        known = None if labels is None else np.array(labels[first:stop])
+        mapped.forget(16 * len(chunk))
+        yield _Chunk(first_id=first, lines=chunk, labels=known, findings=findings)
+        first += len(chunk)
+
+
+class _Check:
+    """Checks a chunk. Process: called by several threads at once."""
+
+    def __init__(self, index: Index, decode: Callable[[bytes], object] | None) -> None:
+        self._index = index
+        self._decode = decode
+        self._sources = [number for number, column in enumerate(index.columns) if column.type.is_source]
+        self._reads = "://" not in index.root
+
+    def __call__(self, chunk: _Chunk) -> tuple[list[Finding], int]:
+        findings = chunk.findings
+        with LocalStorage(Path(self._index.root), allow_outside_root=not self._index.confined) as storage:
+            for number, line in enumerate(chunk.lines):
+                sample_id = chunk.first_id + number
+                where = f"{self._index.path}:{line.number}"
+                try:
+                    cells = line.parse(self._index.header)
+                except ValueError as error:
+                    findings.append(Finding(where=where, sample_id=sample_id, path=None, cause=str(error)))
+                    continue
+                if (cause := self._label_fault(cells, chunk.labels, number)) is not None:
+                    findings.append(Finding(where=where, sample_id=sample_id, path=None, cause=cause))
+                findings.extend(
+                    Finding(where=where, sample_id=sample_id, path=path_of(cells[source]), cause=cause)
+                    for source in self._sources
+                    if (cause := self._file_fault(storage, cells[source])) is not None
+                )
+        return findings, len(chunk.lines)
+
+    def _label_fault(self, cells: Sequence[Cell], labels: NDArray[np.int64] | None, number: int) -> str | None:
+        column = self._index.header.label_column
+        if labels is None or column is None or number >= len(labels) or cells[column] == labels[number]:
+            return None
+        return (
+            f"has label {cells[column]}, where the sidecar {self._index.sidecar.path} says {labels[number]}. {_REBUILD}"
+        )
+
+    def _file_fault(self, storage: LocalStorage, cell: Cell) -> str | None:
+        if not self._reads or isinstance(cell, LmdbValue):
+            return None
+        if isinstance(cell, Span):
+            wanted = ByteRange(cell.path, cell.offset_bytes, cell.length_bytes)
+            there = ByteRange(cell.path, cell.offset_bytes + cell.length_bytes, 0)
+        else:
+            wanted = ByteRange(str(cell))
+            there = ByteRange(str(cell), 0, 0)  # opens it, and reads nothing
+        try:
+            (data,) = storage.read([there if self._decode is None else wanted])
+        except StorageError as error:
+            return str(error).removeprefix(f"{shown(path_of(cell))}: ")
+        if self._decode is None:
+            return None
+        try:
+            self._decode(data)
+        except MploadError as error:
+            return str(error)
+        except Exception as error:  # noqa: BLE001  whatever a decoder says is what the caller wants to know
+            return f"{type(error).__name__}: {error}"
+        return None
+
+
+def _blind_spot(index: Index) -> str | None:
+    if "://" in index.root:
+        return f"files at {index.root} are not looked at: only lines and sidecar are checked"
+    if any(column.type.value == "lmdb" for column in index.columns):
+        return "lmdb values are not looked at: only lines, sidecar and files are checked"
+    return None

@@ -1,0 +1,102 @@
+"""Sort more strings than memory holds: sorted runs on disk, merged (external merge sort)."""
+
+import heapq
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from mpload.errors import StorageError
+from mpload.units import KIB, MIB
+
+__all__ = ["sorted_strings"]
+
+RUN_BYTES = 64 * MIB
+_POINTER_BYTES = 8
+_END = b"\xff"  # stands in no UTF-8, not even in that of lone surrogates, which names of undecodable bytes hold
+_MIN_BUFFER_BYTES = 16 * KIB
+
+
+@contextmanager
+def sorted_strings(strings: Iterable[str], *, folder: Path, run_bytes: int = RUN_BYTES) -> Iterator[Iterator[str]]:
+    """Take all `strings` at once, and give an iterator over them in the order of `sorted()`.
+
+    External merge sort (Knuth, The Art of Computer Programming 3, 5.4): what does not fit `run_bytes` of memory goes
+    as sorted runs into one nameless temporary file in `folder`, which is gone when the context ends, however it ends.
+
+    Memory: about `run_bytes` for any number of strings.
+
+    Raises:
+        StorageError: `folder` has no room for the temporary file.
+    """
+    run: list[str] = []
+    held_bytes = 0
+    spill = None
+    try:
+        for string in strings:
+            run.append(string)
+            held_bytes += sys.getsizeof(string) + _POINTER_BYTES
+            if held_bytes >= run_bytes:
+                spill = spill or _Spill(folder)
+                spill.add(run)
+                run.clear()
+                held_bytes = 0
+        if spill is None:
+            run.sort()
+            yield iter(run)
+        else:
+            spill.add(run)
+            run.clear()
+            yield heapq.merge(*spill.runs(buffer_bytes=run_bytes))
+    finally:
+        if spill is not None:
+            spill.close()
+
+
+class _Spill:
+    """Sorted runs, one after another in one temporary file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        try:
+            self._file: BinaryIO = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  the owner's `with` closes it
+        except OSError as error:
+            raise self._error(error) from error
+        self._ends = [0]
+
+    def add(self, run: list[str]) -> None:
+        run.sort()
+        try:
+            self._file.writelines(string.encode("utf-8", "surrogatepass") + _END for string in run)
+            self._file.flush()
+        except OSError as error:
+            raise self._error(error) from error
+        self._ends.append(self._file.tell())
+
+    def runs(self, *, buffer_bytes: int) -> list[Iterator[str]]:
+        """Return an iterator for each run; all of them together hold about `buffer_bytes`."""
+        each_bytes = max(buffer_bytes // (8 * len(self._ends)), _MIN_BUFFER_BYTES)  # decoded, a name takes more
+        return [self._read(start, end, each_bytes) for start, end in zip(self._ends[:-1], self._ends[1:], strict=True)]
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _read(self, start: int, end: int, buffer_bytes: int) -> Iterator[str]:
+        rest = b""
+        while start < end:
+            data = os.pread(self._file.fileno(), min(buffer_bytes, end - start), start)
+            if not data:
+                raise StorageError(f"{self._folder}: the temporary file of the sort lost its end. Try again")
+            start += len(data)
+            *pieces, rest = (rest + data).split(_END)
+            for piece in pieces:
+                yield piece.decode("utf-8", "surrogatepass")
+
+    def _error(self, error: OSError) -> StorageError:
+        return StorageError(
+            f"{self._folder}: the temporary file for sorting names cannot be written: {error.strerror or error}. "
+            "It takes about as much room as the index; make room there, or put the index on another disk"
+        )

@@ -1,0 +1,92 @@
+"""What kind of source a path is."""
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from mpload.errors import ArgumentError, StorageError
+from mpload.index.folders import FolderOptions, open_folder
+from mpload.index.lists import open_list
+from mpload.index.rows import Rows, absolute, shown
+from mpload.index.tars import open_tars, refuse_compressed, refuse_compressed_name
+
+__all__ = ["SourcePath", "open_source", "source_paths"]
+
+SourcePath = str | os.PathLike[str]
+
+_TAR_MAGIC = slice(257, 262)
+
+
+def source_paths(source: SourcePath | Sequence[SourcePath]) -> list[Path]:
+    """Return the path or paths that a source is given as, absolute.
+
+    Raises:
+        ArgumentError: there is none.
+    """
+    paths = [source] if isinstance(source, str | os.PathLike) else list(source)
+    if not paths:
+        raise ArgumentError("source is an empty list. Give a folder, a list of samples, or tar shards")
+    return [Path(absolute(path)) for path in paths]
+
+
+@contextmanager
+def open_source(
+    source: SourcePath | Sequence[SourcePath],
+    *,
+    columns: str | None,
+    root: SourcePath | None,
+    folder: FolderOptions,
+    scratch: Path,
+) -> Iterator[Rows]:
+    """Open a folder, a list, an index or tar shards; see `build_index`.
+
+    Raises:
+        ArgumentError: the source is of no such kind.
+        StorageError: it does not exist or cannot be read.
+    """
+    paths = source_paths(source)
+    kinds = [_kind(path, folder) for path in paths]
+    with ExitStack() as stack:
+        if len(paths) > 1 and set(kinds) != {"tar"}:
+            other = next(path for path, kind in zip(paths, kinds, strict=True) if kind != "tar")
+            raise ArgumentError(
+                f"{shown(str(other))}: is no tar shard, and several sources must all be. "
+                "Index one folder or list after another, then join the indexes: mpload merge"
+            )
+        match kinds[0]:
+            case "folder":
+                rows = stack.enter_context(
+                    open_folder(str(paths[0]), options=folder, scratch=scratch, columns=columns, root=root)
+                )
+            case "tar":
+                shards = [str(path) for path in paths]
+                rows = stack.enter_context(open_tars(shards, extensions=folder.extensions, columns=columns, root=root))
+            case _:
+                rows = stack.enter_context(open_list(paths[0], columns=columns, root=root))
+        yield rows
+
+
+def _kind(path: Path, folder: FolderOptions) -> str:
+    name = shown(str(path))
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            return "folder"
+        if not stat.S_ISREG(mode):
+            raise ArgumentError(f"{name}: is a device, pipe or socket. Give a folder, a list, or tar shards")
+        with path.open("rb") as file:
+            head = file.read(_TAR_MAGIC.stop)
+    except OSError as error:
+        raise StorageError(
+            f"{name}: the source cannot be read: {error.strerror or error}. Give a folder of images, a list of "
+            "'path label' lines, an index, or tar shards"
+        ) from error
+    refuse_compressed_name(str(path))
+    refuse_compressed(str(path), head)
+    if path.suffix.lower() == ".tar" or head[_TAR_MAGIC] == b"ustar":
+        return "tar"
+    if path.name.lower().endswith(folder.extensions):
+        raise ArgumentError(f"{name}: is one image. Give the folder that holds it: {path.parent}")
+    return "list"
