@@ -5,7 +5,7 @@ The size is known, and bounded, before a pixel is decoded. JPEG is decoded by si
 alpha is dropped (a TIFF's is blended with black), of 16 bits a channel the upper 8 are taken.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import Final, Literal, Protocol
 
@@ -58,14 +58,6 @@ class Box:
         """Return the view of `pixels`, [H, W, 3], that the box frames."""
         return pixels[self.top : self.top + self.height, self.left : self.left + self.width]
 
-    def scaled(self, from_height: int, from_width: int, to_height: int, to_width: int) -> "Box":
-        """Return the box of an image of another size that frames the same, to the nearest pixel."""
-        if (from_height, from_width) == (to_height, to_width):
-            return self
-        top, height = _scaled_span(self.top, self.height, from_height, to_height)
-        left, width = _scaled_span(self.left, self.width, from_width, to_width)
-        return Box(top=top, left=left, height=height, width=width)
-
 
 class Image(Protocol):
     """An image of which at least the header is read. Sizes and places are those of the image as it is shown."""
@@ -104,7 +96,7 @@ def open_image(data: ImageBytes, *, exif_orientation: bool = True, max_pixels: i
 
     Args:
         data: The bytes of one image.
-        exif_orientation: Show it turned and mirrored as its EXIF data says.
+        exif_orientation: Show it turned and mirrored as its EXIF data says; a TIFF, which stores it, always is.
         max_pixels: The largest image that is decoded, by the size its header gives.
 
     Raises:
@@ -126,6 +118,8 @@ def open_image(data: ImageBytes, *, exif_orientation: bool = True, max_pixels: i
         orientation = _exif_orientation(data) if exif_orientation else 1
         return _Jpeg(data=data, stored_height=height, stored_width=width, orientation=orientation, colors=colors)
 
+    if kind == "PNG":
+        _check_png_chunks(data)
     flags = cv2.IMREAD_COLOR if exif_orientation else cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
     pixels = _decode_with_opencv(data, flags)
     if pixels is None:
@@ -181,9 +175,12 @@ class _Jpeg:
         """Return what `box` frames, at a scale that leaves it at least that high and wide if it is now."""
         spare = min(box.height // at_least[0], box.width // at_least[1])
         denominator = max(part for part in (1, 2, 4, 8) if part <= max(1, spare))
-        shown = _oriented(self._stored_pixels(denominator=denominator), self.orientation)
-        region = box.scaled(self.height, self.width, *shown.shape[:2]).of(shown)
-        return region if self.orientation == 1 else np.ascontiguousarray(region)
+        pixels = self._stored_pixels(denominator=denominator)
+        box = _stored_box(box, self.orientation, self.height, self.width)
+        top, height = _scaled_span(box.top, box.height, denominator, pixels.shape[0])
+        left, width = _scaled_span(box.left, box.width, denominator, pixels.shape[1])
+        region = Box(top=top, left=left, height=height, width=width).of(pixels)
+        return region if self.orientation == 1 else np.ascontiguousarray(_oriented(region, self.orientation))
 
     def _stored_pixels(self, *, denominator: int) -> Pixels:
         """Decode to RGB; at 1/2, 1/4 or 1/8 of the size where the decoder can (other scales take longer than 1/1)."""
@@ -224,6 +221,18 @@ def _kind_of(data: ImageBytes) -> str:
 def _check_num_pixels(height: int, width: int, max_pixels: int) -> None:
     if height * width > max_pixels:
         raise DecodeError(f"{width}x{height} = {height * width:,} pixels exceed max_pixels={max_pixels:,}")
+
+
+def _check_png_chunks(data: ImageBytes) -> None:
+    """Refuse a chunk that is longer than the file: OpenCV would allocate, and clear, the up to 4 GB that it claims."""
+    position = 8
+    while position + 8 <= len(data):
+        end = position + 12 + int.from_bytes(data[position : position + 4], "big")
+        if end > len(data):
+            raise DecodeError(f"PNG is damaged or truncated: a chunk ends at byte {end:,} of {len(data):,}")
+        if data[position + 4 : position + 8] == b"IEND":  # what follows is not the PNG's, and does no harm
+            return
+        position = end
 
 
 def _decode_with_opencv(data: ImageBytes, flags: int) -> Pixels | None:
@@ -279,6 +288,17 @@ def _oriented(pixels: Pixels, orientation: int) -> Pixels:
     return pixels[:: -1 if orientation in {3, 4, 7, 8} else 1, :: -1 if orientation in {2, 3, 6, 7} else 1]
 
 
-def _scaled_span(start: int, length: int, of: int, to: int) -> tuple[int, int]:
-    scaled = min(to, max(1, round(length * to / of)))
-    return min(round(start * to / of), to - scaled), scaled
+def _stored_box(box: Box, orientation: int, height: int, width: int) -> Box:
+    """Return what `_oriented` would turn into `box` of an image that is `height` x `width` as it is shown."""
+    if orientation in {3, 4, 7, 8}:
+        box = replace(box, top=height - box.top - box.height)
+    if orientation in {2, 3, 6, 7}:
+        box = replace(box, left=width - box.left - box.width)
+    if orientation >= 5:
+        box = Box(top=box.left, left=box.top, height=box.width, width=box.height)
+    return box
+
+
+def _scaled_span(start: int, length: int, denominator: int, end: int) -> tuple[int, int]:
+    length = min(end, max(1, round(length / denominator)))
+    return min(round(start / denominator), end - length), length
