@@ -12,7 +12,7 @@ from mpload.decode import ImageDecoder
 from mpload.errors import ArgumentError, StateError
 from mpload.index.index import Index
 from mpload.index.opening import open_index
-from mpload.order import Order, Sequential, Shuffle, Shuffling
+from mpload.order import Order, OrderChoice, Sequential, Shuffle
 from mpload.pipeline import Batch, Pipeline
 from mpload.policy import ErrorPolicy
 from mpload.progress import Epoch, SharedProgress
@@ -66,19 +66,17 @@ class MPDataset(IterableDataset[Any]):
         transform: Callable[..., Any] | None = None,
         batch_size: int | None = None,
         tail: Tail | str = Tail.PAD,
-        shuffle: bool | Shuffling = False,
+        shuffle: bool | OrderChoice = False,
         seed: int = 0,
         topology: Topology | None = None,
         on_error: ErrorPolicy | str = "raise",
     ) -> None:
         if batch_size is not None and batch_size < 1:
             raise ArgumentError(f"batch_size must be at least 1, or None for samples, got {batch_size}")
-        if tail not in list(Tail):
-            raise ArgumentError(f"tail must be one of {', '.join(Tail)}, got {tail!r}")
         self.index = index if isinstance(index, Index) else open_index(index)
         self.batch_size = batch_size
         self.tail = Tail(tail)
-        self.shuffle: Shuffling = (Shuffle() if shuffle else Sequential()) if isinstance(shuffle, bool) else shuffle
+        self.shuffle: OrderChoice = (Shuffle() if shuffle else Sequential()) if isinstance(shuffle, bool) else shuffle
         self._topology = topology
         self._pipeline = Pipeline(
             index=self.index,
@@ -108,7 +106,10 @@ class MPDataset(IterableDataset[Any]):
 
     def __len__(self) -> int:
         """Return the number of batches, or samples, of this rank that the next iteration yields over all workers."""
-        return self.plan().num_batches
+        plan = self.plan()
+        if self.batch_size is None and plan.num_batches and not plan.num_real_samples(plan.num_batches - 1):
+            return plan.num_batches - (self.tail is Tail.RAGGED)  # the last sample is another rank's
+        return plan.num_batches
 
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
@@ -142,7 +143,9 @@ class MPDataset(IterableDataset[Any]):
         """
         current = self._progress.current
         following = self._progress.next
-        if num_batches is not None:
+        if self._reading is not None and get_worker_info() is not None:
+            at = self._reading.epoch  # StatefulDataLoader asks the worker's iterator for the rest
+        elif num_batches is not None:
             if current is None:
                 raise StateError(f"num_batches={num_batches}, but no epoch has been begun")
             at = self._position_after(current, num_batches)
@@ -177,17 +180,7 @@ class MPDataset(IterableDataset[Any]):
 
     def _restore(self, state_dict: Mapping[str, Any]) -> Epoch:
         state = State.from_dict(state_dict)
-        for what, mine, other in (
-            ("index", self.index.fingerprint, state.fingerprint),
-            ("order", self.shuffle.spec, state.order),
-        ):
-            if mine != other:
-                raise StateError(
-                    f"the state was saved over another {what} ({other}, here {mine}): going on would repeat and skip "
-                    f"samples. Restore it over the same {what}, or begin a new epoch without it"
-                )
-        if state.position > len(self.index):
-            raise StateError(f"position {state.position} lies beyond the {len(self.index)} samples of the index")
+        state.check_fits(fingerprint=self.index.fingerprint, order=self.shuffle.spec, num_samples=len(self.index))
         return Epoch(seed=state.seed, number=state.epoch, position=state.position)
 
     def _position_after(self, epoch: Epoch, num_batches: int) -> Epoch:
@@ -223,7 +216,8 @@ class _EpochIterator(Iterator[Any]):
         self._begin(epoch, next_batch=worker)
 
     def _begin(self, epoch: Epoch, *, next_batch: int) -> None:
-        self._epoch = epoch
+        self.epoch = epoch
+        """The epoch that is read, from where it was begun."""
         self._plan = self._dataset._plan(epoch)  # noqa: SLF001  two halves of one thing
         self._order = self._dataset._order(epoch)  # noqa: SLF001
         self.next_batch = next_batch
@@ -237,7 +231,7 @@ class _EpochIterator(Iterator[Any]):
         pipeline = self._dataset._pipeline  # noqa: SLF001
         while self.next_batch < self._plan.num_batches:
             sample_ids = self._order.sample_ids(self._plan.positions(self.next_batch))
-            batch = pipeline.batch(sample_ids, seed=self._epoch.seed, epoch=self._epoch.number)
+            batch = pipeline.batch(sample_ids, seed=self.epoch.seed, epoch=self.epoch.number)
             self.next_batch += self._num_workers
             yield _as_tensors(batch)
 
@@ -246,20 +240,22 @@ class _EpochIterator(Iterator[Any]):
         while self.next_batch < self._plan.num_batches:
             stop = min(self.next_batch + _BLOCK_SAMPLES * self._num_workers, self._plan.num_batches)
             numbers = np.arange(self.next_batch, stop, self._num_workers)
-            for record in self._dataset.index.records(self._order.sample_ids(self._plan.single_positions(numbers))):
-                self.next_batch += self._num_workers
-                made = pipeline.sample(record, seed=self._epoch.seed, epoch=self._epoch.number)
+            sample_ids = self._order.sample_ids(self._plan.single_positions(numbers))
+            for number, record in zip(numbers.tolist(), self._dataset.index.records(sample_ids), strict=False):
+                self.next_batch = number + self._num_workers
+                made = pipeline.sample(record, seed=self.epoch.seed, epoch=self.epoch.number)
                 if made is not None:
                     yield _bare(tuple(_as_tensor(value) for value in made[1]))
+            self.next_batch = int(numbers[-1]) + self._num_workers  # a ragged last sample may be another rank's
 
     def state_dict(self) -> dict[str, Any]:
         """Return where this worker stands, for torchdata's StatefulDataLoader."""
         state = State(
             fingerprint=self._dataset.index.fingerprint,
             order=self._dataset.shuffle.spec,
-            seed=self._epoch.seed,
-            epoch=self._epoch.number,
-            position=self._epoch.position,
+            seed=self.epoch.seed,
+            epoch=self.epoch.number,
+            position=self.epoch.position,
         )
         return {"start": state.to_dict(), "next_batch": self.next_batch}
 
@@ -283,7 +279,7 @@ def _as_tensor(value: Any) -> Any:
     """Show an array as a tensor, images [..., H, W, C] as [..., C, H, W]; leave other values as they are."""
     if not isinstance(value, np.ndarray):
         return value
-    tensor = torch.from_numpy(value)
+    tensor = torch.from_numpy(value if value.flags.writeable else value.copy())  # np.frombuffer gives such arrays
     return tensor.movedim(-1, -3) if value.ndim >= 3 else tensor
 
 

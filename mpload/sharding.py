@@ -120,6 +120,16 @@ class Plan:
         first = min(first, self.num_samples)
         return np.arange(first, first + num_real, dtype=np.int64)
 
+    def single_positions(self, batches: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the positions of many batches of one sample each, `int64[n]`; `batch_size` must be 1.
+
+        Ragged batches that are empty are left out.
+        """
+        first = self.start + batches * self.global_batch_size + self.topology.rank
+        if self.tail == Tail.RAGGED:
+            return first[first < self.num_samples]
+        return first % self.num_samples
+
     def num_real_samples(self, batch: int) -> int:
         """Return how many of `positions(batch)`, counted from the first, are no padding.
 

@@ -282,16 +282,17 @@ def test_private_memory_of_a_reader_does_not_grow_with_the_index(large: Index, t
         "index = mpload.open_index(sys.argv[1])\n"
         "def read():\n"
         "    for start in range(0, len(index) - 4096, 4096): index.records(np.arange(start, start + 4096, 37))\n"
-        "index.records(np.arange(0, len(index), len(index) // 5000 or 1))\n"
+        "index.records(np.arange(1000))\n"
         "before = process_memory().uss_bytes\n"
         "read()\n"
-        "index.records(np.random.default_rng(0).integers(0, len(index), 20_000))\n"
+        "rng = np.random.default_rng(0)\n"
+        "for _ in range(50): index.records(rng.integers(0, len(index), 1000))\n"
         "print(process_memory().uss_bytes - before)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, large.path], capture_output=True, text=True, check=True, timeout=100
     )
-    assert int(done.stdout) < 20 * 2**20  # 20 thousand records at once are some MB; the map alone is 32 MB
+    assert int(done.stdout) < 8 * 2**20  # the map alone is 34 MB, the text 38 MB
 
 
 def test_building_waits_for_nobody_who_died(tmp_path: Path) -> None:

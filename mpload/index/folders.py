@@ -254,7 +254,8 @@ class _Walk:
 
     def _read(self, directory: str, entries: "os._ScandirIterator[str]") -> Iterator[os.DirEntry[str]]:
         try:
-            yield from entries
+            for entry in entries:  # noqa: UP028  `yield from` would close the directory when a reader turns aside
+                yield entry
         except OSError as error:
             raise self._error(directory, error) from error
 

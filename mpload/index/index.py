@@ -3,6 +3,8 @@
 import hashlib
 import operator
 import os
+import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -209,12 +211,18 @@ class _Text:
     """The text file of an index, read by position: safe to share with forked processes."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("rb", buffering=0)
+        self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        self._lock = threading.Lock()
+        weakref.finalize(self, os.close, self._descriptor)
 
     def stamp(self) -> tuple[int, int]:
         """Return size and modification time of the open file."""
-        status = os.fstat(self._file.fileno())
+        status = os.fstat(self._descriptor)
         return status.st_size, status.st_mtime_ns
 
     def read(self, offset: int, length: int) -> bytes:
-        return os.pread(self._file.fileno(), length, offset)
+        if hasattr(os, "pread"):
+            return os.pread(self._descriptor, length, offset)
+        with self._lock:  # Windows
+            os.lseek(self._descriptor, offset, os.SEEK_SET)
+            return os.read(self._descriptor, length)

@@ -46,7 +46,8 @@ class Scan:
     num_bytes: int = field(default=0, init=False)
     """Bytes of the text read so far."""
     _hash: hashlib.blake2b = field(default_factory=lambda: hashlib.blake2b(digest_size=32), init=False)
-    _ended_by_blank_line: bool = field(default=False, init=False)
+    _blank_line: int | None = field(default=None, init=False)
+    """Number of the first blank line: nothing but blank lines may follow it."""
 
     @property
     def digest(self) -> str:
@@ -72,7 +73,7 @@ class Scan:
                 filled = kept + count
                 end = buffer.rfind(b"\n", 0, filled) + 1
                 if filled - end > MAX_LINE_BYTES:
-                    raise self._error(end and buffer.count(b"\n", 0, end), _TOO_LONG)
+                    raise self._error(self._line_number(buffer.count(b"\n", 0, end)), _TOO_LONG)
                 if end:
                     yield from self._block(buffer, end, position)
                     position += end
@@ -89,7 +90,7 @@ class Scan:
     def _block(self, buffer: bytearray, end: int, position: int) -> Iterator[ScanBlock]:
         """Scan the whole lines in `buffer[:end]`, which stand at `position` in the text."""
         block = None
-        if not self._ended_by_blank_line and buffer.find(b"\0", 0, end) < 0:
+        if self._blank_line is None and buffer.find(b"\0", 0, end) < 0:
             block = _scan_fast(np.frombuffer(buffer, np.uint8, end), self.header, buffer)
         starts, labels = block or self._scan_slowly(bytes(buffer[:end]))
         if len(starts):
@@ -102,17 +103,17 @@ class Scan:
         label_column = self.header.label_column
         start = 0
         for number, line in enumerate(block[:-1].split(b"\n")):
-            blank = self.header.dialect is not Dialect.NATIVE and not line.strip()
-            if self._ended_by_blank_line and not blank:
-                raise self._error(number - 1, "is blank, and samples follow. Delete the blank line")
-            self._ended_by_blank_line = blank
-            if not blank:
+            if self.header.dialect is not Dialect.NATIVE and not line.strip():
+                self._blank_line = self._blank_line or self._line_number(number)
+            elif self._blank_line is not None:
+                raise self._error(self._blank_line, "is blank, and samples follow. Delete the blank line")
+            else:
                 if len(line) > MAX_LINE_BYTES:
-                    raise self._error(number, _TOO_LONG)
+                    raise self._error(self._line_number(number), _TOO_LONG)
                 try:
                     cells = parse_line(self.header, line)
                 except ValueError as error:
-                    raise self._error(number, str(error)) from error
+                    raise self._error(self._line_number(number), str(error)) from error
                 starts.append(start)
                 if label_column is not None:
                     label = cells[label_column]
@@ -121,9 +122,11 @@ class Scan:
             start += len(line) + 1
         return np.array(starts, np.int64), None if label_column is None else np.array(labels, np.int64)
 
-    def _error(self, number_in_block: int, cause: str) -> IndexFormatError:
-        number = self.header.num_lines + self.num_samples + number_in_block + 1
-        return IndexFormatError(f"{self.path}:{number}: {cause}")
+    def _line_number(self, number_in_block: int) -> int:
+        return self.header.num_lines + self.num_samples + number_in_block + 1
+
+    def _error(self, line_number: int, cause: str) -> IndexFormatError:
+        return IndexFormatError(f"{self.path}:{line_number}: {cause}")
 
 
 _TOO_LONG = f"is longer than {MAX_LINE_BYTES} bytes, the limit of a line. Is this file an index?"

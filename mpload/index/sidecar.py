@@ -250,7 +250,9 @@ def _locate(path: Path, text: Path, header: Header) -> SidecarLayout:
     try:
         with pa.memory_map(str(path)) as source:
             return _read(path, source.read_buffer(), text, header)
-    except (pa.ArrowException, KeyError, ValueError, TypeError) as error:
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
         raise SidecarError(f"{path}: is no sidecar, or a broken one: {error}. It is rebuilt from the text") from error
 
 

@@ -190,7 +190,7 @@ def _read_directives(path: Path, file: BinaryIO) -> Header:
 def _sniff(path: Path, head: bytes) -> Header:
     position = 3 if head.startswith(b"\xef\xbb\xbf") else 0
     num_lines = 0
-    while head.startswith((b"# ", b"#\n", b"#\r\n"), position):  # comments
+    while head.startswith((b"# ", b"#\n", b"#\r\n", b"\n", b"\r\n"), position):  # comments and blank lines
         end = head.find(b"\n", position)
         position = end + 1 if end >= 0 else len(head)
         num_lines += 1
@@ -337,4 +337,4 @@ def _unescape(text: str) -> str:
 
 
 _CRLF = "ends with CRLF, where an index has plain newlines. Convert it: sed -i 's/\\r$//' FILE"
-_EMPTY = "holds no sample . Make an index: mpload index FOLDER -o train.txt"
+_EMPTY = "holds no sample. Make an index: mpload index FOLDER -o train.txt"

@@ -1,0 +1,142 @@
+"""What does an index of N samples cost: to build, to open, to read from, on disk and in memory?
+
+    python benchmarks/bench_index.py [--num-samples 100000000] [--folder /tmp]
+
+Each case runs in a fresh process on one core. Records: benchmarks/records/index.jsonl.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from records import write_record
+
+LINE = b"n0000/000000000.JPEG\t100\n"
+HEAD = b"#mpload 1\n#columns image:path label:int\n"
+
+
+def generate(path: Path, num_samples: int) -> None:
+    """Write lines of one length, with every sample's number in its path and a label of three digits."""
+    with path.open("wb") as file:
+        file.write(HEAD)
+        for start in range(0, num_samples, 1 << 20):
+            numbers = np.arange(start, min(start + (1 << 20), num_samples))
+            lines = np.tile(np.frombuffer(LINE, np.uint8), (len(numbers), 1))
+            write_digits(lines[:, 1:5], numbers % 900)
+            write_digits(lines[:, 6:15], numbers)
+            write_digits(lines[:, 21:24], numbers % 900 + 100)
+            file.write(lines)
+
+
+def write_digits(cells: np.ndarray, numbers: np.ndarray) -> None:
+    for place in range(cells.shape[1]):
+        cells[:, -1 - place] = ord("0") + numbers // 10**place % 10
+
+
+PREAMBLE = """
+import json, os, resource, sys, time
+if hasattr(os, "sched_setaffinity"): os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
+from pathlib import Path
+import numpy as np
+from mpload.index.opening import open_index
+from mpload.index.scan import Scan
+from mpload.index.text import read_header
+from mpload.memory import process_memory
+path = Path(sys.argv[1])
+clock = time.perf_counter
+def timed(function):
+    start = clock(); result = function(); return clock() - start, result
+"""
+
+# The text lies in the page cache for all of these: it was just written, or just read by the case before.
+CASES = {
+    "newlines": """
+block = np.empty(1 << 20, np.uint8)
+def count():
+    with path.open("rb", buffering=0) as file:
+        return sum(np.flatnonzero(block[:n] == 10).size for n in iter(lambda: file.readinto(block), 0))
+def read():
+    with path.open("rb", buffering=0) as file:
+        return sum(iter(lambda: file.readinto(block), 0))
+read()
+read_seconds, size = timed(read)
+seconds, lines = timed(count)
+print(json.dumps({"newlines_gb_per_second": size / seconds / 1e9, "read_alone_gb_per_second": size / read_seconds / 1e9}))
+""",
+    "scan": """
+def scan():
+    scan = Scan(path=path, header=read_header(path))
+    return sum(len(block.offsets) for block in scan)
+seconds, count = timed(scan)
+print(json.dumps({"scan_lines_per_second": count / seconds}))
+""",
+    "build": """
+seconds, index = timed(lambda: open_index(path))
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(json.dumps({"build_lines_per_second": len(index) / seconds, "build_peak_rss_mb": peak / 1e6}))
+""",
+    "open": """
+seconds, index = timed(lambda: open_index(path))
+first_seconds, record = timed(lambda: index[len(index) // 2])
+print(json.dumps({"open_ms": seconds * 1e3, "first_record_ms": (seconds + first_seconds) * 1e3}))
+""",
+    "read": """
+index = open_index(path)
+rng = np.random.default_rng(0)
+blocks = [np.arange(s, min(s + 4096, len(index))) for s in range(0, min(len(index), 1 << 20), 4096)]
+batches = [rng.integers(0, len(index), 256) for _ in range(1000)]
+index.records(batches[0])
+in_order, _ = timed(lambda: [index.records(ids) and None for ids in blocks])
+shuffled, _ = timed(lambda: [index.records(ids) and None for ids in batches])
+print(json.dumps({"record_in_order_us": in_order / sum(map(len, blocks)) * 1e6, "record_shuffled_us": shuffled / 256_000 * 1e6}))
+""",
+    "iterate": """
+index = open_index(path)
+index.records(np.arange(min(4096, len(index))))
+peak = 0
+for number, start in enumerate(range(0, len(index), 4096)):
+    index.records(np.arange(start, min(start + 4096, len(index))))
+    if number % 1000 == 0 or start + 4096 >= len(index):
+        peak = max(peak, process_memory().uss_bytes)
+print(json.dumps({"iterate_uss_mb": peak / 1e6}))
+""",
+}
+
+
+def run(case: str, path: Path) -> dict[str, float]:
+    done = subprocess.run(
+        [sys.executable, "-c", PREAMBLE + CASES[case], str(path)], check=True, capture_output=True, text=True
+    )
+    figures: dict[str, float] = json.loads(done.stdout)
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--num-samples", type=int, default=100_000_000)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--quick", action="store_true", help="a hundred thousand samples, to see that it runs")
+    arguments = parser.parse_args()
+    num_samples = 100_000 if arguments.quick else arguments.num_samples
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
+        small, large = Path(name, "small.txt"), Path(name, "large.txt")
+        generate(small, 10_000)
+        generate(large, num_samples)
+        figures = {}
+        for case in CASES:
+            figures |= run(case, large)
+        run("build", small)
+        figures["iterate_10k_uss_mb"] = run("iterate", small)["iterate_uss_mb"]
+        figures["text_bytes_per_sample"] = large.stat().st_size / num_samples
+        figures["sidecar_bytes_per_sample"] = large.with_name("large.txt.mpx").stat().st_size / num_samples
+    for name, value in figures.items():
+        print(f"{name:28} {value:,.3f}")
+    write_record("index", {"num_samples": num_samples}, figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""mpload: a memory-aware multiprocess data loader for PyTorch.
+
+Names are imported when they are first used, so that the command line and worker processes start without torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mpload.dataset import MPDataset
+    from mpload.decode import ImageDecoder, RandomResizedCrop, RawBytes, ResizeCenterCrop
+    from mpload.errors import MploadError, MploadWarning
+    from mpload.index.build import build_index
+    from mpload.index.columns import Span
+    from mpload.index.index import Index, Record
+    from mpload.index.opening import open_index
+    from mpload.order import BlockShuffle, Sequential, Shuffle
+    from mpload.policy import ErrorPolicy
+    from mpload.sharding import Topology
+    from mpload.topology import detect_topology
+
+__version__ = "0.1.0"
+
+_MODULES = {
+    "BlockShuffle": "mpload.order",
+    "ErrorPolicy": "mpload.policy",
+    "ImageDecoder": "mpload.decode",
+    "Index": "mpload.index.index",
+    "MPDataset": "mpload.dataset",
+    "MploadError": "mpload.errors",
+    "MploadWarning": "mpload.errors",
+    "RandomResizedCrop": "mpload.decode",
+    "RawBytes": "mpload.decode",
+    "Record": "mpload.index.index",
+    "ResizeCenterCrop": "mpload.decode",
+    "Sequential": "mpload.order",
+    "Shuffle": "mpload.order",
+    "Span": "mpload.index.columns",
+    "Topology": "mpload.sharding",
+    "build_index": "mpload.index.build",
+    "detect_topology": "mpload.topology",
+    "open_index": "mpload.index.opening",
+}
+
+__all__ = [
+    "BlockShuffle",
+    "ErrorPolicy",
+    "ImageDecoder",
+    "Index",
+    "MPDataset",
+    "MploadError",
+    "MploadWarning",
+    "RandomResizedCrop",
+    "RawBytes",
+    "Record",
+    "ResizeCenterCrop",
+    "Sequential",
+    "Shuffle",
+    "Span",
+    "Topology",
+    "build_index",
+    "detect_topology",
+    "open_index",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'mpload' has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_MODULES])

@@ -1,0 +1,110 @@
+"""What processes really take from the machine's memory.
+
+RSS counts a shared page once per process, so ten workers that share one index look ten times as large as they are: a
+shared index looks like a leak. PSS divides each shared page by the number of processes that map it, so that the sum over
+a tree is what the tree takes. USS is what no other process shares: what would come free if the process ended.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from mpload.units import KIB
+
+__all__ = ["ProcessMemory", "process_memory", "sum_memory", "tree_memory"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessMemory:
+    """The memory of one process, or of several together, at one moment."""
+
+    pid: int
+    name: str
+    rss_bytes: int
+    """Resident pages, shared ones included."""
+    pss_bytes: int
+    """Resident pages, each shared one divided by the number of processes that share it."""
+    uss_bytes: int
+    """Resident pages that no other process has."""
+    swap_bytes: int
+
+
+def process_memory(pid: int | None = None) -> ProcessMemory:
+    """Return the memory of a process; None is this one.
+
+    Linux: from `/proc/PID/smaps_rollup`, about 0.1 ms; elsewhere from psutil, where PSS is RSS if the system knows no
+    PSS.
+
+    Raises:
+        psutil.NoSuchProcess: there is no such process, or it has just ended.
+        psutil.AccessDenied: it belongs to another user.
+    """
+    process = psutil.Process(pid)
+    try:
+        fields = _smaps_rollup(process.pid)
+    except FileNotFoundError:
+        if not process.is_running() or Path("/proc/self/smaps_rollup").exists():
+            raise psutil.NoSuchProcess(process.pid) from None
+        full = process.memory_full_info()
+        return ProcessMemory(
+            pid=process.pid,
+            name=process.name(),
+            rss_bytes=full.rss,
+            pss_bytes=getattr(full, "pss", full.rss),
+            uss_bytes=full.uss,
+            swap_bytes=getattr(full, "swap", 0),
+        )
+    except ProcessLookupError:  # what reading the file of a process that has just ended gives
+        raise psutil.NoSuchProcess(process.pid) from None
+    except PermissionError:
+        raise psutil.AccessDenied(process.pid) from None
+    return ProcessMemory(
+        pid=process.pid,
+        name=process.name(),
+        rss_bytes=fields["Rss"],
+        pss_bytes=fields["Pss"],
+        uss_bytes=fields["Private_Clean"] + fields["Private_Dirty"] + fields.get("Private_Hugetlb", 0),
+        swap_bytes=fields.get("Swap", 0),
+    )
+
+
+def tree_memory(pid: int | None = None) -> list[ProcessMemory]:
+    """Return the memory of a process and of all its descendants; those that end meanwhile are left out."""
+    try:
+        root = psutil.Process(pid)
+        processes = [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+    found = []
+    for process in processes:
+        try:
+            found.append(process_memory(process.pid))
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def sum_memory(processes: Iterable[ProcessMemory]) -> ProcessMemory:
+    """Return the sum over `processes`, with the pid of the first one. The sum of RSS counts shared pages repeatedly."""
+    found = list(processes)
+    return ProcessMemory(
+        pid=found[0].pid if found else 0,
+        name=f"{len(found)} processes",
+        rss_bytes=sum(process.rss_bytes for process in found),
+        pss_bytes=sum(process.pss_bytes for process in found),
+        uss_bytes=sum(process.uss_bytes for process in found),
+        swap_bytes=sum(process.swap_bytes for process in found),
+    )
+
+
+def _smaps_rollup(pid: int) -> dict[str, int]:
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+    if not text:  # a zombie has no memory
+        raise ProcessLookupError(pid)
+    fields = {}
+    for line in text.splitlines()[1:]:
+        name, _, value = line.partition(":")
+        fields[name] = int(value.split()[0]) * KIB
+    return fields
