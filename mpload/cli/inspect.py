@@ -1,0 +1,86 @@
+"""`mpload inspect`: what is in an index, whether it is right, and what its samples look like."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mpload.cli.findings import Findings, write_findings
+from mpload.cli.grid import contact_sheet, write_png
+from mpload.cli.summary import summarise
+from mpload.cli.terminal import progress_bar
+from mpload.decode import ImageDecoder
+from mpload.errors import ArgumentError, IndexFormatError
+from mpload.index.checking import check_index, check_lines
+from mpload.index.index import Index
+from mpload.index.opening import open_index
+from mpload.index.sidecar import find_sidecar
+from mpload.index.text import read_header
+
+__all__ = ["inspect"]
+
+
+def inspect(
+    path: Annotated[Path, typer.Argument(metavar="INDEX", help="An index, or a plain list of `path label` lines.")],
+    *,
+    records: Annotated[int, typer.Option(min=0, help="How many records to show.")] = 3,
+    check: Annotated[
+        bool, typer.Option("--check", help="Check every line, file and image; exit 1 on findings.")
+    ] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Where --check lists what it finds, as JSON lines  [default: INDEX.findings.jsonl]"),
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Threads that --check reads and decodes with.")] = 8,
+    grid: Annotated[Path | None, typer.Option(help="Draw random samples with their labels, as a PNG.")] = None,
+    tiles: Annotated[int, typer.Option(min=1, max=1000, help="How many images --grid draws.")] = 48,
+    seed: Annotated[int, typer.Option(min=0, help="Which random samples --grid draws.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what is in an index; check it; draw some of its samples."""
+    if report is not None and not check:
+        raise ArgumentError("--report says where --check lists what it finds. Add --check")
+    report = report or path.with_name(f"{path.name}.findings.jsonl")
+    findings: Findings | None = None
+    try:
+        index, is_fresh = _open(path)
+    except IndexFormatError:
+        if not check:
+            raise
+        findings = write_findings(check_lines(path), report)
+        if not findings.num_findings:
+            raise
+        _show({"path": str(path)}, str(path), findings, None, as_json=as_json)
+    else:
+        summary = summarise(index, is_fresh=is_fresh, num_records=records)
+        if check:
+            with progress_bar("checking", total=len(index)) as tell:
+                found = check_index(index, decode=ImageDecoder(), num_workers=workers, progress=tell)
+                findings = write_findings(found, report)
+        if grid is not None:
+            write_png(contact_sheet(index, num_tiles=tiles, seed=seed), grid)
+        _show(summary.to_dict(), str(summary), findings, grid, as_json=as_json)
+    if findings is not None and findings.num_findings:
+        raise typer.Exit(1)
+
+
+def _open(path: Path) -> tuple[Index, bool]:
+    """Open the index, and say whether its sidecar was there and fitted."""
+    is_fresh = path.is_file() and find_sidecar(path, read_header(path)) is not None
+    with progress_bar("building the sidecar") as tell:
+        return open_index(path, progress=tell), is_fresh
+
+
+def _show(facts: dict[str, Any], text: str, findings: Findings | None, grid: Path | None, *, as_json: bool) -> None:
+    if as_json:
+        if findings is not None:
+            facts["num_findings"] = findings.num_findings
+            facts["report"] = None if findings.report is None else str(findings.report)
+        print(json.dumps(facts, indent=2))
+        return
+    print(text)
+    if grid is not None:
+        print(f"contact sheet {grid}")
+    if findings is not None:
+        print(f"\n{findings}")

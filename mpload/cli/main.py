@@ -1,0 +1,96 @@
+"""The app, and what becomes of errors: one line on stderr and an exit code."""
+
+import os
+import sys
+import warnings
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import mpload
+from mpload.cli.demo import demo
+from mpload.cli.index import index
+from mpload.cli.inspect import inspect
+from mpload.cli.merge import merge
+from mpload.errors import ArgumentError, MploadError
+
+__all__ = ["app", "main"]
+
+_FAILURE, _USAGE, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 130, 141
+
+
+class _Commands(TyperGroup):
+    """The commands, with every error that a user can mend told in one line."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:  # `mpload inspect x | head -1`: what reads has read enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(_BROKEN_PIPE)
+        except KeyboardInterrupt:
+            _complain("interrupted")
+            sys.exit(_INTERRUPTED)
+        except ArgumentError as error:
+            _complain(str(error))
+            sys.exit(_USAGE)
+        except MploadError as error:
+            _complain(str(error))
+            sys.exit(_FAILURE)
+        except OSError as error:
+            _complain(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+            sys.exit(_FAILURE)
+        return result
+
+
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _command in (index, inspect, merge, demo):
+    app.command()(_command)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"mpload {mpload.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Index image data sets, and stream them into PyTorch in constant memory.
+
+    Exit codes: 0 fine, 1 findings or a failure, 2 wrong usage, 130 interrupted.
+    """
+
+
+def main() -> None:
+    """Run the command line."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # names that are no UTF-8
+    warnings.showwarning = _warn
+    app(prog_name="mpload")
+
+
+def _warn(message: Warning | str, *_: object) -> None:
+    _complain(f"warning: {message}")
+
+
+def _complain(message: str) -> None:
+    print(f"mpload: {' '.join(message.split())}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

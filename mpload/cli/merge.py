@@ -1,0 +1,32 @@
+"""`mpload merge`: several indexes as one."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mpload.cli.terminal import progress_bar
+from mpload.index.merge import merge_indexes
+from mpload.index.opening import open_index
+from mpload.units import format_count
+
+__all__ = ["merge"]
+
+
+def merge(
+    sources: Annotated[list[Path], typer.Argument(metavar="INDEX...", help="Indexes with the same columns.")],
+    *,
+    out: Annotated[Path, typer.Option("-o", "--out", help="The index to write.")],
+    relative: Annotated[
+        bool, typer.Option("--relative", help="Write the root relative to the index: both can move together.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Join indexes, one after another, into one."""
+    with progress_bar("merging") as tell:
+        index = open_index(merge_indexes(sources, out, relative=relative, progress=tell))
+    if as_json:
+        print(json.dumps({"path": str(index.path), "num_samples": len(index), "root": index.root}, indent=2))
+    else:
+        print(f"{index.path}: {format_count(len(index))} samples of {format_count(len(sources))} indexes")

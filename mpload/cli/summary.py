@@ -1,0 +1,231 @@
+"""What there is to tell about an index, gathered in memory that does not grow with the number of samples."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpload.index.columns import format_columns
+from mpload.index.index import Index, Record
+from mpload.index.mapped import SidecarMap
+from mpload.units import format_bytes, format_count
+
+__all__ = ["LabelCounts", "Sizes", "Summary", "count_labels", "measure_sizes", "summarise"]
+
+_MAX_LABELS = 1 << 22  # 32 MiB of counts
+_QUANTILE_SAMPLES = 1 << 20
+_QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.99)
+_SHOWN_LABELS = 12
+_BAR_WIDTH = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelCounts:
+    """How many samples each label has."""
+
+    lowest: int
+    highest: int
+    counts: NDArray[np.int64] | None
+    """int64 [highest - lowest + 1], from the lowest label on, classes without a sample included; None where the labels
+    are too far apart to be counted one by one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Sizes of the samples' encoded bytes."""
+
+    total_bytes: int
+    smallest_bytes: int
+    largest_bytes: int
+    quantiles_bytes: dict[float, int]
+    """By their part. Beyond 2**20 samples they are those of every n-th sample."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """The facts about an index; `str()` is what a person reads, `to_dict()` what a script does."""
+
+    index: Index
+    sidecar_was_fresh: bool
+    """Whether a sidecar that fits was there already."""
+    text_bytes: int
+    sidecar_bytes: int
+    labels: LabelCounts | None
+    sizes: Sizes | None
+    records: tuple[Record, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the facts as JSON takes them."""
+        index, labels, sizes = self.index, self.labels, self.sizes
+        return {
+            "path": str(index.path),
+            "num_samples": len(index),
+            "columns": format_columns(index.columns),
+            "root": index.root,
+            "fingerprint": index.fingerprint,
+            "text_bytes": self.text_bytes,
+            "sidecar": {
+                "path": str(index.sidecar.path),
+                "was_fresh": self.sidecar_was_fresh,
+                "num_bytes": self.sidecar_bytes,
+            },
+            "labels": None
+            if labels is None
+            else {
+                "lowest": labels.lowest,
+                "highest": labels.highest,
+                "num_samples": None
+                if labels.counts is None
+                else {str(label): count for label, count in enumerate(labels.counts.tolist(), labels.lowest)},
+            },
+            "classes": list(index.classes),
+            "sizes": None
+            if sizes is None
+            else {
+                "total_bytes": sizes.total_bytes,
+                "smallest_bytes": sizes.smallest_bytes,
+                "largest_bytes": sizes.largest_bytes,
+                "quantiles_bytes": {f"{part:g}": size for part, size in sizes.quantiles_bytes.items()},
+            },
+            "records": [
+                {"sample_id": record.sample_id, "cells": [_plain(cell) for cell in record.cells]}
+                for record in self.records
+            ],
+        }
+
+    def __str__(self) -> str:
+        index, num_samples = self.index, len(self.index)
+        state = "was there and fits" if self.sidecar_was_fresh else "was just built"
+        lines = [
+            f"{index.path}",
+            f"samples      {format_count(num_samples)}",
+            f"columns      {format_columns(index.columns)}",
+            f"root         {index.root}",
+            f"fingerprint  {index.fingerprint}",
+            f"text         {format_bytes(self.text_bytes)}, {self.text_bytes / num_samples:.1f} bytes a sample",
+            f"sidecar      {format_bytes(self.sidecar_bytes)}, {self.sidecar_bytes / num_samples:.1f} bytes a sample",
+            f"             {state}: {index.sidecar.path}",
+        ]
+        if self.sizes is not None:
+            lines += _sizes_text(self.sizes, num_samples)
+        if self.labels is not None:
+            lines += _labels_text(self.labels, index.classes)
+        for number, record in enumerate(self.records):
+            cells = "  ".join(str(_plain(cell)) for cell in record.cells)
+            lines.append(f"{'' if number else 'records':11}  {record.sample_id}: {cells}")
+        return "\n".join(lines)
+
+
+def summarise(index: Index, *, is_fresh: bool, num_records: int) -> Summary:
+    """Gather the facts about an index.
+
+    Args:
+        index: an open index.
+        is_fresh: whether a sidecar that fits was there before.
+        num_records: how many of the first records to show.
+
+    Memory: 8 bytes a class, and some megabytes.
+    """
+    return Summary(
+        index=index,
+        sidecar_was_fresh=is_fresh,
+        text_bytes=index.path.stat().st_size,
+        sidecar_bytes=index.sidecar.file_bytes,
+        labels=count_labels(index),
+        sizes=measure_sizes(index),
+        records=tuple(index[:num_records]),
+    )
+
+
+def count_labels(index: Index) -> LabelCounts | None:
+    """Count the samples of each label, in two passes over the column; None where the index has no labels.
+
+    Memory: 8 bytes a class, and a record batch of the sidecar.
+    """
+    if index.header.label_column is None:
+        return None
+    bounds = [(int(block.min()), int(block.max())) for block in _blocks(index, "label")]
+    lowest, highest = min(low for low, _ in bounds), max(high for _, high in bounds)
+    if index.classes and lowest >= 0:
+        lowest, highest = 0, max(highest, len(index.classes) - 1)
+    if highest - lowest >= _MAX_LABELS:
+        return LabelCounts(lowest=lowest, highest=highest, counts=None)
+    counts = np.zeros(highest - lowest + 1, np.int64)
+    for block in _blocks(index, "label"):
+        counts += np.bincount(block - lowest, minlength=len(counts))
+    return LabelCounts(lowest=lowest, highest=highest, counts=counts)
+
+
+def measure_sizes(index: Index) -> Sizes | None:
+    """Measure the column of sizes; None where the index has none.
+
+    Memory: 16 MiB at most, and a record batch of the sidecar.
+    """
+    if index.nbytes is None:
+        return None
+    total, smallest, largest = 0, int(index.nbytes[0]), 0
+    some = []
+    step = -(-len(index) // _QUANTILE_SAMPLES)
+    for block in _blocks(index, "nbytes"):
+        total += int(block.sum())
+        smallest, largest = min(smallest, int(block.min())), max(largest, int(block.max()))
+        some.append(block[::step].copy())
+    quantiles = np.quantile(np.concatenate(some), _QUANTILES).round().astype(np.int64).tolist()
+    return Sizes(
+        total_bytes=total,
+        smallest_bytes=smallest,
+        largest_bytes=largest,
+        quantiles_bytes=dict(zip(_QUANTILES, quantiles, strict=True)),
+    )
+
+
+def _blocks(index: Index, column: str) -> Iterator[NDArray[np.int64]]:
+    sidecar = SidecarMap(index.sidecar)  # a map of its own, that forgets what was read
+    for block in sidecar.columns[column].blocks():
+        yield block
+        sidecar.forget(block.nbytes)
+
+
+def _plain(cell: object) -> str | int | float:
+    return cell if isinstance(cell, int | float) else str(cell)
+
+
+def _sizes_text(sizes: Sizes, num_samples: int) -> list[str]:
+    quantiles = ", ".join(f"{100 * part:g} % {format_bytes(size)}" for part, size in sizes.quantiles_bytes.items())
+    return [
+        f"sizes        {format_bytes(sizes.total_bytes)}, mean {format_bytes(sizes.total_bytes / num_samples)}, "
+        f"from {format_bytes(sizes.smallest_bytes)} to {format_bytes(sizes.largest_bytes)}",
+        f"             quantiles {quantiles}",
+    ]
+
+
+def _labels_text(labels: LabelCounts, classes: tuple[str, ...]) -> list[str]:
+    """Return a line about all labels, and a bar for each: the largest and the smallest where they are many."""
+    where = f"{labels.lowest} to {labels.highest}"
+    if labels.counts is None:
+        return [f"labels       {where}: too far apart for a histogram"]
+    counts, num_labels = labels.counts, len(labels.counts)
+    num_used = int(np.count_nonzero(counts))
+    lines = [f"labels       {where}, {'all' if num_used == num_labels else format_count(num_used)} in use"]
+    half = _SHOWN_LABELS // 2
+    by_count = np.argsort(-counts, kind="stable") if num_labels > _SHOWN_LABELS else None
+    for places in (by_count[:half], by_count[-half:]) if by_count is not None else (range(num_labels),):
+        if len(lines) > 1:
+            lines.append(f"{'':13}...")
+        lines += _bars([(_label_text(place + labels.lowest, classes), int(counts[place])) for place in places], counts)
+    return lines
+
+
+def _bars(rows: list[tuple[str, int]], counts: NDArray[np.int64]) -> list[str]:
+    most = int(counts.max())
+    width = len(format_count(most))
+    return [
+        f"{'':13}{name:24.24}  {format_count(count):>{width}}  {'#' * round(_BAR_WIDTH * count / most)}".rstrip()
+        for name, count in rows
+    ]
+
+
+def _label_text(label: int, classes: tuple[str, ...]) -> str:
+    return f"{label} {classes[label]}" if 0 <= label < len(classes) else str(label)
