@@ -117,7 +117,6 @@ class Plan:
         first, num_real = self._first_position(batch), self.num_real_samples(batch)
         if self.tail == Tail.PAD and num_real < self.batch_size:
             return (np.arange(self.batch_size, dtype=np.int64) + first % self.num_samples) % self.num_samples
-        first = min(first, self.num_samples)
         return np.arange(first, first + num_real, dtype=np.int64)
 
     def single_positions(self, batches: NDArray[np.int64]) -> NDArray[np.int64]:

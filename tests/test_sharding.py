@@ -196,8 +196,15 @@ def test_huge_epochs_are_plain_arithmetic() -> None:
     assert positions.size == 256
     assert 0 <= positions.min() <= positions.max() < num_samples
     assert plan.position_after(plan.num_batches) == num_samples
+
+
+def test_more_ranks_and_batches_than_samples_are_plain_arithmetic_too() -> None:
     ragged = plans_of_ranks(num_samples=5, batch_size=2**61, world_size=9, tail=Tail.RAGGED)
     assert [plan.positions(0).size for plan in ragged] == [5, *[0] * 8]
+    last = Topology(rank=2**62 - 2, world_size=2**62 - 1)
+    padded = Plan(num_samples=5, batch_size=4, topology=last, tail=Tail.PAD)
+    first = 4 * (2**62 - 2)  # beyond int64
+    assert padded.positions(0).tolist() == [(first + at) % 5 for at in range(4)]
 
 
 # --- bad arguments ----------------------------------------------------------------------------------------------------
