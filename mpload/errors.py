@@ -11,7 +11,8 @@ MploadError
 │   └── OutsideRootError                  a path leaves the index's root
 ├── DecodeError        (ValueError)       bytes are no image that the decoder takes
 ├── SampleError        (RuntimeError)     one sample failed: says which, where it stands, and why
-└── TooManyBadSamples  (RuntimeError)     more samples failed than the error policy allows
+├── TooManyBadSamples  (RuntimeError)     more samples failed than the error policy allows
+└── WorkerError        (RuntimeError)     worker processes cannot start, or die too often
 ```
 
 Each can be caught as `MploadError` and as the builtin beside it, and can be built from its message alone: a DataLoader
@@ -31,6 +32,7 @@ __all__ = [
     "StateError",
     "StorageError",
     "TooManyBadSamples",
+    "WorkerError",
 ]
 
 
@@ -80,3 +82,10 @@ class SampleError(MploadError, RuntimeError):
 
 class TooManyBadSamples(MploadError, RuntimeError):  # noqa: N818  reads as the sentence it is
     """More samples failed than the error policy allows."""
+
+
+class WorkerError(MploadError, RuntimeError):
+    """Worker processes cannot start, or die too often; the message ends with the latest deaths."""
+
+    history: tuple[str, ...] = ()
+    """Every death that is remembered, oldest first: which process, why, and over which samples."""

@@ -1,0 +1,76 @@
+"""What goes into a pool and what comes out."""
+
+from dataclasses import dataclass, field
+
+from mpload.errors import ArgumentError
+from mpload.transport.messages import Failure, Timings
+from mpload.transport.ring import SlotArrays
+
+__all__ = ["BatchTask", "FilledBatch", "KilledSample", "PoolOptions", "PoolStats"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchTask:
+    """What the work needs to know of a batch: a few integers."""
+
+    numbers: tuple[int, ...]
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KilledSample:
+    """A sample that killed the workers that it was given to, alone, twice."""
+
+    task: tuple[int, ...]
+    sample: int
+    """Its place in the batch."""
+    cause: str
+    """`killed its worker (SIGSEGV)`"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilledBatch:
+    """A batch, in the order of its submission."""
+
+    task: BatchTask
+    arrays: SlotArrays
+    """By field: array [n, *shape] or RaggedArray. Views of a slot, theirs as long as one of them lives, or copies."""
+    failures: tuple[Failure, ...]
+    """By place in the batch; a failed sample's arrays are zero unless the work wrote something else."""
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolOptions:
+    """How a pool treats its workers."""
+
+    starts_fresh: bool = False
+    """A new process a worker instead of a fork, for modules whose threads do not survive forking. Workers then start
+    slower and share less memory."""
+    sample_timeout_seconds: float = 120.0
+    """A worker that is at one sample (or between two calls of `ChunkReport.at`) for longer is killed."""
+    start_timeout_seconds: float = 120.0
+    """For loading the work in the zygote, and for `Work.open` in a worker."""
+    max_restarts: int = 100
+    """More deaths than this within an hour end the job."""
+    huge_pages: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("sample_timeout_seconds", "start_timeout_seconds"):
+            if not getattr(self, name) > 0:
+                raise ArgumentError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.max_restarts < 0:
+            raise ArgumentError(f"max_restarts must not be negative, got {self.max_restarts}")
+
+
+@dataclass(slots=True, kw_only=True)
+class PoolStats:
+    """What a pool has done so far."""
+
+    num_batches: int = 0
+    num_samples: int = 0
+    num_copied_batches: int = 0
+    """Batches that were copied out of their slot, because the user held on to the others."""
+    wait_seconds: float = 0.0
+    """Time that the caller waited for batches."""
+    timings: Timings = field(default_factory=Timings)

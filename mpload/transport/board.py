@@ -1,0 +1,252 @@
+"""The board: shared memory from which workers take chunks, and on which each says where it is.
+
+The parent posts chunks; whichever worker is free takes the next one without the parent's help, so prefetching goes on
+while the parent is busy with a training step. What makes this safe to kill at any instruction:
+
+- Taking is guarded by a record lock on the board's file, which the kernel drops when its holder dies.
+- Under the lock a worker first writes what it takes into its own row, then moves the queue on. A worker killed in
+  between leaves a chunk that is both in a row and in the queue, which the parent can see. None is ever in neither.
+- A pipe carries one byte a posted chunk and wakes one sleeping worker each. A byte that dies with its reader is put
+  back by the parent; one too many only wakes a worker for nothing.
+
+There are two queues: `urgent` for what is done again after a death, else a batch would wait behind the ones after it.
+"""
+
+import contextlib
+import fcntl
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from mpload.transport.chunks import Chunk
+
+__all__ = ["MAX_TASK_NUMBERS", "MAX_WORKERS", "BoardFds", "ChunkQueue", "ParentBoard", "WorkerBoard", "WorkerRow"]
+
+MAX_WORKERS = 256
+MAX_TASK_NUMBERS = 10
+"""Integers that may describe a batch."""
+
+# The board is an array of int64 cells: a header, a row a worker, and the entries of two queues.
+_CELL_BYTES = 8
+_GENERATION = 0
+_HEADS, _TAILS = (8, 16), (24, 32)  # of the urgent and the plain queue, each in a cache line of its own
+_ROWS = 40
+_ROW_CELLS = 8
+_SERIAL, _SAMPLE = 0, 1  # of a row
+_ENTRIES = _ROWS + MAX_WORKERS * _ROW_CELLS
+_ENTRY_CELLS = 6 + MAX_TASK_NUMBERS
+_URGENT, _PLAIN = 0, 1
+_URGENT_ENTRIES = 256
+
+_IDLE, _OPENING, _STOPPED = 0, -1, -2  # in place of a chunk's serial number
+_STOP = -3
+_NO_SAMPLE = -1
+
+
+class ChunkQueue:
+    """A queue of chunks in cells of the board: the parent posts at the tail, workers take at the head."""
+
+    def __init__(self, cells: "memoryview[int]", *, number: int, first_cell: int, num_entries: int) -> None:
+        self._cells = cells
+        self._head, self._tail = _HEADS[number], _TAILS[number]
+        self._first = first_cell
+        self._num_entries = num_entries
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing can be posted until a worker takes something."""
+        return self._cells[self._tail] - self._cells[self._head] >= self._num_entries
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to take."""
+        return self._cells[self._tail] <= self._cells[self._head]
+
+    def post(self, entry: Sequence[int]) -> None:
+        """Put `entry` at the tail."""
+        place = self._place(self._cells[self._tail])
+        for number, value in enumerate(entry):
+            self._cells[place + number] = value
+        self._cells[self._tail] += 1
+
+    def serials(self) -> Iterator[int]:
+        """Yield the serial numbers of what waits."""
+        for position in range(self._cells[self._head], self._cells[self._tail]):
+            yield self._cells[self._place(position)]
+
+    def peek(self) -> list[int]:
+        """Return the entry at the head, which must be there."""
+        place = self._place(self._cells[self._head])
+        return self._cells[place : place + _ENTRY_CELLS].tolist()
+
+    def drop(self) -> None:
+        """Move on past the entry at the head."""
+        self._cells[self._head] += 1
+
+    def _place(self, position: int) -> int:
+        return self._first + position % self._num_entries * _ENTRY_CELLS
+
+
+def _cells_of(fd: int, num_plain_entries: int) -> "tuple[memoryview[int], ChunkQueue, ChunkQueue]":
+    num_cells = _num_cells(num_plain_entries)
+    cells = memoryview(mmap.mmap(fd, num_cells * _CELL_BYTES)).cast("q")
+    plain_first = _ENTRIES + _URGENT_ENTRIES * _ENTRY_CELLS
+    urgent = ChunkQueue(cells, number=_URGENT, first_cell=_ENTRIES, num_entries=_URGENT_ENTRIES)
+    plain = ChunkQueue(cells, number=_PLAIN, first_cell=plain_first, num_entries=num_plain_entries)
+    return cells, urgent, plain
+
+
+def _num_cells(num_plain_entries: int) -> int:
+    return _ENTRIES + (_URGENT_ENTRIES + num_plain_entries) * _ENTRY_CELLS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRow:
+    """What a worker says about itself."""
+
+    serial: int
+    """Serial number of the chunk that it is filling; not positive while it fills none."""
+    sample: int | None
+    """The sample that it is at, counted in the batch."""
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether it has a chunk."""
+        return self.serial > 0
+
+    @property
+    def is_opening(self) -> bool:
+        """Whether it has not yet opened what it works with."""
+        return self.serial == _OPENING
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether it leaves because it was told to."""
+        return self.serial == _STOPPED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoardFds:
+    """What another process needs to take part in a board."""
+
+    board: int
+    tokens: int
+    num_plain_entries: int
+
+
+class ParentBoard:
+    """The owner's side: posts chunks and reads where workers are."""
+
+    def __init__(self, *, num_plain_entries: int) -> None:
+        self._fd = os.memfd_create("mpload-board")
+        os.ftruncate(self._fd, _num_cells(num_plain_entries) * _CELL_BYTES)
+        self._cells, self._urgent, self._plain = _cells_of(self._fd, num_plain_entries)
+        self._tokens, self._posted = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._posted, False)
+        self.fds = BoardFds(board=self._fd, tokens=self._tokens, num_plain_entries=num_plain_entries)
+
+    def post(self, serial: int, chunk: Chunk, *, urgent: bool = False) -> bool:
+        """Hand out `chunk` to whichever worker comes first; return False where the queue is full."""
+        queue = self._urgent if urgent else self._plain
+        if queue.is_full:
+            return False
+        where = (self._cells[_GENERATION], chunk.slot, chunk.first, chunk.last)
+        queue.post((serial, *where, len(chunk.task), *chunk.task))
+        return True
+
+    def post_stop(self) -> bool:
+        """Tell one worker, whichever comes first, to leave; return False where the queue is full."""
+        if self._urgent.is_full:
+            return False
+        self._urgent.post((_STOP,))
+        return True
+
+    def wake(self, num_workers: int) -> None:
+        """Wake as many sleeping workers, one for each chunk posted."""
+        with contextlib.suppress(BlockingIOError):  # a full pipe wakes everybody anyway
+            os.write(self._posted, bytes(num_workers))
+
+    def cancel(self) -> None:
+        """Make workers answer all chunks posted so far without filling them."""
+        self._cells[_GENERATION] += 1
+
+    @property
+    def has_untaken(self) -> bool:
+        """Whether a posted chunk waits for a worker."""
+        return not (self._urgent.is_empty and self._plain.is_empty)
+
+    def queued_serials(self) -> set[int]:
+        """Return the serial numbers of all chunks that wait for a worker."""
+        return {*self._urgent.serials(), *self._plain.serials()}
+
+    def row(self, worker: int) -> WorkerRow:
+        """Return where worker number `worker` is."""
+        place = _ROWS + worker * _ROW_CELLS
+        sample = self._cells[place + _SAMPLE]
+        return WorkerRow(serial=self._cells[place + _SERIAL], sample=None if sample == _NO_SAMPLE else sample)
+
+    def expect(self, worker: int) -> None:
+        """Prepare the row of a worker that is about to start."""
+        place = _ROWS + worker * _ROW_CELLS
+        self._cells[place + _SAMPLE] = _NO_SAMPLE
+        self._cells[place + _SERIAL] = _OPENING
+
+    def close(self) -> None:
+        """Let go of the board; workers leave when they next want a chunk. May be called again."""
+        if self._fd >= 0:
+            for fd in (self._fd, self._tokens, self._posted):
+                os.close(fd)
+            self._fd = -1
+
+
+class WorkerBoard:
+    """A worker's side: takes chunks and says where it is. Each is for the one process that works as `worker`."""
+
+    def __init__(self, fds: BoardFds) -> None:
+        self._fd = fds.board
+        self._tokens = fds.tokens
+        self._cells, self._urgent, self._plain = _cells_of(fds.board, fds.num_plain_entries)
+        self._row = _ROWS
+
+    def sit_down(self, worker: int) -> None:
+        """Write into row `worker` from now on."""
+        self._row = _ROWS + worker * _ROW_CELLS
+
+    def take(self) -> tuple[int, "Chunk | None"] | None:
+        """Wait for a chunk; return its serial number and it, or None in its place where it was cancelled.
+
+        None alone says that the worker is to leave: it was told to, or the pool is closed.
+        """
+        self._cells[self._row + _SERIAL] = _IDLE
+        while os.read(self._tokens, 1):
+            fcntl.lockf(self._fd, fcntl.LOCK_EX)
+            try:
+                entry = self._take()
+            finally:
+                fcntl.lockf(self._fd, fcntl.LOCK_UN)
+            if entry is None:
+                continue  # a byte too many, after a death
+            serial, generation, slot, first, last, num_numbers = entry[:6]
+            if serial == _STOP:
+                return None
+            if generation != self._cells[_GENERATION]:
+                return serial, None
+            task = tuple(entry[6 : 6 + num_numbers])
+            return serial, Chunk(batch=0, slot=slot, first=first, last=last, task=task)
+        return None
+
+    def _take(self) -> list[int] | None:
+        queue = self._plain if self._urgent.is_empty else self._urgent
+        if queue.is_empty:
+            return None
+        entry = queue.peek()
+        # This order is what keeps a chunk from being lost: first it is mine, then it is gone.
+        self._cells[self._row + _SAMPLE] = _NO_SAMPLE
+        self._cells[self._row + _SERIAL] = entry[0] if entry[0] != _STOP else _STOPPED
+        queue.drop()
+        return entry
+
+    def at(self, sample: int) -> None:
+        """Say that sample `sample` of the batch is next."""
+        self._cells[self._row + _SAMPLE] = sample

@@ -1,0 +1,210 @@
+"""The workers of a pool: as many as wanted, replaced as they die, killed when they are stuck."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mpload.errors import ArgumentError, WorkerError
+from mpload.transport.board import MAX_WORKERS, ParentBoard, WorkerRow
+from mpload.transport.launch import WorkerEnded, WorkerForked, ZygoteProcess, describe_status
+
+__all__ = ["Crew", "Death", "ObservedClock"]
+
+_ZYGOTE_SECONDS = 10.0
+"""Forking or killing takes milliseconds; a zygote that needs this long is stopped, and is replaced."""
+_HOUR_SECONDS = 3600.0
+_HISTORY_LINES = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """A worker that died, or (worker None) the zygote with all workers."""
+
+    worker: int | None
+    cause: str
+    serial: int = 0
+    """Serial number of the chunk that it was filling; 0: none."""
+    sample: int | None = None
+    """The sample of the batch that it was at."""
+
+
+class ObservedClock:
+    """Seconds that passed while somebody looked.
+
+    A time limit on another process must not count the time in which this one was stopped (Ctrl-Z, a debugger) or busy
+    elsewhere, for then the other's answer may be waiting unread. A gap between two looks counts as one second at most.
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._looked = monotonic()
+        self._now_seconds = 0.0
+
+    def look(self) -> float:
+        """Return the seconds observed so far."""
+        now = self._monotonic()
+        self._now_seconds += min(now - self._looked, 1.0)
+        self._looked = now
+        return self._now_seconds
+
+
+class Crew:
+    """Keeps `num_wanted` workers alive."""
+
+    def __init__(
+        self,
+        zygote: ZygoteProcess,
+        board: ParentBoard,
+        *,
+        sample_timeout_seconds: float,
+        start_timeout_seconds: float,
+        max_restarts: int,
+        count_oom_kills: Callable[[], int] | None,
+    ) -> None:
+        self._zygote = zygote
+        self._board = board
+        self._sample_timeout_seconds = sample_timeout_seconds
+        self._start_timeout_seconds = start_timeout_seconds
+        self._max_restarts = max_restarts
+        self._count_oom_kills = count_oom_kills
+        self._num_oom_kills = count_oom_kills() if count_oom_kills else 0
+        self._clock = ObservedClock()
+        self._pids: dict[int, int | None] = {}  # by worker number; None until the zygote has told
+        self._seen: dict[int, tuple[WorkerRow, float]] = {}  # where a worker was, and since when
+        self._asked: dict[int, float] = {}  # worker numbers that the zygote was asked about, and when
+        self._stuck: dict[int, str] = {}
+        self._num_leaving = 0
+        self._stalled_since: float | None = None
+        self._history: deque[tuple[float, str]] = deque()
+        self.num_wanted = 0
+        self.num_deaths = 0
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Process ids by worker number, of workers that the zygote has told of."""
+        return {worker: pid for worker, pid in self._pids.items() if pid is not None}
+
+    def resize(self, num_workers: int) -> None:
+        """Have this many workers from now on; those too many leave when they have finished their chunk."""
+        if not 1 <= num_workers <= MAX_WORKERS:
+            raise ArgumentError(f"num_workers must be in [1, {MAX_WORKERS}], got {num_workers}")
+        self.num_wanted = num_workers
+        while len(self._pids) - self._num_leaving > num_workers and self._board.post_stop():
+            self._num_leaving += 1
+            self._board.wake(1)
+        self._fork_missing()
+
+    def holds(self, serial: int) -> bool:
+        """Whether a living worker has taken the chunk of this serial number."""
+        return any(self._board.row(worker).serial == serial for worker in self._pids)
+
+    def are_idle(self) -> bool:
+        """Whether no worker fills a chunk or starts."""
+        rows = [self._board.row(worker) for worker in self._pids]
+        return not any(row.is_filling or row.is_opening for row in rows)
+
+    def look(self) -> list[Death]:
+        """Hear what the zygote tells, replace who has died, kill who is stuck; return the deaths.
+
+        Raises:
+            WorkerError: more workers than `max_restarts` died within an hour, or the zygote does not start again.
+        """
+        now = self._clock.look()
+        deaths = []
+        for event in self._zygote.read():
+            self._asked.pop(event.worker, None)
+            if isinstance(event, WorkerForked):
+                self._pids[event.worker] = event.pid
+            elif (death := self._ended(event)) is not None:
+                deaths.append(death)
+        self._judge(now)
+        overdue = any(now - asked > _ZYGOTE_SECONDS for asked in self._asked.values())
+        if self._zygote.is_dead() or overdue or self._is_stalled(now):
+            deaths.append(self._replace_zygote(overdue=not self._zygote.is_dead()))
+        self._fork_missing()
+        return deaths
+
+    def _ended(self, event: WorkerEnded) -> Death | None:
+        row = self._board.row(event.worker)
+        del self._pids[event.worker]
+        self._seen.pop(event.worker, None)
+        stuck = self._stuck.pop(event.worker, None)
+        self._board.wake(1)  # it may have died with a byte that was to wake it
+        if row.has_stopped:
+            self._num_leaving = max(0, self._num_leaving - 1)
+            return None
+        cause = stuck or describe_status(event.status) + self._oom_note()
+        where = f" at sample {row.sample} of its batch" if row.is_filling and row.sample is not None else ""
+        self._record(f"worker {event.worker} (process {event.pid}): {cause}{where}")
+        return Death(worker=event.worker, cause=cause, serial=max(row.serial, 0), sample=row.sample)
+
+    def _oom_note(self) -> str:
+        if self._count_oom_kills is None:
+            return ""
+        before, self._num_oom_kills = self._num_oom_kills, self._count_oom_kills()
+        return ", out of memory" if self._num_oom_kills > before else ""
+
+    def _judge(self, now: float) -> None:
+        for worker in self._pids:
+            row = self._board.row(worker)
+            seen, since = self._seen.setdefault(worker, (row, now))
+            if row != seen:
+                self._seen[worker] = row, now
+                continue
+            limit = self._start_timeout_seconds if row.is_opening else self._sample_timeout_seconds
+            if (row.is_filling or row.is_opening) and now - since > limit and worker not in self._stuck:
+                self._stuck[worker] = f"stuck for more than {limit:g} s"
+                self._asked.setdefault(worker, now)
+                self._zygote.kill_worker(worker)
+
+    def _is_stalled(self, now: float) -> bool:
+        """Whether chunks wait, nobody takes them, and waking does not help.
+
+        A worker that is stopped just while it takes a chunk holds the lock that the others wait for.
+        """
+        if not (self._board.has_untaken and self._pids and self.are_idle()):
+            self._stalled_since = None
+            return False
+        self._board.wake(len(self._pids))
+        if self._stalled_since is None:
+            self._stalled_since = now
+        return now - self._stalled_since > self._sample_timeout_seconds
+
+    def _replace_zygote(self, *, overdue: bool) -> Death:
+        self._zygote.kill()
+        cause = "the zygote did not answer" if overdue else f"the zygote died: {self._zygote.end_cause()}"
+        cause += self._oom_note()
+        for table in (self._pids, self._seen, self._asked, self._stuck):
+            table.clear()
+        self._num_leaving = 0
+        self._stalled_since = None
+        self._record(cause)
+        self._zygote.start()
+        return Death(worker=None, cause=cause)
+
+    def _record(self, line: str) -> None:
+        self.num_deaths += 1
+        now = time.monotonic()
+        self._history.append((now, line))
+        while now - self._history[0][0] > _HOUR_SECONDS:
+            self._history.popleft()
+        if len(self._history) > self._max_restarts:
+            lines = tuple(text for _, text in self._history)
+            latest = "".join(f"\n  {text}" for text in lines[-_HISTORY_LINES:])
+            error = WorkerError(
+                f"{len(lines)} workers died within an hour, more than max_restarts={self._max_restarts}. "
+                f"The latest deaths:{latest}"
+            )
+            error.history = lines
+            raise error
+
+    def _fork_missing(self) -> None:
+        worker = 0
+        while len(self._pids) - self._num_leaving < self.num_wanted and len(self._pids) < MAX_WORKERS:
+            while worker in self._pids:
+                worker += 1
+            self._board.expect(worker)
+            self._pids[worker] = None
+            self._asked[worker] = self._clock.look()
+            self._zygote.fork(worker)

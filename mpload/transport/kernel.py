@@ -1,0 +1,45 @@
+"""What Linux alone can do for a process: die with another, carry a name, count its threads."""
+
+import ctypes
+import os
+import signal
+from pathlib import Path
+
+__all__ = ["die_with_parent", "outlive_parent_thread", "set_process_name", "thread_names"]
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent dies; exit at once where that has happened already.
+
+    "Parent" is the thread that started this process: only for parents that start processes from their main thread.
+    """
+    _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def outlive_parent_thread() -> None:
+    """Undo `die_with_parent`."""
+    _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(0))
+
+
+def set_process_name(name: str) -> None:
+    """Set the name (15 bytes) that `ps`, `top` and the kernel's own messages show."""
+    _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]))
+
+
+def thread_names() -> list[str]:
+    """Return the names of this process's threads but the main one."""
+    main = str(os.getpid())
+    return [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir() if task.name != main]
+
+
+def _prctl(option: int, argument: ctypes.c_ulong | ctypes.c_char_p) -> None:
+    zero = ctypes.c_ulong(0)
+    if _libc.prctl(ctypes.c_int(option), argument, zero, zero, zero):
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))

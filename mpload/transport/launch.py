@@ -1,0 +1,231 @@
+"""The parent's side of the zygote: starts it, asks it for workers, hears how they ended, and ends it."""
+
+import contextlib
+import json
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpload.errors import MploadWarning, WorkerError
+from mpload.transport.worker import WorkerSetup
+
+__all__ = ["WorkerEnded", "WorkerForked", "ZygoteProcess"]
+
+_THREAD_LIMITS = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "RAYON_NUM_THREADS",
+)
+"""Libraries read these when they are imported, and would start threads in a process that is about to fork."""
+_MESSAGE_BYTES = 1 << 16
+_END_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerForked:
+    """A worker has started."""
+
+    worker: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerEnded:
+    """A worker has ended."""
+
+    worker: int
+    pid: int
+    status: int
+    """Exit status, or minus the number of the signal that killed it."""
+
+
+class ZygoteProcess:
+    """The zygote of one pool, restarted under the same object where it dies.
+
+    Process: only the process that made it may use it; in a forked child `abandon` closes the child's copies.
+    """
+
+    def __init__(self, setup: WorkerSetup, *, starts_fresh: bool, start_timeout_seconds: float) -> None:
+        self._fds = setup.fds
+        self._starts_fresh = starts_fresh
+        self._timeout_seconds = start_timeout_seconds
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._has_warned = False
+        self._setup_fd = os.memfd_create("mpload-setup")
+        with open(self._setup_fd, "wb", closefd=False) as file:
+            file.write(pickle.dumps(setup))
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def control(self) -> socket.socket:
+        """Readable when there is something to `read`."""
+        assert self._control is not None
+        return self._control
+
+    def start(self) -> None:
+        """Start the process and wait until it has loaded the work.
+
+        Raises:
+            WorkerError: it could not load the work, died over it, or took longer than `start_timeout_seconds`.
+        """
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        arguments = [sys.executable, "-P", "-m", "mpload.transport.zygote"]
+        arguments += [str(number) for number in (theirs.fileno(), self._setup_fd, os.getpid(), int(self._starts_fresh))]
+        package_folder = str(Path(__file__).resolve().parents[2])
+        paths = [package_folder, *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, **dict.fromkeys(_THREAD_LIMITS, "1"), "PYTHONPATH": os.pathsep.join(paths)}
+        # A child inherits what is blocked: Ctrl-C cannot hit the zygote before it has said that it ignores it.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            self._process = subprocess.Popen(
+                arguments,
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                pass_fds=(*self._fds, self._setup_fd, theirs.fileno()),
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            theirs.close()
+        try:
+            self._await_ready()
+        except BaseException:
+            self.kill()
+            raise
+
+    def _await_ready(self) -> None:
+        if not _readable(self.control, self._timeout_seconds):
+            raise WorkerError(
+                f"workers did not start: the zygote (process {self.pid}) has not loaded the work in "
+                f"{self._timeout_seconds:g} s. Do less when modules are imported, or raise start_timeout_seconds"
+            )
+        message = self._receive()
+        if not message:
+            raise WorkerError(f"workers cannot start: the zygote died while it loaded the work ({self.end_cause()})")
+        told = json.loads(message)
+        if "failed" in told:
+            raise WorkerError(
+                "workers cannot start: the work does not load in a new process. A module that it needs may be missing "
+                f"there, or may need what only the parent has:\n{told['failed'].rstrip()}"
+            )
+
+    def fork(self, worker: int) -> bool:
+        """Ask for worker number `worker`; return False where the zygote is dead."""
+        return self._send({"fork": worker})
+
+    def kill_worker(self, worker: int) -> bool:
+        """Have worker number `worker` killed, if it lives; return False where the zygote is dead."""
+        return self._send({"kill": worker})
+
+    def _send(self, request: dict[str, int]) -> bool:
+        try:
+            self.control.send(json.dumps(request).encode(), socket.MSG_DONTWAIT)
+        except OSError:  # dead, or stopped for so long that nothing more fits in: both are the pool's to handle
+            return False
+        return True
+
+    def read(self) -> list[WorkerForked | WorkerEnded]:
+        """Return what the zygote has told since the last call, without waiting."""
+        events: list[WorkerForked | WorkerEnded] = []
+        while _readable(self.control, 0) and (message := self._receive()):
+            told = json.loads(message)
+            if "forked" in told:
+                self._warn_of(told["threads"])
+                events.append(WorkerForked(worker=told["forked"], pid=told["pid"]))
+            else:
+                events.append(WorkerEnded(worker=told["ended"], pid=told["pid"], status=told["status"]))
+        return events
+
+    def _receive(self) -> bytes:
+        try:
+            return self.control.recv(_MESSAGE_BYTES)
+        except ConnectionResetError:  # it died with messages of ours unread
+            return b""
+
+    def _warn_of(self, threads: list[str]) -> None:
+        if threads and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"modules that workers import started {len(threads)} thread(s) ({', '.join(sorted(set(threads)))}). "
+                f"Forking a process with threads may hang its workers. Import these modules later, in the workers, or "
+                f'use start="fresh"',
+                MploadWarning,
+                stacklevel=2,
+            )
+
+    def is_dead(self) -> bool:
+        """Whether the process has ended."""
+        assert self._process is not None
+        return self._process.poll() is not None
+
+    def end_cause(self) -> str:
+        """Wait for the end of the process and return how it ended."""
+        assert self._process is not None
+        status = self._process.wait(_END_SECONDS)
+        return describe_status(status)
+
+    def kill(self) -> None:
+        """Kill the zygote, and its workers with it, and wait until all are gone."""
+        if self._process is not None and self._control is not None:
+            self._process.kill()
+            self._process.wait()
+            self._await_end(_END_SECONDS)
+            self._control.close()
+
+    def close(self) -> None:
+        """End the zygote and its workers, politely at first, and let go of everything. May be called again."""
+        if self._setup_fd < 0:
+            return
+        if self._process is not None and self._control is not None and not self.is_dead():
+            with contextlib.suppress(OSError):
+                self._control.shutdown(socket.SHUT_WR)
+            self._await_end(_END_SECONDS)
+        self.kill()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close this process's descriptors; other processes do not notice."""
+        if self._setup_fd >= 0:
+            os.close(self._setup_fd)
+            self._setup_fd = -1
+        if self._control is not None:
+            self._control.close()
+
+    def _await_end(self, limit_seconds: float) -> None:
+        """Read until end of file: the zygote and all workers hold the other end."""
+        deadline = time.monotonic() + limit_seconds
+        while _readable(self.control, max(0.0, deadline - time.monotonic())):
+            if not self._receive():
+                return
+
+
+def describe_status(status: int) -> str:
+    """Return an exit status in words: `SIGSEGV`, `exit status 3`."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return signal.Signals(-status).name
+    except ValueError:  # a real-time signal
+        return f"signal {-status}"
+
+
+def _readable(sock: socket.socket, limit_seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(limit_seconds * 1000))

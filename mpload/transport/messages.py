@@ -1,0 +1,83 @@
+"""What workers answer: a few integers, and failures as plain data. Nothing here is ever unpickled."""
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mpload.errors import MploadError
+
+__all__ = ["Answer", "Failure", "Timings", "cause_of"]
+
+_HEAD = struct.Struct("<6q")
+_TEXT_CHARACTERS = 16_000
+"""Of all failures in an answer: with JSON's escapes it stays below the 208 KiB that a socket takes at once."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Timings:
+    """Nanoseconds spent by workers; the parts are what the work chose to tell."""
+
+    read_ns: int = 0
+    decode_ns: int = 0
+    transform_ns: int = 0
+    total_ns: int = 0
+
+    def add(self, other: "Timings") -> None:
+        """Add what another chunk or batch took."""
+        self.read_ns += other.read_ns
+        self.decode_ns += other.decode_ns
+        self.transform_ns += other.transform_ns
+        self.total_ns += other.total_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A sample that could not be made."""
+
+    sample: int
+    """Its place in the batch."""
+    cause: str
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """What else the work said about it, as JSON can carry it."""
+
+
+def cause_of(error: BaseException) -> str:
+    """Return why `error` was raised, with its type unless it is ours, whose messages speak for themselves."""
+    return str(error) if isinstance(error, MploadError) else f"{type(error).__name__}: {error}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A chunk is done, or (serial 0) a worker could not open what it works with."""
+
+    worker: int
+    serial: int
+    timings: Timings = field(default_factory=Timings)
+    failures: tuple[Failure, ...] = ()
+
+    def encode(self) -> bytes:
+        """Return the answer as the bytes of one message."""
+        times = self.timings
+        head = _HEAD.pack(self.worker, self.serial, times.read_ns, times.decode_ns, times.transform_ns, times.total_ns)
+        if not self.failures:
+            return head
+        limit = _TEXT_CHARACTERS // len(self.failures)
+        texts = []
+        for failure in self.failures:
+            details = json.dumps(dict(failure.details), default=str)
+            keep = details if len(failure.cause) + len(details) <= limit else "{}"
+            texts.append((failure.sample, failure.cause[:limit], keep))
+        return head + json.dumps(texts).encode()
+
+    @classmethod
+    def decode(cls, message: bytes) -> "Answer":
+        """Return the answer that `encode` made `message` of."""
+        worker, serial, read_ns, decode_ns, transform_ns, total_ns = _HEAD.unpack_from(message)
+        failures: tuple[Failure, ...] = ()
+        if len(message) > _HEAD.size:
+            texts = json.loads(message[_HEAD.size :])
+            failures = tuple(Failure(sample=s, cause=cause, details=json.loads(d)) for s, cause, d in texts)
+        timings = Timings(read_ns=read_ns, decode_ns=decode_ns, transform_ns=transform_ns, total_ns=total_ns)
+        return cls(worker=worker, serial=serial, timings=timings, failures=failures)

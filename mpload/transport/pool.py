@@ -1,0 +1,421 @@
+"""WorkerPool: hands chunks out, delivers batches in order, and does again what died on the way."""
+
+import os
+import select
+import socket
+import sys
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import cloudpickle  # type: ignore[import-untyped]
+import numpy as np
+
+from mpload.errors import ArgumentError, WorkerError
+from mpload.transport.batches import BatchTask, FilledBatch, KilledSample, PoolOptions, PoolStats
+from mpload.transport.board import MAX_TASK_NUMBERS, ParentBoard
+from mpload.transport.chunks import MAX_CHUNKS, Chunk, after_death, cut
+from mpload.transport.crew import Crew, Death
+from mpload.transport.launch import ZygoteProcess
+from mpload.transport.messages import Answer, Failure, Timings
+from mpload.transport.ragged import RaggedArray
+from mpload.transport.ring import SlotRing
+from mpload.transport.slots import SlotLayout
+from mpload.transport.worker import Work, WorkerSetup
+
+__all__ = ["WorkerPool"]
+
+_LOOK_SECONDS = 0.25
+"""How often a waiting parent looks after its workers when nothing is heard from them."""
+_MESSAGE_BYTES = 1 << 18
+_KEPT_SLOTS = 2
+"""Slots that are not lent out, so that workers have somewhere to write while the user holds all they can."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Batch:
+    """A batch under way."""
+
+    task: BatchTask
+    slot: int
+    num_left: int
+    """Samples that are not yet answered for."""
+    is_cancelled: bool = False
+    failures: list[Failure] = field(default_factory=list)
+    timings: Timings = field(default_factory=Timings)
+
+
+class WorkerPool:
+    """Worker processes that fill batches, delivered in the order in which they were submitted.
+
+    Content does not depend on the number of workers, on which of them fills what, or on who dies meanwhile.
+
+    Memory: the ring, and a few MB for the zygote and each worker.
+    Process: for one thread of the process that made it. A forked child may only close its copy, which disturbs nobody.
+    When the pool is closed, collected, or its process dies however suddenly, zygote and workers go too.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        layout: SlotLayout,
+        *,
+        num_slots: int,
+        num_workers: int,
+        options: PoolOptions | None = None,
+        on_killed: Callable[[KilledSample], tuple[int, ...] | None] | None = None,
+        count_oom_kills: Callable[[], int] | None = None,
+    ) -> None:
+        """Start the zygote and ask it for workers.
+
+        Args:
+            work: what workers do; anything that cloudpickle can pickle.
+            layout: the fields of a batch.
+            num_slots: batches that can be under way or held by the user.
+            num_workers: processes to fill them.
+            options: how workers are treated.
+            on_killed: decides about a sample that kills its workers: returns the task numbers by which its place is to
+                be filled instead, or None to leave it a failure of its batch, or raises.
+            count_oom_kills: how often the kernel has killed for lack of memory here, to name the cause of deaths.
+
+        Raises:
+            ArgumentError: `work` cannot be pickled, or a number is out of range.
+            WorkerError: the work does not load in the zygote.
+        """
+        if sys.platform != "linux":
+            raise WorkerError(f"worker pools need Linux (memfd, pidfd), this is {sys.platform}. Use num_workers=0")
+        options = options or PoolOptions()
+        pickled = _pickle(work)
+        self._owner_pid = os.getpid()
+        self._ring = SlotRing(num_slots=num_slots, layout=layout, huge_pages=options.huge_pages)
+        self._board = ParentBoard(num_plain_entries=num_slots * MAX_CHUNKS)
+        self._answers, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._answers.setblocking(False)
+        setup = WorkerSetup(
+            ring_fd=self._ring.fd,
+            answers_fd=theirs.fileno(),
+            board=self._board.fds,
+            num_slots=num_slots,
+            layout=layout,
+            work=pickled,
+            sys_path=tuple(sys.path),
+            python_path=os.environ.get("PYTHONPATH"),
+        )
+        self._zygote = ZygoteProcess(
+            setup, starts_fresh=options.starts_fresh, start_timeout_seconds=options.start_timeout_seconds
+        )
+        self._crew = Crew(
+            self._zygote,
+            self._board,
+            sample_timeout_seconds=options.sample_timeout_seconds,
+            start_timeout_seconds=options.start_timeout_seconds,
+            max_restarts=options.max_restarts,
+            count_oom_kills=count_oom_kills,
+        )
+        self._on_killed = on_killed
+        self._serial = 0
+        self._batches: dict[int, _Batch] = {}
+        self._line: deque[int] = deque()  # numbers of batches to be delivered, in order
+        self._issued: dict[int, Chunk] = {}  # by serial number: chunks that wait or are being filled
+        self._backlog: deque[Chunk] = deque()  # chunks that the board has no room for
+        self._num_quiet_looks = 0
+        self._looked_after_crew = time.monotonic()
+        self.stats = PoolStats()
+        self._close = weakref.finalize(
+            self, _shut, self._owner_pid, self._zygote, self._board, self._ring, (self._answers, theirs)
+        )
+        try:
+            self._zygote.start()
+            self._crew.resize(num_workers)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all processes and let go of all memory that is not lent. May be called again."""
+        self._close()
+
+    @property
+    def num_free_slots(self) -> int:
+        """Batches that may be submitted now."""
+        return self._ring.num_free
+
+    @property
+    def num_pending(self) -> int:
+        """Batches submitted and not yet delivered."""
+        return len(self._line)
+
+    @property
+    def num_workers(self) -> int:
+        """Workers wanted; may be set while the pool runs."""
+        return self._crew.num_wanted
+
+    @num_workers.setter
+    def num_workers(self, num_workers: int) -> None:
+        self._check_usable()
+        self._crew.resize(num_workers)
+
+    @property
+    def num_deaths(self) -> int:
+        """Processes that died and were replaced so far."""
+        return self._crew.num_deaths
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids, of the zygote and the workers, by the names that `ps` shows."""
+        workers = {f"mpload-worker-{worker}": pid for worker, pid in sorted(self._crew.pids.items())}
+        return {"mpload-zygote": self._zygote.pid, **workers}
+
+    @property
+    def ring(self) -> SlotRing:
+        """The slots, for whoever accounts for their memory or registers it with a device."""
+        return self._ring
+
+    def submit(self, task: BatchTask) -> None:
+        """Have a batch made. Needs a free slot.
+
+        Raises:
+            ArgumentError: no slot is free, or the task does not fit one.
+        """
+        self._check_usable()
+        if not 0 < task.num_samples <= self._ring.layout.num_samples:
+            raise ArgumentError(f"num_samples must be in [1, {self._ring.layout.num_samples}], got {task.num_samples}")
+        _check_numbers(task.numbers)
+        slot = self._ring.take()
+        if slot is None:
+            raise ArgumentError("no slot is free. Take a batch with next() first, or make the pool with more slots")
+        self._serial += 1
+        number = self._serial
+        self._batches[number] = _Batch(task=task, slot=slot, num_left=task.num_samples)
+        self._line.append(number)
+        share = self._ring.num_slots * task.num_samples // self._crew.num_wanted
+        chunks = cut(batch=number, slot=slot, num_samples=task.num_samples, task=task.numbers, share=share)
+        self._issue(chunks, urgent=False)
+
+    def next(self) -> FilledBatch:
+        """Wait for the oldest batch and return it.
+
+        Raises:
+            ArgumentError: nothing was submitted.
+            WorkerError: a worker cannot open what it works with, or too many died.
+        """
+        self._check_usable()
+        if not self._line:
+            raise ArgumentError("no batch is under way. Submit one first")
+        batch = self._batches[self._line[0]]
+        self._look(0.0)
+        if batch.num_left:
+            start = time.monotonic()
+            while batch.num_left:
+                self._look(_LOOK_SECONDS)
+            self.stats.wait_seconds += time.monotonic() - start
+        del self._batches[self._line.popleft()]
+        return self._deliver(batch)
+
+    def stream(self, tasks: Iterable[BatchTask]) -> Iterator[FilledBatch]:
+        """Yield the batches of `tasks` in order, keeping free slots busy; closed early, it cancels the rest."""
+        todo = iter(tasks)
+        task = next(todo, None)
+        try:
+            while task is not None or self._line:
+                while task is not None and self.num_free_slots:
+                    self.submit(task)
+                    task = next(todo, None)
+                if self._line:
+                    yield self.next()
+                else:
+                    self._look(_LOOK_SECONDS)  # for slots of batches that were cancelled
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Forget all batches that are not yet delivered. Their slots are free as soon as no worker writes into them."""
+        if not self._close.alive or os.getpid() != self._owner_pid:
+            return
+        self._board.cancel()
+        for number in self._line:
+            batch = self._batches[number]
+            batch.is_cancelled = True
+            if not batch.num_left:
+                self._settle(number, batch)
+        self._line.clear()
+        dropped, self._backlog = self._backlog, deque()
+        for chunk in dropped:
+            self._account(chunk, (), Timings())
+
+    def _deliver(self, batch: _Batch) -> FilledBatch:
+        num_samples = batch.task.num_samples
+        num_kept = min(_KEPT_SLOTS, max(1, self._ring.num_slots - 1))
+        if self._ring.num_lent + num_kept < self._ring.num_slots:
+            arrays = self._ring.lend(batch.slot, num_samples)
+        else:
+            arrays = self._ring.copy_out(batch.slot, num_samples)
+            self.stats.num_copied_batches += 1
+        self.stats.num_batches += 1
+        self.stats.num_samples += num_samples
+        self.stats.timings.add(batch.timings)
+        failures = tuple(sorted(batch.failures, key=lambda failure: failure.sample))
+        return FilledBatch(task=batch.task, arrays=arrays, failures=failures, timings=batch.timings)
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._owner_pid:
+            raise WorkerError(
+                f"these workers belong to process {self._owner_pid}. Make a loader in process {os.getpid()}"
+            )
+        if not self._close.alive:
+            raise WorkerError("the pool is closed. Make a new one")
+
+    def _look(self, wait_seconds: float) -> None:
+        """Wait for news at most this long, and act on it."""
+        poll = select.poll()
+        poll.register(self._answers, select.POLLIN)
+        poll.register(self._zygote.control, select.POLLIN)
+        ready = {fd for fd, _ in poll.poll(wait_seconds * 1000)}
+        now = time.monotonic()
+        try:
+            if self._answers.fileno() in ready:
+                self._read_answers()
+            if self._zygote.control.fileno() in ready or now - self._looked_after_crew > _LOOK_SECONDS * 0.9:
+                self._looked_after_crew = now
+                self._look_after_crew()
+            if self._backlog:
+                dropped, self._backlog = self._backlog, deque()
+                self._issue(dropped, urgent=True)
+        except Exception:
+            self.close()
+            raise
+
+    def _look_after_crew(self) -> None:
+        deaths = self._crew.look()
+        self._read_answers()  # what the dead had answered is done
+        for death in deaths:
+            self._redo(death)
+        if not deaths and self._issued and self._crew.are_idle() and not self._board.has_untaken:
+            self._num_quiet_looks += 1
+            if self._num_quiet_looks > 2:  # an answer was lost between the socket and us: Ctrl-C can do that
+                self._redo_untaken()
+        else:
+            self._num_quiet_looks = 0
+
+    def _read_answers(self) -> None:
+        while True:
+            try:
+                message = self._answers.recv(_MESSAGE_BYTES)
+            except BlockingIOError:
+                return
+            answer = Answer.decode(message)
+            if not answer.serial:
+                raise _open_error(answer)
+            chunk = self._issued.pop(answer.serial, None)
+            if chunk is not None:
+                self._account(chunk, answer.failures, answer.timings)
+
+    def _account(self, chunk: Chunk, failures: tuple[Failure, ...], timings: Timings) -> None:
+        batch = self._batches[chunk.batch]
+        batch.num_left -= chunk.num_samples
+        batch.failures.extend(failures)
+        batch.timings.add(timings)
+        if batch.is_cancelled and not batch.num_left:
+            self._settle(chunk.batch, batch)
+
+    def _settle(self, number: int, batch: _Batch) -> None:
+        del self._batches[number]
+        self._ring.give_back(batch.slot)
+
+    def _issue(self, chunks: Iterable[Chunk], *, urgent: bool) -> None:
+        num_posted = 0
+        for chunk in chunks:
+            self._serial += 1
+            if self._board.post(self._serial, chunk, urgent=urgent):
+                self._issued[self._serial] = chunk
+                num_posted += 1
+            else:
+                self._backlog.append(chunk)
+        self._board.wake(num_posted)
+
+    def _redo(self, death: Death) -> None:
+        if death.worker is None:
+            self._redo_untaken()
+            return
+        # A worker that died just while it took a chunk leaves it in the queue, or to the next one.
+        if death.serial in self._board.queued_serials() or self._crew.holds(death.serial):
+            return
+        chunk = self._issued.pop(death.serial, None)
+        if chunk is None:
+            return
+        again = after_death(chunk, death.sample)
+        if self._batches[chunk.batch].is_cancelled:
+            self._account(chunk, (), Timings())
+        elif again:
+            self._issue(again, urgent=True)
+        else:
+            self._convict(chunk, f"killed its worker ({death.cause})")
+
+    def _redo_untaken(self) -> None:
+        """Do again all chunks that nobody has and that do not wait, when all workers are gone or idle."""
+        queued = self._board.queued_serials()
+        lost = [self._issued.pop(serial) for serial in list(self._issued) if serial not in queued]
+        self._issue(lost, urgent=True)
+        self._board.wake(len(queued))
+
+    def _convict(self, chunk: Chunk, cause: str) -> None:
+        killed = KilledSample(task=chunk.task, sample=chunk.first, cause=cause)
+        numbers = self._on_killed(killed) if self._on_killed else None
+        if numbers is not None:
+            _check_numbers(numbers)
+            self._issue([replace(chunk, task=numbers, num_deaths=0)], urgent=True)
+            return
+        for array in self._ring.views(chunk.slot).values():
+            if isinstance(array, RaggedArray):
+                array.begin(chunk.first, chunk.last)
+            else:
+                array[chunk.first] = np.zeros((), array.dtype)
+        self._account(chunk, (Failure(sample=chunk.first, cause=cause, details={"killed": True}),), Timings())
+
+
+def _check_numbers(numbers: tuple[int, ...]) -> None:
+    if len(numbers) > MAX_TASK_NUMBERS:
+        raise ArgumentError(f"a task has at most {MAX_TASK_NUMBERS} numbers, got {len(numbers)}")
+    if any(not -(1 << 63) <= number < 1 << 63 for number in numbers):
+        raise ArgumentError(f"numbers of a task must fit 64 bits, got {numbers}")
+
+
+def _pickle(work: Work) -> bytes:
+    try:
+        pickled: bytes = cloudpickle.dumps(work)
+    except Exception as error:
+        raise ArgumentError(
+            f"workers cannot get a copy of {type(work).__name__}: {type(error).__name__}: {error}. "
+            "Open files, and make locks, clients and generators, in the worker, when they are first used"
+        ) from error
+    return pickled
+
+
+def _open_error(answer: Answer) -> WorkerError:
+    failure = answer.failures[0]
+    text = failure.details.get("traceback", "").rstrip()
+    return WorkerError(f"worker {answer.worker} cannot open what it works with: {failure.cause}\n{text}")
+
+
+def _shut(
+    owner_pid: int, zygote: ZygoteProcess, board: ParentBoard, ring: SlotRing, answers: tuple[socket.socket, ...]
+) -> None:
+    if os.getpid() == owner_pid:
+        board.cancel()
+        board.close()  # idle workers leave at once
+        zygote.close()
+    else:
+        zygote.abandon()
+        board.close()
+    for end in answers:
+        end.close()
+    ring.close()

@@ -1,0 +1,208 @@
+"""The loop of a worker process: take a chunk, fill it, answer.
+
+`python -m mpload.transport.worker` is a worker of its own process (`start="fresh"`); workers are otherwise forked from
+the zygote.
+"""
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from mpload.transport.board import BoardFds, WorkerBoard
+from mpload.transport.chunks import Chunk
+from mpload.transport.kernel import die_with_parent, set_process_name
+from mpload.transport.messages import Answer, Failure, Timings, cause_of
+from mpload.transport.ragged import RaggedArray
+from mpload.transport.ring import SlotArrays, SlotRing
+from mpload.transport.slots import SlotLayout
+
+__all__ = ["ChunkReport", "Work", "WorkerSetup", "Workplace", "run_worker"]
+
+
+class Work(Protocol):
+    """What workers do. It is pickled once (cloudpickle), loaded in the zygote, and forked into each worker."""
+
+    def open(self) -> None:
+        """Prepare this process, after the fork: open files, make clients and generators."""
+        ...
+
+    def fill(
+        self, task: tuple[int, ...], arrays: Mapping[str, Any], first: int, last: int, report: "ChunkReport"
+    ) -> None:
+        """Write samples `first` to `last` (exclusive) of the batch that `task` describes into `arrays`.
+
+        `arrays[name]` is the field's array [B, *shape], or its `RaggedArray`. The bytes written must depend on `task`
+        and the sample alone: a chunk may be filled again, in other company, by another process. What this raises is
+        one sample's failure: in a chunk of several, each is filled again alone to find out whose.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class ChunkReport:
+    """What a work tells of a chunk while it fills it."""
+
+    _board: WorkerBoard
+    timings: Timings = field(default_factory=Timings)
+    failures: list[Failure] = field(default_factory=list)
+
+    def at(self, sample: int) -> None:
+        """Say that sample `sample` of the batch is next: the one to blame for a death, and a sign of life."""
+        self._board.at(sample)
+
+    def failed(self, sample: int, cause: str, details: Mapping[str, Any] | None = None) -> None:
+        """Tell of a sample that could not be made, in place of raising; what its arrays hold is up to the caller."""
+        self.failures.append(Failure(sample=sample, cause=cause, details=details or {}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSetup:
+    """All that a worker is made of, in plain data: descriptors, layout and the pickled work."""
+
+    ring_fd: int
+    answers_fd: int
+    board: BoardFds
+    num_slots: int
+    layout: SlotLayout
+    work: bytes
+    sys_path: tuple[str, ...]
+    python_path: str | None
+    """The user's PYTHONPATH: the one that these processes are started with also names the folder of mpload."""
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """The descriptors that a worker inherits."""
+        return self.ring_fd, self.answers_fd, self.board.board, self.board.tokens
+
+    @classmethod
+    def read(cls, fd: int) -> "WorkerSetup":
+        """Read a setup that the parent wrote."""
+        size = os.fstat(fd).st_size
+        setup = pickle.loads(os.pread(fd, size, 0))  # noqa: S301  from the parent's own memory
+        assert isinstance(setup, cls)
+        return setup
+
+    def load_work(self) -> Work:
+        """Unpickle the work, finding modules where the parent finds them."""
+        sys.path[:] = self.sys_path
+        os.environ.pop("PYTHONPATH", None)
+        if self.python_path is not None:
+            os.environ["PYTHONPATH"] = self.python_path
+        work: Work = pickle.loads(self.work)  # noqa: S301  from the parent's own memory
+        return work
+
+
+@dataclass(frozen=True, slots=True)
+class Workplace:
+    """What a worker process holds: made once in the zygote and inherited, or made in a fresh process."""
+
+    work: Work
+    ring: SlotRing
+    board: WorkerBoard
+    answers: socket.socket
+
+    @classmethod
+    def enter(cls, setup: WorkerSetup) -> "Workplace":
+        """Load the work and map what is shared."""
+        for fd in setup.fds:
+            os.set_inheritable(fd, False)
+        ring = SlotRing.attach(setup.ring_fd, num_slots=setup.num_slots, layout=setup.layout)
+        return cls(setup.load_work(), ring, WorkerBoard(setup.board), socket.socket(fileno=setup.answers_fd))
+
+
+def run_worker(number: int, place: Workplace, *, parent_pid: int) -> int:
+    """Work as worker `number` until told to leave; return the exit status."""
+    die_with_parent(parent_pid)
+    set_process_name(f"mpload-worker-{number}")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    place.board.sit_down(number)
+    with contextlib.suppress(BrokenPipeError):  # the parent has gone, and so do we
+        _use_one_core()
+        try:
+            place.work.open()
+        except BaseException as error:  # noqa: BLE001  SystemExit too: the parent has to hear of it
+            failure = Failure(sample=-1, cause=cause_of(error), details={"traceback": traceback.format_exc()})
+            place.answers.send(Answer(worker=number, serial=0, failures=(failure,)).encode())
+            return 1
+        _use_one_core()
+        _serve(number, place)
+    return 0
+
+
+def _serve(number: int, place: Workplace) -> None:
+    slots: dict[int, SlotArrays] = {}
+    while (taken := place.board.take()) is not None:
+        serial, chunk = taken
+        report = ChunkReport(place.board)
+        if chunk is not None:
+            start_ns = time.perf_counter_ns()
+            if chunk.slot not in slots:
+                slots[chunk.slot] = place.ring.views(chunk.slot)
+            _fill(place.work, chunk, slots[chunk.slot], report)
+            report.timings.total_ns = time.perf_counter_ns() - start_ns
+        answer = Answer(worker=number, serial=serial, timings=report.timings, failures=tuple(report.failures))
+        place.answers.send(answer.encode())
+
+
+def _fill(work: Work, chunk: Chunk, arrays: SlotArrays, report: ChunkReport) -> None:
+    try:
+        _fill_range(work, chunk.task, arrays, range(chunk.first, chunk.last), report)
+    except BaseException as error:  # noqa: BLE001  whatever the user's code raises, `sys.exit` included, is a failure
+        if chunk.num_samples == 1:
+            _blank(arrays, chunk.first, error, report)
+            return
+        report.failures.clear()
+        for sample in range(chunk.first, chunk.last):
+            try:
+                _fill_range(work, chunk.task, arrays, range(sample, sample + 1), report)
+            except BaseException as own_error:  # noqa: BLE001  as above
+                _blank(arrays, sample, own_error, report)
+
+
+def _fill_range(work: Work, task: tuple[int, ...], arrays: SlotArrays, samples: range, report: ChunkReport) -> None:
+    for array in arrays.values():
+        if isinstance(array, RaggedArray):
+            array.begin(samples.start, samples.stop)
+    report.at(samples.start)
+    work.fill(task, arrays, samples.start, samples.stop, report)
+
+
+def _blank(arrays: SlotArrays, sample: int, error: BaseException, report: ChunkReport) -> None:
+    """Leave nothing of a failed sample, nor of what the slot held before: batches do not depend on history."""
+    for array in arrays.values():
+        if isinstance(array, RaggedArray):
+            array.begin(sample, sample + 1)
+        else:
+            array[sample] = np.zeros((), array.dtype)
+    report.failed(sample, cause_of(error), {"type": type(error).__name__, "traceback": traceback.format_exc()})
+
+
+def _use_one_core() -> None:
+    """Workers are as many as cores: a library's own threads would only get in each other's way."""
+    if "cv2" in sys.modules:
+        sys.modules["cv2"].setNumThreads(1)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Work in a process of its own."""
+    setup_fd, number, parent_pid = map(int, arguments)
+    die_with_parent(parent_pid)
+    setup = WorkerSetup.read(setup_fd)
+    os.close(setup_fd)
+    return run_worker(number, Workplace.enter(setup), parent_pid=parent_pid)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

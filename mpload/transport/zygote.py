@@ -1,0 +1,168 @@
+"""The process that workers are forked from: `python -m mpload.transport.zygote`, started by `launch`.
+
+It loads the work once, freezes what it has loaded, and then forks a worker whenever the parent asks: in milliseconds,
+and sharing all memory that stays unchanged. It runs no user code but imports and unpickling, has no threads of its own,
+reaps its workers and tells the parent how they ended.
+
+It talks with the parent in JSON over a socket, one object a message:
+
+    to the zygote     {"fork": worker}   {"kill": worker}   end of file: let workers leave, then go
+    to the parent     {"ready": true}    {"failed": text}   {"forked": worker, "pid": pid, "threads": [name, ...]}
+                      {"ended": worker, "pid": pid, "status": exit status, or minus the signal}
+
+Workers keep the zygote's end of the socket open, so that the parent reads end of file when all of them are gone.
+"""
+
+import gc
+import io
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from mpload.transport.kernel import die_with_parent, outlive_parent_thread, set_process_name, thread_names
+from mpload.transport.worker import WorkerSetup, Workplace, run_worker
+
+__all__ = ["main"]
+
+_LEAVE_SECONDS = 0.25
+"""What workers get to finish their chunk in when the pool closes."""
+_MESSAGE_BYTES = 1 << 16
+
+
+class _Zygote:
+    def __init__(self, control: socket.socket, *, parent_pidfd: int, setup_fd: int, place: Workplace | None) -> None:
+        self._control = control
+        self._parent_pidfd = parent_pidfd
+        self._setup_fd = setup_fd
+        self._place = place  # None: workers are processes of their own
+        self._workers: dict[int, tuple[int, int]] = {}  # by pidfd: number, pid
+        self._poll = select.poll()
+        self._poll.register(control, select.POLLIN)
+        self._poll.register(parent_pidfd, select.POLLIN)
+
+    def run(self) -> int:
+        """Serve the parent until it closes the socket or dies."""
+        while True:
+            # No time limit: the three things that can happen here are all watched, and an idle loader costs nothing.
+            for fd, _ in self._poll.poll():
+                if fd == self._parent_pidfd:
+                    return 1  # the kernel kills the workers
+                if fd in self._workers:
+                    self._reap(fd)
+                elif fd == self._control.fileno():
+                    message = self._control.recv(_MESSAGE_BYTES)
+                    if not message:
+                        return self._finish()
+                    self._obey(json.loads(message))
+
+    def _obey(self, request: dict[str, int]) -> None:
+        if "fork" in request:
+            number = request["fork"]
+            threads = thread_names()
+            pid = self._fork(number) if self._place else self._spawn(number)
+            pidfd = os.pidfd_open(pid)
+            self._workers[pidfd] = number, pid
+            self._poll.register(pidfd, select.POLLIN)
+            self._tell({"forked": number, "pid": pid, "threads": threads})
+        else:
+            for number, pid in self._workers.values():
+                if number == request["kill"]:
+                    os.kill(pid, signal.SIGKILL)
+
+    def _fork(self, number: int) -> int:
+        assert self._place is not None
+        zygote_pid = os.getpid()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # threads: the parent is told of them by name
+            pid = os.fork()
+        if pid:
+            return pid
+        status = 1
+        try:
+            for fd in (*self._workers, self._parent_pidfd):
+                os.close(fd)
+            status = run_worker(number, self._place, parent_pid=zygote_pid)
+        except BaseException:  # noqa: BLE001  nothing may run on into the zygote's loop
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+
+    def _spawn(self, number: int) -> int:
+        arguments = [sys.executable, "-P", "-m", "mpload.transport.worker"]
+        arguments += [str(self._setup_fd), str(number), str(os.getpid())]
+        return os.posix_spawn(sys.executable, arguments, os.environ)
+
+    def _reap(self, pidfd: int) -> None:
+        number, pid = self._workers.pop(pidfd)
+        self._poll.unregister(pidfd)
+        os.close(pidfd)
+        _, status = os.waitpid(pid, 0)
+        self._tell({"ended": number, "pid": pid, "status": os.waitstatus_to_exitcode(status)})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        try:
+            self._control.send(json.dumps(message).encode())
+        except BrokenPipeError:
+            self._poll.unregister(self._control)
+            self._finish()
+            os._exit(1)
+
+    def _finish(self) -> int:
+        """Let workers finish their chunk, for a moment, then end them."""
+        deadline = time.monotonic() + _LEAVE_SECONDS
+        for limit in (deadline, None):
+            for pidfd, (_, pid) in list(self._workers.items()):
+                if limit is None:
+                    os.kill(pid, signal.SIGKILL)
+                left_seconds = None if limit is None else max(0.0, limit - time.monotonic())
+                if select.select([pidfd], [], [], left_seconds)[0]:
+                    os.waitpid(pid, 0)
+                    del self._workers[pidfd]
+        return 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Be the zygote of the process that started this one."""
+    control_fd, setup_fd, parent_pid, starts_fresh = map(int, arguments)
+    # The parent waits until we are ready, so its thread lives that long; later it may end without the parent's ending.
+    die_with_parent(parent_pid)
+    parent_pidfd = os.pidfd_open(parent_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # blocked by the parent until here
+    set_process_name("mpload-zygote")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what a worker prints before it is killed shall be seen
+    control = socket.socket(fileno=control_fd)
+    place = None
+    if not starts_fresh:
+        try:
+            setup = WorkerSetup.read(setup_fd)
+            for fd in (control_fd, setup_fd):
+                os.set_inheritable(fd, False)
+            place = Workplace.enter(setup)
+            del setup
+        except BaseException:  # noqa: BLE001  the user's modules may do anything when imported
+            control.send(json.dumps({"failed": traceback.format_exc()[-8000:]}).encode())
+            return 1
+    outlive_parent_thread()
+    gc.collect()
+    gc.freeze()
+    control.send(b'{"ready": true}')
+    return _Zygote(control, parent_pidfd=parent_pidfd, setup_fd=setup_fd, place=place).run()
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # modules of the user's may hold on to the interpreter; there is nothing left to clean up
