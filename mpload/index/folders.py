@@ -87,10 +87,10 @@ def open_folder(
             tars = open_tars(shards, extensions=options.extensions, columns=columns, root=root or folder)
             yield stack.enter_context(tars)
             return
+        beside_classes = walk.left_out.take(Reason.EXTENSION)  # of no interest where there are class folders
         classes = sorted(walk.classes)
         labelled = _labelled(walk, classes, scratch, prefix)
         if (first := next(labelled, None)) is not None:
-            walk.left_out.forget(Reason.EXTENSION)  # at the top, where ImageFolder looks for folders only
             if first_loose is not None:
                 walk.left_out.add(Reason.BESIDE_CLASSES, _path(first_loose), 1 + sum(1 for _ in loose))
             if len("\t".join(classes).encode("utf-8", "surrogateescape")) > _MAX_CLASS_NAMES_BYTES:
@@ -105,7 +105,9 @@ def open_folder(
                 classes=tuple(classes),
                 left_out=walk.left_out,
             )
-        elif first_loose is not None:
+            return
+        walk.left_out.add(Reason.EXTENSION, *beside_classes)
+        if first_loose is not None:
             yield Rows(
                 columns=rename_columns(parse_columns("image:path"), columns),
                 root=place,

@@ -86,10 +86,7 @@ def open_list(
                 cells = line.parse(header)
                 for number in sources:
                     if is_outside(path_of(cell := cells[number]), place):
-                        raise ValueError(
-                            f"{shown(path_of(cell))} leads out of the root {shown(place)}. "
-                            "Give a root that holds all files: root='/' holds any absolute path"
-                        )
+                        raise ValueError(_outside(path_of(cell), place))
                     if prefix:
                         cells[number] = with_prefix(cell, prefix)
             except ValueError as error:
@@ -97,6 +94,15 @@ def open_list(
             yield cells
 
     yield Rows(columns=header.columns, root=place, cells=cells(), classes=header.classes)
+
+
+def _outside(path: str, root: str) -> str:
+    next_step = (
+        "Give a root that holds all files: root='/' holds any absolute path"
+        if path.startswith("/")
+        else "Write paths relative to a folder that holds all files, and give it as the root"
+    )
+    return f"{shown(path)} leads out of the root {shown(root)}. {next_step}"
 
 
 def path_of(cell: Cell) -> str:

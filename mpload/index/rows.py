@@ -42,13 +42,13 @@ class LeftOut:
 
     def add(self, reason: Reason, example: str, count: int = 1) -> None:
         """Count something that was left out."""
-        self.counts[reason] += count
-        self.examples.setdefault(reason, example)
+        if count:
+            self.counts[reason] += count
+            self.examples.setdefault(reason, example)
 
-    def forget(self, reason: Reason) -> None:
-        """Take back what was counted for a reason."""
-        self.counts.pop(reason, None)
-        self.examples.pop(reason, None)
+    def take(self, reason: Reason) -> tuple[str, int]:
+        """Remove what was counted for a reason, and return it as `add` takes it."""
+        return self.examples.pop(reason, ""), self.counts.pop(reason, 0)
 
     def __bool__(self) -> bool:
         return bool(self.counts)

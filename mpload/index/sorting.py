@@ -1,7 +1,6 @@
 """Sort more strings than memory holds: sorted runs on disk, merged (external merge sort)."""
 
 import heapq
-import os
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -87,7 +86,8 @@ class _Spill:
     def _read(self, start: int, end: int, buffer_bytes: int) -> Iterator[str]:
         rest = b""
         while start < end:
-            data = os.pread(self._file.fileno(), min(buffer_bytes, end - start), start)
+            self._file.seek(start)  # the runs take turns
+            data = self._file.read(min(buffer_bytes, end - start))
             if not data:
                 raise StorageError(f"{self._folder}: the temporary file of the sort lost its end. Try again")
             start += len(data)
