@@ -69,7 +69,7 @@ def measure(case: str, path: Path, num_workers: int) -> tuple[list[dict[str, flo
     """Run one case; return its memory over time, and its figures."""
     start = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM.format(case=CASES[case]), str(path), str(num_workers)],
+        [sys.executable, "-W", "ignore", "-c", PROGRAM.format(case=CASES[case]), str(path), str(num_workers)],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -125,11 +125,12 @@ def main() -> None:
         for case in CASES:
             curves[case], figures = measure(case, path, arguments.num_workers)
             print(case, json.dumps({key: round(value, 1) for key, value in figures.items()}))
-            write_record(
-                "memory", {"case": case, "num_samples": num_samples, "num_workers": arguments.num_workers}, figures
-            )
+            case_facts = {"case": case, "num_samples": num_samples, "num_workers": arguments.num_workers}
+            if not arguments.quick:
+                write_record("memory", case_facts, figures)
     title = f"{num_samples:,} samples, {arguments.num_workers} workers, one epoch of records"
-    draw(curves, title, RECORDS / "memory.png")
+    if not arguments.quick:
+        draw(curves, title, RECORDS / "memory.png")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 import itertools
 import json
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader
-from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
 
-from mpload import BlockShuffle, MPDataset, RandomResizedCrop, RawBytes, Sequential, Shuffle, Topology, build_index
-from mpload.errors import ArgumentError, StateError
+from mpload import (
+    BlockShuffle,
+    ErrorPolicy,
+    Index,
+    MPDataset,
+    RandomResizedCrop,
+    RawBytes,
+    Sequential,
+    Shuffle,
+    Topology,
+    build_index,
+    open_index,
+)
+from mpload.errors import ArgumentError, MploadWarning, SampleError, StateError, TooManyBadSamples
 
 Batches = list[list[int]]
 
@@ -44,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def numbers(folder: Path, num_samples: int, **options: Any) -> MPDataset:
-    options = {"batch_size": 4, "shuffle": True, "seed": 7, "topology": Topology()} | options
+    options = {"batch_size": 4, "shuffle": True, "seed": 7, "topology": Topology(), **options}
     return MPDataset(numbers_index(folder, num_samples), decode=number_in, **options)
 
 
@@ -299,16 +310,12 @@ def test_a_state_of_another_index_order_or_format_is_refused(folder: Path) -> No
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.photos import make_photo_tree
-
-    root = tmp_path_factory.mktemp("photos")
-    make_photo_tree(root / "train", num_images=24, num_classes=3, seed=0)
-    return build_index(root / "train", root / "train.txt")
+def photos(photo_tree: Path) -> Path:
+    return build_index(photo_tree, photo_tree.with_name("train.txt"))
 
 
 def crops(index: Path, **options: Any) -> MPDataset:
-    options = {"batch_size": 4, "shuffle": True, "topology": Topology()} | options
+    options = {"batch_size": 4, "shuffle": True, "topology": Topology(), **options}
     return MPDataset(index, decode=RandomResizedCrop(64), **options)
 
 
@@ -329,20 +336,15 @@ def test_images_are_channels_last_uint8_and_bit_identical_everywhere(photos: Pat
 
 
 def test_augmentation_follows_sample_epoch_and_seed(photos: Path) -> None:
-    def image_of_sample_zero(**options: Any) -> torch.Tensor:
+    def image_of_sample_zero(*, epoch: int = 0, **options: Any) -> Any:
         dataset = crops(photos, shuffle=False, **options)
-        dataset.set_epoch(options.pop("epoch", 0))
-        return next(iter(dataset))[0][0]
-
-    def at_epoch(epoch: int) -> torch.Tensor:
-        dataset = crops(photos, shuffle=False)
         dataset.set_epoch(epoch)
         return next(iter(dataset))[0][0]
 
     base = image_of_sample_zero()
     assert torch.equal(base, image_of_sample_zero(batch_size=7))
     assert not torch.equal(base, image_of_sample_zero(seed=1))
-    assert not torch.equal(base, at_epoch(1))
+    assert not torch.equal(base, image_of_sample_zero(epoch=1))
 
 
 def test_sizes_that_differ_come_as_a_list_and_raw_bytes_as_they_are(photos: Path) -> None:
@@ -380,16 +382,12 @@ def bad_index(photos: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def bad(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    from mpload import open_index
-
+def bad(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
     monkeypatch.chdir(tmp_path)
     return open_index(bad_index(photos, tmp_path), allow_outside_root=True)
 
 
-def test_a_bad_sample_raises_with_its_place_and_cause(bad: Any) -> None:
-    from mpload.errors import SampleError
-
+def test_a_bad_sample_raises_with_its_place_and_cause(bad: Index) -> None:
     with pytest.raises(SampleError, match=rf"{bad.path}:10: sample 5 \(broken.jpg\): "):
         list(crops(bad, shuffle=False))
     loader = DataLoader(crops(bad, shuffle=False), batch_size=None, num_workers=2)
@@ -397,9 +395,7 @@ def test_a_bad_sample_raises_with_its_place_and_cause(bad: Any) -> None:
         list(loader)
 
 
-def test_skipped_and_substituted_samples_are_written_down(bad: Any, tmp_path: Path) -> None:
-    from mpload.errors import MploadWarning
-
+def test_skipped_and_substituted_samples_are_written_down(bad: Index, tmp_path: Path) -> None:
     with pytest.warns(
         MploadWarning, match=r"a bad sample \(skip\); this and further ones are listed in .*bad.errors.jsonl"
     ):
@@ -421,9 +417,6 @@ def test_skipped_and_substituted_samples_are_written_down(bad: Any, tmp_path: Pa
 
 
 def test_a_job_that_skips_its_dataset_away_is_stopped(photos: Path, tmp_path: Path) -> None:
-    from mpload import ErrorPolicy
-    from mpload.errors import MploadWarning, TooManyBadSamples
-
     index = tmp_path / "gone.txt"
     index.write_text("#mpload 1\n#columns image:path\n" + "".join(f"{i}.jpg\n" for i in range(500)))
     policy = ErrorPolicy(action="skip", report=tmp_path / "report.jsonl", max_error_fraction=0.05)

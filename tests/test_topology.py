@@ -34,7 +34,7 @@ def test_variables_that_make_no_sense_are_named(environment: dict[str, str]) -> 
 def test_an_initialised_process_group_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch.distributed as dist
 
-    store = dist.HashStore()
+    store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         for name, value in TORCHRUN.items():

@@ -117,10 +117,11 @@ class MappedColumn:
         ids = np.where(ids < 0, ids + len(self), ids).astype(np.int64)
         return self.take(ids.reshape(-1)).reshape(ids.shape)[()]
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         blocks = list(self.blocks())
         if len(blocks) == 1:
-            return np.array(blocks[0], dtype=dtype, copy=copy)
+            whole: NDArray[Any] = np.array(blocks[0], dtype=dtype, copy=copy)
+            return whole
         if copy is False:
             raise ValueError(
                 f"a column of {len(self)} rows lies in {len(blocks)} pieces: use blocks(), or allow a copy"
