@@ -88,6 +88,8 @@ def test_neighbouring_samples_are_independent_and_uniform() -> None:
     table = np.array([rng.for_sample(sample_id).random(4) for sample_id in range(5000)])
     for column in table.T:
         assert stats.kstest(column, "uniform").pvalue > 0.001
+    integers = [int(rng.for_sample(sample_id).integers(0, 256, dtype=np.uint8)) for sample_id in range(5000)]
+    assert stats.chisquare(np.bincount(integers, minlength=256)).pvalue > 0.001
     correlation = np.corrcoef(np.hstack([table[:-1], table[1:]]).T)
     assert np.abs(correlation - np.eye(8)).max() < 0.07
 

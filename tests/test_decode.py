@@ -20,7 +20,7 @@ from scipy import stats  # type: ignore[import-untyped]
 
 from mpload.decode import ImageDecoder, RandomResizedCrop, RawBytes, ResizeCenterCrop, random_crop_box
 from mpload.errors import ArgumentError, DecodeError
-from mpload.image import Box, open_image
+from mpload.image import Box, _rgb_from_cmyk, open_image
 from tests.photos import encode, make_special_photos, photo
 
 Photos = dict[str, Path]
@@ -82,6 +82,21 @@ def test_no_truncated_image_passes_for_a_whole_one(photos: Photos, name: str, pa
     data = photos[name].read_bytes()
     with pytest.raises(DecodeError):
         ImageDecoder()(data[: int(len(data) * part)])
+
+
+@pytest.mark.parametrize("name", ["jpeg_420", "progressive", "cmyk"])
+def test_a_picture_that_breaks_off_in_its_middle_is_damaged(photos: Photos, name: str) -> None:
+    data = photos[name].read_bytes()
+    half = len(data) // 2
+    with pytest.raises(DecodeError, match=r"JPEG is damaged: .* premature end of data segment"):
+        ImageDecoder()(data[:half] + b"\xff\xd3" + data[half + 2 :])
+
+
+def test_inks_are_mixed_as_pillow_mixes_them() -> None:
+    ink, black = np.mgrid[0:256, 0:256].astype(np.uint8)
+    cmyk = np.stack([ink, ink, ink, black], axis=-1)
+    expected = np.asarray(Image.fromarray(cmyk, "CMYK").convert("RGB"))
+    np.testing.assert_array_equal(_rgb_from_cmyk(255 - cmyk), expected)
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
@@ -279,12 +294,22 @@ def test_images_of_one_shape_are_cropped_alike_at_any_resolution(
         assert start + length <= whole
 
 
-def test_a_crop_takes_as_many_random_numbers_from_every_image() -> None:
-    data = [encode(Image.fromarray(photo(h, w, np.random.default_rng(3))), "JPEG") for h, w in [(90, 120), (10, 200)]]
-    rngs = [np.random.default_rng(4) for _ in data]
-    for jpeg, rng in zip(data, rngs, strict=True):
-        RandomResizedCrop(32)(jpeg, rng)
-    assert rngs[0].random() == rngs[1].random()
+def test_every_place_in_the_image_is_as_likely() -> None:
+    rng = np.random.default_rng(6)
+    boxes = [random_crop_box(8, 8, rng, scale=(0.25, 0.25), ratio=(1.0, 1.0)) for _ in range(2000)]
+    for places in ([box.top for box in boxes], [box.left for box in boxes]):
+        assert stats.chisquare(np.bincount(places, minlength=5)).pvalue > 0.001
+        assert max(places) == 4
+
+
+@pytest.mark.parametrize(("height", "width"), [(90, 120), (10, 200), (1, 1)])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_crop_takes_23_random_numbers_whatever_the_image(height: int, width: int, seed: int) -> None:
+    jpeg = encode(Image.fromarray(photo(height, width, np.random.default_rng(3))), "JPEG")
+    rng, counted = np.random.default_rng(seed), np.random.default_rng(seed)
+    RandomResizedCrop(32)(jpeg, rng)
+    counted.random(23)
+    assert rng.random() == counted.random()
 
 
 @pytest.mark.parametrize("name", ["jpeg_420", "exif_6", "cmyk", "png_palette"])
@@ -339,7 +364,7 @@ def test_a_smaller_scale_shows_the_same_region(photos: Photos, name: str, top: i
 
 
 @pytest.mark.parametrize(("height", "width"), [(375, 500), (500, 375), (301, 300), (37, 61)])
-@pytest.mark.parametrize(("size", "resize"), [(224, 256), ((96, 160), 200), (224, None), (64, 64)])
+@pytest.mark.parametrize(("size", "resize"), [(224, 256), ((96, 160), 200), (224, None), (64, 64), (64, 67)])
 def test_resize_center_crop_takes_torchvision_s_sizes_and_places(
     height: int, width: int, size: int | tuple[int, int], resize: int | None
 ) -> None:

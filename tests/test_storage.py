@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -67,6 +67,7 @@ def test_a_read_holds_no_gap_wider_than_allowed_and_ends_with_its_last_byte(
 
 
 @given(runs, st.integers(0, 40), st.integers(1, 100))
+@example([(0, 60), (5, 1), (50, 5)], 10, 100)  # the third run lies in the first, far from the second
 def test_a_read_begins_only_where_the_one_before_could_not_go_on(
     pairs: list[tuple[int, int]], gap: int, most: int
 ) -> None:
@@ -216,6 +217,12 @@ def test_a_span_past_the_end_names_shard_size_and_span(root: Path) -> None:
         assert storage.read([ByteRange("shard.tar", 990, 10)]) == [bytes(range(240, 250))]
 
 
+def test_a_span_of_exabytes_is_refused_without_an_attempt(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "pread", lambda *_: pytest.fail("tried to read it"))
+    with LocalStorage(root) as storage, pytest.raises(StorageError, match="has 1,000 bytes"):
+        storage.read([ByteRange("shard.tar", 0, 1 << 62)])
+
+
 def test_a_shard_that_grows_is_read_on(root: Path) -> None:
     with LocalStorage(root) as storage:
         storage.read([ByteRange("shard.tar", 0, 1)])
@@ -273,6 +280,13 @@ def test_no_path_leads_out_of_the_root(root: Path, path: str, span: tuple[int, i
     assert num_open_files() == before
     with LocalStorage(root, allow_outside_root=True) as storage:
         assert storage.read([ByteRange(path, *span)]) == [b"secret"]
+
+
+@pytest.mark.parametrize("path", ["../secret", "{parent}/secret", "a/../../secret"])
+def test_what_plainly_lies_outside_is_not_even_opened(root: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.setattr(os, "open", lambda *_: pytest.fail("opened it"))
+    with LocalStorage(root) as storage, pytest.raises(OutsideRootError):
+        storage.read([ByteRange(path.format(parent=root.parent))])
 
 
 @pytest.mark.parametrize(
