@@ -116,7 +116,7 @@ def test_each_image_of_a_sample_is_looked_at(tmp_path: Path) -> None:
 
 
 def test_a_sidecar_that_does_not_agree_with_its_text_is_found(tmp_path: Path) -> None:
-    good = make_index(tmp_path, 300)
+    good = make_index(tmp_path, 600)
     offsets = np.array(SidecarMap(good.sidecar).columns["offset"])
     labels = good.labels[:].copy()
     labels[[7, 270]] = 5
@@ -125,7 +125,7 @@ def test_a_sidecar_that_does_not_agree_with_its_text_is_found(tmp_path: Path) ->
     cases: list[tuple[dict[str, Any], list[tuple[int | None, str]]]] = [
         ({"offset": offsets, "label": labels}, [(7, "has label 0, where"), (270, "says 5")]),
         ({"offset": wrong, "label": good.labels[:]}, [(260, "starts at byte")]),
-        ({"offset": offsets[:-1], "label": good.labels[:-1]}, [(None, "has 300 samples, where its sidecar has 299")]),
+        ({"offset": offsets[:-1], "label": good.labels[:-1]}, [(None, "has 600 samples, where its sidecar has 599")]),
     ]
     for rows, expected in cases:
         num_samples = len(rows["offset"])
