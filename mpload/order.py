@@ -8,6 +8,7 @@ same `_VERSION`. `tests/golden/order.json` freezes them.
 """
 
 import hashlib
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -91,9 +92,10 @@ class Sequential:
 class Shuffle:
     """Another permutation of all samples in every epoch, each about as likely as any other.
 
-    A Feistel network with hashed keys permutes the smallest even-bit domain that covers the samples; ids that fall
-    outside are permuted again until they fall inside (cycle walking), which keeps it a bijection. After Black and
-    Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002.
+    A Feistel network with hashed keys permutes the smallest square that covers the samples; ids that fall outside are
+    permuted again until they fall inside (cycle walking), which keeps it a bijection. After Black and Rogaway,
+    "Ciphers with Arbitrary Finite Domains", CT-RSA 2002. A square exceeds N by at most 2 * sqrt(N), where a power of
+    four may be four times N, and nearly all ids would be permuted again.
     """
 
     @property
@@ -167,17 +169,17 @@ class _Permutation:
 
     @property
     def _swaps(self) -> bool:
-        """Whether 0 and 1 change places first: alone, a network over four bits or more makes even permutations only."""
+        """Whether 0 and 1 change places first: alone, an odd side gives even permutations only."""
         return self.num_values > 1 and self.keys[0] & 1 == 1
 
     def _walk(
         self, values: NDArray[np.uint64], keys: tuple[int, ...], tweaks: NDArray[np.uint64] | None
     ) -> NDArray[np.uint64]:
-        half_bits = max(1, ((self.num_values - 1).bit_length() + 1) // 2)
-        walked = _feistel(values, half_bits, keys, tweaks)
+        side = max(2, math.isqrt(max(self.num_values, 1) - 1) + 1)
+        walked = _feistel(values, side, keys, tweaks)
         outside = np.flatnonzero(walked >= self.num_values)
         while outside.size:
-            again = _feistel(walked[outside], half_bits, keys, None if tweaks is None else tweaks[outside])
+            again = _feistel(walked[outside], side, keys, None if tweaks is None else tweaks[outside])
             walked[outside] = again
             outside = outside[again >= self.num_values]
         return walked
@@ -259,22 +261,27 @@ class _BlockShuffledOrder:
 
 
 def _feistel(
-    values: NDArray[np.uint64], half_bits: int, keys: tuple[int, ...], tweaks: NDArray[np.uint64] | None
+    values: NDArray[np.uint64], side: int, keys: tuple[int, ...], tweaks: NDArray[np.uint64] | None
 ) -> NDArray[np.uint64]:
-    """Permute `[0, 4**half_bits)` by a balanced Feistel network with a round for each key."""
-    left = values >> np.uint64(half_bits)
-    right = values & np.uint64((1 << half_bits) - 1)
+    """Permute `[0, side**2)` by a balanced Feistel network with a round for each key."""
+    left = values // np.uint64(side)
+    right = values - left * np.uint64(side)
     hashed, scratch = np.empty_like(values), np.empty_like(values)
     for key in keys:
         np.bitwise_xor(right, key, out=hashed)
         if tweaks is not None:
             hashed ^= tweaks
         _mix_in_place(hashed, scratch)
-        hashed >>= 64 - half_bits
-        left ^= hashed
+        hashed >>= 32
+        hashed *= side
+        hashed >>= 32
+        # hashed - left modulo side undoes itself; below 0 it wraps to the huge, and the smaller of the two is right
+        np.subtract(hashed, left, out=left)
+        np.add(left, side, out=scratch)
+        np.minimum(left, scratch, out=left)
         left, right = right, left
-    right <<= half_bits
-    right |= left
+    right *= side
+    right += left
     return right
 
 
