@@ -9,6 +9,7 @@ board     shared memory from which workers take chunks, and on which they say wh
 messages  what workers answer: a few integers, and failures as plain data
 worker    the loop of a worker process, and the protocol of the work that it does
 zygote    the process that workers are forked from (`python -m mpload.transport.zygote`)
+fresh     a worker in a process of its own (`python -m mpload.transport.fresh`)
 launch    the parent's side of the zygote
 kernel    what Linux alone can do for a process
 crew      the workers of a pool: as many as wanted, replaced as they die, killed when stuck

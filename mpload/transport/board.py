@@ -88,9 +88,12 @@ class ChunkQueue:
         return self._first + position % self._num_entries * _ENTRY_CELLS
 
 
-def _cells_of(fd: int, num_plain_entries: int) -> "tuple[memoryview[int], ChunkQueue, ChunkQueue]":
-    num_cells = _num_cells(num_plain_entries)
-    cells = memoryview(mmap.mmap(fd, num_cells * _CELL_BYTES)).cast("q")
+def _map(fd: int, num_plain_entries: int) -> mmap.mmap:
+    return mmap.mmap(fd, _num_cells(num_plain_entries) * _CELL_BYTES)
+
+
+def _cells_of(shared: mmap.mmap, num_plain_entries: int) -> "tuple[memoryview[int], ChunkQueue, ChunkQueue]":
+    cells = memoryview(shared).cast("q")
     plain_first = _ENTRIES + _URGENT_ENTRIES * _ENTRY_CELLS
     urgent = ChunkQueue(cells, number=_URGENT, first_cell=_ENTRIES, num_entries=_URGENT_ENTRIES)
     plain = ChunkQueue(cells, number=_PLAIN, first_cell=plain_first, num_entries=num_plain_entries)
@@ -141,7 +144,8 @@ class ParentBoard:
     def __init__(self, *, num_plain_entries: int) -> None:
         self._fd = os.memfd_create("mpload-board")
         os.ftruncate(self._fd, _num_cells(num_plain_entries) * _CELL_BYTES)
-        self._cells, self._urgent, self._plain = _cells_of(self._fd, num_plain_entries)
+        self._map = _map(self._fd, num_plain_entries)
+        self._cells, self._urgent, self._plain = _cells_of(self._map, num_plain_entries)
         self._tokens, self._posted = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._posted, False)
         self.fds = BoardFds(board=self._fd, tokens=self._tokens, num_plain_entries=num_plain_entries)
@@ -198,6 +202,8 @@ class ParentBoard:
             for fd in (self._fd, self._tokens, self._posted):
                 os.close(fd)
             self._fd = -1
+            self._cells.release()
+            self._map.close()
 
 
 class WorkerBoard:
@@ -206,7 +212,9 @@ class WorkerBoard:
     def __init__(self, fds: BoardFds) -> None:
         self._fd = fds.board
         self._tokens = fds.tokens
-        self._cells, self._urgent, self._plain = _cells_of(fds.board, fds.num_plain_entries)
+        self._cells, self._urgent, self._plain = _cells_of(
+            _map(fds.board, fds.num_plain_entries), fds.num_plain_entries
+        )
         self._row = _ROWS
 
     def sit_down(self, worker: int) -> None:

@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NoReturn
 
 from mpload.errors import ArgumentError, WorkerError
 from mpload.transport.board import MAX_WORKERS, ParentBoard, WorkerRow
@@ -15,6 +16,8 @@ _ZYGOTE_SECONDS = 10.0
 """Forking or killing takes milliseconds; a zygote that needs this long is stopped, and is replaced."""
 _HOUR_SECONDS = 3600.0
 _HISTORY_LINES = 10
+_FAILED_STARTS = 3
+"""In a row, by exiting: what a process does of its own accord when it starts, the next one will do as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +80,7 @@ class Crew:
         self._num_leaving = 0
         self._stalled_since: float | None = None
         self._history: deque[tuple[float, str]] = deque()
+        self._num_failed_starts = 0
         self.num_wanted = 0
         self.num_deaths = 0
 
@@ -135,6 +139,7 @@ class Crew:
             self._num_leaving = max(0, self._num_leaving - 1)
             return None
         cause = stuck or describe_status(event.status) + self._oom_note()
+        self._num_failed_starts = self._num_failed_starts + 1 if row.is_opening and event.status >= 0 else 0
         where = f" at sample {row.sample} of its batch" if row.is_filling and row.sample is not None else ""
         self._record(f"worker {event.worker} (process {event.pid}): {cause}{where}")
         return Death(worker=event.worker, cause=cause, serial=max(row.serial, 0), sample=row.sample)
@@ -190,14 +195,18 @@ class Crew:
         while now - self._history[0][0] > _HOUR_SECONDS:
             self._history.popleft()
         if len(self._history) > self._max_restarts:
-            lines = tuple(text for _, text in self._history)
-            latest = "".join(f"\n  {text}" for text in lines[-_HISTORY_LINES:])
-            error = WorkerError(
-                f"{len(lines)} workers died within an hour, more than max_restarts={self._max_restarts}. "
-                f"The latest deaths:{latest}"
+            self._give_up(
+                f"{len(self._history)} workers died within an hour, more than max_restarts={self._max_restarts}"
             )
-            error.history = lines
-            raise error
+        if self._num_failed_starts > _FAILED_STARTS:
+            self._give_up("workers end before they begin, see their own output")
+
+    def _give_up(self, why: str) -> NoReturn:
+        lines = tuple(text for _, text in self._history)
+        latest = "".join(f"\n  {text}" for text in lines[-_HISTORY_LINES:])
+        error = WorkerError(f"{why}. The latest deaths:{latest}")
+        error.history = lines
+        raise error
 
     def _fork_missing(self) -> None:
         worker = 0

@@ -187,6 +187,7 @@ class ZygoteProcess:
             self._process.wait()
             self._await_end(_END_SECONDS)
             self._control.close()
+            self._control = None
 
     def close(self) -> None:
         """End the zygote and its workers, politely at first, and let go of everything. May be called again."""
@@ -206,6 +207,7 @@ class ZygoteProcess:
             self._setup_fd = -1
         if self._control is not None:
             self._control.close()
+            self._control = None
 
     def _await_end(self, limit_seconds: float) -> None:
         """Read until end of file: the zygote and all workers hold the other end."""

@@ -1,8 +1,4 @@
-"""The loop of a worker process: take a chunk, fill it, answer.
-
-`python -m mpload.transport.worker` is a worker of its own process (`start="fresh"`); workers are otherwise forked from
-the zygote.
-"""
+"""The loop of a worker process: take a chunk, fill it, answer."""
 
 import contextlib
 import os
@@ -12,7 +8,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -26,7 +22,7 @@ from mpload.transport.ragged import RaggedArray
 from mpload.transport.ring import SlotArrays, SlotRing
 from mpload.transport.slots import SlotLayout
 
-__all__ = ["ChunkReport", "Work", "WorkerSetup", "Workplace", "run_worker"]
+__all__ = ["ChunkReport", "Work", "WorkerSetup", "Workplace", "run_worker", "tell_cannot_open"]
 
 
 class Work(Protocol):
@@ -131,12 +127,17 @@ def run_worker(number: int, place: Workplace, *, parent_pid: int) -> int:
         try:
             place.work.open()
         except BaseException as error:  # noqa: BLE001  SystemExit too: the parent has to hear of it
-            failure = Failure(sample=-1, cause=cause_of(error), details={"traceback": traceback.format_exc()})
-            place.answers.send(Answer(worker=number, serial=0, failures=(failure,)).encode())
+            tell_cannot_open(number, place.answers, error)
             return 1
         _use_one_core()
         _serve(number, place)
     return 0
+
+
+def tell_cannot_open(number: int, answers: socket.socket, error: BaseException) -> None:
+    """Tell the parent, from the handler of `error`, that worker `number` cannot work."""
+    failure = Failure(sample=-1, cause=cause_of(error), details={"traceback": traceback.format_exc()[-8000:]})
+    answers.send(Answer(worker=number, serial=0, failures=(failure,)).encode())
 
 
 def _serve(number: int, place: Workplace) -> None:
@@ -193,16 +194,3 @@ def _use_one_core() -> None:
         sys.modules["cv2"].setNumThreads(1)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Work in a process of its own."""
-    setup_fd, number, parent_pid = map(int, arguments)
-    die_with_parent(parent_pid)
-    setup = WorkerSetup.read(setup_fd)
-    os.close(setup_fd)
-    return run_worker(number, Workplace.enter(setup), parent_pid=parent_pid)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -98,7 +98,7 @@ class _Zygote:
             os._exit(status)
 
     def _spawn(self, number: int) -> int:
-        arguments = [sys.executable, "-P", "-m", "mpload.transport.worker"]
+        arguments = [sys.executable, "-P", "-m", "mpload.transport.fresh"]
         arguments += [str(self._setup_fd), str(number), str(os.getpid())]
         return os.posix_spawn(sys.executable, arguments, os.environ)
 
@@ -147,8 +147,8 @@ def main(arguments: Sequence[str]) -> int:
     if not starts_fresh:
         try:
             setup = WorkerSetup.read(setup_fd)
-            for fd in (control_fd, setup_fd):
-                os.set_inheritable(fd, False)
+            os.set_inheritable(control_fd, False)
+            os.close(setup_fd)
             place = Workplace.enter(setup)
             del setup
         except BaseException:  # noqa: BLE001  the user's modules may do anything when imported

@@ -1,0 +1,383 @@
+"""The pool: right batches in the right order, whoever fills them, and nothing left of it afterwards."""
+
+import gc
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpload.errors import ArgumentError, DecodeError, WorkerError
+from mpload.transport.batches import BatchTask, FilledBatch, PoolOptions
+from mpload.transport.chunks import MAX_CHUNKS, Chunk, after_death, cut
+from mpload.transport.crew import ObservedClock
+from mpload.transport.messages import Answer, Failure, Timings, cause_of
+from mpload.transport.pool import WorkerPool
+from mpload.transport.slots import Field, SlotLayout
+from mpload.transport.worker import ChunkReport
+from tests.transport_works import LAYOUT, Numbers, assert_right, children, die, leaves_nothing, tasks, wait_until
+
+
+@given(num_samples=st.integers(1, 5000), share=st.integers(0, 5000))
+def test_chunks_of_a_batch_cover_it_once(num_samples: int, share: int) -> None:
+    chunks = cut(batch=1, slot=2, num_samples=num_samples, task=(7,), share=share)
+    assert [sample for chunk in chunks for sample in range(chunk.first, chunk.last)] == list(range(num_samples))
+    assert len(chunks) <= MAX_CHUNKS
+
+
+@given(first=st.integers(0, 50), size=st.integers(1, 64), deadly=st.integers(0, 200), is_marked=st.booleans())
+def test_a_deadly_sample_is_found_and_nothing_else_is_blamed(
+    first: int, size: int, deadly: int, is_marked: bool
+) -> None:
+    todo = [Chunk(batch=1, slot=0, first=first, last=first + size, task=())]
+    filled: list[int] = []
+    blamed: list[int] = []
+    num_deaths = 0
+    while todo:
+        chunk = todo.pop()
+        if not chunk.first <= deadly < chunk.last:
+            filled += range(chunk.first, chunk.last)
+            continue
+        num_deaths += 1
+        again = after_death(chunk, deadly if is_marked else None)
+        todo += again
+        blamed += [] if again else [chunk.first]
+    assert sorted(filled + blamed) == list(range(first, first + size))
+    assert blamed == ([deadly] if first <= deadly < first + size else [])
+    assert num_deaths <= (4 if is_marked else 2 * (size.bit_length() + 1))
+
+
+@given(st.lists(st.tuples(st.integers(0, 1000), st.text(max_size=50), st.dictionaries(st.text(), st.integers()))))
+def test_answers_survive_their_way(failures: list[tuple[int, str, dict[str, int]]]) -> None:
+    answer = Answer(
+        worker=3,
+        serial=1 << 60,
+        timings=Timings(read_ns=1, decode_ns=2, transform_ns=3, total_ns=4),
+        failures=tuple(Failure(sample=s, cause=c, details=d) for s, c, d in failures),
+    )
+    decoded = Answer.decode(answer.encode())
+    assert decoded == answer or len(json.dumps(failures)) > 15_000 or len(failures) > 50
+
+
+def test_an_answer_fits_a_message_whatever_went_wrong() -> None:
+    failures = tuple(Failure(sample=n, cause="\U0001f600" * 10**6, details={"x": "y" * 10**6}) for n in range(64))
+    assert len(Answer(worker=0, serial=1, failures=failures).encode()) < 200_000
+
+
+def test_a_cause_names_foreign_errors() -> None:
+    assert cause_of(ValueError("no")) == "ValueError: no"
+    assert cause_of(DecodeError("no JPEG")) == "no JPEG"
+
+
+def test_time_in_which_nobody_looked_does_not_count() -> None:
+    now = 100.0
+    clock = ObservedClock(lambda: now)
+    now += 0.5
+    assert clock.look() == 0.5
+    now += 3600
+    assert clock.look() == 1.5
+
+
+@pytest.mark.parametrize(("num_workers", "num_slots"), [(1, 1), (1, 3), (2, 2), (3, 5), (7, 4)])
+@pytest.mark.parametrize("num_samples", [1, 8, 32])
+def test_batches_are_right_and_in_order_for_any_number_of_workers_and_slots(
+    num_workers: int, num_slots: int, num_samples: int
+) -> None:
+    with WorkerPool(Numbers(), LAYOUT, num_slots=num_slots, num_workers=num_workers) as pool:
+        seen = 0
+        for batch in pool.stream(tasks(30, num_samples)):
+            assert batch.task.numbers == (seen,)
+            assert_right(batch.arrays, seen, num_samples=num_samples)
+            assert batch.timings.total_ns > 0
+            seen += 1
+        assert seen == 30
+        assert pool.stats.num_samples == 30 * num_samples
+
+
+def test_workers_prefetch_while_the_parent_is_away() -> None:
+    with WorkerPool(Numbers(), LAYOUT, num_slots=6, num_workers=2) as pool:
+        for task in tasks(6):
+            pool.submit(task)
+        pool.next()
+        # The parent only watches memory: every slot is filled without its help.
+        last = pool.ring.views(5 if pool.ring.views(5)["label"][0] else 0)["label"]
+        assert wait_until(
+            lambda: {int(pool.ring.views(slot)["label"][31]) // 1000 for slot in range(6)} == set(range(6))
+        )
+        assert last is not None
+
+
+def test_a_slow_sample_delays_its_own_batch_only() -> None:
+    def sample(batch: int, place: int) -> None:
+        if (batch, place) == (0, 5):
+            time.sleep(0.5)
+
+    with WorkerPool(Numbers(sample), LAYOUT, num_slots=5, num_workers=2) as pool:
+        for task in tasks(5):
+            pool.submit(task)
+        assert_right(pool.next().arrays, 0)
+        waited = pool.stats.wait_seconds
+        for number in range(1, 5):
+            assert_right(pool.next().arrays, number)
+        assert pool.stats.wait_seconds - waited < waited / 2
+
+
+def test_a_hoarding_consumer_gets_copies_and_never_wrong_data() -> None:
+    with WorkerPool(Numbers(), LAYOUT, num_slots=4, num_workers=2) as pool:
+        kept: list[FilledBatch] = list(pool.stream(tasks(40)))
+        assert pool.stats.num_copied_batches == 38
+        assert pool.ring.num_lent == 2
+        for number, batch in enumerate(kept):
+            assert_right(batch.arrays, number)
+        kept.clear()
+        del batch
+        assert pool.ring.num_lent == 0
+        for number, batch in enumerate(pool.stream(tasks(20))):
+            assert_right(batch.arrays, number)
+        assert pool.stats.num_copied_batches == 38
+
+
+def test_kept_batches_stay_right_after_close() -> None:
+    with WorkerPool(Numbers(), LAYOUT, num_slots=4, num_workers=2) as pool:
+        kept = list(pool.stream(tasks(10)))
+    del pool
+    gc.collect()
+    for number, batch in enumerate(kept):
+        assert_right(batch.arrays, number)
+
+
+def test_writing_into_a_batch_changes_no_other() -> None:
+    with WorkerPool(Numbers(), LAYOUT, num_slots=3, num_workers=2) as pool:
+        for number, batch in enumerate(pool.stream(tasks(20))):
+            assert_right(batch.arrays, number)
+            batch.arrays["pixels"][:] = -1
+
+
+def test_an_abandoned_stream_leaves_a_usable_pool() -> None:
+    with WorkerPool(Numbers(sleep_seconds=0.001), LAYOUT, num_slots=4, num_workers=2) as pool:
+        for _ in range(5):
+            for number, batch in enumerate(pool.stream(tasks(10))):
+                assert_right(batch.arrays, number)
+                if number == 2:
+                    break
+        for number, batch in enumerate(pool.stream(tasks(10, 7))):
+            assert_right(batch.arrays, number, num_samples=7)
+        del batch
+        assert wait_until(lambda: pool.num_free_slots == 4)
+
+
+@pytest.mark.parametrize("how", ["raise", "sys.exit"])
+def test_samples_that_raise_are_failures_and_leave_the_rest_alone(how: str) -> None:
+    def sample(batch: int, place: int) -> None:
+        if batch == 1 and place in {3, 17}:
+            die(how)
+
+    with WorkerPool(Numbers(sample), LAYOUT, num_slots=2, num_workers=2) as pool:
+        for number, batch in enumerate(pool.stream(tasks(4))):
+            bad = (3, 17) if number == 1 else ()
+            assert tuple(failure.sample for failure in batch.failures) == bad
+            assert_right(batch.arrays, number, bad=bad)
+            for failure in batch.failures:
+                assert failure.cause in {"ValueError: no good", "SystemExit: enough"}
+                assert "in die" in failure.details["traceback"]
+        assert pool.num_deaths == 0
+
+
+class Tells(Numbers):
+    def fill(
+        self, task: tuple[int, ...], arrays: Mapping[str, Any], first: int, last: int, report: ChunkReport
+    ) -> None:
+        super().fill(task, arrays, first, last, report)
+        report.timings.decode_ns += last - first
+        if first == 0:
+            report.failed(0, "was replaced", {"substitute": 5})
+
+
+def test_a_work_may_tell_of_failures_and_times_itself() -> None:
+    with WorkerPool(Tells(), LAYOUT, num_slots=2, num_workers=2) as pool:
+        for number, batch in enumerate(pool.stream(tasks(3))):
+            assert_right(batch.arrays, number)
+            assert batch.failures == (Failure(sample=0, cause="was replaced", details={"substitute": 5}),)
+            assert batch.timings.decode_ns == 32
+
+
+@pytest.mark.parametrize(
+    ("task", "says"),
+    [
+        (BatchTask(numbers=(), num_samples=0), r"num_samples must be in \[1, 32\], got 0"),
+        (BatchTask(numbers=(), num_samples=33), r"num_samples must be in \[1, 32\], got 33"),
+        (BatchTask(numbers=(0,) * 11, num_samples=1), "at most 10 numbers"),
+        (BatchTask(numbers=(1 << 63,), num_samples=1), "64 bits"),
+    ],
+)
+def test_tasks_that_cannot_be_are_refused(task: BatchTask, says: str) -> None:
+    with WorkerPool(Numbers(), LAYOUT, num_slots=1, num_workers=1) as pool:
+        with pytest.raises(ArgumentError, match=says):
+            pool.submit(task)
+        with pytest.raises(ArgumentError, match="Submit one first"):
+            pool.next()
+        pool.submit(tasks(1)[0])
+        with pytest.raises(ArgumentError, match="no slot is free"):
+            pool.submit(tasks(1)[0])
+
+
+def test_options_and_numbers_out_of_range_are_refused_and_leave_nothing() -> None:
+    with pytest.raises(ArgumentError, match="sample_timeout_seconds must be positive, got 0"):
+        PoolOptions(sample_timeout_seconds=0)
+    with pytest.raises(ArgumentError, match="max_restarts"):
+        PoolOptions(max_restarts=-1)
+    for num_workers in (0, 257):
+        with leaves_nothing(), pytest.raises(ArgumentError, match=rf"\[1, 256\], got {num_workers}"):
+            WorkerPool(Numbers(), LAYOUT, num_slots=1, num_workers=num_workers)
+
+
+def test_workers_may_come_and_go_while_batches_stream() -> None:
+    with WorkerPool(Numbers(), LAYOUT, num_slots=4, num_workers=1) as pool:
+        for number, batch in enumerate(pool.stream(tasks(300))):
+            assert_right(batch.arrays, number)
+            if number % 10 == 0:
+                pool.num_workers = 1 + number // 10 % 5
+        assert pool.num_deaths == 0
+        pool.num_workers = 2
+        for number, batch in enumerate(pool.stream(tasks(20))):
+            assert_right(batch.arrays, number)
+        assert wait_until(lambda: len(children()) == 3)
+
+
+def test_pools_are_independent() -> None:
+    with (
+        WorkerPool(Numbers(), LAYOUT, num_slots=2, num_workers=1) as train,
+        WorkerPool(Numbers(), LAYOUT, num_slots=2, num_workers=2) as validation,
+    ):
+        pairs = zip(train.stream(tasks(10)), validation.stream(tasks(10)), strict=True)
+        for number, (left, right) in enumerate(pairs):
+            assert_right(left.arrays, number)
+            assert_right(right.arrays, number)
+
+
+def test_a_collected_pool_leaves_nothing() -> None:
+    with leaves_nothing():
+        pool = WorkerPool(Numbers(), LAYOUT, num_slots=2, num_workers=2)
+        next(pool.stream(tasks(3)))
+        del pool
+        gc.collect()
+
+
+def test_closing_is_idempotent_and_final() -> None:
+    with leaves_nothing():
+        pool = WorkerPool(Numbers(), LAYOUT, num_slots=2, num_workers=2)
+        stream = pool.stream(tasks(3))
+        next(stream)
+        pool.close()
+        pool.close()
+        with pytest.raises(WorkerError, match="closed"):
+            next(stream)
+        with pytest.raises(WorkerError, match="closed"):
+            pool.num_workers = 3
+        pool.cancel()
+        del stream, pool
+        gc.collect()
+
+
+def _use_in_child(pool: WorkerPool, result: Any) -> None:
+    try:
+        pool.next()
+    except WorkerError as error:
+        result.put(str(error))
+    pool.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_cannot_use_the_pool_nor_disturb_it() -> None:
+    context = multiprocessing.get_context("fork")
+    with WorkerPool(Numbers(sleep_seconds=0.001), LAYOUT, num_slots=3, num_workers=2) as pool:
+        for number, batch in enumerate(pool.stream(tasks(12))):
+            assert_right(batch.arrays, number)
+            if number in {1, 7}:
+                result = context.SimpleQueue()
+                child = context.Process(target=_use_in_child, args=(pool, result))
+                child.start()
+                assert f"belong to process {os.getpid()}" in result.get()
+                child.join()
+                assert child.exitcode == 0
+                result.close()
+        assert pool.num_deaths == 0
+
+
+def test_a_long_lived_forked_child_does_not_keep_workers_alive() -> None:
+    with leaves_nothing():
+        pool = WorkerPool(Numbers(), LAYOUT, num_slots=3, num_workers=2)
+        next(pool.stream(tasks(3)))
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+        pool.close()
+        alive = children()
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        assert alive == {child}
+        del pool
+        gc.collect()
+
+
+def test_a_pool_works_within_64_descriptors() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(64, highest + 20), hard))
+    try:
+        with WorkerPool(Numbers(), LAYOUT, num_slots=8, num_workers=20) as pool:
+            for number, batch in enumerate(pool.stream(tasks(50))):
+                assert_right(batch.arrays, number)
+            assert pool.num_deaths == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def _shared_bytes() -> int:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Shmem:"))
+
+
+@pytest.mark.parametrize("num_cycles", [20, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+def test_making_and_closing_pools_costs_no_process_descriptor_or_memory(num_cycles: int) -> None:
+    layout = SlotLayout(num_samples=32, fields=(*LAYOUT.fields, Field(name="large", shape=(1 << 15,), dtype="uint8")))
+    before = _shared_bytes()
+    with leaves_nothing():
+        for _ in range(num_cycles):
+            with WorkerPool(Numbers(), layout, num_slots=3, num_workers=2) as pool:
+                batch = next(pool.stream(tasks(3)))
+                assert_right(batch.arrays, 0)
+            del batch, pool
+        gc.collect()
+    # Others on the machine use shared memory too; what 20 pools would leave here is 60 MB and more.
+    assert wait_until(lambda: _shared_bytes() < before + num_cycles * (1 << 20))
+
+
+def test_free_slots_give_their_memory_back() -> None:
+    layout = SlotLayout(num_samples=32, fields=(*LAYOUT.fields, Field(name="large", shape=(1 << 15,), dtype="uint8")))
+
+    class Fills(Numbers):
+        def fill(self, task: Any, arrays: Mapping[str, Any], first: int, last: int, report: Any) -> None:
+            super().fill(task, arrays, first, last, report)
+            arrays["large"][first:last] = 1
+
+    with WorkerPool(Fills(), layout, num_slots=3, num_workers=2) as pool:
+        for round_number in range(2):
+            for number, batch in enumerate(pool.stream(tasks(6))):
+                assert_right(batch.arrays, number)
+                assert np.all(batch.arrays["large"] == 1), round_number
+            del batch
+            assert pool.ring.used_bytes > 1 << 20
+            assert wait_until(lambda: pool.num_free_slots == 3)
+            pool.ring.drop_free_memory()
+            assert pool.ring.used_bytes == 0

@@ -1,0 +1,136 @@
+"""Works for the tests of the transport: what each sample holds is a function of its task and place."""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpload.transport.batches import BatchTask
+from mpload.transport.slots import Field, RaggedField, SlotLayout
+from mpload.transport.worker import ChunkReport
+
+LAYOUT = SlotLayout(
+    num_samples=32,
+    fields=(
+        Field(name="pixels", shape=(64,), dtype="int32"),
+        Field(name="label", dtype="int64"),
+        RaggedField(name="text", max_sample_bytes=64),
+    ),
+)
+
+
+def pixels_of(batch: int, sample: int) -> NDArray[np.int32]:
+    return np.arange(64, dtype=np.int32) * (batch + 1) + sample
+
+
+def text_of(batch: int, sample: int) -> bytes:
+    return b"x" * (sample % 7) + str(batch).encode()
+
+
+class Numbers:
+    """Writes what `pixels_of` and `text_of` say, after `sample` has done what it likes."""
+
+    def __init__(self, sample: Callable[[int, int], None] | None = None, *, sleep_seconds: float = 0.0) -> None:
+        self.sample = sample
+        self.sleep_seconds = sleep_seconds
+
+    def open(self) -> None:
+        pass
+
+    def fill(
+        self, task: tuple[int, ...], arrays: Mapping[str, Any], first: int, last: int, report: ChunkReport
+    ) -> None:
+        for sample in range(first, last):
+            report.at(sample)
+            if self.sleep_seconds:
+                time.sleep(self.sleep_seconds)
+            if self.sample is not None:
+                self.sample(task[0], sample)
+            arrays["pixels"][sample] = pixels_of(task[0], sample)
+            arrays["label"][sample] = task[0] * 1000 + sample
+            arrays["text"].put(sample, text_of(task[0], sample))
+
+
+def tasks(num_batches: int, num_samples: int = 32) -> list[BatchTask]:
+    return [BatchTask(numbers=(number,), num_samples=num_samples) for number in range(num_batches)]
+
+
+def assert_right(arrays: Mapping[str, Any], batch: int, *, num_samples: int = 32, bad: tuple[int, ...] = ()) -> None:
+    good = [sample for sample in range(num_samples) if sample not in bad]
+    assert len(arrays["label"]) == len(arrays["text"]) == num_samples
+    assert arrays["label"][good].tolist() == [batch * 1000 + sample for sample in good]
+    assert (arrays["pixels"][good] == np.array([pixels_of(batch, sample) for sample in good])).all()
+    assert [arrays["text"][sample].tobytes() for sample in good] == [text_of(batch, sample) for sample in good]
+    for sample in bad:
+        assert arrays["label"][sample] == 0
+        assert not arrays["pixels"][sample].any()
+        assert len(arrays["text"][sample]) == 0
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in {"Z", "X"}
+
+
+def wait_until(condition: Callable[[], bool], limit_seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + limit_seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def num_fds() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def children() -> set[int]:
+    """Process ids of all descendants of this process that live."""
+    found: set[int] = set()
+    todo = [os.getpid()]
+    while todo:
+        for task in Path(f"/proc/{todo.pop()}/task").iterdir():
+            pids = {int(pid) for pid in (task / "children").read_text().split()}
+            todo += [pid for pid in pids - found if is_alive(pid)]
+            found |= {pid for pid in pids if is_alive(pid)}
+    return found
+
+
+@contextmanager
+def leaves_nothing() -> Iterator[None]:
+    """Check that descriptors and processes are as before afterwards."""
+    fds, before = num_fds(), children()
+    yield
+    assert wait_until(lambda: children() <= before)
+    assert num_fds() == fds
+
+
+def die(how: str) -> None:
+    """End this process in one of the ways in which user code does."""
+    match how:
+        case "segfault":
+            ctypes.string_at(0)
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "exit":
+            os._exit(7)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "hang":
+            time.sleep(3600)
+        case "sys.exit":
+            sys.exit("enough")
+        case "raise":
+            raise ValueError("no good")
