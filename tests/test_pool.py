@@ -1,7 +1,6 @@
 """The pool: right batches in the right order, whoever fills them, and nothing left of it afterwards."""
 
 import gc
-import json
 import multiprocessing
 import os
 import resource
@@ -56,16 +55,18 @@ def test_a_deadly_sample_is_found_and_nothing_else_is_blamed(
     assert num_deaths <= (4 if is_marked else 2 * (size.bit_length() + 1))
 
 
-@given(st.lists(st.tuples(st.integers(0, 1000), st.text(max_size=50), st.dictionaries(st.text(), st.integers()))))
-def test_answers_survive_their_way(failures: list[tuple[int, str, dict[str, int]]]) -> None:
+DETAILS = st.dictionaries(st.text(max_size=9), st.none() | st.integers() | st.text(max_size=9), max_size=3)
+
+
+@given(st.lists(st.tuples(st.integers(0, 1000), st.text(max_size=50), DETAILS), max_size=16))
+def test_answers_survive_their_way(failures: list[tuple[int, str, dict[str, Any]]]) -> None:
     answer = Answer(
         worker=3,
         serial=1 << 60,
         timings=Timings(read_ns=1, decode_ns=2, transform_ns=3, total_ns=4),
         failures=tuple(Failure(sample=s, cause=c, details=d) for s, c, d in failures),
     )
-    decoded = Answer.decode(answer.encode())
-    assert decoded == answer or len(json.dumps(failures)) > 15_000 or len(failures) > 50
+    assert Answer.decode(answer.encode()) == answer
 
 
 def test_an_answer_fits_a_message_whatever_went_wrong() -> None:
@@ -109,11 +110,8 @@ def test_workers_prefetch_while_the_parent_is_away() -> None:
             pool.submit(task)
         pool.next()
         # The parent only watches memory: every slot is filled without its help.
-        last = pool.ring.views(5 if pool.ring.views(5)["label"][0] else 0)["label"]
-        assert wait_until(
-            lambda: {int(pool.ring.views(slot)["label"][31]) // 1000 for slot in range(6)} == set(range(6))
-        )
-        assert last is not None
+        newest = [pool.ring.views(slot)["label"] for slot in range(6)]
+        assert wait_until(lambda: {int(label[31]) // 1000 for label in newest} == set(range(6)))
 
 
 def test_a_slow_sample_delays_its_own_batch_only() -> None:

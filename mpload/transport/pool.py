@@ -7,7 +7,7 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -221,7 +221,7 @@ class WorkerPool:
         del self._batches[self._line.popleft()]
         return self._deliver(batch)
 
-    def stream(self, tasks: Iterable[BatchTask]) -> Iterator[FilledBatch]:
+    def stream(self, tasks: Iterable[BatchTask]) -> Generator[FilledBatch, None, None]:
         """Yield the batches of `tasks` in order, keeping free slots busy; closed early, it cancels the rest."""
         todo = iter(tasks)
         task = next(todo, None)

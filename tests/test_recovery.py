@@ -1,0 +1,391 @@
+"""What dies is replaced, what it was doing is done again, and nobody can tell from the batches."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from mpload.errors import SampleError, WorkerError
+from mpload.transport.batches import KilledSample, PoolOptions
+from mpload.transport.pool import WorkerPool
+from tests.transport_works import (
+    LAYOUT,
+    Numbers,
+    assert_right,
+    children,
+    die,
+    is_alive,
+    leaves_nothing,
+    tasks,
+    wait_until,
+)
+
+REPOSITORY = Path(__file__).parents[1]
+SEVERAL = PoolOptions(max_restarts=100_000)
+
+
+def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return  # it was faster
+
+
+@contextmanager
+def disturbed(pool: WorkerPool, disturb: Callable[[dict[str, int]], None], every_seconds: float) -> Iterator[None]:
+    """Call `disturb` with the pool's process ids again and again, from a thread."""
+    end = threading.Event()
+
+    def run() -> None:
+        while not end.wait(every_seconds):
+            disturb(dict(pool.pids))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+def check_stream(pool: WorkerPool, num_batches: int) -> None:
+    seen = -1
+    for seen, batch in enumerate(pool.stream(tasks(num_batches))):
+        assert batch.task.numbers == (seen,)
+        assert not batch.failures
+        assert_right(batch.arrays, seen)
+    assert seen == num_batches - 1
+
+
+def kill_a_worker(pids: dict[str, int]) -> None:
+    workers = [pid for name, pid in pids.items() if name != "mpload-zygote"]
+    if workers:
+        kill(random.choice(workers))
+
+
+def kill_all_workers(pids: dict[str, int]) -> None:
+    for name, pid in pids.items():
+        if name != "mpload-zygote":
+            kill(pid)
+
+
+def kill_the_zygote(pids: dict[str, int]) -> None:
+    kill(pids["mpload-zygote"])
+
+
+def kill_everybody(pids: dict[str, int]) -> None:
+    for pid in pids.values():
+        kill(pid)
+
+
+@pytest.mark.parametrize(
+    ("disturb", "every_seconds"),
+    [(kill_a_worker, 0.05), (kill_all_workers, 0.15), (kill_the_zygote, 0.7), (kill_everybody, 0.7)],
+)
+def test_killed_processes_lose_and_repeat_no_sample(
+    disturb: Callable[[dict[str, int]], None], every_seconds: float
+) -> None:
+    with leaves_nothing():
+        with WorkerPool(Numbers(sleep_seconds=0.001), LAYOUT, num_slots=5, num_workers=3, options=SEVERAL) as pool:
+            with disturbed(pool, disturb, every_seconds):
+                check_stream(pool, 150)
+            assert pool.num_deaths > 0
+        del pool
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_hundreds_of_kills_change_no_batch_of_any_epoch() -> None:
+    random.seed(0)
+
+    def disturb(pids: dict[str, int]) -> None:
+        random.choices([kill_a_worker, kill_all_workers, kill_everybody], [50, 4, 1])[0](pids)
+        time.sleep(random.uniform(0, 0.1))
+
+    with WorkerPool(Numbers(sleep_seconds=0.001), LAYOUT, num_slots=6, num_workers=4, options=SEVERAL) as pool:
+        with disturbed(pool, disturb, 0.02):
+            for _ in range(4):
+                check_stream(pool, 1200)
+        assert pool.num_deaths > 300
+
+
+def test_a_stopped_worker_is_replaced() -> None:
+    options = PoolOptions(sample_timeout_seconds=0.5)
+    with WorkerPool(Numbers(), LAYOUT, num_slots=4, num_workers=2, options=options) as pool:
+        for number, batch in enumerate(pool.stream(tasks(200))):
+            assert_right(batch.arrays, number)
+            if number == 5:
+                os.kill(pool.pids["mpload-worker-1"], signal.SIGSTOP)
+        # It may have been stopped while it had nothing to do: then it is in nobody's way, and is not missed.
+    with WorkerPool(Numbers(sleep_seconds=0.002), LAYOUT, num_slots=4, num_workers=1, options=options) as pool:
+        for number, batch in enumerate(pool.stream(tasks(8))):
+            assert_right(batch.arrays, number)
+            if number == 2:
+                os.kill(pool.pids["mpload-worker-0"], signal.SIGSTOP)
+        assert pool.num_deaths == 1
+
+
+def test_a_stopped_zygote_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpload.transport.crew._ZYGOTE_SECONDS", 0.5)
+    with WorkerPool(Numbers(), LAYOUT, num_slots=4, num_workers=1) as pool:
+        check_stream(pool, 5)
+        stopped = pool.pids
+        os.kill(stopped["mpload-zygote"], signal.SIGSTOP)
+        os.kill(stopped["mpload-worker-0"], signal.SIGKILL)
+        pool.num_workers = 2  # asks the zygote
+        check_stream(pool, 5)
+        assert not any(is_alive(pid) for pid in stopped.values())
+
+
+def test_a_worker_that_holds_the_lock_and_stops_stalls_nobody_for_long() -> None:
+    import fcntl
+
+    options = PoolOptions(sample_timeout_seconds=0.5)
+    with WorkerPool(Numbers(), LAYOUT, num_slots=4, num_workers=2, options=options) as pool:
+        check_stream(pool, 3)
+        board = pool._board.fds.board
+        fcntl.lockf(board, fcntl.LOCK_EX)  # as if one of them had been stopped with it
+        released = threading.Timer(1.5, fcntl.lockf, (board, fcntl.LOCK_UN))
+        released.start()
+        check_stream(pool, 20)
+        assert pool.num_deaths > 0
+        released.join()
+
+
+def test_a_stopped_and_continued_parent_blames_nobody(tmp_path: Path) -> None:
+    script = """
+        import os, signal, subprocess, sys
+        from mpload.transport.batches import PoolOptions
+        from mpload.transport.pool import WorkerPool
+        from tests.transport_works import LAYOUT, Numbers, assert_right, tasks
+
+        options = PoolOptions(sample_timeout_seconds=1.5)
+        with WorkerPool(Numbers(sleep_seconds=0.001), LAYOUT, num_slots=4, num_workers=2, options=options) as pool:
+            for number, batch in enumerate(pool.stream(tasks(40))):
+                assert_right(batch.arrays, number)
+                if number == 3:  # as Ctrl-Z does, to the whole process group
+                    subprocess.Popen(["sh", "-c", f"sleep 0.1; kill -STOP {os.getpid()} {' '.join(map(str, pool.pids.values()))};"
+                        f" sleep 3; kill -CONT {os.getpid()} {' '.join(map(str, pool.pids.values()))}"])
+            print(pool.num_deaths)
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)],
+        capture_output=True, text=True, timeout=60, cwd=REPOSITORY, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [
+        ("segfault", "killed its worker (SIGSEGV)"),
+        ("kill", "killed its worker (SIGKILL)"),
+        ("exit", "killed its worker (exit status 7)"),
+        ("hang", "killed its worker (stuck for more than 0.3 s)"),
+        ("stop", "killed its worker (stuck for more than 0.3 s)"),
+    ],
+)
+def test_a_sample_that_kills_its_workers_is_found_and_named(how: str, cause: str) -> None:
+    def sample(batch: int, place: int) -> None:
+        if (batch, place) == (2, 13):
+            die(how)
+
+    options = PoolOptions(sample_timeout_seconds=0.3 if how in {"hang", "stop"} else 60.0)
+    with WorkerPool(Numbers(sample), LAYOUT, num_slots=4, num_workers=2, options=options) as pool:
+        for number, batch in enumerate(pool.stream(tasks(6))):
+            bad = (13,) if number == 2 else ()
+            assert [(failure.sample, failure.cause) for failure in batch.failures] == [(place, cause) for place in bad]
+            assert_right(batch.arrays, number, bad=bad)
+        assert pool.num_deaths == 4  # twice in company, twice alone
+
+
+class NeverMarks(Numbers):
+    def fill(self, task, arrays, first, last, report) -> None:  # type: ignore[no-untyped-def]
+        if first <= 13 < last:
+            os._exit(7)
+        super().fill(task, arrays, first, last, report)
+
+
+def test_a_deadly_sample_is_found_without_the_works_help() -> None:
+    with WorkerPool(NeverMarks(), LAYOUT, num_slots=2, num_workers=2) as pool:
+        for number, batch in enumerate(pool.stream(tasks(2))):
+            assert [failure.sample for failure in batch.failures] == [13]
+            assert_right(batch.arrays, number, bad=(13,))
+
+
+def test_the_caller_may_have_another_sample_put_in_place_of_a_deadly_one() -> None:
+    asked: list[KilledSample] = []
+
+    class Substitutes(Numbers):
+        def fill(self, task, arrays, first, last, report) -> None:  # type: ignore[no-untyped-def]
+            if len(task) == 1 and task[0] == 1 and first <= 5 < last:
+                die("segfault")
+            super().fill(task[-1:], arrays, first, last, report)
+
+    def substitute(killed: KilledSample) -> tuple[int, ...]:
+        asked.append(killed)
+        return (*killed.task, 70)
+
+    with WorkerPool(Substitutes(), LAYOUT, num_slots=2, num_workers=2, on_killed=substitute) as pool:
+        batches = list(pool.stream(tasks(3)))
+    assert asked == [KilledSample(task=(1,), sample=5, cause="killed its worker (SIGSEGV)")]
+    assert not any(batch.failures for batch in batches)
+    assert batches[1].arrays["label"].tolist() == [70_005 if place == 5 else 1000 + place for place in range(32)]
+
+
+def test_the_caller_may_end_the_job_over_a_deadly_sample() -> None:
+    def refuse(killed: KilledSample) -> None:
+        raise SampleError(f"sample {killed.sample} {killed.cause}")
+
+    def sample(batch: int, place: int) -> None:
+        if place == 3:
+            die("exit")
+
+    with leaves_nothing():
+        pool = WorkerPool(Numbers(sample), LAYOUT, num_slots=2, num_workers=2, on_killed=refuse)
+        with pytest.raises(SampleError, match=r"sample 3 killed its worker \(exit status 7\)"):
+            next(pool.stream(tasks(1)))
+        del pool
+
+
+def test_too_many_deaths_end_the_job_with_their_history() -> None:
+    def sample(batch: int, place: int) -> None:
+        die("segfault")
+
+    with leaves_nothing():
+        pool = WorkerPool(Numbers(sample), LAYOUT, num_slots=2, num_workers=2, options=PoolOptions(max_restarts=7))
+        with pytest.raises(
+            WorkerError, match=r"(?s)8 workers died .*max_restarts=7.*: SIGSEGV at sample \d+"
+        ) as caught:
+            next(pool.stream(tasks(1)))
+        assert len(caught.value.history) == 8
+        del pool, caught
+
+
+def test_a_death_for_lack_of_memory_is_called_that() -> None:
+    def sample(batch: int, place: int) -> None:
+        if place == 0:
+            die("kill")
+
+    counts = iter(range(100))
+    with WorkerPool(Numbers(sample), LAYOUT, num_slots=1, num_workers=1, count_oom_kills=lambda: next(counts)) as pool:
+        batch = next(pool.stream(tasks(1)))
+    assert batch.failures[0].cause == "killed its worker (SIGKILL, out of memory)"
+
+
+def test_a_dead_worker_does_not_disturb_batches_that_are_ready() -> None:
+    with WorkerPool(Numbers(), LAYOUT, num_slots=4, num_workers=1) as pool:
+        for task in tasks(4):
+            pool.submit(task)
+        ready = [pool.ring.views(slot)["label"] for slot in range(4)]
+        assert wait_until(lambda: {int(label[31]) // 1000 for label in ready} == set(range(4)))
+        for pid in children():
+            kill(pid)
+        for number in range(4):
+            assert_right(pool.next().arrays, number)
+
+
+def test_cancelled_chunks_of_dead_workers_free_their_slots() -> None:
+    with WorkerPool(Numbers(sleep_seconds=0.005), LAYOUT, num_slots=4, num_workers=2) as pool:
+        for _ in range(3):
+            stream = pool.stream(tasks(10))
+            next(stream)
+            kill_all_workers(pool.pids)
+            stream.close()
+        check_stream(pool, 10)
+        assert wait_until(lambda: pool.num_free_slots == 4)
+
+
+def test_killing_workers_while_they_stop_keeps_the_number_wanted() -> None:
+    with WorkerPool(Numbers(), LAYOUT, num_slots=4, num_workers=4, options=SEVERAL) as pool:
+        check_stream(pool, 20)
+        for num_workers in (1, 4, 2, 3):
+            pool.num_workers = num_workers
+            kill_a_worker(pool.pids)
+            check_stream(pool, 20)
+        assert wait_until(lambda: (check_stream(pool, 1), len(children()))[1] == 4)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("starts_fresh", [False, True])
+def test_death_of_the_parent_ends_everything_within_two_seconds(number: signal.Signals, starts_fresh: bool) -> None:
+    script = f"""
+        from mpload.transport.batches import PoolOptions
+        from mpload.transport.pool import WorkerPool
+        from tests.transport_works import LAYOUT, Numbers, children, tasks, wait_until
+        import os, time
+
+        options = PoolOptions(starts_fresh={starts_fresh})
+        pool = WorkerPool(Numbers(sleep_seconds=0.01), LAYOUT, num_slots=4, num_workers=3, options=options)
+        stream = pool.stream(tasks(10**6))
+        next(stream)
+        assert wait_until(lambda: len(children()) == 4)
+        if os.fork() == 0:  # a child that lives on with copies of all descriptors
+            os.close(0), os.close(1), os.close(2)
+            time.sleep(20)
+            os._exit(0)
+        print(*pool.pids.values(), flush=True)
+        for batch in stream:
+            pass
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY, start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        pids = [int(pid) for pid in process.stdout.readline().split()]
+        assert len(pids) == 4
+        assert all(is_alive(pid) for pid in pids)
+        process.send_signal(number)
+        assert wait_until(lambda: not any(is_alive(pid) for pid in pids), 2.0)
+        _, errors = process.communicate(timeout=10)
+        assert process.returncode == -number
+        assert errors.count("Traceback") == (number == signal.SIGINT)  # the parent's own, and no worker's
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_ctrl_c_to_the_whole_process_group_reaches_the_parent_alone() -> None:
+    script = """
+        from mpload.transport.pool import WorkerPool
+        from tests.transport_works import LAYOUT, Numbers, assert_right, children, tasks
+
+        with WorkerPool(Numbers(sleep_seconds=0.002), LAYOUT, num_slots=4, num_workers=3) as pool:
+            try:
+                for number, batch in enumerate(pool.stream(tasks(10**6))):
+                    assert_right(batch.arrays, number)
+                    if number == 3: print("go", flush=True)
+            except KeyboardInterrupt:
+                pass
+            for number, batch in enumerate(pool.stream(tasks(10))):
+                assert_right(batch.arrays, number)
+            print(pool.num_deaths, flush=True)
+        print(len(children()))
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "go\n"
+    os.killpg(process.pid, signal.SIGINT)
+    output, errors = process.communicate(timeout=30)
+    assert (output, errors) == ("0\n0\n", "")
+
+
+def test_slots_return_while_workers_die() -> None:
+    with WorkerPool(Numbers(sleep_seconds=0.0005), LAYOUT, num_slots=4, num_workers=2, options=SEVERAL) as pool:
+        with disturbed(pool, kill_a_worker, 0.05):
+            check_stream(pool, 60)
+        assert wait_until(lambda: pool.num_free_slots == 4)
