@@ -40,7 +40,7 @@ class Records(mpload.MPDataset):
     \"\"\"Batches of records as they stand in the index: nothing is read or decoded.\"\"\"
     def __iter__(self):
         info = get_worker_info()
-        self._progress.begin(worker=info.id, num_workers=info.num_workers)
+        self.progress.begin(worker=info.id, num_workers=info.num_workers)
         plan, order = self.plan(), self.shuffle.order(num_samples=len(self.index), seed=0, epoch=0)
         for batch in range(info.id, plan.num_batches, info.num_workers):
             records = self.index.records(order.sample_ids(plan.positions(batch)))

@@ -12,8 +12,11 @@ if TYPE_CHECKING:
     from mpload.errors import MploadError, MploadWarning
     from mpload.index.build import build_index
     from mpload.index.columns import Span
+    from mpload.index.folders import FolderOptions
     from mpload.index.index import Index, Record
+    from mpload.index.merge import merge_indexes
     from mpload.index.opening import open_index
+    from mpload.loader import MPLoader
     from mpload.order import BlockShuffle, Sequential, Shuffle
     from mpload.policy import ErrorPolicy
     from mpload.sharding import Topology
@@ -24,9 +27,11 @@ __version__ = "0.1.0"
 _MODULES = {
     "BlockShuffle": "mpload.order",
     "ErrorPolicy": "mpload.policy",
+    "FolderOptions": "mpload.index.folders",
     "ImageDecoder": "mpload.decode",
     "Index": "mpload.index.index",
     "MPDataset": "mpload.dataset",
+    "MPLoader": "mpload.loader",
     "MploadError": "mpload.errors",
     "MploadWarning": "mpload.errors",
     "RandomResizedCrop": "mpload.decode",
@@ -39,15 +44,18 @@ _MODULES = {
     "Topology": "mpload.sharding",
     "build_index": "mpload.index.build",
     "detect_topology": "mpload.topology",
+    "merge_indexes": "mpload.index.merge",
     "open_index": "mpload.index.opening",
 }
 
 __all__ = [
     "BlockShuffle",
     "ErrorPolicy",
+    "FolderOptions",
     "ImageDecoder",
     "Index",
     "MPDataset",
+    "MPLoader",
     "MploadError",
     "MploadWarning",
     "RandomResizedCrop",
@@ -60,6 +68,7 @@ __all__ = [
     "Topology",
     "build_index",
     "detect_topology",
+    "merge_indexes",
     "open_index",
 ]
 

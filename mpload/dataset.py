@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from mpload.decode import ImageDecoder
@@ -13,10 +12,11 @@ from mpload.errors import ArgumentError, StateError
 from mpload.index.index import Index
 from mpload.index.opening import open_index
 from mpload.order import Order, OrderChoice, Sequential, Shuffle
-from mpload.pipeline import Batch, Pipeline
+from mpload.pipeline import Pipeline
 from mpload.policy import ErrorPolicy
 from mpload.progress import Epoch, SharedProgress
 from mpload.sharding import Plan, State, Tail, Topology
+from mpload.tensors import as_tensors
 from mpload.topology import detect_topology
 
 __all__ = ["MPDataset"]
@@ -78,14 +78,14 @@ class MPDataset(IterableDataset[Any]):
         self.tail = Tail(tail)
         self.shuffle: OrderChoice = (Shuffle() if shuffle else Sequential()) if isinstance(shuffle, bool) else shuffle
         self._topology = topology
-        self._pipeline = Pipeline(
+        self.pipeline = Pipeline(
             index=self.index,
             decode=ImageDecoder() if decode is None else decode,
             transform=transform,
             policy=ErrorPolicy.of(on_error),
         )
-        self._order(Epoch(seed=seed, number=0))  # checks the seed
-        self._progress = SharedProgress(seed=seed)
+        self.order_of(Epoch(seed=seed, number=0))  # checks the seed
+        self.progress = SharedProgress(seed=seed)
         self._reading: _EpochIterator | None = None
 
     @property
@@ -98,11 +98,11 @@ class MPDataset(IterableDataset[Any]):
     @property
     def epoch(self) -> int:
         """The epoch that the next iteration reads."""
-        return self._progress.next.number
+        return self.progress.next.number
 
     def plan(self) -> Plan:
         """Return the plan of the next iteration: which positions each batch of this rank holds."""
-        return self._plan(self._progress.next)
+        return self.plan_of(self.progress.next)
 
     def __len__(self) -> int:
         """Return the number of batches, or samples, of this rank that the next iteration yields over all workers."""
@@ -114,7 +114,7 @@ class MPDataset(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
-        epoch = self._progress.begin(worker=worker, num_workers=num_workers)
+        epoch = self.progress.begin(worker=worker, num_workers=num_workers)
         self._reading = _EpochIterator(self, epoch, worker=worker, num_workers=num_workers)
         return self._reading
 
@@ -124,12 +124,12 @@ class MPDataset(IterableDataset[Any]):
         Without it each iteration goes on to the next epoch. Naming the epoch that `load_state_dict` has just restored
         keeps the position in it.
         """
-        following = self._progress.next
-        if epoch != following.number or self._progress.reader_pid:
+        following = self.progress.next
+        if epoch != following.number or self.progress.reader_pid:
             position = following.position if epoch == following.number else 0
             wanted = Epoch(seed=following.seed, number=epoch, position=position)
-            self._order(wanted)  # checks the number
-            self._progress.set_next(wanted)
+            self.order_of(wanted)  # checks the number
+            self.progress.set_next(wanted)
 
     def state_dict(self, num_batches: int | None = None) -> dict[str, Any]:
         """Return where the run stands: a few integers and the index's fingerprint, the same on every rank.
@@ -141,8 +141,8 @@ class MPDataset(IterableDataset[Any]):
         Raises:
             StateError: workers iterate and `num_batches` is not given.
         """
-        current = self._progress.current
-        following = self._progress.next
+        current = self.progress.current
+        following = self.progress.next
         if self._reading is not None and get_worker_info() is not None:
             at = self._reading.epoch  # StatefulDataLoader asks the worker's iterator for the rest
         elif num_batches is not None:
@@ -151,7 +151,7 @@ class MPDataset(IterableDataset[Any]):
             at = self._position_after(current, num_batches)
         elif current is None:
             at = following
-        elif self._reading is not None and self._progress.reader_pid == os.getpid():
+        elif self._reading is not None and self.progress.reader_pid == os.getpid():
             at = self._position_after(current, self._reading.next_batch)
         else:
             raise StateError(
@@ -173,26 +173,29 @@ class MPDataset(IterableDataset[Any]):
         Raises:
             StateError: the state is malformed, or belongs to another index or order.
         """
-        epoch = self._restore(state_dict)
+        epoch = self.epoch_of(state_dict)
         info = get_worker_info()
-        self._progress.set_next(epoch, worker=None if info is None else info.id)
+        self.progress.set_next(epoch, worker=None if info is None else info.id)
         self._reading = None
 
-    def _restore(self, state_dict: Mapping[str, Any]) -> Epoch:
+    def epoch_of(self, state_dict: Mapping[str, Any]) -> Epoch:
+        """Return the epoch that a state stands in, from its position; raise `StateError` where it does not fit."""
         state = State.from_dict(state_dict)
         state.check_fits(fingerprint=self.index.fingerprint, order=self.shuffle.spec, num_samples=len(self.index))
         return Epoch(seed=state.seed, number=state.epoch, position=state.position)
 
     def _position_after(self, epoch: Epoch, num_batches: int) -> Epoch:
-        position = self._plan(epoch).position_after(num_batches)
-        if num_batches >= self._plan(epoch).num_batches:
+        position = self.plan_of(epoch).position_after(num_batches)
+        if num_batches >= self.plan_of(epoch).num_batches:
             return Epoch(seed=epoch.seed, number=epoch.number + 1)
         return Epoch(seed=epoch.seed, number=epoch.number, position=position)
 
-    def _order(self, epoch: Epoch) -> Order:
+    def order_of(self, epoch: Epoch) -> Order:
+        """Return the order of an epoch."""
         return self.shuffle.order(num_samples=len(self.index), seed=epoch.seed, epoch=epoch.number)
 
-    def _plan(self, epoch: Epoch) -> Plan:
+    def plan_of(self, epoch: Epoch) -> Plan:
+        """Return this rank's plan of an epoch."""
         return Plan(
             num_samples=len(self.index),
             batch_size=self.batch_size or 1,
@@ -218,8 +221,8 @@ class _EpochIterator(Iterator[Any]):
     def _begin(self, epoch: Epoch, *, next_batch: int) -> None:
         self.epoch = epoch
         """The epoch that is read, from where it was begun."""
-        self._plan = self._dataset._plan(epoch)  # noqa: SLF001  two halves of one thing
-        self._order = self._dataset._order(epoch)  # noqa: SLF001
+        self._plan = self._dataset.plan_of(epoch)
+        self._order = self._dataset.order_of(epoch)
         self.next_batch = next_batch
         """Number of the batch, or sample, that comes next."""
         self._values = self._batches() if self._dataset.batch_size else self._samples()
@@ -228,15 +231,15 @@ class _EpochIterator(Iterator[Any]):
         return next(self._values)
 
     def _batches(self) -> Iterator[Any]:
-        pipeline = self._dataset._pipeline  # noqa: SLF001
+        pipeline = self._dataset.pipeline
         while self.next_batch < self._plan.num_batches:
             sample_ids = self._order.sample_ids(self._plan.positions(self.next_batch))
             batch = pipeline.batch(sample_ids, seed=self.epoch.seed, epoch=self.epoch.number)
             self.next_batch += self._num_workers
-            yield _as_tensors(batch)
+            yield as_tensors(batch.columns)
 
     def _samples(self) -> Iterator[Any]:
-        pipeline = self._dataset._pipeline  # noqa: SLF001
+        pipeline = self._dataset.pipeline
         while self.next_batch < self._plan.num_batches:
             stop = min(self.next_batch + _BLOCK_SAMPLES * self._num_workers, self._plan.num_batches)
             numbers = np.arange(self.next_batch, stop, self._num_workers)
@@ -245,7 +248,7 @@ class _EpochIterator(Iterator[Any]):
                 self.next_batch = number + self._num_workers
                 made = pipeline.sample(record, seed=self.epoch.seed, epoch=self.epoch.number)
                 if made is not None:
-                    yield _bare(tuple(_as_tensor(value) for value in made[1]))
+                    yield as_tensors(made[1])
             self.next_batch = int(numbers[-1]) + self._num_workers  # a ragged last sample may be another rank's
 
     def state_dict(self) -> dict[str, Any]:
@@ -261,27 +264,6 @@ class _EpochIterator(Iterator[Any]):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where this worker of as many workers stood."""
-        epoch = self._dataset._restore(state_dict["start"])  # noqa: SLF001
-        self._dataset._progress.enter(epoch, worker=self._worker, num_workers=self._num_workers)  # noqa: SLF001
+        epoch = self._dataset.epoch_of(state_dict["start"])
+        self._dataset.progress.enter(epoch, worker=self._worker, num_workers=self._num_workers)
         self._begin(epoch, next_batch=state_dict["next_batch"])
-
-
-def _as_tensors(batch: Batch) -> Any:
-    return _bare(
-        tuple(
-            _as_tensor(column) if isinstance(column, np.ndarray) else [_as_tensor(value) for value in column]
-            for column in batch.columns
-        )
-    )
-
-
-def _as_tensor(value: Any) -> Any:
-    """Show an array as a tensor, images [..., H, W, C] as [..., C, H, W]; leave other values as they are."""
-    if not isinstance(value, np.ndarray):
-        return value
-    tensor = torch.from_numpy(value if value.flags.writeable else value.copy())  # np.frombuffer gives such arrays
-    return tensor.movedim(-1, -3) if value.ndim >= 3 else tensor
-
-
-def _bare(values: tuple[Any, ...]) -> Any:
-    return values[0] if len(values) == 1 else values

@@ -1,11 +1,12 @@
 """What processes really take from the machine's memory.
 
 RSS counts a shared page once per process, so ten workers that share one index look ten times as large as they are: a
-shared index looks like a leak. PSS divides each shared page by the number of processes that map it, so that the sum over
-a tree is what the tree takes. USS is what no other process shares: what would come free if the process ended.
+shared index looks like a leak. PSS divides each shared page by the processes that map it, so that the sum over a tree
+is what the tree takes. USS is what no other process shares: what would come free if the process ended.
 """
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,14 @@ import psutil
 
 from mpload.units import KIB
 
-__all__ = ["ProcessMemory", "process_memory", "sum_memory", "tree_memory"]
+__all__ = [
+    "ProcessMemory",
+    "available_bytes",
+    "num_usable_cores",
+    "process_memory",
+    "sum_memory",
+    "tree_memory",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,3 +116,50 @@ def _smaps_rollup(pid: int) -> dict[str, int]:
         name, _, value = line.partition(":")
         fields[name] = int(value.split()[0]) * KIB
     return fields
+
+
+def available_bytes(cgroup_folder: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return how much memory this process may still take: of the machine, and of each container around it."""
+    available = int(psutil.virtual_memory().available)
+    for limit, usage in _cgroup_limits(cgroup_folder):
+        available = min(available, max(0, limit - usage))
+    return available
+
+
+def num_usable_cores(cgroup_folder: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return how many cores this process may keep busy: by its affinity, and by the quota of each container."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for folder in _cgroups(cgroup_folder):
+        quota, _, period = _read_word(folder / "cpu.max").partition(" ")
+        if quota.isdigit() and period.isdigit():
+            cores = min(cores, -(-int(quota) // int(period)))
+    return max(1, cores)
+
+
+def _cgroup_limits(root: Path) -> Iterator[tuple[int, int]]:
+    """Yield limit and usage of each cgroup around this process, version 2 or 1."""
+    for folder in _cgroups(root):
+        for limit_name, usage_name in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            limit, usage = _read_word(folder / limit_name), _read_word(folder / usage_name)
+            if limit.isdigit() and usage.isdigit():  # "max" is no limit
+                yield int(limit), int(usage)
+
+
+def _cgroups(root: Path) -> Iterator[Path]:
+    """Yield the folders of the cgroups of this process, from its own up to the root."""
+    for line in _read_word(Path("/proc/self/cgroup")).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers in {"", "memory", "cpu,cpuacct"}:
+            base = root / controllers
+            inner = base / path.lstrip("/")
+            yield from (folder for folder in (inner, *inner.parents) if folder.is_relative_to(base))
+
+
+def _read_word(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

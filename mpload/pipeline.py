@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter_ns
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +18,7 @@ from mpload.policy import BadSample, BadSamples, ErrorAction, ErrorPolicy, subst
 from mpload.storage.local import LocalStorage
 from mpload.storage.ranges import ByteRange
 
-__all__ = ["Batch", "Pipeline", "Storage"]
+__all__ = ["Batch", "Pipeline", "Sample", "StageTimes", "Storage", "stack"]
 
 _DECODE, _TRANSFORM = 0, 1  # streams of a sample's randomness
 
@@ -31,6 +32,15 @@ class Storage(Protocol):
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         """Return the bytes of each range; raise `StorageError` where they cannot be had."""
         ...
+
+
+@dataclass(slots=True, kw_only=True)
+class StageTimes:
+    """Nanoseconds that a pipeline has spent in each of its stages in this process."""
+
+    read_ns: int = 0
+    decode_ns: int = 0
+    transform_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +74,10 @@ class Pipeline:
         self.decode = decode
         self.transform = transform
         self.policy = policy
-        self._sources = [number for number, column in enumerate(index.columns) if column.type.is_source]
+        self.sources = [number for number, column in enumerate(index.columns) if column.type.is_source]
         self._decode_takes_rng = _takes(decode, "rng")
-        # A decoder that knows its shape writes into the batch; a transform may change the shape.
-        self._shape: tuple[int, ...] | None = getattr(decode, "output_shape", None) if transform is None else None
+        self.output_shape: tuple[int, ...] | None = getattr(decode, "output_shape", None)
+        """What the decoder makes of any image, uint8; None where that varies."""
         self._start()
 
     def _start(self) -> None:
@@ -75,6 +85,12 @@ class Pipeline:
         self._storage: Storage = _open_storage(self.index)
         self._bad = BadSamples(self.policy, index_path=self.index.path)
         self._rng: SampleRng | None = None
+        self.times = StageTimes()
+
+    @property
+    def writes_in_place(self) -> bool:
+        """Whether decoders write into arrays that they are given; a transform could change the shape."""
+        return self.output_shape is not None and self.transform is None
 
     def batch(self, sample_ids: NDArray[np.int64], *, seed: int, epoch: int) -> Batch:
         """Make the samples `sample_ids`, int64 [n], of one epoch.
@@ -83,7 +99,10 @@ class Pipeline:
             SampleError: a sample failed and the policy is to raise, or no substitute for it was any better.
             TooManyBadSamples: more failed than the policy allows.
         """
-        outs = [np.empty((len(sample_ids), *self._shape), np.uint8) for _ in self._sources] if self._shape else None
+        outs = None
+        if self.writes_in_place:
+            assert self.output_shape is not None
+            outs = [np.empty((len(sample_ids), *self.output_shape), np.uint8) for _ in self.sources]
         made: list[Sample] = []
         ids: list[int] = []
         for record in self.index.records(sample_ids):
@@ -96,10 +115,10 @@ class Pipeline:
                 f"{self.index.path}: all {len(sample_ids)} samples of a batch failed; see the error report"
             )
         columns = [
-            _column([sample[number] for sample in made], _DTYPES.get(column.type))
+            stack([sample[number] for sample in made], DTYPES.get(column.type))
             for number, column in enumerate(self.index.columns)
         ]
-        for number, out in zip(self._sources, outs or (), strict=False):
+        for number, out in zip(self.sources, outs or (), strict=False):
             columns[number] = out[: len(made)]
         return Batch(sample_ids=np.array(ids, np.int64), columns=tuple(columns))
 
@@ -113,7 +132,7 @@ class Pipeline:
         try:
             return record.sample_id, self._make(record, self._rng, outs)
         except Exception as error:  # whatever the user's callables raise meets the policy
-            bad = self._describe(record, error)
+            bad = self.describe(record, _cause_of(error))
             if self.policy.action is ErrorAction.RAISE:
                 raise SampleError(str(bad)) from error
             self._bad.add(bad)
@@ -124,30 +143,42 @@ class Pipeline:
             try:
                 return substitute.sample_id, self._make(substitute, self._rng, outs)
             except Exception as error:  # noqa: BLE001  as above
-                self._bad.add(self._describe(substitute, error))
+                self._bad.add(self.describe(substitute, _cause_of(error)))
         raise SampleError(f"{bad}; and so did {len(candidates)} substitutes for it")
 
     def _make(self, record: Record, rng: SampleRng, outs: Sequence[NDArray[np.uint8]] | None) -> Sample:
         values: list[Any] = list(record.cells)
-        data = self._storage.read([_range_of(record.cells[number]) for number in self._sources])
+        times = self.times
+        start_ns = perf_counter_ns()
+        data = self._storage.read([_range_of(record.cells[number]) for number in self.sources])
+        times.read_ns += perf_counter_ns() - start_ns
         # Every source of a sample meets the same random numbers: image pairs are cropped and transformed alike.
-        for place, number in enumerate(self._sources):
+        for place, number in enumerate(self.sources):
+            start_ns = perf_counter_ns()
             arguments: dict[str, Any] = {}
             if self._decode_takes_rng:
                 arguments["rng"] = rng.for_sample(record.sample_id, stream=_DECODE)
             if outs is not None:
                 arguments["out"] = outs[place]
             value = self.decode(data[place], **arguments)
+            decoded_ns = perf_counter_ns()
+            times.decode_ns += decoded_ns - start_ns
             if self._transform is not None:
                 value = self._transform(value, rng.for_sample(record.sample_id, stream=_TRANSFORM))
+                times.transform_ns += perf_counter_ns() - decoded_ns
             values[number] = value
         return tuple(values)
 
-    def _describe(self, record: Record, error: Exception) -> BadSample:
-        sources = tuple(str(record.cells[number]) for number in self._sources)
-        cause = str(error) if isinstance(error, MploadError) else f"{type(error).__name__}: {error}"
+    def describe(self, record: Record, cause: str) -> BadSample:
+        """Return what is to be told of a sample that failed."""
+        sources = tuple(str(record.cells[number]) for number in self.sources)
         where = self.index.where(record.sample_id)
         return BadSample(sample_id=record.sample_id, where=where, paths=sources, cause=cause)
+
+    def write_down(self, bad: BadSample, *, epoch: int) -> None:
+        """Count and report a sample that failed elsewhere than in `sample`."""
+        self._bad.saw(0, epoch=epoch)
+        self._bad.add(bad)
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key not in _PER_PROCESS}
@@ -157,7 +188,7 @@ class Pipeline:
         self._start()
 
 
-_PER_PROCESS = frozenset({"_transform", "_storage", "_bad", "_rng"})
+_PER_PROCESS = frozenset({"_transform", "_storage", "_bad", "_rng", "times"})
 
 
 def _open_storage(index: Index) -> Storage:
@@ -176,6 +207,10 @@ def _range_of(cell: Cell) -> ByteRange:
             raise StorageError(f"{cell}: LMDB values cannot be read by this version of mpload")
 
 
+def _cause_of(error: Exception) -> str:
+    return str(error) if isinstance(error, MploadError) else f"{type(error).__name__}: {error}"
+
+
 def _takes(function: Callable[..., Any], name: str) -> bool:
     """Whether `function` has a parameter called `name`."""
     try:
@@ -184,7 +219,7 @@ def _takes(function: Callable[..., Any], name: str) -> bool:
         return False
 
 
-def _column(values: list[Any], dtype: type[np.number[Any]] | None) -> NDArray[Any] | list[Any]:
+def stack(values: list[Any], dtype: type[np.number[Any]] | None) -> NDArray[Any] | list[Any]:
     """Put the values of a column side by side: an array where they have one shape and type, else the list itself."""
     if dtype is not None:
         return np.array(values, dtype)
@@ -192,4 +227,4 @@ def _column(values: list[Any], dtype: type[np.number[Any]] | None) -> NDArray[An
     return np.stack(values) if len(alike) == 1 and None not in alike else values
 
 
-_DTYPES: dict[ColumnType, type[np.number[Any]]] = {ColumnType.INT: np.int64, ColumnType.FLOAT: np.float64}
+DTYPES: dict[ColumnType, type[np.number[Any]]] = {ColumnType.INT: np.int64, ColumnType.FLOAT: np.float64}

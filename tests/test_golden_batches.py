@@ -1,7 +1,7 @@
 """The batches of a fixed index, seed and epoch, frozen: which samples, in which order, with which random crops.
 
-A difference breaks every running experiment. If it is meant: raise the version in `mpload/order.py` or
-`mpload/augment.py`, then `MPLOAD_REGENERATE=1 python -m pytest tests/test_golden_batches.py`, and say so in CHANGELOG.md.
+A difference breaks every running experiment. If it is meant: raise the version in `mpload/order.py`
+or `mpload/augment.py`, run `MPLOAD_REGENERATE=1 python -m pytest tests/test_golden_batches.py`, and tell CHANGELOG.md.
 """
 
 import json

@@ -21,9 +21,11 @@ WITHOUT_TORCH = {name.removeprefix("mpload.") for name in CONTRACTS[1]["source_m
 PUBLIC = [
     "BlockShuffle",
     "ErrorPolicy",
+    "FolderOptions",
     "ImageDecoder",
     "Index",
     "MPDataset",
+    "MPLoader",
     "MploadError",
     "MploadWarning",
     "RandomResizedCrop",
@@ -36,6 +38,7 @@ PUBLIC = [
     "Topology",
     "build_index",
     "detect_topology",
+    "merge_indexes",
     "open_index",
 ]
 

@@ -20,7 +20,7 @@ BATCH_ROWS = 1 << 20
 """Rows of every record batch of a sidecar but the last."""
 
 _ROW_BYTES = 8
-_RESIDENT_BYTES = MIB
+_RESIDENT_BYTES = MIB // 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,11 +90,7 @@ class MappedColumn:
 
     def take(self, sample_ids: NDArray[np.int64]) -> NDArray[Any]:
         """Return the rows of `sample_ids`, each in [0, N), as a new array."""
-        if not self._num_full:
-            return self._last[sample_ids]
-        if not self._last.size:
-            return self._full[sample_ids >> 20, sample_ids & (BATCH_ROWS - 1)]
-        out = np.empty(sample_ids.shape, self.dtype)
+        out: NDArray[Any] = np.empty(sample_ids.shape, self.dtype)
         late = sample_ids >= self._num_full
         out[late] = self._last[sample_ids[late] - self._num_full]
         early = sample_ids[~late]
@@ -126,7 +122,7 @@ class MappedColumn:
             raise ValueError(
                 f"a column of {len(self)} rows lies in {len(blocks)} pieces: use blocks(), or allow a copy"
             )
-        return np.concatenate(blocks).astype(dtype or self.dtype, copy=False)
+        return np.asarray(np.concatenate(blocks), dtype)
 
     def __repr__(self) -> str:
         return f"<MappedColumn {self.dtype}[{len(self)}]>"
@@ -137,7 +133,7 @@ class SidecarMap:
 
     The pages of a map that one process alone has touched count as that process's private memory, though the kernel may
     drop them at will. So that USS shows what it should, `forget()` unmaps touched pages (they stay in the page cache)
-    once about a megabyte of them has gathered.
+    once half a megabyte of them has gathered.
     """
 
     def __init__(self, layout: SidecarLayout) -> None:

@@ -1,0 +1,28 @@
+"""Values of a sample or batch as torch shows them."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["as_tensors"]
+
+
+def as_tensors(columns: Iterable[Any]) -> Any:
+    """Show the columns of a batch, or the values of a sample, as tensors: a tuple, or the bare one where there is one.
+
+    Arrays become tensors of the same memory, images [..., H, W, C] are shown as [..., C, H, W]; lists are gone through;
+    other values stay as they are.
+    """
+    values = tuple(
+        [_as_tensor(v) for v in column] if isinstance(column, list) else _as_tensor(column) for column in columns
+    )
+    return values[0] if len(values) == 1 else values
+
+
+def _as_tensor(value: Any) -> Any:
+    if not isinstance(value, np.ndarray):
+        return value
+    tensor = torch.from_numpy(value if value.flags.writeable else value.copy())  # np.frombuffer gives such arrays
+    return tensor.movedim(-1, -3) if value.ndim >= 3 else tensor

@@ -1,0 +1,238 @@
+"""What the workers of an MPLoader do: the samples of a batch, from its number to the arrays of its slot."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum, auto
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpload.errors import ArgumentError, SampleError
+from mpload.index.text import MAX_LINE_BYTES
+from mpload.order import OrderChoice
+from mpload.pipeline import DTYPES, Pipeline, stack
+from mpload.sharding import Plan, Tail, Topology
+from mpload.transport.batches import BatchTask
+from mpload.transport.pool import WorkerPool
+from mpload.transport.ragged import RaggedArray
+from mpload.transport.slots import Field, RaggedField, SlotLayout
+from mpload.transport.worker import ChunkReport
+from mpload.units import MIB
+
+__all__ = ["BatchNumber", "Form", "Kind", "PipelineWork", "columns_of", "forms_of"]
+
+_MAX_SAMPLE_BYTES = 256 * MIB
+_PROBED_SAMPLES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchNumber:
+    """A batch as a task: from these integers a worker works out the rest."""
+
+    seed: int
+    epoch: int
+    start: int
+    """The position where the epoch was begun or resumed."""
+    batch: int
+    substitute: int = -1
+    """The sample_id that takes the place of a sample which kills workers; -1: none."""
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The integers that travel."""
+        return self.seed, self.epoch, self.start, self.batch, self.substitute
+
+    @classmethod
+    def of(cls, numbers: Sequence[int]) -> "BatchNumber":
+        """Read what `numbers` holds."""
+        seed, epoch, start, batch, substitute = numbers
+        return cls(seed=seed, epoch=epoch, start=start, batch=batch, substitute=substitute)
+
+
+@dataclass(kw_only=True)
+class PipelineWork:
+    """Runs a pipeline over the samples of a batch, straight into its slot.
+
+    Process: pickled by value once, then forked; each process opens files of its own.
+    """
+
+    pipeline: Pipeline
+    order: OrderChoice
+    batch_size: int
+    topology: Topology
+    tail: Tail
+
+    def open(self) -> None:
+        """Files are opened when they are first read."""
+
+    def sample_ids(self, number: BatchNumber, first: int, last: int) -> NDArray[np.int64]:
+        """Return the samples `first` to `last` (exclusive) of a batch."""
+        if number.substitute >= 0:
+            return np.full(last - first, number.substitute)
+        num_samples = len(self.pipeline.index)
+        plan = Plan(
+            num_samples=num_samples,
+            batch_size=self.batch_size,
+            topology=self.topology,
+            tail=self.tail,
+            start=number.start,
+        )
+        order = self.order.order(num_samples=num_samples, seed=number.seed, epoch=number.epoch)
+        return order.sample_ids(plan.positions(number.batch)[first:last])
+
+    def fill(
+        self, task: tuple[int, ...], arrays: Mapping[str, Any], first: int, last: int, report: ChunkReport
+    ) -> None:
+        """Make samples `first` to `last` (exclusive) of the batch `task`."""
+        number = BatchNumber.of(task)
+        pipeline = self.pipeline
+        names = [column.name for column in pipeline.index.columns]
+        times = pipeline.times
+        before = times.read_ns, times.decode_ns, times.transform_ns
+        for place, record in enumerate(pipeline.index.records(self.sample_ids(number, first, last)), first):
+            report.at(place)
+            outs = [arrays[names[source]][place] for source in pipeline.sources] if pipeline.writes_in_place else None
+            made = pipeline.sample(record, seed=number.seed, epoch=number.epoch, outs=outs)
+            if made is None:
+                report.failed(place, "skipped", {"skipped": True})
+                continue
+            for column, (name, value) in enumerate(zip(names, made[1], strict=True)):
+                if outs is None or column not in pipeline.sources:
+                    _put(arrays[name], place, name, value)
+        report.timings.read_ns += times.read_ns - before[0]
+        report.timings.decode_ns += times.decode_ns - before[1]
+        report.timings.transform_ns += times.transform_ns - before[2]
+
+
+def _put(array: NDArray[Any] | RaggedArray, place: int, name: str, value: Any) -> None:
+    if isinstance(array, RaggedArray):
+        array.put(place, value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value)
+        return
+    if isinstance(value, np.ndarray) and (value.shape != array.shape[1:] or value.dtype != array.dtype):
+        raise ArgumentError(
+            f"column {name!r}: this sample is {value.dtype}{list(value.shape)}, others are "
+            f"{array.dtype}{list(array.shape[1:])}. Make the transform return one shape and dtype for all samples"
+        )
+    array[place] = value
+
+
+class Kind(StrEnum):
+    """What the values of a column are, and so what a batch of them becomes."""
+
+    ALIKE = auto()
+    """Arrays or numbers of one shape: an array [n, ...]."""
+    VARIED = auto()
+    """Arrays whose shapes may differ: an array where they happen to be alike, else a list."""
+    BYTES = auto()
+    TEXT = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """How a column of a pipeline's samples is carried in a slot."""
+
+    field: Field | RaggedField
+    kind: Kind
+
+
+def forms_of(pipeline: Pipeline) -> list[Form]:
+    """Return how each column of a pipeline's samples is carried.
+
+    Where the pipeline does not say, a sample is made to find out: in a process of its own, since it is the user's code
+    that runs.
+
+    Raises:
+        SampleError: no sample of the first few could be made.
+    """
+    described = None if pipeline.writes_in_place else _probe(pipeline)
+    forms = []
+    for number, column in enumerate(pipeline.index.columns):
+        if number not in pipeline.sources:
+            dtype = DTYPES.get(column.type)
+            fixed = None if dtype is None else Form(field=Field(name=column.name, dtype=dtype), kind=Kind.ALIKE)
+            text = RaggedField(name=column.name, max_sample_bytes=MAX_LINE_BYTES)
+            forms.append(fixed or Form(field=text, kind=Kind.TEXT))
+            continue
+        if described is None:
+            assert pipeline.output_shape is not None
+            field = Field(name=column.name, shape=pipeline.output_shape, dtype="uint8")
+            forms.append(Form(field=field, kind=Kind.ALIKE))
+            continue
+        value = described[number]
+        if value["shape"] is None:
+            ragged = RaggedField(name=column.name, max_sample_bytes=_MAX_SAMPLE_BYTES)
+            forms.append(Form(field=ragged, kind=Kind.BYTES))
+        elif pipeline.output_shape is not None:
+            field = Field(name=column.name, shape=tuple(value["shape"]), dtype=value["dtype"])
+            forms.append(Form(field=field, kind=Kind.ALIKE))
+        else:
+            ragged = RaggedField(
+                name=column.name,
+                dtype=value["dtype"],
+                num_dims=len(value["shape"]),
+                max_sample_bytes=_MAX_SAMPLE_BYTES,
+            )
+            forms.append(Form(field=ragged, kind=Kind.VARIED))
+    return forms
+
+
+def columns_of(forms: Sequence[Form], arrays: Mapping[str, Any], kept: NDArray[np.int64] | None) -> list[Any]:
+    """Return a slot's arrays as columns of a batch, all samples or the `kept` ones: what `Pipeline.batch` gives."""
+    columns: list[Any] = []
+    for form in forms:
+        array = arrays[form.field.name]
+        if form.kind is Kind.ALIKE:
+            columns.append(array if kept is None else array[kept])
+            continue
+        values = [array[place] for place in (range(len(array)) if kept is None else kept.tolist())]
+        match form.kind:
+            case Kind.TEXT:
+                columns.append([value.tobytes().decode("utf-8", "surrogateescape") for value in values])
+            case Kind.BYTES:
+                columns.append([value.tobytes() for value in values])
+            case _:
+                columns.append(stack(values, None))
+    return columns
+
+
+@dataclass(kw_only=True)
+class _Probe:
+    """Makes one sample and says what it is made of."""
+
+    pipeline: Pipeline
+
+    def open(self) -> None:
+        """Nothing to prepare."""
+
+    def fill(
+        self, task: tuple[int, ...], arrays: Mapping[str, Any], first: int, last: int, report: ChunkReport
+    ) -> None:
+        """Describe the sample `task`."""
+        del last
+        report.at(first)
+        made = self.pipeline.sample(self.pipeline.index[task[0]], seed=0, epoch=0)
+        if made is None:
+            raise SampleError("it was skipped; see the error report")
+        described = [
+            {"shape": list(value.shape), "dtype": value.dtype.str}
+            if isinstance(value, np.ndarray)
+            else {"shape": None, "dtype": None}
+            for value in made[1]
+        ]
+        arrays["described"].put(first, json.dumps(described).encode())
+
+
+def _probe(pipeline: Pipeline) -> list[dict[str, Any]]:
+    layout = SlotLayout(num_samples=1, fields=(RaggedField(name="described"),))
+    causes = []
+    with WorkerPool(_Probe(pipeline=pipeline), layout, num_slots=1, num_workers=1) as pool:
+        for sample_id in range(min(_PROBED_SAMPLES, len(pipeline.index))):
+            pool.submit(BatchTask(numbers=(sample_id,), num_samples=1))
+            filled = pool.next()
+            if not filled.failures:
+                described: list[dict[str, Any]] = json.loads(filled.arrays["described"][0].tobytes())
+                return described
+            causes.append(filled.failures[0].cause)
+    raise SampleError(f"{pipeline.index.path}: none of the first {len(causes)} samples could be made: {causes[0]}")
