@@ -89,19 +89,17 @@ def test_time_in_which_nobody_looked_does_not_count() -> None:
 
 
 @pytest.mark.parametrize(("num_workers", "num_slots"), [(1, 1), (1, 3), (2, 2), (3, 5), (7, 4)])
-@pytest.mark.parametrize("num_samples", [1, 8, 32])
-def test_batches_are_right_and_in_order_for_any_number_of_workers_and_slots(
-    num_workers: int, num_slots: int, num_samples: int
-) -> None:
+def test_batches_are_right_and_in_order_for_any_number_of_workers_and_slots(num_workers: int, num_slots: int) -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=num_slots, num_workers=num_workers) as pool:
-        seen = 0
-        for batch in pool.stream(tasks(30, num_samples)):
-            assert batch.task.numbers == (seen,)
-            assert_right(batch.arrays, seen, num_samples=num_samples)
-            assert batch.timings.total_ns > 0
-            seen += 1
-        assert seen == 30
-        assert pool.stats.num_samples == 30 * num_samples
+        for num_samples in (1, 8, 32):
+            seen = 0
+            for batch in pool.stream(tasks(30, num_samples)):
+                assert batch.task.numbers == (seen,)
+                assert_right(batch.arrays, seen, num_samples=num_samples)
+                assert batch.timings.total_ns > 0
+                seen += 1
+            assert seen == 30
+        assert pool.stats.num_samples == 30 * (1 + 8 + 32)
 
 
 def test_workers_prefetch_while_the_parent_is_away() -> None:
@@ -209,23 +207,28 @@ def test_a_work_may_tell_of_failures_and_times_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "says"),
+    ("numbers", "num_samples", "says"),
     [
-        (BatchTask(numbers=(), num_samples=0), r"num_samples must be in \[1, 32\], got 0"),
-        (BatchTask(numbers=(), num_samples=33), r"num_samples must be in \[1, 32\], got 33"),
-        (BatchTask(numbers=(0,) * 11, num_samples=1), "at most 10 numbers"),
-        (BatchTask(numbers=(1 << 63,), num_samples=1), "64 bits"),
+        ((), 0, "num_samples must be at least 1, got 0"),
+        ((0,) * 11, 1, "at most 10 numbers"),
+        ((1 << 63,), 1, "64 bits"),
     ],
 )
-def test_tasks_that_cannot_be_are_refused(task: BatchTask, says: str) -> None:
+def test_tasks_that_cannot_be_are_refused(numbers: tuple[int, ...], num_samples: int, says: str) -> None:
+    with pytest.raises(ArgumentError, match=says):
+        BatchTask(numbers=numbers, num_samples=num_samples)
+
+
+def test_asking_for_what_cannot_be_is_refused_and_does_no_harm() -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=1, num_workers=1) as pool:
-        with pytest.raises(ArgumentError, match=says):
-            pool.submit(task)
+        with pytest.raises(ArgumentError, match=r"num_samples must be in \[1, 32\], got 33"):
+            pool.submit(BatchTask(numbers=(), num_samples=33))
         with pytest.raises(ArgumentError, match="Submit one first"):
             pool.next()
         pool.submit(tasks(1)[0])
         with pytest.raises(ArgumentError, match="no slot is free"):
             pool.submit(tasks(1)[0])
+        assert_right(pool.next().arrays, 0)
 
 
 def test_options_and_numbers_out_of_range_are_refused_and_leave_nothing() -> None:

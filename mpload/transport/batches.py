@@ -3,10 +3,11 @@
 from dataclasses import dataclass, field
 
 from mpload.errors import ArgumentError
+from mpload.transport.board import MAX_TASK_NUMBERS
 from mpload.transport.messages import Failure, Timings
 from mpload.transport.ring import SlotArrays
 
-__all__ = ["BatchTask", "FilledBatch", "KilledSample", "PoolOptions", "PoolStats"]
+__all__ = ["BatchTask", "FilledBatch", "KilledSample", "PendingBatch", "PoolOptions", "PoolStats"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +16,14 @@ class BatchTask:
 
     numbers: tuple[int, ...]
     num_samples: int
+
+    def __post_init__(self) -> None:
+        if len(self.numbers) > MAX_TASK_NUMBERS:
+            raise ArgumentError(f"a task has at most {MAX_TASK_NUMBERS} numbers, got {len(self.numbers)}")
+        if any(not -(1 << 63) <= number < 1 << 63 for number in self.numbers):
+            raise ArgumentError(f"numbers of a task must fit 64 bits, got {self.numbers}")
+        if self.num_samples < 1:
+            raise ArgumentError(f"num_samples must be at least 1, got {self.num_samples}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,4 +82,17 @@ class PoolStats:
     """Batches that were copied out of their slot, because the user held on to the others."""
     wait_seconds: float = 0.0
     """Time that the caller waited for batches."""
+    timings: Timings = field(default_factory=Timings)
+
+
+@dataclass(slots=True, kw_only=True)
+class PendingBatch:
+    """A batch under way."""
+
+    task: BatchTask
+    slot: int
+    num_left: int
+    """Samples that are not yet answered for."""
+    is_cancelled: bool = False
+    failures: list[Failure] = field(default_factory=list)
     timings: Timings = field(default_factory=Timings)

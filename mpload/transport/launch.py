@@ -14,10 +14,12 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpload.errors import MploadWarning, WorkerError
-from mpload.transport.worker import WorkerSetup
+import cloudpickle  # type: ignore[import-untyped]
 
-__all__ = ["WorkerEnded", "WorkerForked", "ZygoteProcess"]
+from mpload.errors import ArgumentError, MploadWarning, WorkerError
+from mpload.transport.worker import Work, WorkerSetup
+
+__all__ = ["WorkerEnded", "WorkerForked", "ZygoteProcess", "describe_status", "pickle_work"]
 
 _THREAD_LIMITS = (
     "OMP_NUM_THREADS",
@@ -92,17 +94,17 @@ class ZygoteProcess:
         paths = [package_folder, *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, **dict.fromkeys(_THREAD_LIMITS, "1"), "PYTHONPATH": os.pathsep.join(paths)}
         # A child inherits what is blocked: Ctrl-C cannot hit the zygote before it has said that it ignores it.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        try:
-            self._process = subprocess.Popen(
-                arguments,
-                stdin=subprocess.DEVNULL,
-                env=environment,
-                pass_fds=(*self._fds, self._setup_fd, theirs.fileno()),
-            )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-            theirs.close()
+        with theirs:
+            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+            try:
+                self._process = subprocess.Popen(
+                    arguments,
+                    stdin=subprocess.DEVNULL,
+                    env=environment,
+                    pass_fds=(*self._fds, self._setup_fd, theirs.fileno()),
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         try:
             self._await_ready()
         except BaseException:
@@ -215,6 +217,22 @@ class ZygoteProcess:
         while _readable(self.control, max(0.0, deadline - time.monotonic())):
             if not self._receive():
                 return
+
+
+def pickle_work(work: Work) -> bytes:
+    """Return `work` as bytes from which the zygote makes a copy.
+
+    Raises:
+        ArgumentError: it cannot be pickled.
+    """
+    try:
+        pickled: bytes = cloudpickle.dumps(work)
+    except Exception as error:
+        raise ArgumentError(
+            f"workers cannot get a copy of {type(work).__name__}: {type(error).__name__}: {error}. "
+            "Open files, and make locks, clients and generators, in the worker, when they are first used"
+        ) from error
+    return pickled
 
 
 def describe_status(status: int) -> str:

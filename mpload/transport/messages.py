@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpload.errors import MploadError
+from mpload.errors import MploadError, WorkerError
 
-__all__ = ["Answer", "Failure", "Timings", "cause_of"]
+__all__ = ["Answer", "Failure", "Timings", "cannot_open", "cause_of"]
 
 _HEAD = struct.Struct("<6q")
 _TEXT_CHARACTERS = 16_000
@@ -81,3 +81,10 @@ class Answer:
             failures = tuple(Failure(sample=s, cause=cause, details=json.loads(d)) for s, cause, d in texts)
         timings = Timings(read_ns=read_ns, decode_ns=decode_ns, transform_ns=transform_ns, total_ns=total_ns)
         return cls(worker=worker, serial=serial, timings=timings, failures=failures)
+
+
+def cannot_open(answer: Answer) -> WorkerError:
+    """Return the error that an answer with serial number 0 stands for."""
+    failure = answer.failures[0]
+    text = failure.details.get("traceback", "").rstrip()
+    return WorkerError(f"worker {answer.worker} cannot open what it works with: {failure.cause}\n{text}")

@@ -7,20 +7,20 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Self
 
-import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 
 from mpload.errors import ArgumentError, WorkerError
-from mpload.transport.batches import BatchTask, FilledBatch, KilledSample, PoolOptions, PoolStats
-from mpload.transport.board import MAX_TASK_NUMBERS, ParentBoard
+from mpload.transport.batches import BatchTask, FilledBatch, KilledSample, PendingBatch, PoolOptions, PoolStats
+from mpload.transport.board import ParentBoard
 from mpload.transport.chunks import MAX_CHUNKS, Chunk, after_death, cut
 from mpload.transport.crew import Crew, Death
-from mpload.transport.launch import ZygoteProcess
-from mpload.transport.messages import Answer, Failure, Timings
+from mpload.transport.launch import ZygoteProcess, pickle_work
+from mpload.transport.messages import Answer, Failure, Timings, cannot_open
 from mpload.transport.ragged import RaggedArray
 from mpload.transport.ring import SlotRing
 from mpload.transport.slots import SlotLayout
@@ -33,19 +33,6 @@ _LOOK_SECONDS = 0.25
 _MESSAGE_BYTES = 1 << 18
 _KEPT_SLOTS = 2
 """Slots that are not lent out, so that workers have somewhere to write while the user holds all they can."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Batch:
-    """A batch under way."""
-
-    task: BatchTask
-    slot: int
-    num_left: int
-    """Samples that are not yet answered for."""
-    is_cancelled: bool = False
-    failures: list[Failure] = field(default_factory=list)
-    timings: Timings = field(default_factory=Timings)
 
 
 class WorkerPool:
@@ -88,7 +75,7 @@ class WorkerPool:
         if sys.platform != "linux":
             raise WorkerError(f"worker pools need Linux (memfd, pidfd), this is {sys.platform}. Use num_workers=0")
         options = options or PoolOptions()
-        pickled = _pickle(work)
+        pickled = pickle_work(work)
         self._owner_pid = os.getpid()
         self._ring = SlotRing(num_slots=num_slots, layout=layout, huge_pages=options.huge_pages)
         self._board = ParentBoard(num_plain_entries=num_slots * MAX_CHUNKS)
@@ -100,8 +87,9 @@ class WorkerPool:
             board=self._board.fds,
             num_slots=num_slots,
             layout=layout,
+            huge_pages=options.huge_pages,
             work=pickled,
-            sys_path=tuple(sys.path),
+            sys_path=tuple(map(str, sys.path)),
             python_path=os.environ.get("PYTHONPATH"),
         )
         self._zygote = ZygoteProcess(
@@ -117,7 +105,7 @@ class WorkerPool:
         )
         self._on_killed = on_killed
         self._serial = 0
-        self._batches: dict[int, _Batch] = {}
+        self._batches: dict[int, PendingBatch] = {}
         self._line: deque[int] = deque()  # numbers of batches to be delivered, in order
         self._issued: dict[int, Chunk] = {}  # by serial number: chunks that wait or are being filled
         self._backlog: deque[Chunk] = deque()  # chunks that the board has no room for
@@ -189,17 +177,18 @@ class WorkerPool:
         self._check_usable()
         if not 0 < task.num_samples <= self._ring.layout.num_samples:
             raise ArgumentError(f"num_samples must be in [1, {self._ring.layout.num_samples}], got {task.num_samples}")
-        _check_numbers(task.numbers)
-        slot = self._ring.take()
-        if slot is None:
+        if not self._ring.num_free:
             raise ArgumentError("no slot is free. Take a batch with next() first, or make the pool with more slots")
-        self._serial += 1
-        number = self._serial
-        self._batches[number] = _Batch(task=task, slot=slot, num_left=task.num_samples)
-        self._line.append(number)
-        share = self._ring.num_slots * task.num_samples // self._crew.num_wanted
-        chunks = cut(batch=number, slot=slot, num_samples=task.num_samples, task=task.numbers, share=share)
-        self._issue(chunks, urgent=False)
+        with self._whole():
+            slot = self._ring.take()
+            assert slot is not None
+            self._serial += 1
+            number = self._serial
+            self._batches[number] = PendingBatch(task=task, slot=slot, num_left=task.num_samples)
+            self._line.append(number)
+            share = self._ring.num_slots * task.num_samples // self._crew.num_wanted
+            chunks = cut(batch=number, slot=slot, num_samples=task.num_samples, task=task.numbers, share=share)
+            self._issue(chunks, urgent=False)
 
     def next(self) -> FilledBatch:
         """Wait for the oldest batch and return it.
@@ -218,8 +207,9 @@ class WorkerPool:
             while batch.num_left:
                 self._look(_LOOK_SECONDS)
             self.stats.wait_seconds += time.monotonic() - start
-        del self._batches[self._line.popleft()]
-        return self._deliver(batch)
+        with self._whole():
+            del self._batches[self._line.popleft()]
+            return self._deliver(batch)
 
     def stream(self, tasks: Iterable[BatchTask]) -> Generator[FilledBatch, None, None]:
         """Yield the batches of `tasks` in order, keeping free slots busy; closed early, it cancels the rest."""
@@ -241,18 +231,19 @@ class WorkerPool:
         """Forget all batches that are not yet delivered. Their slots are free as soon as no worker writes into them."""
         if not self._close.alive or os.getpid() != self._owner_pid:
             return
-        self._board.cancel()
-        for number in self._line:
-            batch = self._batches[number]
-            batch.is_cancelled = True
-            if not batch.num_left:
-                self._settle(number, batch)
-        self._line.clear()
-        dropped, self._backlog = self._backlog, deque()
-        for chunk in dropped:
-            self._account(chunk, (), Timings())
+        with self._whole():
+            self._board.cancel()
+            for number in self._line:
+                batch = self._batches[number]
+                batch.is_cancelled = True
+                if not batch.num_left:
+                    self._settle(number, batch)
+            self._line.clear()
+            dropped, self._backlog = self._backlog, deque()
+            for chunk in dropped:
+                self._account(chunk, (), Timings())
 
-    def _deliver(self, batch: _Batch) -> FilledBatch:
+    def _deliver(self, batch: PendingBatch) -> FilledBatch:
         num_samples = batch.task.num_samples
         num_kept = min(_KEPT_SLOTS, max(1, self._ring.num_slots - 1))
         if self._ring.num_lent + num_kept < self._ring.num_slots:
@@ -274,6 +265,15 @@ class WorkerPool:
         if not self._close.alive:
             raise WorkerError("the pool is closed. Make a new one")
 
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Close the pool where an error, or Ctrl-C, leaves a step half done; while it waits, Ctrl-C does no harm."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
     def _look(self, wait_seconds: float) -> None:
         """Wait for news at most this long, and act on it."""
         poll = select.poll()
@@ -281,7 +281,7 @@ class WorkerPool:
         poll.register(self._zygote.control, select.POLLIN)
         ready = {fd for fd, _ in poll.poll(wait_seconds * 1000)}
         now = time.monotonic()
-        try:
+        with self._whole():
             if self._answers.fileno() in ready:
                 self._read_answers()
             if self._zygote.control.fileno() in ready or now - self._looked_after_crew > _LOOK_SECONDS * 0.9:
@@ -290,9 +290,6 @@ class WorkerPool:
             if self._backlog:
                 dropped, self._backlog = self._backlog, deque()
                 self._issue(dropped, urgent=True)
-        except Exception:
-            self.close()
-            raise
 
     def _look_after_crew(self) -> None:
         deaths = self._crew.look()
@@ -301,7 +298,8 @@ class WorkerPool:
             self._redo(death)
         if not deaths and self._issued and self._crew.are_idle() and not self._board.has_untaken:
             self._num_quiet_looks += 1
-            if self._num_quiet_looks > 2:  # an answer was lost between the socket and us: Ctrl-C can do that
+            # Chunks that nobody has and that do not wait. Nothing that we know of does this; still we must not hang.
+            if self._num_quiet_looks > 2:
                 self._redo_untaken()
         else:
             self._num_quiet_looks = 0
@@ -314,7 +312,7 @@ class WorkerPool:
                 return
             answer = Answer.decode(message)
             if not answer.serial:
-                raise _open_error(answer)
+                raise cannot_open(answer)
             chunk = self._issued.pop(answer.serial, None)
             if chunk is not None:
                 self._account(chunk, answer.failures, answer.timings)
@@ -327,7 +325,7 @@ class WorkerPool:
         if batch.is_cancelled and not batch.num_left:
             self._settle(chunk.batch, batch)
 
-    def _settle(self, number: int, batch: _Batch) -> None:
+    def _settle(self, number: int, batch: PendingBatch) -> None:
         del self._batches[number]
         self._ring.give_back(batch.slot)
 
@@ -371,8 +369,8 @@ class WorkerPool:
         killed = KilledSample(task=chunk.task, sample=chunk.first, cause=cause)
         numbers = self._on_killed(killed) if self._on_killed else None
         if numbers is not None:
-            _check_numbers(numbers)
-            self._issue([replace(chunk, task=numbers, num_deaths=0)], urgent=True)
+            instead = BatchTask(numbers=numbers, num_samples=1)
+            self._issue([replace(chunk, task=instead.numbers, num_deaths=0)], urgent=True)
             return
         for array in self._ring.views(chunk.slot).values():
             if isinstance(array, RaggedArray):
@@ -380,30 +378,6 @@ class WorkerPool:
             else:
                 array[chunk.first] = np.zeros((), array.dtype)
         self._account(chunk, (Failure(sample=chunk.first, cause=cause, details={"killed": True}),), Timings())
-
-
-def _check_numbers(numbers: tuple[int, ...]) -> None:
-    if len(numbers) > MAX_TASK_NUMBERS:
-        raise ArgumentError(f"a task has at most {MAX_TASK_NUMBERS} numbers, got {len(numbers)}")
-    if any(not -(1 << 63) <= number < 1 << 63 for number in numbers):
-        raise ArgumentError(f"numbers of a task must fit 64 bits, got {numbers}")
-
-
-def _pickle(work: Work) -> bytes:
-    try:
-        pickled: bytes = cloudpickle.dumps(work)
-    except Exception as error:
-        raise ArgumentError(
-            f"workers cannot get a copy of {type(work).__name__}: {type(error).__name__}: {error}. "
-            "Open files, and make locks, clients and generators, in the worker, when they are first used"
-        ) from error
-    return pickled
-
-
-def _open_error(answer: Answer) -> WorkerError:
-    failure = answer.failures[0]
-    text = failure.details.get("traceback", "").rstrip()
-    return WorkerError(f"worker {answer.worker} cannot open what it works with: {failure.cause}\n{text}")
 
 
 def _shut(

@@ -37,23 +37,23 @@ class SlotRing:
         fd = os.memfd_create("mpload-ring")
         try:
             os.ftruncate(fd, num_slots * layout.slot_bytes)
-            self._open(fd, num_slots=num_slots, layout=layout)
+            self._open(fd, num_slots=num_slots, layout=layout, huge_pages=huge_pages)
         except BaseException:
             os.close(fd)
             raise
+
+    @classmethod
+    def attach(cls, fd: int, *, num_slots: int, layout: SlotLayout, huge_pages: bool = False) -> "SlotRing":
+        """Map a ring that another process owns; `fd` becomes this object's."""
+        ring = cls.__new__(cls)
+        ring._open(fd, num_slots=num_slots, layout=layout, huge_pages=huge_pages)  # noqa: SLF001  a second constructor
+        return ring
+
+    def _open(self, fd: int, *, num_slots: int, layout: SlotLayout, huge_pages: bool) -> None:
+        self._map = mmap.mmap(fd, num_slots * layout.slot_bytes)
         if huge_pages:
             with contextlib.suppress(OSError):  # a wish: kernels may be built or set up without them for shared memory
                 self._map.madvise(mmap.MADV_HUGEPAGE)
-
-    @classmethod
-    def attach(cls, fd: int, *, num_slots: int, layout: SlotLayout) -> "SlotRing":
-        """Map a ring that another process owns; `fd` becomes this object's."""
-        ring = cls.__new__(cls)
-        ring._open(fd, num_slots=num_slots, layout=layout)  # noqa: SLF001  a second constructor
-        return ring
-
-    def _open(self, fd: int, *, num_slots: int, layout: SlotLayout) -> None:
-        self._map = mmap.mmap(fd, num_slots * layout.slot_bytes)
         self._fd = fd
         self.num_slots = num_slots
         self.layout = layout

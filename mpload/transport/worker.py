@@ -70,6 +70,7 @@ class WorkerSetup:
     board: BoardFds
     num_slots: int
     layout: SlotLayout
+    huge_pages: bool
     work: bytes
     sys_path: tuple[str, ...]
     python_path: str | None
@@ -112,7 +113,9 @@ class Workplace:
         """Load the work and map what is shared."""
         for fd in setup.fds:
             os.set_inheritable(fd, False)
-        ring = SlotRing.attach(setup.ring_fd, num_slots=setup.num_slots, layout=setup.layout)
+        ring = SlotRing.attach(
+            setup.ring_fd, num_slots=setup.num_slots, layout=setup.layout, huge_pages=setup.huge_pages
+        )
         return cls(setup.load_work(), ring, WorkerBoard(setup.board), socket.socket(fileno=setup.answers_fd))
 
 
