@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
 
@@ -30,13 +29,9 @@ from mpload import (
     open_index,
 )
 from mpload.errors import ArgumentError, MploadWarning, SampleError, StateError, TooManyBadSamples
+from tests.decoders import number_in
 
 Batches = list[list[int]]
-
-
-def number_in(data: bytes) -> NDArray[np.int64]:
-    """Decode one sample of `numbers_index`: its own number."""
-    return np.frombuffer(data, np.int64)
 
 
 def numbers_index(folder: Path, num_samples: int) -> Path:
