@@ -21,7 +21,7 @@ import mpload
 GLOBAL_BATCH = 12
 
 
-def train(index: Path, log: Path, checkpoint: Path, kill_after: int) -> None:
+def train(index: Path, log: Path, checkpoint: Path, *, kill_after: int) -> None:
     """Run one epoch as one rank of a job, writing down which samples came; die after some batches if asked to."""
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -63,18 +63,18 @@ def numbered(index: Path) -> Path:
 
 def main() -> None:
     if len(sys.argv) > 1:
-        *paths, kill_after = sys.argv[1:]
-        train(*map(Path, paths), kill_after=int(kill_after))
+        index, log, checkpoint = map(Path, sys.argv[1:4])
+        train(index, log, checkpoint, kill_after=int(sys.argv[4]))
         return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        index = numbered(mpload.build_index(make_photos(folder / "train", 130), folder / "train.txt"))
-        if launch(1, index, folder / "whole.log", folder / "whole.json", 0):
+        numbered_index = numbered(mpload.build_index(make_photos(folder / "train", 130), folder / "train.txt"))
+        if launch(1, numbered_index, folder / "whole.log", folder / "whole.json", 0):
             raise SystemExit("the undisturbed run failed")
-        if not launch(2, index, folder / "log", folder / "checkpoint.json", 4):
+        if not launch(2, numbered_index, folder / "log", folder / "checkpoint.json", 4):
             raise SystemExit("the first run was to be killed")
         print("killed on 2 ranks:", (folder / "checkpoint.json").read_text())
-        if launch(3, index, folder / "log", folder / "checkpoint.json", 0):
+        if launch(3, numbered_index, folder / "log", folder / "checkpoint.json", 0):
             raise SystemExit("the resumed run failed")
         whole, resumed = (folder / "whole.log").read_text(), (folder / "log").read_text()
         numbers = [number for line in resumed.splitlines() for number in json.loads(line)[0]]

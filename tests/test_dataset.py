@@ -309,7 +309,7 @@ def photos(photo_tree: Path) -> Path:
     return build_index(photo_tree, photo_tree.with_name("train.txt"))
 
 
-def crops(index: Path, **options: Any) -> MPDataset:
+def crops(index: Path | Index, **options: Any) -> MPDataset:
     options = {"batch_size": 4, "shuffle": True, "topology": Topology(), **options}
     return MPDataset(index, decode=RandomResizedCrop(64), **options)
 
