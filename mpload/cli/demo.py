@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["demo"]
 
 _NUM_EPOCHS = 3
+_BLOCK_SAMPLES = 4096
 _NEXT_STEP = """\
 Next: mpload index FOLDER -o train.txt, and in Python:
 
@@ -92,9 +93,11 @@ def _numbered(index: Index, path: Path, max_samples: int) -> Index:
     columns = (*index.columns, Column(name="number", type=ColumnType.INT))
     with path.open("wb") as file:
         file.write(format_header(columns=columns, root=index.root, classes=index.classes))
-        for number in range(num_samples):
-            record = index[number * len(index) // num_samples]
-            file.write(format_line((*record.cells, number)))
+        for first in range(0, num_samples, _BLOCK_SAMPLES):
+            numbers = range(first, min(first + _BLOCK_SAMPLES, num_samples))
+            records = index.records([number * len(index) // num_samples for number in numbers])
+            for number, record in zip(numbers, records, strict=True):
+                file.write(format_line((*record.cells, number)))
     return open_index(path, allow_outside_root=not index.confined)
 
 

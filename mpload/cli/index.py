@@ -69,7 +69,8 @@ def index(
         print(json.dumps({"indexes": facts, "seconds": round(seconds, 3)}, indent=2))
     else:
         parts = ", ".join(f"{made.path}: {format_count(len(made))} samples" for made in indexes)
-        classes = f" of {format_count(len(indexes[0].classes))} classes" if indexes[0].classes else ""
+        num_classes = len(indexes[0].classes)
+        classes = f" of {format_count(num_classes)} {'class' if num_classes == 1 else 'classes'}" if num_classes else ""
         print(f"{parts}{classes}, in {format_seconds(seconds)}")
 
 

@@ -41,7 +41,7 @@ def inspect(
     """Show what is in an index; check it; draw some of its samples."""
     if report is not None and not check:
         raise ArgumentError("--report says where --check lists what it finds. Add --check")
-    report = report or path.with_name(f"{path.name}.findings.jsonl")
+    report = report or Path(f"{path}.findings.jsonl")
     findings: Findings | None = None
     try:
         index, is_fresh = _open(path)

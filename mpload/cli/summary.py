@@ -194,9 +194,10 @@ def _plain(cell: object) -> str | int | float:
 
 def _sizes_text(sizes: Sizes, num_samples: int) -> list[str]:
     quantiles = ", ".join(f"{100 * part:g} % {format_bytes(size)}" for part, size in sizes.quantiles_bytes.items())
+    mean_bytes = sizes.total_bytes / num_samples
+    bounds = f"from {format_bytes(sizes.smallest_bytes)} to {format_bytes(sizes.largest_bytes)}"
     return [
-        f"sizes        {format_bytes(sizes.total_bytes)}, mean {format_bytes(sizes.total_bytes / num_samples)}, "
-        f"from {format_bytes(sizes.smallest_bytes)} to {format_bytes(sizes.largest_bytes)}",
+        f"sizes        {format_bytes(sizes.total_bytes)}, mean {format_bytes(mean_bytes)}, {bounds}",
         f"             quantiles {quantiles}",
     ]
 
@@ -222,7 +223,7 @@ def _bars(rows: list[tuple[str, int]], counts: NDArray[np.int64]) -> list[str]:
     most = int(counts.max())
     width = len(format_count(most))
     return [
-        f"{'':13}{name:24.24}  {format_count(count):>{width}}  {'#' * round(_BAR_WIDTH * count / most)}".rstrip()
+        f"{'':13}{name:24.24}  {format_count(count):>{width}}  {'#' * -(-_BAR_WIDTH * count // most)}".rstrip()
         for name, count in rows
     ]
 
