@@ -91,7 +91,7 @@ def test_the_demo_fails_where_a_sample_comes_twice(
     (tmp_path / "index.txt").write_text("#mpload 1\n#columns image:path number:int\n" + lines)
     index = open_index(tmp_path / "index.txt")
     assert _stream(index, num_workers=0, batch_size=2)
-    monkeypatch.setattr(MPDataset, "_order", lambda *_: _OneTwice(5))
+    monkeypatch.setattr(MPDataset, "order_of", lambda *_: _OneTwice(5))
     assert not _stream(index, num_workers=0, batch_size=2)
     assert "FAILED   every epoch held every sample exactly once" in capsys.readouterr().out
 

@@ -84,6 +84,8 @@ def _photos(folder: Path, num_images: int) -> Path:
 
 def _index(source: Path, place: Path) -> Index:
     with progress_bar("indexing") as tell:
+        if source.is_file() and source.suffix != ".tar":  # a list stays where it is: its paths may lead anywhere
+            return open_index(source, progress=tell)
         return open_index(build_index(source, place / "all.txt", progress=tell))
 
 
