@@ -171,6 +171,17 @@ def test_an_abandoned_stream_leaves_a_usable_pool() -> None:
         assert wait_until(lambda: pool.num_free_slots == 4)
 
 
+def test_cancelling_frees_slots_that_are_ready() -> None:
+    with WorkerPool(Numbers(), LAYOUT, num_slots=4, num_workers=2) as pool:
+        for task in tasks(4):
+            pool.submit(task)
+        filled = [pool.ring.views(slot)["label"] for slot in range(4)]
+        assert wait_until(lambda: {int(label[31]) // 1000 for label in filled} == set(range(4)))
+        pool.next()
+        pool.cancel()
+        assert wait_until(lambda: pool.num_free_slots == 4, 0.5)
+
+
 @pytest.mark.parametrize("how", ["raise", "sys.exit"])
 def test_samples_that_raise_are_failures_and_leave_the_rest_alone(how: str) -> None:
     def sample(batch: int, place: int) -> None:
@@ -196,6 +207,8 @@ class Tells(Numbers):
         report.timings.decode_ns += last - first
         if first == 0:
             report.failed(0, "was replaced", {"substitute": 5})
+        if last - first > 1:
+            raise ValueError("a second try: what was told in the first does not count")
 
 
 def test_a_work_may_tell_of_failures_and_times_itself() -> None:
@@ -203,7 +216,7 @@ def test_a_work_may_tell_of_failures_and_times_itself() -> None:
         for number, batch in enumerate(pool.stream(tasks(3))):
             assert_right(batch.arrays, number)
             assert batch.failures == (Failure(sample=0, cause="was replaced", details={"substitute": 5}),)
-            assert batch.timings.decode_ns == 32
+            assert batch.timings.decode_ns >= 32
 
 
 @pytest.mark.parametrize(
@@ -300,7 +313,7 @@ def _use_in_child(pool: WorkerPool, result: Any) -> None:
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_child_cannot_use_the_pool_nor_disturb_it() -> None:
     context = multiprocessing.get_context("fork")
-    with WorkerPool(Numbers(sleep_seconds=0.001), LAYOUT, num_slots=3, num_workers=2) as pool:
+    with WorkerPool(Numbers(sleep_seconds=0.004), LAYOUT, num_slots=3, num_workers=2) as pool:
         for number, batch in enumerate(pool.stream(tasks(12))):
             assert_right(batch.arrays, number)
             if number in {1, 7}:

@@ -17,6 +17,7 @@ import pytest
 
 from mpload.errors import SampleError, WorkerError
 from mpload.transport.batches import KilledSample, PoolOptions
+from mpload.transport.crew import Death
 from mpload.transport.pool import WorkerPool
 from mpload.transport.worker import ChunkReport
 from tests.transport_works import (
@@ -164,6 +165,19 @@ def test_a_worker_that_holds_the_lock_and_stops_stalls_nobody_for_long() -> None
         released.join()
 
 
+def test_a_chunk_that_still_waits_is_not_done_twice() -> None:
+    with WorkerPool(Numbers(sleep_seconds=0.05), LAYOUT, num_slots=3, num_workers=1) as pool:
+        for task in tasks(3):
+            pool.submit(task)
+        assert wait_until(lambda: pool._crew.holds(min(pool._issued)))
+        issued = dict(pool._issued)
+        # As if its worker had been killed while it took it; and as if another had taken it since.
+        for serial in (max(issued), min(issued)):
+            pool._redo(Death(worker=1, cause="SIGKILL", serial=serial))
+        assert pool._issued == issued
+        pool._redo(Death(worker=1, cause="SIGKILL", serial=10**6))  # answered long ago
+
+
 def test_an_answer_that_is_lost_stalls_nobody_for_long() -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=3, num_workers=2) as pool:
         pool.submit(tasks(1)[0])
@@ -198,16 +212,21 @@ def test_an_interrupted_step_closes_the_pool_and_an_interrupted_wait_does_not(mo
 def test_a_stopped_and_continued_parent_blames_nobody(tmp_path: Path) -> None:
     script = """
         import os, signal, subprocess, sys
+        import time
         from mpload.transport.batches import PoolOptions
         from mpload.transport.pool import WorkerPool
         from tests.transport_works import LAYOUT, Numbers, assert_right, tasks
 
+        def sample(batch, place):
+            for _ in range(60):
+                time.sleep(0.01)  # stopped, it goes on where it was
+
         stop = "sleep 0.1; kill -STOP {0}; sleep 2; kill -CONT {0}"
         options = PoolOptions(sample_timeout_seconds=1.2)
-        with WorkerPool(Numbers(sleep_seconds=0.001), LAYOUT, num_slots=4, num_workers=2, options=options) as pool:
-            for number, batch in enumerate(pool.stream(tasks(40))):
-                assert_right(batch.arrays, number)
-                if number == 3:  # as Ctrl-Z does, to the whole process group
+        with WorkerPool(Numbers(sample), LAYOUT, num_slots=4, num_workers=2, options=options) as pool:
+            for number, batch in enumerate(pool.stream(tasks(8, 1))):
+                assert_right(batch.arrays, number, num_samples=1)
+                if number == 1:  # as Ctrl-Z does, to the whole process group
                     pids = " ".join(map(str, [os.getpid(), *pool.pids.values()]))
                     subprocess.Popen(["sh", "-c", stop.format(pids)])
             print(pool.num_deaths)
@@ -231,13 +250,13 @@ def test_a_stopped_and_continued_parent_blames_nobody(tmp_path: Path) -> None:
 )
 def test_a_sample_that_kills_its_workers_is_found_and_named(how: str, cause: str) -> None:
     def sample(batch: int, place: int) -> None:
-        if (batch, place) == (2, 13):
+        if (batch, place) == (5, 13):
             die(how)
 
     options = PoolOptions(sample_timeout_seconds=0.1 if how in {"hang", "stop"} else 60.0)
-    with WorkerPool(Numbers(sample), LAYOUT, num_slots=4, num_workers=2, options=options) as pool:
-        for number, batch in enumerate(pool.stream(tasks(6))):
-            bad = (13,) if number == 2 else ()
+    with WorkerPool(Numbers(sample), LAYOUT, num_slots=2, num_workers=2, options=options) as pool:
+        for number, batch in enumerate(pool.stream(tasks(8))):
+            bad = (13,) if number == 5 else ()  # by then its slot has held other batches
             assert [(failure.sample, failure.cause) for failure in batch.failures] == [(place, cause) for place in bad]
             assert_right(batch.arrays, number, bad=bad)
         assert pool.num_deaths == 4  # twice in company, twice alone

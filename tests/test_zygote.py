@@ -170,6 +170,7 @@ def test_workers_inherit_no_descriptor_of_the_users(starts_fresh: bool) -> None:
     held = found_in_a_worker(find, PoolOptions(starts_fresh=starts_fresh)).split()
     assert str(Path(f"/proc/self/fd/{write}").readlink()) not in held
     assert not any("mpload-setup" in link for link in held)
+    assert not any("pidfd" in link for link in held)
     os.close(read)
     os.close(write)
 

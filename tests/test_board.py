@@ -1,0 +1,104 @@
+"""The board: chunks are taken once, in order, and none is lost whenever its taker is killed."""
+
+import os
+
+import pytest
+
+from mpload.transport.board import ChunkQueue, ParentBoard, WorkerBoard
+from mpload.transport.chunks import Chunk
+
+
+def chunk(first: int) -> Chunk:
+    return Chunk(batch=0, slot=3, first=first, last=first + 2, task=(first, -7))
+
+
+@pytest.fixture
+def board() -> ParentBoard:
+    return ParentBoard(num_plain_entries=4)
+
+
+def worker_of(board: ParentBoard, number: int) -> WorkerBoard:
+    worker = WorkerBoard(board.fds)
+    worker.sit_down(number)
+    return worker
+
+
+def test_chunks_are_taken_in_order_and_urgent_ones_first(board: ParentBoard) -> None:
+    workers = [worker_of(board, 0), worker_of(board, 255)]
+    for serial in (1, 2, 3):
+        assert board.post(serial, chunk(serial))
+    assert board.post(9, chunk(9), urgent=True)
+    assert board.queued_serials() == {1, 2, 3, 9}
+    board.wake(4)
+    taken = [workers[turn % 2].take() for turn in range(4)]
+    assert taken == [(9, chunk(9)), (1, chunk(1)), (2, chunk(2)), (3, chunk(3))]
+    assert not board.has_untaken
+    assert [board.row(number).serial for number in (0, 255)] == [2, 3]
+
+
+def test_a_full_queue_takes_no_more_and_wraps_round(board: ParentBoard) -> None:
+    worker = worker_of(board, 0)
+    for serial in range(1, 5):
+        assert board.post(serial, chunk(serial))
+    assert not board.post(5, chunk(5))
+    board.wake(10)  # what is too much wakes for nothing
+    for serial in range(1, 30):
+        assert worker.take() == (serial, chunk(serial))
+        assert board.post(serial + 4, chunk(serial + 4))
+        board.wake(1)
+
+
+def test_a_worker_killed_while_it_takes_a_chunk_leaves_it_in_the_queue(
+    board: ParentBoard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed(_: ChunkQueue) -> None:
+        raise Killed
+
+    assert board.post(1, chunk(1))
+    board.wake(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(ChunkQueue, "drop", killed)
+        with pytest.raises(Killed):
+            worker_of(board, 0).take()
+    assert board.row(0).serial == 1  # the parent sees that it had it
+    assert board.queued_serials() == {1}  # and that the next one will
+    board.wake(1)
+    assert worker_of(board, 1).take() == (1, chunk(1))
+    assert board.queued_serials() == set()
+
+
+def test_cancelled_chunks_are_taken_but_not_filled(board: ParentBoard) -> None:
+    worker = worker_of(board, 0)
+    board.post(1, chunk(1))
+    board.cancel()
+    board.post(2, chunk(2))
+    board.wake(2)
+    assert worker.take() == (1, None)
+    assert worker.take() == (2, chunk(2))
+
+
+def test_rows_say_what_workers_do(board: ParentBoard) -> None:
+    board.expect(4)
+    assert board.row(4).is_opening
+    worker = worker_of(board, 4)
+    board.post(1, chunk(1))
+    board.post_stop()
+    board.wake(2)
+    assert worker.take() is None  # to leave is urgent
+    assert board.row(4).has_stopped
+    assert worker.take() == (1, chunk(1))
+    assert (board.row(4).is_filling, board.row(4).sample) == (True, None)
+    worker.at(2)
+    assert board.row(4).sample == 2
+
+
+def test_workers_leave_when_the_board_is_closed(board: ParentBoard) -> None:
+    worker = WorkerBoard(board.fds)
+    worker._tokens = os.dup(worker._tokens)
+    board.close()
+    board.close()
+    assert worker.take() is None
+    os.close(worker._tokens)
