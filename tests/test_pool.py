@@ -175,11 +175,11 @@ def test_cancelling_frees_slots_that_are_ready() -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=4, num_workers=2) as pool:
         for task in tasks(4):
             pool.submit(task)
-        filled = [pool.ring.views(slot)["label"] for slot in range(4)]
-        assert wait_until(lambda: {int(label[31]) // 1000 for label in filled} == set(range(4)))
+        while pool._issued:
+            pool._look(0.1)
         pool.next()
         pool.cancel()
-        assert wait_until(lambda: pool.num_free_slots == 4, 0.5)
+        assert pool.num_free_slots == 4
 
 
 @pytest.mark.parametrize("how", ["raise", "sys.exit"])
@@ -313,8 +313,8 @@ def _use_in_child(pool: WorkerPool, result: Any) -> None:
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_child_cannot_use_the_pool_nor_disturb_it() -> None:
     context = multiprocessing.get_context("fork")
-    with WorkerPool(Numbers(sleep_seconds=0.004), LAYOUT, num_slots=3, num_workers=2) as pool:
-        for number, batch in enumerate(pool.stream(tasks(12))):
+    with WorkerPool(Numbers(sleep_seconds=0.004), LAYOUT, num_slots=6, num_workers=2) as pool:
+        for number, batch in enumerate(pool.stream(tasks(16))):
             assert_right(batch.arrays, number)
             if number in {1, 7}:
                 result = context.SimpleQueue()

@@ -221,7 +221,7 @@ def test_a_stopped_and_continued_parent_blames_nobody(tmp_path: Path) -> None:
             for _ in range(60):
                 time.sleep(0.01)  # stopped, it goes on where it was
 
-        stop = "sleep 0.1; kill -STOP {0}; sleep 2; kill -CONT {0}"
+        stop = "sleep 0.4; kill -STOP {0}; sleep 2; kill -CONT {0}"
         options = PoolOptions(sample_timeout_seconds=1.2)
         with WorkerPool(Numbers(sample), LAYOUT, num_slots=4, num_workers=2, options=options) as pool:
             for number, batch in enumerate(pool.stream(tasks(8, 1))):
@@ -354,7 +354,8 @@ def test_cancelled_chunks_of_dead_workers_free_their_slots() -> None:
             kill_all_workers(pool.pids)
             stream.close()
         check_stream(pool, 10)
-        assert wait_until(lambda: pool.num_free_slots == 4)
+        while pool.num_free_slots < 4:
+            pool._look(0.1)
 
 
 def test_killing_workers_while_they_stop_keeps_the_number_wanted() -> None:
