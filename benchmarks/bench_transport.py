@@ -166,7 +166,7 @@ def measure_replacement(modules: list[str], repetitions: int) -> dict[str, float
     seconds = []
     with make_pool(8, 1, *modules, num_slots=1) as pool:
         for number in range(repetitions):
-            for _ in range(3):
+            while "mpload-worker-0" not in pool.pids:  # until the zygote's news is read
                 pool.submit(BatchTask(numbers=(number,), num_samples=8))
                 pool.next()
             killed = pool.pids["mpload-worker-0"]

@@ -112,6 +112,14 @@ def test_workers_prefetch_while_the_parent_is_away() -> None:
         assert wait_until(lambda: {int(label[31]) // 1000 for label in newest} == set(range(6)))
 
 
+def test_a_stream_keeps_no_more_batches_under_way_than_its_depth() -> None:
+    with WorkerPool(Numbers(), LAYOUT, num_slots=5, num_workers=2) as pool:
+        for number, batch in enumerate(pool.stream(tasks(20))):
+            assert_right(batch.arrays, number)
+            pool.depth = 2
+            assert pool.num_pending <= (4 if number == 0 else 3 if number == 1 else 2 if number == 2 else 1)
+
+
 def test_a_slow_sample_delays_its_own_batch_only() -> None:
     def sample(batch: int, place: int) -> None:
         if (batch, place) == (0, 5):

@@ -28,6 +28,7 @@ from tests.transport_works import (
     die,
     is_alive,
     leaves_nothing,
+    pid_of,
     tasks,
     wait_until,
 )
@@ -128,13 +129,13 @@ def test_a_stopped_worker_is_replaced() -> None:
         for number, batch in enumerate(pool.stream(tasks(200))):
             assert_right(batch.arrays, number)
             if number == 5:
-                os.kill(pool.pids["mpload-worker-1"], signal.SIGSTOP)
+                os.kill(pid_of(pool, "mpload-worker-1"), signal.SIGSTOP)
         # It may have been stopped while it had nothing to do: then it is in nobody's way, and is not missed.
     with WorkerPool(Numbers(sleep_seconds=0.002), LAYOUT, num_slots=4, num_workers=1, options=options) as pool:
         for number, batch in enumerate(pool.stream(tasks(8))):
             assert_right(batch.arrays, number)
             if number == 2:
-                os.kill(pool.pids["mpload-worker-0"], signal.SIGSTOP)
+                os.kill(pid_of(pool, "mpload-worker-0"), signal.SIGSTOP)
         assert pool.num_deaths == 1
 
 
@@ -142,6 +143,7 @@ def test_a_stopped_zygote_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpload.transport.crew._ZYGOTE_SECONDS", 0.5)
     with WorkerPool(Numbers(), LAYOUT, num_slots=4, num_workers=1) as pool:
         check_stream(pool, 5)
+        pid_of(pool, "mpload-worker-0")
         stopped = pool.pids
         os.kill(stopped["mpload-zygote"], signal.SIGSTOP)
         os.kill(stopped["mpload-worker-0"], signal.SIGKILL)
@@ -176,6 +178,15 @@ def test_a_chunk_that_still_waits_is_not_done_twice() -> None:
             pool._redo(Death(worker=1, cause="SIGKILL", serial=serial))
         assert pool._issued == issued
         pool._redo(Death(worker=1, cause="SIGKILL", serial=10**6))  # answered long ago
+
+
+def test_after_the_zygotes_death_nothing_is_done_that_a_new_worker_has_taken() -> None:
+    with WorkerPool(Numbers(sleep_seconds=0.05), LAYOUT, num_slots=3, num_workers=1) as pool:
+        pool.submit(tasks(1)[0])
+        assert wait_until(lambda: pool._crew.holds(min(pool._issued)))
+        issued = dict(pool._issued)
+        pool._redo(Death(worker=None, cause="SIGKILL"))  # the worker that holds the first chunk is a new one
+        assert pool._issued == issued
 
 
 def test_an_answer_that_is_lost_stalls_nobody_for_long() -> None:
@@ -381,7 +392,7 @@ def test_death_of_the_parent_ends_everything_within_two_seconds(number: signal.S
     script = f"""
         from mpload.transport.batches import PoolOptions
         from mpload.transport.pool import WorkerPool
-        from tests.transport_works import LAYOUT, Numbers, children, tasks, wait_until
+        from tests.transport_works import LAYOUT, Numbers, children, pid_of, tasks, wait_until
         import os, time
 
         options = PoolOptions(starts_fresh={starts_fresh})
@@ -389,6 +400,8 @@ def test_death_of_the_parent_ends_everything_within_two_seconds(number: signal.S
         stream = pool.stream(tasks(10**6))
         next(stream)
         assert wait_until(lambda: len(children()) == 4)
+        for worker in range(3):
+            pid_of(pool, f"mpload-worker-{{worker}}")
         if os.fork() == 0:  # a child that lives on with copies of all descriptors
             os.close(0), os.close(1), os.close(2)
             time.sleep(20)
@@ -417,6 +430,7 @@ def test_death_of_the_parent_ends_everything_within_two_seconds(number: signal.S
 
 def test_ctrl_c_to_the_whole_process_group_reaches_the_parent_alone() -> None:
     script = """
+        from mpload.errors import WorkerError
         from mpload.transport.pool import WorkerPool
         from tests.transport_works import LAYOUT, Numbers, assert_right, children, tasks
 
@@ -427,8 +441,11 @@ def test_ctrl_c_to_the_whole_process_group_reaches_the_parent_alone() -> None:
                     if number == 3: print("go", flush=True)
             except KeyboardInterrupt:
                 pass
-            for number, batch in enumerate(pool.stream(tasks(10))):
-                assert_right(batch.arrays, number)
+            try:
+                for number, batch in enumerate(pool.stream(tasks(10))):
+                    assert_right(batch.arrays, number)
+            except WorkerError as error:  # it came in the middle of a step
+                assert "closed" in str(error)
             print(pool.num_deaths, flush=True)
         print(len(children()))
     """

@@ -16,7 +16,7 @@ from mpload.errors import ArgumentError, MploadWarning, WorkerError
 from mpload.transport.batches import BatchTask, PoolOptions
 from mpload.transport.pool import WorkerPool
 from mpload.transport.slots import Field, RaggedField, SlotLayout
-from tests.transport_works import LAYOUT, Numbers, assert_right, children, leaves_nothing, tasks
+from tests.transport_works import LAYOUT, Numbers, assert_right, children, leaves_nothing, pid_of, tasks
 
 REPOSITORY = Path(__file__).parents[1]
 FACTS = SlotLayout(num_samples=4, fields=(RaggedField(name="text", max_sample_bytes=10_000),))
@@ -189,7 +189,7 @@ def test_threads_that_imports_start_are_told_once(tmp_path: Path, monkeypatch: p
         with pytest.warns(MploadWarning, match=r'1 thread\(s\).*start="fresh"') as told:
             assert len(list(pool.stream(tasks(20)))) == 20
         assert len(told) == 1
-        os.kill(pool.pids["mpload-worker-0"], signal.SIGKILL)
+        os.kill(pid_of(pool, "mpload-worker-0"), signal.SIGKILL)
         for number, batch in enumerate(pool.stream(tasks(20))):
             assert_right(batch.arrays, number)
 

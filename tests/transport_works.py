@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.transport.batches import BatchTask
+from mpload.transport.pool import WorkerPool
 from mpload.transport.slots import Field, RaggedField, SlotLayout
 from mpload.transport.worker import ChunkReport
 
@@ -90,6 +91,13 @@ def wait_until(condition: Callable[[], bool], limit_seconds: float = 10.0) -> bo
             return False
         time.sleep(0.005)
     return True
+
+
+def pid_of(pool: WorkerPool, name: str) -> int:
+    """Wait until the pool has been told the process id of `name`."""
+    while name not in pool.pids:
+        pool._look(0.1)
+    return pool.pids[name]
 
 
 def num_fds() -> int:

@@ -112,6 +112,8 @@ class WorkerPool:
         self._num_quiet_looks = 0
         self._looked_after_crew = time.monotonic()
         self.stats = PoolStats()
+        self.depth = num_slots
+        """Batches that `stream` keeps under way at most; may be set while it runs, to use less memory."""
         self._close = weakref.finalize(
             self, _shut, self._owner_pid, self._zygote, self._board, self._ring, (self._answers, theirs)
         )
@@ -212,12 +214,12 @@ class WorkerPool:
             return self._deliver(batch)
 
     def stream(self, tasks: Iterable[BatchTask]) -> Generator[FilledBatch, None, None]:
-        """Yield the batches of `tasks` in order, keeping free slots busy; closed early, it cancels the rest."""
+        """Yield the batches of `tasks` in order, keeping `depth` under way; closed early, it cancels the rest."""
         todo = iter(tasks)
         task = next(todo, None)
         try:
             while task is not None or self._line:
-                while task is not None and self.num_free_slots:
+                while task is not None and self.num_free_slots and len(self._line) < max(1, self.depth):
                     self.submit(task)
                     task = next(todo, None)
                 if self._line:
@@ -359,10 +361,10 @@ class WorkerPool:
             self._convict(chunk, f"killed its worker ({death.cause})")
 
     def _redo_untaken(self) -> None:
-        """Do again all chunks that nobody has and that do not wait, when all workers are gone or idle."""
-        queued = self._board.queued_serials()
-        lost = [self._issued.pop(serial) for serial in list(self._issued) if serial not in queued]
-        self._issue(lost, urgent=True)
+        """Do again all chunks that neither wait nor are being filled, after all workers died or fell idle."""
+        queued = self._board.queued_serials()  # before we ask who holds them: a new worker may be taking one just now
+        lost = [serial for serial in self._issued if serial not in queued and not self._crew.holds(serial)]
+        self._issue([self._issued.pop(serial) for serial in lost], urgent=True)
         self._board.wake(len(queued))
 
     def _convict(self, chunk: Chunk, cause: str) -> None:
