@@ -205,11 +205,14 @@ def test_eight_processes_that_open_at_once_all_get_a_right_index(tmp_path: Path)
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["train.txt", "train.txt.mpx"]
 
 
-def run_as_nobody(code: str, *arguments: Path) -> str:
-    """Run code as a user whom file modes bind (root may write anywhere)."""
-    preamble = "import os, sys\nif os.getuid() == 0: os.setgid(65534); os.setuid(65534)\n"
+def run_as_nobody(code: str, *arguments: Path, warm_up: Path) -> str:
+    """Run code as a user whom file modes bind (root may write anywhere), after all that it imports has been loaded."""
+    preamble = (
+        f"import os, sys\nmpload.open_index({str(warm_up)!r})[0]\n"
+        "if os.getuid() == 0: os.setgid(65534); os.setuid(65534)\n"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", "import mpload.index.opening\n" + preamble + code, *map(str, arguments)],
+        [sys.executable, "-c", "import mpload\n" + preamble + code, *map(str, arguments)],
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     return done.stdout + done.stderr
@@ -226,15 +229,16 @@ def test_on_a_read_only_folder_the_sidecar_goes_to_the_cache_folder(own_cache_fo
         cache.chmod(0o777)
         folder.chmod(stat.S_IRUSR | stat.S_IXUSR | stat.S_IROTH | stat.S_IXOTH)
         code = (
-            "import mpload; os.environ['XDG_CACHE_HOME'] = sys.argv[2]; index = mpload.open_index(sys.argv[1]);"
+            "os.environ['XDG_CACHE_HOME'] = sys.argv[2]; index = mpload.open_index(sys.argv[1]);"
             "print(index[99], index.sidecar.path)"
         )
-        out = run_as_nobody(code, text, cache)
+        warm_up = make_text(base / "other.txt", 2)
+        out = run_as_nobody(code, text, cache, warm_up=warm_up)
         assert "Record(99: image='d/99.jpg', label=99)" in out
         assert f"{cache}/mpload/sidecars/" in out
         cache.chmod(0o555)
         shutil.rmtree(cache / "mpload")
-        assert "Make the folder writable, or set XDG_CACHE_HOME" in run_as_nobody(code, text, cache)
+        assert "Make the folder writable, or set XDG_CACHE_HOME" in run_as_nobody(code, text, cache, warm_up=warm_up)
         assert [path.name for path in folder.iterdir()] == ["train.txt"]
     finally:
         folder.chmod(0o755)
