@@ -18,6 +18,7 @@ import pytest
 from mpload.errors import SampleError, WorkerError
 from mpload.transport.batches import KilledSample, PoolOptions
 from mpload.transport.crew import Death
+from mpload.transport.launch import ZygoteProcess
 from mpload.transport.pool import WorkerPool
 from mpload.transport.worker import ChunkReport
 from tests.transport_works import (
@@ -152,6 +153,25 @@ def test_a_stopped_zygote_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not any(is_alive(pid) for pid in stopped.values())
 
 
+def test_a_zygote_killed_while_it_is_replaced_is_replaced_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with WorkerPool(Numbers(), LAYOUT, num_slots=4, num_workers=1) as pool:
+        check_stream(pool, 5)
+        await_ready = ZygoteProcess._await_ready
+        num_killed = 0
+
+        def killed_twice(zygote: ZygoteProcess) -> None:
+            nonlocal num_killed
+            if num_killed < 2:
+                num_killed += 1
+                kill(zygote.pid)
+            await_ready(zygote)
+
+        monkeypatch.setattr(ZygoteProcess, "_await_ready", killed_twice)
+        kill(pool.pids["mpload-zygote"])
+        check_stream(pool, 5)
+        assert (num_killed, pool.num_deaths) == (2, 3)
+
+
 def test_a_worker_that_holds_the_lock_and_stops_stalls_nobody_for_long() -> None:
     import fcntl
 
@@ -225,7 +245,8 @@ def test_a_stopped_and_continued_parent_blames_nobody(tmp_path: Path) -> None:
         import os, signal, subprocess, sys
         import time
         from mpload.transport.batches import PoolOptions
-        from mpload.transport.pool import WorkerPool
+        from mpload.transport.launch import ZygoteProcess
+from mpload.transport.pool import WorkerPool
         from tests.transport_works import LAYOUT, Numbers, assert_right, tasks
 
         def sample(batch, place):
@@ -391,7 +412,8 @@ def test_killing_workers_while_they_stop_keeps_the_number_wanted() -> None:
 def test_death_of_the_parent_ends_everything_within_two_seconds(number: signal.Signals, starts_fresh: bool) -> None:
     script = f"""
         from mpload.transport.batches import PoolOptions
-        from mpload.transport.pool import WorkerPool
+        from mpload.transport.launch import ZygoteProcess
+from mpload.transport.pool import WorkerPool
         from tests.transport_works import LAYOUT, Numbers, children, pid_of, tasks, wait_until
         import os, time
 
@@ -431,7 +453,8 @@ def test_death_of_the_parent_ends_everything_within_two_seconds(number: signal.S
 def test_ctrl_c_to_the_whole_process_group_reaches_the_parent_alone() -> None:
     script = """
         from mpload.errors import WorkerError
-        from mpload.transport.pool import WorkerPool
+        from mpload.transport.launch import ZygoteProcess
+from mpload.transport.pool import WorkerPool
         from tests.transport_works import LAYOUT, Numbers, assert_right, children, tasks
 
         with WorkerPool(Numbers(sleep_seconds=0.002), LAYOUT, num_slots=4, num_workers=3) as pool:

@@ -185,7 +185,15 @@ class Crew:
         self._num_leaving = 0
         self._stalled_since = None
         self._record(cause)
-        self._zygote.start()
+        for attempt in range(_FAILED_STARTS + 1):
+            try:
+                self._zygote.start()
+            except WorkerError as error:  # who killed it once may do so again while it loads
+                if attempt == _FAILED_STARTS:
+                    raise
+                self._record(str(error))
+            else:
+                break
         return Death(worker=None, cause=cause)
 
     def _record(self, line: str) -> None:
