@@ -3,6 +3,7 @@
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Self
 
 import numpy as np
@@ -104,7 +105,10 @@ class MPLoader:
         self._batch_size = dataset.batch_size
         self._epoch: Epoch | None = None
         self._num_received = 0
-        self._iteration = 0
+        self.iteration = 0
+        """Number of the iteration that is under way."""
+        self._stream: Generator[FilledBatch, None, None] | None = None
+        self._last_asked: float | None = None
         self._stats = LoaderStats()
         self._forms: list[Form] = []
         self._pool: WorkerPool | None = None
@@ -126,10 +130,10 @@ class MPLoader:
     def __iter__(self) -> Iterator[Any]:
         if self._is_closed:
             raise ArgumentError("the loader is closed. Make a new one")
-        self._iteration += 1
-        self._epoch = self.dataset.progress.begin(worker=0, num_workers=1)
+        self._stop()
+        self._epoch = epoch = self.dataset.progress.begin(worker=0, num_workers=1)
         self._num_received = 0
-        return self._batches(self._epoch, self._iteration)
+        return _Iteration(self, self._made_by_workers(epoch) if self.num_workers else self._made_here(epoch))
 
     def set_epoch(self, epoch: int) -> None:
         """Fix the epoch that the next iteration reads; see `MPDataset.set_epoch`."""
@@ -142,13 +146,17 @@ class MPLoader:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where a state was taken; see `MPDataset.load_state_dict`."""
+        self._stop()
         self.dataset.load_state_dict(state_dict)
         self._epoch = None
-        self._iteration += 1
 
     def stats(self) -> LoaderStats:
         """Return a copy of what was done so far."""
-        return replace(self._stats, timings=replace(self._stats.timings))
+        stats = replace(self._stats, timings=replace(self._stats.timings))
+        if self._pool is not None:
+            stats.num_copied_batches += self._pool.stats.num_copied_batches
+            stats.num_deaths += self._pool.num_deaths
+        return stats
 
     @property
     def pids(self) -> dict[str, int]:
@@ -160,7 +168,8 @@ class MPLoader:
 
         For a validation loader between two validations. Batches that are still held keep their memory.
         """
-        self._iteration += 1
+        self._stop()
+        self._stats = self.stats()
         if self._pool is not None:
             self._pool.close()
             self._pool = None
@@ -170,28 +179,30 @@ class MPLoader:
         self._is_closed = True
         self.release()
 
-    def _batches(self, epoch: Epoch, iteration: int) -> Iterator[Any]:
-        began = time.monotonic()
-        made = self._made_here(epoch) if not self.num_workers else self._made_by_workers(epoch)
-        try:
-            while True:
-                asked = time.monotonic()
-                batch = next(made, None)
-                if batch is None:
-                    return
-                now = time.monotonic()
-                self._stats.wait_seconds += now - asked
-                self._stats.elapsed_seconds += now - began
-                began = now
-                self._stats.num_batches += 1
-                self._num_received += 1
-                yield as_tensors(batch)
-                if iteration != self._iteration:
-                    raise ArgumentError("a newer iteration of this loader was begun, or it was released: use that one")
-        finally:
-            made.close()
+    def take(self, batches: Iterator[Sequence[Any]], *, iteration: int) -> Any:
+        """Return the next of an iteration's batches, as tensors."""
+        if iteration != self.iteration:
+            raise ArgumentError("a newer iteration of this loader was begun, or it was released: use that one")
+        asked = time.monotonic()
+        columns = next(batches)
+        now = time.monotonic()
+        # Nothing here may keep a batch: its slot is free as soon as the user lets go of it.
+        self._stats.wait_seconds += now - asked
+        self._stats.elapsed_seconds += now - (self._last_asked or asked)
+        self._last_asked = now
+        self._stats.num_batches += 1
+        self._num_received += 1
+        return as_tensors(columns)
 
-    def _made_here(self, epoch: Epoch) -> Generator[Sequence[Any], None, None]:
+    def _stop(self) -> None:
+        """End the iteration that is under way, and whatever was made ahead for it."""
+        self.iteration += 1
+        self._last_asked = None
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def _made_here(self, epoch: Epoch) -> Iterator[Sequence[Any]]:
         dataset = self.dataset
         plan, order = dataset.plan_of(epoch), dataset.order_of(epoch)
         for number in range(plan.num_batches):
@@ -199,27 +210,32 @@ class MPLoader:
             self._stats.num_samples += len(sample_ids)
             yield dataset.pipeline.batch(sample_ids, seed=epoch.seed, epoch=epoch.number).columns
 
-    def _made_by_workers(self, epoch: Epoch) -> Generator[Sequence[Any], None, None]:
+    def _made_by_workers(self, epoch: Epoch) -> Iterator[Sequence[Any]]:
         pool = self._pool or self._start()
-        plan = self.dataset.plan_of(epoch)
-        sizes = [len(plan.positions(number)) for number in range(max(0, plan.num_batches - 1), plan.num_batches)]
+        plan, batch_size = self.dataset.plan_of(epoch), self._batch_size
         # All batches but a ragged last one are full; an empty one is nothing for a worker.
-        num_tasks = plan.num_batches - sizes.count(0)
-        tasks = (
-            BatchTask(
-                numbers=BatchNumber(seed=epoch.seed, epoch=epoch.number, start=epoch.position, batch=number).numbers,
-                num_samples=self._batch_size if number < plan.num_batches - 1 else sizes[0],
-            )
-            for number in range(num_tasks)
+        last_size = len(plan.positions(plan.num_batches - 1)) if plan.num_batches else 0
+        num_tasks = plan.num_batches - (not last_size and plan.num_batches > 0)
+        numbers = (
+            BatchNumber(seed=epoch.seed, epoch=epoch.number, start=epoch.position, batch=batch)
+            for batch in range(num_tasks)
         )
-        for filled in pool.stream(tasks):
-            self._stats.num_samples += filled.task.num_samples
-            self._stats.timings.add(filled.timings)
-            self._stats.num_copied_batches = pool.stats.num_copied_batches
-            self._stats.num_deaths = pool.num_deaths
-            yield columns_of(self._forms, filled.arrays, self._kept(filled))
-        if num_tasks < plan.num_batches:
-            yield self.dataset.pipeline.batch(np.empty(0, np.int64), seed=epoch.seed, epoch=epoch.number).columns
+        self._stream = pool.stream(
+            BatchTask(
+                numbers=number.numbers, num_samples=batch_size if number.batch < plan.num_batches - 1 else last_size
+            )
+            for number in numbers
+        )
+        empty = (
+            self.dataset.pipeline.batch(np.empty(0, np.int64), seed=epoch.seed, epoch=epoch.number).columns
+            for _ in range(plan.num_batches - num_tasks)
+        )
+        return chain(map(self._columns, self._stream), empty)
+
+    def _columns(self, filled: FilledBatch) -> list[Any]:
+        self._stats.num_samples += filled.task.num_samples
+        self._stats.timings.add(filled.timings)
+        return columns_of(self._forms, filled.arrays, self._kept(filled))
 
     def _kept(self, filled: FilledBatch) -> NDArray[np.int64] | None:
         """Return the samples of a batch that were made, None where all were; raise where that is the policy."""
@@ -292,3 +308,15 @@ class MPLoader:
                 "Raise it, or lower batch_size or num_workers"
             )
         return min(wanted, affordable)
+
+
+class _Iteration(Iterator[Any]):
+    """One iteration of a loader, which lives as long as this is in use."""
+
+    def __init__(self, loader: MPLoader, batches: Iterator[Sequence[Any]]) -> None:
+        self._loader = loader
+        self._batches = batches
+        self._number = loader.iteration
+
+    def __next__(self) -> Any:
+        return self._loader.take(self._batches, iteration=self._number)
