@@ -3,7 +3,8 @@
     python benchmarks/bench_transport.py [--quick]
 
 Each case runs in a fresh process. An "image" is uint8 [224, 224, 3]; workers write its pixels from a constant instead
-of decoding it, so that what is left is transport; "alone" is the same in the training process. Also: how long workers
+of decoding it, so that what is left is transport; "alone" is the same in the training process, and "decoding"
+is "pool" with workers that are busy for 500 microseconds an image. Also: how long workers
 take to start, what one costs in memory, and how long it takes until a killed one's work goes on. Records:
 benchmarks/records/transport.jsonl.
 """
@@ -36,8 +37,9 @@ NUM_WORKERS = 2
 class Constant:
     """Writes a constant image; imports what a worker that decodes would import, where asked to."""
 
-    def __init__(self, *modules: str) -> None:
+    def __init__(self, *modules: str, busy_us: float = 0.0) -> None:
         self.modules = modules
+        self.busy_seconds = busy_us * 1e-6
         self.image = np.random.default_rng(0).integers(0, 256, SHAPE, np.uint8)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -53,17 +55,22 @@ class Constant:
         for sample in range(first, last):
             report.at(sample)
             np.copyto(images[sample], self.image)
+            end = time.perf_counter() + self.busy_seconds
+            while time.perf_counter() < end:
+                pass
         arrays["label"][first:last] = task[0]
 
 
-def make_pool(batch_samples: int, num_workers: int, *modules: str, num_slots: int = NUM_SLOTS) -> WorkerPool:
+def make_pool(
+    batch_samples: int, num_workers: int, *modules: str, num_slots: int = NUM_SLOTS, busy_us: float = 0.0
+) -> WorkerPool:
     fields = (Field(name="image", shape=SHAPE, dtype="uint8"), Field(name="label", dtype="int64"))
     layout = SlotLayout(num_samples=batch_samples, fields=fields)
-    return WorkerPool(Constant(*modules), layout, num_slots=num_slots, num_workers=num_workers)
+    return WorkerPool(Constant(*modules, busy_us=busy_us), layout, num_slots=num_slots, num_workers=num_workers)
 
 
-def pool_batches(batch_samples: int, num_batches: int) -> Iterator[Any]:
-    with make_pool(batch_samples, NUM_WORKERS) as pool:
+def pool_batches(batch_samples: int, num_batches: int, busy_us: float = 0.0) -> Iterator[Any]:
+    with make_pool(batch_samples, NUM_WORKERS, busy_us=busy_us) as pool:
         for batch in pool.stream(BatchTask(numbers=(n,), num_samples=batch_samples) for n in range(num_batches)):
             yield batch.arrays["image"]
 
@@ -95,10 +102,16 @@ def alone_batches(batch_samples: int, num_batches: int) -> Iterator[Any]:
         yield image
 
 
+def decoding_batches(batch_samples: int, num_batches: int) -> Iterator[Any]:
+    """Images that keep a worker busy for as long as a fast JPEG decoder would."""
+    yield from pool_batches(batch_samples, num_batches, busy_us=500.0)
+
+
 LOADERS: dict[str, Callable[[int, int], Iterator[Any]]] = {
     "pool": pool_batches,
     "stock": stock_batches,
     "alone": alone_batches,
+    "decoding": decoding_batches,
 }
 
 
@@ -193,7 +206,8 @@ def cases(*, is_quick: bool) -> Iterator[dict[str, Any]]:
     num_images = 10_000 if is_quick else 60_000
     for batch_samples in (8, 128) if is_quick else (8, 32, 128, 256):
         for loader in LOADERS:
-            yield {"measure": "transport", "loader": loader, "batch_samples": batch_samples, "num_images": num_images}
+            num = num_images // 5 if loader == "decoding" else num_images
+            yield {"measure": "transport", "loader": loader, "batch_samples": batch_samples, "num_images": num}
     for modules in [], ["simplejpeg", "cv2"], ["torch", "albumentations"]:
         for num_workers in (2, 8):
             yield {"measure": "start", "num_workers": num_workers, "modules": modules}

@@ -245,8 +245,7 @@ def test_a_stopped_and_continued_parent_blames_nobody(tmp_path: Path) -> None:
         import os, signal, subprocess, sys
         import time
         from mpload.transport.batches import PoolOptions
-        from mpload.transport.launch import ZygoteProcess
-from mpload.transport.pool import WorkerPool
+        from mpload.transport.pool import WorkerPool
         from tests.transport_works import LAYOUT, Numbers, assert_right, tasks
 
         def sample(batch, place):
@@ -412,8 +411,7 @@ def test_killing_workers_while_they_stop_keeps_the_number_wanted() -> None:
 def test_death_of_the_parent_ends_everything_within_two_seconds(number: signal.Signals, starts_fresh: bool) -> None:
     script = f"""
         from mpload.transport.batches import PoolOptions
-        from mpload.transport.launch import ZygoteProcess
-from mpload.transport.pool import WorkerPool
+        from mpload.transport.pool import WorkerPool
         from tests.transport_works import LAYOUT, Numbers, children, pid_of, tasks, wait_until
         import os, time
 
@@ -448,13 +446,13 @@ from mpload.transport.pool import WorkerPool
         assert errors.count("Traceback") == (number == signal.SIGINT)  # the parent's own, and no worker's
     finally:
         os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 def test_ctrl_c_to_the_whole_process_group_reaches_the_parent_alone() -> None:
     script = """
         from mpload.errors import WorkerError
-        from mpload.transport.launch import ZygoteProcess
-from mpload.transport.pool import WorkerPool
+        from mpload.transport.pool import WorkerPool
         from tests.transport_works import LAYOUT, Numbers, assert_right, children, tasks
 
         with WorkerPool(Numbers(sleep_seconds=0.002), LAYOUT, num_slots=4, num_workers=3) as pool:
