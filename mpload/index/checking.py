@@ -130,7 +130,7 @@ def _chunks(index: Index) -> Iterator[_Chunk]:
                 )
             )
         known = None if labels is None else np.array(labels[first:stop])
-        mapped.forget(16 * len(chunk))
+        mapped.forget()
         yield _Chunk(first_id=first, lines=chunk, labels=known, findings=findings)
         first += len(chunk)
 

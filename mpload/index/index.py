@@ -174,8 +174,7 @@ class Index:
         following = np.minimum(ids + 1, len(self) - 1)
         starts = offsets.take(ids).astype(np.int64)
         ends = np.where(ids + 1 < len(self), offsets.take(following).astype(np.int64), num_bytes)
-        spread = int(ids.max() - ids.min()) + 2
-        self._map.forget(min(8 * spread, ids.size * _PAGES_OF_A_FAULT_BYTES))
+        self._map.forget()
         ends = np.minimum(ends, starts + (MAX_LINE_BYTES + 1))
         if (starts < self.header.body_bytes).any() or (ends <= starts).any() or (ends > num_bytes).any():
             raise IndexChangedError(
@@ -202,9 +201,6 @@ class Index:
 
     def __repr__(self) -> str:
         return f"<Index {str(self.path)!r}: {len(self)} samples, {format_columns(self.columns)}>"
-
-
-_PAGES_OF_A_FAULT_BYTES = 64 * KIB  # what the kernel maps around one touched page
 
 
 class _Text:

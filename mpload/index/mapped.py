@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError, SidecarError
-from mpload.units import MIB
 
 __all__ = ["BATCH_ROWS", "ColumnPlace", "MappedColumn", "SidecarLayout", "SidecarMap", "check_sample_ids"]
 
@@ -20,7 +19,6 @@ BATCH_ROWS = 1 << 20
 """Rows of every record batch of a sidecar but the last."""
 
 _ROW_BYTES = 8
-_RESIDENT_BYTES = MIB // 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +130,8 @@ class SidecarMap:
     """A sidecar file mapped read-only.
 
     The pages of a map that one process alone has touched count as that process's private memory, though the kernel may
-    drop them at will. So that USS shows what it should, `forget()` unmaps touched pages (they stay in the page cache)
-    once half a megabyte of them has gathered.
+    drop them at will. So that USS shows what it should, `forget()` unmaps them; they stay in the page cache. (Counting
+    what was touched is no use: one fault maps as much as lies together in the page cache, which may be megabytes.)
     """
 
     def __init__(self, layout: SidecarLayout) -> None:
@@ -141,7 +139,6 @@ class SidecarMap:
             if os.fstat(file.fileno()).st_size != layout.file_bytes:
                 raise SidecarError(f"{layout.path}: is not the sidecar that was opened. Open the index again")
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._touched_bytes = 0
         columns = {name: self._column(place, layout.num_samples) for name, place in layout.columns.items()}
         self.columns: Mapping[str, MappedColumn] = MappingProxyType(columns)
 
@@ -158,12 +155,10 @@ class SidecarMap:
         last = np.ndarray((rest,), dtype, buffer=self._map, offset=place.last_bytes if rest else 0)
         return MappedColumn(full=full, last=last)
 
-    def forget(self, touched_bytes: int) -> None:
-        """Note that about `touched_bytes` more were read, and unmap what was touched if it is much by now."""
-        self._touched_bytes += touched_bytes
-        if self._touched_bytes > _RESIDENT_BYTES and hasattr(mmap, "MADV_DONTNEED"):
+    def forget(self) -> None:
+        """Unmap the pages that were touched so far; views stay valid and map them again."""
+        if hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
-            self._touched_bytes = 0
 
 
 def check_sample_ids(sample_ids: NDArray[np.int64], num_samples: int) -> None:
