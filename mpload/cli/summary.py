@@ -185,7 +185,7 @@ def _blocks(index: Index, column: str) -> Iterator[NDArray[np.int64]]:
     sidecar = SidecarMap(index.sidecar)  # a map of its own, that forgets what was read
     for block in sidecar.columns[column].blocks():
         yield block
-        sidecar.forget(block.nbytes)
+        sidecar.forget()
 
 
 def _plain(cell: object) -> str | int | float:
