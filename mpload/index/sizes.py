@@ -57,7 +57,7 @@ def measure_sizes(index: Index, *, num_workers: int = 8, progress: Progress | No
             stop = start + len(sizes)
             known = {name: column[start:stop] for name, column in mapped.columns.items() if name != "nbytes"}
             yield known | {"nbytes": sizes}
-            mapped.forget(8 * len(known) * len(sizes))
+            mapped.forget()
             start = stop
 
     return rewrite_sidecar(
