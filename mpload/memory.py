@@ -23,6 +23,11 @@ __all__ = [
     "tree_memory",
 ]
 
+_MEMORY_FILES = (  # a cgroup's limit and usage, and the name of its coldest page cache: version 2, then version 1
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessMemory:
@@ -118,48 +123,65 @@ def _smaps_rollup(pid: int) -> dict[str, int]:
     return fields
 
 
-def available_bytes(cgroup_folder: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return how much memory this process may still take: of the machine, and of each container around it."""
+def available_bytes(
+    *, cgroup_folder: Path = Path("/sys/fs/cgroup"), cgroup_members: Path = Path("/proc/self/cgroup")
+) -> int:
+    """Return how much memory this process may still take: of the machine, and of each container around it.
+
+    Page cache that has not been used lately counts as free, as the kernel gives it up first: what a loader has read
+    from disk would soon fill any container otherwise.
+
+    Args:
+        cgroup_folder: Where the system shows its control groups.
+        cgroup_members: The file that names those of this process.
+    """
     available = int(psutil.virtual_memory().available)
-    for limit, usage in _cgroup_limits(cgroup_folder):
-        available = min(available, max(0, limit - usage))
+    for folder in _cgroups(cgroup_folder, cgroup_members):
+        for limit_name, usage_name, cache_name in _MEMORY_FILES:
+            limit, usage = _read(folder / limit_name), _read(folder / usage_name)
+            if limit.isdigit() and usage.isdigit():  # "max" is no limit
+                cache = _statistic(folder / "memory.stat", cache_name)
+                available = min(available, max(0, int(limit) - max(0, int(usage) - cache)))
     return available
 
 
-def num_usable_cores(cgroup_folder: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return how many cores this process may keep busy: by its affinity, and by the quota of each container."""
+def num_usable_cores(
+    *, cgroup_folder: Path = Path("/sys/fs/cgroup"), cgroup_members: Path = Path("/proc/self/cgroup")
+) -> int:
+    """Return how many cores this process may keep busy: by its affinity, and by the quota of each container.
+
+    A part of a core counts as one. The arguments are those of `available_bytes`.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    for folder in _cgroups(cgroup_folder):
-        quota, _, period = _read_word(folder / "cpu.max").partition(" ")
-        if quota.isdigit() and period.isdigit():
+    for folder in _cgroups(cgroup_folder, cgroup_members):
+        quota, _, period = _read(folder / "cpu.max").partition(" ")
+        if not quota:  # version 1
+            quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+        if quota.isdigit() and period.isdigit():  # "max" and "-1" are no quota
             cores = min(cores, -(-int(quota) // int(period)))
     return max(1, cores)
 
 
-def _cgroup_limits(root: Path) -> Iterator[tuple[int, int]]:
-    """Yield limit and usage of each cgroup around this process, version 2 or 1."""
-    for folder in _cgroups(root):
-        for limit_name, usage_name in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        ):
-            limit, usage = _read_word(folder / limit_name), _read_word(folder / usage_name)
-            if limit.isdigit() and usage.isdigit():  # "max" is no limit
-                yield int(limit), int(usage)
-
-
-def _cgroups(root: Path) -> Iterator[Path]:
-    """Yield the folders of the cgroups of this process, from its own up to the root."""
-    for line in _read_word(Path("/proc/self/cgroup")).splitlines():
+def _cgroups(root: Path, members: Path) -> Iterator[Path]:
+    """Yield the folders of the cgroups of a process, from its own up to the root: version 2, and 1 by controller."""
+    for line in _read(members).splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers in {"", "memory", "cpu,cpuacct"}:
+        if not controllers or {"memory", "cpu"} & set(controllers.split(",")):
             base = root / controllers
             inner = base / path.lstrip("/")
             yield from (folder for folder in (inner, *inner.parents) if folder.is_relative_to(base))
 
 
-def _read_word(path: Path) -> str:
+def _statistic(path: Path, name: str) -> int:
+    for line in _read(path).splitlines():
+        key, _, value = line.partition(" ")
+        if key == name and value.isdigit():
+            return int(value)
+    return 0
+
+
+def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="ascii").strip()
+        return path.read_text(encoding="utf-8", errors="surrogateescape").strip()  # cgroups have any name
     except OSError:
         return ""
