@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 import tomllib
+from importlib.util import resolve_name
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,10 @@ import mpload
 
 PACKAGE = Path(mpload.__file__).parent
 CONTRACTS = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-LAYERS = {
-    name.strip(): height
-    for height, layer in enumerate(reversed(CONTRACTS[0]["layers"]))
-    for name in layer.replace("|", ":").split(":")
-}
-WITHOUT_TORCH = {name.removeprefix("mpload.") for name in CONTRACTS[1]["source_modules"]} | {"cli"}
+ROWS = list(reversed(CONTRACTS[0]["layers"]))
+LAYERS = {name: height for height, row in enumerate(ROWS) for name in row.replace("|", " ").replace(":", " ").split()}
+WITHOUT_TORCH = {name.removeprefix("mpload.") for name in CONTRACTS[1]["source_modules"]}
+LOWEST_WITH_TORCH = "topology"
 PUBLIC = [
     "BlockShuffle",
     "ErrorPolicy",
@@ -43,46 +42,81 @@ PUBLIC = [
 ]
 
 
-def faults(path: Path, layer: str) -> list[str]:
-    """Return the imports of one file that its layer does not allow."""
+def imported(node: ast.AST, package: str) -> list[str]:
+    """Return what one statement imports, with `from mpload import x` and `from . import x` as the modules they mean."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if not isinstance(node, ast.ImportFrom):
+        return []
+    module = resolve_name("." * node.level + (node.module or ""), package)
+    if module != "mpload":
+        return [module]
+    return [mpload._MODULES.get(alias.name, f"mpload.{alias.name}") for alias in node.names]
+
+
+def faults(source: str, module: str) -> list[str]:
+    """Return the imports in the `source` of `mpload.<module>` that its layer does not allow."""
+    layer = module.partition(".")[0]
+    package = f"mpload.{module}".rpartition(".")[0]
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            modules = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            modules = [node.module or ""]
-        else:
-            continue
-        for module in modules:
-            top, _, rest = module.partition(".")
-            if top == "torch" and layer in WITHOUT_TORCH:
-                found.append(f"{path.name} imports torch")
+    for node in ast.walk(ast.parse(source)):
+        for name in imported(node, package):
+            top, _, rest = name.partition(".")
             target = rest.partition(".")[0]
-            if top == "mpload" and target and target != layer and LAYERS[target] > LAYERS[layer]:
-                found.append(f"{path.name} imports {module}, which is above it")
+            if top == "torch" and layer in WITHOUT_TORCH:
+                found.append(f"mpload.{module} imports torch")
+            if top != "mpload" or target in {"", "__version__", layer}:
+                continue
+            if target not in LAYERS:
+                found.append(f"mpload.{module} imports {name}, which is in no layer")
+            elif LAYERS[target] > LAYERS[layer]:
+                found.append(f"mpload.{module} imports {name}, which is above it")
+            elif LAYERS[target] == LAYERS[layer] and "|" in ROWS[LAYERS[layer]]:
+                found.append(f"mpload.{module} imports {name}, which stands beside it")
     return found
 
 
-def layer_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+MODULES = {
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if path != PACKAGE / "__init__.py"  # it names all layers, lazily
+}
 
 
-MODULES = [path for path in sorted(PACKAGE.rglob("*.py")) if layer_of(path) not in {"__init__", "__main__"}]
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_imports_only_what_lies_below_it(module: str) -> None:
+    assert not faults(MODULES[module].read_text(), module)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_module_imports_only_what_lies_below_it(path: Path) -> None:
-    if "cli" in path.parts:
-        return  # the top: it may import all, and what it must not load at start is tested below
-    assert not faults(path, layer_of(path))
+def test_every_module_has_a_layer_and_every_layer_a_module() -> None:
+    assert {module.partition(".")[0] for module in MODULES} == set(LAYERS)
 
 
-@pytest.mark.parametrize("line", ["import torch", "from mpload.dataset import MPDataset", "import mpload.index.scan"])
-def test_an_upward_import_is_a_fault(tmp_path: Path, line: str) -> None:
-    planted = tmp_path / "order.py"
-    planted.write_text((PACKAGE / "order.py").read_text() + f"\n\ndef late() -> None:\n    {line}\n")
-    assert faults(planted, "order")
-    assert not faults(PACKAGE / "order.py", "order")
+def test_every_layer_below_the_torch_layer_is_kept_from_torch() -> None:
+    assert {name for name, height in LAYERS.items() if height < LAYERS[LOWEST_WITH_TORCH]} == WITHOUT_TORCH
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("order", "import torch"),
+        ("order", "from torch.utils import data"),
+        ("order", "import mpload.index.scan"),
+        ("order", "from mpload.dataset import MPDataset"),
+        ("order", "from mpload import dataset"),
+        ("order", "from mpload import MPDataset"),
+        ("order", "from . import dataset"),
+        ("order", "from .dataset import MPDataset"),
+        ("order", "import mpload.sketch"),
+        ("index.scan", "from mpload.pipeline import Pipeline"),
+        ("index.scan", "from .. import pipeline"),
+        ("decode", "from mpload.augment import sample_rng"),
+    ],
+)
+def test_an_import_that_breaks_the_layers_is_a_fault(module: str, line: str) -> None:
+    source = MODULES[module].read_text()
+    assert not faults(source, module)
+    assert len(faults(f"{source}\n\ndef late() -> None:\n    {line}\n", module)) == 1
 
 
 def loaded_by(statement: str) -> set[str]:
