@@ -24,13 +24,14 @@ def own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked `gpu` where there is no accelerator, unless MPLOAD_REQUIRE_GPU=1 demands one."""
-    wanting = [item for item in items if item.get_closest_marker("gpu")]
-    if not wanting or os.environ.get("MPLOAD_REQUIRE_GPU") == "1":
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Without an accelerator skip tests marked `gpu`, or fail them where MPLOAD_REQUIRE_GPU=1 promises one."""
+    if item.get_closest_marker("gpu") is None:
         return
     import torch
 
-    if not torch.accelerator.is_available():
-        for item in wanting:
-            item.add_marker(pytest.mark.skip(reason="no accelerator"))
+    if torch.accelerator.is_available():
+        return
+    if os.environ.get("MPLOAD_REQUIRE_GPU") == "1":
+        pytest.fail("MPLOAD_REQUIRE_GPU=1, but torch finds no accelerator", pytrace=False)
+    pytest.skip("no accelerator")
