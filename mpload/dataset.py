@@ -1,7 +1,9 @@
 """`MPDataset`: an index as an iterable dataset, for a stock DataLoader or none."""
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from mpload.decode import ImageDecoder
 from mpload.errors import ArgumentError, StateError
-from mpload.index.index import Index
+from mpload.index.index import Index, Record
 from mpload.index.opening import open_index
 from mpload.order import Order, OrderChoice, Sequential, Shuffle
 from mpload.pipeline import Pipeline
@@ -86,7 +88,7 @@ class MPDataset(IterableDataset[Any]):
         )
         self.order_of(Epoch(seed=seed, number=0))  # checks the seed
         self.progress = SharedProgress(seed=seed)
-        self._reading: _EpochIterator | None = None
+        self._cursor: _Cursor | None = None
 
     @property
     def topology(self) -> Topology:
@@ -115,8 +117,8 @@ class MPDataset(IterableDataset[Any]):
         info = get_worker_info()
         worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
         epoch = self.progress.begin(worker=worker, num_workers=num_workers)
-        self._reading = _EpochIterator(self, epoch, worker=worker, num_workers=num_workers)
-        return self._reading
+        self._cursor = _Cursor(epoch=epoch, next_batch=worker)
+        return _EpochIterator(self, self._cursor, worker=worker, num_workers=num_workers)
 
     def set_epoch(self, epoch: int) -> None:
         """Fix the epoch that the next iteration reads, also in workers that live on.
@@ -143,16 +145,16 @@ class MPDataset(IterableDataset[Any]):
         """
         current = self.progress.current
         following = self.progress.next
-        if self._reading is not None and get_worker_info() is not None:
-            at = self._reading.epoch  # StatefulDataLoader asks the worker's iterator for the rest
+        if self._cursor is not None and get_worker_info() is not None:
+            at = self._cursor.epoch  # StatefulDataLoader asks the worker's iterator for the rest
         elif num_batches is not None:
             if current is None:
                 raise StateError(f"num_batches={num_batches}, but no epoch has been begun")
             at = self._position_after(current, num_batches)
         elif current is None:
             at = following
-        elif self._reading is not None and self.progress.reader_pid == os.getpid():
-            at = self._position_after(current, self._reading.next_batch)
+        elif self._cursor is not None and self.progress.reader_pid == os.getpid():
+            at = self._position_after(current, self._cursor.next_batch)
         else:
             raise StateError(
                 "the workers of a DataLoader read this dataset, ahead of the batches you have received. Pass "
@@ -176,7 +178,7 @@ class MPDataset(IterableDataset[Any]):
         epoch = self.epoch_of(state_dict)
         info = get_worker_info()
         self.progress.set_next(epoch, worker=None if info is None else info.id)
-        self._reading = None
+        self._cursor = None
 
     def epoch_of(self, state_dict: Mapping[str, Any]) -> Epoch:
         """Return the epoch that a state stands in, from its position; raise `StateError` where it does not fit."""
@@ -206,64 +208,83 @@ class MPDataset(IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         _ = self.topology  # a worker process may not see what this one sees
-        return {**self.__dict__, "_reading": None}
+        return {**self.__dict__, "_cursor": None}
+
+
+@dataclass(slots=True, kw_only=True)
+class _Cursor:
+    """Where an iteration of this process stands."""
+
+    epoch: Epoch
+    """The epoch that is read, from where it was begun."""
+    next_batch: int
+    """Number of the batch, or sample, that comes next."""
 
 
 class _EpochIterator(Iterator[Any]):
     """One worker's part of one epoch: every `num_workers`-th batch, or sample, of this rank."""
 
-    def __init__(self, dataset: MPDataset, epoch: Epoch, *, worker: int, num_workers: int) -> None:
+    def __init__(self, dataset: MPDataset, cursor: _Cursor, *, worker: int, num_workers: int) -> None:
         self._dataset = dataset
+        self._cursor = cursor
         self._worker = worker
         self._num_workers = num_workers
-        self._begin(epoch, next_batch=worker)
+        self._begin()
 
-    def _begin(self, epoch: Epoch, *, next_batch: int) -> None:
-        self.epoch = epoch
-        """The epoch that is read, from where it was begun."""
-        self._plan = self._dataset.plan_of(epoch)
-        self._order = self._dataset.order_of(epoch)
-        self.next_batch = next_batch
-        """Number of the batch, or sample, that comes next."""
-        self._values = self._batches() if self._dataset.batch_size else self._samples()
+    def _begin(self) -> None:
+        self._plan = self._dataset.plan_of(self._cursor.epoch)
+        self._order = self._dataset.order_of(self._cursor.epoch)
+        self._block: deque[tuple[int, Record]] = deque()  # samples that come one by one, with their numbers
 
     def __next__(self) -> Any:
-        return next(self._values)
+        return self._next_batch() if self._dataset.batch_size else self._next_sample()
 
-    def _batches(self) -> Iterator[Any]:
-        pipeline = self._dataset.pipeline
-        while self.next_batch < self._plan.num_batches:
-            sample_ids = self._order.sample_ids(self._plan.positions(self.next_batch))
-            batch = pipeline.batch(sample_ids, seed=self.epoch.seed, epoch=self.epoch.number)
-            self.next_batch += self._num_workers
-            yield as_tensors(batch.columns)
+    def _next_batch(self) -> Any:
+        cursor = self._cursor
+        if cursor.next_batch >= self._plan.num_batches:
+            raise StopIteration
+        sample_ids = self._order.sample_ids(self._plan.positions(cursor.next_batch))
+        batch = self._dataset.pipeline.batch(sample_ids, seed=cursor.epoch.seed, epoch=cursor.epoch.number)
+        cursor.next_batch += self._num_workers
+        return as_tensors(batch.columns)
 
-    def _samples(self) -> Iterator[Any]:
-        pipeline = self._dataset.pipeline
-        while self.next_batch < self._plan.num_batches:
-            stop = min(self.next_batch + _BLOCK_SAMPLES * self._num_workers, self._plan.num_batches)
-            numbers = np.arange(self.next_batch, stop, self._num_workers)
-            sample_ids = self._order.sample_ids(self._plan.single_positions(numbers))
-            for number, record in zip(numbers.tolist(), self._dataset.index.records(sample_ids), strict=False):
-                self.next_batch = number + self._num_workers
-                made = pipeline.sample(record, seed=self.epoch.seed, epoch=self.epoch.number)
+    def _next_sample(self) -> Any:
+        cursor = self._cursor
+        while True:
+            while self._block:
+                number, record = self._block.popleft()
+                cursor.next_batch = number + self._num_workers
+                made = self._dataset.pipeline.sample(record, seed=cursor.epoch.seed, epoch=cursor.epoch.number)
                 if made is not None:
-                    yield as_tensors(made[1])
-            self.next_batch = int(numbers[-1]) + self._num_workers  # a ragged last sample may be another rank's
+                    return as_tensors(made[1])
+            if cursor.next_batch >= self._plan.num_batches:
+                raise StopIteration
+            self._look_up_block()
+
+    def _look_up_block(self) -> None:
+        cursor = self._cursor
+        stop = min(cursor.next_batch + _BLOCK_SAMPLES * self._num_workers, self._plan.num_batches)
+        numbers = np.arange(cursor.next_batch, stop, self._num_workers)
+        sample_ids = self._order.sample_ids(self._plan.single_positions(numbers))
+        self._block.extend(zip(numbers.tolist(), self._dataset.index.records(sample_ids), strict=False))
+        if not self._block:
+            cursor.next_batch += self._num_workers  # a ragged last sample is another rank's
 
     def state_dict(self) -> dict[str, Any]:
         """Return where this worker stands, for torchdata's StatefulDataLoader."""
+        epoch = self._cursor.epoch
         state = State(
             fingerprint=self._dataset.index.fingerprint,
             order=self._dataset.shuffle.spec,
-            seed=self.epoch.seed,
-            epoch=self.epoch.number,
-            position=self.epoch.position,
+            seed=epoch.seed,
+            epoch=epoch.number,
+            position=epoch.position,
         )
-        return {"start": state.to_dict(), "next_batch": self.next_batch}
+        return {"start": state.to_dict(), "next_batch": self._cursor.next_batch}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where this worker of as many workers stood."""
         epoch = self._dataset.epoch_of(state_dict["start"])
         self._dataset.progress.enter(epoch, worker=self._worker, num_workers=self._num_workers)
-        self._begin(epoch, next_batch=state_dict["next_batch"])
+        self._cursor.epoch, self._cursor.next_batch = epoch, state_dict["next_batch"]
+        self._begin()

@@ -104,13 +104,22 @@ def num_fds() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
+def is_of_multiprocessing(pid: int) -> bool:
+    """Whether this is a fork server or resource tracker, which tests of DataLoaders leave in this process."""
+    try:
+        return b"from multiprocessing" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
 def children() -> set[int]:
-    """Process ids of all descendants of this process that live."""
+    """Process ids of all descendants of this process that live, but for those that `multiprocessing` keeps."""
     found: set[int] = set()
     todo = [os.getpid()]
     while todo:
         for task in Path(f"/proc/{todo.pop()}/task").iterdir():
             pids = {int(pid) for pid in (task / "children").read_text().split()}
+            pids = {pid for pid in pids if not is_of_multiprocessing(pid)}
             todo += [pid for pid in pids - found if is_alive(pid)]
             found |= {pid for pid in pids if is_alive(pid)}
     return found
