@@ -109,9 +109,8 @@ class MPDataset(IterableDataset[Any]):
     def __len__(self) -> int:
         """Return the number of batches, or samples, of this rank that the next iteration yields over all workers."""
         plan = self.plan()
-        if self.batch_size is None and plan.num_batches and not plan.num_real_samples(plan.num_batches - 1):
-            return plan.num_batches - (self.tail is Tail.RAGGED)  # the last sample is another rank's
-        return plan.num_batches
+        # One by one, a ragged last sample may be another rank's.
+        return plan.num_samples_of_rank if self.batch_size is None and self.tail is Tail.RAGGED else plan.num_batches
 
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
