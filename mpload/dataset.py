@@ -127,8 +127,7 @@ class MPDataset(IterableDataset[Any]):
         """
         following = self.progress.next
         if epoch != following.number or self.progress.reader_pid:
-            position = following.position if epoch == following.number else 0
-            wanted = Epoch(seed=following.seed, number=epoch, position=position)
+            wanted = Epoch(seed=following.seed, number=epoch)
             self.order_of(wanted)  # checks the number
             self.progress.set_next(wanted)
 

@@ -1,5 +1,6 @@
 """The sidecar: derived, disposable, never believed where it does not fit its text."""
 
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -176,10 +177,9 @@ def test_a_damaged_sidecar_gives_right_records_or_an_error(tmp_path: Path, data:
         bad[data.draw(st.integers(0, len(bad) - 1))] ^= data.draw(st.integers(1, 255))
     index.sidecar.path.write_bytes(bad)
     try:
-        damaged = open_index(text)
-        assert [record.cells for record in damaged] == [expected(i) for i in range(len(damaged))]
-    except MploadError:
-        pass
+        for sample_id in range(50):  # one by one: together, a wrong offset shows in its neighbour
+            with contextlib.suppress(MploadError):
+                assert open_index(text)[sample_id].cells == expected(sample_id)
     finally:
         index.sidecar.path.unlink(missing_ok=True)
 
