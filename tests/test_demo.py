@@ -111,7 +111,7 @@ def test_ctrl_c_is_one_line_and_leaves_no_process_and_no_file(photos: Path, tmp_
         start_new_session=True,  # a group of its own, which Ctrl-C on a terminal would reach as a whole
         env=os.environ | {"TMPDIR": str(scratch)},
     ) as process:
-        _wait_for_workers(process.pid, num_workers=2)
+        _wait_for_workers(process, num_workers=2)
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -120,9 +120,12 @@ def test_ctrl_c_is_one_line_and_leaves_no_process_and_no_file(photos: Path, tmp_
     assert list(scratch.iterdir()) == []
 
 
-def _wait_for_workers(pid: int, *, num_workers: int) -> None:
-    process = psutil.Process(pid)
-    _wait_until(lambda: len(process.children()) >= num_workers)
+def _wait_for_workers(demo: subprocess.Popen[str], *, num_workers: int) -> None:
+    def are_there() -> bool:
+        assert demo.poll() is None, f"the demo ended by itself: {demo.communicate()}"
+        return len(psutil.Process(demo.pid).children()) >= num_workers
+
+    _wait_until(are_there)
 
 
 def _is_alive(group: int) -> bool:
