@@ -96,12 +96,17 @@ def test_the_demo_fails_where_a_sample_comes_twice(
     assert "FAILED   every epoch held every sample exactly once" in capsys.readouterr().out
 
 
-def test_ctrl_c_is_one_line_and_leaves_no_process_and_no_file(photos: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("num_there", "later_seconds"), [(1, 0.0), (1, 0.004), (1, 0.012), (4, 0.3)]
+)  # while workers are being started, and while they work
+def test_ctrl_c_is_one_line_and_leaves_no_process_and_no_file(
+    photos: Path, tmp_path: Path, num_there: int, later_seconds: float
+) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     file = next(photos.glob("*/*"))
     (tmp_path / "long.txt").write_text(f"{file} 0\n" * 20_000)
-    options = ["--images", "20000", "--workers", "2", "--batch-size", "50"]
+    options = ["--images", "20000", "--workers", "4", "--batch-size", "50"]
     command = [sys.executable, "-m", "mpload", "demo", str(tmp_path / "long.txt"), *options]
     with subprocess.Popen(
         command,
@@ -111,7 +116,8 @@ def test_ctrl_c_is_one_line_and_leaves_no_process_and_no_file(photos: Path, tmp_
         start_new_session=True,  # a group of its own, which Ctrl-C on a terminal would reach as a whole
         env=os.environ | {"TMPDIR": str(scratch)},
     ) as process:
-        _wait_for_workers(process, num_workers=2)
+        _wait_for_workers(process, num_workers=num_there)
+        time.sleep(later_seconds)
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -121,11 +127,12 @@ def test_ctrl_c_is_one_line_and_leaves_no_process_and_no_file(photos: Path, tmp_
 
 
 def _wait_for_workers(demo: subprocess.Popen[str], *, num_workers: int) -> None:
-    def are_there() -> bool:
+    """Wait without a pause: the first worker is there some milliseconds before the last."""
+    process = psutil.Process(demo.pid)
+    deadline = time.monotonic() + 60
+    while len(process.children()) < num_workers:
         assert demo.poll() is None, f"the demo ended by itself: {demo.communicate()}"
-        return len(psutil.Process(demo.pid).children()) >= num_workers
-
-    _wait_until(are_there)
+        assert time.monotonic() < deadline, "the workers never came"
 
 
 def _is_alive(group: int) -> bool:

@@ -4,6 +4,7 @@ import os
 import signal
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -138,6 +139,8 @@ def _stream(index: Index, *, num_workers: int, batch_size: int) -> bool:
             index, decode=decode, batch_size=batch_size, shuffle=True, seed=0, tail="ragged", topology=Topology()
         )
 
+    # Whoever asks for more workers than cores gets them, without a lecture.
+    warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
     loader: DataLoader[Any] = DataLoader(
         dataset(),
         batch_size=None,
