@@ -13,6 +13,7 @@ from mpload.cli.demo import demo
 from mpload.cli.index import index
 from mpload.cli.inspect import inspect
 from mpload.cli.merge import merge
+from mpload.cli.plan import plan
 from mpload.errors import ArgumentError, MploadError
 
 __all__ = ["app", "main"]
@@ -53,7 +54,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (index, inspect, merge, demo):
+for _command in (index, inspect, merge, plan, demo):
     app.command()(_command)
 
 

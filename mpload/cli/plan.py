@@ -1,0 +1,69 @@
+"""`mpload plan`: what a job needs of storage and cores, by arithmetic alone."""
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from mpload.sizing import Demand, Machine, Stage, remedies, stages
+from mpload.units import format_bytes, parse_bytes
+
+__all__ = ["plan"]
+
+
+def plan(
+    *,
+    batch_size: Annotated[int, typer.Option(help="Samples of a batch, on each GPU.")],
+    step_time: Annotated[float, typer.Option(help="Seconds of a training step when data is there.")],
+    gpus: Annotated[int, typer.Option(help="GPUs of a job.")] = 1,
+    jobs: Annotated[int, typer.Option(help="Jobs that read the same storage at once.")] = 1,
+    sample_size: Annotated[str | None, typer.Option(help="Mean size of a stored sample, such as 110KB.")] = None,
+    iops: Annotated[float | None, typer.Option(help="Random reads a second that the storage gives.")] = None,
+    bandwidth: Annotated[str | None, typer.Option(help="Bytes a second that the storage gives, such as 500MB.")] = None,
+    cores: Annotated[int | None, typer.Option(help="Cores that make samples.")] = None,
+    core_us: Annotated[float | None, typer.Option(help="Microseconds of a core to make one sample.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what a training job needs, beside what a machine has, without touching any data."""
+    demand = Demand(
+        batch_size=batch_size,
+        step_seconds=step_time,
+        num_gpus=gpus,
+        num_jobs=jobs,
+        sample_bytes=None if sample_size is None else parse_bytes(sample_size),
+    )
+    machine = Machine(
+        reads_per_second=iops,
+        bytes_per_second=None if bandwidth is None else parse_bytes(bandwidth),
+        num_cores=cores,
+        core_seconds=None if core_us is None else core_us / 1e6,
+    )
+    found, advice = stages(demand, machine), remedies(demand, machine)
+    if as_json:
+        facts = {
+            "stages": [asdict(stage) | {"share": stage.share} for stage in found],
+            "batch_within_seconds": demand.step_seconds,
+            "remedies": [asdict(remedy) for remedy in advice],
+        }
+        print(json.dumps(facts, indent=2))
+        return
+    table = Table(box=None, pad_edge=False)
+    table.add_column("stage")
+    for heading in ("needs", "has", "met"):
+        table.add_column(heading, justify="right")
+    for stage in found:
+        met = "?" if stage.share is None else f"{stage.share:.0%}"
+        table.add_row(
+            stage.name, _rate(stage, stage.need), "?" if stage.have is None else _rate(stage, stage.have), met
+        )
+    Console(soft_wrap=True, highlight=False).print(table)
+    print(f"\n99 of 100 batches within {demand.step_seconds:g} s")
+    for number, remedy in enumerate(advice, start=1):
+        print(f"{number}. {remedy.text}: {remedy.gain:.1f}x")
+
+
+def _rate(stage: Stage, value: float) -> str:
+    return f"{format_bytes(value)}/s" if stage.unit == "B/s" else f"{value:,.0f} {stage.unit}"
