@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from mpload.dataset import MPDataset
     from mpload.decode import ImageDecoder, RandomResizedCrop, RawBytes, ResizeCenterCrop
     from mpload.errors import MploadError, MploadWarning
+    from mpload.image import Limits
     from mpload.index.build import build_index
     from mpload.index.columns import Span
     from mpload.index.folders import FolderOptions
@@ -30,6 +31,7 @@ _MODULES = {
     "FolderOptions": "mpload.index.folders",
     "ImageDecoder": "mpload.decode",
     "Index": "mpload.index.index",
+    "Limits": "mpload.image",
     "MPDataset": "mpload.dataset",
     "MPLoader": "mpload.loader",
     "MploadError": "mpload.errors",
@@ -54,6 +56,7 @@ __all__ = [
     "FolderOptions",
     "ImageDecoder",
     "Index",
+    "Limits",
     "MPDataset",
     "MPLoader",
     "MploadError",

@@ -8,18 +8,19 @@ What the pipeline may rely on, here and in a decoder of the user's own:
 - Where it has `output_shape`, every result has that shape and is uint8; it then takes `out=`, a C-contiguous uint8
   array of that shape, writes every pixel there and returns it.
 - Bytes it cannot decode are a `DecodeError`.
+- Where it has `limits`, a file of more than `limits.max_bytes` is not even read.
 
 The decoders below are values: compared, pickled and shown by what they were built with.
 """
 
 import math
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass, replace
 
 import cv2
 import numpy as np
 
 from mpload.errors import ArgumentError
-from mpload.image import MAX_PIXELS, Box, ImageBytes, Pixels, open_image
+from mpload.image import DEFAULT_LIMITS, Box, ImageBytes, Limits, Pixels, open_image
 
 __all__ = ["ImageDecoder", "RandomResizedCrop", "RawBytes", "ResizeCenterCrop", "random_crop_box"]
 
@@ -81,7 +82,8 @@ class ImageDecoder:
 
     Attributes:
         exif_orientation: Turn and mirror the image as its EXIF data says.
-        max_pixels: The largest image that is decoded, by the size its header gives.
+        limits: Which files are refused: too large, truncated.
+        max_pixels: The `max_pixels` of `limits`, for short.
 
     Raises:
         ArgumentError: `max_pixels` is not positive.
@@ -89,18 +91,19 @@ class ImageDecoder:
 
     _: KW_ONLY
     exif_orientation: bool = True
-    max_pixels: int = MAX_PIXELS
+    limits: Limits = DEFAULT_LIMITS
+    max_pixels: InitVar[int | None] = None
 
-    def __post_init__(self) -> None:
-        _check_max_pixels(self.max_pixels)
+    def __post_init__(self, max_pixels: int | None) -> None:
+        _shorten(self, max_pixels)
 
     def __call__(self, data: ImageBytes) -> Pixels:
         """Return the pixels, uint8 RGB [height, width, 3], C-contiguous.
 
         Raises:
-            DecodeError: `data` is no whole image of a known format, or has more than `max_pixels`.
+            DecodeError: `data` is no whole image of a known format, or exceeds `limits`.
         """
-        image = open_image(data, exif_orientation=self.exif_orientation, max_pixels=self.max_pixels)
+        image = open_image(data, exif_orientation=self.exif_orientation, limits=self.limits)
         return np.ascontiguousarray(image.pixels())
 
 
@@ -117,7 +120,8 @@ class RandomResizedCrop:
         ratio: Smallest and largest width to height of the region.
         flip: How often the result is mirrored left to right, 0 to 1.
         exif_orientation: Turn and mirror the image as its EXIF data says, before anything else.
-        max_pixels: The largest image that is decoded, by the size its header gives.
+        limits: Which files are refused: too large, truncated.
+        max_pixels: The `max_pixels` of `limits`, for short.
 
     Raises:
         ArgumentError: A number is out of range.
@@ -129,9 +133,10 @@ class RandomResizedCrop:
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: float = 0.5
     exif_orientation: bool = True
-    max_pixels: int = MAX_PIXELS
+    limits: Limits = DEFAULT_LIMITS
+    max_pixels: InitVar[int | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, max_pixels: int | None) -> None:
         _check_size("size", self.size)
         _check_interval("scale", self.scale)
         _check_interval("ratio", self.ratio)
@@ -139,7 +144,7 @@ class RandomResizedCrop:
             raise ArgumentError(f"scale is a part of the image's area and ends at 1 or below, got {self.scale}")
         if not 0 <= self.flip <= 1:
             raise ArgumentError(f"flip must be in [0, 1], got {self.flip}")
-        _check_max_pixels(self.max_pixels)
+        _shorten(self, max_pixels)
 
     @property
     def output_shape(self) -> tuple[int, int, int]:
@@ -155,11 +160,11 @@ class RandomResizedCrop:
             out: Where to write the pixels, C-contiguous uint8 `output_shape`; a new array where None.
 
         Raises:
-            DecodeError: `data` is no whole image of a known format, or has more than `max_pixels`.
+            DecodeError: `data` is no whole image of a known format, or exceeds `limits`.
         """
         height, width = _pair(self.size)
         out = _output(out, self.output_shape)
-        image = open_image(data, exif_orientation=self.exif_orientation, max_pixels=self.max_pixels)
+        image = open_image(data, exif_orientation=self.exif_orientation, limits=self.limits)
         box = random_crop_box(image.height, image.width, rng, scale=self.scale, ratio=self.ratio)
         region = image.region(box, at_least=(height, width))
         cv2.resize(region, (width, height), dst=out, interpolation=cv2.INTER_LINEAR)
@@ -178,7 +183,8 @@ class ResizeCenterCrop:
         size: Height and width of the result; one number for both.
         resize: Length of the image's shorter side before the crop, in pixels; None is `size` * 256 / 224.
         exif_orientation: Turn and mirror the image as its EXIF data says, before anything else.
-        max_pixels: The largest image that is decoded, by the size its header gives.
+        limits: Which files are refused: too large, truncated.
+        max_pixels: The `max_pixels` of `limits`, for short.
 
     Raises:
         ArgumentError: A number is out of range, or `resize` is shorter than a side of the crop.
@@ -188,15 +194,16 @@ class ResizeCenterCrop:
     _: KW_ONLY
     resize: int | None = None
     exif_orientation: bool = True
-    max_pixels: int = MAX_PIXELS
+    limits: Limits = DEFAULT_LIMITS
+    max_pixels: InitVar[int | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, max_pixels: int | None) -> None:
         _check_size("size", self.size)
         if self.resize is not None and self.resize < max(_pair(self.size)):
             raise ArgumentError(
                 f"resize must be at least as long as the crop, got resize={self.resize} for size={self.size}",
             )
-        _check_max_pixels(self.max_pixels)
+        _shorten(self, max_pixels)
 
     @property
     def output_shape(self) -> tuple[int, int, int]:
@@ -211,12 +218,12 @@ class ResizeCenterCrop:
             out: Where to write the pixels, C-contiguous uint8 `output_shape`; a new array where None.
 
         Raises:
-            DecodeError: `data` is no whole image of a known format, or has more than `max_pixels`.
+            DecodeError: `data` is no whole image of a known format, or exceeds `limits`.
         """
         height, width = _pair(self.size)
         out = _output(out, self.output_shape)
         short_side = round(max(height, width) * 256 / 224) if self.resize is None else self.resize
-        image = open_image(data, exif_orientation=self.exif_orientation, max_pixels=self.max_pixels)
+        image = open_image(data, exif_orientation=self.exif_orientation, limits=self.limits)
         box = _middle_strip(image.height, image.width)
         if box.height < box.width:
             full_height, full_width = short_side, short_side * box.width // box.height
@@ -274,6 +281,7 @@ def _check_interval(name: str, interval: object) -> None:
     raise ArgumentError(f"{name} must be two positive numbers, the smaller first, got {interval!r}")
 
 
-def _check_max_pixels(max_pixels: int) -> None:
-    if max_pixels < 1:
-        raise ArgumentError(f"max_pixels must be positive, got {max_pixels}")
+def _shorten(decoder: ImageDecoder | RandomResizedCrop | ResizeCenterCrop, max_pixels: int | None) -> None:
+    """Put `max_pixels` where it belongs, so that decoders which do the same are equal however they were written."""
+    if max_pixels is not None:
+        object.__setattr__(decoder, "limits", replace(decoder.limits, max_pixels=max_pixels))

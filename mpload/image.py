@@ -15,14 +15,16 @@ import numpy as np
 import simplejpeg  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from mpload.errors import DecodeError
+from mpload.errors import ArgumentError, DecodeError
+from mpload.units import GIB
 
-__all__ = ["MAX_PIXELS", "Box", "Image", "ImageBytes", "Pixels", "open_image"]
+__all__ = ["DEFAULT_LIMITS", "MAX_BYTES", "MAX_PIXELS", "Box", "Image", "ImageBytes", "Limits", "Pixels", "open_image"]
 
 Pixels = NDArray[np.uint8]
 ImageBytes = bytes | bytearray | memoryview
 
 MAX_PIXELS: Final = 178_956_970  # where Pillow calls an image a decompression bomb: 0.5 GB of RGB
+MAX_BYTES: Final = GIB  # which holds that many pixels stored plainly, 16 bits a channel
 _SIGNATURES = (  # of the start of a file, and what may follow it
     (b"\xff\xd8\xff", "JPEG"),
     (b"\x89PNG\r\n\x1a\n", "PNG"),
@@ -36,13 +38,50 @@ _SIGNATURES = (  # of the start of a file, and what may follow it
 
 # What libjpeg-turbo says of a picture that is damaged. What else it complains of (bytes between two segments, an odd
 # version number) leaves the pixels whole, and other decoders pass it over.
+_TRUNCATED = "Premature end of JPEG"
 _DAMAGE = (
-    "Premature end of JPEG",
     "premature end of data segment",
     "bad Huffman code",
     "bad arithmetic code",
     "instead of RST",
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Which files are decoded, and which are refused.
+
+    Attributes:
+        max_bytes: The largest file; where its size is known before it is read, it is not read either.
+        max_pixels: The largest image, by the size its header gives.
+        allow_truncated: Take a JPEG that breaks off: the pixels that are there, the rest gray (of a progressive one the
+            whole image, blurred). Other formats are refused when they break off.
+
+    Raises:
+        ArgumentError: A number is not positive.
+    """
+
+    max_bytes: int = MAX_BYTES
+    max_pixels: int = MAX_PIXELS
+    allow_truncated: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("max_bytes", "max_pixels"):
+            if getattr(self, name) < 1:
+                raise ArgumentError(f"{name} must be positive, got {getattr(self, name)}")
+
+    def check_bytes(self, num_bytes: int) -> None:
+        """Raise `DecodeError` where a file of `num_bytes` is too large."""
+        if num_bytes > self.max_bytes:
+            raise DecodeError(f"{num_bytes:,} bytes exceed max_bytes={self.max_bytes:,}")
+
+    def check_pixels(self, height: int, width: int) -> None:
+        """Raise `DecodeError` where an image of `height` and `width` is too large."""
+        if height * width > self.max_pixels:
+            raise DecodeError(f"{width}x{height} = {height * width:,} pixels exceed max_pixels={self.max_pixels:,}")
+
+
+DEFAULT_LIMITS: Final = Limits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,17 +130,18 @@ class Image(Protocol):
         ...
 
 
-def open_image(data: ImageBytes, *, exif_orientation: bool = True, max_pixels: int = MAX_PIXELS) -> Image:
+def open_image(data: ImageBytes, *, exif_orientation: bool = True, limits: Limits = DEFAULT_LIMITS) -> Image:
     """Look at what `data` is and how large; a JPEG is decoded only when it is asked for pixels.
 
     Args:
         data: The bytes of one image.
         exif_orientation: Show it turned and mirrored as its EXIF data says; a TIFF, which stores it, always is.
-        max_pixels: The largest image that is decoded, by the size its header gives.
+        limits: What is refused.
 
     Raises:
-        DecodeError: `data` is no image of a known format, is damaged, or has more than `max_pixels`.
+        DecodeError: `data` is no image of a known format, is damaged, or exceeds `limits`.
     """
+    limits.check_bytes(len(data))
     kind = _kind_of(data)
     colors = None
     try:
@@ -113,10 +153,17 @@ def open_image(data: ImageBytes, *, exif_orientation: bool = True, max_pixels: i
         width, height = imagesize.get(BytesIO(data), exif_rotation=False)
     if height <= 0 or width <= 0:
         raise DecodeError(f"{kind} header is damaged or cut off: it gives no size ({len(data):,} bytes in all)")
-    _check_num_pixels(height, width, max_pixels)
+    limits.check_pixels(height, width)
     if kind == "JPEG":
         orientation = _exif_orientation(data) if exif_orientation else 1
-        return _Jpeg(data=data, stored_height=height, stored_width=width, orientation=orientation, colors=colors)
+        return _Jpeg(
+            data=data,
+            stored_height=height,
+            stored_width=width,
+            orientation=orientation,
+            colors=colors,
+            allow_truncated=limits.allow_truncated,
+        )
 
     if kind == "PNG":
         _check_png_chunks(data)
@@ -124,7 +171,7 @@ def open_image(data: ImageBytes, *, exif_orientation: bool = True, max_pixels: i
     pixels = _decode_with_opencv(data, flags)
     if pixels is None:
         raise DecodeError(f"{kind} is damaged, truncated, or of a kind that OpenCV {cv2.__version__} cannot decode")
-    _check_num_pixels(pixels.shape[0], pixels.shape[1], max_pixels)
+    limits.check_pixels(*pixels.shape[:2])
     return _Decoded(pixels)
 
 
@@ -159,6 +206,7 @@ class _Jpeg:
     orientation: int
     colors: str | None
     """As simplejpeg names them; None where it cannot read the header, which OpenCV then may."""
+    allow_truncated: bool
 
     @property
     def height(self) -> int:
@@ -186,27 +234,32 @@ class _Jpeg:
         """Decode to RGB; at 1/2, 1/4 or 1/8 of the size where the decoder can (other scales take longer than 1/1)."""
         cause = "its header is unusual, and OpenCV cannot decode it"
         if self.colors is not None:
-            is_cmyk = self.colors in {"CMYK", "YCCK"}
             try:
-                pixels: Pixels = simplejpeg.decode_jpeg(
-                    self.data,
-                    "CMYK" if is_cmyk else "RGB",
-                    min_height=-(-self.stored_height // denominator),
-                    min_width=-(-self.stored_width // denominator),
-                    min_factor=denominator,
-                )
+                return self._decode(denominator, strict=True)
             except ValueError as error:
                 cause = str(error)
-                if "Premature end of JPEG" in cause:
+                if _TRUNCATED in cause and self.allow_truncated:
+                    return self._decode(denominator, strict=False)
+                if _TRUNCATED in cause:
                     raise DecodeError(f"JPEG is truncated: it ends after {len(self.data):,} bytes") from error
                 if any(damage in cause for damage in _DAMAGE):
                     raise DecodeError(f"JPEG is damaged: {cause}") from error
-            else:
-                return _rgb_from_cmyk(pixels) if is_cmyk else pixels
         decoded = _decode_with_opencv(self.data, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
         if decoded is None or decoded.shape[:2] != (self.stored_height, self.stored_width):
             raise DecodeError(f"JPEG cannot be decoded: {cause}")
         return decoded
+
+    def _decode(self, denominator: int, *, strict: bool) -> Pixels:
+        is_cmyk = self.colors in {"CMYK", "YCCK"}
+        pixels: Pixels = simplejpeg.decode_jpeg(
+            self.data,
+            "CMYK" if is_cmyk else "RGB",
+            min_height=-(-self.stored_height // denominator),
+            min_width=-(-self.stored_width // denominator),
+            min_factor=denominator,
+            strict=strict,
+        )
+        return _rgb_from_cmyk(pixels) if is_cmyk else pixels
 
 
 def _kind_of(data: ImageBytes) -> str:
@@ -216,11 +269,6 @@ def _kind_of(data: ImageBytes) -> str:
             return kind
     what = f"starts with {start!r}" if start else "0 bytes"
     raise DecodeError(f"not an image: {what}. JPEG, PNG, WebP, BMP, TIFF and GIF are decoded")
-
-
-def _check_num_pixels(height: int, width: int, max_pixels: int) -> None:
-    if height * width > max_pixels:
-        raise DecodeError(f"{width}x{height} = {height * width:,} pixels exceed max_pixels={max_pixels:,}")
 
 
 def _check_png_chunks(data: ImageBytes) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mpload.augment import SampleRng, adapt_transform
 from mpload.errors import MploadError, SampleError, StorageError
+from mpload.image import Limits
 from mpload.index.columns import Cell, ColumnType, Span
 from mpload.index.index import Index, Record
 from mpload.policy import BadSample, BadSamples, ErrorAction, ErrorPolicy, substitute_for
@@ -82,7 +83,7 @@ class Pipeline:
 
     def _start(self) -> None:
         self._transform = None if self.transform is None else adapt_transform(self.transform)
-        self._storage: Storage = _open_storage(self.index)
+        self._storage: Storage = _open_storage(self.index, self.decode)
         self._bad = BadSamples(self.policy, index_path=self.index.path)
         self._rng: SampleRng | None = None
         self.times = StageTimes()
@@ -191,10 +192,12 @@ class Pipeline:
 _PER_PROCESS = frozenset({"_transform", "_storage", "_bad", "_rng", "times"})
 
 
-def _open_storage(index: Index) -> Storage:
+def _open_storage(index: Index, decode: Callable[..., Any]) -> Storage:
     if "://" in index.root:
         raise StorageError(f"{index.path}: root {index.root} is a URL; this version of mpload reads local files only")
-    return LocalStorage(Path(index.root), allow_outside_root=not index.confined)
+    limits = getattr(decode, "limits", None)
+    max_bytes = limits.max_bytes if isinstance(limits, Limits) else None
+    return LocalStorage(Path(index.root), allow_outside_root=not index.confined, max_bytes=max_bytes)
 
 
 def _range_of(cell: Cell) -> ByteRange:

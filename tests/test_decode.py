@@ -5,6 +5,7 @@ import math
 import pickle
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,11 @@ from PIL import Image, ImageOps
 from scipy import stats  # type: ignore[import-untyped]
 
 from mpload.decode import ImageDecoder, RandomResizedCrop, RawBytes, ResizeCenterCrop, random_crop_box
-from mpload.errors import ArgumentError, DecodeError
-from mpload.image import Box, _rgb_from_cmyk, open_image
+from mpload.errors import ArgumentError, DecodeError, SampleError
+from mpload.image import Box, Limits, _rgb_from_cmyk, open_image
+from mpload.index.opening import open_index
+from mpload.pipeline import Pipeline
+from mpload.policy import ErrorPolicy
 from tests.photos import encode, make_special_photos, photo
 
 Photos = dict[str, Path]
@@ -156,6 +160,56 @@ def test_size_is_bounded_by_the_header(photos: Photos, name: str) -> None:
     assert ImageDecoder(max_pixels=60_000)(data).shape == (200, 300, 3)
     with pytest.raises(DecodeError, match="300x200 = 60,000 pixels exceed max_pixels=59,999"):
         ImageDecoder(max_pixels=59_999)(data)
+
+
+def test_the_size_of_a_file_is_bounded(photos: Photos) -> None:
+    data = photos["jpeg_420"].read_bytes()
+    assert ImageDecoder(limits=Limits(max_bytes=len(data)))(data).shape == (200, 300, 3)
+    with pytest.raises(DecodeError, match=f"{len(data):,} bytes exceed max_bytes={len(data) - 1:,}"):
+        ImageDecoder(limits=Limits(max_bytes=len(data) - 1))(data)
+
+
+def test_a_file_that_is_too_large_is_not_even_read(photos: Photos, tmp_path: Path) -> None:
+    (tmp_path / "all.txt").write_text(f"{photos['jpeg_420']}\t0\n")
+    index = open_index(tmp_path / "all.txt", allow_outside_root=True)
+    decode = ImageDecoder(limits=Limits(max_bytes=1000))
+    pipeline = Pipeline(index=index, decode=decode, policy=ErrorPolicy())
+    with pytest.raises(SampleError, match=r"jpeg_420\.jpg: is not read, its .* bytes exceed max_bytes=1,000"):
+        pipeline.batch(np.array([0]), seed=0, epoch=0)
+
+
+def test_a_short_word_for_max_pixels_means_the_same(photos: Photos) -> None:
+    assert RandomResizedCrop(9, max_pixels=5) == RandomResizedCrop(9, limits=Limits(max_pixels=5))
+    assert ImageDecoder(max_pixels=5, limits=Limits(max_bytes=7)).limits == Limits(max_pixels=5, max_bytes=7)
+    assert replace(ResizeCenterCrop(9, max_pixels=5), resize=20).limits.max_pixels == 5
+
+
+@pytest.mark.parametrize("name", ["jpeg_420", "grayscale", "cmyk", "progressive", "exif_3"])
+def test_a_truncated_jpeg_can_be_taken_as_far_as_it_goes(photos: Photos, name: str) -> None:
+    data = photos[name].read_bytes()
+    half, whole = data[: len(data) // 2], ImageDecoder()(data)
+    take = Limits(allow_truncated=True)
+    pixels = ImageDecoder(limits=take)(half)
+    assert pixels.shape == whole.shape
+    if name == "progressive":  # its first scans are there: the whole image, blurred
+        assert np.abs(pixels.astype(int) - whole).mean() < 12
+    else:
+        upright = (pixels[::-1], whole[::-1]) if name == "exif_3" else (pixels, whole)
+        np.testing.assert_array_equal(upright[0][:48], upright[1][:48])
+        if name != "cmyk":
+            assert (upright[0][-20:] == 128).all()
+    assert ResizeCenterCrop(32, limits=take)(half).shape == (32, 32, 3)
+    assert RandomResizedCrop(32, limits=take)(half, np.random.default_rng(0)).shape == (32, 32, 3)
+    np.testing.assert_array_equal(ImageDecoder(limits=take)(data), whole)
+
+
+def test_what_is_more_than_truncated_is_refused_all_the_same(photos: Photos) -> None:
+    data = photos["jpeg_420"].read_bytes()
+    half = len(data) // 2
+    decode = ImageDecoder(limits=Limits(allow_truncated=True))
+    for broken in (data[:half] + b"\xff\xd3" + data[half + 2 :], data[:100], photos["png_rgb"].read_bytes()[:-5000]):
+        with pytest.raises(DecodeError):
+            decode(broken)
 
 
 def test_a_decompression_bomb_is_refused_before_it_is_decoded() -> None:
@@ -470,6 +524,7 @@ def test_decoders_of_one_shape_tell_it() -> None:
         (lambda: RandomResizedCrop(2, ratio=(1.0, math.inf)), "ratio must be"),
         (lambda: RandomResizedCrop(2, flip=1.5), r"flip must be in \[0, 1\], got 1.5"),
         (lambda: ResizeCenterCrop((2, 100), resize=99), "resize must be at least as long as the crop"),
+        (lambda: Limits(max_bytes=0), "max_bytes must be positive, got 0"),
         (lambda: ImageDecoder(max_pixels=0), "max_pixels must be positive, got 0"),
     ],
 )

@@ -23,6 +23,7 @@ PUBLIC = [
     "FolderOptions",
     "ImageDecoder",
     "Index",
+    "Limits",
     "MPDataset",
     "MPLoader",
     "MploadError",

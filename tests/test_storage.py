@@ -406,3 +406,12 @@ def test_storage_errors_travel_between_processes() -> None:
     error = pickle.loads(pickle.dumps(StorageError("a/two.bin: gone")))
     assert str(error) == "a/two.bin: gone"
     assert isinstance(error, MploadError)
+
+
+def test_what_is_too_large_is_not_read(root: Path) -> None:
+    (root / "large").write_bytes(b"x" * 1001)
+    with pickle.loads(pickle.dumps(LocalStorage(root, max_bytes=1000))) as storage:
+        assert storage.read([ByteRange("large", 1, 1000)]) == [b"x" * 1000]
+        for too_large in (ByteRange("large"), ByteRange("large", 0, 1001)):
+            with pytest.raises(StorageError, match=r"large: is not read, its 1,001 bytes exceed max_bytes=1,000"):
+                storage.read([too_large])

@@ -44,6 +44,7 @@ class LocalStorage:
         allow_outside_root: Let absolute paths, `..` and symbolic links lead out of `root`.
         max_open_files: How many shards stay open; the one not used for longest is closed first. Whole files are
             closed at once.
+        max_bytes: The largest file or span that is read; None: any.
 
     Memory:
         What `read` returns, and a path, a number and a descriptor for each open shard.
@@ -53,12 +54,20 @@ class LocalStorage:
         inherits a descriptor. May be pickled: the copy opens its files anew. One thread at a time.
     """
 
-    def __init__(self, root: Path, *, allow_outside_root: bool = False, max_open_files: int = 64) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        allow_outside_root: bool = False,
+        max_open_files: int = 64,
+        max_bytes: int | None = None,
+    ) -> None:
         if max_open_files < 1:
             raise ArgumentError(f"max_open_files must be positive, got {max_open_files}")
         self._root = Path(root)
         self._allow_outside_root = allow_outside_root
         self._max_open_files = max_open_files
+        self._max_bytes = max_bytes
         self._real_root = _with_slash(os.path.realpath(root))
         self._roots = (self._real_root, _with_slash(os.path.abspath(root)))  # noqa: PTH100  as it was written, too
         self._shards: OrderedDict[str, int] = OrderedDict()  # path to descriptor, least recently used first
@@ -90,7 +99,7 @@ class LocalStorage:
         self.close()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (self._root, self._allow_outside_root, self._max_open_files)
+        return _rebuild, (self._root, self._allow_outside_root, self._max_open_files, self._max_bytes)
 
     def __repr__(self) -> str:
         return f"LocalStorage({str(self._root)!r}, allow_outside_root={self._allow_outside_root})"
@@ -98,7 +107,10 @@ class LocalStorage:
     def _read_file(self, path: str) -> bytes:
         descriptor, num_bytes = self._open(path)
         try:
+            self._check_size(path, num_bytes)
             data = _read_at(descriptor, 0, num_bytes)
+        except StorageError:
+            raise
         except OSError as error:
             raise _storage_error(path, error) from error
         finally:
@@ -111,6 +123,7 @@ class LocalStorage:
         return data
 
     def _read_span(self, path: str, offset_bytes: int, length_bytes: int) -> bytes:
+        self._check_size(path, length_bytes)
         descriptor = self._shard(path)
         end = offset_bytes + length_bytes
         try:
@@ -126,6 +139,13 @@ class LocalStorage:
                 f"shard has {format_count(shard_bytes)} bytes. Is its copy complete? Else build the index again",
             )
         return data
+
+    def _check_size(self, path: str, num_bytes: int) -> None:
+        if self._max_bytes is not None and num_bytes > self._max_bytes:
+            raise StorageError(
+                f"{_shown(path)}: is not read, its {format_count(num_bytes)} bytes exceed "
+                f"max_bytes={format_count(self._max_bytes)}"
+            )
 
     def _shard(self, path: str) -> int:
         descriptor = self._shards.get(path)
@@ -176,8 +196,8 @@ class LocalStorage:
         )
 
 
-def _rebuild(root: Path, allow_outside_root: bool, max_open_files: int) -> LocalStorage:
-    return LocalStorage(root, allow_outside_root=allow_outside_root, max_open_files=max_open_files)
+def _rebuild(root: Path, allow_outside_root: bool, max_open_files: int, max_bytes: int | None) -> LocalStorage:
+    return LocalStorage(root, allow_outside_root=allow_outside_root, max_open_files=max_open_files, max_bytes=max_bytes)
 
 
 def _with_slash(folder: str) -> str:
