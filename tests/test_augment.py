@@ -1,5 +1,6 @@
 """A sample's randomness is a pure function of (seed, epoch, sample_id): no process, worker or earlier sample shows."""
 
+import contextlib
 import functools
 import hashlib
 import pickle
@@ -274,6 +275,90 @@ def test_a_callable_with_rng_gets_the_sample_s_generator(transform: Any) -> None
 )
 def test_a_callable_without_rng_is_called_with_the_array_alone(transform: Any) -> None:
     assert digests(transform, [1]) == [digest(PHOTO[::-1])]
+
+
+def from_everywhere(image: Image) -> Image:
+    """Draws from the three global generators, twice each."""
+    import torch
+
+    parts = np.random.rand(2), [random.random(), random.gauss()], torch.rand(2).numpy()  # noqa: NPY002
+    return np.concatenate(parts)
+
+
+def test_global_generators_give_each_sample_its_numbers() -> None:
+    forwards = digests(from_everywhere, list(range(20)))
+    random.seed(5)
+    np.random.seed(5)  # noqa: NPY002
+    assert digests(from_everywhere, list(range(19, -1, -1))) == forwards[::-1]
+    assert len(set(forwards)) == 20
+    assert not set(forwards) & set(digests(from_everywhere, list(range(20)), epoch=9))
+
+
+def test_global_generators_give_independent_uniform_numbers() -> None:
+    rng, adapted = SampleRng(seed=3, epoch=0), adapt_transform(from_everywhere)
+    table = np.array([adapted(PHOTO, rng.for_sample(number))[[0, 1, 2, 4, 5]] for number in range(2000)])
+    for column in table.T:
+        assert stats.kstest(column, "uniform").pvalue > 0.001
+    assert np.abs(np.corrcoef(table.T) - np.eye(5)).max() < 0.1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_global_generators_go_on_afterwards_where_they_were(fails: bool) -> None:
+    import torch
+
+    def transform(image: Image) -> Image:
+        from_everywhere(image)
+        if fails:
+            raise ValueError("on purpose")
+        return image
+
+    states = random.getstate(), np.random.get_state(legacy=False), torch.random.get_rng_state()  # noqa: NPY002
+    with pytest.raises(ValueError, match="on purpose") if fails else contextlib.nullcontext():
+        digests(transform, [1, 2, 3])
+    assert random.getstate() == states[0]
+    np.testing.assert_equal(np.random.get_state(legacy=False), states[1])  # noqa: NPY002
+    assert torch.equal(torch.random.get_rng_state(), states[2])
+
+
+def mirror_and_noise() -> Any:
+    """A module as torchvision's are: a tensor [C, H, W] to another, drawing from torch's global generator."""
+    import torch
+
+    class MirrorAndNoise(torch.nn.Module):
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            assert image.shape == (3, *PHOTO.shape[:2])
+            image = image.flip(-1) if torch.rand(1) < 0.5 else image
+            return image ^ torch.randint(0, 2, image.shape, dtype=torch.uint8)
+
+    return MirrorAndNoise()
+
+
+def test_a_torch_module_gets_a_tensor_and_the_sample_s_numbers() -> None:
+    adapted = adapt_transform(mirror_and_noise())
+    rng = SampleRng(seed=1, epoch=2)
+    results = [adapted(PHOTO, rng.for_sample(number, stream=1)) for number in range(30)]
+    again = [adapted(PHOTO, rng.for_sample(number, stream=1)) for number in range(29, -1, -1)]
+    for result, other in zip(results, again[::-1], strict=True):
+        np.testing.assert_array_equal(result, other)
+        assert (result.shape, str(result.dtype), result.flags.c_contiguous) == (PHOTO.shape, "uint8", True)
+    mirrored = [bool((result >> 1 == PHOTO[:, ::-1] >> 1).all()) for result in results]
+    plain = [bool((result >> 1 == PHOTO >> 1).all()) for result in results]
+    assert [not other for other in plain] == mirrored
+    assert 5 < sum(mirrored) < 25
+
+
+def test_a_torch_module_may_change_shape_and_dtype() -> None:
+    import torch
+
+    adapted = adapt_transform(torch.nn.Sequential(torch.nn.AvgPool2d(2)))
+    frozen = PHOTO.astype(np.float32)
+    frozen.flags.writeable = False
+    result = adapted(frozen, np.random.default_rng(0))
+    assert (result.shape, str(result.dtype)) == ((PHOTO.shape[0] // 2, PHOTO.shape[1] // 2, 3), "float32")
+    with pytest.raises(ArgumentError, match="returned list, not a tensor"):
+        adapt_transform(type("Lists", (torch.nn.Module,), {"forward": lambda self, image: image.tolist()})())(
+            PHOTO, np.random.default_rng(0)
+        )
 
 
 def test_what_cannot_be_called_or_seeded_is_refused() -> None:
