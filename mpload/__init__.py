@@ -7,6 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mpload.cache.choice import PartialCache
+    from mpload.budget import MemoryBudget
     from mpload.dataset import MPDataset
     from mpload.decode import ImageDecoder, RandomResizedCrop, RawBytes, ResizeCenterCrop
     from mpload.errors import MploadError, MploadWarning
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from mpload.index.merge import merge_indexes
     from mpload.index.opening import open_index
     from mpload.loader import MPLoader
+    from mpload.monitor import MemoryMonitor
     from mpload.order import BlockShuffle, Sequential, Shuffle
     from mpload.policy import ErrorPolicy
     from mpload.sharding import Topology
@@ -34,8 +37,11 @@ _MODULES = {
     "Limits": "mpload.image",
     "MPDataset": "mpload.dataset",
     "MPLoader": "mpload.loader",
+    "MemoryBudget": "mpload.budget",
+    "MemoryMonitor": "mpload.monitor",
     "MploadError": "mpload.errors",
     "MploadWarning": "mpload.errors",
+    "PartialCache": "mpload.cache.choice",
     "RandomResizedCrop": "mpload.decode",
     "RawBytes": "mpload.decode",
     "Record": "mpload.index.index",
@@ -59,8 +65,11 @@ __all__ = [
     "Limits",
     "MPDataset",
     "MPLoader",
+    "MemoryBudget",
+    "MemoryMonitor",
     "MploadError",
     "MploadWarning",
+    "PartialCache",
     "RandomResizedCrop",
     "RawBytes",
     "Record",

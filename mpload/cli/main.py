@@ -13,6 +13,7 @@ from mpload.cli.demo import demo
 from mpload.cli.index import index
 from mpload.cli.inspect import inspect
 from mpload.cli.merge import merge
+from mpload.cli.monitor import monitor
 from mpload.cli.plan import plan
 from mpload.errors import ArgumentError, MploadError
 
@@ -54,7 +55,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (index, inspect, merge, plan, demo):
+for _command in (index, inspect, merge, plan, monitor, demo):
     app.command()(_command)
 
 

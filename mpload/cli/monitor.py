@@ -1,0 +1,144 @@
+"""`mpload monitor`: run a command, or attach to a process, and see what memory its tree takes."""
+
+import signal
+import subprocess
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import Annotated
+
+import psutil
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from mpload.errors import ArgumentError, MploadError
+from mpload.memory import ProcessMemory
+from mpload.monitor import MemoryMonitor, Reading, write_csv
+from mpload.units import MIB, format_bytes, format_seconds
+
+__all__ = ["monitor"]
+
+_SHOWN_PROCESSES = 20
+
+
+def monitor(
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- COMMAND...]", help="What to run under the monitor.")
+    ] = None,
+    *,
+    pid: Annotated[int | None, typer.Option(help="Attach to a process in place of a command.")] = None,
+    interval: Annotated[float, typer.Option(help="Seconds between two readings.")] = 1.0,
+    csv: Annotated[Path | None, typer.Option(help="Write every reading, a line per process.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw PSS over time as a PNG.")] = None,
+) -> None:
+    """Watch the memory of a command and all its processes; its exit code becomes this one's."""
+    if (pid is None) == (not command):
+        raise ArgumentError("give a command after `--`, or --pid, not both: mpload monitor -- python train.py")
+    if plot is not None:
+        _check_plot(plot)
+    process = None if command is None else _start(command)
+    try:
+        watched = MemoryMonitor(process.pid if process else pid, interval_seconds=interval)
+    except psutil.NoSuchProcess as error:
+        raise MploadError(f"--pid {pid}: there is no such process") from error
+    exit_code = _watch(watched, process)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(_summary(watched))
+    if csv is not None:
+        write_csv(watched.readings, csv)
+    if plot is not None:
+        _draw(watched, plot)
+    raise typer.Exit(exit_code)
+
+
+def _start(command: list[str]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(command)
+    except OSError as error:
+        raise MploadError(f"{command[0]}: {error.strerror}. Nothing was run") from error
+
+
+def _watch(watched: MemoryMonitor, process: subprocess.Popen[bytes] | None) -> int:
+    """Read until the process ends; Ctrl-C reaches it too, by the terminal, and it decides what becomes of it."""
+    console = Console(stderr=True)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if process else None
+    try:
+        with (
+            Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else nullcontext() as live
+        ):
+            while True:
+                reading = watched.read()
+                if live is not None:
+                    live.update(_table(reading), refresh=True)
+                if process is None:
+                    if not reading.processes:
+                        return 0
+                    with suppress(psutil.TimeoutExpired, psutil.NoSuchProcess):
+                        psutil.Process(watched.pid).wait(watched.interval_seconds)
+                    continue
+                with suppress(subprocess.TimeoutExpired):
+                    code = process.wait(watched.interval_seconds)
+                    return code if code >= 0 else 128 - code
+    except KeyboardInterrupt:  # of a process that was attached to: it goes on
+        return 0
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
+
+
+def _table(reading: Reading) -> Table:
+    table = Table(box=None, pad_edge=False, title=format_seconds(reading.seconds), title_justify="left")
+    table.add_column("process")
+    for heading in ("PSS", "USS", "RSS", "swap"):
+        table.add_column(heading, justify="right")
+    largest = sorted(reading.processes, key=lambda process: -process.pss_bytes)
+    for process in largest[:_SHOWN_PROCESSES]:
+        table.add_row(f"{process.name} {process.pid}", *map(format_bytes, _figures(process)))
+    table.add_row(reading.total.name, *map(format_bytes, _figures(reading.total)), style="bold")
+    return table
+
+
+def _figures(process: ProcessMemory) -> tuple[int, ...]:
+    return process.pss_bytes, process.uss_bytes, process.rss_bytes, process.swap_bytes
+
+
+def _summary(watched: MemoryMonitor) -> str:
+    peak = watched.peak
+    num_processes = max((len(reading.processes) for reading in watched.readings), default=0)
+    summary = (
+        f"peak of {num_processes} processes: PSS {format_bytes(peak.pss_bytes)}, USS {format_bytes(peak.uss_bytes)}, "
+        f"RSS {format_bytes(peak.rss_bytes)} (shared pages counted in every process)"
+    )
+    return "\n".join([summary, *(f"leak? {process}" for process in watched.growth())])
+
+
+def _check_plot(path: Path) -> None:
+    if path.suffix.lower() != ".png":
+        raise ArgumentError(f"{path}: a plot is a PNG. Name it {path.with_suffix('.png').name}")
+    try:
+        import matplotlib as mpl  # noqa: F401, PLC0415
+    except ImportError as error:
+        raise MploadError("a plot needs matplotlib: pip install 'mpload[plot]'") from error
+
+
+def _draw(watched: MemoryMonitor, path: Path) -> None:
+    from matplotlib.figure import Figure  # noqa: PLC0415  an optional package
+
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.add_subplot()
+    readings = watched.readings
+    largest: dict[tuple[int, str], int] = {}
+    for reading in readings:
+        for process in reading.processes:
+            key = process.pid, process.name
+            largest[key] = max(largest.get(key, 0), process.pss_bytes)
+    shown = sorted(largest, key=lambda key: -largest[key])[:_SHOWN_PROCESSES]
+    seconds = [reading.seconds for reading in readings]
+    by_pid = [{process.pid: process.pss_bytes / MIB for process in reading.processes} for reading in readings]
+    rows = [[sizes.get(pid, 0.0) for sizes in by_pid] for pid, _ in shown]
+    rest = [sum(sizes.values()) - sum(row[at] for row in rows) for at, sizes in enumerate(by_pid)]
+    axes.stackplot(seconds, *rows, rest, labels=[*(f"{name} {pid}" for pid, name in shown), "others"])
+    axes.set(xlabel="seconds", ylabel="PSS, MiB", xlim=(0, seconds[-1] or 1), ylim=(0, None))
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small")
+    figure.savefig(path)
