@@ -9,9 +9,11 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from mpload.budget import MIN_SLOTS, MemoryBudget
 from mpload.dataset import MPDataset
 from mpload.errors import ArgumentError, SampleError, TooManyBadSamples
-from mpload.memory import available_bytes, num_usable_cores
+from mpload.governor import Governor
+from mpload.memory import MemoryGauge, address_space_bytes, num_oom_kills, num_usable_cores
 from mpload.policy import ErrorAction, substitute_for
 from mpload.progress import Epoch
 from mpload.tensors import as_tensors
@@ -19,13 +21,10 @@ from mpload.transport.batches import BatchTask, FilledBatch, KilledSample, PoolO
 from mpload.transport.messages import Timings
 from mpload.transport.pool import WorkerPool
 from mpload.transport.slots import RaggedField, SlotLayout
-from mpload.units import MIB, format_bytes, parse_bytes
 from mpload.work import BatchNumber, Form, PipelineWork, columns_of, forms_of
 
 __all__ = ["LoaderStats", "MPLoader"]
 
-_WORKER_BYTES = 16 * MIB
-_MIN_SLOTS = 3
 _SAMPLES_AHEAD = 64
 """Samples that are under way for each worker, so that none waits for the consumer."""
 
@@ -71,8 +70,9 @@ class MPLoader:
     Args:
         dataset: with a `batch_size`.
         num_workers: processes; `"auto"`: one per core that this process may use; 0 makes batches in this process.
-        memory_budget: bytes, or a text like `"4GiB"`, for slots and workers together; `"auto"`: a quarter of what is
-            available. Bounds the number of batches made ahead.
+        memory_budget: bytes, or a text like `"4GiB"`, for slots and workers together; `"auto"`: half of what is
+            available. Bounds the number of batches made ahead; fewer are, and a warning says so, while memory runs
+            short.
         options: how workers are treated: timeouts, restarts, fresh processes in place of forks.
 
     Memory: slots as the budget allows, and some MB for each worker, whatever the script has imported.
@@ -100,7 +100,7 @@ class MPLoader:
             raise ArgumentError(f"num_workers must be 'auto' or at least 0, got {num_workers!r}")
         self.dataset = dataset
         self.num_workers = num_workers
-        self.memory_budget = available_bytes() // 4 if memory_budget == "auto" else parse_bytes(memory_budget)
+        self.memory_budget = MemoryBudget.parse(memory_budget, available_bytes=MemoryGauge().look().free_bytes)
         self._options = options or PoolOptions()
         self._batch_size = dataset.batch_size
         self._epoch: Epoch | None = None
@@ -112,6 +112,7 @@ class MPLoader:
         self._stats = LoaderStats()
         self._forms: list[Form] = []
         self._pool: WorkerPool | None = None
+        self._governor: Governor | None = None
         self._is_closed = False
         if num_workers:
             self._forms = forms_of(dataset.pipeline)
@@ -172,7 +173,7 @@ class MPLoader:
         self._stats = self.stats()
         if self._pool is not None:
             self._pool.close()
-            self._pool = None
+            self._pool = self._governor = None
 
     def close(self) -> None:
         """End the workers for good. May be called again."""
@@ -184,6 +185,8 @@ class MPLoader:
         if iteration != self.iteration:
             raise ArgumentError("a newer iteration of this loader was begun, or it was released: use that one")
         asked = time.monotonic()
+        if self._governor is not None:
+            self._governor.look()
         columns = next(batches)
         now = time.monotonic()
         # Nothing here may keep a batch: its slot is free as soon as the user lets go of it.
@@ -292,22 +295,28 @@ class MPLoader:
             num_workers=self.num_workers,
             options=self._options,
             on_killed=self._instead_of,
+            count_oom_kills=num_oom_kills,
+        )
+        self._governor = Governor(
+            self._pool,
+            budget_bytes=self.memory_budget.total_bytes,
+            slot_bytes=None if self._is_ragged else layout.slot_bytes,
         )
         return self._pool
 
+    @property
+    def _is_ragged(self) -> bool:
+        return any(isinstance(form.field, RaggedField) for form in self._forms)
+
     def _num_slots(self, layout: SlotLayout) -> int:
-        wanted = _MIN_SLOTS + -(-_SAMPLES_AHEAD * self.num_workers // self._batch_size)
-        if any(isinstance(form.field, RaggedField) for form in self._forms):
-            return wanted  # such slots reserve far more than they come to use
-        affordable = (self.memory_budget - self.num_workers * _WORKER_BYTES) // layout.slot_bytes
-        if affordable < _MIN_SLOTS:
-            needed = _MIN_SLOTS * layout.slot_bytes + self.num_workers * _WORKER_BYTES
-            raise ArgumentError(
-                f"memory_budget {format_bytes(self.memory_budget)} is too small: {_MIN_SLOTS} batches of "
-                f"{format_bytes(layout.slot_bytes)} and {self.num_workers} workers take {format_bytes(needed)}. "
-                "Raise it, or lower batch_size or num_workers"
-            )
-        return min(wanted, affordable)
+        plan = self.memory_budget.divide(
+            num_slots=MIN_SLOTS + -(-_SAMPLES_AHEAD * self.num_workers // self._batch_size),
+            slot_bytes=0 if self._is_ragged else layout.slot_bytes,  # such slots reserve far more than they come to use
+            num_workers=self.num_workers,
+            slot_address_bytes=layout.slot_bytes,
+            address_bytes=address_space_bytes(),
+        )
+        return plan.num_slots
 
 
 class _Iteration(Iterator[Any]):

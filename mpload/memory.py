@@ -5,7 +5,9 @@ shared index looks like a leak. PSS divides each shared page by the processes th
 is what the tree takes. USS is what no other process shares: what would come free if the process ended.
 """
 
+import mmap
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,18 +17,21 @@ import psutil
 from mpload.units import KIB
 
 __all__ = [
+    "MemoryGauge",
+    "MemoryRoom",
     "ProcessMemory",
+    "address_space_bytes",
+    "anonymous_bytes",
     "available_bytes",
+    "num_oom_kills",
     "num_usable_cores",
     "process_memory",
     "sum_memory",
     "tree_memory",
 ]
 
-_MEMORY_FILES = (  # a cgroup's limit and usage, and the name of its coldest page cache: version 2, then version 1
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-)
+_CGROUP_FOLDER = Path("/sys/fs/cgroup")
+_CGROUP_MEMBERS = Path("/proc/self/cgroup")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,34 +128,147 @@ def _smaps_rollup(pid: int) -> dict[str, int]:
     return fields
 
 
-def available_bytes(
-    *, cgroup_folder: Path = Path("/sys/fs/cgroup"), cgroup_members: Path = Path("/proc/self/cgroup")
-) -> int:
-    """Return how much memory this process may still take: of the machine, and of each container around it.
+def anonymous_bytes(pid: int) -> int:
+    """Return the resident memory of a process that no file backs, 0 where it has ended; costs some microseconds.
 
-    Page cache that has not been used lately counts as free, as the kernel gives it up first: what a loader has read
-    from disk would soon fill any container otherwise.
-
-    Args:
-        cgroup_folder: Where the system shows its control groups.
-        cgroup_members: The file that names those of this process.
+    What a forked process still shares with its parent counts for both.
     """
-    available = int(psutil.virtual_memory().available)
-    for folder in _cgroups(cgroup_folder, cgroup_members):
-        for limit_name, usage_name, cache_name in _MEMORY_FILES:
-            limit, usage = _read(folder / limit_name), _read(folder / usage_name)
-            if limit.isdigit() and usage.isdigit():  # "max" is no limit
-                cache = _statistic(folder / "memory.stat", cache_name)
-                available = min(available, max(0, int(limit) - max(0, int(usage) - cache)))
-    return available
+    words = _read(f"/proc/{pid}/statm").split()
+    return max(0, int(words[1]) - int(words[2])) * mmap.PAGESIZE if len(words) > 2 else 0
 
 
-def num_usable_cores(
-    *, cgroup_folder: Path = Path("/sys/fs/cgroup"), cgroup_members: Path = Path("/proc/self/cgroup")
-) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRoom:
+    """How much memory may still be taken here, at one moment."""
+
+    limit_bytes: int
+    """Of the container with the least left, of the machine where that has less, or of this process (`RLIMIT_AS`)."""
+    free_bytes: int
+    """Page cache counts as free: the kernel gives it up first, and files that were read would fill any container."""
+    stalled_seconds: float
+    """How long processes of the innermost container have waited for memory so far; counts up."""
+    num_oom_kills: int
+    """How often the kernel has killed here for lack of memory; counts up."""
+
+
+class MemoryGauge:
+    """Looks at the memory of the machine and of each container around this process: some 50 microseconds a look.
+
+    How often a container met its limit (`memory.failcnt`, `max` in `memory.events`) tells nothing: a container whose
+    page cache fills it meets its limit all the time, and is fine.
+
+    Process: knows the containers of the process that made it; those of children are the same.
+    """
+
+    def __init__(self, *, cgroup_folder: Path = _CGROUP_FOLDER, cgroup_members: Path = _CGROUP_MEMBERS) -> None:
+        """Find the containers.
+
+        Args:
+            cgroup_folder: where the system shows its control groups.
+            cgroup_members: the file that names those of this process.
+        """
+        folders = list(_cgroups(cgroup_folder, cgroup_members))
+        self._limited = [
+            (folder, [str(folder / name) for name in limit_names])
+            for folder in folders
+            for limit_names in (("memory.max", "memory.high"), ("memory.limit_in_bytes",))
+            if (folder / limit_names[0]).exists()
+        ]
+        self._kills = next(
+            (path for folder in folders for name in _KILLS_FILES if (path := folder / name).exists()),
+            Path("/proc/vmstat"),
+        )
+        pressures = [folder / "memory.pressure" for folder in folders]
+        self._pressure = next((path for path in pressures if path.exists()), Path("/proc/pressure/memory"))
+
+    def look(self) -> MemoryRoom:
+        """Return what is left of the tightest of them."""
+        limit_bytes, free_bytes = self._machine()
+        for limit, free in [*_process(), *self._containers(limit_bytes)]:
+            if free < free_bytes:
+                limit_bytes, free_bytes = limit, free
+        return MemoryRoom(
+            limit_bytes=limit_bytes,
+            free_bytes=free_bytes,
+            stalled_seconds=_stalled_seconds(_read(self._pressure)),
+            num_oom_kills=self.num_oom_kills(),
+        )
+
+    def num_oom_kills(self) -> int:
+        """Return how often the kernel has killed in the innermost container for lack of memory."""
+        return _statistics(self._kills).get("oom_kill", 0)
+
+    def _containers(self, machine_bytes: int) -> Iterator[tuple[int, int]]:
+        for folder, limit_files in self._limited:
+            limits = [int(text) for name in limit_files if (text := _read(name)).isdigit()]  # "max" is none
+            if limits and min(limits) < machine_bytes:
+                yield min(limits), max(0, min(limits) - _taken_bytes(folder))
+
+    @staticmethod
+    def _machine() -> tuple[int, int]:
+        fields = {}
+        for line in _read("/proc/meminfo").splitlines():
+            name, _, value = line.partition(":")
+            fields[name] = value
+            if name == "MemAvailable":
+                return int(fields["MemTotal"].split()[0]) * KIB, int(value.split()[0]) * KIB
+        memory = psutil.virtual_memory()
+        return int(memory.total), int(memory.available)
+
+
+_KILLS_FILES = ("memory.events", "memory.oom_control")
+
+
+def _process() -> Iterator[tuple[int, int]]:
+    if sys.platform == "win32":
+        return
+    import resource  # noqa: PLC0415  Windows has none
+
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY and (words := _read("/proc/self/statm").split()):
+        yield limit, max(0, limit - int(words[0]) * mmap.PAGESIZE)
+
+
+def _taken_bytes(folder: Path) -> int:
+    """Return what the kernel cannot take back from a container: all but the page cache and what is like it."""
+    found = _statistics(folder / "memory.stat")
+    if "anon" in found:  # version 2
+        kernel = max(0, found.get("kernel", 0) - found.get("slab_reclaimable", 0))
+        return found["anon"] + found.get("shmem", 0) + kernel
+    if "total_rss" in found:  # version 1
+        return found["total_rss"] + found.get("total_shmem", 0)
+    usage = _read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes")
+    return int(usage) if usage.isdigit() else 0
+
+
+def _stalled_seconds(pressure: str) -> float:
+    some = pressure.partition("\n")[0]
+    total = some.rpartition("total=")[2]
+    return int(total) / 1e6 if some.startswith("some") and total.isdigit() else 0.0
+
+
+def available_bytes(*, cgroup_folder: Path = _CGROUP_FOLDER, cgroup_members: Path = _CGROUP_MEMBERS) -> int:
+    """Return how much memory this process may still take: of the machine, each container around it, and `RLIMIT_AS`.
+
+    Page cache counts as free. The arguments are those of `MemoryGauge`.
+    """
+    return MemoryGauge(cgroup_folder=cgroup_folder, cgroup_members=cgroup_members).look().free_bytes
+
+
+def address_space_bytes() -> int | None:
+    """Return how much this process may still map, used or not (`RLIMIT_AS`); None: any amount."""
+    return next((free for _, free in _process()), None)
+
+
+def num_oom_kills() -> int:
+    """Return how often the kernel has killed in this container so far for lack of memory."""
+    return MemoryGauge().num_oom_kills()
+
+
+def num_usable_cores(*, cgroup_folder: Path = _CGROUP_FOLDER, cgroup_members: Path = _CGROUP_MEMBERS) -> int:
     """Return how many cores this process may keep busy: by its affinity, and by the quota of each container.
 
-    A part of a core counts as one. The arguments are those of `available_bytes`.
+    A part of a core counts as one. The arguments are those of `MemoryGauge`.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for folder in _cgroups(cgroup_folder, cgroup_members):
@@ -172,16 +290,19 @@ def _cgroups(root: Path, members: Path) -> Iterator[Path]:
             yield from (folder for folder in (inner, *inner.parents) if folder.is_relative_to(base))
 
 
-def _statistic(path: Path, name: str) -> int:
-    for line in _read(path).splitlines():
-        key, _, value = line.partition(" ")
-        if key == name and value.isdigit():
-            return int(value)
-    return 0
+def _statistics(path: Path) -> dict[str, int]:
+    pairs = (line.split(" ") for line in _read(path).splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
 
-def _read(path: Path) -> str:
+def _read(path: Path | str) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="surrogateescape").strip()  # cgroups have any name
+        fd = os.open(path, os.O_RDONLY)
     except OSError:
         return ""
+    try:
+        return b"".join(iter(lambda: os.read(fd, 1 << 16), b"")).decode("utf-8", "surrogateescape").strip()
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)

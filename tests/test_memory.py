@@ -98,7 +98,7 @@ def make_cgroup(root: Path, version: int, path: str, limit: str) -> Path:
             root / "memory" / path,
             memory__limit_in_bytes=limit,
             memory__usage_in_bytes=str(USED_BYTES),
-            memory__stat=f"inactive_file 0\ntotal_inactive_file {CACHE_BYTES}",
+            memory__stat=f"rss 0\ntotal_rss {USED_BYTES - CACHE_BYTES - MIB}\ntotal_shmem {MIB}",
         )
         write_words(root / "cpu,cpuacct" / path, cpu__cfs_quota_us="150000", cpu__cfs_period_us="100000")
         lines = f"9:cpu,cpuacct:/{path}\n4:memory:/{path}\n1:name=systemd:/{path}\n0::/{path}"

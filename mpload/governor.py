@@ -1,0 +1,212 @@
+"""The governor: keeps fewer batches ahead while memory runs short, and more again when it does not."""
+
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from mpload.errors import MploadWarning
+from mpload.memory import MemoryGauge, MemoryRoom, anonymous_bytes
+from mpload.units import GIB, format_bytes
+
+__all__ = ["Governed", "GovernedRing", "Governor", "GovernorState", "Readings", "decide", "reserve_bytes"]
+
+_INTERVAL_SECONDS = 1.0
+_STALLED_FRACTION = 0.2
+_CALM_STALLED_FRACTION = 0.05
+_PATIENCE_LOOKS = 5
+_MAX_PATIENCE_LOOKS = 60
+
+
+class GovernedRing(Protocol):
+    """The slots, as the governor sees them."""
+
+    @property
+    def used_bytes(self) -> int:
+        """Memory that they take now."""
+
+    @property
+    def num_lent(self) -> int:
+        """Slots that the consumer holds."""
+
+    def drop_free_memory(self) -> None:
+        """Give the memory of free slots back to the kernel."""
+
+
+class Governed(Protocol):
+    """What makes batches ahead."""
+
+    depth: int
+    """Batches under way at most."""
+
+    @property
+    def ring(self) -> GovernedRing:
+        """Where they are made."""
+
+    @property
+    def pids(self) -> Mapping[str, int]:
+        """Its processes by name, the one that the others were forked from first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readings:
+    """What a decision is made from."""
+
+    limit_bytes: int
+    free_bytes: int
+    own_bytes: int
+    """What slots and processes take."""
+    budget_bytes: int
+    used_slots_bytes: int
+    num_lent: int
+    slot_bytes: int
+    stalled_fraction: float = 0.0
+    """Share of the time since the last look in which a process of this container waited for memory."""
+    num_new_oom_kills: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GovernorState:
+    """What a decision leaves for the next one."""
+
+    depth: int
+    num_calm_looks: int = 0
+    patience_looks: int = _PATIENCE_LOOKS
+    """Calm looks in a row before one more batch is made ahead; doubled when growing turned out too early."""
+    has_grown: bool = False
+
+
+def reserve_bytes(limit_bytes: int, slot_bytes: int) -> int:
+    """Return what must stay free: a sixteenth of the limit, a gigabyte at most, and the batch that is begun next."""
+    return min(limit_bytes // 16, GIB) + slot_bytes
+
+
+def decide(readings: Readings, state: GovernorState, *, max_depth: int) -> GovernorState:
+    """Return how many batches to keep ahead from now on, in [1, max_depth].
+
+    Shrinks at once, by as many slots as the bytes that are lacking, less those slots that will come free anyway because
+    the depth was lowered before. Grows by one, when two more would have fitted for some looks.
+    """
+    slot = max(1, readings.slot_bytes)
+    reserve = reserve_bytes(readings.limit_bytes, slot)
+    lacking = max(reserve - readings.free_bytes, readings.own_bytes - readings.budget_bytes, 0)
+    num_coming = max(0, readings.used_slots_bytes // slot - readings.num_lent - state.depth)
+    num_less = max(0, -(-lacking // slot) - num_coming)
+    # Waiting for memory has other causes too, such as page cache that somebody else fills.
+    is_tight = readings.free_bytes < max(reserve, readings.limit_bytes // 4)
+    if readings.stalled_fraction > _STALLED_FRACTION and is_tight:
+        num_less = max(num_less, 1)
+    if readings.num_new_oom_kills:
+        num_less = max(num_less, state.depth // 2)
+    depth = max(1, min(state.depth, max_depth) - num_less)
+    if depth < state.depth:
+        patience = state.patience_looks * 2 if state.has_grown else state.patience_looks
+        return GovernorState(depth=depth, patience_looks=min(patience, _MAX_PATIENCE_LOOKS))
+    is_calm = (
+        not num_less
+        and readings.free_bytes >= reserve + 2 * slot
+        and readings.own_bytes + slot <= readings.budget_bytes
+        and readings.stalled_fraction < _CALM_STALLED_FRACTION
+    )
+    num_calm = state.num_calm_looks + 1 if is_calm else 0
+    if depth < max_depth and num_calm >= state.patience_looks:
+        return replace(state, depth=depth + 1, num_calm_looks=0, has_grown=True)
+    return replace(state, num_calm_looks=num_calm)
+
+
+class Governor:
+    """Looks at memory about once a second, when asked, and sets the depth of what it governs.
+
+    A look costs some 50 microseconds and some 10 a process. The first time that it shrinks the depth it says so, by a
+    `MploadWarning`.
+    """
+
+    def __init__(
+        self,
+        governed: Governed,
+        *,
+        budget_bytes: int,
+        slot_bytes: int | None = None,
+        look: Callable[[], MemoryRoom] | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Take charge of `governed`, whose depth now is the most that it will have.
+
+        Args:
+            governed: what makes batches ahead.
+            budget_bytes: what its slots and processes may take together.
+            slot_bytes: what a slot takes; None: as measured (values of varying shape).
+            look: reads the memory; None: a `MemoryGauge`.
+            monotonic: the clock.
+        """
+        self._governed = governed
+        self._budget_bytes = budget_bytes
+        self._slot_bytes = slot_bytes
+        self._look_at_memory = look or MemoryGauge().look
+        self._monotonic = monotonic
+        self._max_depth = governed.depth
+        self._state = GovernorState(depth=governed.depth)
+        self._looked = monotonic()
+        self._last = self._look_at_memory()
+        self.num_shrinks = 0
+        """How often the depth was lowered."""
+
+    def look(self) -> None:
+        """Look and act, unless the last look was less than a second ago."""
+        now = self._monotonic()
+        seconds = now - self._looked
+        if seconds < _INTERVAL_SECONDS:
+            return
+        room, last = self._look_at_memory(), self._last
+        self._looked, self._last = now, room
+        ring = self._governed.ring
+        used_bytes, num_lent = ring.used_bytes, ring.num_lent
+        slot_bytes = self._slot_bytes or used_bytes // (self._state.depth + num_lent)
+        if not slot_bytes:
+            return  # nothing was written yet
+        readings = Readings(
+            limit_bytes=room.limit_bytes,
+            free_bytes=room.free_bytes,
+            own_bytes=used_bytes + self._processes_bytes(),
+            budget_bytes=self._budget_bytes,
+            used_slots_bytes=used_bytes,
+            num_lent=num_lent,
+            slot_bytes=slot_bytes,
+            stalled_fraction=(room.stalled_seconds - last.stalled_seconds) / seconds,
+            num_new_oom_kills=room.num_oom_kills - last.num_oom_kills,
+        )
+        before, self._state = self._state.depth, decide(readings, self._state, max_depth=self._max_depth)
+        depth = self._governed.depth = self._state.depth
+        if depth < self._max_depth and used_bytes > (depth + num_lent) * slot_bytes:
+            ring.drop_free_memory()
+        if depth < before:
+            self.num_shrinks += 1
+            if self.num_shrinks == 1:
+                warnings.warn(_say(readings, before, depth), MploadWarning, stacklevel=3)
+
+    def _processes_bytes(self) -> int:
+        """Return about what its processes take: forked ones share with the first what they have not changed."""
+        first, *others = [anonymous_bytes(pid) for pid in self._governed.pids.values() if pid] or [0]
+        return first + sum(max(0, other - first) for other in others)
+
+
+def _say(readings: Readings, before: int, depth: int) -> str:
+    if readings.own_bytes > readings.budget_bytes:
+        why = (
+            f"the loader takes {format_bytes(readings.own_bytes)}, its memory_budget is "
+            f"{format_bytes(readings.budget_bytes)}"
+        )
+        remedy = "raise memory_budget, or lower num_workers or batch_size"
+    else:
+        why = (
+            f"{format_bytes(readings.free_bytes)} of {format_bytes(readings.limit_bytes)} are left, and the loader "
+            f"takes {format_bytes(readings.own_bytes)}"
+        )
+        remedy = "give the job more memory, or lower memory_budget, num_workers or batch_size"
+    if readings.num_new_oom_kills:
+        why += "; the kernel has just killed for lack of memory"
+    return (
+        f"memory runs short: {why}. So {depth} batches are made ahead instead of {before}, and more again when there "
+        f"is room; batches stay the same. To avoid this, {remedy}. Said once"
+    )
