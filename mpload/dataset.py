@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
+from mpload.cache.choice import PartialCache
 from mpload.decode import ImageDecoder
 from mpload.errors import ArgumentError, StateError
 from mpload.index.index import Index, Record
@@ -50,6 +51,7 @@ class MPDataset(IterableDataset[Any]):
         shuffle: False, True (which means `Shuffle()`), or an order: `Shuffle()`, `BlockShuffle(...)`, `Sequential()`.
         seed: of order and randomness, in [0, 2**63).
         topology: rank and world size; None asks `detect_topology()` when iteration begins.
+        cache: a `PartialCache` keeps a fixed part of the samples on a fast disk or in memory.
         on_error: `"raise"`, `"skip"`, `"substitute"`, or an `ErrorPolicy`.
 
     Memory: constant in the number of samples, in every process.
@@ -71,6 +73,7 @@ class MPDataset(IterableDataset[Any]):
         shuffle: bool | OrderChoice = False,
         seed: int = 0,
         topology: Topology | None = None,
+        cache: PartialCache | None = None,
         on_error: ErrorPolicy | str = "raise",
     ) -> None:
         if batch_size is not None and batch_size < 1:
@@ -86,6 +89,8 @@ class MPDataset(IterableDataset[Any]):
             transform=transform,
             policy=ErrorPolicy.of(on_error),
         )
+        self.cache = None if cache is None else cache.open(self.index, read=self.pipeline.read)
+        self.pipeline.cache = self.cache
         self.order_of(Epoch(seed=seed, number=0))  # checks the seed
         self.progress = SharedProgress(seed=seed)
         self._cursor: _Cursor | None = None

@@ -19,7 +19,7 @@ from mpload.policy import BadSample, BadSamples, ErrorAction, ErrorPolicy, subst
 from mpload.storage.local import LocalStorage
 from mpload.storage.ranges import ByteRange
 
-__all__ = ["Batch", "Pipeline", "Sample", "StageTimes", "Storage", "stack"]
+__all__ = ["Batch", "Pipeline", "Sample", "SampleCache", "StageTimes", "Storage", "stack"]
 
 _DECODE, _TRANSFORM = 0, 1  # streams of a sample's randomness
 
@@ -32,6 +32,14 @@ class Storage(Protocol):
 
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         """Return the bytes of each range; raise `StorageError` where they cannot be had."""
+        ...
+
+
+class SampleCache(Protocol):
+    """Keeps the bytes of samples nearer than where they come from."""
+
+    def read(self, sample_id: int, paths: Sequence[str], read: Callable[[], list[bytes]]) -> list[bytes]:
+        """Return the bytes of a sample's sources, which lie in `paths`: kept ones, or what `read` gives."""
         ...
 
 
@@ -75,6 +83,7 @@ class Pipeline:
         self.decode = decode
         self.transform = transform
         self.policy = policy
+        self.cache: SampleCache | None = None
         self.sources = [number for number, column in enumerate(index.columns) if column.type.is_source]
         self._decode_takes_rng = _takes(decode, "rng")
         self.output_shape: tuple[int, ...] | None = getattr(decode, "output_shape", None)
@@ -147,11 +156,19 @@ class Pipeline:
                 self._bad.add(self.describe(substitute, _cause_of(error)))
         raise SampleError(f"{bad}; and so did {len(candidates)} substitutes for it")
 
+    def read(self, record: Record) -> list[bytes]:
+        """Return the bytes of each source of a sample, from where they lie."""
+        return self._storage.read([_range_of(record.cells[number]) for number in self.sources])
+
     def _make(self, record: Record, rng: SampleRng, outs: Sequence[NDArray[np.uint8]] | None) -> Sample:
         values: list[Any] = list(record.cells)
         times = self.times
         start_ns = perf_counter_ns()
-        data = self._storage.read([_range_of(record.cells[number]) for number in self.sources])
+        if self.cache is None:
+            data = self.read(record)
+        else:
+            paths = [_path_of(record.cells[number]) for number in self.sources]
+            data = self.cache.read(record.sample_id, paths, lambda: self.read(record))
         times.read_ns += perf_counter_ns() - start_ns
         # Every source of a sample meets the same random numbers: image pairs are cropped and transformed alike.
         for place, number in enumerate(self.sources):
@@ -208,6 +225,10 @@ def _range_of(cell: Cell) -> ByteRange:
             return ByteRange(cell.path, cell.offset_bytes, cell.length_bytes)
         case _:
             raise StorageError(f"{cell}: LMDB values cannot be read by this version of mpload")
+
+
+def _path_of(cell: Cell) -> str:
+    return cell if isinstance(cell, str) else getattr(cell, "path", "")
 
 
 def _cause_of(error: Exception) -> str:
