@@ -131,7 +131,7 @@ def global_generators(rng: np.random.Generator) -> Iterator[None]:
     torch_generator = None if (torch := sys.modules.get("torch")) is None else torch.default_generator
     torch_state = None if torch_generator is None else torch_generator.get_state()
     python_state = random.getstate()
-    numpy_bits = np.random.get_bit_generator()  # type: ignore[attr-defined]  not in its stubs
+    numpy_bits = np.random.get_bit_generator()  # type: ignore[attr-defined]  # its stubs lack it
     random.seed(seed)
     np.random.set_bit_generator(rng.bit_generator)  # type: ignore[attr-defined]
     if torch_generator is not None:  # torch.manual_seed takes fifty times as long: it looks for accelerators
