@@ -12,6 +12,8 @@ from PIL import Image, ImageFile, ImageOps
 from mpload.decode import ImageDecoder, RandomResizedCrop, ResizeCenterCrop, random_crop_box
 from mpload.errors import DecodeError
 from mpload.image import Limits
+from mpload.units import MIB
+from tests.fuzz_decode import fuzz
 from tests.golden.make_formats import FOLDER, make_files
 
 FILES = {path.name: path.read_bytes() for path in sorted(FOLDER.iterdir())}
@@ -105,3 +107,9 @@ def test_a_colour_profile_is_ignored() -> None:
 
 def test_content_tells_the_format_and_not_the_name() -> None:
     np.testing.assert_array_equal(ImageDecoder()(FILES["jpeg_named.png"]), ImageDecoder()(FILES["jpeg_420.jpg"]))
+
+
+def test_a_damaged_file_is_an_image_or_a_decode_error() -> None:
+    found = fuzz(num=5000, seed=0)
+    assert 500 < found.num_images < 4500  # else the damage is too slight or too great to tell anything
+    assert found.growth_bytes < 16 * MIB
