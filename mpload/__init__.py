@@ -7,10 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mpload.cache.choice import PartialCache
     from mpload.budget import MemoryBudget
+    from mpload.cache.choice import PartialCache
     from mpload.dataset import MPDataset
-    from mpload.decode import ImageDecoder, RandomResizedCrop, RawBytes, ResizeCenterCrop
+    from mpload.decode import ImageDecoder, NumpyDecoder, RandomResizedCrop, RawBytes, ResizeCenterCrop
     from mpload.errors import MploadError, MploadWarning
     from mpload.image import Limits
     from mpload.index.build import build_index
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mpload.loader import MPLoader
     from mpload.monitor import MemoryMonitor
     from mpload.order import BlockShuffle, Sequential, Shuffle
+    from mpload.packing import PackOptions, pack_index, verify_pack
     from mpload.policy import ErrorPolicy
     from mpload.sharding import Topology
     from mpload.topology import detect_topology
@@ -42,6 +43,8 @@ _MODULES = {
     "MploadError": "mpload.errors",
     "MploadWarning": "mpload.errors",
     "PartialCache": "mpload.cache.choice",
+    "PackOptions": "mpload.packing",
+    "NumpyDecoder": "mpload.decode",
     "RandomResizedCrop": "mpload.decode",
     "RawBytes": "mpload.decode",
     "Record": "mpload.index.index",
@@ -54,6 +57,8 @@ _MODULES = {
     "detect_topology": "mpload.topology",
     "merge_indexes": "mpload.index.merge",
     "open_index": "mpload.index.opening",
+    "pack_index": "mpload.packing",
+    "verify_pack": "mpload.packing",
 }
 
 __all__ = [
@@ -69,6 +74,8 @@ __all__ = [
     "MemoryMonitor",
     "MploadError",
     "MploadWarning",
+    "NumpyDecoder",
+    "PackOptions",
     "PartialCache",
     "RandomResizedCrop",
     "RawBytes",
@@ -82,6 +89,8 @@ __all__ = [
     "detect_topology",
     "merge_indexes",
     "open_index",
+    "pack_index",
+    "verify_pack",
 ]
 
 

@@ -30,6 +30,8 @@ PUBLIC = [
     "MemoryMonitor",
     "MploadError",
     "MploadWarning",
+    "NumpyDecoder",
+    "PackOptions",
     "PartialCache",
     "RandomResizedCrop",
     "RawBytes",
@@ -43,6 +45,8 @@ PUBLIC = [
     "detect_topology",
     "merge_indexes",
     "open_index",
+    "pack_index",
+    "verify_pack",
 ]
 
 

@@ -14,6 +14,7 @@ from mpload.cli.index import index
 from mpload.cli.inspect import inspect
 from mpload.cli.merge import merge
 from mpload.cli.monitor import monitor
+from mpload.cli.pack import pack
 from mpload.cli.plan import plan
 from mpload.errors import ArgumentError, MploadError
 
@@ -55,7 +56,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (index, inspect, merge, plan, monitor, demo):
+for _command in (index, inspect, merge, pack, plan, monitor, demo):
     app.command()(_command)
 
 

@@ -14,7 +14,7 @@ from mpload.index.splitting import Split, part_of
 from mpload.index.text import format_header, format_line
 from mpload.units import MIB
 
-__all__ = ["check_out", "write_texts"]
+__all__ = ["check_out", "new_file", "write_texts"]
 
 _PROGRESS_SAMPLES = 4096
 
@@ -45,7 +45,7 @@ def write_texts(
     counts = [0] * len(paths)
     header = format_header(columns=rows.columns, root=_root(rows.root, out, relative=relative), classes=rows.classes)
     with ExitStack() as stack:
-        files = [stack.enter_context(_new_file(path)) for path in paths]
+        files = [stack.enter_context(new_file(path)) for path in paths]
         for file in files:
             file.write(header)
         for done, cells in enumerate(rows.cells, start=1):
@@ -73,8 +73,12 @@ def _root(root: str, out: Path, *, relative: bool) -> str | None:
 
 
 @contextmanager
-def _new_file(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file that becomes `path` when all went well, and nothing otherwise."""
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file that becomes `path` when all went well, and nothing otherwise.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with unfinished.open("xb", buffering=MIB) as file:
@@ -88,7 +92,7 @@ def _new_file(path: Path) -> Iterator[BinaryIO]:
         if isinstance(error, MploadError):
             raise
         raise StorageError(
-            f"{shown(str(path))}: the index cannot be written: {error.strerror or error}. "
+            f"{shown(str(path))}: cannot be written: {error.strerror or error}. "
             "Make room there, or give a folder that is writable"
         ) from error
     finally:

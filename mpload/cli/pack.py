@@ -1,0 +1,51 @@
+"""`mpload pack`: an index's samples as tar shards."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mpload.cli.terminal import progress_bar
+from mpload.errors import ArgumentError
+from mpload.index.opening import open_index
+from mpload.packing import PackOptions, pack_index, verify_pack
+from mpload.units import format_bytes, format_count, parse_bytes
+
+__all__ = ["pack"]
+
+
+def pack(
+    path: Annotated[Path, typer.Argument(metavar="INDEX", help="An index, or a plain list of `path label` lines.")],
+    *,
+    out: Annotated[Path, typer.Option("-o", "--out", help="The folder for shards and their index.")],
+    size: Annotated[str, typer.Option(help="About how large a shard gets.")] = "1GiB",
+    shuffle: Annotated[
+        int | None, typer.Option(metavar="SEED", help="Shuffle the samples once, with this seed.")
+    ] = None,
+    resize_short: Annotated[int | None, typer.Option(help="Shrink images to a shorter side of so many pixels.")] = None,
+    quality: Annotated[int, typer.Option(help="Of the JPEGs that --resize-short writes.")] = 90,
+    decode: Annotated[int | None, typer.Option(metavar="SIZE", help="Store SIZE x SIZE raw pixels, as .npy.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes; what they write does not depend on it.")] = 1,
+    verify: Annotated[bool, typer.Option("--verify", help="Compare a finished pack with what INDEX makes.")] = False,
+) -> None:
+    """Write samples into tar shards, which any tar tool and WebDataset read, with an index of them.
+
+    After a kill the same command goes on where it was.
+    """
+    options = PackOptions(
+        shard_bytes=parse_bytes(size), shuffle_seed=shuffle, resize_short=resize_short, quality=quality, decode=decode
+    )
+    if not path.exists():
+        raise ArgumentError(f"{path}: there is no such index. Make one: mpload index FOLDER -o {path}")
+    with progress_bar("building the sidecar") as tell:
+        source = open_index(path, progress=tell)
+    with progress_bar("verifying" if verify else "packing", total=len(source)) as tell:
+        if verify:
+            verify_pack(source, out, options, num_workers=workers, progress=tell)
+            made = out / "index.txt"
+        else:
+            made = pack_index(source, out, options, num_workers=workers, progress=tell)
+    shards = sorted(out.glob("shard-*.tar"))
+    taken = format_bytes(sum(shard.stat().st_size for shard in shards))
+    done = "verified" if verify else str(made)
+    print(f"{done}: {format_count(len(source))} samples in {len(shards)} shards, {taken}")

@@ -1,0 +1,204 @@
+"""Packing: the same samples out of shards as before, byte-identical however they were made, whatever was killed."""
+
+import filecmp
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mpload import ImageDecoder, MPDataset, RawBytes, Topology, build_index, open_index
+from mpload.errors import ArgumentError, SampleError, StorageError
+from mpload.packing import PackOptions, pack_index, verify_pack
+from mpload.units import KIB
+from tests.photos import make_photo_tree
+
+SMALL = PackOptions(shard_bytes=40 * KIB)
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("packing")
+    make_photo_tree(root / "photos", num_images=40, num_classes=4, seed=0)
+    made = build_index(root / "photos", root / "train.txt")
+    assert isinstance(made, Path)
+    return made
+
+
+def samples(index: Path) -> list[tuple[bytes, int]]:
+    return list(MPDataset(index, decode=RawBytes(), topology=Topology()))
+
+
+def same_files(a: Path, b: Path) -> bool:
+    names = sorted(path.name for path in a.iterdir() if path.suffix in {".tar", ".txt", ".json"})
+    others = sorted(path.name for path in b.iterdir() if path.suffix in {".tar", ".txt", ".json"})
+    return names == others and not any(filecmp.cmpfiles(a, b, names, shallow=False)[1:])
+
+
+def test_a_pack_holds_the_same_samples_in_the_same_order(index: Path, tmp_path: Path) -> None:
+    packed = pack_index(index, tmp_path / "pack", SMALL)
+    assert samples(packed) == samples(index)
+    assert open_index(packed).classes == open_index(index).classes
+    assert len(list((tmp_path / "pack").glob("shard-*.tar"))) > 3
+    assert not list((tmp_path / "pack").glob("*.lines"))
+
+
+def test_a_shuffled_pack_holds_every_sample_once_in_another_order(index: Path, tmp_path: Path) -> None:
+    packed = pack_index(index, tmp_path / "pack", PackOptions(shard_bytes=40 * KIB, shuffle_seed=1))
+    assert sorted(samples(packed)) == sorted(samples(index))
+    assert samples(packed) != samples(index)
+
+
+def test_shards_are_tars_as_webdataset_reads_them(index: Path, tmp_path: Path) -> None:
+    pack_index(index, tmp_path / "pack", SMALL)
+    there = samples(index)
+    found: dict[str, dict[str, bytes]] = {}
+    for shard in sorted((tmp_path / "pack").glob("*.tar")):
+        subprocess.run(["tar", "tf", shard], check=True, stdout=subprocess.DEVNULL)
+        with tarfile.open(shard) as tar:
+            for member in tar:
+                key, _, ending = member.name.partition(".")
+                file = tar.extractfile(member)
+                assert file is not None
+                found.setdefault(key, {})[ending] = file.read()
+    assert [(parts["jpg"], int(parts["cls"])) for _, parts in sorted(found.items())] == there
+    again = build_index(tmp_path / "pack", tmp_path / "again.txt")
+    assert isinstance(again, Path)
+    assert samples(again) == there
+
+
+def test_any_number_of_workers_writes_the_same_bytes(index: Path, tmp_path: Path) -> None:
+    options = PackOptions(shard_bytes=20 * KIB, resize_short=48, shuffle_seed=3)
+    alone, many = tmp_path / "alone", tmp_path / "many"
+    pack_index(index, alone, options)
+    pack_index(index, many, options, num_workers=3)
+    assert same_files(alone, many)
+    verify_pack(index, many, options, num_workers=2)
+
+
+def test_resized_images_are_small_and_others_stay_as_they_are(index: Path, tmp_path: Path) -> None:
+    packed = pack_index(index, tmp_path / "small", PackOptions(resize_short=32))
+    for image, _ in MPDataset(packed, decode=ImageDecoder(), topology=Topology()):
+        assert min(image.shape[1:]) == 32
+    kept = pack_index(index, tmp_path / "kept", PackOptions(resize_short=100_000))
+    assert samples(kept) == samples(index)
+
+
+def test_raw_pixels_have_one_size(index: Path, tmp_path: Path) -> None:
+    packed = pack_index(index, tmp_path / "raw", PackOptions(decode=24))
+    for data, _ in samples(packed):
+        assert data.startswith(b"\x93NUMPY")
+        assert np.frombuffer(data[-24 * 24 * 3 :], np.uint8).size == 24 * 24 * 3
+
+
+def test_a_pack_that_is_killed_goes_on_to_the_same_bytes(index: Path, tmp_path: Path) -> None:
+    listed = tmp_path / "long.txt"
+    file = next((index.parent / "photos").glob("*/*"))
+    listed.write_text(f"{file} 0\n" * 2500)
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "mpload",
+        "pack",
+        listed,
+        "--size",
+        "200KiB",
+        "--resize-short",
+        "40",
+        "-o",
+    ]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    subprocess.run([*command, whole], check=True, stdout=subprocess.DEVNULL, timeout=100)
+    chance = random.Random(0)
+    num_kills = 0
+    for _ in range(7):
+        with subprocess.Popen(
+            [*command, killed, "--workers", "2"], stdout=subprocess.DEVNULL, start_new_session=True
+        ) as pack:
+            try:
+                pack.wait(0.5 + chance.random() * 1.0)
+            except subprocess.TimeoutExpired:
+                os.killpg(pack.pid, signal.SIGKILL)
+                num_kills += 1
+    assert num_kills
+    subprocess.run([*command, killed], check=True, stdout=subprocess.DEVNULL, timeout=100)
+    assert same_files(whole, killed)
+    assert not list(killed.glob(".*.tmp"))
+
+
+def test_a_flipped_byte_is_found(index: Path, tmp_path: Path) -> None:
+    pack_index(index, tmp_path / "pack", SMALL)
+    verify_pack(index, tmp_path / "pack", SMALL)
+    shard = tmp_path / "pack" / "shard-000001.tar"
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(StorageError, match=r"shard-000001\.tar: differs from what the index makes"):
+        verify_pack(index, tmp_path / "pack", SMALL)
+
+
+def test_a_folder_with_something_else_in_it_is_left_alone(index: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(ArgumentError, match="is not empty and holds no pack"):
+        pack_index(index, tmp_path)
+    pack_index(index, tmp_path / "pack", SMALL)
+    with pytest.raises(ArgumentError, match="holds another pack, which differs in shuffle_seed"):
+        pack_index(index, tmp_path / "pack", PackOptions(shard_bytes=40 * KIB, shuffle_seed=1))
+    with pytest.raises(ArgumentError, match="holds no finished pack"):
+        verify_pack(index, tmp_path / "none")
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_broken_image_is_named_and_finished_shards_are_kept(index: Path, tmp_path: Path, num_workers: int) -> None:
+    shutil.copytree(index.parent / "photos", tmp_path / "photos")
+    broken = max((tmp_path / "photos").glob("*/*"))
+    broken.write_bytes(b"no image")
+    made = build_index(tmp_path / "photos", tmp_path / "train.txt")
+    options = PackOptions(shard_bytes=20 * KIB, resize_short=32)
+    with pytest.raises(SampleError, match=r"train\.txt:\d+: .*not an image"):
+        pack_index(made, tmp_path / "pack", options, num_workers=num_workers)
+    num_kept = len(list((tmp_path / "pack").glob("*.lines")))
+    assert num_kept
+    broken.write_bytes(next((tmp_path / "photos").glob("*/*")).read_bytes())
+    packed = pack_index(made, tmp_path / "pack", options)
+    assert len(open_index(packed)) == 40
+
+
+def test_two_packs_into_one_folder_do_not_mix(index: Path, tmp_path: Path) -> None:
+    from filelock import FileLock
+
+    (tmp_path / "pack").mkdir()
+    with FileLock(tmp_path / "pack" / ".lock"), pytest.raises(StorageError, match="another process packs into it"):
+        pack_index(index, tmp_path / "pack", SMALL)
+
+
+def test_a_full_disk_is_one_clear_line(index: Path, tmp_path: Path) -> None:
+    limited = "ulimit -f 8; trap '' XFSZ; exec "
+    command = f"{limited}{sys.executable} -m mpload pack {index} -o {tmp_path / 'pack'} --size 1MiB"
+    ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=60)
+    assert ran.returncode == 1
+    assert "cannot be written: File too large" in ran.stderr
+    assert len(ran.stderr.splitlines()) == 1
+    assert not list((tmp_path / "pack").glob("*.tar"))
+
+
+def test_the_manifest_says_what_the_shards_hold(index: Path, tmp_path: Path) -> None:
+    pack_index(index, tmp_path / "pack", SMALL)
+    facts = json.loads((tmp_path / "pack" / "pack.json").read_text())
+    assert facts["index"] == open_index(index).fingerprint
+    assert facts["shard_bytes"] == 40 * KIB
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"shard_bytes": 0}, {"resize_short": 0}, {"quality": 101}, {"decode": 8, "resize_short": 8}]
+)
+def test_options_that_make_no_sense_are_named(wrong: dict[str, int]) -> None:
+    with pytest.raises(ArgumentError, match=r"must be|give one of them"):
+        PackOptions(**wrong)
