@@ -105,6 +105,11 @@ class CacheFolder:
         finally:
             os.close(descriptor)
 
+    @staticmethod
+    def segment_of(place: bytes) -> int:
+        """Return the number of the segment that a place lies in."""
+        return int.from_bytes(place[_OFFSET_BITS // 8 :], "little")
+
     def place_of(self, sample_id: int) -> bytes:
         """Return where a sample's entry starts: 8 bytes, all 0 where it has none."""
         return os.pread(self.table, 8, _PAGE_BYTES + 8 * sample_id)
@@ -167,6 +172,12 @@ class CacheFolder:
             self._write_fact(_LIMIT_AT, max(1, to_bytes))
             self._remove_segments(to_bytes - self.table_bytes)
 
+    def drop(self, number: int) -> None:
+        """Give up a segment, unless a process is writing to it."""
+        with self.locked(), suppress(FileNotFoundError):
+            if not self._is_held(number):
+                self._remove_segment(number)
+
     def claim_warning(self, run: int) -> bool:
         """Whether this process is the first of a run that has something to warn of."""
         try:
@@ -200,9 +211,12 @@ class CacheFolder:
         for number, num_bytes in sizes.items():
             if total <= keep_bytes:
                 break
-            os.truncate(self.segment_path(number), 0)  # gives space back even while others have it open
-            self.segment_path(number).unlink()
+            self._remove_segment(number)
             total -= num_bytes
+
+    def _remove_segment(self, number: int) -> None:
+        os.truncate(self.segment_path(number), 0)  # gives space back even while others have it open
+        self.segment_path(number).unlink()
 
     def _is_held(self, number: int) -> bool:
         with self.segment_path(number).open("rb") as file:
@@ -255,6 +269,12 @@ class SegmentWriter:
         place = (self._number << _OFFSET_BITS) + self._end
         self._end += num_bytes
         return place.to_bytes(8, "little")
+
+    def leave(self, number: int) -> None:
+        """Write to segment `number` no more, if that is the one, and try again what did not fit before."""
+        if number == self._number:
+            self._leave()
+        self._refused_bytes = None
 
     def close(self) -> None:
         """Give back what was reserved and not used."""

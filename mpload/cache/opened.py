@@ -3,6 +3,7 @@
 import os
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from mpload.units import format_bytes
 __all__ = ["CacheCounts", "OpenCache"]
 
 _SUBSET_KEY = 0x9D3F_2A61_C85B_E704  # of nothing else: the subset must not go with any shuffle
+_MIN_STALE = 16
 _MASK = (1 << 64) - 1
 
 
@@ -68,6 +70,8 @@ class OpenCache:
 
     def _start(self) -> None:
         self.counts = CacheCounts()
+        self._damaged: Counter[int] = Counter()  # entries in each segment that did not fit
+        self._hits_before = 0  # when stale segments were given up last
         self._writer: SegmentWriter | None = None
         try:
             self.folder.open()
@@ -100,6 +104,7 @@ class OpenCache:
                 self.counts.hits += 1
                 return split_parts(entry[1], entry[0].num_parts)
             self.counts.damaged += 1
+            self._damaged[self.folder.segment_of(place)] += 1
         self.counts.misses += 1
         parts = read()
         if self.is_resized:
@@ -153,10 +158,28 @@ class OpenCache:
             if self._writer is None or self._writer.pid != os.getpid():
                 self._writer = SegmentWriter(self.folder, max_bytes=self.max_bytes)
             entry = make_entry(parts, sample_id=sample_id, stamp=stamp, key=self.folder.key)
-            if (kept := self._writer.append(*entry)) is not None:
+            kept = self._writer.append(*entry)
+            if kept is None and self._give_up_stale_segments():
+                kept = self._writer.append(*entry)
+            if kept is not None:
                 self.folder.publish(sample_id, kept)
         except OSError as error:
             self._turn_off(error)
+
+    def _give_up_stale_segments(self) -> bool:
+        """Make room: delete segments in which this process has met more stale entries than a segment has good ones."""
+        assert self._writer is not None
+        if not self._damaged:
+            return False
+        mean_hits = (self.counts.hits - self._hits_before) / max(1, len(self.folder.segments()))
+        stale = [number for number, count in self._damaged.items() if count >= max(_MIN_STALE, mean_hits)]
+        for number in stale:
+            self._writer.leave(number)
+            self.folder.drop(number)
+            del self._damaged[number]
+        if stale:
+            self._hits_before = self.counts.hits
+        return bool(stale)
 
     def _turn_off(self, error: OSError) -> None:
         self._is_off = True

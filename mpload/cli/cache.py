@@ -1,0 +1,96 @@
+"""`mpload cache`: what lies in a cache's folder, whether it is whole, and away with it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mpload.cache.folder import CacheFolder, caches_in
+from mpload.cli.terminal import progress_bar
+from mpload.errors import StorageError
+from mpload.units import format_bytes, format_count
+
+__all__ = ["cache"]
+
+cache = typer.Typer(no_args_is_help=True, help="Look at, check or delete what a PartialCache keeps.")
+
+_Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder that was given to PartialCache.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@cache.command()
+def info(folder: _Folder, *, as_json: _Json = False) -> None:
+    """Show which data sets have a cache there, and how much it holds."""
+    _show([_facts(opened, about) for opened, about in _caches(folder)], _line, as_json=as_json)
+
+
+@cache.command()
+def verify(folder: _Folder, *, as_json: _Json = False) -> None:
+    """Read every entry and check its checksum; exit 1 where one is damaged. A loader takes such an entry for a miss."""
+    found = []
+    for opened, about in _caches(folder):
+        num_damaged = num_entries = 0
+        with progress_bar("verifying", unit="entries") as tell:
+            for sample_id, place in opened.places():
+                num_entries += 1
+                num_damaged += opened.read(sample_id, place) is None
+                tell(num_entries)
+        found.append({**_facts(opened, about), "num_damaged": num_damaged})
+        opened.close()
+    _show(found, lambda each: f"{_line(each)}, {format_count(each['num_damaged'])} damaged", as_json=as_json)
+    if any(each["num_damaged"] for each in found):
+        raise typer.Exit(1)
+
+
+@cache.command()
+def clear(folder: _Folder, *, as_json: _Json = False) -> None:
+    """Delete all caches there, and nothing else. Running jobs go on without."""
+    removed = []
+    for opened, about in _caches(folder):
+        removed.append(_facts(opened, about))
+        opened.remove()
+        opened.close()
+    _show(removed, lambda each: f"deleted {_line(each)}", as_json=as_json)
+
+
+def _caches(folder: Path) -> list[tuple[CacheFolder, dict[str, Any]]]:
+    opened = []
+    for each, about in caches_in(folder):
+        try:
+            each.open()
+        except OSError as error:
+            raise StorageError(
+                f"{each.path}: {error.strerror}. Its table is missing or damaged: delete the folder, it is but a cache"
+            ) from error
+        opened.append((each, about))
+    return opened
+
+
+def _facts(opened: CacheFolder, about: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "folder": str(opened.path),
+        "index": about.get("index"),
+        "form": about["form"],
+        "num_samples": opened.num_samples,
+        "num_entries": sum(1 for _ in opened.places()),
+        "used_bytes": opened.used_bytes(),
+    }
+
+
+def _line(facts: dict[str, Any]) -> str:
+    return (
+        f"{facts['folder']}: {format_count(facts['num_entries'])} of {format_count(facts['num_samples'])} samples of "
+        f"{facts['index']} ({facts['form']}), {format_bytes(facts['used_bytes'])}"
+    )
+
+
+def _show(found: list[dict[str, Any]], line: Callable[[dict[str, Any]], str], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    for each in found:
+        print(line(each))
+    if not found:
+        print("no caches")
