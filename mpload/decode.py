@@ -15,14 +15,19 @@ The decoders below are values: compared, pickled and shown by what they were bui
 
 import math
 from dataclasses import KW_ONLY, InitVar, dataclass, replace
+from io import BytesIO
+from tokenize import TokenError
+from typing import Any
 
 import cv2
 import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
 
-from mpload.errors import ArgumentError
-from mpload.image import DEFAULT_LIMITS, Box, ImageBytes, Limits, Pixels, open_image
+from mpload.errors import ArgumentError, DecodeError
+from mpload.image import DEFAULT_LIMITS, MAX_BYTES, Box, ImageBytes, Limits, Pixels, open_image
 
-__all__ = ["ImageDecoder", "RandomResizedCrop", "RawBytes", "ResizeCenterCrop", "random_crop_box"]
+__all__ = ["ImageDecoder", "NumpyDecoder", "RandomResizedCrop", "RawBytes", "ResizeCenterCrop", "random_crop_box"]
 
 _NUM_TRIES = 10  # torchvision's
 
@@ -244,6 +249,55 @@ class RawBytes:
     def __call__(self, data: ImageBytes) -> bytes:
         """Return `data` as bytes."""
         return bytes(data)
+
+
+@dataclass(frozen=True, slots=True)
+class NumpyDecoder:
+    """Read the array of a `.npy` file: numbers only, and nothing in it is run or unpickled.
+
+    Attributes:
+        max_bytes: The largest file.
+
+    Raises:
+        ArgumentError: `max_bytes` is not positive.
+    """
+
+    _: KW_ONLY
+    max_bytes: int = MAX_BYTES
+
+    def __post_init__(self) -> None:
+        _ = self.limits
+
+    @property
+    def limits(self) -> Limits:
+        """What the pipeline refuses to read."""
+        return Limits(max_bytes=self.max_bytes)
+
+    def __call__(self, data: ImageBytes) -> NDArray[Any]:
+        """Return the array, C-contiguous, in this machine's byte order; it may be read-only and share `data`'s memory.
+
+        Raises:
+            DecodeError: `data` is no whole `.npy` file, holds other than numbers, or exceeds `max_bytes`.
+        """
+        self.limits.check_bytes(len(data))
+        file = BytesIO(data)
+        try:
+            version = npy.read_magic(file)
+            read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+            shape, is_fortran, dtype = read_header(file)
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError, TokenError) as error:
+            raise DecodeError(f"not a .npy file, or its header is damaged: {error}") from error
+        if dtype.kind not in "biufc" or dtype.shape:
+            raise DecodeError(f"the .npy file holds {dtype}. Only arrays of numbers are read")
+        expected_bytes, num_bytes = math.prod(shape) * dtype.itemsize, len(data) - file.tell()
+        if min(shape, default=0) < 0 or expected_bytes != num_bytes:
+            raise DecodeError(
+                f".npy is damaged or truncated: {num_bytes:,} bytes follow its header, {dtype}{list(shape)} has "
+                f"{expected_bytes:,}"
+            )
+        array = np.frombuffer(data, dtype, math.prod(shape), file.tell()) if num_bytes else np.empty(0, dtype)
+        array = array.reshape(shape, order="F" if is_fortran else "C")
+        return np.ascontiguousarray(array, dtype.newbyteorder("=")).reshape(shape)
 
 
 def _middle_strip(height: int, width: int) -> Box:
