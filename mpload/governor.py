@@ -10,13 +10,24 @@ from mpload.errors import MploadWarning
 from mpload.memory import MemoryGauge, MemoryRoom, anonymous_bytes
 from mpload.units import GIB, format_bytes
 
-__all__ = ["Governed", "GovernedRing", "Governor", "GovernorState", "Readings", "decide", "reserve_bytes"]
+__all__ = [
+    "Governed",
+    "GovernedRing",
+    "Governor",
+    "GovernorState",
+    "Readings",
+    "decide",
+    "fitting_depth",
+    "reserve_bytes",
+]
 
 _INTERVAL_SECONDS = 1.0
 _STALLED_FRACTION = 0.2
 _CALM_STALLED_FRACTION = 0.05
 _PATIENCE_LOOKS = 5
 _MAX_PATIENCE_LOOKS = 60
+_FIRST_DEPTH = 3
+"""Batches to measure slots by where nobody knows before what they will take."""
 
 
 class GovernedRing(Protocol):
@@ -82,6 +93,14 @@ def reserve_bytes(limit_bytes: int, slot_bytes: int) -> int:
     return min(limit_bytes // 16, GIB) + slot_bytes
 
 
+def fitting_depth(readings: Readings, *, max_depth: int) -> int:
+    """Return how many batches can be under way here, in [1, max_depth]: where to begin."""
+    slot = max(1, readings.slot_bytes)
+    room = readings.free_bytes - reserve_bytes(readings.limit_bytes, slot)
+    left = min(room, readings.budget_bytes - readings.own_bytes) + readings.used_slots_bytes
+    return max(1, min(max_depth, left // slot - readings.num_lent))
+
+
 def decide(readings: Readings, state: GovernorState, *, max_depth: int) -> GovernorState:
     """Return how many batches to keep ahead from now on, in [1, max_depth].
 
@@ -118,7 +137,7 @@ def decide(readings: Readings, state: GovernorState, *, max_depth: int) -> Gover
 class Governor:
     """Looks at memory about once a second, when asked, and sets the depth of what it governs.
 
-    A look costs some 50 microseconds and some 10 a process. The first time that it shrinks the depth it says so, by a
+    A look costs some 40 microseconds and some 5 a process. The first time that it lowers the depth it says so, by a
     `MploadWarning`.
     """
 
@@ -146,11 +165,15 @@ class Governor:
         self._look_at_memory = look or MemoryGauge().look
         self._monotonic = monotonic
         self._max_depth = governed.depth
-        self._state = GovernorState(depth=governed.depth)
+        self._state: GovernorState | None = None
         self._looked = monotonic()
         self._last = self._look_at_memory()
         self.num_shrinks = 0
         """How often the depth was lowered."""
+        if slot_bytes is None:
+            governed.depth = min(governed.depth, _FIRST_DEPTH)
+        else:
+            self._act(self._readings(self._last, slot_bytes=slot_bytes, seconds=1.0))
 
     def look(self) -> None:
         """Look and act, unless the last look was less than a second ago."""
@@ -158,32 +181,41 @@ class Governor:
         seconds = now - self._looked
         if seconds < _INTERVAL_SECONDS:
             return
-        room, last = self._look_at_memory(), self._last
-        self._looked, self._last = now, room
         ring = self._governed.ring
-        used_bytes, num_lent = ring.used_bytes, ring.num_lent
-        slot_bytes = self._slot_bytes or used_bytes // (self._state.depth + num_lent)
-        if not slot_bytes:
-            return  # nothing was written yet
-        readings = Readings(
+        slot_bytes = self._slot_bytes or ring.used_bytes // (self._governed.depth + ring.num_lent)
+        room = self._look_at_memory()
+        if slot_bytes:  # else nothing was written yet
+            self._act(self._readings(room, slot_bytes=slot_bytes, seconds=seconds))
+        self._looked, self._last = now, room
+
+    def _readings(self, room: MemoryRoom, *, slot_bytes: int, seconds: float) -> Readings:
+        ring, last = self._governed.ring, self._last
+        used_bytes = ring.used_bytes
+        return Readings(
             limit_bytes=room.limit_bytes,
             free_bytes=room.free_bytes,
             own_bytes=used_bytes + self._processes_bytes(),
             budget_bytes=self._budget_bytes,
             used_slots_bytes=used_bytes,
-            num_lent=num_lent,
+            num_lent=ring.num_lent,
             slot_bytes=slot_bytes,
             stalled_fraction=(room.stalled_seconds - last.stalled_seconds) / seconds,
             num_new_oom_kills=room.num_oom_kills - last.num_oom_kills,
         )
-        before, self._state = self._state.depth, decide(readings, self._state, max_depth=self._max_depth)
+
+    def _act(self, readings: Readings) -> None:
+        before = self._max_depth if self._state is None else self._state.depth
+        if self._state is None:
+            self._state = GovernorState(depth=fitting_depth(readings, max_depth=self._max_depth))
+        else:
+            self._state = decide(readings, self._state, max_depth=self._max_depth)
         depth = self._governed.depth = self._state.depth
-        if depth < self._max_depth and used_bytes > (depth + num_lent) * slot_bytes:
-            ring.drop_free_memory()
+        if depth < self._max_depth and readings.used_slots_bytes > (depth + readings.num_lent) * readings.slot_bytes:
+            self._governed.ring.drop_free_memory()
         if depth < before:
             self.num_shrinks += 1
             if self.num_shrinks == 1:
-                warnings.warn(_say(readings, before, depth), MploadWarning, stacklevel=3)
+                warnings.warn(_say(readings, before, depth), MploadWarning, stacklevel=4)
 
     def _processes_bytes(self) -> int:
         """Return about what its processes take: forked ones share with the first what they have not changed."""

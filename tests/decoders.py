@@ -30,3 +30,16 @@ def add_noise(image: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
 
 def changing(image: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
     return image[: 40 + int(rng.integers(0, 8))]
+
+
+def large_number(data: bytes) -> NDArray[np.int64]:
+    """Decode a sample of `numbers_index` into an array of 2 MiB."""
+    return np.full(1 << 18, np.frombuffer(data, np.int64)[0])
+
+
+def greedy_number(data: bytes) -> NDArray[np.int64]:
+    """Take more memory than a small container has for sample 13."""
+    number = np.frombuffer(data, np.int64)
+    if number[0] == 13:
+        np.ones(1 << 30, np.uint8)
+    return number

@@ -1,14 +1,16 @@
 """What Linux alone can do for a process: die with another, carry a name, count its threads."""
 
+import contextlib
 import ctypes
 import os
 import signal
 from pathlib import Path
 
-__all__ = ["die_with_parent", "outlive_parent_thread", "set_process_name", "thread_names"]
+__all__ = ["be_killed_first", "die_with_parent", "outlive_parent_thread", "set_process_name", "thread_names"]
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
+_MAX_OOM_SCORE = 1000
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -30,6 +32,13 @@ def outlive_parent_thread() -> None:
 def set_process_name(name: str) -> None:
     """Set the name (15 bytes) that `ps`, `top` and the kernel's own messages show."""
     _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]))
+
+
+def be_killed_first() -> None:
+    """Have the kernel, where memory runs out, rather kill this process than others: it can be replaced."""
+    path = Path("/proc/self/oom_score_adj")
+    with contextlib.suppress(OSError):  # a wish
+        path.write_text(str(min(_MAX_OOM_SCORE, int(path.read_text()) + _MAX_OOM_SCORE // 2)))
 
 
 def thread_names() -> list[str]:

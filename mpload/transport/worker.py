@@ -16,7 +16,7 @@ import numpy as np
 
 from mpload.transport.board import BoardFds, WorkerBoard
 from mpload.transport.chunks import Chunk
-from mpload.transport.kernel import die_with_parent, set_process_name
+from mpload.transport.kernel import be_killed_first, die_with_parent, set_process_name
 from mpload.transport.messages import Answer, Failure, Timings, cause_of
 from mpload.transport.ragged import RaggedArray
 from mpload.transport.ring import SlotArrays, SlotRing
@@ -122,6 +122,7 @@ class Workplace:
 def run_worker(number: int, place: Workplace, *, parent_pid: int) -> int:
     """Work as worker `number` until told to leave; return the exit status."""
     die_with_parent(parent_pid)
+    be_killed_first()
     set_process_name(f"mpload-worker-{number}")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     place.board.sit_down(number)

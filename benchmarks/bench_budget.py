@@ -1,0 +1,155 @@
+"""Does a loader keep to its memory budget in a small container, over an index of ten million samples?
+
+    python benchmarks/bench_budget.py [--quick] [--num-samples 10000000] [--num-batches 2000]
+
+An epoch's first batches of 256 images of 224x224x3, made by 8 workers from small photographs, in a control group of
+1 GB that holds everything: training process with torch, building and opening of the index, zygote, workers, slots,
+page cache. What the loader takes is the container's memory that the kernel cannot take back (anonymous and shared)
+less that of the training process itself, sampled five times a second. Where no control group can be made (Linux, as
+root or with a delegated one), it says so and runs without. Records: benchmarks/records/budget.jsonl.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import simplejpeg  # type: ignore[import-untyped]
+from records import write_record
+
+from mpload.cli.photos import SCENES, photo
+from mpload.memory import anonymous_bytes, sum_memory, tree_memory
+from mpload.units import parse_bytes
+
+sys.path.append(str(Path(__file__).parents[1]))
+from tests.containers import Container, memory_container
+
+NUM_PHOTOS = 200
+PHOTO_SIDE = 96
+LIMIT_BYTES = 10**9
+
+PROGRAM = """
+import json, sys, time, warnings
+path, num_batches, num_workers, budget = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+import mpload
+warnings.simplefilter("always", mpload.MploadWarning)
+start = time.perf_counter()
+dataset = mpload.MPDataset(
+    path, decode=mpload.RandomResizedCrop(224), batch_size=256, shuffle=True, topology=mpload.Topology()
+)
+opened = time.perf_counter()
+with mpload.MPLoader(dataset, num_workers=num_workers, memory_budget=budget) as loader:
+    batches = iter(loader)
+    for number in range(num_batches):
+        images, labels = next(batches)
+        if number == 0:
+            first = time.perf_counter()
+    assert images.shape == (256, 3, 224, 224)
+    seconds = time.perf_counter() - first
+    pool, governor, stats = loader._pool, loader._governor, loader.stats()
+    figures = {
+        "num_samples_in_index": len(dataset.index),
+        "num_batches": stats.num_batches,
+        "images_per_second": round((num_batches - 1) * 256 / seconds),
+        "index_seconds": round(opened - start, 2),
+        "num_slots": pool.ring.num_slots,
+        "num_shrinks": governor.num_shrinks,
+        "num_deaths": stats.num_deaths,
+    }
+print(json.dumps(figures))
+"""
+
+
+def make_index(folder: Path, num_samples: int) -> Path:
+    """Write some small photographs, and an index that names them over and over."""
+    names = list(SCENES)
+    for number in range(NUM_PHOTOS):
+        pixels = photo(names[number % len(names)], np.random.default_rng(number))
+        small = cv2.resize(pixels, (PHOTO_SIDE, PHOTO_SIDE), interpolation=cv2.INTER_AREA)
+        (folder / f"{number:04d}.jpg").write_bytes(simplejpeg.encode_jpeg(np.ascontiguousarray(small), quality=90))
+    block = "".join(f"{number:04d}.jpg\t{number % len(names)}\n" for number in range(NUM_PHOTOS))
+    path = folder / "train.txt"
+    with path.open("w", encoding="ascii") as file:
+        file.write("#mpload 1\n#columns image:path label:int\n")
+        for _ in range(num_samples // NUM_PHOTOS):
+            file.write(block)
+    return path
+
+
+def measure(case: dict[str, Any], path: Path, container: Container | None) -> dict[str, Any]:
+    """Run the loader in a process of its own, in the container, and watch the memory of both."""
+    join = [] if container is None else ["sh", "-c", 'echo 0 > "$0" && exec "$@"', str(container.procs)]
+    words = [str(path), str(case["num_batches"]), str(case["num_workers"]), case["memory_budget"]]
+    process = subprocess.Popen(
+        [*join, sys.executable, "-c", PROGRAM, *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "XDG_CACHE_HOME": str(path.parent / "cache")},
+    )
+    peaks = {"peak_loader_bytes": 0, "peak_anonymous_bytes": 0, "peak_tree_pss_bytes": 0}
+
+    def note(name: str, num_bytes: int) -> None:
+        peaks[name] = max(peaks[name], num_bytes)
+
+    looks = 0
+    while process.poll() is None:
+        if container is not None:
+            taken_bytes = container.anonymous_bytes
+            note("peak_anonymous_bytes", taken_bytes)
+            own_bytes = anonymous_bytes(process.pid)
+            if own_bytes:
+                note("peak_loader_bytes", taken_bytes - own_bytes)
+        if looks % 10 == 0:  # walks all pages of all processes
+            note("peak_tree_pss_bytes", sum_memory(tree_memory(process.pid)).pss_bytes)
+        looks += 1
+        time.sleep(0.2)
+    if process.returncode:
+        raise SystemExit(f"the loader ended with exit code {process.returncode}")
+    assert process.stdout is not None
+    figures = {**json.loads(process.stdout.read()), "budget_bytes": parse_bytes(case["memory_budget"])}
+    if container is None:
+        return {**figures, "peak_tree_pss_bytes": peaks["peak_tree_pss_bytes"]}
+    counts = {"peak_usage_with_page_cache_bytes": container.peak_bytes, "num_oom_kills": container.num_oom_kills}
+    return {**figures, **peaks, **counts, "is_within_budget": peaks["peak_loader_bytes"] <= figures["budget_bytes"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="20 batches over 200,000 samples, no record")
+    parser.add_argument("--num-samples", type=int, default=10_000_000)
+    parser.add_argument("--num-batches", type=int, default=2000)
+    parser.add_argument("--num-workers", type=int, default=8)
+    parser.add_argument("--memory-budget", default="400MiB")
+    arguments = parser.parse_args()
+    case = {
+        "num_batches": 20 if arguments.quick else arguments.num_batches,
+        "num_workers": arguments.num_workers,
+        "memory_budget": arguments.memory_budget,
+    }
+    with ExitStack() as stack:
+        path = make_index(
+            Path(stack.enter_context(tempfile.TemporaryDirectory())),
+            200_000 if arguments.quick else arguments.num_samples,
+        )
+        container = stack.enter_context(memory_container(LIMIT_BYTES))
+        if container is None:
+            print("no control group with a memory limit can be made here: the loader runs without", file=sys.stderr)
+        case["container_bytes"] = None if container is None else LIMIT_BYTES
+        figures = measure(case, path, container)
+    print(json.dumps({**case, **figures}, indent=1))
+    if not arguments.quick:
+        write_record("budget", case, figures)
+    if not figures.get("is_within_budget", True):
+        raise SystemExit("the loader took more than its budget")
+
+
+if __name__ == "__main__":
+    main()
