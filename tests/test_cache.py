@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ def sources(index: Path) -> list[bytes]:
 
 def read_epoch(dataset: MPDataset) -> list[bytes]:
     """Read an epoch, and return the samples' bytes by their numbers."""
-    found = {}
+    found: dict[int, bytes] = {}
     for data, labels in dataset:
         found.update(zip(labels.tolist(), data, strict=True))
     return [found[number] for number in sorted(found)]
@@ -275,19 +275,42 @@ def swap_places(cache: OpenCache) -> None:
     table.write_bytes(page + places[::-1].tobytes())
 
 
-DAMAGES: dict[str, Any] = {
-    "segments overwritten": lambda cache: [overwrite(path, random.Random(1)) for path in segments(cache)],
-    "segments cut": lambda cache: [os.truncate(path, path.stat().st_size // 3) for path in segments(cache)],
-    "segments deleted": lambda cache: [path.unlink() for path in segments(cache)],
-    "segments replaced by folders": lambda cache: [(path.unlink(), path.mkdir()) for path in segments(cache)],
-    "segments of another program": lambda cache: [path.write_bytes(b"x" * 99_999) for path in segments(cache)],
-    "table overwritten": lambda cache: overwrite(cache.folder.path / "table", random.Random(2)),
-    "table cut": lambda cache: os.truncate(cache.folder.path / "table", 4200),
-    "table deleted": lambda cache: (cache.folder.path / "table").unlink(),
+def to_segments(act: Callable[[Path], object]) -> Callable[[OpenCache], None]:
+    def to_each(cache: OpenCache) -> None:
+        for path in segments(cache):
+            act(path)
+
+    return to_each
+
+
+def to_table(act: Callable[[Path], object]) -> Callable[[OpenCache], None]:
+    def to_it(cache: OpenCache) -> None:
+        act(cache.folder.path / "table")
+
+    return to_it
+
+
+def replace_by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def add_foreign_files(cache: OpenCache) -> None:
+    for name in ("notes.txt", "segment-x", "segment-777777"):
+        (cache.folder.path / name).write_bytes(b"hello")
+
+
+DAMAGES: dict[str, Callable[[OpenCache], None]] = {
+    "segments overwritten": to_segments(lambda path: overwrite(path, random.Random(1))),
+    "segments cut": to_segments(lambda path: os.truncate(path, path.stat().st_size // 3)),
+    "segments deleted": to_segments(Path.unlink),
+    "segments replaced by folders": to_segments(replace_by_folder),
+    "segments of another program": to_segments(lambda path: path.write_bytes(b"x" * 99_999)),
+    "table overwritten": to_table(lambda path: overwrite(path, random.Random(2))),
+    "table cut": to_table(lambda path: os.truncate(path, 4200)),
+    "table deleted": to_table(Path.unlink),
     "places swapped": swap_places,
-    "foreign files": lambda cache: [
-        (cache.folder.path / name).write_bytes(b"hello") for name in ("notes.txt", "segment-x", "segment-777777")
-    ],
+    "foreign files": add_foreign_files,
 }
 
 
