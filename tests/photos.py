@@ -52,10 +52,11 @@ def photo(height: int, width: int, rng: np.random.Generator) -> NDArray[np.uint8
     return np.asarray(pixels, np.uint8)
 
 
-def make_photo_tree(root: Path, *, num_images: int, num_classes: int, seed: int) -> None:
+def make_photo_tree(root: Path, *, num_images: int, num_classes: int, seed: int, grain: float = 0.0) -> None:
     """Write `root/<class>/<name>.JPEG` of ImageNet's sizes: about 500 x 375, some small, some large; 4:2:0 and 4:4:4.
 
-    The same arguments write the same bytes. About 4 ms an image.
+    The same arguments write the same bytes. About 4 ms an image, 50 KB on average; with a `grain` of 10 (standard
+    deviation of a sensor's noise) as many bytes as ImageNet's have, 105 KB on average, and 12 ms.
     """
     rng = np.random.default_rng(seed)
     folders = [root / f"n{label:08d}" for label in range(num_classes)]
@@ -63,8 +64,12 @@ def make_photo_tree(root: Path, *, num_images: int, num_classes: int, seed: int)
         folder.mkdir(parents=True)
     for number in range(num_images):
         label = number % num_classes
+        pixels = photo(*_imagenet_size(rng), rng)
+        if grain:
+            noisy = pixels + rng.normal(0, grain, pixels.shape)
+            pixels = np.clip(noisy, 0, 255).astype(np.uint8)
         jpeg = simplejpeg.encode_jpeg(
-            photo(*_imagenet_size(rng), rng),
+            pixels,
             quality=int(rng.integers(85, 96)),
             colorspace="RGB",
             colorsubsampling="444" if rng.random() < 0.25 else "420",

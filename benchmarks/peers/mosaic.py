@@ -1,0 +1,58 @@
+"""mosaicml-streaming over its own shards, from local files."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from streaming import MDSWriter, StreamingDataset
+from torch.utils.data import DataLoader, default_collate
+
+from peers.crops import as_tensor, crop_with
+from peers.race import Contestant, Epoch, Output, Race, paths_and_labels
+
+__all__ = ["CONTESTANTS", "prepare"]
+
+
+def prepare(data: Path) -> None:
+    """Write the shards."""
+    shutil.rmtree(data / "mds", ignore_errors=True)
+    race = Race(data=data, output=Output.BYTES, batch_size=1, num_workers=0)
+    with MDSWriter(out=str(data / "mds"), columns={"image": "bytes", "label": "int"}) as writer:
+        for path, label in paths_and_labels(race):
+            writer.write({"image": Path(path).read_bytes(), "label": label})
+
+
+class Photos(StreamingDataset):  # type: ignore[misc]
+    def __init__(self, race: Race, library: str) -> None:
+        super().__init__(local=str(race.data / "mds"), shuffle=True, batch_size=race.batch_size)
+        self.output = race.output
+        self.crop = crop_with(library, race.output)
+
+    def __getitem__(self, number: int) -> Any:
+        sample = super().__getitem__(number)
+        made = self.crop(sample["image"])
+        return (made if self.output is Output.BYTES else as_tensor(made, self.output)), sample["label"]
+
+
+def mosaic(library: str) -> Contestant:
+    def start(race: Race) -> Epoch:
+        loader: DataLoader[Any] = DataLoader(
+            Photos(race, library),
+            batch_size=race.batch_size,
+            num_workers=race.num_workers,
+            persistent_workers=race.num_workers > 0,
+            collate_fn=list if race.output is Output.BYTES else default_collate,
+        )
+
+        def epoch(number: int) -> Iterator[int]:
+            del number
+            for batch in loader:
+                yield len(batch) if race.output is Output.BYTES else len(batch[1])
+
+        return epoch
+
+    return start
+
+
+CONTESTANTS: dict[str, Contestant] = {"mosaicml-streaming, PIL": mosaic("pil")}

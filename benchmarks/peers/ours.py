@@ -1,0 +1,48 @@
+"""mpload over the photographs as they lie."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import mpload
+from peers.race import CROP, MEAN, STD, Contestant, Epoch, Output, Race
+
+__all__ = ["CONTESTANTS", "prepare"]
+
+
+def prepare(data: Path) -> None:
+    """Write the index."""
+    mpload.build_index(data / "photos", data / "train.txt")
+
+
+def ours(**decoder_options: Any) -> Contestant:
+    def start(race: Race) -> Epoch:
+        is_bytes = race.output is Output.BYTES
+        dataset = mpload.MPDataset(
+            race.data / "train.txt",
+            decode=mpload.RawBytes() if is_bytes else mpload.RandomResizedCrop(CROP, **decoder_options),
+            batch_size=race.batch_size,
+            shuffle=True,
+            tail="ragged",
+        )
+        loader: Any = mpload.MPLoader(dataset, num_workers=race.num_workers)
+        if race.output is Output.FLOAT32:
+            loader = mpload.DevicePrefetcher(loader, device="cpu", dtype=torch.float32, mean=MEAN, std=STD)
+
+        def epoch(number: int) -> Iterator[int]:
+            loader.set_epoch(number)
+            for images, labels in loader:
+                assert len(images) == len(labels)
+                yield len(labels)
+
+        return epoch
+
+    return start
+
+
+CONTESTANTS: dict[str, Contestant] = {
+    "mpload": ours(),
+    "mpload, without its native module": ours(backend="simplejpeg"),
+}

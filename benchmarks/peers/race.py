@@ -1,0 +1,46 @@
+"""What a contestant is asked to do."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum, auto
+from pathlib import Path
+
+__all__ = ["CROP", "MEAN", "STD", "Contestant", "Epoch", "Output", "Race", "paths_and_labels"]
+
+CROP = 224
+"""Height and width of the images, in pixels."""
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
+
+
+class Output(StrEnum):
+    """What batches hold."""
+
+    UINT8 = auto()
+    """RandomResizedCrop(224) and a flip, uint8."""
+    FLOAT32 = auto()
+    """The same, normalised float32."""
+    BYTES = auto()
+    """The files' bytes as they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Race:
+    """One way of running an epoch."""
+
+    data: Path
+    """The folder that `prepare` made."""
+    output: Output
+    batch_size: int
+    num_workers: int
+
+
+Epoch = Callable[[int], Iterator[int]]
+"""Runs an epoch, by its number, and yields the number of samples of each batch once it has looked into it."""
+Contestant = Callable[[Race], Epoch]
+
+
+def paths_and_labels(race: Race) -> list[tuple[str, int]]:
+    """Return the list that most data sets keep."""
+    folders = sorted((race.data / "photos").iterdir())
+    return [(str(path), label) for label, folder in enumerate(folders) for path in sorted(folder.iterdir())]

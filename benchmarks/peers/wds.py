@@ -1,0 +1,59 @@
+"""WebDataset over tar shards of its own writer."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import webdataset
+from torch.utils.data import default_collate
+
+from peers.crops import as_tensor, crop_with
+from peers.race import Contestant, Epoch, Output, Race, paths_and_labels
+
+__all__ = ["CONTESTANTS", "prepare"]
+
+
+def prepare(data: Path) -> None:
+    """Write the shards."""
+    samples = paths_and_labels(Race(data=data, output=Output.BYTES, batch_size=1, num_workers=0))
+    random.Random(0).shuffle(samples)
+    (data / "wds").mkdir(exist_ok=True)
+    with webdataset.ShardWriter(str(data / "wds" / "photos-%06d.tar"), maxsize=8 << 20, verbose=0) as writer:
+        for number, (path, label) in enumerate(samples):
+            writer.write({"__key__": f"{number:08d}", "jpg": Path(path).read_bytes(), "cls": label})
+
+
+def wds(library: str) -> Contestant:
+    def start(race: Race) -> Epoch:
+        crop = crop_with(library, race.output)
+        is_bytes = race.output is Output.BYTES
+
+        def make(sample: tuple[bytes, bytes]) -> Any:
+            data, label = sample
+            made = crop(data)
+            return (made if is_bytes else as_tensor(made, race.output)), int(label)
+
+        shards = sorted(str(path) for path in (race.data / "wds").glob("*.tar"))
+        dataset = (
+            webdataset.WebDataset(shards, shardshuffle=len(shards), nodesplitter=None, empty_check=False)
+            .shuffle(1000)
+            .to_tuple("jpg", "cls")
+            .map(make)
+            .batched(race.batch_size, collation_fn=list if is_bytes else default_collate)
+        )
+        loader = webdataset.WebLoader(
+            dataset, batch_size=None, num_workers=race.num_workers, persistent_workers=race.num_workers > 0
+        )
+
+        def epoch(number: int) -> Iterator[int]:
+            del number
+            for batch in loader:
+                yield len(batch) if is_bytes else len(batch[1])
+
+        return epoch
+
+    return start
+
+
+CONTESTANTS: dict[str, Contestant] = {"WebDataset, PIL": wds("pil"), "WebDataset, OpenCV": wds("albumentations")}
