@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
 from mpload.cache.choice import PartialCache
@@ -15,10 +16,11 @@ from mpload.errors import ArgumentError, StateError
 from mpload.index.index import Index, Record
 from mpload.index.opening import open_index
 from mpload.order import Order, OrderChoice, Sequential, Shuffle
-from mpload.pipeline import Pipeline
+from mpload.pipeline import Pipeline, Storage
 from mpload.policy import ErrorPolicy
 from mpload.progress import Epoch, SharedProgress
 from mpload.sharding import Plan, State, Tail, Topology
+from mpload.storage.local import PageCache
 from mpload.tensors import as_tensors
 from mpload.topology import detect_topology
 
@@ -53,6 +55,11 @@ class MPDataset(IterableDataset[Any]):
         topology: rank and world size; None asks `detect_topology()` when iteration begins.
         cache: a `PartialCache` keeps a fixed part of the samples on a fast disk or in memory.
         on_error: `"raise"`, `"skip"`, `"substitute"`, or an `ErrorPolicy`.
+        storage: what reads the bytes, if not the files below the index's root: any object that can be pickled and has
+            `read(ranges: Sequence[ByteRange]) -> list[bytes]`. Where that is slow, samples are read ahead by as many
+            threads as its `max_parallel_reads` says.
+        page_cache: `"drop"` gives the page cache of local files back after each read: for jobs whose container is
+            charged for it, over data that does not fit into memory anyway. `"keep"` leaves it to the kernel.
 
     Memory: constant in the number of samples, in every process.
     Process: may be forked and pickled; workers of a DataLoader share the table of epochs with their parent.
@@ -75,6 +82,8 @@ class MPDataset(IterableDataset[Any]):
         topology: Topology | None = None,
         cache: PartialCache | None = None,
         on_error: ErrorPolicy | str = "raise",
+        storage: Storage | None = None,
+        page_cache: PageCache | str = PageCache.KEEP,
     ) -> None:
         if batch_size is not None and batch_size < 1:
             raise ArgumentError(f"batch_size must be at least 1, or None for samples, got {batch_size}")
@@ -88,6 +97,8 @@ class MPDataset(IterableDataset[Any]):
             decode=ImageDecoder() if decode is None else decode,
             transform=transform,
             policy=ErrorPolicy.of(on_error),
+            storage=storage,
+            page_cache=page_cache,
         )
         self.cache = None if cache is None else cache.open(self.index, read=self.pipeline.read)
         self.pipeline.cache = self.cache
@@ -246,10 +257,18 @@ class _EpochIterator(Iterator[Any]):
         cursor = self._cursor
         if cursor.next_batch >= self._plan.num_batches:
             raise StopIteration
-        sample_ids = self._order.sample_ids(self._plan.positions(cursor.next_batch))
-        batch = self._dataset.pipeline.batch(sample_ids, seed=cursor.epoch.seed, epoch=cursor.epoch.number)
+        batch = self._dataset.pipeline.batch(
+            self._sample_ids(cursor.next_batch),
+            seed=cursor.epoch.seed,
+            epoch=cursor.epoch.number,
+            following=lambda: self._sample_ids(cursor.next_batch + self._num_workers),
+        )
         cursor.next_batch += self._num_workers
         return as_tensors(batch.columns)
+
+    def _sample_ids(self, batch: int) -> NDArray[np.int64]:
+        positions = self._plan.positions(batch) if batch < self._plan.num_batches else np.empty(0, np.int64)
+        return self._order.sample_ids(positions)
 
     def _next_sample(self) -> Any:
         cursor = self._cursor
@@ -269,7 +288,10 @@ class _EpochIterator(Iterator[Any]):
         stop = min(cursor.next_batch + _BLOCK_SAMPLES * self._num_workers, self._plan.num_batches)
         numbers = np.arange(cursor.next_batch, stop, self._num_workers)
         sample_ids = self._order.sample_ids(self._plan.single_positions(numbers))
-        self._block.extend(zip(numbers.tolist(), self._dataset.index.records(sample_ids), strict=False))
+        records = self._dataset.index.records(sample_ids)
+        if self._dataset.pipeline.ahead.is_active:
+            self._dataset.pipeline.look_ahead(records)
+        self._block.extend(zip(numbers.tolist(), records, strict=False))
         if not self._block:
             cursor.next_batch += self._num_workers  # a ragged last sample is another rank's
 

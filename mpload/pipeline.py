@@ -1,7 +1,8 @@
 """From a record to a sample, and from sample_ids to a batch: read, decode, transform. NumPy only."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter_ns
@@ -16,7 +17,8 @@ from mpload.image import Limits
 from mpload.index.columns import Cell, ColumnType, Span
 from mpload.index.index import Index, Record
 from mpload.policy import BadSample, BadSamples, ErrorAction, ErrorPolicy, substitute_for
-from mpload.storage.local import LocalStorage
+from mpload.storage.ahead import ReadAhead
+from mpload.storage.local import LocalStorage, PageCache
 from mpload.storage.ranges import ByteRange
 
 __all__ = ["Batch", "Pipeline", "Sample", "SampleCache", "StageTimes", "Storage", "stack"]
@@ -40,6 +42,10 @@ class SampleCache(Protocol):
 
     def read(self, sample_id: int, paths: Sequence[str], read: Callable[[], list[bytes]]) -> list[bytes]:
         """Return the bytes of a sample's sources, which lie in `paths`: kept ones, or what `read` gives."""
+        ...
+
+    def has(self, sample_id: int) -> bool:
+        """Whether something is kept for a sample, so that its sources will hardly be read."""
         ...
 
 
@@ -78,11 +84,15 @@ class Pipeline:
         decode: Callable[..., Any],
         transform: Callable[..., Any] | None = None,
         policy: ErrorPolicy,
+        storage: Storage | None = None,
+        page_cache: PageCache | str = PageCache.KEEP,
     ) -> None:
         self.index = index
         self.decode = decode
         self.transform = transform
         self.policy = policy
+        self.storage = storage
+        self.page_cache = page_cache
         self.cache: SampleCache | None = None
         self.sources = [number for number, column in enumerate(index.columns) if column.type.is_source]
         self._decode_takes_rng = _takes(decode, "rng")
@@ -92,7 +102,8 @@ class Pipeline:
 
     def _start(self) -> None:
         self._transform = None if self.transform is None else adapt_transform(self.transform)
-        self._storage: Storage = _open_storage(self.index, self.decode)
+        self._storage = self.storage or _open_storage(self.index, self.decode, self.page_cache)
+        self.ahead = ReadAhead(self._storage)
         self._bad = BadSamples(self.policy, index_path=self.index.path)
         self._rng: SampleRng | None = None
         self.times = StageTimes()
@@ -102,8 +113,16 @@ class Pipeline:
         """Whether decoders write into arrays that they are given; a transform could change the shape."""
         return self.output_shape is not None and self.transform is None
 
-    def batch(self, sample_ids: NDArray[np.int64], *, seed: int, epoch: int) -> Batch:
+    def batch(
+        self, sample_ids: NDArray[np.int64], *, seed: int, epoch: int, following: Callable[[], Any] | None = None
+    ) -> Batch:
         """Make the samples `sample_ids`, int64 [n], of one epoch.
+
+        Args:
+            sample_ids: which.
+            seed: of the run.
+            epoch: which one.
+            following: returns the sample_ids that will be asked for next, int64 [m]; asked where reads are slow.
 
         Raises:
             SampleError: a sample failed and the policy is to raise, or no substitute for it was any better.
@@ -115,7 +134,10 @@ class Pipeline:
             outs = [np.empty((len(sample_ids), *self.output_shape), np.uint8) for _ in self.sources]
         made: list[Sample] = []
         ids: list[int] = []
-        for record in self.index.records(sample_ids):
+        records = self.index.records(sample_ids)
+        if self.ahead.is_active:
+            self.look_ahead(records if following is None else [*records, *self.index.records(following())])
+        for record in records:
             row = None if outs is None else [out[len(made)] for out in outs]
             if (result := self.sample(record, seed=seed, epoch=epoch, outs=row)) is not None:
                 ids.append(result[0])
@@ -158,7 +180,20 @@ class Pipeline:
 
     def read(self, record: Record) -> list[bytes]:
         """Return the bytes of each source of a sample, from where they lie."""
-        return self._storage.read([_range_of(record.cells[number]) for number in self.sources])
+        return self.ahead.read(record.sample_id, self._ranges(record))
+
+    def look_ahead(self, records: Iterable[Record]) -> None:
+        """Have the sources of the samples that come next read, in this order, as far as is worth it; forget others'."""
+        cache = self.cache
+        wanted = {}
+        for record in records:
+            if cache is None or not cache.has(record.sample_id):
+                with suppress(MploadError):  # the sample meets it when its turn comes
+                    wanted[record.sample_id] = self._ranges(record)
+        self.ahead.plan(wanted)
+
+    def _ranges(self, record: Record) -> list[ByteRange]:
+        return [_range_of(record.cells[number]) for number in self.sources]
 
     def _make(self, record: Record, rng: SampleRng, outs: Sequence[NDArray[np.uint8]] | None) -> Sample:
         values: list[Any] = list(record.cells)
@@ -206,15 +241,17 @@ class Pipeline:
         self._start()
 
 
-_PER_PROCESS = frozenset({"_transform", "_storage", "_bad", "_rng", "times"})
+_PER_PROCESS = frozenset({"_transform", "_storage", "ahead", "_bad", "_rng", "times"})
 
 
-def _open_storage(index: Index, decode: Callable[..., Any]) -> Storage:
+def _open_storage(index: Index, decode: Callable[..., Any], page_cache: PageCache | str) -> Storage:
     if "://" in index.root:
         raise StorageError(f"{index.path}: root {index.root} is a URL; this version of mpload reads local files only")
     limits = getattr(decode, "limits", None)
     max_bytes = limits.max_bytes if isinstance(limits, Limits) else None
-    return LocalStorage(Path(index.root), allow_outside_root=not index.confined, max_bytes=max_bytes)
+    return LocalStorage(
+        Path(index.root), allow_outside_root=not index.confined, max_bytes=max_bytes, page_cache=page_cache
+    )
 
 
 def _range_of(cell: Cell) -> ByteRange:

@@ -2,14 +2,17 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum, auto
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpload.errors import ArgumentError, SampleError
+from mpload.errors import ArgumentError, MploadError, SampleError
+from mpload.index.index import Record
 from mpload.index.text import MAX_LINE_BYTES
 from mpload.order import OrderChoice
 from mpload.pipeline import DTYPES, Pipeline, stack
@@ -25,6 +28,7 @@ __all__ = ["BatchNumber", "Form", "Kind", "PipelineWork", "columns_of", "forms_o
 
 _MAX_SAMPLE_BYTES = 256 * MIB
 _PROBED_SAMPLES = 8
+_MAX_CHUNKS_AHEAD = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +69,8 @@ class PipelineWork:
     tail: Tail
 
     def open(self) -> None:
-        """Files are opened when they are first read."""
+        """Prepare for reading ahead; files are opened when they are first read."""
+        self._looked_up: dict[tuple[tuple[int, ...], int, int], list[Record]] = {}
 
     def sample_ids(self, number: BatchNumber, first: int, last: int) -> NDArray[np.int64]:
         """Return the samples `first` to `last` (exclusive) of a batch."""
@@ -91,7 +96,10 @@ class PipelineWork:
         names = [column.name for column in pipeline.index.columns]
         times = pipeline.times
         before = times.read_ns, times.decode_ns, times.transform_ns
-        for place, record in enumerate(pipeline.index.records(self.sample_ids(number, first, last)), first):
+        records = self._looked_up.pop((task, first, last), None) or self._records(task, first, last)
+        if pipeline.ahead.is_active:
+            self._look_ahead(records, report)
+        for place, record in enumerate(records, first):
             report.at(place)
             outs = [arrays[names[source]][place] for source in pipeline.sources] if pipeline.writes_in_place else None
             made = pipeline.sample(record, seed=number.seed, epoch=number.epoch, outs=outs)
@@ -104,6 +112,19 @@ class PipelineWork:
         report.timings.read_ns += times.read_ns - before[0]
         report.timings.decode_ns += times.decode_ns - before[1]
         report.timings.transform_ns += times.transform_ns - before[2]
+
+    def _records(self, task: tuple[int, ...], first: int, last: int) -> list[Record]:
+        return self.pipeline.index.records(self.sample_ids(BatchNumber.of(task), first, last))
+
+    def _look_ahead(self, records: list[Record], report: ChunkReport) -> None:
+        """Have this chunk's samples read ahead, and as many of the next ones as the depth asks for."""
+        num_chunks = min(-(-self.pipeline.ahead.depth // len(records)), _MAX_CHUNKS_AHEAD)
+        before, self._looked_up = self._looked_up, {}
+        with suppress(MploadError):  # the chunk meets it when its turn comes
+            for chunk in report.upcoming(num_chunks):
+                key = chunk.task, chunk.first, chunk.last
+                self._looked_up[key] = before.get(key) or self._records(*key)
+        self.pipeline.look_ahead(chain(records, *self._looked_up.values()))
 
 
 def _put(array: NDArray[Any] | RaggedArray, place: int, name: str, value: Any) -> None:

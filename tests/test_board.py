@@ -54,7 +54,7 @@ def test_a_worker_killed_while_it_takes_a_chunk_leaves_it_in_the_queue(
     class Killed(BaseException):
         pass
 
-    def killed(_: ChunkQueue) -> None:
+    def killed(_: ChunkQueue, position: int) -> None:
         raise Killed
 
     assert board.post(1, chunk(1))
@@ -78,6 +78,65 @@ def test_cancelled_chunks_are_taken_but_not_filled(board: ParentBoard) -> None:
     board.wake(2)
     assert worker.take() == (1, None)
     assert worker.take() == (2, chunk(2))
+
+
+def test_reserved_chunks_are_taken_by_their_reader_first_and_by_others_last() -> None:
+    board = ParentBoard(num_plain_entries=8)
+    reader, other = worker_of(board, 0), worker_of(board, 1)
+    for serial in range(1, 7):
+        assert board.post(serial, chunk(serial))
+    assert reader.reserve(2) == [chunk(1), chunk(2)]
+    assert other.reserve(1) == [chunk(3)]
+    assert reader.reserve(3) == [chunk(1), chunk(2), chunk(4)]
+    board.wake(10)
+    assert [taken[0] for taken in (other.take(), other.take(), other.take()) if taken] == [3, 5, 6]
+    assert reader.take() == (1, chunk(1))
+    assert board.queued_serials() == {2, 4}
+    assert other.take() == (2, chunk(2))  # rather than be idle
+    assert reader.take() == (4, chunk(4))
+    assert not board.has_untaken
+    for serial in range(10, 18):  # the room in the middle is room again
+        assert board.post(serial, chunk(serial))
+    assert not board.post(18, chunk(18))
+
+
+def test_a_worker_killed_while_it_takes_a_chunk_from_the_middle_loses_none(board: ParentBoard) -> None:
+    dying, other = worker_of(board, 0), worker_of(board, 1)
+    for serial in (1, 2, 3):
+        assert board.post(serial, chunk(serial))
+    other.reserve(1)
+    board.wake(9)
+    assert dying.take() == (2, chunk(2))
+    position = dying._plain.first_for(1, generation=0)
+    assert position == 2
+    dying._cells[dying._plain._place(position)] = 0  # killed before the queue has moved on
+    assert board.queued_serials() == {1}
+    assert other.take() == (1, chunk(1))
+    assert not board.has_untaken
+    board.post(4, chunk(4))
+    assert other.take() == (4, chunk(4))
+
+
+def test_cancelled_chunks_are_nobodys(board: ParentBoard) -> None:
+    reader, other = worker_of(board, 0), worker_of(board, 1)
+    board.post(1, chunk(1))
+    assert reader.reserve(1) == [chunk(1)]
+    board.cancel()
+    board.post(2, chunk(2))
+    assert reader.reserve(2) == [chunk(2)]
+    board.wake(2)
+    assert other.take() == (1, None)
+
+
+def test_a_worker_that_leaves_reserves_nothing_any_more(board: ParentBoard) -> None:
+    leaving, other = worker_of(board, 0), worker_of(board, 1)
+    for serial in (1, 2):
+        board.post(serial, chunk(serial))
+    leaving.reserve(1)
+    board.post_stop()
+    board.wake(3)
+    assert leaving.take() is None
+    assert other.take() == (1, chunk(1))
 
 
 def test_rows_say_what_workers_do(board: ParentBoard) -> None:

@@ -375,7 +375,7 @@ def test_the_shard_used_last_stays_open(root: Path, monkeypatch: pytest.MonkeyPa
 def test_open_shards_are_not_inherited_by_programs(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with LocalStorage(root) as storage:
         storage.read([ByteRange("shard.tar", 0, 1)])
-        assert [os.get_inheritable(descriptor) for descriptor in storage._shards.values()] == [False]
+        assert [os.get_inheritable(shard.descriptor) for shard in storage._shards.values()] == [False]
 
 
 def test_a_forked_process_reads_the_same_open_shard(root: Path) -> None:

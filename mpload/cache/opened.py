@@ -85,6 +85,10 @@ class OpenCache:
         """Whether a sample is in the fixed subset that the cache keeps."""
         return xxh3_64_intdigest(sample_id.to_bytes(8, "little"), seed=_SUBSET_KEY) < self._below
 
+    def has(self, sample_id: int) -> bool:
+        """Whether an entry of a sample is there, good or damaged: then its sources will hardly be read."""
+        return self.holds(sample_id) and self.folder.table >= 0 and any(self.folder.place_of(sample_id))
+
     def read(self, sample_id: int, paths: Sequence[str], read: Callable[[], list[bytes]]) -> list[bytes]:
         """Return the bytes of a sample's sources: kept ones, else what `read` returns, which is then kept.
 

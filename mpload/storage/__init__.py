@@ -3,6 +3,7 @@
 ```
 ranges   ByteRange, and the planner that merges neighbouring runs of bytes into fewer reads (pure NumPy, opens nothing)
 local    LocalStorage: files and shards below a root folder
+ahead    ReadAhead: samples read before they are asked for, by threads, where a storage is slow to answer
 ```
 
 Every storage answers one question: `read(ranges: Sequence[ByteRange]) -> list[bytes]`, in the order asked. The protocol

@@ -1,10 +1,14 @@
 """Files and shards below a root folder."""
 
 import errno
+import mmap
 import os
 import stat
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
+from enum import StrEnum, auto
 from pathlib import Path
 from typing import Self
 
@@ -12,7 +16,7 @@ from mpload.errors import ArgumentError, OutsideRootError, StorageError
 from mpload.storage.ranges import ByteRange
 from mpload.units import format_count
 
-__all__ = ["LocalStorage"]
+__all__ = ["LocalStorage", "PageCache"]
 
 # Opening a FIFO or terminal that an index names must neither wait nor take it over: `_size_of_regular` refuses it then.
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -33,6 +37,25 @@ _NEXT_STEPS = {
 }
 
 
+class PageCache(StrEnum):
+    """What becomes of the page cache that reading fills."""
+
+    KEEP = auto()
+    """The kernel decides: what fits is there when it is read again."""
+    DROP = auto()
+    """Given back after each read: for jobs whose container is charged for it, over data that does not fit anyway."""
+
+
+class _Shard:
+    """An open file, closed when nobody reads it any more."""
+
+    __slots__ = ("__weakref__", "descriptor")
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        weakref.finalize(self, os.close, descriptor)
+
+
 class LocalStorage:
     """Reads whole files and spans of shards below one folder.
 
@@ -45,14 +68,18 @@ class LocalStorage:
         max_open_files: How many shards stay open; the one not used for longest is closed first. Whole files are
             closed at once.
         max_bytes: The largest file or span that is read; None: any.
+        page_cache: `"drop"` gives the page cache of what was read back at once, with the pages that neighbours share.
 
     Memory:
         What `read` returns, and a path, a number and a descriptor for each open shard.
 
     Process:
         May be forked: shards are read with `pread`, so processes share no position, and no program that is started
-        inherits a descriptor. May be pickled: the copy opens its files anew. One thread at a time.
+        inherits a descriptor. May be pickled: the copy opens its files anew. Any thread may read.
     """
+
+    max_parallel_reads = 16
+    """Threads that are worth having where the disk or network is slow to answer."""
 
     def __init__(
         self,
@@ -61,16 +88,20 @@ class LocalStorage:
         allow_outside_root: bool = False,
         max_open_files: int = 64,
         max_bytes: int | None = None,
+        page_cache: PageCache | str = PageCache.KEEP,
     ) -> None:
+        if page_cache not in set(PageCache):
+            raise ArgumentError(f'page_cache must be "keep" or "drop", got {page_cache!r}')
         if max_open_files < 1:
             raise ArgumentError(f"max_open_files must be positive, got {max_open_files}")
         self._root = Path(root)
         self._allow_outside_root = allow_outside_root
         self._max_open_files = max_open_files
         self._max_bytes = max_bytes
+        self._drops_pages = page_cache == PageCache.DROP and hasattr(os, "posix_fadvise")
         self._real_root = _with_slash(os.path.realpath(root))
         self._roots = (self._real_root, _with_slash(os.path.abspath(root)))  # noqa: PTH100  as it was written, too
-        self._shards: OrderedDict[str, int] = OrderedDict()  # path to descriptor, least recently used first
+        self._shards: OrderedDict[str, _Shard] = OrderedDict()  # by path, least recently used first
 
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         """Return the bytes of each range, in the order asked.
@@ -89,8 +120,7 @@ class LocalStorage:
 
     def close(self) -> None:
         """Close all open shards. Reading again opens them again."""
-        while self._shards:
-            os.close(self._shards.popitem()[1])
+        self._shards.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -99,7 +129,8 @@ class LocalStorage:
         self.close()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (self._root, self._allow_outside_root, self._max_open_files, self._max_bytes)
+        page_cache = PageCache.DROP if self._drops_pages else PageCache.KEEP
+        return _rebuild, (self._root, self._allow_outside_root, self._max_open_files, self._max_bytes, page_cache)
 
     def __repr__(self) -> str:
         return f"LocalStorage({str(self._root)!r}, allow_outside_root={self._allow_outside_root})"
@@ -109,6 +140,8 @@ class LocalStorage:
         try:
             self._check_size(path, num_bytes)
             data = _read_at(descriptor, 0, num_bytes)
+            if self._drops_pages:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         except StorageError:
             raise
         except OSError as error:
@@ -124,13 +157,15 @@ class LocalStorage:
 
     def _read_span(self, path: str, offset_bytes: int, length_bytes: int) -> bytes:
         self._check_size(path, length_bytes)
-        descriptor = self._shard(path)
+        shard = self._shard(path)  # held while it is read: another thread may drop it from those that stay open
         end = offset_bytes + length_bytes
         try:
             # Asked anew each time: it costs little, sees a shard that is still being written grow, and keeps a length
             # from a broken line of the index from becoming an allocation.
-            shard_bytes = os.fstat(descriptor).st_size
-            data = _read_at(descriptor, offset_bytes, length_bytes) if end <= shard_bytes else None
+            shard_bytes = os.fstat(shard.descriptor).st_size
+            data = _read_at(shard.descriptor, offset_bytes, length_bytes) if end <= shard_bytes else None
+            if self._drops_pages:
+                _drop_pages(shard.descriptor, offset_bytes, end)
         except OSError as error:
             raise _storage_error(path, error) from error
         if data is None or len(data) < length_bytes:
@@ -147,16 +182,20 @@ class LocalStorage:
                 f"max_bytes={format_count(self._max_bytes)}"
             )
 
-    def _shard(self, path: str) -> int:
-        descriptor = self._shards.get(path)
-        if descriptor is not None:
-            self._shards.move_to_end(path)
-            return descriptor
-        descriptor, _ = self._open(path)
-        if len(self._shards) >= self._max_open_files:
-            os.close(self._shards.popitem(last=False)[1])
-        self._shards[path] = descriptor
-        return descriptor
+    def _shard(self, path: str) -> _Shard:
+        shard = self._shards.get(path)
+        if shard is not None:
+            with suppress(KeyError):  # another thread has just dropped it
+                self._shards.move_to_end(path)
+            return shard
+        shard = _Shard(self._open(path)[0])
+        if self._drops_pages:  # what the kernel would read beyond a span would be left lying
+            os.posix_fadvise(shard.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+        self._shards[path] = shard
+        while len(self._shards) > self._max_open_files:
+            with suppress(KeyError):
+                self._shards.popitem(last=False)
+        return shard
 
     def _open(self, path: str) -> tuple[int, int]:
         """Open a regular file inside the root; return its descriptor and its size in bytes."""
@@ -196,8 +235,22 @@ class LocalStorage:
         )
 
 
-def _rebuild(root: Path, allow_outside_root: bool, max_open_files: int, max_bytes: int | None) -> LocalStorage:
-    return LocalStorage(root, allow_outside_root=allow_outside_root, max_open_files=max_open_files, max_bytes=max_bytes)
+def _rebuild(
+    root: Path, allow_outside_root: bool, max_open_files: int, max_bytes: int | None, page_cache: PageCache
+) -> LocalStorage:
+    return LocalStorage(
+        root,
+        allow_outside_root=allow_outside_root,
+        max_open_files=max_open_files,
+        max_bytes=max_bytes,
+        page_cache=page_cache,
+    )
+
+
+def _drop_pages(descriptor: int, start_bytes: int, end_bytes: int) -> None:
+    """Give back the page cache of these bytes; the kernel alone would keep the pages at both ends."""
+    first = start_bytes - start_bytes % mmap.PAGESIZE
+    os.posix_fadvise(descriptor, first, -(-end_bytes // mmap.PAGESIZE) * mmap.PAGESIZE - first, os.POSIX_FADV_DONTNEED)
 
 
 def _with_slash(folder: str) -> str:

@@ -10,6 +10,10 @@ while the parent is busy with a training step. What makes this safe to kill at a
   back by the parent; one too many only wakes a worker for nothing.
 
 There are two queues: `urgent` for what is done again after a death, else a batch would wait behind the ones after it.
+
+A worker that reads ahead from slow storage reserves the chunks that it will fill next. They stay in the queue, and so
+need nothing after a death: other workers take them last, but they do take them rather than be idle. A chunk that is
+taken out of the middle of the queue leaves a 0 in place of its serial number.
 """
 
 import contextlib
@@ -35,7 +39,9 @@ _ROWS = 40
 _ROW_CELLS = 8
 _SERIAL, _SAMPLE = 0, 1  # of a row
 _ENTRIES = _ROWS + MAX_WORKERS * _ROW_CELLS
-_ENTRY_CELLS = 6 + MAX_TASK_NUMBERS
+_READER = 6  # of an entry: the number of the worker that reads ahead for it, plus one; 0: nobody
+_TASK = 7
+_ENTRY_CELLS = _TASK + MAX_TASK_NUMBERS
 _URGENT, _PLAIN = 0, 1
 _URGENT_ENTRIES = 256
 
@@ -73,16 +79,58 @@ class ChunkQueue:
     def serials(self) -> Iterator[int]:
         """Yield the serial numbers of what waits."""
         for position in range(self._cells[self._head], self._cells[self._tail]):
-            yield self._cells[self._place(position)]
+            if serial := self._cells[self._place(position)]:
+                yield serial
 
-    def peek(self) -> list[int]:
-        """Return the entry at the head, which must be there."""
-        place = self._place(self._cells[self._head])
+    def first_for(self, reader: int, *, generation: int) -> int | None:
+        """Return the position of the first entry that no other than `reader` reads ahead for, else of the first."""
+        self._skip_taken()
+        others = None
+        for position in range(self._cells[self._head], self._cells[self._tail]):
+            place = self._place(position)
+            if not self._cells[place]:
+                continue
+            if self._cells[place + _READER] in {0, reader} or self._cells[place + 1] != generation:
+                return position
+            if others is None:
+                others = position
+        return others
+
+    def peek(self, position: int) -> list[int]:
+        """Return the entry at `position`."""
+        place = self._place(position)
         return self._cells[place : place + _ENTRY_CELLS].tolist()
 
-    def drop(self) -> None:
-        """Move on past the entry at the head."""
-        self._cells[self._head] += 1
+    def drop(self, position: int) -> None:
+        """Take out the entry at `position`."""
+        self._cells[self._place(position)] = 0
+        self._skip_taken()
+
+    def reserve(self, reader: int, *, generation: int, num_entries: int) -> list[list[int]]:
+        """Return the first `num_entries` entries that `reader` reads ahead for, with new ones where they are fewer."""
+        reserved: list[list[int]] = []
+        for position in range(self._cells[self._head], self._cells[self._tail]):
+            if len(reserved) >= num_entries:
+                break
+            place = self._place(position)
+            if self._cells[place] > 0 and self._cells[place + 1] == generation:
+                if not self._cells[place + _READER]:
+                    self._cells[place + _READER] = reader
+                if self._cells[place + _READER] == reader:
+                    reserved.append(self.peek(position))
+        return reserved
+
+    def free(self, reader: int) -> None:
+        """Reserve nothing for `reader` any more."""
+        for position in range(self._cells[self._head], self._cells[self._tail]):
+            if self._cells[self._place(position) + _READER] == reader:
+                self._cells[self._place(position) + _READER] = 0
+
+    def _skip_taken(self) -> None:
+        while (
+            self._cells[self._head] < self._cells[self._tail] and not self._cells[self._place(self._cells[self._head])]
+        ):
+            self._cells[self._head] += 1
 
     def _place(self, position: int) -> int:
         return self._first + position % self._num_entries * _ENTRY_CELLS
@@ -156,14 +204,14 @@ class ParentBoard:
         if queue.is_full:
             return False
         where = (self._cells[_GENERATION], chunk.slot, chunk.first, chunk.last)
-        queue.post((serial, *where, len(chunk.task), *chunk.task))
+        queue.post((serial, *where, len(chunk.task), 0, *chunk.task))
         return True
 
     def post_stop(self) -> bool:
         """Tell one worker, whichever comes first, to leave; return False where the queue is full."""
         if self._urgent.is_full:
             return False
-        self._urgent.post((_STOP,))
+        self._urgent.post((_STOP, *[0] * (_TASK - 1)))
         return True
 
     def wake(self, num_workers: int) -> None:
@@ -216,10 +264,12 @@ class WorkerBoard:
             _map(fds.board, fds.num_plain_entries), fds.num_plain_entries
         )
         self._row = _ROWS
+        self._reader = 1
 
     def sit_down(self, worker: int) -> None:
         """Write into row `worker` from now on."""
         self._row = _ROWS + worker * _ROW_CELLS
+        self._reader = worker + 1
 
     def take(self) -> tuple[int, "Chunk | None"] | None:
         """Wait for a chunk; return its serial number and it, or None in its place where it was cancelled.
@@ -228,33 +278,52 @@ class WorkerBoard:
         """
         self._cells[self._row + _SERIAL] = _IDLE
         while os.read(self._tokens, 1):
-            fcntl.lockf(self._fd, fcntl.LOCK_EX)
-            try:
+            with self._locked():
                 entry = self._take()
-            finally:
-                fcntl.lockf(self._fd, fcntl.LOCK_UN)
             if entry is None:
                 continue  # a byte too many, after a death
-            serial, generation, slot, first, last, num_numbers = entry[:6]
-            if serial == _STOP:
+            if entry[0] == _STOP:
                 return None
-            if generation != self._cells[_GENERATION]:
-                return serial, None
-            task = tuple(entry[6 : 6 + num_numbers])
-            return serial, Chunk(batch=0, slot=slot, first=first, last=last, task=task)
+            if entry[1] != self._cells[_GENERATION]:
+                return entry[0], None
+            return entry[0], _chunk_of(entry)
         return None
 
+    def reserve(self, num_chunks: int) -> list[Chunk]:
+        """Return chunks that this worker will most likely take next, in this order, `num_chunks` at most."""
+        with self._locked():
+            entries = self._plain.reserve(self._reader, generation=self._cells[_GENERATION], num_entries=num_chunks)
+        return [_chunk_of(entry) for entry in entries]
+
     def _take(self) -> list[int] | None:
-        queue = self._plain if self._urgent.is_empty else self._urgent
-        if queue.is_empty:
+        for queue in (self._urgent, self._plain):
+            position = queue.first_for(self._reader, generation=self._cells[_GENERATION])
+            if position is not None:
+                break
+        else:
             return None
-        entry = queue.peek()
+        entry = queue.peek(position)
         # This order is what keeps a chunk from being lost: first it is mine, then it is gone.
         self._cells[self._row + _SAMPLE] = _NO_SAMPLE
         self._cells[self._row + _SERIAL] = entry[0] if entry[0] != _STOP else _STOPPED
-        queue.drop()
+        queue.drop(position)
+        if entry[0] == _STOP:
+            self._plain.free(self._reader)
         return entry
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        fcntl.lockf(self._fd, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
     def at(self, sample: int) -> None:
         """Say that sample `sample` of the batch is next."""
         self._cells[self._row + _SAMPLE] = sample
+
+
+def _chunk_of(entry: Sequence[int]) -> Chunk:
+    _, _, slot, first, last, num_numbers = entry[:_READER]
+    return Chunk(batch=0, slot=slot, first=first, last=last, task=tuple(entry[_TASK : _TASK + num_numbers]))

@@ -56,6 +56,10 @@ class ChunkReport:
         """Say that sample `sample` of the batch is next: the one to blame for a death, and a sign of life."""
         self._board.at(sample)
 
+    def upcoming(self, num_chunks: int) -> list[Chunk]:
+        """Return chunks that this worker will most likely fill next, for works that read ahead."""
+        return self._board.reserve(num_chunks)
+
     def failed(self, sample: int, cause: str, details: Mapping[str, Any] | None = None) -> None:
         """Tell of a sample that could not be made, in place of raising; what its arrays hold is up to the caller."""
         self.failures.append(Failure(sample=sample, cause=cause, details=details or {}))

@@ -1,0 +1,327 @@
+"""Samples read before they are asked for, by a few threads, where storage is slow to answer."""
+
+import os
+import resource
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import numpy as np
+
+from mpload.errors import ArgumentError
+from mpload.storage.ranges import ByteRange, merge_nearby
+from mpload.units import KIB, MIB
+
+__all__ = ["DEFAULT_AHEAD_BYTES", "ReadAhead", "Reader"]
+
+DEFAULT_AHEAD_BYTES = 16 * MIB
+
+_SLOW_NS = 200_000
+"""A read that takes longer is worth a thread's overhead of some 50 microseconds."""
+_SLOW_SHARE = 1 / 8
+_MEMORY_READS = 32
+_FAST_PROBES = 8
+_PROBES_COST_ONE_IN = 100
+_FIRST_DEPTH, _MAX_DEPTH = 4, 256
+_CALM_SAMPLES = 64
+_MAX_GAP_BYTES = 16 * KIB
+_MAX_READ_BYTES = 4 * MIB
+_GUESSED_FILE_BYTES = 128 * KIB
+_COUNTS_WAITS = sys.platform == "linux"
+
+
+def num_waits_of_thread() -> int:
+    """Return how often this thread has given up its core of its own accord: for a disk, a network, a lock."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw if _COUNTS_WAITS else time.perf_counter_ns()
+
+
+class Reader(Protocol):
+    """A storage. Its `max_parallel_reads`, if it has any, says how many threads may call `read` at once; else one."""
+
+    def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
+        """Return the bytes of each range."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Fetch:
+    """One read, for one sample or several neighbours."""
+
+    item: ByteRange
+    sample_id: int | None = None
+    """The sample that has it for itself."""
+    num_wanting: int = 0
+    """Ranges of samples that lie in it and were not yet asked for."""
+    future: Future[bytes] | None = None
+    held_bytes: int = 0
+    """What it counts with since it was begun."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Piece:
+    """Where one of a sample's ranges lies in what is fetched; `length_bytes` None: all of it."""
+
+    fetch: _Fetch
+    start_bytes: int = 0
+    length_bytes: int | None = None
+
+
+class ReadAhead:
+    """Reads for samples that will be asked for soon, while others are decoded.
+
+    Threads are started only when reads are seen to be slow: until then, on files that lie in the page cache, a read
+    costs a look at the clock more. Then as many samples are read ahead as it takes that none is waited for: more after
+    each wait, fewer after a calm time. Now and then a sample is left to be read when it is asked for, to see whether
+    reading ahead still pays; that takes a hundredth of the time at most.
+
+    A read ahead that fails is forgotten: the sample reads for itself when its turn comes, and gets the error, if it is
+    still one. So no error ever meets another sample.
+
+    Args:
+        storage: what is read from.
+        max_bytes: what may lie read and not yet asked for. A whole file counts with the mean size so far.
+        monotonic_ns: the clock.
+        count_waits: says how often this thread has waited so far; None: asks the kernel.
+
+    Memory: `max_bytes`, and a stack for each of the storage's `max_parallel_reads` threads.
+    Process: may be forked, even while threads read: the child starts afresh. Is asked by one thread.
+    """
+
+    def __init__(
+        self,
+        storage: Reader,
+        *,
+        max_bytes: int = DEFAULT_AHEAD_BYTES,
+        monotonic_ns: Callable[[], int] = time.perf_counter_ns,
+        count_waits: Callable[[], int] | None = None,
+    ) -> None:
+        if max_bytes < 1:
+            raise ArgumentError(f"max_bytes must be positive, got {max_bytes}")
+        self.max_bytes = max_bytes
+        self._storage = storage
+        self._num_threads: int = getattr(storage, "max_parallel_reads", 1)
+        self._clock_ns = monotonic_ns
+        self._count_waits = count_waits or num_waits_of_thread
+        self._slow_share = 0.0
+        self._mean_file_bytes = float(_GUESSED_FILE_BYTES)
+        self._is_possible = self._num_threads > 1
+        self.is_active = False
+        """Whether reads are slow enough that it pays to `plan`."""
+        self.depth = _FIRST_DEPTH
+        """How many samples are read ahead."""
+        self.num_waits = 0
+        """Samples that were asked for before they had been read."""
+        self._start()
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._executor: ThreadPoolExecutor | None = None
+        self._pieces: dict[int, list[_Piece]] = {}  # by sample_id, in the order planned
+        self._queue: deque[_Fetch] = deque()  # not begun
+        self._held_bytes = 0
+        self._num_ahead = 0  # ranges that were begun and are still wanted
+        self._num_since_change = 0  # samples asked for since `depth` was changed
+        self._num_fast_probes = 0
+        self._probe: int | None = None  # a sample that is left to be read when it is asked for
+        self._next_probe_ns = 0
+
+    def plan(self, wanted: Mapping[int, Sequence[ByteRange]]) -> None:
+        """Have these samples read, in this order, as far as depth and bytes allow; forget all others.
+
+        Args:
+            wanted: the ranges of each sample, by sample_id; those of a sample are the same each time.
+        """
+        self._check_process()
+        if not self.is_active:
+            return
+        for sample_id in [known for known in self._pieces if known not in wanted]:
+            self._release(self._pieces.pop(sample_id))
+        if self._probe not in wanted:
+            self._probe = None
+        fresh = {sample_id: ranges for sample_id, ranges in wanted.items() if sample_id not in self._pieces}
+        pieces, fetches = _plan(fresh, max_read_bytes=min(_MAX_READ_BYTES, max(1, self.max_bytes // 4)))
+        self._pieces.update(pieces)
+        self._queue.extend(fetches)
+        self._begin()
+
+    def read(self, sample_id: int, ranges: Sequence[ByteRange]) -> list[bytes]:
+        """Return the bytes of a sample's ranges: those read ahead, else read now.
+
+        Raises:
+            StorageError: they cannot be had.
+        """
+        if not self.is_active:
+            return self._read_now(ranges, is_measured=True)
+        self._check_process()
+        pieces = self._pieces.pop(sample_id, None)
+        found = None if pieces is None else self._collect(pieces)
+        if found is None:
+            is_probe = sample_id == self._probe
+            found = self._read_now(ranges, is_measured=is_probe)
+            self._probe = None if is_probe else self._probe
+        self._begin()
+        return found
+
+    def _collect(self, pieces: Sequence[_Piece]) -> list[bytes] | None:
+        """Wait for what was begun; return None where something was not, or failed."""
+        futures = [piece.fetch.future for piece in pieces]
+        self._adapt(is_late=any(future is None or not future.done() for future in futures))
+        try:
+            parts = [_bytes_of(piece) for piece in pieces]
+        finally:
+            self._release(pieces)
+        for piece, part in zip(pieces, parts, strict=True):
+            if piece.length_bytes is None and part is not None:
+                self._mean_file_bytes += (len(part) - self._mean_file_bytes) / 16
+        return None if None in parts else cast("list[bytes]", parts)
+
+    def _adapt(self, *, is_late: bool) -> None:
+        """Read twice as far ahead after a wait, a sample less far after a calm time."""
+        self.num_waits += is_late
+        self._num_since_change += 1
+        if is_late and self._num_since_change > self.depth:  # else the last change has not told yet
+            self.depth = min(2 * self.depth, _MAX_DEPTH)
+        elif not is_late and self._num_since_change > max(_CALM_SAMPLES, self.depth) and self.depth > 2:
+            self.depth -= 1
+        else:
+            return
+        self._num_since_change = 0
+
+    def _begin(self) -> None:
+        """Hand reads to the threads, as far as depth and bytes allow."""
+        while self._queue and self._num_ahead < self.depth:
+            fetch = self._queue[0]
+            if fetch.num_wanting and not self._is_left_as_probe(fetch):
+                num_bytes = fetch.item.length_bytes
+                num_bytes = round(self._mean_file_bytes) if num_bytes is None else num_bytes
+                if self._held_bytes and self._held_bytes + num_bytes > self.max_bytes:
+                    return
+                if not self._submit(fetch):
+                    return
+                fetch.held_bytes = num_bytes
+                self._held_bytes += num_bytes
+                self._num_ahead += fetch.num_wanting
+            self._queue.popleft()
+
+    def _submit(self, fetch: _Fetch) -> bool:
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(self._num_threads, thread_name_prefix="mpload-ahead")
+        try:
+            fetch.future = self._executor.submit(self._fetch, fetch.item)
+        except RuntimeError:  # no thread can be started: a limit on processes, or the interpreter is leaving
+            self._is_possible = self.is_active = False
+            self._start()
+            return False
+        return True
+
+    def _fetch(self, item: ByteRange) -> bytes:
+        return self._storage.read([item])[0]
+
+    def _read_now(self, ranges: Sequence[ByteRange], *, is_measured: bool) -> list[bytes]:
+        if not is_measured:
+            return self._storage.read(ranges)
+        num_waits, start_ns = self._count_waits(), self._clock_ns()
+        data = self._storage.read(ranges)
+        self._judge(self._clock_ns() - start_ns, has_waited=self._count_waits() > num_waits)
+        return data
+
+    def _judge(self, read_ns: int, *, has_waited: bool) -> None:
+        """Decide from a read that was made alone whether reads are slow.
+
+        One in which this thread never waited is not: where cores are scarce, others may have run meanwhile.
+        """
+        is_slow = has_waited and read_ns > _SLOW_NS
+        if not self.is_active:
+            self._slow_share += (is_slow - self._slow_share) / _MEMORY_READS
+            if is_slow and self._slow_share > _SLOW_SHARE:
+                self.is_active, self._num_fast_probes = self._is_possible, 0
+            return
+        self._next_probe_ns = self._clock_ns() + _PROBES_COST_ONE_IN * read_ns
+        self._num_fast_probes = 0 if is_slow else self._num_fast_probes + 1
+        if self._num_fast_probes >= _FAST_PROBES:
+            self.is_active, self._slow_share = False, 0.0
+            self._start()
+
+    def _is_left_as_probe(self, fetch: _Fetch) -> bool:
+        """Whether a sample is to be read when it is asked for; never one that shares its read with neighbours."""
+        if self._probe is not None or fetch.sample_id is None or self._clock_ns() < self._next_probe_ns:
+            return False
+        pieces = self._pieces[fetch.sample_id]
+        if any(piece.fetch.future is not None for piece in pieces):  # the disk may have brought this one too
+            return False
+        self._probe = fetch.sample_id
+        self._release(self._pieces.pop(fetch.sample_id))
+        return True
+
+    def _release(self, pieces: Sequence[_Piece]) -> None:
+        for piece in pieces:
+            fetch = piece.fetch
+            fetch.num_wanting -= 1
+            if fetch.future is not None:
+                self._num_ahead -= 1
+                if not fetch.num_wanting:
+                    self._held_bytes -= fetch.held_bytes
+                    fetch.future.cancel()
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():  # threads do not live on in a forked child
+            self._start()
+
+
+def _bytes_of(piece: _Piece) -> bytes | None:
+    future = piece.fetch.future
+    if future is None or future.cancel():
+        return None
+    try:
+        # No limit: a read that hangs would hang this sample anyway, and a worker's sample timeout ends it.
+        data = future.result()
+    except Exception:  # noqa: BLE001  the sample meets it again, reading for itself
+        return None
+    if piece.length_bytes is None or len(data) == piece.length_bytes:
+        return data
+    return data[piece.start_bytes : piece.start_bytes + piece.length_bytes]
+
+
+def _plan(
+    wanted: Mapping[int, Sequence[ByteRange]], *, max_read_bytes: int
+) -> tuple[dict[int, list[_Piece]], list[_Fetch]]:
+    """Return where each sample's ranges will lie, and the reads, in the order of the first sample that wants each."""
+    spans: dict[str, list[ByteRange]] = {}
+    for ranges in wanted.values():
+        for item in ranges:
+            if item.length_bytes is not None:
+                spans.setdefault(item.path, []).append(item)
+    merged = {path: _merge(path, items, max_read_bytes=max_read_bytes) for path, items in spans.items()}
+    fetches: dict[_Fetch, int | None] = {}  # and the sample that has it for itself
+    planned: dict[int, list[_Piece]] = {}
+    for sample_id, ranges in wanted.items():
+        planned[sample_id] = pieces = []
+        for item in ranges:
+            piece = _Piece(fetch=_Fetch(item)) if item.length_bytes is None else next(merged[item.path])
+            piece.fetch.num_wanting += 1
+            piece.fetch.sample_id = sample_id if fetches.setdefault(piece.fetch, sample_id) == sample_id else None
+            pieces.append(piece)
+    return planned, list(fetches)
+
+
+def _merge(path: str, items: Sequence[ByteRange], *, max_read_bytes: int) -> Iterator[_Piece]:
+    """Yield where each of the spans of one file lies in reads that neighbours share."""
+    if len(items) == 1:  # nearly always, where the order is a global shuffle
+        yield _Piece(fetch=_Fetch(items[0]), length_bytes=items[0].length_bytes)
+        return
+    reads = merge_nearby(
+        np.array([item.offset_bytes for item in items], np.int64),
+        np.array([item.length_bytes for item in items], np.int64),
+        max_gap_bytes=_MAX_GAP_BYTES,
+        max_read_bytes=max_read_bytes,
+    )
+    fetches = [
+        _Fetch(ByteRange(path, offset, length))
+        for offset, length in zip(reads.offsets.tolist(), reads.lengths.tolist(), strict=True)
+    ]
+    for item, read, start in zip(items, reads.read_of.tolist(), reads.start_in_read.tolist(), strict=True):
+        yield _Piece(fetch=fetches[read], start_bytes=start, length_bytes=item.length_bytes)

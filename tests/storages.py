@@ -1,0 +1,32 @@
+"""Slow and stuck storages of the tests that workers import: a module that imports little."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from mpload.storage.local import LocalStorage
+from mpload.storage.ranges import ByteRange
+
+SLOW_SECONDS = 0.001
+
+
+class SlowFiles:
+    """Local files behind a network."""
+
+    max_parallel_reads = 4
+
+    def __init__(self, folder: Path) -> None:
+        self.files = LocalStorage(folder)
+
+    def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
+        time.sleep(SLOW_SECONDS)
+        return self.files.read(ranges)
+
+
+class HangingFiles(SlowFiles):
+    """As above, and one of them never comes."""
+
+    def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
+        if any(item.path.endswith("/40.bin") for item in ranges):
+            time.sleep(1000)
+        return super().read(ranges)
