@@ -19,15 +19,23 @@ from io import BytesIO
 from tokenize import TokenError
 from typing import Any
 
-import cv2
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError, DecodeError
-from mpload.image import DEFAULT_LIMITS, MAX_BYTES, Box, ImageBytes, Limits, Pixels, open_image
+from mpload.image import DEFAULT_LIMITS, MAX_BYTES, Box, ImageBytes, Limits, Pixels, View, open_image
+from mpload.jpeg import Backend, backend, check_backend
 
-__all__ = ["ImageDecoder", "NumpyDecoder", "RandomResizedCrop", "RawBytes", "ResizeCenterCrop", "random_crop_box"]
+__all__ = [
+    "ImageDecoder",
+    "NumpyDecoder",
+    "RandomResizedCrop",
+    "RawBytes",
+    "ResizeCenterCrop",
+    "backend",
+    "random_crop_box",
+]
 
 _NUM_TRIES = 10  # torchvision's
 
@@ -108,7 +116,7 @@ class ImageDecoder:
         Raises:
             DecodeError: `data` is no whole image of a known format, or exceeds `limits`.
         """
-        image = open_image(data, exif_orientation=self.exif_orientation, limits=self.limits)
+        image = open_image(data, upright=self.exif_orientation, limits=self.limits)
         return np.ascontiguousarray(image.pixels())
 
 
@@ -117,13 +125,18 @@ class RandomResizedCrop:
     """Crop a random part of the image, resize it to `size`, and mirror it half of the time.
 
     The region is chosen as `random_crop_box` says, the resize is bilinear. A large JPEG is decoded at 1/2, 1/4 or 1/8
-    of its size where the region still has at least as many pixels as the result.
+    of its size where the region still has at least as many pixels as the result. With the native decoder only the
+    region is decoded: damage to the rows below it is not seen, a file that breaks off there is.
 
     Attributes:
         size: Height and width of the result; one number for both.
         scale: Smallest and largest area of the region, as parts of the image's.
         ratio: Smallest and largest width to height of the region.
         flip: How often the result is mirrored left to right, 0 to 1.
+        antialias: Where the region shrinks, mix all its pixels (a triangle filter, as torchvision does), not the four
+            around each centre.
+        backend: What decodes a JPEG: `"native"`, `"simplejpeg"`, or with `"auto"` the first of them that is here. Crops
+            are the same, pixels within 2 of 255.
         exif_orientation: Turn and mirror the image as its EXIF data says, before anything else.
         limits: Which files are refused: too large, truncated.
         max_pixels: The `max_pixels` of `limits`, for short.
@@ -137,6 +150,8 @@ class RandomResizedCrop:
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: float = 0.5
+    antialias: bool = False
+    backend: Backend = "auto"
     exif_orientation: bool = True
     limits: Limits = DEFAULT_LIMITS
     max_pixels: InitVar[int | None] = None
@@ -149,6 +164,7 @@ class RandomResizedCrop:
             raise ArgumentError(f"scale is a part of the image's area and ends at 1 or below, got {self.scale}")
         if not 0 <= self.flip <= 1:
             raise ArgumentError(f"flip must be in [0, 1], got {self.flip}")
+        check_backend(self.backend)
         _shorten(self, max_pixels)
 
     @property
@@ -167,14 +183,11 @@ class RandomResizedCrop:
         Raises:
             DecodeError: `data` is no whole image of a known format, or exceeds `limits`.
         """
-        height, width = _pair(self.size)
         out = _output(out, self.output_shape)
-        image = open_image(data, exif_orientation=self.exif_orientation, limits=self.limits)
+        image = open_image(data, upright=self.exif_orientation, limits=self.limits, backend=self.backend)
         box = random_crop_box(image.height, image.width, rng, scale=self.scale, ratio=self.ratio)
-        region = image.region(box, at_least=(height, width))
-        cv2.resize(region, (width, height), dst=out, interpolation=cv2.INTER_LINEAR)
-        if rng.random() < self.flip:
-            cv2.flip(out, 1, dst=out)
+        mirror = rng.random() < self.flip
+        image.draw(View(box=box, full=_pair(self.size), mirror=mirror, antialias=self.antialias), out)
         return out
 
 
@@ -187,6 +200,10 @@ class ResizeCenterCrop:
     Attributes:
         size: Height and width of the result; one number for both.
         resize: Length of the image's shorter side before the crop, in pixels; None is `size` * 256 / 224.
+        antialias: Where the image shrinks, mix all its pixels (a triangle filter, as torchvision does), not the four
+            around each centre.
+        backend: What decodes a JPEG: `"native"`, `"simplejpeg"`, or with `"auto"` the first of them that is here. Crops
+            are the same, pixels within 2 of 255.
         exif_orientation: Turn and mirror the image as its EXIF data says, before anything else.
         limits: Which files are refused: too large, truncated.
         max_pixels: The `max_pixels` of `limits`, for short.
@@ -198,6 +215,8 @@ class ResizeCenterCrop:
     size: int | tuple[int, int]
     _: KW_ONLY
     resize: int | None = None
+    antialias: bool = False
+    backend: Backend = "auto"
     exif_orientation: bool = True
     limits: Limits = DEFAULT_LIMITS
     max_pixels: InitVar[int | None] = None
@@ -208,6 +227,7 @@ class ResizeCenterCrop:
             raise ArgumentError(
                 f"resize must be at least as long as the crop, got resize={self.resize} for size={self.size}",
             )
+        check_backend(self.backend)
         _shorten(self, max_pixels)
 
     @property
@@ -228,17 +248,14 @@ class ResizeCenterCrop:
         height, width = _pair(self.size)
         out = _output(out, self.output_shape)
         short_side = round(max(height, width) * 256 / 224) if self.resize is None else self.resize
-        image = open_image(data, exif_orientation=self.exif_orientation, limits=self.limits)
+        image = open_image(data, upright=self.exif_orientation, limits=self.limits, backend=self.backend)
         box = _middle_strip(image.height, image.width)
         if box.height < box.width:
-            full_height, full_width = short_side, short_side * box.width // box.height
+            full = (short_side, short_side * box.width // box.height)
         else:
-            full_height, full_width = short_side * box.height // box.width, short_side
-        region = image.region(box, at_least=(full_height, full_width))
-        # Resized whole and then cut: a source region of whole pixels would be off by up to half a pixel.
-        full = cv2.resize(region, (full_width, full_height), interpolation=cv2.INTER_LINEAR)
-        top, left = round((full_height - height) / 2), round((full_width - width) / 2)
-        np.copyto(out, full[top : top + height, left : left + width])
+            full = (short_side * box.height // box.width, short_side)
+        window = Box(top=round((full[0] - height) / 2), left=round((full[1] - width) / 2), height=height, width=width)
+        image.draw(View(box=box, full=full, window=window, antialias=self.antialias), out)
         return out
 
 

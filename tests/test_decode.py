@@ -21,8 +21,9 @@ from scipy import stats  # type: ignore[import-untyped]
 
 from mpload.decode import ImageDecoder, RandomResizedCrop, RawBytes, ResizeCenterCrop, random_crop_box
 from mpload.errors import ArgumentError, DecodeError, SampleError
-from mpload.image import Box, Limits, _rgb_from_cmyk, open_image
+from mpload.image import Box, Limits, open_image
 from mpload.index.opening import open_index
+from mpload.jpeg import _rgb_from_cmyk
 from mpload.pipeline import Pipeline
 from mpload.policy import ErrorPolicy
 from tests.photos import encode, make_special_photos, photo

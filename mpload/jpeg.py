@@ -1,0 +1,254 @@
+"""JPEG: decoded by the native module where it was built, else and in all unusual cases by simplejpeg, last by OpenCV.
+
+Both are libjpeg-turbo. The native module decodes no more than a view needs; what it declines (CMYK, damage, anything
+that libjpeg warns of) goes the other way, so that errors and odd files are the same with and without it. One thing is
+not: damage below the last row that a view needs is seen by a full decode only.
+"""
+
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any, Final, Literal, Protocol, cast
+
+import cv2
+import numpy as np
+import simplejpeg  # type: ignore[import-untyped]
+
+from mpload.errors import ArgumentError, DecodeError
+from mpload.resize import Box, Pixels, View, resize_into
+
+__all__ = [
+    "BACKENDS",
+    "Backend",
+    "ImageBytes",
+    "Jpeg",
+    "backend",
+    "check_backend",
+    "decode_with_opencv",
+    "exif_orientation",
+]
+
+ImageBytes = bytes | bytearray | memoryview
+Backend = Literal["auto", "native", "simplejpeg"]
+"""What decodes JPEGs: the native module where there is one; it or an error; simplejpeg."""
+BACKENDS: Final = ("auto", "native", "simplejpeg")
+
+# What libjpeg-turbo says of a picture that is damaged. What else it complains of (bytes between two segments, an odd
+# version number) leaves the pixels whole, and other decoders pass it over.
+_TRUNCATED = "Premature end of JPEG"
+_DAMAGE = (
+    "premature end of data segment",
+    "bad Huffman code",
+    "bad arithmetic code",
+    "instead of RST",
+)
+
+
+class _Native(Protocol):
+    """The module `mpload._jpeg`."""
+
+    LIBJPEG_TURBO_VERSION: str
+
+    def decode(self, data: ImageBytes, out: Pixels, *numbers: Any) -> str | None: ...
+
+
+def _find_native() -> _Native | None:
+    try:
+        return cast("_Native", import_module("mpload._jpeg"))
+    except ImportError:  # not built, or its libjpeg is not there
+        return None
+
+
+_NATIVE: Final = _find_native()
+
+
+def backend() -> str:
+    """Return what decodes JPEGs here: `native (libjpeg-turbo 3.1.0)`, or `simplejpeg`."""
+    return "simplejpeg" if _NATIVE is None else f"native (libjpeg-turbo {_NATIVE.LIBJPEG_TURBO_VERSION})"
+
+
+def check_backend(name: str) -> None:
+    """Raise `ArgumentError` where `name` is no backend, or one that is not here."""
+    if name not in BACKENDS:
+        raise ArgumentError(f"backend must be one of {', '.join(map(repr, BACKENDS))}, got {name!r}")
+    if name == "native" and _NATIVE is None:
+        raise ArgumentError(
+            "backend='native': the native decoder was not built. Install libjpeg-turbo's headers and a C compiler "
+            "(apt install libjpeg62-turbo-dev gcc) and mpload again, or take backend='auto'"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jpeg:
+    """A JPEG of which only the header is read: what is decoded may depend on its size."""
+
+    data: ImageBytes
+    stored_height: int
+    stored_width: int
+    orientation: int
+    """As EXIF numbers them, 1 to 8."""
+    colors: str | None
+    """As simplejpeg names them; None where it cannot read the header, which others then may."""
+    allow_truncated: bool
+    backend: Backend
+
+    @property
+    def height(self) -> int:
+        """Of the image as it is shown, in pixels."""
+        return self.stored_width if self.orientation >= 5 else self.stored_height
+
+    @property
+    def width(self) -> int:
+        """Of the image as it is shown, in pixels."""
+        return self.stored_height if self.orientation >= 5 else self.stored_width
+
+    def pixels(self) -> Pixels:
+        """Return the whole image, uint8 RGB [height, width, 3]; may be a view that is not contiguous."""
+        return _oriented(self._stored_pixels(denominator=1), self.orientation)
+
+    def region(self, box: Box, *, at_least: tuple[int, int]) -> Pixels:
+        """Return what `box` frames, at a scale that leaves it at least that high and wide if it is now."""
+        denominator = _denominator(box, at_least)
+        region = self._scaled_box(box, denominator).of(self._stored_pixels(denominator=denominator))
+        return region if self.orientation == 1 else np.ascontiguousarray(_oriented(region, self.orientation))
+
+    def draw(self, view: View, out: Pixels) -> None:
+        """Write what `view` shows into `out`, C-contiguous uint8 [height, width, 3] of the view's window."""
+        if _NATIVE is None or self.backend == "simplejpeg" or not self._draw_natively(_NATIVE, view, out):
+            resize_into(out, self.region(view.box, at_least=view.full), view)
+
+    def _draw_natively(self, native: _Native, view: View, out: Pixels) -> bool:
+        denominator = _denominator(view.box, view.full)
+        box = self._scaled_box(view.box, denominator)
+        full, shown, stored = view.full, view.shown, out
+        if self.orientation != 1:
+            shown = _stored_box(shown, self.orientation, *full)
+            full = full[::-1] if self.orientation >= 5 else full
+            stored = np.empty((shown.height, shown.width, 3), np.uint8)
+        cause = native.decode(
+            self.data, stored, self.stored_height, self.stored_width,
+            denominator, box.top, box.left, box.height, box.width, *full, shown.top, shown.left,
+            view.mirror and stored is out, view.antialias,
+        )  # fmt: skip
+        if cause is None and stored is not out:
+            upright = _oriented(stored, self.orientation)
+            np.copyto(out, upright[:, ::-1] if view.mirror else upright)
+        return cause is None
+
+    def _scaled_box(self, box: Box, denominator: int) -> Box:
+        """Return where `box` lies in the image as it is stored, decoded at 1 / `denominator` of its size."""
+        if self.orientation != 1:
+            box = _stored_box(box, self.orientation, self.height, self.width)
+        if denominator == 1:
+            return box
+        top, height = _scaled_span(box.top, box.height, denominator, -(-self.stored_height // denominator))
+        left, width = _scaled_span(box.left, box.width, denominator, -(-self.stored_width // denominator))
+        return Box(top=top, left=left, height=height, width=width)
+
+    def _stored_pixels(self, *, denominator: int) -> Pixels:
+        """Decode to RGB, at 1, 1/2, 1/4 or 1/8 of the size (other scales take longer than 1)."""
+        cause = "its header is unusual, and OpenCV cannot decode it"
+        if self.colors is not None:
+            try:
+                return self._decode(denominator, strict=True)
+            except ValueError as error:
+                cause = str(error)
+                if _TRUNCATED in cause and self.allow_truncated:
+                    return self._decode(denominator, strict=False)
+                if _TRUNCATED in cause:
+                    raise DecodeError(f"JPEG is truncated: it ends after {len(self.data):,} bytes") from error
+                if any(damage in cause for damage in _DAMAGE):
+                    raise DecodeError(f"JPEG is damaged: {cause}") from error
+        decoded = decode_with_opencv(self.data, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
+        if decoded is None or decoded.shape[:2] != (self.stored_height, self.stored_width):
+            raise DecodeError(f"JPEG cannot be decoded: {cause}")
+        if denominator == 1:
+            return decoded
+        height, width = (-(-side // denominator) for side in decoded.shape[:2])
+        return np.asarray(cv2.resize(decoded, (width, height), interpolation=cv2.INTER_AREA), np.uint8)
+
+    def _decode(self, denominator: int, *, strict: bool) -> Pixels:
+        is_cmyk = self.colors in {"CMYK", "YCCK"}
+        pixels: Pixels = simplejpeg.decode_jpeg(
+            self.data,
+            "CMYK" if is_cmyk else "RGB",
+            min_height=-(-self.stored_height // denominator),
+            min_width=-(-self.stored_width // denominator),
+            min_factor=denominator,
+            strict=strict,
+        )
+        return _rgb_from_cmyk(pixels) if is_cmyk else pixels
+
+
+def decode_with_opencv(data: ImageBytes, flags: int) -> Pixels | None:
+    """Return the image, uint8 RGB [height, width, 3]; None where OpenCV cannot decode it."""
+    try:
+        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
+    except cv2.error:
+        return None
+    return None if pixels is None else cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)  # type: ignore[return-value]
+
+
+def _rgb_from_cmyk(inverted: Pixels) -> Pixels:
+    """Convert as Pillow does: CMYK is stored inverted, as Photoshop began, and inks are multiplied."""
+    black = inverted[..., 3:].astype(np.uint16)
+    product = (255 - inverted[..., :3]) * black + 128
+    return (black - ((product >> 8) + product >> 8)).astype(np.uint8)
+
+
+def exif_orientation(data: ImageBytes) -> int:
+    """Return the orientation, 1 to 8, that a JPEG's EXIF segment gives; 1 where there is none that can be read."""
+    position = 2
+    while position + 10 <= len(data) and data[position] == 0xFF:
+        marker = data[position + 1]
+        if marker == 0xFF:  # fill byte
+            position += 1
+            continue
+        if marker == 0xDA:  # the picture begins
+            break
+        length = int.from_bytes(data[position + 2 : position + 4], "big")
+        if marker == 0xE1 and data[position + 4 : position + 10] == b"Exif\0\0":
+            return _tiff_orientation(bytes(data[position + 10 : position + 2 + length]))
+        position += 2 + length
+    return 1
+
+
+def _tiff_orientation(exif: bytes) -> int:
+    if exif[:2] not in {b"II", b"MM"}:
+        return 1
+    order: Literal["little", "big"] = "little" if exif[:2] == b"II" else "big"
+    directory = int.from_bytes(exif[4:8], order)
+    num_entries = int.from_bytes(exif[directory : directory + 2], order)
+    for entry in range(directory + 2, min(directory + 2 + 12 * num_entries, len(exif) - 11), 12):
+        tag, kind = (int.from_bytes(exif[entry + at : entry + at + 2], order) for at in (0, 2))
+        if tag == 0x0112 and kind == 3:
+            orientation = int.from_bytes(exif[entry + 8 : entry + 10], order)
+            return orientation if 1 <= orientation <= 8 else 1
+    return 1
+
+
+def _oriented(pixels: Pixels, orientation: int) -> Pixels:
+    """Return the view of stored `pixels` that is upright; orientations as EXIF numbers them."""
+    if orientation >= 5:
+        pixels = pixels.transpose(1, 0, 2)
+    return pixels[:: -1 if orientation in {3, 4, 7, 8} else 1, :: -1 if orientation in {2, 3, 6, 7} else 1]
+
+
+def _stored_box(box: Box, orientation: int, height: int, width: int) -> Box:
+    """Return what `_oriented` would turn into `box` of an image that is `height` x `width` as it is shown."""
+    if orientation in {3, 4, 7, 8}:
+        box = replace(box, top=height - box.top - box.height)
+    if orientation in {2, 3, 6, 7}:
+        box = replace(box, left=width - box.left - box.width)
+    if orientation >= 5:
+        box = Box(top=box.left, left=box.top, height=box.width, width=box.height)
+    return box
+
+
+def _denominator(box: Box, at_least: tuple[int, int]) -> int:
+    spare = min(box.height // at_least[0], box.width // at_least[1])
+    return 8 if spare >= 8 else 4 if spare >= 4 else 2 if spare >= 2 else 1
+
+
+def _scaled_span(start: int, length: int, denominator: int, end: int) -> tuple[int, int]:
+    length = min(end, max(1, round(length / denominator)))
+    return min(round(start / denominator), end - length), length
