@@ -1,5 +1,6 @@
 """FFCV over its own file, whose JPEGs it has encoded anew."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def start(race: Race) -> Epoch:
     loader = Loader(
         str(race.data / "train.beton"),
         batch_size=race.batch_size,
-        num_workers=max(1, race.num_workers),
+        num_workers=min(max(1, race.num_workers), os.cpu_count() or 1),  # it takes no more
         order=OrderOption.RANDOM,
         pipelines={"image": [*image, ToTensor(), ToTorchImage()], "label": [IntDecoder(), ToTensor()]},
         drop_last=False,

@@ -13,6 +13,9 @@ from peers.race import MEAN, STD, Contestant, Epoch, Output, Race, paths_and_lab
 
 __all__ = ["CONTESTANTS"]
 
+AHEAD = 2
+"""Batches that each process has ready."""
+
 
 def grains(library: str) -> Contestant:
     def start(race: Race) -> Epoch:
@@ -36,13 +39,17 @@ def grains(library: str) -> Contestant:
         else:
             batches = batches.batch(race.batch_size)
         num_batches = len(batches)
-        iterable = batches.repeat().to_iter_dataset(grain.ReadOptions(num_threads=1 if race.num_workers else 2))
+        read_options = grain.ReadOptions(num_threads=1 if race.num_workers else 2, prefetch_buffer_size=AHEAD)
+        iterable = batches.repeat().to_iter_dataset(read_options)
         if race.num_workers:
             iterable = iterable.mp_prefetch(grain.MultiprocessingOptions(num_workers=race.num_workers))
         iterator = iter(iterable)  # one for all epochs: starting its processes takes seconds
 
         def epoch(number: int) -> Iterator[int]:
             del number
+            for _ in islice(iterator, (AHEAD + 3) * max(1, race.num_workers)):
+                pass  # what was made while others had their turn
+            yield 0
             for batch in islice(iterator, num_batches):
                 yield len(batch) if race.output is Output.BYTES else len(batch[1])
 

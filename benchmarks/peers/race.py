@@ -36,7 +36,10 @@ class Race:
 
 
 Epoch = Callable[[int], Iterator[int]]
-"""Runs an epoch, by its number, and yields the number of samples of each batch once it has looked into it."""
+"""Runs an epoch, by its number, and yields the number of samples of each batch.
+
+One that had batches ready before its turn throws them away first, and yields 0 where the clock is to begin.
+"""
 Contestant = Callable[[Race], Epoch]
 
 

@@ -45,8 +45,9 @@ def main() -> None:
     for line in sys.stdin:
         start, first, num_samples = time.perf_counter(), 0.0, 0
         for num in epoch(int(line)):
-            if not num_samples:
-                first = time.time()
+            if not num:
+                start = time.perf_counter()
+            first = first or time.time()
             num_samples += num
         found: dict[str, Any] = {
             "num_samples": num_samples,
