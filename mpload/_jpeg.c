@@ -304,6 +304,19 @@ static void check_header(Decoder *decoder, const View *view) {
     }
 }
 
+/* Many rows are read before the first is looked at: a processor waits where it loads what it has only just stored. */
+static int read_block(Decoder *decoder, JSAMPROW *pointers, int wanted) {
+    wanted = wanted < BLOCK_ROWS ? wanted : BLOCK_ROWS;
+    for (int got = 0; got < wanted;) {
+        int more = (int)jpeg_read_scanlines(&decoder->info, pointers + got, (JDIMENSION)(wanted - got));
+        if (more == 0) {
+            decline(decoder, "its rows end early");
+        }
+        got += more;
+    }
+    return wanted;
+}
+
 static void decode_rows(Decoder *decoder, const View *view, uint8_t *out) {
     struct jpeg_decompress_struct *info = &decoder->info;
     JDIMENSION first_column = (JDIMENSION)(view->left + decoder->columns.first);
@@ -332,14 +345,8 @@ static void decode_rows(Decoder *decoder, const View *view, uint8_t *out) {
     for (int y = 0; y < view->out_height; y++) {
         for (; next < decoder->rows.ends[y]; next++, in_block++) {
             if (in_block == block_rows) {
-                int wanted = decoder->rows.end - next;
+                block_rows = read_block(decoder, pointers, decoder->rows.end - next);
                 in_block = 0;
-                block_rows = (int)jpeg_read_scanlines(
-                    info, pointers, (JDIMENSION)(wanted < BLOCK_ROWS ? wanted : BLOCK_ROWS)
-                );
-                if (block_rows == 0) {
-                    decline(decoder, "its rows end early");
-                }
             }
             if (next >= decoder->rows.starts[y]) {
                 uint16_t *row = decoder->ring + stride * (size_t)(next % decoder->rows.taps);

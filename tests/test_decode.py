@@ -339,7 +339,7 @@ def test_a_random_crop_shows_what_its_box_frames(photos: Photos, name: str) -> N
         num_mirrored += mirrored
         expected = cv2.resize(box.of(whole), (160, 150), interpolation=cv2.INTER_LINEAR)
         pixels = RandomResizedCrop((150, 160))(data, np.random.default_rng(seed))
-        np.testing.assert_array_equal(pixels, expected[:, ::-1] if mirrored else expected)
+        assert distance(pixels, expected[:, ::-1] if mirrored else expected) <= 1
     assert 0 < num_mirrored < 40
 
 
