@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 import mpload
+from mpload.cli.bench import bench
 from mpload.cli.cache import cache
 from mpload.cli.demo import demo
 from mpload.cli.index import index
@@ -60,6 +61,7 @@ app = typer.Typer(
 for _command in (index, inspect, merge, pack, plan, monitor, demo):
     app.command()(_command)
 app.add_typer(cache, name="cache")
+app.add_typer(bench, name="bench")
 
 
 def _show_version(wanted: bool) -> None:

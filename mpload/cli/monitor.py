@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from mpload.cli.plots import check_plot
 from mpload.errors import ArgumentError, MploadError
 from mpload.memory import ProcessMemory
 from mpload.monitor import MemoryMonitor, Reading, write_csv
@@ -35,8 +36,7 @@ def monitor(
     """Watch the memory of a command and all its processes; its exit code becomes this one's."""
     if (pid is None) == (not command):
         raise ArgumentError("give a command after `--`, or --pid, not both: mpload monitor -- python train.py")
-    if plot is not None:
-        _check_plot(plot)
+    check_plot(plot)
     process = None if command is None else _start(command)
     try:
         watched = MemoryMonitor(process.pid if process else pid, interval_seconds=interval)
@@ -111,15 +111,6 @@ def _summary(watched: MemoryMonitor) -> str:
         f"RSS {format_bytes(peak.rss_bytes)} (shared pages counted in every process)"
     )
     return "\n".join([summary, *(f"leak? {process}" for process in watched.growth())])
-
-
-def _check_plot(path: Path) -> None:
-    if path.suffix.lower() != ".png":
-        raise ArgumentError(f"{path}: a plot is a PNG. Name it {path.with_suffix('.png').name}")
-    try:
-        import matplotlib as mpl  # noqa: F401, PLC0415
-    except ImportError as error:
-        raise MploadError("a plot needs matplotlib: pip install 'mpload[plot]'") from error
 
 
 def _draw(watched: MemoryMonitor, path: Path) -> None:

@@ -1,0 +1,1 @@
+"""What `mpload bench` measures: decoders, and the memory that a list of samples takes."""
