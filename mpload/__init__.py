@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from mpload.cache.choice import PartialCache
     from mpload.dataset import MPDataset
     from mpload.decode import ImageDecoder, NumpyDecoder, RandomResizedCrop, RawBytes, ResizeCenterCrop
+    from mpload.device import DevicePrefetcher
     from mpload.errors import MploadError, MploadWarning
     from mpload.image import Limits
     from mpload.index.build import build_index
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from mpload.order import BlockShuffle, Sequential, Shuffle
     from mpload.packing import PackOptions, pack_index, verify_pack
     from mpload.policy import ErrorPolicy
+    from mpload.seeding import PerSample
     from mpload.sharding import Topology
     from mpload.topology import detect_topology
 
@@ -31,6 +33,7 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "BlockShuffle": "mpload.order",
+    "DevicePrefetcher": "mpload.device",
     "ErrorPolicy": "mpload.policy",
     "FolderOptions": "mpload.index.folders",
     "ImageDecoder": "mpload.decode",
@@ -43,6 +46,7 @@ _MODULES = {
     "MploadError": "mpload.errors",
     "MploadWarning": "mpload.errors",
     "PartialCache": "mpload.cache.choice",
+    "PerSample": "mpload.seeding",
     "PackOptions": "mpload.packing",
     "NumpyDecoder": "mpload.decode",
     "RandomResizedCrop": "mpload.decode",
@@ -63,6 +67,7 @@ _MODULES = {
 
 __all__ = [
     "BlockShuffle",
+    "DevicePrefetcher",
     "ErrorPolicy",
     "FolderOptions",
     "ImageDecoder",
@@ -77,6 +82,7 @@ __all__ = [
     "NumpyDecoder",
     "PackOptions",
     "PartialCache",
+    "PerSample",
     "RandomResizedCrop",
     "RawBytes",
     "Record",

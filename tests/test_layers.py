@@ -19,6 +19,7 @@ WITHOUT_TORCH = {name.removeprefix("mpload.") for name in CONTRACTS[1]["source_m
 LOWEST_WITH_TORCH = "topology"
 PUBLIC = [
     "BlockShuffle",
+    "DevicePrefetcher",
     "ErrorPolicy",
     "FolderOptions",
     "ImageDecoder",
@@ -33,6 +34,7 @@ PUBLIC = [
     "NumpyDecoder",
     "PackOptions",
     "PartialCache",
+    "PerSample",
     "RandomResizedCrop",
     "RawBytes",
     "Record",

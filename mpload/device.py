@@ -1,0 +1,264 @@
+"""`DevicePrefetcher`: batches that are on the device, normalised, before they are asked for."""
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mpload.carrier import Carrier, Landed
+from mpload.errors import ArgumentError
+from mpload.normalise import Normaliser
+from mpload.seeding import BatchKey, PerSample, transformed
+from mpload.streams import Mark, SideStream, side_stream
+from mpload.topology import detect_topology
+
+__all__ = ["DevicePrefetcher", "DeviceStats"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceStats:
+    """What a `DevicePrefetcher` has done since it was made, and the memory that it has now."""
+
+    num_batches: int
+    """Batches handed out."""
+    num_extra_batches: int
+    """Batches that needed memory beside `batch_bytes`, because the user held all of that."""
+    moved_bytes: int
+    """Bytes of tensors that came from the loader, the ones ahead of the consumer too."""
+    batch_bytes: int
+    """Device memory of up to `depth` batches as they are handed out."""
+    conversion_bytes: int
+    """Device memory of one batch as it comes, which waits to be converted; none on the CPU."""
+    pinned_bytes: int
+    """Host memory that copies start from; none where the loader's own is pinned."""
+
+    @property
+    def device_bytes(self) -> int:
+        """Device memory of the prefetcher; what a `device_transform` returns comes on top."""
+        return self.batch_bytes + self.conversion_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sent:
+    """A batch that can be handed out; the device will have reached `ready` before the consumer's work does."""
+
+    batch: Any
+    ready: Mark
+    state: dict[str, Any] | None
+
+
+class DevicePrefetcher:
+    """Brings the batches of any loader to a device ahead of the consumer, and normalises their images there.
+
+    Images are uint8 tensors [B, C, H, W] with as many channels as `mean`; they become `(pixel / 255 - mean) / std` of
+    `dtype`. Other tensors are copied as they are; what is no tensor passes through. Tuples, lists, mappings and
+    dataclasses may be nested.
+
+    On an accelerator copies and conversion are queued on a stream of their own, and events order them with the stream
+    that is current when a batch is asked for: use a batch on that one. The CPU does the same when it is asked.
+
+    A batch's memory is used again when the last of its tensors has died, so a batch never changes while it is held.
+    With `depth=2` one batch may be held while the next one is asked for, as a loop's variable does, and the bytes of
+    the batch after it cross the bus meanwhile; with `depth=3` that is converted ahead too. Who holds more gets batches
+    in new memory: correct, just slower. See `stats().num_extra_batches`.
+
+    `len`, `set_epoch`, `state_dict` and `load_state_dict` are the loader's; the state counts the batches that were
+    received here, not those ahead.
+
+    Args:
+        loader: anything that can be iterated, again for each epoch.
+        device: None: the accelerator where there is one, else the CPU.
+        dtype: of images: float32, float16 or bfloat16. None leaves them as they are.
+        mean: of each channel, of pixels in [0, 1].
+        std: of each channel.
+        channels_last: memory format of the images; else contiguous.
+        depth: sets of buffers on the device.
+        stable_addresses: batches of the same shapes come at `depth` sets of addresses, in turn, as CUDA graphs want
+            them. A batch is then good **until the next one is asked for**, held or not.
+        device_transform: gets the batch on the device, on the side stream, and returns what is handed out. torch's
+            random numbers within depend on seed, epoch, global batch and rank only; those outside are untouched.
+            `PerSample(transform)` gives each image its own.
+        seed: for `device_transform`, with a loader whose state names none.
+        stream: where the work is queued; None: a new stream of `device`.
+
+    Memory: `depth` batches, and on an accelerator one batch of uint8 images beside them; on the host two pinned
+    batches, unless the loader's are pinned. An `MPLoader`'s slots are, on CUDA. See `stats` and `release`.
+    Process: belongs to the thread that iterates.
+
+    Raises:
+        ArgumentError: an argument breaks a rule.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = torch.float32,
+        mean: Sequence[float] = (0.0, 0.0, 0.0),
+        std: Sequence[float] = (1.0, 1.0, 1.0),
+        channels_last: bool = True,
+        depth: int = 2,
+        stable_addresses: bool = False,
+        device_transform: Callable[[Any], Any] | PerSample | None = None,
+        seed: int = 0,
+        stream: SideStream | None = None,
+    ) -> None:
+        if depth < 1:
+            raise ArgumentError(f"depth must be at least 1, got {depth}")
+        self.loader = loader
+        self.device = _device(device)
+        self.depth = depth
+        self._normaliser = None if dtype is None else Normaliser(dtype=dtype, mean=mean, std=std)
+        self._channels_last = channels_last
+        self._stable_addresses = stable_addresses
+        self._transform = device_transform
+        self._seed = seed
+        self._stream = side_stream(self.device) if stream is None else stream
+        self._carrier = self._new_carrier()
+        self._iteration = 0
+        self._state: dict[str, Any] | None = None
+        self._num_batches = 0
+        self._num_extra_batches = 0
+        self._moved_bytes = 0
+
+    def __len__(self) -> int:
+        """Return the number of batches that the next iteration yields."""
+        return len(self.loader)  # type: ignore[arg-type]  # as with any iterable, some have one
+
+    def __iter__(self) -> Iterator[Any]:
+        self._iteration += 1
+        batches = iter(self.loader)
+        self._state = self._loader_state()
+        return self._batches(batches, self._iteration)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Fix the epoch that the next iteration reads."""
+        self._of_loader("set_epoch")(epoch)
+        self._state = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the run stands, counting the batches that were received here."""
+        state: dict[str, Any] = self._of_loader("state_dict")() if self._state is None else self._state
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where a state was taken, from the next iteration on."""
+        self._iteration += 1
+        self._of_loader("load_state_dict")(state_dict)
+        self._state = None
+
+    def stats(self) -> DeviceStats:
+        """Return what was done so far, and the memory taken now."""
+        return DeviceStats(
+            num_batches=self._num_batches,
+            num_extra_batches=self._num_extra_batches + self._carrier.num_extra_batches,
+            moved_bytes=self._moved_bytes + self._carrier.moved_bytes,
+            batch_bytes=self._carrier.batch_bytes,
+            conversion_bytes=self._carrier.landing_bytes,
+            pinned_bytes=self._carrier.pinned_bytes,
+        )
+
+    def release(self) -> None:
+        """Give the buffers back to torch's allocator until the next iteration, and end the one under way.
+
+        Tensors that are still held keep theirs. The loader has its own `release`.
+        """
+        self._iteration += 1
+        self._carrier.unpin()
+        self._num_extra_batches += self._carrier.num_extra_batches
+        self._moved_bytes += self._carrier.moved_bytes
+        self._carrier = self._new_carrier()
+
+    def _new_carrier(self) -> Carrier:
+        return Carrier(
+            self.device,
+            stream=self._stream,
+            num_arenas=self.depth,
+            normaliser=self._normaliser,
+            channels_last=self._channels_last,
+        )
+
+    def _batches(self, source: Iterator[Any], iteration: int) -> Generator[Any, None, None]:
+        carrier = self._carrier
+        ahead: deque[_Sent] = deque()
+        landed: tuple[Landed, dict[str, Any] | None] | None = None
+        end: Exception | None = None
+        # One by one where nothing goes on beside the host; else two until there are enough ahead, so that the first
+        # batch does not wait for all of those.
+        num_fetched_at_most = 2 if self._stream.is_async else 1
+        number = 0
+        try:
+            while True:
+                if iteration != self._iteration:
+                    raise ArgumentError("a newer iteration was begun, or the prefetcher was released: use that one")
+                carrier.begin()
+                if self._stable_addresses:
+                    carrier.reclaim(but=len(ahead))
+                num_fetched = 0
+                while landed is not None or (end is None and num_fetched < num_fetched_at_most):
+                    if landed is None:
+                        try:
+                            landed = carrier.land(next(source)), self._loader_state()
+                        except Exception as error:  # noqa: BLE001  raised when the batches before it are handed out
+                            end = error
+                            break
+                        num_fetched += 1
+                    batch = carrier.settle(landed[0], at_any_cost=not ahead)
+                    if batch is None:
+                        break
+                    ahead.append(self._sent(batch, landed[1], number))
+                    del batch
+                    landed = None
+                    number += 1
+                if not ahead:
+                    break
+                sent = ahead.popleft()
+                self._stream.lead_consumer(sent.ready)
+                self._state = sent.state
+                self._num_batches += 1
+                yield sent.batch
+                del sent
+        finally:
+            carrier.finish()
+        if not isinstance(end, StopIteration):
+            raise end or AssertionError("an iteration ends for a reason")
+
+    def _sent(self, batch: Any, state: dict[str, Any] | None, number: int) -> _Sent:
+        """Return a settled batch, transformed, as soon as the device gets to it."""
+        if self._transform is not None:
+            with self._stream.entered():
+                batch = transformed(self._transform, batch, key=self._key(state, number), device=self.device)
+        return _Sent(batch=batch, ready=self._stream.mark(), state=state)
+
+    def _key(self, state: Mapping[str, Any] | None, number: int) -> BatchKey:
+        topology = detect_topology()
+        place = topology.rank * getattr(getattr(self.loader, "dataset", None), "batch_size", 1)
+        if state is None or not {"seed", "epoch", "position"} <= state.keys():
+            return BatchKey(seed=self._seed, epoch=self._iteration, position=number, place=place)
+        return BatchKey(seed=state["seed"], epoch=state["epoch"], position=state["position"], place=place)
+
+    def _loader_state(self) -> dict[str, Any] | None:
+        return self.loader.state_dict() if hasattr(self.loader, "state_dict") else None
+
+    def _of_loader(self, method: str) -> Callable[..., Any]:
+        if not hasattr(self.loader, method):
+            raise ArgumentError(f"{type(self.loader).__name__} has no {method}; an MPLoader has")
+        return getattr(self.loader, method)  # type: ignore[no-any-return]
+
+
+def _device(device: torch.device | str | None) -> torch.device:
+    if device is None:
+        found = torch.accelerator.current_accelerator(check_available=True)
+        device = "cpu" if found is None else found
+    chosen = torch.device(device)
+    if chosen.type == "cpu":
+        return chosen
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if accelerator is None or accelerator.type != chosen.type:
+        raise ArgumentError(f"device {str(device)!r} is not there; torch finds {accelerator or 'no accelerator'}")
+    index: int | None = chosen.index
+    # With a number: what is current may change.
+    return torch.device(chosen.type, torch.accelerator.current_device_index() if index is None else index)

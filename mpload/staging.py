@@ -1,0 +1,113 @@
+"""Batches as trees of values, and one block of memory that holds all tensors of one."""
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+__all__ = ["Arena", "TensorSpec", "map_tensors"]
+
+_ALIGN_BYTES = 256
+"""Where tensors start: what accelerators' own allocators keep to, which wide loads count on."""
+
+
+def map_tensors(batch: Any, function: Callable[[torch.Tensor], Any]) -> Any:
+    """Return `batch` with `function(tensor)` for each tensor, always in the same order.
+
+    Tuples, named tuples, lists, mappings and dataclasses are gone through, whatever they hold; other values stay as
+    they are.
+    """
+    if isinstance(batch, torch.Tensor):
+        return function(batch)
+    if isinstance(batch, Mapping):
+        return {key: map_tensors(value, function) for key, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        values = [map_tensors(value, function) for value in batch]
+        if isinstance(batch, list):
+            return values
+        return type(batch)(*values) if hasattr(batch, "_fields") else tuple(values)
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        names = [each.name for each in dataclasses.fields(batch) if each.init]
+        return dataclasses.replace(batch, **{name: map_tensors(getattr(batch, name), function) for name in names})
+    return batch
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """Shape and dtype of a dense tensor, and whether its channels lie innermost."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    channels_last: bool = False
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> "TensorSpec":
+        """Return the spec of a tensor like this one."""
+        is_last = tensor.ndim == 4 and not tensor.is_contiguous()
+        channels_last = is_last and tensor.is_contiguous(memory_format=torch.channels_last)
+        return cls(shape=tuple(tensor.shape), dtype=tensor.dtype, channels_last=channels_last)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the values take."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+    def over(self, block: torch.Tensor, start: int) -> torch.Tensor:
+        """Show `block` (uint8 [n]) from `start` on as such a tensor."""
+        values = block[start : start + self.num_bytes].view(self.dtype)
+        if self.channels_last:
+            num, channels, height, width = self.shape
+            return values.view(num, height, width, channels).permute(0, 3, 1, 2)
+        return values.view(self.shape)
+
+
+class Arena:
+    """A block of memory from which a batch's tensors are cut, one behind the other, again and again.
+
+    Tensors of the same shapes, asked for in the same order, lie at the same addresses each time. The block grows when a
+    batch needs more, and never shrinks.
+
+    Memory: `num_bytes`, the most that a batch has needed.
+    """
+
+    def __init__(self, device: torch.device, *, pin_memory: bool = False) -> None:
+        self._device = device
+        self._pin_memory = pin_memory
+        self._lease: weakref.ref[torch.UntypedStorage] | None = None
+        self.replace()
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the block."""
+        return self._block.numel()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether anything that was cut last, a view of it or what autograd keeps of it, is still alive."""
+        return self._lease is not None and self._lease() is not None
+
+    def replace(self) -> None:
+        """Leave the block to those who still hold it, and go on with another."""
+        self._block = torch.empty(0, dtype=torch.uint8, device=self._device)
+        self.reclaim()
+
+    def reclaim(self) -> None:
+        """Count the block as free, whoever still holds it."""
+        self._lease = None
+
+    def cut(self, specs: list[TensorSpec]) -> list[torch.Tensor]:
+        """Return a tensor for each of `specs`, its values whatever was there."""
+        starts, end = [], 0
+        for spec in specs:
+            starts.append(end)
+            end += -(-spec.num_bytes // _ALIGN_BYTES) * _ALIGN_BYTES
+        if end > self._block.numel():
+            self._block = self._block.new_empty(0)  # so that old and new are never there together
+            self._block = torch.empty(end, dtype=torch.uint8, device=self._device, pin_memory=self._pin_memory)
+        # A part of a storage is a storage of its own, which keeps the whole one: it dies with the last of its tensors.
+        storage = self._block.untyped_storage()[:end]
+        self._lease = weakref.ref(storage)
+        block = torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage)
+        return [spec.over(block, start) for spec, start in zip(specs, starts, strict=True)]

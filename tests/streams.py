@@ -1,0 +1,116 @@
+"""A device that does its work late, in any order that events allow, on the CPU."""
+
+import ctypes
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from mpload.streams import Mark
+
+__all__ = ["LateStream"]
+
+
+@dataclass
+class Queue:
+    """Work to be done, and marks to be waited for."""
+
+    items: deque["Callable[[], object] | LateMark"] = field(default_factory=deque)
+    num_done: int = 0
+
+    @property
+    def num_queued(self) -> int:
+        return self.num_done + len(self.items)
+
+    def step(self) -> bool:
+        """Do the next piece of work; False where there is none, or where its turn has not come."""
+        if not self.items:
+            return False
+        item = self.items[0]
+        if isinstance(item, LateMark):
+            if not item.query():
+                return False
+        else:
+            item()
+        self.items.popleft()
+        self.num_done += 1
+        return True
+
+
+@dataclass
+class LateMark:
+    stream: "LateStream"
+    queue: Queue
+    num_before: int
+
+    def query(self) -> bool:
+        return self.queue.num_done >= self.num_before
+
+    def synchronize(self) -> None:
+        self.stream.run_until(self.query)
+
+
+class LateStream:
+    """A side stream beside a consumer's. What is done next is chance, as far as events leave it open.
+
+    As on a device, work that is queued knows addresses and keeps no memory alive.
+    """
+
+    is_async = True
+
+    def __init__(self, seed: int, *, eagerness: float = 0.3) -> None:
+        self.side, self.consumer = Queue(), Queue()
+        self._random = random.Random(seed)
+        self._eagerness = eagerness
+
+    def queue(self, work: Callable[..., object], *tensors: torch.Tensor) -> None:
+        found = [at_address(tensor) for tensor in tensors]
+        self.side.items.append(lambda: work(*found))
+        self._go_on()
+
+    def consume(self, work: Callable[..., object], *tensors: torch.Tensor) -> None:
+        """Queue work of the consumer's."""
+        found = [at_address(tensor) for tensor in tensors]
+        self.consumer.items.append(lambda: work(*found))
+        self._go_on()
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        yield
+
+    def mark(self) -> Mark:
+        return LateMark(self, self.side, self.side.num_queued)
+
+    def follow_consumer(self) -> None:
+        self.side.items.append(LateMark(self, self.consumer, self.consumer.num_queued))
+
+    def lead_consumer(self, mark: Mark) -> None:
+        assert isinstance(mark, LateMark)
+        self.consumer.items.append(mark)
+
+    def finish(self) -> None:
+        self.run_until(lambda: not self.side.items and not self.consumer.items)
+
+    def run_until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            first, second = self._random.sample([self.side, self.consumer], 2)
+            assert first.step() or second.step(), "both queues wait for each other"
+
+    def _go_on(self) -> None:
+        while self._random.random() < self._eagerness:
+            self._random.choice([self.side, self.consumer]).step()
+
+
+def at_address(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the same memory that does not keep it."""
+    storage = tensor.untyped_storage()
+    if not storage.nbytes():
+        return tensor
+    memory = (ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr())
+
+    values = torch.frombuffer(memory, dtype=torch.uint8)
+    whole = values[: values.numel() // tensor.dtype.itemsize * tensor.dtype.itemsize].view(tensor.dtype)
+    return whole.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
