@@ -116,23 +116,29 @@ class Jpeg:
         if _NATIVE is None or self.backend == "simplejpeg" or not self._draw_natively(_NATIVE, view, out):
             resize_into(out, self.region(view.box, at_least=view.full), view)
 
-    def _draw_natively(self, native: _Native, view: View, out: Pixels) -> bool:
+    def native_view(self, view: View) -> tuple[int, ...]:
+        """Return `view` of the image as it is stored, in the order that the native decoder takes its numbers."""
         denominator = _denominator(view.box, view.full)
         box = self._scaled_box(view.box, denominator)
-        full, shown, stored = view.full, view.shown, out
+        full, shown, mirror = view.full, view.shown, view.mirror
         if self.orientation != 1:
             shown = _stored_box(shown, self.orientation, *full)
-            full = full[::-1] if self.orientation >= 5 else full
-            stored = np.empty((shown.height, shown.width, 3), np.uint8)
-        cause = native.decode(
-            self.data, stored, self.stored_height, self.stored_width,
-            denominator, box.top, box.left, box.height, box.width, *full, shown.top, shown.left,
-            view.mirror and stored is out, view.antialias,
+            full, mirror = full[::-1] if self.orientation >= 5 else full, False
+        return (
+            self.stored_height, self.stored_width, denominator, box.top, box.left, box.height, box.width,
+            *full, shown.top, shown.left, mirror, view.antialias,
         )  # fmt: skip
-        if cause is None and stored is not out:
-            upright = _oriented(stored, self.orientation)
-            np.copyto(out, upright[:, ::-1] if view.mirror else upright)
-        return cause is None
+
+    def _draw_natively(self, native: _Native, view: View, out: Pixels) -> bool:
+        numbers = self.native_view(view)
+        if self.orientation == 1:
+            return native.decode(self.data, out, *numbers) is None
+        stored = np.empty(out.shape if self.orientation < 5 else (out.shape[1], out.shape[0], 3), np.uint8)
+        if native.decode(self.data, stored, *numbers) is not None:
+            return False
+        upright = _oriented(stored, self.orientation)
+        np.copyto(out, upright[:, ::-1] if view.mirror else upright)
+        return True
 
     def _scaled_box(self, box: Box, denominator: int) -> Box:
         """Return where `box` lies in the image as it is stored, decoded at 1 / `denominator` of its size."""

@@ -1,0 +1,240 @@
+"""What does a random crop of a photograph cost on one core, beside PIL, OpenCV and the codec alone?
+
+    python benchmarks/bench_decode.py [--quick]
+
+Real photographs of ImageNet's sizes (about 500 x 375, 105 KB) are read from the page cache, decoded, cropped at random,
+resized to 224 x 224 and mirrored half of the time, into a batch. Each contestant gets the same crops, but for OpenCV +
+albumentations, which chooses its own. All take turns in one process, 25 images each, so that what slows the machine
+down for a while slows all of them. Microseconds are of CPU, of the one thread that works.
+
+- pil: Image.open, crop, resize, transpose.
+- opencv: cv2.imdecode, then albumentations' RandomResizedCrop and HorizontalFlip.
+- simplejpeg: full decode, cv2.resize of the crop, cv2.flip.
+- mpload_simplejpeg, mpload_native: a whole `Pipeline`, from sample_ids to the slot. `_antialias`: with antialias=True.
+- limit: the native decoder's C in a loop of C over the same files and crops, no Python (a process of its own).
+
+Records: benchmarks/records/decode.jsonl.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import albumentations
+import cv2
+import numpy as np
+import simplejpeg  # type: ignore[import-untyped]
+from PIL import Image
+from records import write_record
+
+from mpload.augment import SampleRng
+from mpload.decode import RandomResizedCrop, backend, random_crop_box
+from mpload.image import Box, View, open_image
+from mpload.index.build import build_index
+from mpload.index.opening import open_index
+from mpload.jpeg import Jpeg
+from mpload.pipeline import Pipeline
+from mpload.policy import ErrorPolicy
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.photos import make_photo_tree
+
+SIZE = 224
+TURN = 25
+SOURCE = Path(__file__).with_name("decode_limit.c")
+Turn = Callable[[int, int], int]
+"""Makes images first to last (exclusive), and returns nanoseconds of CPU."""
+
+
+class Views:
+    """The files, and the crops of each that the pipeline will choose."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        index = pipeline.index
+        rng = SampleRng(seed=0, epoch=0)
+        self.paths, self.boxes, self.mirrored, self.lines = [], [], [], []
+        for record in index.records(np.arange(len(index))):
+            path = Path(index.root) / str(record.cells[0])
+            image = open_image(path.read_bytes())
+            assert isinstance(image, Jpeg)
+            dice = rng.for_sample(record.sample_id)
+            box = random_crop_box(image.height, image.width, dice)
+            view = View(box=box, full=(SIZE, SIZE), mirror=dice.random() < 0.5)
+            self.paths.append(path)
+            self.boxes.append(box)
+            self.mirrored.append(view.mirror)
+            numbers = " ".join(str(int(number)) for number in image.native_view(view))
+            self.lines.append(f"{numbers} {SIZE} {SIZE} {path}\n")
+
+
+def timed(make: Callable[[int, Any], None]) -> Turn:
+    """Return turns in which `make` puts an image into its place in a batch."""
+    batch = np.zeros((TURN, SIZE, SIZE, 3), np.uint8)
+
+    def turn(first: int, last: int) -> int:
+        start = time.thread_time_ns()
+        for number in range(first, last):
+            make(number, batch[number - first])
+        return time.thread_time_ns() - start
+
+    return turn
+
+
+def pil(views: Views) -> Turn:
+    def make(number: int, out: Any) -> None:
+        box = views.boxes[number]
+        with Image.open(views.paths[number]) as file:
+            edges = (box.left, box.top, box.left + box.width, box.top + box.height)
+            image = file.convert("RGB").crop(edges).resize((SIZE, SIZE), Image.Resampling.BILINEAR)
+            if views.mirrored[number]:
+                image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        out[:] = np.asarray(image)
+
+    return timed(make)
+
+
+def opencv(views: Views) -> Turn:
+    transform = albumentations.Compose([
+        albumentations.RandomResizedCrop((SIZE, SIZE)),
+        albumentations.HorizontalFlip(),
+    ])  # fmt: skip
+
+    def make(number: int, out: Any) -> None:
+        pixels: Any = cv2.imdecode(np.frombuffer(views.paths[number].read_bytes(), np.uint8), cv2.IMREAD_COLOR)
+        out[:] = transform(image=cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB))["image"]
+
+    return timed(make)
+
+
+def full_decode(views: Views) -> Turn:
+    def make(number: int, out: Any) -> None:
+        pixels = simplejpeg.decode_jpeg(views.paths[number].read_bytes())
+        cv2.resize(views.boxes[number].of(pixels), (SIZE, SIZE), dst=out, interpolation=cv2.INTER_LINEAR)
+        if views.mirrored[number]:
+            cv2.flip(out, 1, dst=out)
+
+    return timed(make)
+
+
+def ours(pipeline: Pipeline) -> Turn:
+    batch = np.zeros((TURN, SIZE, SIZE, 3), np.uint8)
+
+    def turn(first: int, last: int) -> int:
+        start = time.thread_time_ns()
+        for place, record in enumerate(pipeline.index.records(np.arange(first, last))):
+            pipeline.sample(record, seed=0, epoch=0, outs=[batch[place]])
+        return time.thread_time_ns() - start
+
+    return turn
+
+
+@contextmanager
+def limit(views: Views, folder: Path) -> Iterator[Turn]:
+    program, crops = folder / "decode_limit", folder / "views"
+    subprocess.run(["gcc", "-O3", "-o", program, SOURCE, "-ljpeg", "-lm"], check=True)
+    crops.write_text("".join(views.lines))
+    with subprocess.Popen([program, crops], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        asked, told = process.stdin, process.stdout
+        assert asked is not None
+        assert told is not None
+
+        def turn(first: int, last: int) -> int:
+            asked.write(f"{first} {last}\n")
+            asked.flush()
+            return int(told.readline())
+
+        yield turn
+        asked.close()
+
+
+def measure(contestants: dict[str, Turn], *, num_images: int, rounds: int) -> dict[str, list[float]]:
+    """Return microseconds an image of each round."""
+    found: dict[str, list[float]] = {name: [] for name in contestants}
+    for round_number in range(-1, rounds):  # the first is a rehearsal
+        spent_ns = dict.fromkeys(contestants, 0)
+        for first in range(0, num_images, TURN):
+            for name, turn in contestants.items():
+                spent_ns[name] += turn(first, min(first + TURN, num_images))
+        for name in contestants if round_number >= 0 else ():
+            found[name].append(spent_ns[name] / num_images / 1000)
+    return found
+
+
+def same_pixels(views: Views, pipelines: Sequence[Pipeline], number: int) -> None:
+    """Check that the contestants do the same work."""
+    outs = np.zeros((len(pipelines) + 1, SIZE, SIZE, 3), np.uint8)
+    (record,) = pipelines[0].index.records(np.array([number]))
+    for pipeline, out in zip(pipelines, outs, strict=False):
+        pipeline.sample(record, seed=0, epoch=0, outs=[out])
+    box: Box = views.boxes[number]
+    pixels = box.of(simplejpeg.decode_jpeg(views.paths[number].read_bytes()))
+    cv2.resize(pixels, (SIZE, SIZE), dst=outs[-1])
+    if views.mirrored[number]:
+        cv2.flip(outs[-1], 1, dst=outs[-1])
+    assert np.abs(outs - outs[-1].astype(int)).mean() < 4
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer images, no record")
+    arguments = parser.parse_args()
+    num_images, rounds = (100, 2) if arguments.quick else (1000, 7)
+    cv2.setNumThreads(1)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_photo_tree(folder / "photos", num_images=num_images, num_classes=1, seed=0, grain=10)
+        index = open_index(build_index(folder / "photos", folder / "photos.txt"))
+
+        def pipeline(decode: RandomResizedCrop) -> Pipeline:
+            return Pipeline(index=index, decode=decode, policy=ErrorPolicy())
+
+        python = pipeline(RandomResizedCrop(SIZE, backend="simplejpeg"))
+        views = Views(python)
+        pipelines = {
+            "mpload_simplejpeg": python,
+            "mpload_simplejpeg_antialias": pipeline(RandomResizedCrop(SIZE, backend="simplejpeg", antialias=True)),
+        }
+        is_native = backend().startswith("native")
+        if is_native:
+            pipelines["mpload_native"] = pipeline(RandomResizedCrop(SIZE, backend="native"))
+            pipelines["mpload_native_antialias"] = pipeline(RandomResizedCrop(SIZE, backend="native", antialias=True))
+        for number in range(0, num_images, 20):
+            same_pixels(views, [each for name, each in pipelines.items() if "antialias" not in name], number)
+        contestants = {"pil": pil(views), "opencv": opencv(views), "simplejpeg": full_decode(views)}
+        contestants |= {name: ours(each) for name, each in pipelines.items()}
+        if is_native:
+            with limit(views, folder) as in_c:
+                found = measure({**contestants, "limit": in_c}, num_images=num_images, rounds=rounds)
+        else:
+            found = measure(contestants, num_images=num_images, rounds=rounds)
+        mean_bytes = round(statistics.mean(path.stat().st_size for path in views.paths))
+    case = {"num_images": num_images, "mean_bytes": mean_bytes, "rounds": rounds, "backend": backend()}
+    for name, times in found.items():
+        per_pil, per_opencv = (
+            round(statistics.median(b / a for a, b in zip(times, found[other], strict=True)), 3)
+            for other in ("pil", "opencv")
+        )
+        figures = {
+            "median_us": round(statistics.median(times), 1),
+            "spread_us": round(max(times) - min(times), 1),
+            "times_pil": per_pil,
+            "times_opencv": per_opencv,
+        }
+        if "limit" in found:
+            ratios = [a / b for a, b in zip(times, found["limit"], strict=True)]
+            figures["of_limit"] = round(statistics.median(ratios), 3)
+        print(json.dumps({"contestant": name, **figures}), flush=True)
+        if not arguments.quick:
+            write_record("decode", {"contestant": name, **case}, figures)
+
+
+if __name__ == "__main__":
+    main()
