@@ -168,15 +168,16 @@ def test_host_batches_are_given_back_once_they_are_copied() -> None:
     stream = LateStream(0, eagerness=0.0)
     source = Recycled(4, num_slots=4)
     batches = iter(DevicePrefetcher(source, stream=stream, **NORMALISED))
-    next(batches)
+    first = next(batches)
     assert source.ring.num_lent == 2  # its own and the next, whose copies have not begun
     stream.finish()
-    next(batches)
-    gc.collect()
-    assert source.ring.num_lent <= 2
-    stream.finish()
+    second = next(batches)
+    assert source.ring.num_lent == 1
+    num_done = stream.side.num_done
     batches.close()  # type: ignore[attr-defined]
     assert source.ring.num_lent == 0
+    assert stream.side.num_done > num_done  # the copies were waited for, not only forgotten
+    assert [labels[0].item() for _, labels in (first, second)] == [0, 1]
 
 
 def test_on_the_cpu_a_slot_is_free_when_its_batch_is_handed_out() -> None:
