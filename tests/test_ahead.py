@@ -164,6 +164,22 @@ def test_slow_reads_are_made_by_threads_until_they_are_fast_again() -> None:
     assert storage.threads == {threading.current_thread().name}
 
 
+def reading_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "mpload-ahead"}
+
+
+def test_threads_end_with_who_has_started_them() -> None:
+    before = reading_threads()
+    ahead = awake(Slow({str(number): FILE for number in range(20)} | {"shard": FILE}))
+    ahead.plan({number: [ByteRange(str(number))] for number in range(20)})
+    started = reading_threads() - before
+    assert started
+    del ahead
+    for thread in started:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
 def test_a_storage_that_takes_one_thread_gets_one() -> None:
     class OneByOne(Slow):
         max_parallel_reads = 1

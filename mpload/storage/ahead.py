@@ -3,11 +3,13 @@
 import os
 import resource
 import sys
+import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Protocol, cast
 
 import numpy as np
@@ -31,6 +33,7 @@ _CALM_SAMPLES = 64
 _MAX_GAP_BYTES = 16 * KIB
 _MAX_READ_BYTES = 4 * MIB
 _GUESSED_FILE_BYTES = 128 * KIB
+_THREAD_NAME = "mpload-ahead"
 _COUNTS_WAITS = sys.platform == "linux"
 
 
@@ -47,18 +50,20 @@ class Reader(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
 class _Fetch:
-    """One read, for one sample or several neighbours."""
+    """One read, for one sample or several neighbours. Cheaper than a Future, of which a sample would feel the cost."""
 
-    item: ByteRange
-    sample_id: int | None = None
-    """The sample that has it for itself."""
-    num_wanting: int = 0
-    """Ranges of samples that lie in it and were not yet asked for."""
-    future: Future[bytes] | None = None
-    held_bytes: int = 0
-    """What it counts with since it was begun."""
+    __slots__ = ("data", "held_bytes", "is_begun", "item", "num_wanting", "sample_id", "taken", "unfinished")
+
+    def __init__(self, item: ByteRange) -> None:
+        self.item = item
+        self.sample_id: int | None = None  # the sample that has it for itself
+        self.num_wanting = 0  # ranges of samples that lie in it and were not yet asked for
+        self.held_bytes = 0  # what it counts with since it was begun
+        self.is_begun = False
+        self.taken = threading.Lock()  # acquired by who reads it, or by who does not want it any more
+        self.unfinished = threading.Lock()  # released when it was read
+        self.data: bytes | None = None  # None: not read, or that failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +124,9 @@ class ReadAhead:
 
     def _start(self) -> None:
         self._pid = os.getpid()
-        self._executor: ThreadPoolExecutor | None = None
+        self._num_started = 0
+        self._jobs: SimpleQueue[_Fetch | None] = SimpleQueue()
+        self._end = weakref.finalize(self, self._jobs.put, None)  # each thread passes it on
         self._pieces: dict[int, list[_Piece]] = {}  # by sample_id, in the order planned
         self._queue: deque[_Fetch] = deque()  # not begun
         self._held_bytes = 0
@@ -168,10 +175,9 @@ class ReadAhead:
 
     def _collect(self, pieces: Sequence[_Piece]) -> list[bytes] | None:
         """Wait for what was begun; return None where something was not, or failed."""
-        futures = [piece.fetch.future for piece in pieces]
-        self._adapt(is_late=any(future is None or not future.done() for future in futures))
+        self._adapt(is_late=any(not piece.fetch.is_begun or piece.fetch.unfinished.locked() for piece in pieces))
         try:
-            parts = [_bytes_of(piece) for piece in pieces]
+            parts = [_bytes_of(piece, self._storage) for piece in pieces]
         finally:
             self._release(pieces)
         for piece, part in zip(pieces, parts, strict=True):
@@ -208,18 +214,21 @@ class ReadAhead:
             self._queue.popleft()
 
     def _submit(self, fetch: _Fetch) -> bool:
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(self._num_threads, thread_name_prefix="mpload-ahead")
-        try:
-            fetch.future = self._executor.submit(self._fetch, fetch.item)
-        except RuntimeError:  # no thread can be started: a limit on processes, or the interpreter is leaving
-            self._is_possible = self.is_active = False
-            self._start()
-            return False
+        if self._num_started < min(self._num_threads, self.depth):
+            # A daemon: a read that hangs must not keep the interpreter from leaving.
+            thread = threading.Thread(target=_serve, args=(self._jobs, self._storage), name=_THREAD_NAME, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # a limit on processes, or the interpreter is leaving
+                self._is_possible = self.is_active = False
+                self._end()
+                self._start()
+                return False
+            self._num_started += 1
+        fetch.is_begun = True
+        fetch.unfinished.acquire()
+        self._jobs.put(fetch)
         return True
-
-    def _fetch(self, item: ByteRange) -> bytes:
-        return self._storage.read([item])[0]
 
     def _read_now(self, ranges: Sequence[ByteRange], *, is_measured: bool) -> list[bytes]:
         if not is_measured:
@@ -244,6 +253,7 @@ class ReadAhead:
         self._num_fast_probes = 0 if is_slow else self._num_fast_probes + 1
         if self._num_fast_probes >= _FAST_PROBES:
             self.is_active, self._slow_share = False, 0.0
+            self._end()
             self._start()
 
     def _is_left_as_probe(self, fetch: _Fetch) -> bool:
@@ -251,7 +261,7 @@ class ReadAhead:
         if self._probe is not None or fetch.sample_id is None or self._clock_ns() < self._next_probe_ns:
             return False
         pieces = self._pieces[fetch.sample_id]
-        if any(piece.fetch.future is not None for piece in pieces):  # the disk may have brought this one too
+        if any(piece.fetch.is_begun for piece in pieces):  # the disk may have brought this one too
             return False
         self._probe = fetch.sample_id
         self._release(self._pieces.pop(fetch.sample_id))
@@ -261,27 +271,46 @@ class ReadAhead:
         for piece in pieces:
             fetch = piece.fetch
             fetch.num_wanting -= 1
-            if fetch.future is not None:
+            if fetch.is_begun:
                 self._num_ahead -= 1
                 if not fetch.num_wanting:
                     self._held_bytes -= fetch.held_bytes
-                    fetch.future.cancel()
+                    fetch.taken.acquire(blocking=False)
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():  # threads do not live on in a forked child
+            self._end.detach()
             self._start()
 
 
-def _bytes_of(piece: _Piece) -> bytes | None:
-    future = piece.fetch.future
-    if future is None or future.cancel():
+def _serve(jobs: "SimpleQueue[_Fetch | None]", storage: Reader) -> None:
+    """Read what is wanted: the loop of a thread. It holds nothing of its ReadAhead, whose end is its own."""
+    while (fetch := jobs.get()) is not None:
+        _perform(fetch, storage)
+        fetch = None  # or it would keep the bytes while the thread waits
+    jobs.put(None)
+
+
+def _perform(fetch: _Fetch, storage: Reader) -> None:
+    """Read, unless somebody else does or nobody wants it any more."""
+    if fetch.taken.acquire(blocking=False):
+        try:
+            fetch.data = storage.read([fetch.item])[0]
+        except Exception:  # noqa: BLE001  the sample meets it again, reading for itself
+            fetch.data = None
+        finally:
+            fetch.unfinished.release()
+
+
+def _bytes_of(piece: _Piece, storage: Reader) -> bytes | None:
+    fetch = piece.fetch
+    if not fetch.is_begun:
         return None
-    try:
-        # No limit: a read that hangs would hang this sample anyway, and a worker's sample timeout ends it.
-        data = future.result()
-    except Exception:  # noqa: BLE001  the sample meets it again, reading for itself
-        return None
-    if piece.length_bytes is None or len(data) == piece.length_bytes:
+    _perform(fetch, storage)  # where no thread has come to it yet
+    # No limit: a read that hangs would hang this sample anyway, and a worker's sample timeout ends it.
+    with fetch.unfinished:
+        data = fetch.data
+    if data is None or piece.length_bytes is None or len(data) == piece.length_bytes:
         return data
     return data[piece.start_bytes : piece.start_bytes + piece.length_bytes]
 
