@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import tempfile
 import time
 import warnings
@@ -41,7 +42,8 @@ _NEXT_STEP = """\
 Next: mpload index FOLDER -o train.txt, and in Python:
 
     dataset = mpload.MPDataset("train.txt", decode=mpload.RandomResizedCrop(224), batch_size=256, shuffle=True)
-    for images, labels in torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=8): ..."""
+    with mpload.MPLoader(dataset) as loader:
+        for images, labels in loader: ..."""
 
 
 def demo(
@@ -128,10 +130,7 @@ class _Epoch:
 
 def _stream(index: Index, *, num_workers: int, batch_size: int) -> bool:
     """Read three epochs, tell what happened, and return whether all was as it must be."""
-    # torch is loaded here and not before
-    from torch.utils.data import DataLoader  # noqa: PLC0415
-
-    from mpload.dataset import MPDataset  # noqa: PLC0415
+    from mpload.dataset import MPDataset  # noqa: PLC0415  torch is loaded here and not before
 
     def dataset() -> "MPDataset":
         decode = RandomResizedCrop(224)
@@ -139,20 +138,12 @@ def _stream(index: Index, *, num_workers: int, batch_size: int) -> bool:
             index, decode=decode, batch_size=batch_size, shuffle=True, seed=0, tail="ragged", topology=Topology()
         )
 
-    # Whoever asks for more workers than cores gets them, without a lecture.
-    warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
-    loader: DataLoader[Any] = DataLoader(
-        dataset(),
-        batch_size=None,
-        num_workers=num_workers,
-        persistent_workers=num_workers > 0,
-        worker_init_fn=_ignore_interrupts if num_workers else None,
-    )
     epochs = []
-    for number in range(_NUM_EPOCHS):
-        epochs.append(_read(loader, num_samples=len(index)))
-        _say(f"epoch {number}", str(epochs[-1]))
-    memory = tree_memory(os.getpid())
+    with _loader(dataset(), num_workers=num_workers) as loader:
+        for number in range(_NUM_EPOCHS):
+            epochs.append(_read(loader, num_samples=len(index)))
+            _say(f"epoch {number}", str(epochs[-1]))
+        memory = tree_memory(os.getpid())
     images = epochs[0].first[0]
     _say("batch", f"{images.dtype} {list(images.shape)} and {', '.join(str(column) for column in index.columns[1:])}")
 
@@ -171,6 +162,28 @@ def _stream(index: Index, *, num_workers: int, batch_size: int) -> bool:
     print()
     _print_memory(memory)
     return all(checks.values())
+
+
+@contextmanager
+def _loader(dataset: "MPDataset", *, num_workers: int) -> Iterator[Any]:
+    """Give an `MPLoader`; where its workers cannot run, a stock DataLoader."""
+    if sys.platform == "linux":
+        from mpload.loader import MPLoader  # noqa: PLC0415  imports torch
+
+        with MPLoader(dataset, num_workers=num_workers) as loader:
+            yield loader
+    else:
+        from torch.utils.data import DataLoader  # noqa: PLC0415
+
+        # Whoever asks for more workers than cores gets them, without a lecture.
+        warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
+        yield DataLoader(
+            dataset,
+            batch_size=None,
+            num_workers=num_workers,
+            persistent_workers=num_workers > 0,
+            worker_init_fn=_ignore_interrupts if num_workers else None,
+        )
 
 
 def _read(loader: Any, *, num_samples: int) -> _Epoch:
@@ -222,8 +235,11 @@ def _print_memory(processes: Sequence[ProcessMemory]) -> None:
     for column in table.columns[1:]:
         column.justify = "right"
     for number, process in enumerate(processes):
-        name = f"worker {number - 1}" if number else "main"
-        table.add_row(name, format_bytes(process.uss_bytes), format_bytes(process.pss_bytes))
+        table.add_row(
+            process.name.removeprefix("mpload-") if number else "main",
+            format_bytes(process.uss_bytes),
+            format_bytes(process.pss_bytes),
+        )
     Console(highlight=False).print(table)
 
 
