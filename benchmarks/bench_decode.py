@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import albumentations
+import albumentations  # type: ignore[import-untyped]
 import cv2
 import numpy as np
 import simplejpeg  # type: ignore[import-untyped]

@@ -65,9 +65,9 @@ def random_crop_box(
     draws = rng.random(2 * _NUM_TRIES + 2).tolist()
     log_low, log_high = math.log(ratio[0]), math.log(ratio[1])
     aspect = width / height
-    for part, place in zip(draws[0 : 2 * _NUM_TRIES : 2], draws[1 : 2 * _NUM_TRIES : 2], strict=True):
-        area = scale[0] + (scale[1] - scale[0]) * part
-        crop_ratio = math.exp(log_low + (log_high - log_low) * place)
+    for attempt in range(0, 2 * _NUM_TRIES, 2):
+        area = scale[0] + (scale[1] - scale[0]) * draws[attempt]
+        crop_ratio = math.exp(log_low + (log_high - log_low) * draws[attempt + 1])
         crop_width = math.sqrt(area * crop_ratio / aspect)  # as a part of the image's width
         crop_height = math.sqrt(area / crop_ratio * aspect)
         if crop_width <= 1 and crop_height <= 1:

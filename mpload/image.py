@@ -14,7 +14,7 @@ import imagesize  # type: ignore[import-untyped]
 import simplejpeg  # type: ignore[import-untyped]
 
 from mpload.errors import ArgumentError, DecodeError
-from mpload.jpeg import Backend, ImageBytes, Jpeg, decode_with_opencv, exif_orientation
+from mpload.jpeg import Backend, ImageBytes, Jpeg, decode_with_opencv, read_segments
 from mpload.resize import Box, Pixels, View, resize_into
 from mpload.units import GIB
 
@@ -150,11 +150,13 @@ def open_image(
         raise DecodeError(f"{kind} header is damaged or cut off: it gives no size ({len(data):,} bytes in all)")
     limits.check_pixels(height, width)
     if kind == "JPEG":
+        orientation, frame = read_segments(data)
         return Jpeg(
             data=data,
             stored_height=height,
             stored_width=width,
-            orientation=exif_orientation(data) if upright else 1,
+            orientation=orientation if upright else 1,
+            frame=frame,
             colors=colors,
             allow_truncated=limits.allow_truncated,
             backend=backend,

@@ -1,8 +1,8 @@
 """JPEG: decoded by the native module where it was built, else and in all unusual cases by simplejpeg, last by OpenCV.
 
 Both are libjpeg-turbo. The native module decodes no more than a view needs; what it declines (CMYK, damage, anything
-that libjpeg warns of) goes the other way, so that errors and odd files are the same with and without it. One thing is
-not: damage below the last row that a view needs is seen by a full decode only.
+that libjpeg warns of) goes the other way, so that errors and odd files are the same with and without it. Damage to rows
+below the last one that a view needs is not seen; a file that breaks off there is.
 """
 
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ __all__ = [
     "backend",
     "check_backend",
     "decode_with_opencv",
-    "exif_orientation",
+    "read_segments",
 ]
 
 ImageBytes = bytes | bytearray | memoryview
@@ -41,6 +41,12 @@ _DAMAGE = (
     "bad arithmetic code",
     "instead of RST",
 )
+
+
+_END = b"\xff\xd9"
+_NOT_NEEDED = "extraneous bytes before marker 0xd9"
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # which are tables and extensions
+_MARGIN_ROWS = 4  # upsampling looks at the rows below
 
 
 class _Native(Protocol):
@@ -86,6 +92,8 @@ class Jpeg:
     stored_width: int
     orientation: int
     """As EXIF numbers them, 1 to 8."""
+    frame: int
+    """Where the header of a picture that is stored from top to bottom begins; 0 where it is stored otherwise."""
     colors: str | None
     """As simplejpeg names them; None where it cannot read the header, which others then may."""
     allow_truncated: bool
@@ -108,7 +116,9 @@ class Jpeg:
     def region(self, box: Box, *, at_least: tuple[int, int]) -> Pixels:
         """Return what `box` frames, at a scale that leaves it at least that high and wide if it is now."""
         denominator = _denominator(box, at_least)
-        region = self._scaled_box(box, denominator).of(self._stored_pixels(denominator=denominator))
+        scaled = self._scaled_box(box, denominator)
+        pixels = self._first_rows(scaled.top + scaled.height, denominator)
+        region = scaled.of(self._stored_pixels(denominator=denominator) if pixels is None else pixels)
         return region if self.orientation == 1 else np.ascontiguousarray(_oriented(region, self.orientation))
 
     def draw(self, view: View, out: Pixels) -> None:
@@ -149,6 +159,30 @@ class Jpeg:
         top, height = _scaled_span(box.top, box.height, denominator, -(-self.stored_height // denominator))
         left, width = _scaled_span(box.left, box.width, denominator, -(-self.stored_width // denominator))
         return Box(top=top, left=left, height=height, width=width)
+
+    def _first_rows(self, num_rows: int, denominator: int) -> Pixels | None:
+        """Decode no more than `num_rows` at that scale, by a header that gives no more; None where that cannot be done.
+
+        libjpeg-turbo then complains of the bytes that it did not need, but only when all rows are written.
+        """
+        height = (num_rows + _MARGIN_ROWS) * denominator
+        if self.frame == 0 or self.colors is None or height >= self.stored_height or bytes(self.data[-2:]) != _END:
+            return None
+        at = self.frame + 5
+        data = b"".join((self.data[:at], height.to_bytes(2, "big"), self.data[at + 2 :]))
+        pixels = np.empty((num_rows + _MARGIN_ROWS, -(-self.stored_width // denominator), 3), np.uint8)
+        try:
+            simplejpeg.decode_jpeg(
+                data,
+                "RGB",
+                min_height=pixels.shape[0],
+                min_width=pixels.shape[1],
+                min_factor=denominator,
+                buffer=pixels,
+            )
+        except ValueError as error:
+            return pixels if str(error).endswith(_NOT_NEEDED) else None
+        return pixels
 
     def _stored_pixels(self, *, denominator: int) -> Pixels:
         """Decode to RGB, at 1, 1/2, 1/4 or 1/8 of the size (other scales take longer than 1)."""
@@ -201,21 +235,28 @@ def _rgb_from_cmyk(inverted: Pixels) -> Pixels:
     return (black - ((product >> 8) + product >> 8)).astype(np.uint8)
 
 
-def exif_orientation(data: ImageBytes) -> int:
-    """Return the orientation, 1 to 8, that a JPEG's EXIF segment gives; 1 where there is none that can be read."""
-    position = 2
-    while position + 10 <= len(data) and data[position] == 0xFF:
+def read_segments(data: ImageBytes) -> tuple[int, int]:
+    """Return the orientation, 1 to 8, that the EXIF segment of a JPEG gives, and where its frame's header begins.
+
+    The orientation is 1 where there is none that can be read, the place 0 where the picture is not stored from top to
+    bottom in three colours or one.
+    """
+    position, orientation, num_bytes = 2, 0, len(data)
+    while position + 10 <= num_bytes and data[position] == 0xFF:
         marker = data[position + 1]
         if marker == 0xFF:  # fill byte
             position += 1
             continue
+        if marker in _FRAMES:
+            is_plain = marker <= 0xC1 and data[position + 9] in {1, 3}
+            return orientation or 1, position if is_plain else 0
         if marker == 0xDA:  # the picture begins
             break
-        length = int.from_bytes(data[position + 2 : position + 4], "big")
-        if marker == 0xE1 and data[position + 4 : position + 10] == b"Exif\0\0":
-            return _tiff_orientation(bytes(data[position + 10 : position + 2 + length]))
+        length = data[position + 2] << 8 | data[position + 3]
+        if marker == 0xE1 and orientation == 0 and data[position + 4 : position + 10] == b"Exif\0\0":
+            orientation = _tiff_orientation(bytes(data[position + 10 : position + 2 + length]))
         position += 2 + length
-    return 1
+    return orientation or 1, 0
 
 
 def _tiff_orientation(exif: bytes) -> int:
