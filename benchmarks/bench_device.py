@@ -1,0 +1,392 @@
+"""What does it cost to have batches on the device, normalised, when they are asked for?
+
+    python benchmarks/bench_device.py [--quick] [--cpu]
+
+Each case runs in a fresh process; images are uint8 [224, 224, 3]. On any machine: the conversion to a normalised dtype
+on the CPU, fused and as the usual chain of torch operations, alone and behind a loader of real JPEGs. With a GPU:
+copies from pinned and pageable memory, a ResNet-50 training step (bfloat16) fed from the host by several means beside
+one whose batch lies on the device, and a loader of real JPEGs before it. Without one it says what it skips. Records:
+benchmarks/records/device.jsonl.
+
+"hidden" is the share of copy and conversion, measured alone, that does not make the step longer. "idle" is the share of
+time in which the device had no step to do, from events around each step.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from records import write_record
+from resnet import resnet50
+
+from mpload import DevicePrefetcher, MPDataset, MPLoader, RandomResizedCrop, Topology, build_index
+from mpload.normalise import Normaliser
+
+ROOT = Path(__file__).parents[1]
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+SIZE = 224
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "uint8": None}
+
+
+def per_channel(values: tuple[float, ...], device: str = "cpu") -> torch.Tensor:
+    return torch.tensor(values, device=device)[:, None, None]
+
+
+def chain(images: torch.Tensor) -> torch.Tensor:
+    """Normalise as most training scripts do."""
+    device = str(images.device)
+    return images.float().div_(255).sub_(per_channel(MEAN, device)).div_(per_channel(STD, device))
+
+
+def pixels(batch_samples: int) -> torch.Tensor:
+    """uint8 [B, 3, SIZE, SIZE], channels_last."""
+    return torch.randint(0, 256, (batch_samples, SIZE, SIZE, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
+
+
+def median_seconds(work: Callable[[], object], num: int, wait: Callable[[], object] = lambda: None) -> float:
+    seconds = []
+    for number in range(num + 3):
+        start = time.perf_counter()
+        work()
+        wait()
+        if number >= 3:
+            seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+# On the CPU.
+
+
+def measure_convert(how: str, dtype: str, batch_samples: int, num: int) -> dict[str, float]:
+    """Return microseconds an image of a conversion in memory that is there ("fused"), or in new memory each time."""
+    images = pixels(batch_samples)
+    target = DTYPES[dtype] or torch.uint8
+    if how == "fused":
+        out = torch.empty(images.shape, dtype=target, memory_format=torch.channels_last)
+        normaliser = Normaliser(dtype=target, mean=MEAN, std=STD)
+        seconds = median_seconds(lambda: normaliser.write(images, out), num)
+    else:
+        seconds = median_seconds(lambda: chain(images).to(target), num)
+    return {"us_per_image": round(seconds / batch_samples * 1e6, 1)}
+
+
+def measure_photos(how: str, batch_samples: int, num: int) -> dict[str, float]:
+    """Return images/s of a loader of real JPEGs whose batches become float32 on the CPU, and all processes' CPU time."""
+    with tempfile.TemporaryDirectory() as name, photo_loader(Path(name), batch_samples, num) as loader:
+        batches: Iterable[Any] = loader
+        if how == "prefetcher":
+            batches = DevicePrefetcher(loader, device="cpu", mean=MEAN, std=STD)
+        for images, _ in batches:  # the first epoch warms caches
+            _ = chain(images) if how == "chain" else images
+        start, start_cpu, num_images = time.perf_counter(), cpu_seconds(), 0
+        for _ in range(3):
+            for images, _ in batches:
+                _ = chain(images) if how == "chain" else images
+                num_images += len(images)
+        seconds = time.perf_counter() - start
+        taken = cpu_seconds() - start_cpu
+    return {
+        "images_per_second": round(num_images / seconds, 1),
+        "cpu_us_per_image": round(taken / num_images * 1e6, 1),
+    }
+
+
+def photo_loader(folder: Path, batch_samples: int, num_images: int) -> MPLoader:
+    return MPLoader(photo_dataset(folder, batch_samples, num_images))
+
+
+def photo_dataset(folder: Path, batch_samples: int, num_images: int) -> MPDataset:
+    sys.path.insert(0, str(ROOT))
+    from tests.photos import make_photo_tree
+
+    make_photo_tree(folder / "train", num_images=num_images, num_classes=8, seed=0)
+    return MPDataset(
+        build_index(folder / "train", folder / "train.txt"),
+        decode=RandomResizedCrop(SIZE),
+        batch_size=batch_samples,
+        shuffle=True,
+        tail="drop",
+        topology=Topology(),
+    )
+
+
+def cpu_seconds() -> float:
+    this = psutil.Process()
+    times = [process.cpu_times() for process in (this, *this.children(recursive=True))]
+    return float(sum(each.user + each.system for each in times))
+
+
+# On a GPU.
+
+
+class HostBatches:
+    """`num` batches of two kinds of pixels in host memory, in turn, made beforehand."""
+
+    def __init__(self, batch_samples: int, num: int, *, pinned: bool = True, dtype: str = "uint8") -> None:
+        self.num = num
+        pairs = [(pixels(batch_samples), torch.randint(0, 1000, (batch_samples,))) for _ in range(2)]
+        if dtype == "float32":
+            pairs = [(chain(images), labels) for images, labels in pairs]
+        self.pairs = [(each[0].pin_memory(), each[1].pin_memory()) if pinned else each for each in pairs]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self.pairs[number % 2] for number in range(self.num))
+
+
+class DataPrefetcher:
+    """The pattern that many training scripts copy: one batch ahead on a side stream, `record_stream`."""
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self.loader = loader
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = iter(self.loader)
+        following = self.preload(batches)
+        while following is not None:
+            torch.cuda.current_stream().wait_stream(self.stream)
+            images, labels = following
+            for tensor in (images, labels):
+                tensor.record_stream(torch.cuda.current_stream())
+            following = self.preload(batches)
+            yield images, labels
+
+    def preload(self, batches: Iterator[Any]) -> Any:
+        batch = next(batches, None)
+        if batch is None:
+            return None
+        with torch.cuda.stream(self.stream):
+            images, labels = (tensor.cuda(non_blocking=True) for tensor in batch)
+            return (chain(images) if images.dtype == torch.uint8 else images).bfloat16(), labels
+
+
+def plain_batches(loader: Iterable[Any]) -> Iterator[Any]:
+    """Copy when asked, on the stream of the step itself."""
+    for images, labels in loader:
+        moved = images.cuda(non_blocking=True)
+        yield (chain(moved) if moved.dtype == torch.uint8 else moved).bfloat16(), labels.cuda(non_blocking=True)
+
+
+def resident_batches(loader: Iterable[Any]) -> Iterator[Any]:
+    """One batch on the device, again and again: what a step takes alone."""
+    batch = None
+    for images, labels in loader:
+        if batch is None:
+            batch = chain(images.cuda()).bfloat16(), labels.cuda()
+        yield batch
+
+
+def prefetched(depth: int) -> Callable[[Iterable[Any]], Iterable[Any]]:
+    return lambda loader: DevicePrefetcher(loader, device="cuda", dtype=torch.bfloat16, mean=MEAN, std=STD, depth=depth)
+
+
+FEEDS: dict[str, Callable[[Iterable[Any]], Iterable[Any]]] = {
+    "resident": resident_batches,
+    "prefetcher": prefetched(2),
+    "prefetcher depth 3": prefetched(3),
+    "data_prefetcher": DataPrefetcher,
+    "plain": plain_batches,
+}
+
+
+class TrainingStep:
+    """Forward, backward and SGD of a ResNet-50 in bfloat16, with an event before and behind."""
+
+    def __init__(self) -> None:
+        torch.backends.cudnn.benchmark = True
+        self.model = resnet50().cuda().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+        self.events: list[tuple[Any, Any]] = []
+
+    def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        before, behind = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        before.record()
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = torch.nn.functional.cross_entropy(self.model(images), labels)
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        behind.record()
+        self.events.append((before, behind))
+
+    def figures(self) -> dict[str, float]:
+        """Return a step's time from start to start, and the share of it in which there was no step to do."""
+        torch.cuda.synchronize()
+        events = self.events[len(self.events) // 4 :]  # the first ones choose algorithms
+        total = events[0][0].elapsed_time(events[-1][0]) / (len(events) - 1)
+        busy = statistics.mean(before.elapsed_time(behind) for before, behind in events[:-1])
+        return {"step_ms": round(total, 3), "idle_fraction": round(max(0.0, 1 - busy / total), 4)}
+
+
+def measure_copy(memory: str, dtype: str, batch_samples: int, num: int) -> dict[str, float]:
+    """Return the rate of copies to the device alone: a bare `copy_`, or the prefetcher's."""
+    batches = HostBatches(batch_samples, num, pinned=memory != "pageable", dtype=dtype)
+    num_bytes = batches.pairs[0][0].nbytes
+    if memory == "prefetcher":
+        loader = DevicePrefetcher(batches, device="cuda", dtype=None)
+        for _ in loader:
+            pass
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in loader:
+            pass
+        torch.cuda.synchronize()
+        seconds = (time.perf_counter() - start) / num
+    else:
+        source = batches.pairs[0][0]
+        target = torch.empty_like(source, device="cuda")
+        seconds = median_seconds(lambda: target.copy_(source, non_blocking=True), num, torch.cuda.synchronize)
+    return {
+        "gb_per_second": round(num_bytes / seconds / 1e9, 2),
+        "us_per_batch": round(seconds * 1e6, 1),
+        "images_per_second": round(batch_samples / seconds),
+    }
+
+
+def measure_convert_gpu(how: str, dtype: str, batch_samples: int, num: int) -> dict[str, float]:
+    images, target = pixels(batch_samples).cuda(), DTYPES[dtype] or torch.uint8
+    out = torch.empty(images.shape, dtype=target, memory_format=torch.channels_last, device="cuda")
+    normaliser = Normaliser(dtype=target, mean=MEAN, std=STD)
+    work: Callable[[], object] = lambda: chain(images).to(target)  # noqa: E731
+    if how == "fused":
+        work = lambda: normaliser.write(images, out)  # noqa: E731
+    seconds = median_seconds(work, num, torch.cuda.synchronize)
+    return {"us_per_batch": round(seconds * 1e6, 1)}
+
+
+def measure_step(feed: str, batch_samples: int, num: int, dtype: str = "uint8") -> dict[str, float]:
+    """Return the time of a training step that is fed from pinned host memory."""
+    step = TrainingStep()
+    torch.cuda.reset_peak_memory_stats()
+    for images, labels in FEEDS[feed](HostBatches(batch_samples, num, dtype=dtype)):
+        step(images, labels)
+    return {**step.figures(), "peak_device_bytes": torch.cuda.max_memory_allocated()}
+
+
+def measure_train_photos(feed: str, batch_samples: int, num: int) -> dict[str, float]:
+    """Return images/s of training from real JPEGs, by an MPLoader, or by a stock DataLoader with `pin_memory`."""
+    from torch.utils.data import DataLoader
+
+    step = TrainingStep()
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        dataset = photo_dataset(Path(name), batch_samples, num)
+        num_workers = len(os.sched_getaffinity(0))
+        source: Iterable[Any] = (
+            stack.enter_context(MPLoader(dataset, num_workers=num_workers))
+            if feed == "prefetcher"
+            else DataLoader(dataset, batch_size=None, num_workers=num_workers, pin_memory=True, persistent_workers=True)
+        )
+        num_images, start = 0, 0.0
+        for epoch in range(4):
+            if epoch == 1:  # the first one warms caches and chooses algorithms
+                torch.cuda.synchronize()
+                start = time.perf_counter()
+            for images, labels in FEEDS[feed](source):
+                step(images, labels)
+                num_images += len(images) if epoch else 0
+        torch.cuda.synchronize()
+        rate = num_images / (time.perf_counter() - start)
+    return {"images_per_second": round(rate, 1), **step.figures()}
+
+
+MEASURES: dict[str, Callable[..., dict[str, float]]] = {
+    "convert": measure_convert,
+    "photos": measure_photos,
+    "copy": measure_copy,
+    "convert on the device": measure_convert_gpu,
+    "step": measure_step,
+    "train from photos": measure_train_photos,
+}
+
+
+def cpu_cases(*, is_quick: bool) -> Iterator[dict[str, Any]]:
+    num = 5 if is_quick else 30
+    for batch_samples in (32,) if is_quick else (8, 32, 128):
+        for dtype in ("float32",) if is_quick else ("float32", "bfloat16"):
+            for how in ("fused", "chain"):
+                case = {"measure": "convert", "how": how, "dtype": dtype, "batch_samples": batch_samples, "num": num}
+                yield case
+    for how in ("uint8", "prefetcher", "chain"):
+        yield {"measure": "photos", "how": how, "batch_samples": 32, "num": 64 if is_quick else 512}
+
+
+def gpu_cases(*, is_quick: bool) -> Iterator[dict[str, Any]]:
+    num = 20 if is_quick else 100
+    for batch_samples in (64,) if is_quick else (8, 16, 32, 64, 128, 256):
+        sizes = {"batch_samples": batch_samples, "num": num}
+        for memory in ("pinned", "pageable", "prefetcher"):
+            for dtype in ("uint8", "float32"):
+                yield {"measure": "copy", "memory": memory, "dtype": dtype, **sizes}
+        for how in ("fused", "chain"):
+            yield {"measure": "convert on the device", "how": how, "dtype": "bfloat16", **sizes}
+        for feed in FEEDS:
+            yield {"measure": "step", "feed": feed, **sizes}
+        yield {"measure": "step", "feed": "plain", "dtype": "float32", **sizes}
+    for feed in ("prefetcher", "data_prefetcher", "plain"):
+        yield {"measure": "train from photos", "feed": feed, "batch_samples": 128, "num": 512 if is_quick else 4096}
+
+
+def hidden_fractions(results: list[tuple[dict[str, Any], dict[str, float]]]) -> Iterator[dict[str, Any]]:
+    """Yield how much of copy and conversion each feed hides behind the step."""
+
+    def found(figure: str, **case: Any) -> float:
+        return next(figures[figure] for each, figures in results if case.items() <= each.items())
+
+    for case, figures in results:
+        if case["measure"] != "step" or case["feed"] == "resident" or "dtype" in case:
+            continue
+        size = {"batch_samples": case["batch_samples"]}
+        work_ms = 1e-3 * (
+            found("us_per_batch", measure="copy", memory="pinned", dtype="uint8", **size)
+            + found("us_per_batch", measure="convert on the device", how="fused", **size)
+        )
+        longer_ms = figures["step_ms"] - found("step_ms", measure="step", feed="resident", **size)
+        hidden = round(1 - max(0.0, longer_ms) / work_ms, 3)
+        yield {"measure": "hidden", "feed": case["feed"], **size, "hidden_fraction": hidden}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer images, no record")
+    parser.add_argument("--cpu", action="store_true", help="only what runs on any machine")
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.case:
+        case = json.loads(arguments.case)
+        print(json.dumps(MEASURES[case.pop("measure")](**case)))
+        return
+    cases = [("cpu", case) for case in cpu_cases(is_quick=arguments.quick)]
+    if torch.cuda.is_available() and not arguments.cpu:
+        name = torch.cuda.get_device_name()
+        cases += [(name, case) for case in gpu_cases(is_quick=arguments.quick)]
+    else:
+        print("skipped, as they need a GPU: copies, overlap with a training step, training from photos, GPU decoding")
+    results = []
+    for device, case in cases:
+        command = [sys.executable, "-W", "ignore", __file__, "--case", json.dumps(case)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=600)
+        figures = json.loads(done.stdout)
+        results.append((case, figures))
+        print(json.dumps({**case, **figures}), flush=True)
+        if not arguments.quick:
+            write_record("device", {"device": device, **case}, figures)
+    for found in hidden_fractions(results):
+        print(json.dumps(found))
+        if not arguments.quick:
+            fraction = found.pop("hidden_fraction")
+            write_record("device", {"device": cases[-1][0], **found}, {"hidden_fraction": fraction})
+
+
+if __name__ == "__main__":
+    main()
