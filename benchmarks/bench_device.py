@@ -82,7 +82,7 @@ def measure_convert(how: str, dtype: str, batch_samples: int, num: int) -> dict[
 
 
 def measure_photos(how: str, batch_samples: int, num: int) -> dict[str, float]:
-    """Return images/s of a loader of real JPEGs whose batches become float32 on the CPU, and all processes' CPU time."""
+    """Return images/s of a loader of real JPEGs whose batches become float32 on the CPU, and all processes' time."""
     with tempfile.TemporaryDirectory() as name, photo_loader(Path(name), batch_samples, num) as loader:
         batches: Iterable[Any] = loader
         if how == "prefetcher":
