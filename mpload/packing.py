@@ -38,7 +38,7 @@ from mpload.order import Sequential, Shuffle
 from mpload.pipeline import Pipeline
 from mpload.policy import ErrorPolicy
 
-__all__ = ["PackOptions", "pack_index", "verify_pack"]
+__all__ = ["PackOptions", "pack_index", "stored_as", "verify_pack"]
 
 _VERSION = 1
 _INDEX, _MANIFEST, _LOCK = "index.txt", "pack.json", ".lock"
@@ -255,7 +255,7 @@ class _Packer:
         try:
             found = self._pipeline.read(record)
             for name, data in zip(names, found, strict=True):
-                ending, stored = _stored(data, self.options)
+                ending, stored = stored_as(data, self.options)
                 yield (ending if len(names) == 1 else f"{name}.{ending}"), stored
         except (OSError, ValueError) as error:  # StorageError and DecodeError are such
             raise SampleError(f"{self.source.where(record.sample_id)}: {error}. Take it out of the index") from error
@@ -296,7 +296,7 @@ def _prepare(index: str | os.PathLike[str] | Index, folder: Path, options: PackO
     return _Packer(source=source, folder=folder, options=options, samples_per_shard=there["samples_per_shard"])
 
 
-def _stored(data: bytes, options: PackOptions) -> tuple[str, bytes]:
+def stored_as(data: bytes, options: PackOptions) -> tuple[str, bytes]:
     """Return how the bytes of a source are kept, and the ending that says so."""
     if options.decode is not None:
         buffer = io.BytesIO()

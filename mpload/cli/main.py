@@ -12,6 +12,7 @@ import mpload
 from mpload.cli.bench import bench
 from mpload.cli.cache import cache
 from mpload.cli.demo import demo
+from mpload.cli.doctor import doctor
 from mpload.cli.index import index
 from mpload.cli.inspect import inspect
 from mpload.cli.merge import merge
@@ -58,7 +59,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (index, inspect, merge, pack, plan, monitor, demo):
+for _command in (index, inspect, merge, pack, plan, doctor, monitor, demo):
     app.command()(_command)
 app.add_typer(cache, name="cache")
 app.add_typer(bench, name="bench")

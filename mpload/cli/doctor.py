@@ -1,0 +1,131 @@
+"""`mpload doctor`: what limits a job, measured on its own data."""
+
+import json
+import sys
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from mpload.cli.loading import decoder_of, named_object, opened
+from mpload.doctor.facts import Job
+from mpload.memory import num_usable_cores
+from mpload.units import format_bytes, format_count
+
+__all__ = ["doctor"]
+
+
+def doctor(
+    path: Annotated[Path, typer.Argument(metavar="INDEX", help="An index, or a plain list of `path label` lines.")],
+    *,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples of a batch, on each GPU.")] = 256,
+    step_time: Annotated[
+        float | None, typer.Option(help="Seconds of a training step when data is there; without it, as fast as can be.")
+    ] = None,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs of the job on this machine.")] = 1,
+    experiments: Annotated[int, typer.Option(min=1, help="Jobs that read the same storage at once.")] = 1,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Worker processes of each GPU's loader; default: a core each.")
+    ] = None,
+    decode: Annotated[
+        str | None, typer.Option(metavar="MODULE:OBJECT", help="Default: RandomResizedCrop(224).")
+    ] = None,
+    transform: Annotated[str | None, typer.Option(metavar="MODULE:OBJECT", help="Default: none.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.5, help="How long to measure.")] = 30.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page with plots to this file.")] = None,
+) -> None:
+    """Find out what limits a job: storage, decode, transform, transport, workers, memory.
+
+    Reads some hundred samples, drops them from the page cache, and runs loaders for some seconds each.
+    """
+    index = opened(path)
+    job = Job(
+        batch_size=batch_size,
+        num_workers=workers or max(1, num_usable_cores() // gpus),
+        step_seconds=step_time,
+        num_gpus=gpus,
+        num_jobs=experiments,
+    )
+    decoder = decoder_of(decode)
+    transformed = None if transform is None else named_object(transform, option="--transform")
+    # torch is loaded here, when the arguments are known to be right
+    from mpload.doctor.examine import examine  # noqa: PLC0415
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that more workers than cores are tried is the doctor's idea
+        diagnosis = examine(index, decode=decoder, transform=transformed, job=job, seconds=seconds, tell=_tell)
+    if html is not None:
+        from mpload.doctor.report import write_report  # noqa: PLC0415
+
+        write_report(diagnosis, html, title=str(path))
+    if as_json:
+        print(json.dumps(_plain(asdict(diagnosis)), indent=2))
+    else:
+        _print(diagnosis)
+        if html is not None:
+            print(f"\nreport   {html}")
+
+
+def _print(diagnosis: Any) -> None:
+    findings, verdict = diagnosis.findings, diagnosis.verdict
+    samples, environment = findings.samples, findings.environment
+    cached = "" if samples.cached_share is None else f", {samples.cached_share:.0%} of it in the page cache"
+    _say("data", f"{format_count(samples.num_samples)} samples of {format_bytes(samples.mean_bytes)}{cached}")
+    if samples.num_failed:
+        tried = samples.num_failed + samples.num_measured
+        _say("broken", f"{samples.num_failed} of {tried} samples: {samples.first_failure}")
+    limit = format_bytes(environment.memory_limit_bytes)
+    _say(
+        "machine",
+        f"{environment.usable_cores} of {environment.host_cores} cores, {format_bytes(environment.memory_free_bytes)} "
+        f"free of {limit}, {environment.file_system}, {environment.max_descriptors:,} open files"
+        + (f", {environment.device}" if environment.device else ""),
+    )
+    print()
+    table = Table("stage, samples/s", "needs", "has", "met", box=None, pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for stage in verdict.stages:
+        met = "" if stage.share is None else f"{stage.share:.0%}"
+        table.add_row(stage.name, _rate(stage.need), _rate(stage.have, unknown="no limit seen"), met)
+    Console(soft_wrap=True, highlight=False).print(table)
+    for trial in findings.trials:
+        if not trial.is_empty:
+            told = trial.error or f"{trial.samples_per_second:,.0f} samples/s"
+            print(f"tried {trial.num_workers} workers, batches of {trial.batch_size}: {told}")
+    print(f"\nlimited by {verdict.bottleneck}: {verdict.reason}")
+    for number, remedy in enumerate(diagnosis.remedies, start=1):
+        print(f"{number}. {remedy.text}: {_gain(remedy)}")
+
+
+def _gain(remedy: Any) -> str:
+    if remedy.gain == float("inf"):
+        return "it starts at all"
+    return f"{remedy.gain:.1f}x" + (", tried" if remedy.is_measured else "")
+
+
+def _rate(value: float | None, *, unknown: str = "") -> str:
+    return unknown if value is None else f"{value:,.0f}"
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON can carry: it knows no infinity."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and value == float("inf") else value
+
+
+def _say(what: str, told: str) -> None:
+    print(f"{what:9}{told}")
+
+
+def _tell(what: str) -> None:
+    if sys.stderr.isatty():
+        print(f"measuring {what}", file=sys.stderr)

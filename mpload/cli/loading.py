@@ -1,0 +1,58 @@
+"""What `doctor` and `tune` are told about a job: the index, its decoder and its transform."""
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mpload.cli.terminal import progress_bar
+from mpload.decode import RandomResizedCrop
+from mpload.errors import ArgumentError
+from mpload.index.index import Index
+from mpload.index.opening import open_index
+
+__all__ = ["decoder_of", "named_object", "opened"]
+
+_CROP = 224
+
+
+def opened(path: Path) -> Index:
+    """Open an index.
+
+    Raises:
+        ArgumentError: there is none.
+        IndexFormatError: it is empty, or none.
+    """
+    if not path.exists():
+        raise ArgumentError(f"{path}: there is no such index. Make one: mpload index FOLDER -o {path}")
+    with progress_bar("building the sidecar") as tell:
+        return open_index(path, progress=tell)
+
+
+def decoder_of(name: str | None) -> Callable[..., Any]:
+    """Return the decoder called `module:object`; None: random crops of 224 pixels, as for training."""
+    return RandomResizedCrop(_CROP) if name is None else named_object(name, option="--decode")
+
+
+def named_object(name: str, *, option: str) -> Callable[..., Any]:
+    """Return the callable that `module:object` names; modules of the working directory count.
+
+    Raises:
+        ArgumentError: there is no such thing, or it is no callable.
+    """
+    module_name, _, path = name.partition(":")
+    if not module_name or not path:
+        raise ArgumentError(f"{option} {name}: write module:object, such as mydata:transform")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ArgumentError(f"{option} {name}: {error}. Is it installed, or in the working directory?") from error
+    if not callable(found):
+        raise ArgumentError(f"{option} {name}: is a {type(found).__name__}, no callable")
+    called: Callable[..., Any] = found
+    return called

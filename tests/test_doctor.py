@@ -1,0 +1,373 @@
+"""`mpload doctor`: it names what limits a job, and what it foretells comes true."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpload.doctor.facts import Cost, Environment, Findings, Job, ReadRate, Samples, Storage, Temperature, Trial
+from mpload.doctor.model import Limit, hit_share, predict
+from mpload.doctor.remedies import remedies
+from mpload.doctor.storage import Files
+from mpload.doctor.verdict import Bottleneck, judge
+from mpload.errors import ArgumentError
+from mpload.index.opening import open_index
+from mpload.sizing import Demand
+from mpload.units import GIB, KIB, MIB
+from tests.slowdisk import can_mount
+from tests.staged import STAGED, diagnose, prepared, write_index, write_photos
+
+_SLOW = {"tiny batches", "huge images", "slow transform", "thrashing page cache", "cold cache", "too few workers"}
+
+small = st.floats(1e-6, 0.1)
+costs = st.builds(Cost, cpu_seconds=small, wait_seconds=st.one_of(st.just(0.0), small))
+rates = st.builds(
+    ReadRate,
+    temperature=st.sampled_from(Temperature),
+    concurrency=st.sampled_from([1, 4, 16]),
+    samples_per_second=st.floats(1, 1e6),
+    is_sequential=st.booleans(),
+)
+trials = st.builds(
+    Trial,
+    num_workers=st.integers(1, 8),
+    batch_size=st.sampled_from([1, 8, 64]),
+    samples_per_second=st.floats(1, 1e6),
+    is_empty=st.booleans(),
+)
+
+
+@st.composite
+def findings(draw: st.DrawFn) -> Findings:
+    cores = draw(st.integers(1, 64))
+    return Findings(
+        job=Job(
+            batch_size=draw(st.sampled_from([1, 8, 64, 256])),
+            num_workers=draw(st.integers(1, 80)),
+            step_seconds=draw(st.one_of(st.none(), st.floats(1e-4, 10))),
+            num_gpus=draw(st.integers(1, 8)),
+            num_jobs=draw(st.integers(1, 10)),
+        ),
+        samples=Samples(
+            num_samples=draw(st.integers(1, 10**9)),
+            num_measured=10,
+            mean_bytes=draw(st.floats(1, 1e7)),
+            output_bytes=draw(st.floats(1, 1e6)),
+            cached_share=draw(st.one_of(st.none(), st.floats(0, 1))),
+            num_shards=draw(st.integers(0, 100)),
+        ),
+        storage=Storage(
+            rates=tuple(draw(st.lists(rates, max_size=8))),
+            read=draw(costs),
+            reads_per_worker=draw(st.sampled_from([1, 16])),
+            packed_samples_per_second=draw(st.one_of(st.none(), st.floats(1, 1e6))),
+        ),
+        environment=Environment(
+            usable_cores=cores,
+            host_cores=cores + draw(st.integers(0, 64)),
+            memory_limit_bytes=64 * GIB,
+            memory_free_bytes=draw(st.integers(64 * MIB, 64 * GIB)),
+            max_descriptors=draw(st.sampled_from([16, 64, 1024])),
+            used_descriptors=8,
+        ),
+        decode=draw(costs),
+        transform=draw(costs),
+        resized_decode=draw(st.one_of(st.none(), costs)),
+        resized_bytes=draw(st.floats(1, 1e5)),
+        trials=tuple(draw(st.lists(trials, max_size=4))),
+    )
+
+
+@given(findings())
+def test_a_verdict_follows_from_any_findings_and_a_remedy_gains_no_more_than_the_need(found: Findings) -> None:
+    verdict = judge(found)
+    assert verdict.reason
+    need = found.job.needed_rate
+    advice = remedies(found, verdict)
+    assert (verdict.bottleneck is Bottleneck.CONSUMER) == (verdict.samples_per_second >= need)
+    if verdict.bottleneck is Bottleneck.CONSUMER:
+        assert advice == []
+    elif verdict.samples_per_second:
+        assert all(1.1 <= remedy.gain <= need / verdict.samples_per_second * (1 + 1e-9) for remedy in advice)
+    else:
+        assert verdict.bottleneck in {Bottleneck.MEMORY, Bottleneck.DESCRIPTORS}
+        assert advice
+    for stage in verdict.stages:
+        assert stage.share is None or 0 <= stage.share <= 1
+
+
+@given(findings(), st.integers(1, 16))
+def test_more_of_anything_never_makes_a_job_slower(found: Findings, more: int) -> None:
+    found = replace(found, trials=())
+    before = predict(found).total
+    environment = replace(found.environment, usable_cores=found.environment.usable_cores + more)
+    assert predict(replace(found, environment=environment)).total >= before * (1 - 1e-9)
+    faster = replace(
+        found.storage,
+        rates=tuple(replace(rate, samples_per_second=rate.samples_per_second * more) for rate in found.storage.rates),
+    )
+    assert predict(replace(found, storage=faster)).total >= before * (1 - 1e-9)
+    assert predict(replace(found, transform=Cost())).total >= before * (1 - 1e-9)
+    assert predict(replace(found, kept_share=0.5)).total >= before * (1 - 1e-9)
+    if found.environment.memory_free_bytes > 100 * GIB:  # else they take what the page cache had
+        job = replace(found.job, num_workers=found.job.num_workers + more)
+        assert predict(replace(found, job=job)).total >= before * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.8, 0.95])
+def test_the_page_cache_hits_as_often_as_a_simulated_one(share: float) -> None:
+    num, rng = 4000, np.random.default_rng(0)
+    last = np.argsort(rng.permutation(num))  # the place of each sample in the epoch before
+    hits = 0.0
+    this = rng.permutation(num)
+    before = last[this]
+    for place in range(0, num, 7):
+        later = int(np.count_nonzero(last > before[place]))
+        sooner = int(np.count_nonzero(before[:place] < before[place]))  # of this epoch, and not of those
+        hits += later + sooner < share * num
+    assert hits / len(range(0, num, 7)) == pytest.approx(hit_share(share), abs=0.05)
+    assert (hit_share(0.0), hit_share(1.0), hit_share(2.0)) == (0, 1, 1)
+
+
+def _plain(*, num_workers: int = 4, step_seconds: float | None = 0.01, **changes: Any) -> Findings:
+    """A machine of 8 cores where everything is fast."""
+    found = Findings(
+        job=Job(batch_size=32, num_workers=num_workers, step_seconds=step_seconds),
+        samples=Samples(num_samples=10**6, num_measured=99, mean_bytes=100 * KIB, output_bytes=150e3, cached_share=0.0),
+        storage=Storage(
+            rates=tuple(
+                ReadRate(temperature=temperature, concurrency=at_once, samples_per_second=rate * at_once)
+                for temperature, rate in ((Temperature.COLD, 2000), (Temperature.WARM, 20_000))
+                for at_once in (1, 16)
+            ),
+            read=Cost(cpu_seconds=40e-6),
+            reads_per_worker=16,
+        ),
+        environment=Environment(
+            usable_cores=8,
+            host_cores=8,
+            memory_limit_bytes=256 * GIB,
+            memory_free_bytes=250 * GIB,
+            max_descriptors=1024,
+            used_descriptors=10,
+        ),
+        decode=Cost(cpu_seconds=1e-3),
+    )
+    return replace(found, **changes)
+
+
+def test_a_plain_job_is_limited_by_its_consumer_and_a_hungry_one_by_decoding() -> None:
+    assert judge(_plain()).bottleneck is Bottleneck.CONSUMER
+    hungry = judge(_plain(num_workers=8, step_seconds=0.001))
+    assert hungry.bottleneck is Bottleneck.DECODE
+    assert hungry.samples_per_second == pytest.approx(8 / 1.04e-3)
+
+
+def test_fewer_workers_than_cores_are_named_and_the_number_that_is_enough() -> None:
+    found = _plain(num_workers=1)
+    verdict = judge(found)
+    assert verdict.bottleneck is Bottleneck.WORKERS
+    first = remedies(found, verdict)[0]
+    assert first.num_workers == 4  # 3,200 samples/s at 1.04 ms
+    assert first.gain == pytest.approx(3200 * 1.04e-3)
+
+
+def test_several_jobs_share_the_storage_and_several_gpus_the_cores() -> None:
+    alone = predict(_plain())
+    shared = predict(_plain(job=Job(batch_size=32, num_workers=4, step_seconds=0.01, num_jobs=10)))
+    assert shared.storage == pytest.approx(alone.storage / 10)
+    assert shared.workers == alone.workers
+    four = Job(batch_size=32, num_workers=4, step_seconds=0.01, num_gpus=4)
+    assert predict(_plain(job=four)).limit is Limit.CORES
+    demand = Demand(batch_size=32, step_seconds=0.01, num_gpus=4)
+    assert four.needed_rate == demand.samples_per_second
+
+
+def test_a_trial_takes_the_place_of_what_was_reckoned() -> None:
+    found = _plain(num_workers=1)
+    tried = tuple(
+        Trial(num_workers=number, batch_size=32, samples_per_second=rate) for number, rate in ((1, 900.0), (4, 1800.0))
+    )
+    found = replace(found, trials=tried)
+    first = remedies(found, judge(found))[0]
+    assert (first.gain, first.is_measured) == (2.0, True)
+
+
+def test_a_number_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="cpu_seconds must not be negative"):
+        Cost(cpu_seconds=-1)
+    with pytest.raises(ArgumentError, match="num_workers must be positive"):
+        Job(batch_size=1, num_workers=0)
+    with pytest.raises(ArgumentError, match="cached_share must be in"):
+        replace(_plain().samples, cached_share=1.5)
+
+
+def test_the_page_cache_is_seen_before_and_after_it_is_emptied(tmp_path: Path) -> None:
+    write_photos(tmp_path / "photos", num=6)
+    names = [path.name for path in (tmp_path / "photos").iterdir()]
+    index = open_index(write_index(tmp_path / "i.txt", root=tmp_path / "photos", names=names))
+    files, records = Files(index), list(index)
+    for name in names:
+        (tmp_path / "photos" / name).read_bytes()
+    assert files.cached_share(records) == 1
+    for record in records[:3]:
+        files.drop(record)
+    share = files.cached_share(records)
+    assert share is not None
+    assert 0.2 < share < 0.8
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in _SLOW)) for name in STAGED])
+def test_the_doctor_names_what_limits_a_staged_job(name: str, tmp_path: Path) -> None:
+    staged = STAGED[name]
+    if staged.needs_mount and not can_mount():
+        pytest.skip("file systems cannot be mounted here")
+    with prepared(staged, tmp_path) as index:
+        found = diagnose(staged, index)
+    assert found["verdict"]["bottleneck"] == staged.bottleneck, found["verdict"]["reason"]
+    assert bool(found["remedies"]) == (name != "slow consumer")
+
+
+def _run(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mpload", "doctor", *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=cwd, env=environment)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, "there is no such index. Make one: mpload index"),
+        ("", "holds no sample"),
+        ("#mpload 1\n#columns image:path label:int\n", "holds no sample"),
+        ("broken.jpg 0\nbroken.jpg 1\nmissing.jpg 2\n", "none of 3 samples could be made"),
+    ],
+)
+def test_what_cannot_be_examined_is_one_line(text: str | None, told: str, tmp_path: Path) -> None:
+    (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8\xff nothing else")
+    if text is not None:
+        (tmp_path / "train.txt").write_text(text)
+    ran = _run(tmp_path / "train.txt", "--seconds", "1")
+    assert ran.returncode in {1, 2}
+    assert told in ran.stderr
+    assert len(ran.stderr.splitlines()) == 1, ran.stderr
+
+
+def test_a_decoder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("a.jpg 0\n")
+    for name, told in (("nowhere:decode", "No module named 'nowhere'"), ("json", "write module:object")):
+        ran = _run(tmp_path / "train.txt", "--decode", name)
+        assert (ran.returncode, told in ran.stderr, len(ran.stderr.splitlines())) == (2, True, 1), ran.stderr
+
+
+def test_ctrl_c_is_one_line_and_leaves_no_process(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        index = STAGED["slow consumer"].prepare(tmp_path, stack)
+        command = [sys.executable, "-m", "mpload", "doctor", str(index), "--seconds", "20"]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        ) as process:
+            deadline = time.monotonic() + 60
+            while not psutil.Process(process.pid).children(recursive=True):
+                assert process.poll() is None
+                assert time.monotonic() < deadline, "no loader was tried"
+                time.sleep(0.05)
+            os.killpg(process.pid, signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, "mpload: interrupted\n")
+    deadline = time.monotonic() + 30
+    while _is_alive(process.pid):
+        assert time.monotonic() < deadline, "a process lives on"
+        time.sleep(0.05)
+
+
+def _is_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+class _Page(HTMLParser):
+    """Sees whether every element is closed, and what is fetched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.fetched += [value or "" for name, value in attrs if name in {"src", "href"}]
+        if tag not in {"meta", "br"}:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a real examination, of an index whose name is HTML itself."""
+    folder = tmp_path_factory.mktemp("report") / "a<b>&c"
+    folder.mkdir()
+    with ExitStack() as stack:
+        index = STAGED["slow consumer"].prepare(folder, stack)
+        ran = _run(index, "--seconds", "2", "--batch-size", "8", "--step-time", "0.001", "--html", folder / "r.html")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert re.search(r"^limited by \w+", ran.stdout, re.MULTILINE)
+    return folder / "r.html"
+
+
+def test_the_report_is_one_well_formed_page_that_fetches_nothing(page: Path) -> None:
+    parsed = _Page()
+    parsed.feed(page.read_text())
+    assert parsed.open == []
+    assert parsed.fetched == []
+    assert "script" not in parsed.tags
+    assert parsed.tags.count("svg") == 2
+    assert "a&lt;b&gt;&amp;c" in page.read_text()
+
+
+_BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
+
+
+@pytest.mark.skipif(_BROWSER is None, reason="no headless browser here")
+def test_a_browser_lays_the_report_out_and_asks_for_nothing(page: Path, tmp_path: Path) -> None:
+    measure = """<script>addEventListener("load", () => {
+        const wide = document.documentElement.scrollWidth <= innerWidth;
+        const parts = [...document.querySelectorAll("svg rect, svg text, svg circle")];
+        const drawn = parts.map(part => part.getBoundingClientRect());
+        const inside = drawn.every(r => r.width > 0 && r.left >= 0 && r.right <= innerWidth);
+        const fetched = performance.getEntriesByType("resource").length;
+        document.body.dataset.seen = JSON.stringify({wide, inside, drawn: drawn.length, fetched,
+            verdict: document.getElementById("bottleneck").innerText});
+    });</script></body>"""
+    watched = tmp_path / "watched.html"
+    watched.write_text(page.read_text().replace("</body>", measure))
+    command = [str(_BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--window-size=900,1200", "--dump-dom"]
+    ran = subprocess.run([*command, watched.as_uri()], capture_output=True, text=True, timeout=60, check=True)
+    seen = json.loads(re.search(r'data-seen="([^"]*)"', ran.stdout)[1].replace("&quot;", '"'))  # type: ignore[index]
+    assert seen["verdict"].startswith("limited by")
+    assert (seen["wide"], seen["inside"], seen["fetched"]) == (True, True, 0)
+    assert seen["drawn"] > 15
