@@ -242,6 +242,34 @@ class _BlockShuffledOrder:
         ids = self._blocks_at(places) * self.block_samples + (cells - places * self.block_samples)
         return ids.view(np.int64)
 
+    def due_blocks(self, start: int, stop: int, *, is_first: bool) -> tuple[list[range], list[range]]:
+        """Return which blocks to read, and which are done with, as positions `start` to `stop` (exclusive) come.
+
+        Where each stretch of positions as long as a block begins, the block a window later is due, and the one a
+        window earlier has served its time; where a run begins, the blocks of its own window are due as well. So whoever
+        goes through the epoch is told of each block once, however it is divided among processes.
+
+        Args:
+            start: the first position.
+            stop: the position after the last one.
+            is_first: whether a run begins here.
+
+        Returns:
+            The sample_ids of each block: those to read soon, and those that nobody asks for any more.
+        """
+        places = range(-(-start // self.block_samples), -(-stop // self.block_samples))
+        coming = [place + self.window_blocks for place in places]
+        if is_first:
+            window = start // self.block_samples // self.window_blocks
+            coming = [*range(window * self.window_blocks, (window + 1) * self.window_blocks), *coming]
+        done = [place - self.window_blocks for place in places]
+        return self._ranges_of(coming), self._ranges_of(done)
+
+    def _ranges_of(self, places: list[int]) -> list[range]:
+        inside = np.array([place for place in places if 0 <= place < self.blocks.num_values], np.uint64)
+        starts = (self.blocks(inside) * np.uint64(self.block_samples)).tolist()
+        return [range(start, min(start + self.block_samples, self.num_samples)) for start in starts]
+
     def _blocks_at(self, places: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Return the block at each place, asking once for each where many positions share few places."""
         first, stop = int(places.min()), int(places.max()) + 1

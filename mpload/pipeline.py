@@ -4,9 +4,10 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +20,12 @@ from mpload.index.index import Index, Record
 from mpload.policy import BadSample, BadSamples, ErrorAction, ErrorPolicy, substitute_for
 from mpload.storage.ahead import ReadAhead
 from mpload.storage.local import LocalStorage, PageCache
-from mpload.storage.ranges import ByteRange
+from mpload.storage.ranges import ByteRange, merged
+from mpload.units import KIB
 
 __all__ = ["Batch", "Pipeline", "Sample", "SampleCache", "StageTimes", "Storage", "stack"]
 
+_BLOCK_GAP_BYTES = 64 * KIB
 _DECODE, _TRANSFORM = 0, 1  # streams of a sample's randomness
 
 Sample = tuple[Any, ...]
@@ -34,6 +37,19 @@ class Storage(Protocol):
 
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         """Return the bytes of each range; raise `StorageError` where they cannot be had."""
+        ...
+
+
+@runtime_checkable
+class PageStorage(Protocol):
+    """A storage whose bytes come through the page cache of the machine."""
+
+    def prefetch(self, item: ByteRange) -> None:
+        """Bring bytes into the page cache, by large reads."""
+        ...
+
+    def forget(self, item: ByteRange) -> None:
+        """Take what `prefetch` has brought out of the page cache, where that is wished."""
         ...
 
 
@@ -155,15 +171,24 @@ class Pipeline:
         return Batch(sample_ids=np.array(ids, np.int64), columns=tuple(columns))
 
     def sample(
-        self, record: Record, *, seed: int, epoch: int, outs: Sequence[NDArray[np.uint8]] | None = None
+        self,
+        record: Record,
+        *,
+        seed: int,
+        epoch: int,
+        outs: Sequence[NDArray[np.uint8]] | None = None,
+        store: Callable[[Sample], None] | None = None,
     ) -> tuple[int, Sample] | None:
-        """Make one sample: its sample_id and values, or those of its substitute, or None where it is to be skipped."""
+        """Make one sample: its sample_id and values, or those of its substitute, or None where it is to be skipped.
+
+        `store` is called with the values; what it raises is the sample's fault too.
+        """
         if self._rng is None or (self._rng.seed, self._rng.epoch) != (seed, epoch):
             self._rng = SampleRng(seed=seed, epoch=epoch)
         self._bad.saw(1, epoch=epoch)
         try:
-            return record.sample_id, self._make(record, self._rng, outs)
-        except Exception as error:  # whatever the user's callables raise meets the policy
+            return record.sample_id, self._make(record, self._rng, outs, store)
+        except (Exception, SystemExit) as error:  # whatever the user's callables raise meets the policy
             bad = self.describe(record, _cause_of(error))
             if self.policy.action is ErrorAction.RAISE:
                 raise SampleError(str(bad)) from error
@@ -173,8 +198,8 @@ class Pipeline:
         candidates = substitute_for(record.sample_id, num_samples=len(self.index), seed=seed, epoch=epoch)
         for substitute in self.index.records(candidates):
             try:
-                return substitute.sample_id, self._make(substitute, self._rng, outs)
-            except Exception as error:  # noqa: BLE001  as above
+                return substitute.sample_id, self._make(substitute, self._rng, outs, store)
+            except (Exception, SystemExit) as error:  # noqa: BLE001  as above
                 self._bad.add(self.describe(substitute, _cause_of(error)))
         raise SampleError(f"{bad}; and so did {len(candidates)} substitutes for it")
 
@@ -192,10 +217,35 @@ class Pipeline:
                     wanted[record.sample_id] = self._ranges(record)
         self.ahead.plan(wanted)
 
+    @property
+    def reads_blocks(self) -> bool:
+        """Whether it pays to read blocks of records whole: reads were seen to be slow, and pages can be shared."""
+        return self.ahead.was_active and isinstance(self._storage, PageStorage)
+
+    def read_blocks(self, coming: Sequence[range], done: Sequence[range]) -> None:
+        """Have blocks of consecutive samples brought into the page cache, and take those out that are done with.
+
+        The page cache is where all processes of a machine share them. Only `page_cache="drop"` takes blocks out.
+        """
+        storage = self._storage
+        assert isinstance(storage, PageStorage)
+        for act, blocks in (storage.prefetch, coming), (storage.forget, done):
+            for sample_ids in blocks:
+                with suppress(MploadError):  # samples meet it when their turn comes
+                    ranges = [item for record in self.index.records(sample_ids) for item in self._ranges(record)]
+                    for item in merged(ranges, max_gap_bytes=_BLOCK_GAP_BYTES):
+                        self.ahead.run(partial(act, item))
+
     def _ranges(self, record: Record) -> list[ByteRange]:
         return [_range_of(record.cells[number]) for number in self.sources]
 
-    def _make(self, record: Record, rng: SampleRng, outs: Sequence[NDArray[np.uint8]] | None) -> Sample:
+    def _make(
+        self,
+        record: Record,
+        rng: SampleRng,
+        outs: Sequence[NDArray[np.uint8]] | None,
+        store: Callable[[Sample], None] | None,
+    ) -> Sample:
         values: list[Any] = list(record.cells)
         times = self.times
         start_ns = perf_counter_ns()
@@ -220,7 +270,10 @@ class Pipeline:
                 value = self._transform(value, rng.for_sample(record.sample_id, stream=_TRANSFORM))
                 times.transform_ns += perf_counter_ns() - decoded_ns
             values[number] = value
-        return tuple(values)
+        made = tuple(values)
+        if store is not None:
+            store(made)
+        return made
 
     def describe(self, record: Record, cause: str) -> BadSample:
         """Return what is to be told of a sample that failed."""
@@ -268,7 +321,7 @@ def _path_of(cell: Cell) -> str:
     return cell if isinstance(cell, str) else getattr(cell, "path", "")
 
 
-def _cause_of(error: Exception) -> str:
+def _cause_of(error: BaseException) -> str:
     return str(error) if isinstance(error, MploadError) else f"{type(error).__name__}: {error}"
 
 

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum, auto
+from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +15,8 @@ from numpy.typing import NDArray
 from mpload.errors import ArgumentError, MploadError, SampleError
 from mpload.index.index import Record
 from mpload.index.text import MAX_LINE_BYTES
-from mpload.order import OrderChoice
-from mpload.pipeline import DTYPES, Pipeline, stack
+from mpload.order import Order, OrderChoice
+from mpload.pipeline import DTYPES, Pipeline, Sample, stack
 from mpload.sharding import Plan, Tail, Topology
 from mpload.transport.batches import BatchTask
 from mpload.transport.pool import WorkerPool
@@ -55,6 +56,15 @@ class BatchNumber:
         return cls(seed=seed, epoch=epoch, start=start, batch=batch, substitute=substitute)
 
 
+@runtime_checkable
+class _BlockOrder(Protocol):
+    """An order that goes through the samples block by block."""
+
+    def due_blocks(self, start: int, stop: int, *, is_first: bool) -> tuple[list[range], list[range]]:
+        """Return which blocks to read, and which are done with, as these positions come."""
+        ...
+
+
 @dataclass(kw_only=True)
 class PipelineWork:
     """Runs a pipeline over the samples of a batch, straight into its slot.
@@ -71,21 +81,25 @@ class PipelineWork:
     def open(self) -> None:
         """Prepare for reading ahead; files are opened when they are first read."""
         self._looked_up: dict[tuple[tuple[int, ...], int, int], list[Record]] = {}
+        self._reads_blocks = False
 
     def sample_ids(self, number: BatchNumber, first: int, last: int) -> NDArray[np.int64]:
         """Return the samples `first` to `last` (exclusive) of a batch."""
         if number.substitute >= 0:
             return np.full(last - first, number.substitute)
-        num_samples = len(self.pipeline.index)
-        plan = Plan(
-            num_samples=num_samples,
+        return self._order(number).sample_ids(self._plan(number).positions(number.batch)[first:last])
+
+    def _order(self, number: BatchNumber) -> Order:
+        return self.order.order(num_samples=len(self.pipeline.index), seed=number.seed, epoch=number.epoch)
+
+    def _plan(self, number: BatchNumber) -> Plan:
+        return Plan(
+            num_samples=len(self.pipeline.index),
             batch_size=self.batch_size,
             topology=self.topology,
             tail=self.tail,
             start=number.start,
         )
-        order = self.order.order(num_samples=num_samples, seed=number.seed, epoch=number.epoch)
-        return order.sample_ids(plan.positions(number.batch)[first:last])
 
     def fill(
         self, task: tuple[int, ...], arrays: Mapping[str, Any], first: int, last: int, report: ChunkReport
@@ -94,24 +108,41 @@ class PipelineWork:
         number = BatchNumber.of(task)
         pipeline = self.pipeline
         names = [column.name for column in pipeline.index.columns]
+        in_place = pipeline.sources if pipeline.writes_in_place else ()
+        to_store = [(column, name) for column, name in enumerate(names) if column not in in_place]
         times = pipeline.times
         before = times.read_ns, times.decode_ns, times.transform_ns
         records = self._looked_up.pop((task, first, last), None) or self._records(task, first, last)
         if pipeline.ahead.is_active:
             self._look_ahead(records, report)
+        if pipeline.reads_blocks and number.substitute < 0:
+            self._read_blocks(number, first, last)
         for place, record in enumerate(records, first):
             report.at(place)
-            outs = [arrays[names[source]][place] for source in pipeline.sources] if pipeline.writes_in_place else None
-            made = pipeline.sample(record, seed=number.seed, epoch=number.epoch, outs=outs)
-            if made is None:
+            outs = [arrays[names[source]][place] for source in in_place] or None
+            store = partial(_store, arrays, place, to_store)
+            if pipeline.sample(record, seed=number.seed, epoch=number.epoch, outs=outs, store=store) is None:
                 report.failed(place, "skipped", {"skipped": True})
-                continue
-            for column, (name, value) in enumerate(zip(names, made[1], strict=True)):
-                if outs is None or column not in pipeline.sources:
-                    _put(arrays[name], place, name, value)
         report.timings.read_ns += times.read_ns - before[0]
         report.timings.decode_ns += times.decode_ns - before[1]
         report.timings.transform_ns += times.transform_ns - before[2]
+
+    def _read_blocks(self, number: BatchNumber, first: int, last: int) -> None:
+        """Have the blocks read whole that become due with this chunk, for all workers, and let those done with go."""
+        order = self._order(number)
+        if isinstance(order, _BlockOrder):
+            plan = self._plan(number)
+            positions = plan.positions(number.batch)
+            if first:
+                start = int(positions[first - 1]) + 1
+            elif number.batch:  # other ranks have what lies between two batches of this one
+                start = int(plan.positions(number.batch - 1)[-1]) + 1
+            else:
+                start = number.start
+            is_first = not self._reads_blocks or start == number.start
+            self._reads_blocks = True
+            coming, done = order.due_blocks(start, int(positions[last - 1]) + 1, is_first=is_first)
+            self.pipeline.read_blocks(coming, done)
 
     def _records(self, task: tuple[int, ...], first: int, last: int) -> list[Record]:
         return self.pipeline.index.records(self.sample_ids(BatchNumber.of(task), first, last))
@@ -127,14 +158,25 @@ class PipelineWork:
         self.pipeline.look_ahead(chain(records, *self._looked_up.values()))
 
 
+def _store(arrays: Mapping[str, Any], place: int, columns: Sequence[tuple[int, str]], sample: Sample) -> None:
+    for column, name in columns:
+        _put(arrays[name], place, name, sample[column])
+
+
 def _put(array: NDArray[Any] | RaggedArray, place: int, name: str, value: Any) -> None:
     if isinstance(array, RaggedArray):
         array.put(place, value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value)
         return
-    if isinstance(value, np.ndarray) and (value.shape != array.shape[1:] or value.dtype != array.dtype):
+    if isinstance(value, np.ndarray | np.generic):
+        is_alike = value.shape == array.shape[1:] and value.dtype == array.dtype
+        described = f"{value.dtype}{list(value.shape)}"
+    else:
+        is_alike = isinstance(value, int | float) and array.ndim == 1
+        described = f"of type {type(value).__name__}"
+    if not is_alike:
         raise ArgumentError(
-            f"column {name!r}: this sample is {value.dtype}{list(value.shape)}, others are "
-            f"{array.dtype}{list(array.shape[1:])}. Make the transform return one shape and dtype for all samples"
+            f"column {name!r}: this sample is {described}, others are {array.dtype}{list(array.shape[1:])}. "
+            "Make the transform return one shape and dtype for all samples"
         )
     array[place] = value
 

@@ -15,12 +15,22 @@ class SlowFiles:
 
     max_parallel_reads = 4
 
-    def __init__(self, folder: Path) -> None:
-        self.files = LocalStorage(folder)
+    def __init__(self, folder: Path, *, page_cache: str = "keep") -> None:
+        self.files = LocalStorage(folder, page_cache=page_cache)
 
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         time.sleep(SLOW_SECONDS)
         return self.files.read(ranges)
+
+
+class SlowPages(SlowFiles):
+    """As above, through the page cache."""
+
+    def prefetch(self, item: ByteRange) -> None:
+        self.files.prefetch(item)
+
+    def forget(self, item: ByteRange) -> None:
+        self.files.forget(item)
 
 
 class HangingFiles(SlowFiles):

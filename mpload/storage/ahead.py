@@ -8,7 +8,9 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import Protocol, cast
 
@@ -116,6 +118,8 @@ class ReadAhead:
         self._is_possible = self._num_threads > 1
         self.is_active = False
         """Whether reads are slow enough that it pays to `plan`."""
+        self.was_active = False
+        """Whether they ever were."""
         self.depth = _FIRST_DEPTH
         """How many samples are read ahead."""
         self.num_waits = 0
@@ -125,7 +129,7 @@ class ReadAhead:
     def _start(self) -> None:
         self._pid = os.getpid()
         self._num_started = 0
-        self._jobs: SimpleQueue[_Fetch | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._end = weakref.finalize(self, self._jobs.put, None)  # each thread passes it on
         self._pieces: dict[int, list[_Piece]] = {}  # by sample_id, in the order planned
         self._queue: deque[_Fetch] = deque()  # not begun
@@ -206,17 +210,27 @@ class ReadAhead:
                 num_bytes = round(self._mean_file_bytes) if num_bytes is None else num_bytes
                 if self._held_bytes and self._held_bytes + num_bytes > self.max_bytes:
                     return
-                if not self._submit(fetch):
+                if not self._has_thread():
                     return
+                fetch.is_begun = True
+                fetch.unfinished.acquire()
+                self._jobs.put(partial(_perform, fetch, self._storage))
                 fetch.held_bytes = num_bytes
                 self._held_bytes += num_bytes
                 self._num_ahead += fetch.num_wanting
             self._queue.popleft()
 
-    def _submit(self, fetch: _Fetch) -> bool:
+    def run(self, job: Callable[[], object]) -> None:
+        """Have a thread call `job`, behind what was planned so far; nobody hears what it returns or raises."""
+        self._check_process()
+        if self._is_possible and self._has_thread():
+            self._jobs.put(job)
+
+    def _has_thread(self) -> bool:
+        """Start one more thread, if there may be more; return False where none can be."""
         if self._num_started < min(self._num_threads, self.depth):
             # A daemon: a read that hangs must not keep the interpreter from leaving.
-            thread = threading.Thread(target=_serve, args=(self._jobs, self._storage), name=_THREAD_NAME, daemon=True)
+            thread = threading.Thread(target=_serve, args=(self._jobs,), name=_THREAD_NAME, daemon=True)
             try:
                 thread.start()
             except RuntimeError:  # a limit on processes, or the interpreter is leaving
@@ -225,9 +239,6 @@ class ReadAhead:
                 self._start()
                 return False
             self._num_started += 1
-        fetch.is_begun = True
-        fetch.unfinished.acquire()
-        self._jobs.put(fetch)
         return True
 
     def _read_now(self, ranges: Sequence[ByteRange], *, is_measured: bool) -> list[bytes]:
@@ -248,6 +259,7 @@ class ReadAhead:
             self._slow_share += (is_slow - self._slow_share) / _MEMORY_READS
             if is_slow and self._slow_share > _SLOW_SHARE:
                 self.is_active, self._num_fast_probes = self._is_possible, 0
+                self.was_active = self.was_active or self.is_active
             return
         self._next_probe_ns = self._clock_ns() + _PROBES_COST_ONE_IN * read_ns
         self._num_fast_probes = 0 if is_slow else self._num_fast_probes + 1
@@ -283,11 +295,12 @@ class ReadAhead:
             self._start()
 
 
-def _serve(jobs: "SimpleQueue[_Fetch | None]", storage: Reader) -> None:
-    """Read what is wanted: the loop of a thread. It holds nothing of its ReadAhead, whose end is its own."""
-    while (fetch := jobs.get()) is not None:
-        _perform(fetch, storage)
-        fetch = None  # or it would keep the bytes while the thread waits
+def _serve(jobs: "SimpleQueue[Callable[[], object] | None]") -> None:
+    """Do what is to be done: the loop of a thread. It holds nothing of its ReadAhead, whose end is its own."""
+    while (job := jobs.get()) is not None:
+        with suppress(Exception):
+            job()
+        job = None  # or it would keep what was read while the thread waits
     jobs.put(None)
 
 

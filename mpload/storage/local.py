@@ -20,6 +20,7 @@ __all__ = ["LocalStorage", "PageCache"]
 
 # Opening a FIFO or terminal that an index names must neither wait nor take it over: `_size_of_regular` refuses it then.
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+_PREFETCH_BYTES = 1 << 20  # as much as most devices read at once
 _MAX_READ_BYTES = 1 << 30  # Linux reads at most 2 GiB - 4 KiB at a time
 
 _NEXT_STEPS = {
@@ -99,6 +100,7 @@ class LocalStorage:
         self._max_open_files = max_open_files
         self._max_bytes = max_bytes
         self._drops_pages = page_cache == PageCache.DROP and hasattr(os, "posix_fadvise")
+        self._keeps_until_forgotten = False
         self._real_root = _with_slash(os.path.realpath(root))
         self._roots = (self._real_root, _with_slash(os.path.abspath(root)))  # noqa: PTH100  as it was written, too
         self._shards: OrderedDict[str, _Shard] = OrderedDict()  # by path, least recently used first
@@ -117,6 +119,30 @@ class LocalStorage:
             else self._read_span(item.path, item.offset_bytes, item.length_bytes)
             for item in ranges
         ]
+
+    def prefetch(self, item: ByteRange) -> None:
+        """Bring a span into the page cache, by large reads; pieces of it that lie there already are not read.
+
+        From then on `page_cache="drop"` leaves spans where they are until `forget`: they share pages.
+        """
+        self._keeps_until_forgotten = True
+        shard = self._shard(item.path)
+        end = item.offset_bytes + (item.length_bytes or 0)
+        buffer, one = bytearray(_PREFETCH_BYTES), bytearray(1)
+        for start in range(item.offset_bytes, end, _PREFETCH_BYTES):
+            num_bytes = min(_PREFETCH_BYTES, end - start)
+            try:
+                for at in (start, start + num_bytes - 1):
+                    os.preadv(shard.descriptor, [one], at, os.RWF_NOWAIT)
+            except OSError:  # not there, or this file system cannot say
+                os.preadv(shard.descriptor, [memoryview(buffer)[:num_bytes]], start)
+
+    def forget(self, item: ByteRange) -> None:
+        """Give the page cache of a span back, where `page_cache="drop"`."""
+        if self._drops_pages:
+            _drop_pages(
+                self._shard(item.path).descriptor, item.offset_bytes, item.offset_bytes + (item.length_bytes or 0)
+            )
 
     def close(self) -> None:
         """Close all open shards. Reading again opens them again."""
@@ -164,7 +190,7 @@ class LocalStorage:
             # from a broken line of the index from becoming an allocation.
             shard_bytes = os.fstat(shard.descriptor).st_size
             data = _read_at(shard.descriptor, offset_bytes, length_bytes) if end <= shard_bytes else None
-            if self._drops_pages:
+            if self._drops_pages and not self._keeps_until_forgotten:
                 _drop_pages(shard.descriptor, offset_bytes, end)
         except OSError as error:
             raise _storage_error(path, error) from error

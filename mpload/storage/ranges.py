@@ -1,5 +1,6 @@
 """Which bytes of which file, and how to read many neighbouring runs of them with few reads."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,9 +8,9 @@ from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError
 
-__all__ = ["ByteRange", "MergedReads", "merge_nearby"]
+__all__ = ["ByteRange", "MergedReads", "merge_nearby", "merged"]
 
-_MAX_OFFSET_BYTES = np.iinfo(np.int64).max
+_MAX_OFFSET_BYTES = int(np.iinfo(np.int64).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,22 @@ def merge_nearby(
         read_of=read_of,
         start_in_read=offsets - read_offsets[read_of],
     )
+
+
+def merged(
+    ranges: Iterable[ByteRange], *, max_gap_bytes: int, max_read_bytes: int = _MAX_OFFSET_BYTES
+) -> list[ByteRange]:
+    """Return fewer spans that hold all these: neighbours in a file share one. Whole files are left out."""
+    spans: dict[str, list[tuple[int, int]]] = {}
+    for item in ranges:
+        if item.length_bytes is not None:
+            spans.setdefault(item.path, []).append((item.offset_bytes, item.length_bytes))
+    found = []
+    for path, runs in spans.items():
+        offsets, lengths = np.array(runs, np.int64).T.copy()
+        reads = merge_nearby(offsets, lengths, max_gap_bytes=max_gap_bytes, max_read_bytes=max_read_bytes)
+        found += [ByteRange(path, *read) for read in zip(reads.offsets.tolist(), reads.lengths.tolist(), strict=True)]
+    return found
 
 
 def _check_runs(

@@ -1,0 +1,335 @@
+"""What is left of the speed where every read takes long, and what do whole blocks of shards save where reads are few?
+
+    python benchmarks/bench_latency.py [--quick]
+
+Two questions, each case in a fresh process, in turns:
+
+- "latency": 5 ms are added to every read (a storage that sleeps, as device mapper's delay target is not in every
+  kernel; the stock loader's dataset sleeps as long before it opens a file). Images a second of two workers, as a
+  fraction of those without the delay, beside a stock DataLoader with the same decoder.
+- "limited": ext4 on a loop device that allows so many reads and so many bytes a second (the block layer's throttle, in
+  a control group of ours; needs root). Samples a second of one epoch of two workers, from an empty page cache: small
+  files in a global shuffle (also by a stock loader), tar shards in a global shuffle, and in a block shuffle. The device
+  predicts: a small file, or a lone span of a shard, is a read, so the reads a second are the limit; whole blocks are
+  read by a megabyte, so the bytes a second are.
+
+Records: benchmarks/records/latency.jsonl.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from records import write_record
+
+import mpload
+from mpload.storage.local import LocalStorage
+from mpload.storage.ranges import ByteRange
+from mpload.units import KIB, MIB
+
+sys.path.append(str(Path(__file__).parents[1]))
+from tests.photos import make_photo_tree
+
+NUM_WORKERS = 2
+BATCH_SAMPLES = 64
+SAMPLE_BYTES = 24 * KIB
+NUM_SHARDS = 4
+READS_PER_SECOND = 300
+BYTES_PER_SECOND = 32 * MIB
+LARGE_READ_BYTES = MIB
+BLOCK_SAMPLES = 256
+LAYOUTS = (
+    ("files", "global", "stock"),
+    ("files", "global", "mpload"),
+    ("shards", "global", "mpload"),
+    ("shards", "block", "mpload"),
+)
+
+
+class DelayedFiles:
+    """Local files of which each read takes `seconds` longer."""
+
+    max_parallel_reads = LocalStorage.max_parallel_reads
+
+    def __init__(self, folder: Path, seconds: float) -> None:
+        self.files = LocalStorage(folder)
+        self.seconds = seconds
+
+    def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
+        if self.seconds:
+            time.sleep(self.seconds * len(ranges))
+        return self.files.read(ranges)
+
+
+def measure_mpload(folder: Path, latency_ms: float, num_images: int) -> dict[str, float]:
+    dataset = mpload.MPDataset(
+        folder / "train.txt",
+        decode=mpload.RandomResizedCrop(224),
+        batch_size=BATCH_SAMPLES,
+        shuffle=True,
+        topology=mpload.Topology(),
+        storage=DelayedFiles(folder, latency_ms / 1000),
+    )
+    with mpload.MPLoader(dataset, num_workers=NUM_WORKERS, memory_budget="1GiB") as loader:
+        figures = speed(loader, num_images)
+        timings, num = loader.stats().timings, loader.stats().num_samples
+        figures["read_us_per_image"] = round(timings.read_ns / num / 1000)
+        figures["decode_us_per_image"] = round(timings.decode_ns / num / 1000)
+    return figures
+
+
+def measure_stock(folder: Path, latency_ms: float, num_images: int) -> dict[str, float]:
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    index = mpload.open_index(folder / "train.txt")
+
+    class Photos(Dataset[Any]):
+        def __init__(self) -> None:
+            self.samples = [(str(folder / str(record.cells[0])), record.cells[1]) for record in index]
+            self.decode = mpload.RandomResizedCrop(224)
+
+        def __len__(self) -> int:
+            return len(self.samples)
+
+        def __getitem__(self, index: int) -> Any:
+            path, label = self.samples[index]
+            time.sleep(latency_ms / 1000)
+            data = Path(path).read_bytes()
+            return torch.from_numpy(self.decode(data, np.random.default_rng(index))).permute(2, 0, 1), label
+
+    loader = DataLoader(
+        Photos(),
+        batch_size=BATCH_SAMPLES,
+        shuffle=True,
+        num_workers=NUM_WORKERS,
+        persistent_workers=True,
+        drop_last=True,
+    )
+    return speed(loader, num_images)
+
+
+def speed(loader: Any, num_images: int) -> dict[str, float]:
+    """Return images a second, from the second epoch on."""
+    for _ in loader:
+        pass
+    num_timed, start = 0, time.perf_counter()
+    while num_timed < num_images:
+        for images, _ in loader:
+            num_timed += len(images)
+    return {"images_per_second": round(num_timed / (time.perf_counter() - start), 1)}
+
+
+MEASURES = {"mpload": measure_mpload, "stock": measure_stock}
+
+
+def latency_record(folder: Path, *, num_images: int, num_rounds: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Measure both loaders with and without the delay, in turns, and return case and figures."""
+    latency_ms = 5.0
+    seen: dict[tuple[str, float], list[dict[str, float]]] = {}
+    for _ in range(num_rounds):
+        for loader in MEASURES:
+            for each_ms in (0.0, latency_ms):
+                num = num_images // 4 if loader == "stock" and each_ms else num_images
+                found = in_fresh_process("latency", [loader, str(folder), str(each_ms), str(num)])
+                seen.setdefault((loader, each_ms), []).append(found)
+    figures: dict[str, Any] = {}
+    for (loader, each_ms), runs in seen.items():
+        for name in runs[0]:
+            figures[f"{loader}_{each_ms:g}ms_{name}"] = statistics.median(run[name] for run in runs)
+    for loader in MEASURES:
+        pairs = zip(seen[loader, 0.0], seen[loader, latency_ms], strict=True)
+        ratios = [slow["images_per_second"] / fast["images_per_second"] for fast, slow in pairs]
+        figures[f"{loader}_fraction_left"] = round(statistics.median(ratios), 3)
+        figures[f"{loader}_fractions"] = [round(ratio, 3) for ratio in ratios]
+    case = {
+        "measure": "latency",
+        "latency_ms": latency_ms,
+        "how": "a storage that sleeps before each read",
+        "num_workers": NUM_WORKERS,
+        "batch_samples": BATCH_SAMPLES,
+    }
+    return case, figures
+
+
+def measure_limited(folder: Path, layout: str, order: str, loader: str) -> dict[str, float]:
+    """Return samples a second of one epoch over files or shards."""
+    start = time.perf_counter()
+    if loader == "stock":
+        num_samples = sum(len(batch) for batch in stock_files(folder))
+    else:
+        shuffle = mpload.BlockShuffle(block_samples=BLOCK_SAMPLES, window_blocks=4) if order == "block" else True
+        dataset = mpload.MPDataset(
+            folder / f"{layout}.txt",
+            decode=mpload.RawBytes(),
+            batch_size=BATCH_SAMPLES,
+            tail="ragged",
+            shuffle=shuffle,
+            topology=mpload.Topology(),
+        )
+        with mpload.MPLoader(dataset, num_workers=NUM_WORKERS, memory_budget="1GiB") as batches:
+            start = time.perf_counter()
+            num_samples = sum(len(labels) for _, labels in batches)
+    return {"samples_per_second": round(num_samples / (time.perf_counter() - start), 1)}
+
+
+def stock_files(folder: Path) -> Any:
+    from torch.utils.data import DataLoader, Dataset
+
+    class Files(Dataset[Any]):
+        def __init__(self) -> None:
+            self.paths = sorted((folder / "files").iterdir())
+
+        def __len__(self) -> int:
+            return len(self.paths)
+
+        def __getitem__(self, index: int) -> bytes:
+            return self.paths[index].read_bytes()
+
+    return DataLoader(Files(), batch_size=BATCH_SAMPLES, shuffle=True, num_workers=NUM_WORKERS, collate_fn=list)
+
+
+def write_samples(folder: Path, num_samples: int) -> None:
+    """Write the same samples as small files and as four tar shards, and an index of each."""
+    rng = np.random.default_rng(0)
+    (folder / "files").mkdir()
+    files, spans = [], []
+    for shard in range(NUM_SHARDS):
+        with tarfile.open(folder / f"{shard}.tar", "w") as tar:
+            for number in range(shard * num_samples // NUM_SHARDS, (shard + 1) * num_samples // NUM_SHARDS):
+                path = folder / "files" / f"{number:06d}.bin"
+                path.write_bytes(rng.bytes(SAMPLE_BYTES))
+                tar.add(path, path.name)
+                files.append(f"files/{path.name}\t0\n")
+        with tarfile.open(folder / f"{shard}.tar") as tar:
+            spans += [f"{member.offset_data}+{member.size}@{shard}.tar\t0\n" for member in tar]
+    (folder / "files.txt").write_text("#mpload 1\n#columns data:path label:int\n" + "".join(files))
+    (folder / "shards.txt").write_text("#mpload 1\n#columns data:span label:int\n" + "".join(spans))
+
+
+@contextmanager
+def limited_device(folder: Path, num_bytes: int) -> Iterator[tuple[Callable[[], None], Path]]:
+    """Mount ext4 on a loop device; yield what empties its page cache, and the control group of the limit."""
+    image, point = folder / "disk.img", folder / "disk"
+    point.mkdir()
+    with image.open("wb") as file:
+        file.truncate(num_bytes)
+    run("mkfs.ext4", "-q", "-O", "^has_journal", image)
+    device = run("losetup", "--find", "--show", image)
+    group = Path("/sys/fs/cgroup/blkio", f"mpload-{os.getpid()}")
+    is_second_version = not group.parent.exists()
+    if is_second_version:
+        group = Path("/sys/fs/cgroup", group.name)
+    try:
+        run("mount", "-o", "noatime", device, point)
+        group.mkdir()
+        number = Path(device).stat().st_rdev
+        name = f"{os.major(number)}:{os.minor(number)}"
+        if is_second_version:
+            (group / "io.max").write_text(f"{name} riops={READS_PER_SECOND} rbps={BYTES_PER_SECOND}")
+        else:
+            (group / "blkio.throttle.read_iops_device").write_text(f"{name} {READS_PER_SECOND}")
+            (group / "blkio.throttle.read_bps_device").write_text(f"{name} {BYTES_PER_SECOND}")
+
+        def empty() -> None:
+            run("umount", point)
+            run("mount", "-o", "noatime", device, point)
+            run("ls", "-lR", point)  # names and inodes are not what is asked about
+            for path in point.glob("*.txt*"):
+                path.read_bytes()
+
+        yield empty, group
+    finally:
+        subprocess.run(["umount", point], check=False)
+        run("losetup", "-d", device)
+        with suppress(OSError):
+            group.rmdir()
+
+
+def run(*words: str | Path) -> str:
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def limited_record(folder: Path, *, num_samples: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    figures: dict[str, Any] = {}
+    with limited_device(folder, 3 * num_samples * SAMPLE_BYTES + (64 << 20)) as (empty, group):
+        disk = folder / "disk"
+        write_samples(disk, num_samples)
+        for index in ("files", "shards"):
+            mpload.open_index(disk / f"{index}.txt")  # makes the sidecar
+        for layout, order, loader in LAYOUTS:
+            empty()
+            found = in_fresh_process("limited", [str(disk), layout, order, loader], group)
+            figures[f"{loader}_{layout}_{order}_samples_per_second"] = found["samples_per_second"]
+    lone = min(READS_PER_SECOND, BYTES_PER_SECOND / SAMPLE_BYTES)
+    whole = min(READS_PER_SECOND * LARGE_READ_BYTES, BYTES_PER_SECOND) / (SAMPLE_BYTES + tarfile.BLOCKSIZE)
+    figures["predicted_lone_samples_per_second"] = round(lone, 1)
+    figures["predicted_block_samples_per_second"] = round(whole, 1)
+    figures["predicted_factor"] = round(whole / lone, 2)
+    measured = figures["mpload_shards_block_samples_per_second"] / figures["mpload_files_global_samples_per_second"]
+    figures["measured_factor"] = round(measured, 2)
+    case = {
+        "measure": "limited",
+        "how": "ext4 on a loop device, block layer throttle",
+        "num_samples": num_samples,
+        "sample_bytes": SAMPLE_BYTES,
+        "reads_per_second": READS_PER_SECOND,
+        "bytes_per_second": BYTES_PER_SECOND,
+        "block_samples": BLOCK_SAMPLES,
+        "num_workers": NUM_WORKERS,
+    }
+    return case, figures
+
+
+def in_fresh_process(measure: str, words: list[str], group: Path | None = None) -> dict[str, Any]:
+    """Run a measure in a process of its own, in a control group where one is given."""
+    command = [sys.executable, "-W", "ignore", __file__, "--measure", measure, *words]
+    if group is not None:
+        command = ["sh", "-c", 'echo 0 > "$0" && exec "$@"', str(group / "cgroup.procs"), *command]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=600)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer images, no record")
+    parser.add_argument("--measure", nargs="+", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        measure, *words = arguments.measure
+        if measure == "limited":
+            print(json.dumps(measure_limited(Path(words[0]), *words[1:])))
+        else:
+            loader, folder, latency_ms, num_images = words
+            print(json.dumps(MEASURES[loader](Path(folder), float(latency_ms), int(num_images))))
+        return
+    is_quick = arguments.quick
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_photo_tree(folder / "train", num_images=256 if is_quick else 1024, num_classes=4, seed=0)
+        mpload.build_index(folder / "train", folder / "train.txt", root=folder)
+        records = [latency_record(folder, num_images=512 if is_quick else 4096, num_rounds=1 if is_quick else 3)]
+        if os.geteuid():
+            print("only root may make a limited device: left out")
+        else:
+            records.append(limited_record(folder, num_samples=600 if is_quick else 6000))
+    for case, figures in records:
+        print(json.dumps({**case, **figures}))
+        if not is_quick:
+            write_record("latency", case, figures)
+
+
+if __name__ == "__main__":
+    main()
