@@ -1,5 +1,7 @@
 """Which epoch comes next and where it starts, known to every process that reads a dataset."""
 
+import math
+import mmap
 import os
 from dataclasses import dataclass
 
@@ -12,6 +14,7 @@ __all__ = ["Epoch", "SharedProgress"]
 _MAX_WORKERS = 512
 _NEXT, _CURRENT = slice(0, 3), slice(3, 6)
 _READER = 6
+_SHAPE = _MAX_WORKERS, _READER + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +32,12 @@ class SharedProgress:
     A row is written by its own worker, and by the parent between epochs. So `set_epoch` in the parent reaches workers
     that live on (`persistent_workers=True`), and the parent learns that fresh workers have begun an epoch.
 
-    Process: shared under fork and with `torch.multiprocessing` (spawn); a plain pickle or deep copy stands alone.
+    Process: shared under fork and, where there is a /dev/shm, with `torch.multiprocessing` (spawn); a plain pickle or
+    deep copy stands alone.
     """
 
     def __init__(self, *, seed: int) -> None:
-        self._table = torch.zeros((_MAX_WORKERS, 7), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._table = _shared_table()
         self.set_next(Epoch(seed=seed, number=0))
 
     @property
@@ -76,3 +80,10 @@ class SharedProgress:
 def _epoch(cells: torch.Tensor) -> Epoch:
     seed, number, position = cells.tolist()
     return Epoch(seed=seed, number=number, position=position)
+
+
+def _shared_table() -> torch.Tensor:
+    try:
+        return torch.zeros(_SHAPE, dtype=torch.int64).share_memory_()  # type: ignore[no-any-return,no-untyped-call]
+    except RuntimeError:  # no /dev/shm, or a full one: some containers have none
+        return torch.frombuffer(mmap.mmap(-1, 8 * math.prod(_SHAPE)), dtype=torch.int64).reshape(_SHAPE)
