@@ -24,7 +24,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError, DecodeError
-from mpload.image import DEFAULT_LIMITS, MAX_BYTES, Box, ImageBytes, Limits, Pixels, View, open_image
+from mpload.image import DEFAULT_LIMITS, MAX_BYTES, Box, Image, ImageBytes, Limits, Pixels, View, open_image
 from mpload.jpeg import Backend, backend, check_backend
 
 __all__ = [
@@ -185,10 +185,14 @@ class RandomResizedCrop:
         """
         out = _output(out, self.output_shape)
         image = open_image(data, upright=self.exif_orientation, limits=self.limits, backend=self.backend)
+        image.draw(self.view(image, rng), out)
+        return out
+
+    def view(self, image: Image, rng: np.random.Generator) -> View:
+        """Choose what to show of an image; asks `rng` for 23 doubles."""
         box = random_crop_box(image.height, image.width, rng, scale=self.scale, ratio=self.ratio)
         mirror = rng.random() < self.flip
-        image.draw(View(box=box, full=_pair(self.size), mirror=mirror, antialias=self.antialias), out)
-        return out
+        return View(box=box, full=_pair(self.size), mirror=mirror, antialias=self.antialias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,18 +249,22 @@ class ResizeCenterCrop:
         Raises:
             DecodeError: `data` is no whole image of a known format, or exceeds `limits`.
         """
-        height, width = _pair(self.size)
         out = _output(out, self.output_shape)
-        short_side = round(max(height, width) * 256 / 224) if self.resize is None else self.resize
         image = open_image(data, upright=self.exif_orientation, limits=self.limits, backend=self.backend)
+        image.draw(self.view(image), out)
+        return out
+
+    def view(self, image: Image) -> View:
+        """Say what is shown of an image."""
+        height, width = _pair(self.size)
+        short_side = round(max(height, width) * 256 / 224) if self.resize is None else self.resize
         box = _middle_strip(image.height, image.width)
         if box.height < box.width:
             full = (short_side, short_side * box.width // box.height)
         else:
             full = (short_side * box.height // box.width, short_side)
         window = Box(top=round((full[0] - height) / 2), left=round((full[1] - width) / 2), height=height, width=width)
-        image.draw(View(box=box, full=full, window=window, antialias=self.antialias), out)
-        return out
+        return View(box=box, full=full, window=window, antialias=self.antialias)
 
 
 @dataclass(frozen=True, slots=True)
