@@ -1,64 +1,36 @@
-"""`MPLoader`: the batches of an `MPDataset` through shared memory, made by worker processes that cost little."""
+"""`MPLoader`: the batches of a dataset through shared memory, made by worker processes that cost little."""
 
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Self
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mpload.budget import MIN_SLOTS, MemoryBudget
 from mpload.dataset import MPDataset
-from mpload.errors import ArgumentError, SampleError, TooManyBadSamples
+from mpload.errors import ArgumentError
 from mpload.governor import Governor
+from mpload.mapwork import MapDataset
 from mpload.memory import MemoryGauge, address_space_bytes, num_oom_kills, num_usable_cores
-from mpload.policy import ErrorAction, substitute_for
+from mpload.order import OrderChoice
 from mpload.progress import Epoch
-from mpload.tensors import as_tensors
-from mpload.transport.batches import BatchTask, FilledBatch, KilledSample, PoolOptions
+from mpload.sharding import Tail, Topology
+from mpload.sources import source_of
+from mpload.stats import LoaderMemory, LoaderStats
+from mpload.transport.batches import BatchTask, FilledBatch, PoolOptions
 from mpload.transport.messages import Timings
 from mpload.transport.pool import WorkerPool
-from mpload.transport.slots import RaggedField, SlotLayout
-from mpload.work import BatchNumber, Form, PipelineWork, columns_of, forms_of
+from mpload.transport.slots import Field, RaggedField, SlotLayout
+from mpload.work import BatchNumber
 
-__all__ = ["LoaderStats", "MPLoader"]
+__all__ = ["MPLoader"]
 
 _SAMPLES_AHEAD = 64
 """Samples that are under way for each worker, so that none waits for the consumer."""
 
 
-@dataclass(slots=True, kw_only=True)
-class LoaderStats:
-    """What an `MPLoader` has done since it was made."""
-
-    num_batches: int = 0
-    num_samples: int = 0
-    wait_seconds: float = 0.0
-    """Time that the consumer waited for batches."""
-    elapsed_seconds: float = 0.0
-    """Time from the start of each iteration to the last batch that it handed out."""
-    timings: Timings = field(default_factory=Timings)
-    """Time of all workers, stage by stage."""
-    num_copied_batches: int = 0
-    """Batches that were copied because the consumer held on to the slots of earlier ones."""
-    num_deaths: int = 0
-    """Worker processes that died and were replaced."""
-
-    @property
-    def samples_per_second(self) -> float:
-        """Samples handed out per second."""
-        return self.num_samples / self.elapsed_seconds if self.elapsed_seconds else 0.0
-
-    @property
-    def wait_fraction(self) -> float:
-        """Share of the time that the consumer waited."""
-        return self.wait_seconds / self.elapsed_seconds if self.elapsed_seconds else 0.0
-
-
 class MPLoader:
-    """Iterates an `MPDataset` by worker processes that write samples straight into shared memory.
+    """Iterates a dataset by worker processes that write samples straight into shared memory.
 
     The same batches as the dataset gives alone or in a stock DataLoader, bit for bit, whatever `num_workers` is and
     whichever workers die: a dead one is replaced and its part done again. A batch is a view of its slot, which is used
@@ -68,7 +40,10 @@ class MPLoader:
     the loader's own end.
 
     Args:
-        dataset: with a `batch_size`.
+        dataset: an `MPDataset` with a `batch_size`, or any map-style dataset (`__len__` and `__getitem__`), whose
+            batches are then those that `default_collate` makes. What its `__getitem__` draws from the global generators
+            of `random`, NumPy and torch depends on seed, epoch and sample.
+        batch_size, shuffle, seed, tail, topology: of a map-style dataset, as in `MPDataset`, which has its own.
         num_workers: processes; `"auto"`: one per core that this process may use; 0 makes batches in this process.
         memory_budget: bytes, or a text like `"4GiB"`, for slots and workers together; `"auto"`: half of what is
             available. Bounds the number of batches made ahead; fewer are, and a warning says so, while memory runs
@@ -86,14 +61,20 @@ class MPLoader:
 
     def __init__(
         self,
-        dataset: MPDataset,
+        dataset: MPDataset | MapDataset,
         *,
+        batch_size: int | None = None,
+        shuffle: bool | OrderChoice = False,
+        seed: int = 0,
+        tail: Tail | str = Tail.PAD,
+        topology: Topology | None = None,
         num_workers: int | str = "auto",
         memory_budget: int | str = "auto",
         options: PoolOptions | None = None,
     ) -> None:
-        if dataset.batch_size is None:
-            raise ArgumentError("MPLoader makes whole batches: pass batch_size= to the MPDataset")
+        self._source = source_of(
+            dataset, batch_size=batch_size, shuffle=shuffle, seed=seed, tail=tail, topology=topology
+        )
         if num_workers == "auto":
             num_workers = num_usable_cores()
         if not isinstance(num_workers, int) or num_workers < 0:
@@ -102,7 +83,6 @@ class MPLoader:
         self.num_workers = num_workers
         self.memory_budget = MemoryBudget.parse(memory_budget, available_bytes=MemoryGauge().look().free_bytes)
         self._options = options or PoolOptions()
-        self._batch_size = dataset.batch_size
         self._epoch: Epoch | None = None
         self._num_received = 0
         self.iteration = 0
@@ -110,12 +90,12 @@ class MPLoader:
         self._stream: Generator[FilledBatch, None, None] | None = None
         self._last_asked: float | None = None
         self._stats = LoaderStats()
-        self._forms: list[Form] = []
+        self._fields: tuple[Field | RaggedField, ...] = ()
         self._pool: WorkerPool | None = None
         self._governor: Governor | None = None
         self._is_closed = False
         if num_workers:
-            self._forms = forms_of(dataset.pipeline)
+            self._fields = self._source.prepare()
             self._start()
 
     def __enter__(self) -> Self:
@@ -126,37 +106,44 @@ class MPLoader:
 
     def __len__(self) -> int:
         """Return the number of batches that the next iteration yields."""
-        return len(self.dataset)
+        return self._source.plan_of(self._source.progress.next).num_batches
 
     def __iter__(self) -> Iterator[Any]:
         if self._is_closed:
             raise ArgumentError("the loader is closed. Make a new one")
         self._stop()
-        self._epoch = epoch = self.dataset.progress.begin(worker=0, num_workers=1)
+        self._epoch = epoch = self._source.progress.begin(worker=0, num_workers=1)
         self._num_received = 0
         return _Iteration(self, self._made_by_workers(epoch) if self.num_workers else self._made_here(epoch))
 
     def set_epoch(self, epoch: int) -> None:
         """Fix the epoch that the next iteration reads; see `MPDataset.set_epoch`."""
-        self.dataset.set_epoch(epoch)
+        self._source.set_epoch(epoch)
         self._epoch = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the run stands, counting the batches that were received, not those made ahead."""
-        return self.dataset.state_dict(None if self._epoch is None else self._num_received)
+        return self._source.state_dict(None if self._epoch is None else self._num_received)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where a state was taken; see `MPDataset.load_state_dict`."""
         self._stop()
-        self.dataset.load_state_dict(state_dict)
+        self._source.load_state_dict(state_dict)
         self._epoch = None
 
     def stats(self) -> LoaderStats:
-        """Return a copy of what was done so far."""
-        stats = replace(self._stats, timings=replace(self._stats.timings))
+        """Return what was done so far, and what that takes now; `str()` of it is for people."""
+        stats = replace(
+            self._stats,
+            num_workers=self.num_workers,
+            latencies=self._stats.latencies.copy(),
+            timings=replace(self._stats.timings),
+            memory=LoaderMemory(),
+        )
         if self._pool is not None:
             stats.num_copied_batches += self._pool.stats.num_copied_batches
             stats.num_deaths += self._pool.num_deaths
+            stats.memory = LoaderMemory.of(self._pool.pids.values(), slots_bytes=self._pool.ring.used_bytes)
         return stats
 
     @property
@@ -180,22 +167,22 @@ class MPLoader:
         self._is_closed = True
         self.release()
 
-    def take(self, batches: Iterator[Sequence[Any]], *, iteration: int) -> Any:
-        """Return the next of an iteration's batches, as tensors."""
+    def take(self, batches: Iterator[Any], *, iteration: int) -> Any:
+        """Return the next of an iteration's batches; nothing here keeps it, since its slot is the user's to free."""
         if iteration != self.iteration:
             raise ArgumentError("a newer iteration of this loader was begun, or it was released: use that one")
         asked = time.monotonic()
         if self._governor is not None:
             self._governor.look()
-        columns = next(batches)
+        batch = next(batches)
         now = time.monotonic()
-        # Nothing here may keep a batch: its slot is free as soon as the user lets go of it.
         self._stats.wait_seconds += now - asked
+        self._stats.latencies.add(now - asked)
         self._stats.elapsed_seconds += now - (self._last_asked or asked)
         self._last_asked = now
         self._stats.num_batches += 1
         self._num_received += 1
-        return as_tensors(columns)
+        return batch
 
     def _stop(self) -> None:
         """End the iteration that is under way, and whatever was made ahead for it."""
@@ -205,96 +192,45 @@ class MPLoader:
             self._stream.close()
             self._stream = None
 
-    def _made_here(self, epoch: Epoch) -> Iterator[Sequence[Any]]:
-        dataset = self.dataset
-        plan, order = dataset.plan_of(epoch), dataset.order_of(epoch)
-        for number in range(plan.num_batches):
-            sample_ids = order.sample_ids(plan.positions(number))
-            self._stats.num_samples += len(sample_ids)
-            yield dataset.pipeline.batch(sample_ids, seed=epoch.seed, epoch=epoch.number).columns
+    def _made_here(self, epoch: Epoch) -> Iterator[Any]:
+        plan = self._source.plan_of(epoch)
+        for batch in range(plan.num_batches):
+            started_ns = time.perf_counter_ns()
+            made = self._source.made_here(epoch, batch, self._stats.timings)
+            self._stats.timings.total_ns += time.perf_counter_ns() - started_ns
+            self._stats.num_samples += plan.size(batch)
+            yield made
+            del made  # nothing here may keep it
 
-    def _made_by_workers(self, epoch: Epoch) -> Iterator[Sequence[Any]]:
+    def _made_by_workers(self, epoch: Epoch) -> Iterator[Any]:
         pool = self._pool or self._start()
-        plan, batch_size = self.dataset.plan_of(epoch), self._batch_size
+        plan = self._source.plan_of(epoch)
         # All batches but a ragged last one are full; an empty one is nothing for a worker.
-        last_size = len(plan.positions(plan.num_batches - 1)) if plan.num_batches else 0
-        num_tasks = plan.num_batches - (not last_size and plan.num_batches > 0)
-        numbers = (
-            BatchNumber(seed=epoch.seed, epoch=epoch.number, start=epoch.position, batch=batch)
-            for batch in range(num_tasks)
-        )
+        num_tasks = plan.num_batches - (plan.num_batches > 0 and not plan.size(plan.num_batches - 1))
         self._stream = pool.stream(
             BatchTask(
-                numbers=number.numbers, num_samples=batch_size if number.batch < plan.num_batches - 1 else last_size
+                numbers=BatchNumber(seed=epoch.seed, epoch=epoch.number, start=epoch.position, batch=batch).numbers,
+                num_samples=plan.size(batch),
             )
-            for number in numbers
+            for batch in range(num_tasks)
         )
-        empty = (
-            self.dataset.pipeline.batch(np.empty(0, np.int64), seed=epoch.seed, epoch=epoch.number).columns
-            for _ in range(plan.num_batches - num_tasks)
-        )
-        return chain(map(self._columns, self._stream), empty)
+        empty = (self._source.made_here(epoch, batch, Timings()) for batch in range(num_tasks, plan.num_batches))
+        return chain(map(self._shown, self._stream), empty)
 
-    def _columns(self, filled: FilledBatch) -> list[Any]:
+    def _shown(self, filled: FilledBatch) -> Any:
         self._stats.num_samples += filled.task.num_samples
         self._stats.timings.add(filled.timings)
-        return columns_of(self._forms, filled.arrays, self._kept(filled))
-
-    def _kept(self, filled: FilledBatch) -> NDArray[np.int64] | None:
-        """Return the samples of a batch that were made, None where all were; raise where that is the policy."""
-        if not filled.failures:
-            return None
-        number = BatchNumber.of(filled.task.numbers)
-        for failure in filled.failures:
-            if failure.details.get("skipped"):
-                continue
-            if failure.details.get("type") == TooManyBadSamples.__name__:
-                raise TooManyBadSamples(failure.cause)
-            if not failure.details.get("killed"):
-                raise SampleError(failure.cause)
-            (sample_id,) = self._work().sample_ids(number, failure.sample, failure.sample + 1).tolist()
-            bad = self.dataset.pipeline.describe(self.dataset.index[sample_id], failure.cause)
-            if self.dataset.pipeline.policy.action is ErrorAction.RAISE:
-                raise SampleError(str(bad))
-            self.dataset.pipeline.write_down(bad, epoch=number.epoch)
-        failed = [failure.sample for failure in filled.failures]
-        kept = np.setdiff1d(np.arange(filled.task.num_samples), failed)
-        if not kept.size:
-            raise SampleError(f"{self.dataset.index.path}: all {len(failed)} samples of a batch failed")
-        return kept
-
-    def _instead_of(self, killed: KilledSample) -> tuple[int, ...] | None:
-        """Return the task that fills the place of a sample which kills workers, None to leave it a failure."""
-        if self.dataset.pipeline.policy.action is not ErrorAction.SUBSTITUTE:
-            return None
-        number = BatchNumber.of(killed.task)
-        if number.substitute >= 0:
-            return None  # a substitute that kills too: two are enough
-        (sample_id,) = self._work().sample_ids(number, killed.sample, killed.sample + 1).tolist()
-        bad = self.dataset.pipeline.describe(self.dataset.index[sample_id], killed.cause)
-        self.dataset.pipeline.write_down(bad, epoch=number.epoch)
-        others = substitute_for(sample_id, num_samples=len(self.dataset.index), seed=number.seed, epoch=number.epoch)
-        return replace(number, substitute=others[0]).numbers
-
-    def _work(self) -> PipelineWork:
-        dataset = self.dataset
-        return PipelineWork(
-            pipeline=dataset.pipeline,
-            order=dataset.shuffle,
-            batch_size=self._batch_size,
-            topology=dataset.topology,
-            tail=dataset.tail,
-        )
+        return self._source.shown(filled)
 
     def _start(self) -> WorkerPool:
-        layout = SlotLayout(num_samples=self._batch_size, fields=tuple(form.field for form in self._forms))
+        layout = SlotLayout(num_samples=self._source.batch_size, fields=self._fields)
         self._pool = WorkerPool(
-            self._work(),
+            self._source.work(),
             layout,
             num_slots=self._num_slots(layout),
             num_workers=self.num_workers,
             options=self._options,
-            on_killed=self._instead_of,
+            on_killed=self._source.instead_of,
             count_oom_kills=num_oom_kills,
         )
         self._governor = Governor(
@@ -306,11 +242,11 @@ class MPLoader:
 
     @property
     def _is_ragged(self) -> bool:
-        return any(isinstance(form.field, RaggedField) for form in self._forms)
+        return any(isinstance(field, RaggedField) for field in self._fields)
 
     def _num_slots(self, layout: SlotLayout) -> int:
         plan = self.memory_budget.divide(
-            num_slots=MIN_SLOTS + -(-_SAMPLES_AHEAD * self.num_workers // self._batch_size),
+            num_slots=MIN_SLOTS + -(-_SAMPLES_AHEAD * self.num_workers // self._source.batch_size),
             slot_bytes=0 if self._is_ragged else layout.slot_bytes,  # such slots reserve far more than they come to use
             num_workers=self.num_workers,
             slot_address_bytes=layout.slot_bytes,
@@ -322,7 +258,7 @@ class MPLoader:
 class _Iteration(Iterator[Any]):
     """One iteration of a loader, which lives as long as this is in use."""
 
-    def __init__(self, loader: MPLoader, batches: Iterator[Sequence[Any]]) -> None:
+    def __init__(self, loader: MPLoader, batches: Iterator[Any]) -> None:
         self._loader = loader
         self._batches = batches
         self._number = loader.iteration

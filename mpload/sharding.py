@@ -137,6 +137,15 @@ class Plan:
         """
         return min(max(self.num_samples - self._first_position(batch), 0), self.batch_size)
 
+    def size(self, batch: int) -> int:
+        """Return the length of `positions(batch)`.
+
+        Raises:
+            ArgumentError: `batch` is not in `[0, num_batches)`.
+        """
+        num_real = self.num_real_samples(batch)
+        return self.batch_size if self.tail == Tail.PAD else num_real
+
     def position_after(self, num_batches: int) -> int:
         """Return the position where a run resumes that has consumed `num_batches` global batches of this plan.
 

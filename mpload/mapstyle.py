@@ -1,0 +1,180 @@
+"""`MapSource`: an ordinary map-style dataset as a source of batches."""
+
+from collections.abc import Mapping
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+from torch.utils.data._utils.collate import collate
+
+from mpload.errors import SampleError, StateError
+from mpload.mapwork import Leaf, LeafKind, MapDataset, MapWork, kept_generators, leaves_of, template_of
+from mpload.order import Order, OrderChoice
+from mpload.progress import Epoch, SharedProgress
+from mpload.sharding import Plan, State, Tail, Topology
+from mpload.transport.batches import FilledBatch, KilledSample
+from mpload.transport.messages import Timings
+from mpload.transport.ragged import RaggedArray
+from mpload.transport.slots import Field, RaggedField
+from mpload.work import BatchNumber
+
+__all__ = ["MapSource"]
+
+
+class MapSource:
+    """The batches of a map-style dataset, as `default_collate` makes them."""
+
+    def __init__(
+        self,
+        dataset: MapDataset,
+        *,
+        batch_size: int,
+        order: OrderChoice,
+        seed: int,
+        tail: Tail,
+        topology: Topology,
+    ) -> None:
+        self.batch_size = batch_size
+        self.num_samples = len(dataset)
+        self.progress = SharedProgress(seed=seed)
+        self._order = order
+        self._fingerprint = f"{type(dataset).__qualname__} of {self.num_samples}"
+        self._work = MapWork(
+            dataset=dataset,
+            num_samples=self.num_samples,
+            order=order,
+            batch_size=batch_size,
+            topology=topology,
+            tail=tail,
+        )
+        self.order_of(Epoch(seed=seed, number=0))  # checks the seed
+
+    def order_of(self, epoch: Epoch) -> Order:
+        """Return the order of an epoch."""
+        return self._order.order(num_samples=self.num_samples, seed=epoch.seed, epoch=epoch.number)
+
+    def plan_of(self, epoch: Epoch) -> Plan:
+        """Return this rank's plan of an epoch."""
+        return Plan(
+            num_samples=self.num_samples,
+            batch_size=self.batch_size,
+            topology=self._work.topology,
+            tail=self._work.tail,
+            start=epoch.position,
+        )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Fix the epoch that the next iteration reads, and keep the position that was restored in it."""
+        following = self.progress.next
+        if epoch != following.number or self.progress.reader_pid:
+            wanted = Epoch(seed=following.seed, number=epoch)
+            self.order_of(wanted)  # checks the number
+            self.progress.set_next(wanted)
+
+    def state_dict(self, num_batches: int | None) -> dict[str, Any]:
+        """Return where the run stands after `num_batches` of the current epoch; None: before the next one."""
+        at, current = self.progress.next, self.progress.current
+        if num_batches is not None and current is not None:
+            plan = self.plan_of(current)
+            if num_batches < plan.num_batches:
+                at = Epoch(seed=current.seed, number=current.number, position=plan.position_after(num_batches))
+        state = State(
+            fingerprint=self._fingerprint,
+            order=self._order.spec,
+            seed=at.seed,
+            epoch=at.number,
+            position=at.position,
+        )
+        return state.to_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken.
+
+        Raises:
+            StateError: the state is malformed, or belongs to another dataset or order.
+        """
+        state = State.from_dict(state_dict)
+        if state.fingerprint != self._fingerprint:
+            raise StateError(
+                f"the checkpoint was made over another dataset: {state.fingerprint!r}, this one is "
+                f"{self._fingerprint!r}. Pass the one it was made over, or start the epoch anew without the checkpoint"
+            )
+        state.check_fits(fingerprint=self._fingerprint, order=self._order.spec, num_samples=self.num_samples)
+        self.progress.set_next(Epoch(seed=state.seed, number=state.epoch, position=state.position))
+
+    def prepare(self) -> tuple[Field | RaggedField, ...]:
+        """Return the fields of a slot; some samples are made to find out, in a process of their own."""
+        self._work = self._work.looked_at()
+        leaves = leaves_of(self._work.template) if self.num_samples else []
+        return tuple(leaf.field for leaf in leaves) or (Field(name="nothing", dtype="uint8"),)
+
+    def work(self) -> MapWork:
+        """Return what workers do."""
+        return self._work
+
+    def made_here(self, epoch: Epoch, batch: int, timings: Timings) -> Any:
+        """Return a batch that is made in this process, and add to `timings` what its samples took."""
+        sample_ids = self.order_of(epoch).sample_ids(self.plan_of(epoch).positions(batch)).tolist()
+        with kept_generators():
+            if not sample_ids:
+                return self._empty()
+            started_ns = perf_counter_ns()
+            samples = [self._sample(sample_id, epoch) for sample_id in sample_ids]
+            timings.decode_ns += perf_counter_ns() - started_ns
+            return default_collate(samples)
+
+    def _sample(self, sample_id: int, epoch: Epoch) -> Any:
+        try:
+            return self._work.sample(sample_id, seed=epoch.seed, epoch=epoch.number)
+        except Exception as error:
+            cause = f"{type(error).__name__}: {error}"
+            raise SampleError(self._describe(sample_id, cause)) from error
+
+    def _empty(self) -> Any:
+        """Return a batch of no samples: what a rank gets where a ragged epoch has none left for it."""
+        template = self._work.template or template_of(self._work.sample(0, seed=0, epoch=0))
+        arrays = {leaf.name: np.empty((0, *leaf.shape), leaf.dtype) for leaf in leaves_of(template)}
+        return _collated(template, arrays)
+
+    def shown(self, filled: FilledBatch) -> Any:
+        """Return a batch that workers have made.
+
+        Raises:
+            SampleError: a sample of it failed.
+        """
+        for failure in filled.failures:
+            (sample_id,) = self._sample_ids(filled.task.numbers, failure.sample)
+            raise SampleError(self._describe(sample_id, failure.cause))
+        return _collated(self._work.template, filled.arrays)
+
+    def instead_of(self, killed: KilledSample) -> tuple[int, ...] | None:
+        """Return None: a sample that kills workers is a failure."""
+        del killed
+        return None
+
+    def _sample_ids(self, task: tuple[int, ...], place: int) -> list[int]:
+        found: list[int] = self._work.sample_ids(BatchNumber.of(task), place, place + 1).tolist()
+        return found
+
+    def _describe(self, sample_id: int, cause: str) -> str:
+        return f"sample {sample_id} of {type(self._work.dataset).__name__}: {cause}"
+
+
+def _collated(template: Any, arrays: Mapping[str, Any]) -> Any:
+    """Return a batch with the containers that `default_collate` makes of a sample's."""
+
+    def batch_of(leaves: list[Leaf] | tuple[Leaf, ...], **_: Any) -> Any:
+        (leaf,) = leaves
+        array = arrays[leaf.name]
+        match leaf.kind:  # text and bytes become what they came in: a tuple in a sequence, else a list
+            case LeafKind.TEXT:
+                return type(leaves)(value.tobytes().decode("utf-8", "surrogatepass") for value in array)
+            case LeafKind.BYTES:
+                return type(leaves)(value.tobytes() for value in array)
+            case LeafKind.ARRAY if isinstance(array, RaggedArray):
+                return default_collate(list(array))
+        return torch.from_numpy(array)
+
+    return collate([template], collate_fn_map={Leaf: batch_of})

@@ -1,0 +1,204 @@
+"""Where an MPLoader's batches come from: an index, or any map-style dataset."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import IterableDataset
+
+from mpload.dataset import MPDataset
+from mpload.errors import ArgumentError, SampleError, TooManyBadSamples
+from mpload.mapstyle import MapSource
+from mpload.mapwork import MapDataset
+from mpload.order import OrderChoice, Sequential, Shuffle
+from mpload.policy import ErrorAction, substitute_for
+from mpload.progress import Epoch, SharedProgress
+from mpload.sharding import Plan, Tail, Topology
+from mpload.tensors import as_tensors
+from mpload.topology import detect_topology
+from mpload.transport.batches import FilledBatch, KilledSample
+from mpload.transport.messages import Timings
+from mpload.transport.slots import Field, RaggedField
+from mpload.transport.worker import Work
+from mpload.work import BatchNumber, Form, PipelineWork, columns_of, forms_of
+
+__all__ = ["IndexSource", "Source", "source_of"]
+
+
+class Source(Protocol):
+    """What an MPLoader has to know of a dataset."""
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a full batch of this rank."""
+        ...
+
+    @property
+    def progress(self) -> SharedProgress:
+        """Which epoch comes next."""
+        ...
+
+    def plan_of(self, epoch: Epoch) -> Plan:
+        """Return this rank's plan of an epoch."""
+        ...
+
+    def set_epoch(self, epoch: int) -> None:
+        """Fix the epoch that the next iteration reads."""
+        ...
+
+    def state_dict(self, num_batches: int | None) -> dict[str, Any]:
+        """Return where the run stands after `num_batches` of the current epoch; None: before the next one."""
+        ...
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where a state was taken."""
+        ...
+
+    def prepare(self) -> tuple[Field | RaggedField, ...]:
+        """Return the fields of a slot, before `work` and `shown` are asked; may make samples to find out."""
+        ...
+
+    def work(self) -> Work:
+        """Return what workers do; its tasks are the integers of `BatchNumber`."""
+        ...
+
+    def made_here(self, epoch: Epoch, batch: int, timings: Timings) -> Any:
+        """Return a batch that is made in this process, and add to `timings` what its stages took."""
+        ...
+
+    def shown(self, filled: FilledBatch) -> Any:
+        """Return the same batch, made by workers; raise what its failures call for."""
+        ...
+
+    def instead_of(self, killed: KilledSample) -> tuple[int, ...] | None:
+        """Return the task that fills the place of a sample which kills workers, None to leave it a failure."""
+        ...
+
+
+def source_of(
+    dataset: MPDataset | MapDataset,
+    *,
+    batch_size: int | None,
+    shuffle: bool | OrderChoice,
+    seed: int,
+    tail: Tail | str,
+    topology: Topology | None,
+) -> Source:
+    """Return a dataset as a source.
+
+    Raises:
+        ArgumentError: it is none, or the arguments do not go with it.
+    """
+    if isinstance(dataset, MPDataset):
+        if (batch_size, shuffle, seed, tail, topology) != (None, False, 0, Tail.PAD, None):
+            raise ArgumentError(
+                "an MPDataset has its own batch_size, shuffle, seed, tail and topology: pass them to the MPDataset"
+            )
+        return IndexSource(dataset)
+    if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+        raise ArgumentError(
+            f"{type(dataset).__name__} is no map-style dataset: it needs __len__ and __getitem__. Iterable datasets "
+            "cannot be asked for a sample by its number: use a stock DataLoader for them, or an MPDataset"
+        )
+    if batch_size is None or batch_size < 1:
+        raise ArgumentError(f"batch_size must be at least 1, got {batch_size}")
+    return MapSource(
+        dataset,
+        batch_size=batch_size,
+        order=(Shuffle() if shuffle else Sequential()) if isinstance(shuffle, bool) else shuffle,
+        seed=seed,
+        tail=Tail(tail),
+        topology=topology or detect_topology(),
+    )
+
+
+class IndexSource:
+    """The batches of an MPDataset."""
+
+    def __init__(self, dataset: MPDataset) -> None:
+        if dataset.batch_size is None:
+            raise ArgumentError("MPLoader makes whole batches: pass batch_size= to the MPDataset")
+        self._dataset = dataset
+        self._forms: list[Form] = []
+        self.batch_size = dataset.batch_size
+        self.progress = dataset.progress
+        self.plan_of = dataset.plan_of
+        self.set_epoch = dataset.set_epoch
+        self.state_dict = dataset.state_dict
+        self.load_state_dict = dataset.load_state_dict
+
+    def prepare(self) -> tuple[Field | RaggedField, ...]:
+        """Return the fields of a slot; where the pipeline does not say, a sample is made in a process of its own."""
+        self._forms = forms_of(self._dataset.pipeline)
+        return tuple(form.field for form in self._forms)
+
+    def work(self) -> PipelineWork:
+        """Return what workers do."""
+        dataset = self._dataset
+        return PipelineWork(
+            pipeline=dataset.pipeline,
+            order=dataset.shuffle,
+            batch_size=self.batch_size,
+            topology=dataset.topology,
+            tail=dataset.tail,
+        )
+
+    def made_here(self, epoch: Epoch, batch: int, timings: Timings) -> Any:
+        """Return a batch that is made in this process, and add to `timings` what its stages took."""
+        sample_ids = self._dataset.order_of(epoch).sample_ids(self.plan_of(epoch).positions(batch))
+        times = self._dataset.pipeline.times
+        before = replace(times)
+        made = self._dataset.pipeline.batch(sample_ids, seed=epoch.seed, epoch=epoch.number)
+        timings.read_ns += times.read_ns - before.read_ns
+        timings.decode_ns += times.decode_ns - before.decode_ns
+        timings.transform_ns += times.transform_ns - before.transform_ns
+        return as_tensors(made.columns)
+
+    def shown(self, filled: FilledBatch) -> Any:
+        """Return a batch that workers have made, without the samples that were skipped.
+
+        Raises:
+            SampleError, TooManyBadSamples: as the dataset's policy says.
+        """
+        return as_tensors(columns_of(self._forms, filled.arrays, self._kept(filled)))
+
+    def instead_of(self, killed: KilledSample) -> tuple[int, ...] | None:
+        """Return the task of a substitute, where that is the policy."""
+        pipeline, number = self._dataset.pipeline, BatchNumber.of(killed.task)
+        if pipeline.policy.action is not ErrorAction.SUBSTITUTE:
+            return None
+        if number.substitute >= 0:
+            return None  # a substitute that kills too: two are enough
+        sample_id = self._write_down(number, killed.sample, killed.cause)
+        others = substitute_for(sample_id, num_samples=len(pipeline.index), seed=number.seed, epoch=number.epoch)
+        return replace(number, substitute=others[0]).numbers
+
+    def _kept(self, filled: FilledBatch) -> NDArray[np.int64] | None:
+        """Return the samples of a batch that were made, None where all were; raise where that is the policy."""
+        if not filled.failures:
+            return None
+        for failure in filled.failures:
+            if failure.details.get("skipped"):
+                continue
+            if failure.details.get("type") == TooManyBadSamples.__name__:
+                raise TooManyBadSamples(failure.cause)
+            if not failure.details.get("killed"):
+                raise SampleError(failure.cause)
+            self._write_down(BatchNumber.of(filled.task.numbers), failure.sample, failure.cause)
+        failed = [failure.sample for failure in filled.failures]
+        kept = np.setdiff1d(np.arange(filled.task.num_samples), failed)
+        if not kept.size:
+            raise SampleError(f"{self._dataset.index.path}: all {len(failed)} samples of a batch failed")
+        return kept
+
+    def _write_down(self, number: BatchNumber, place: int, cause: str) -> int:
+        """Report a sample that kills workers, and return its id; raise where that is the policy."""
+        pipeline = self._dataset.pipeline
+        (sample_id,) = self.work().sample_ids(number, place, place + 1).tolist()
+        bad = pipeline.describe(pipeline.index[sample_id], cause)
+        if pipeline.policy.action is ErrorAction.RAISE:
+            raise SampleError(str(bad))
+        pipeline.write_down(bad, epoch=number.epoch)
+        return int(sample_id)

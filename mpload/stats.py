@@ -1,0 +1,175 @@
+"""What a loader has done, how long it took, and which stage limits it."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum, auto
+
+from mpload.memory import anonymous_bytes
+from mpload.transport.messages import Timings
+from mpload.units import format_bytes, format_count, format_seconds
+
+__all__ = ["Latencies", "LoaderMemory", "LoaderStats", "Stage", "limiting_stage"]
+
+_BUCKETS_PER_DECADE = 16
+_SHORTEST_SECONDS = 1e-6
+_NUM_BUCKETS = 10 * _BUCKETS_PER_DECADE
+_NO_WAIT = 0.05
+_BUSY = 0.5
+
+
+class Stage(StrEnum):
+    """Where a batch's time goes."""
+
+    READ = auto()
+    """Workers getting bytes from storage."""
+    DECODE = auto()
+    """Workers decoding; all of `__getitem__` of a map-style dataset."""
+    TRANSFORM = auto()
+    """Workers in the transform."""
+    TRANSPORT = auto()
+    """Writing samples into slots, handing out chunks, making tensors of slots."""
+    CONSUMER = auto()
+    """The loop that takes the batches."""
+
+
+def limiting_stage(timings: Timings, *, num_workers: int, wait_seconds: float, elapsed_seconds: float) -> Stage:
+    """Return the stage that sets the rate.
+
+    The consumer, where it waited less than 5 % of the time. Transport, where workers were busy less than half of the
+    time although the consumer waited. Else the stage that took most of the workers' time.
+
+    Args:
+        timings: of all workers together.
+        num_workers: how many they are; 0: batches are made in the consumer's own process, which is always busy.
+        wait_seconds: time that the consumer waited for batches.
+        elapsed_seconds: time in which all that happened.
+    """
+    if wait_seconds < _NO_WAIT * elapsed_seconds or not elapsed_seconds:
+        return Stage.CONSUMER
+    if timings.total_ns * 1e-9 < _BUSY * num_workers * elapsed_seconds:
+        return Stage.TRANSPORT
+    taken = {Stage.READ: timings.read_ns, Stage.DECODE: timings.decode_ns, Stage.TRANSFORM: timings.transform_ns}
+    taken[Stage.TRANSPORT] = timings.total_ns - sum(taken.values())
+    return max(taken, key=lambda stage: taken[stage])
+
+
+@dataclass(slots=True)
+class Latencies:
+    """How long the consumer waited for each batch, as counts of durations that are alike within 16 %.
+
+    Memory: constant, 160 counts: 1 microsecond to 3 hours.
+    """
+
+    counts: list[int] = field(default_factory=lambda: [0] * _NUM_BUCKETS)
+
+    def add(self, seconds: float) -> None:
+        """Count one more duration."""
+        place = math.ceil(_BUCKETS_PER_DECADE * math.log10(max(seconds, _SHORTEST_SECONDS) / _SHORTEST_SECONDS))
+        self.counts[min(place, _NUM_BUCKETS - 1)] += 1
+
+    def quantile_seconds(self, share: float) -> float:
+        """Return the duration that `share` of all do not exceed, at most 16 % too long; 0 where there are none."""
+        wanted, seen = share * sum(self.counts), 0
+        for place, count in enumerate(self.counts):
+            seen += count
+            if count and seen >= wanted:
+                return float(_SHORTEST_SECONDS * 10 ** (place / _BUCKETS_PER_DECADE))
+        return 0.0
+
+    def copy(self) -> "Latencies":
+        """Return the same counts, which stay as they are."""
+        return Latencies(list(self.counts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderMemory:
+    """What a loader's parts take at this moment."""
+
+    slots_bytes: int = 0
+    """Shared memory of the slots that have been written to."""
+    zygote_bytes: int = 0
+    """Anonymous memory of the zygote, which workers share as long as it stays unchanged."""
+    workers_bytes: int = 0
+    """What the workers have beyond the zygote's, all of them together."""
+
+    @classmethod
+    def of(cls, pids: Iterable[int], *, slots_bytes: int) -> "LoaderMemory":
+        """Look at the processes of a loader, the zygote first: some microseconds each."""
+        zygote, *workers = [anonymous_bytes(pid) for pid in pids if pid] or [0]
+        return cls(
+            slots_bytes=slots_bytes,
+            zygote_bytes=zygote,
+            workers_bytes=sum(max(0, worker - zygote) for worker in workers),
+        )
+
+    @property
+    def total_bytes(self) -> int:
+        """All parts together."""
+        return self.slots_bytes + self.zygote_bytes + self.workers_bytes
+
+
+@dataclass(slots=True, kw_only=True)
+class LoaderStats:
+    """What an `MPLoader` has done since it was made. `str()` of it is for people."""
+
+    num_batches: int = 0
+    num_samples: int = 0
+    num_workers: int = 0
+    """Workers that it has now."""
+    wait_seconds: float = 0.0
+    """Time that the consumer waited for batches."""
+    elapsed_seconds: float = 0.0
+    """Time from the start of each iteration to the last batch that it handed out."""
+    latencies: Latencies = field(default_factory=Latencies)
+    """Waiting times, batch by batch."""
+    timings: Timings = field(default_factory=Timings)
+    """Time of all workers, stage by stage."""
+    memory: LoaderMemory = field(default_factory=LoaderMemory)
+    """What it takes now."""
+    num_copied_batches: int = 0
+    """Batches that were copied because the consumer held on to the slots of earlier ones."""
+    num_deaths: int = 0
+    """Worker processes that died and were replaced."""
+
+    @property
+    def samples_per_second(self) -> float:
+        """Samples handed out per second."""
+        return self.num_samples / self.elapsed_seconds if self.elapsed_seconds else 0.0
+
+    @property
+    def wait_fraction(self) -> float:
+        """Share of the time that the consumer waited."""
+        return self.wait_seconds / self.elapsed_seconds if self.elapsed_seconds else 0.0
+
+    @property
+    def seconds_per_sample(self) -> dict[Stage, float]:
+        """A worker's time for one sample, stage by stage."""
+        times, num_samples = self.timings, max(1, self.num_samples)
+        parts = {Stage.READ: times.read_ns, Stage.DECODE: times.decode_ns, Stage.TRANSFORM: times.transform_ns}
+        parts[Stage.TRANSPORT] = times.total_ns - sum(parts.values())
+        return {stage: taken_ns * 1e-9 / num_samples for stage, taken_ns in parts.items()}
+
+    @property
+    def limit(self) -> Stage:
+        """The stage that sets the rate; see `limiting_stage`."""
+        return limiting_stage(
+            self.timings,
+            num_workers=self.num_workers,
+            wait_seconds=self.wait_seconds,
+            elapsed_seconds=self.elapsed_seconds,
+        )
+
+    def __str__(self) -> str:
+        p50, p99 = (format_seconds(self.latencies.quantile_seconds(share)) for share in (0.5, 0.99))
+        stages = ", ".join(f"{stage} {taken * 1e6:.0f}" for stage, taken in self.seconds_per_sample.items())
+        memory = self.memory
+        return (
+            f"{format_count(self.num_samples)} samples in {format_count(self.num_batches)} batches, "
+            f"{self.samples_per_second:,.0f} samples/s by {self.num_workers} workers, limited by {self.limit}\n"
+            f"waiting for batches: {self.wait_fraction:.0%} of the time, p50 {p50}, p99 {p99}\n"
+            f"microseconds of a worker per sample: {stages}\n"
+            f"memory: {format_bytes(memory.total_bytes)} (slots {format_bytes(memory.slots_bytes)}, "
+            f"zygote {format_bytes(memory.zygote_bytes)}, workers {format_bytes(memory.workers_bytes)}); "
+            f"{self.num_copied_batches} batches copied, {self.num_deaths} deaths"
+        )
