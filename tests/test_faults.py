@@ -328,9 +328,8 @@ def test_cycles_of_making_iterating_and_closing_leave_nothing(folder: Path, num_
         with MPLoader(dataset, num_workers=2) as loader:
             assert ids(loader) == expected
 
-    dataset = numbers(folder, 8)
+    dataset = MPDataset(numbers_index(folder, 8), decode=OneByte(), batch_size=4, shuffle=True, topology=Topology())
     expected = ids(dataset)
-    dataset.pipeline.decode = OneByte()
     for _ in range(5):
         cycle()
     before = anonymous_bytes(os.getpid())
