@@ -75,12 +75,8 @@ static void fail(j_common_ptr common) {
 
 static void on_message(j_common_ptr common, int level) {
     if (level < 0) {  /* a warning: the slower way judges whether it harms the pixels */
-        fail(common);
+        fail(common);  /* and nothing is ever printed */
     }
-}
-
-static void on_output(j_common_ptr common) {
-    (void)common;
 }
 
 static void decline(Decoder *decoder, const char *cause) {
@@ -108,7 +104,6 @@ static int set_up(Decoder *decoder) {
     decoder->info.err = jpeg_std_error(&decoder->errors);
     decoder->errors.error_exit = fail;
     decoder->errors.emit_message = on_message;
-    decoder->errors.output_message = on_output;
     decoder->info.client_data = decoder;
     if (setjmp(decoder->on_error)) {
         jpeg_destroy_decompress(&decoder->info);
@@ -129,15 +124,11 @@ static Decoder *new_decoder(void) {
 
 static void free_decoder(Decoder *decoder) {
     jpeg_destroy_decompress(&decoder->info);
-    Axis *axes[2] = {&decoder->rows, &decoder->columns};
-    for (int number = 0; number < 2; number++) {
-        free(axes[number]->starts);
-        free(axes[number]->ends);
-        free(axes[number]->weights);
+    void *buffers[] = {decoder->rows.starts, decoder->rows.ends, decoder->rows.weights, decoder->columns.starts,
+                       decoder->columns.ends, decoder->columns.weights, decoder->block, decoder->ring, decoder->lanes};
+    for (size_t number = 0; number < sizeof buffers / sizeof *buffers; number++) {
+        free(buffers[number]);
     }
-    free(decoder->block);
-    free(decoder->ring);
-    free(decoder->lanes);
     free(decoder);
 }
 
@@ -158,6 +149,7 @@ static void fill_axis(Decoder *decoder, Axis *axis, int length, int full, int ou
         int start = (int)floor(centre - support + 0.5), end = (int)floor(centre + support + 0.5);
         start = start < 0 ? 0 : start;
         end = end > length ? length : end;
+        end = end > start + taps ? start + taps : end;  /* rounding: what is cut off weighs next to nothing */
         double sum = 0, exact[MAX_TAPS];
         for (int at = start; at < end; at++) {
             double weight = 1 - fabs(at + 0.5 - centre) / support;
@@ -375,10 +367,9 @@ static int decode_view(Decoder *decoder, const uint8_t *data, size_t num_bytes, 
     if ((int)info->output_height - view->height < view->top || (int)info->output_width - view->width < view->left) {
         decline(decoder, "the box lies outside of it");
     }
-    fill_axis(decoder, &decoder->rows, view->height, view->full_height, view->out_top, view->out_height,
-              view->antialias);
-    fill_axis(decoder, &decoder->columns, view->width, view->full_width, view->out_left, view->out_width,
-              view->antialias);
+    int wide = view->antialias;
+    fill_axis(decoder, &decoder->rows, view->height, view->full_height, view->out_top, view->out_height, wide);
+    fill_axis(decoder, &decoder->columns, view->width, view->full_width, view->out_left, view->out_width, wide);
     fill_lanes(decoder, view->out_width, view->mirror);
     jpeg_start_decompress(info);
     decode_rows(decoder, view, out);

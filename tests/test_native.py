@@ -119,6 +119,19 @@ def test_thousands_of_views_show_what_a_full_decode_shows(variety: str) -> None:
 
 @needs_native
 @pytest.mark.parametrize("antialias", [False, True])
+def test_any_length_becomes_any_other(antialias: bool) -> None:
+    data = make("444", 40, 40, 0)
+    rng = np.random.default_rng(0)
+    for length in range(1, 34):
+        for full in range(1, 121):
+            top, left = (int(start) for start in rng.integers(0, 41 - length, 2))
+            box = Box(top=top, left=left, height=length, width=length)
+            view = View(box=box, full=(full, full), antialias=antialias)
+            assert distance(draw(data, view, "native"), draw(data, view, "simplejpeg")) <= 2, view
+
+
+@needs_native
+@pytest.mark.parametrize("antialias", [False, True])
 @pytest.mark.parametrize("variety", VARIETIES)
 def test_backends_agree_at_smaller_scales_too(variety: str, antialias: bool) -> None:
     rng = np.random.default_rng(8)
