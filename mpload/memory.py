@@ -20,9 +20,11 @@ __all__ = [
     "MemoryGauge",
     "MemoryRoom",
     "ProcessMemory",
+    "SystemUsage",
     "address_space_bytes",
     "anonymous_bytes",
     "available_bytes",
+    "memory_of",
     "num_oom_kills",
     "num_usable_cores",
     "process_memory",
@@ -32,6 +34,7 @@ __all__ = [
 
 _CGROUP_FOLDER = Path("/sys/fs/cgroup")
 _CGROUP_MEMBERS = Path("/proc/self/cgroup")
+_DEV_SHM = Path("/dev/shm")  # noqa: S108  looked at, not written to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +62,11 @@ def process_memory(pid: int | None = None) -> ProcessMemory:
         psutil.NoSuchProcess: there is no such process, or it has just ended.
         psutil.AccessDenied: it belongs to another user.
     """
-    process = psutil.Process(pid)
+    return memory_of(psutil.Process(pid))
+
+
+def memory_of(process: psutil.Process) -> ProcessMemory:
+    """Return the memory of a process that psutil knows already; all else as `process_memory`."""
     try:
         fields = _smaps_rollup(process.pid)
     except FileNotFoundError:
@@ -151,6 +158,24 @@ class MemoryRoom:
     """How often the kernel has killed here for lack of memory; counts up."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemUsage:
+    """What takes the memory of a container, or of the machine where no container has a limit, at one moment."""
+
+    limit_bytes: int
+    """Of the container with the least left, or the machine's memory."""
+    anonymous_bytes: int
+    """What processes have allocated."""
+    shmem_bytes: int
+    """Shared memory, with a name or without, and files of a tmpfs."""
+    file_bytes: int
+    """Page cache, which the kernel gives up first."""
+    page_cache_bytes: int
+    """Page cache of the whole machine."""
+    dev_shm_bytes: int
+    """What lies in `/dev/shm`, where a stock DataLoader's workers put their batches."""
+
+
 class MemoryGauge:
     """Looks at the memory of the machine and of each container around this process: some 50 microseconds a look.
 
@@ -184,7 +209,8 @@ class MemoryGauge:
     def look(self) -> MemoryRoom:
         """Return what is left of the tightest of them."""
         limit_bytes, free_bytes = self._machine()
-        for limit, free in [*_process(), *self._containers(limit_bytes)]:
+        containers = ((limit, free) for _, limit, free in self._containers(limit_bytes))
+        for limit, free in [*_process(), *containers]:
             if free < free_bytes:
                 limit_bytes, free_bytes = limit, free
         return MemoryRoom(
@@ -198,11 +224,26 @@ class MemoryGauge:
         """Return how often the kernel has killed in the innermost container for lack of memory."""
         return _statistics(self._kills).get("oom_kill", 0)
 
-    def _containers(self, machine_bytes: int) -> Iterator[tuple[int, int]]:
+    def usage(self) -> SystemUsage:
+        """Return what takes the memory: some 50 microseconds."""
+        machine = _machine_statistics()
+        limit_bytes, free_bytes = self._machine()
+        found = machine
+        for folder, limit, free in self._containers(limit_bytes):
+            if free < free_bytes:
+                limit_bytes, free_bytes, found = limit, free, _container_statistics(folder)
+        return SystemUsage(
+            limit_bytes=limit_bytes,
+            **found,
+            page_cache_bytes=machine["file_bytes"],
+            dev_shm_bytes=_used_bytes(_DEV_SHM),
+        )
+
+    def _containers(self, machine_bytes: int) -> Iterator[tuple[Path, int, int]]:
         for folder, limit_files in self._limited:
             limits = [int(text) for name in limit_files if (text := _read(name)).isdigit()]  # "max" is none
             if limits and min(limits) < machine_bytes:
-                yield min(limits), max(0, min(limits) - _taken_bytes(folder))
+                yield folder, min(limits), max(0, min(limits) - _taken_bytes(folder))
 
     @staticmethod
     def _machine() -> tuple[int, int]:
@@ -239,6 +280,41 @@ def _taken_bytes(folder: Path) -> int:
         return found["total_rss"] + found.get("total_shmem", 0)
     usage = _read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes")
     return int(usage) if usage.isdigit() else 0
+
+
+def _container_statistics(folder: Path) -> dict[str, int]:
+    found = _statistics(folder / "memory.stat")
+    anonymous, cache, shmem = (
+        ("anon", "file", "shmem") if "anon" in found else ("total_rss", "total_cache", "total_shmem")
+    )
+    return _split(found.get(anonymous, 0), cache_bytes=found.get(cache, 0), shmem_bytes=found.get(shmem, 0))
+
+
+def _machine_statistics() -> dict[str, int]:
+    lines = (line.split() for line in _read("/proc/meminfo").splitlines())
+    found = {words[0]: int(words[1]) * KIB for words in lines}
+    if not found:
+        memory = psutil.virtual_memory()
+        return _split(int(memory.used), cache_bytes=0, shmem_bytes=0)
+    cache_bytes = found.get("Cached:", 0) + found.get("Buffers:", 0)
+    return _split(found.get("AnonPages:", 0), cache_bytes=cache_bytes, shmem_bytes=found.get("Shmem:", 0))
+
+
+def _split(anonymous_bytes: int, *, cache_bytes: int, shmem_bytes: int) -> dict[str, int]:
+    """Take shared memory, which the kernel counts as page cache, out of it."""
+    return {
+        "anonymous_bytes": anonymous_bytes,
+        "shmem_bytes": shmem_bytes,
+        "file_bytes": max(0, cache_bytes - shmem_bytes),
+    }
+
+
+def _used_bytes(folder: Path) -> int:
+    try:
+        found = os.statvfs(folder)
+    except (AttributeError, OSError):  # Windows has no statvfs, other systems have no such folder
+        return 0
+    return (found.f_blocks - found.f_bfree) * found.f_frsize
 
 
 def _stalled_seconds(pressure: str) -> float:

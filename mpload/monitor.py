@@ -9,23 +9,23 @@ import csv
 import math
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError
-from mpload.memory import ProcessMemory, process_memory, sum_memory
+from mpload.memory import MemoryGauge, ProcessMemory, SystemUsage, sum_memory
+from mpload.processes import ProcessTree
 from mpload.units import KIB, MIB, format_bytes
 
-__all__ = ["Growth", "MemoryMonitor", "Reading", "find_growth", "write_csv"]
+__all__ = ["Growth", "MemoryMonitor", "Reading", "find_growth", "write_csv", "write_parquet"]
 
 _MAX_READINGS = 4096
-_CORE_SHARE = 0.006  # of one core, for reading smaps_rollup; what else a look takes is about as much again
+_CORE_SHARE = 0.0085  # of one core, for reading the processes
 _NUM_WINDOWS = 8
 _T_95 = 2.45  # two-sided Student's t, 95 %, for _NUM_WINDOWS - 2 degrees of freedom
 _MIN_GROWTH_BYTES = 2 * MIB  # what allocators, caches and lazy imports add is no leak
@@ -38,6 +38,8 @@ class Reading:
     seconds: float
     """Since the monitor was started."""
     processes: tuple[ProcessMemory, ...]
+    usage: SystemUsage | None = None
+    """Of the container around the root of the tree."""
 
     @property
     def total(self) -> ProcessMemory:
@@ -71,8 +73,8 @@ class MemoryMonitor:
             train()
         print(monitor.peak.pss_bytes, *monitor.growth(), sep="\n")
 
-    Reading one process takes the kernel 0.1 to 1 ms. Where a tree is so large that this would come to more than about
-    1 % of a core, its processes take turns, and those not read keep their last figures for a while.
+    It keeps below 1 % of a core. Reading the PSS of one process takes the kernel 0.1 to 1 ms, so in a large tree the
+    processes take turns, those whose RSS has changed more often; the others keep their last figures for a while.
 
     Args:
         pid: the root of the tree; None is this process.
@@ -88,15 +90,15 @@ class MemoryMonitor:
     def __init__(self, pid: int | None = None, *, interval_seconds: float = 1.0) -> None:
         if not 0 < interval_seconds < math.inf:
             raise ArgumentError(f"interval_seconds must be positive, got {interval_seconds}")
-        self.pid = psutil.Process(pid).pid
+        self._tree = ProcessTree(pid)
+        self.pid = self._tree.pid
         self.interval_seconds = interval_seconds
         self.peak = ProcessMemory(pid=self.pid, name="peak", rss_bytes=0, pss_bytes=0, uss_bytes=0, swap_bytes=0)
         """Of each figure of the whole tree the largest so far, dropped readings included."""
         self._readings: list[Reading] = []
         self._stride = 1
         self._num_read = 0
-        self._known: dict[int, ProcessMemory] = {}
-        self._turn = 0
+        self._gauge = MemoryGauge(cgroup_members=Path(f"/proc/{self.pid}/cgroup"))
         self._started = time.monotonic()
         self._wanted = threading.Event()
         self._thread: threading.Thread | None = None
@@ -124,8 +126,9 @@ class MemoryMonitor:
 
     def read(self) -> Reading:
         """Read now; the thread does this at each interval."""
-        self._look()
-        reading = Reading(seconds=time.monotonic() - self._started, processes=tuple(self._known.values()))
+        processes = self._tree.read(max_seconds=self.interval_seconds * _CORE_SHARE)
+        seconds = time.monotonic() - self._started
+        reading = Reading(seconds=seconds, processes=processes, usage=self._gauge.usage())
         total = reading.total
         peak = {
             field: max(getattr(self.peak, field), getattr(total, field))
@@ -144,27 +147,6 @@ class MemoryMonitor:
         while not self._wanted.wait(self.interval_seconds):
             self.read()
 
-    def _look(self) -> None:
-        """Read the processes that are new, then as many of the others as the time allows, in turn."""
-        try:
-            root = psutil.Process(self.pid)
-            pids = [self.pid, *(child.pid for child in root.children(recursive=True))]
-        except psutil.NoSuchProcess:
-            pids = []
-        known = {pid: self._known[pid] for pid in pids if pid in self._known}
-        turn = self._turn % max(1, len(pids))
-        order = [pid for pid in pids if pid not in known] + [pid for pid in pids[turn:] + pids[:turn] if pid in known]
-        deadline = time.thread_time() + self.interval_seconds * _CORE_SHARE
-        for pid in order:
-            if pid in known and time.thread_time() > deadline:
-                break
-            self._turn += pid in known
-            try:
-                known[pid] = process_memory(pid)
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                known.pop(pid, None)
-        self._known = known
-
 
 def find_growth(readings: Iterable[Reading]) -> list[Growth]:
     """Return the processes whose private memory grows, the fastest first.
@@ -176,10 +158,14 @@ def find_growth(readings: Iterable[Reading]) -> list[Growth]:
     """
     times: dict[tuple[int, str], list[float]] = {}
     sizes: dict[tuple[int, str], list[int]] = {}
+    latest: dict[tuple[int, str], ProcessMemory] = {}
     for reading in readings:
         for process in reading.processes:
-            times.setdefault((process.pid, process.name), []).append(reading.seconds)
-            sizes.setdefault((process.pid, process.name), []).append(process.uss_bytes)
+            key = process.pid, process.name
+            if latest.get(key) is not process:  # figures that were kept from the reading before say nothing new
+                latest[key] = process
+                times.setdefault(key, []).append(reading.seconds)
+                sizes.setdefault(key, []).append(process.uss_bytes)
     found = []
     for (pid, name), seconds in times.items():
         warm = np.asarray(seconds) >= seconds[0] + (seconds[-1] - seconds[0]) / 3
@@ -201,16 +187,37 @@ def find_growth(readings: Iterable[Reading]) -> list[Growth]:
 
 
 def write_csv(readings: Iterable[Reading], path: Path) -> None:
-    """Write a line for each process of each reading: `seconds`, then the fields of `ProcessMemory`, in bytes."""
+    """Write a line for each process of each reading.
+
+    Columns: `seconds`, the fields of `ProcessMemory`, and those of the reading's `SystemUsage` with `system_` before
+    their names (empty where it has none). All but seconds, pid and name are bytes.
+    """
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer: csv.DictWriter[str] | None = None
-        for reading in readings:
-            for process in reading.processes:
-                row = {"seconds": round(reading.seconds, 3), **asdict(process)}
-                if writer is None:
-                    writer = csv.DictWriter(file, list(row))
-                    writer.writeheader()
-                writer.writerow(row)
+        writer = csv.DictWriter(file, _COLUMNS)
+        writer.writeheader()
+        writer.writerows(_rows(readings))
+
+
+def write_parquet(readings: Iterable[Reading], path: Path) -> None:
+    """Write what `write_csv` writes as a Parquet file: `seconds` float64, `name` string, all else int64."""
+    # Its import starts a thread, which a process that is monitored and forks workers should not have.
+    import pyarrow as pa  # noqa: PLC0415
+    from pyarrow import parquet  # noqa: PLC0415
+
+    types: dict[str, pa.DataType] = {"seconds": pa.float64(), "name": pa.string()}
+    schema = pa.schema([(column, types.get(column, pa.int64())) for column in _COLUMNS])
+    parquet.write_table(pa.Table.from_pylist(list(_rows(readings)), schema=schema), path)
+
+
+_PROCESS_FIELDS, _SYSTEM_FIELDS = (tuple(field.name for field in fields(kind)) for kind in (ProcessMemory, SystemUsage))
+_COLUMNS = ("seconds", *_PROCESS_FIELDS, *(f"system_{name}" for name in _SYSTEM_FIELDS))
+
+
+def _rows(readings: Iterable[Reading]) -> Iterator[dict[str, Any]]:
+    for reading in readings:
+        system = {f"system_{name}": getattr(reading.usage, name, None) for name in _SYSTEM_FIELDS}
+        for process in reading.processes:
+            yield {"seconds": round(reading.seconds, 3), **asdict(process), **system}
 
 
 def _slope(seconds: NDArray[np.float64], sizes: NDArray[np.float64]) -> tuple[float, float, bool]:

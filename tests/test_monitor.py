@@ -1,21 +1,29 @@
 """The memory of a process tree over time: real processes that leak and that do not."""
 
+import contextlib
 import csv
+import os
+import pty
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import cv2
 import numpy as np
 import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from mpload.errors import ArgumentError
-from mpload.memory import ProcessMemory
-from mpload.monitor import MemoryMonitor, Reading, find_growth, write_csv
+from mpload.memory import MemoryGauge, ProcessMemory
+from mpload.monitor import MemoryMonitor, Reading, find_growth, write_csv, write_parquet
+from mpload.processes import ProcessTree
 from mpload.units import MIB
+from tests.photos import make_photo_tree
 
 TREE = """
 import os, sys, time
@@ -37,6 +45,118 @@ if __name__ == "__main__":
     print(workers[3].pid, flush=True)
     time.sleep(float(sys.argv[2]))
 """
+
+
+TRAINING = """
+import os, sys, time
+from pathlib import Path
+import mpload
+
+class Busy:  # works for a while; the fourth worker that it works in keeps 1 MB more every second
+    def __init__(self, folder, leaks):
+        self.folder, self.leaks, self.kept, self.number, self.started = folder, leaks, [], None, 0.0
+
+    def __call__(self, image):
+        if self.number is None:
+            self.number, self.started = self.count(), time.monotonic()
+            if self.leaks and self.number == 3:
+                Path(self.folder, "leaker").write_text(str(os.getpid()))
+        time.sleep(0.01)
+        if self.leaks and self.number == 3:
+            while len(self.kept) < 10 * (time.monotonic() - self.started):
+                self.kept.append(os.urandom(100_000))
+        return image
+
+    def count(self):
+        for number in range(1000):
+            try:
+                os.close(os.open(Path(self.folder, f"worker-{number}"), os.O_CREAT | os.O_EXCL))
+                return number
+            except FileExistsError:
+                pass
+
+if __name__ == "__main__":
+    index, folder, leaks = sys.argv[1], sys.argv[2], sys.argv[3] == "leaks"
+    dataset = mpload.MPDataset(
+        index, decode=mpload.RandomResizedCrop(64), transform=Busy(folder, leaks), batch_size=32, shuffle=True
+    )
+    with mpload.MPLoader(dataset, num_workers=8) as loader:
+        while True:
+            for images, labels in loader:
+                pass
+            print("epoch", flush=True)
+"""
+
+
+def train(tmp_path: Path, what: str) -> "subprocess.Popen[str]":
+    """Start a training run with eight workers over real photographs; a line is printed after each epoch."""
+    make_photo_tree(tmp_path / "photos", num_images=64, num_classes=2, seed=0)
+    files = sorted((tmp_path / "photos").rglob("*.JPEG"))
+    index = tmp_path / "train.txt"
+    lines = "".join(f"{files[number % 64]}\t0\n" for number in range(256))
+    index.write_text(f"#mpload 1\n#root {tmp_path}/photos\n#columns image:path label:int\n{lines}")
+    (tmp_path / "train.py").write_text(TRAINING)
+    command = [sys.executable, "-W", "ignore", *map(str, (tmp_path / "train.py", index, tmp_path)), what]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def watch(run: "subprocess.Popen[str]", *, seconds: float, interval_seconds: float, until_found: bool) -> set[int]:
+    """Return the processes that were reported to grow at any time from the end of the first epoch on."""
+    assert run.stdout is not None
+    assert run.stdout.readline() == "epoch\n"
+    monitor = MemoryMonitor(run.pid, interval_seconds=interval_seconds)
+    found: set[int] = set()
+    while (reading := monitor.read()).seconds < seconds and not (found and until_found):
+        found |= {growth.pid for growth in monitor.growth()}
+        time.sleep(interval_seconds)
+    assert len(reading.processes) == 10  # eight workers, what they are forked from, and the script
+    return found
+
+
+def end(run: "subprocess.Popen[str]") -> int:
+    """Kill a training run; return how many epochs it made after the first."""
+    run.kill()
+    assert run.stdout is not None
+    with run.stdout as lines:
+        num_epochs = len(lines.readlines())
+    run.wait()
+    return num_epochs
+
+
+def test_a_leak_of_one_megabyte_a_second_in_one_of_eight_workers_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mpload.monitor._CORE_SHARE", 0.2)  # it is the number of readings that takes time
+    run = train(tmp_path, "leaks")
+    try:
+        found = watch(run, seconds=60.0, interval_seconds=0.2, until_found=True)
+    finally:
+        end(run)
+    assert found == {int((tmp_path / "leaker").read_text())}
+
+
+@pytest.mark.slow
+def test_it_is_found_within_a_minute_at_one_percent_of_a_core_and_nothing_else_is(tmp_path: Path) -> None:
+    run = train(tmp_path, "leaks")
+    try:
+        found = watch(run, seconds=60.0, interval_seconds=1.0, until_found=False)
+    finally:
+        end(run)
+    assert found == {int((tmp_path / "leaker").read_text())}
+
+
+@pytest.mark.parametrize("seconds", [6.0, pytest.param(60.0, marks=pytest.mark.slow)])
+def test_in_a_clean_run_of_several_epochs_no_leak_is_ever_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    monkeypatch.setattr("mpload.monitor._CORE_SHARE", 0.01 * 60 / seconds)
+    run = train(tmp_path, "clean")
+    try:
+        found = watch(run, seconds=seconds, interval_seconds=seconds / 60, until_found=False)
+    finally:
+        num_epochs = end(run)
+    assert num_epochs >= 3
+    assert found == set()
 
 
 def series(uss_bytes: list[float], *, pid: int = 1) -> list[Reading]:
@@ -113,6 +233,155 @@ def test_every_reading_is_a_line_per_process_of_the_csv(tmp_path: Path) -> None:
     assert int(rows[0]["pss_bytes"]) == readings[0].processes[0].pss_bytes
 
 
+def test_the_parquet_file_holds_what_the_csv_holds(tmp_path: Path) -> None:
+    readings = [MemoryMonitor().read() for _ in range(3)]
+    write_csv(readings, tmp_path / "memory.csv")
+    write_parquet([*readings, Reading(seconds=9.0, processes=readings[0].processes)], tmp_path / "memory.parquet")
+    rows = parquet.read_table(tmp_path / "memory.parquet").to_pylist()
+    with (tmp_path / "memory.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [{name: str(value) for name, value in row.items()} for row in rows[: len(lines)]] == lines
+    assert rows[-1]["seconds"] == 9.0
+    assert rows[-1]["system_limit_bytes"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "files"),
+    [
+        (
+            ("anon", "file", "shmem"),
+            {"members": "0::/job", "job/memory.max": f"{900 * MIB}", "job/memory.stat": ""},
+        ),
+        (
+            ("total_rss", "total_cache", "total_shmem"),
+            {
+                "members": "4:memory:/job",
+                "memory/job/memory.limit_in_bytes": f"{900 * MIB}",
+                "memory/job/memory.stat": "",
+            },
+        ),
+    ],
+    ids=["version 2", "version 1"],
+)
+def test_what_a_container_takes_is_split_by_what_it_is(
+    tmp_path: Path, words: tuple[str, ...], files: dict[str, str]
+) -> None:
+    statistics = "".join(f"{word} {size * MIB}\n" for word, size in zip(words, (100, 300, 50), strict=True))
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text or f"cache 1\nrss 1\n{statistics}")
+    usage = MemoryGauge(cgroup_folder=tmp_path, cgroup_members=tmp_path / "members").usage()
+    assert usage.limit_bytes == 900 * MIB
+    sizes = usage.anonymous_bytes, usage.shmem_bytes, usage.file_bytes  # what is shared counts as page cache there
+    assert sizes == (100 * MIB, 50 * MIB, 250 * MIB)
+
+
+def test_without_a_container_the_machine_is_shown(tmp_path: Path) -> None:
+    gauge = MemoryGauge(cgroup_folder=tmp_path, cgroup_members=tmp_path / "none")
+    usage = gauge.usage()
+    assert usage.limit_bytes == pytest.approx(psutil.virtual_memory().total, rel=0.01)
+    assert usage.file_bytes == usage.page_cache_bytes > 0
+    assert 0 < usage.anonymous_bytes + usage.shmem_bytes + usage.file_bytes < usage.limit_bytes
+
+
+@pytest.mark.skipif(not Path("/dev/shm").exists(), reason="has no /dev/shm")
+def test_what_lies_in_dev_shm_is_seen() -> None:
+    before = MemoryGauge().usage().dev_shm_bytes
+    path = Path(f"/dev/shm/mpload-test-{os.getpid()}")
+    try:
+        path.write_bytes(bytes(32 * MIB))
+        assert MemoryGauge().usage().dev_shm_bytes > before + 16 * MIB  # others come and go
+    finally:
+        path.unlink()
+
+
+FAMILY = """
+import os, sys, time
+children = []
+for line in sys.stdin:
+    if line == "fork\\n":
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(1000)
+        children.append(pid)
+    else:
+        pid = children.pop()
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+    print(pid, flush=True)
+"""
+
+
+@contextlib.contextmanager
+def family(num_children: int) -> Iterator[Callable[[str], int]]:
+    """Start a process with children. What is given asks who it is (""), or to fork or kill one, and returns whom."""
+    with subprocess.Popen(
+        [sys.executable, "-c", FAMILY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        stdin, stdout = process.stdin, process.stdout
+
+        def tell(what: str) -> int:
+            if not what:
+                return process.pid
+            stdin.write(f"{what}\n")
+            stdin.flush()
+            return int(stdout.readline())
+
+        for _ in range(num_children):
+            tell("fork")
+        try:
+            yield tell
+        finally:
+            for child in psutil.Process(process.pid).children():
+                child.kill()
+            process.kill()
+
+
+def test_processes_that_come_and_go_are_seen() -> None:
+    with family(3) as tell:
+        tree = ProcessTree(tell(""))
+
+        def seen() -> set[int]:
+            return {process.pid for process in tree.read(max_seconds=10.0)}
+
+        before = seen()
+        assert len(before) == 4
+        assert seen() == before
+        born = tell("fork")
+        assert seen() == before | {born}
+        assert tell("kill") == born
+        assert seen() == before
+    assert tree.read(max_seconds=10.0) == ()
+
+
+def test_a_process_that_is_not_read_again_keeps_its_figures_and_is_read_soon() -> None:
+    with family(20) as tell:
+        tree = ProcessTree(tell(""))
+        first = tree.read(max_seconds=1e-9)
+        assert len(first) == 21  # those that are new are always read
+        assert all(one is other for one, other in zip(first, tree.read(max_seconds=1e-9), strict=True))
+        latest = first
+        for _ in range(200):
+            latest = tree.read(max_seconds=1e-3)
+        assert not {id(process) for process in first} & {id(process) for process in latest}
+
+
+def test_reading_takes_no_more_processor_time_than_is_allowed() -> None:
+    with family(40) as tell:
+        tree = ProcessTree(tell(""))
+        tree.read(max_seconds=1.0)
+        started = time.thread_time()
+        for _ in range(100):
+            tree.read(max_seconds=1e-3)
+        assert time.thread_time() - started < 2 * 100 * 1e-3
+        started = time.thread_time()
+        for _ in range(5):
+            tree.read(max_seconds=1.0)
+        assert time.thread_time() - started > 5 * 2 * 1e-3  # there was more to do
+
+
 def test_an_interval_that_is_none_is_named() -> None:
     with pytest.raises(ArgumentError, match="interval_seconds must be positive, got 0"):
         MemoryMonitor(interval_seconds=0)
@@ -126,12 +395,41 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 def test_the_command_under_the_monitor_keeps_its_output_and_exit_code(tmp_path: Path) -> None:
     program = "import time; kept = bytearray(200 << 20); time.sleep(0.5); print('done'); raise SystemExit(7)"
     files: list[str | Path] = ["--csv", tmp_path / "memory.csv", "--plot", tmp_path / "memory.png"]
+    files += ["--parquet", tmp_path / "memory.parquet"]
     ran = run("--interval", "0.05", *files, "--", sys.executable, "-c", program)
     assert (ran.returncode, ran.stdout) == (7, "done\n")
     peak = float(ran.stderr.split("PSS ")[1].split(" MiB")[0])
     assert 200 < peak < 260
     assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "memory.csv").read_text().startswith("seconds,pid,name,rss_bytes")
+    assert parquet.read_table(tmp_path / "memory.parquet").num_rows > 3
+
+
+def drawn_colours(path: Path) -> set[tuple[float, ...]]:
+    pixels = cv2.imread(str(path))
+    assert pixels is not None
+    return {tuple(pixel) for pixel in pixels.reshape(-1, 3).tolist()}
+
+
+def test_the_plot_shows_the_limit_and_the_rss(tmp_path: Path) -> None:
+    assert run("--interval", "0.05", "--plot", tmp_path / "memory.png", "--", "sleep", "0.3").returncode == 0
+    assert drawn_colours(tmp_path / "memory.png") >= {(40, 39, 214), (0, 0, 0)}  # blue, green, red
+
+
+def test_a_terminal_shows_pss_beside_rss_and_what_takes_the_memory() -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "mpload", "monitor", "--interval", "0.1", "--", "sleep", "0.5"]
+    environment = {**os.environ, "COLUMNS": "200", "LINES": "50", "TERM": "xterm"}
+    with subprocess.Popen(command, stderr=theirs, stdout=subprocess.DEVNULL, env=environment):
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # what reading a terminal that nobody writes to any more gives
+            while block := os.read(ours, 1 << 16):
+                shown += block
+    os.close(ours)
+    text = shown.decode()
+    for word in ("PSS", "USS", "RSS", "swap", "sleep", "anonymous", "page cache", "/dev/shm"):
+        assert word in text, word
 
 
 def test_a_command_that_a_signal_ends_gives_the_code_a_shell_would(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`mpload monitor`: run a command, or attach to a process, and see what memory its tree takes."""
 
+import math
 import signal
 import subprocess
 from contextlib import nullcontext, suppress
@@ -14,13 +15,14 @@ from rich.table import Table
 
 from mpload.cli.plots import check_plot
 from mpload.errors import ArgumentError, MploadError
-from mpload.memory import ProcessMemory
-from mpload.monitor import MemoryMonitor, Reading, write_csv
+from mpload.memory import ProcessMemory, SystemUsage
+from mpload.monitor import MemoryMonitor, Reading, write_csv, write_parquet
 from mpload.units import MIB, format_bytes, format_seconds
 
 __all__ = ["monitor"]
 
 _SHOWN_PROCESSES = 20
+_LIMIT_IN_SIGHT = 4  # times the highest figure
 
 
 def monitor(
@@ -31,9 +33,13 @@ def monitor(
     pid: Annotated[int | None, typer.Option(help="Attach to a process in place of a command.")] = None,
     interval: Annotated[float, typer.Option(help="Seconds between two readings.")] = 1.0,
     csv: Annotated[Path | None, typer.Option(help="Write every reading, a line per process.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw PSS over time as a PNG.")] = None,
+    parquet: Annotated[Path | None, typer.Option(help="Write the same as a Parquet file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw PSS, and the limit, over time as a PNG.")] = None,
 ) -> None:
-    """Watch the memory of a command and all its processes; its exit code becomes this one's."""
+    """Watch the memory of a command and all its processes; its exit code becomes this one's.
+
+    Look at PSS: its sum is what they take together. RSS counts a page once for each process that shares it.
+    """
     if (pid is None) == (not command):
         raise ArgumentError("give a command after `--`, or --pid, not both: mpload monitor -- python train.py")
     check_plot(plot)
@@ -47,6 +53,8 @@ def monitor(
     console.print(_summary(watched))
     if csv is not None:
         write_csv(watched.readings, csv)
+    if parquet is not None:
+        write_parquet(watched.readings, parquet)
     if plot is not None:
         _draw(watched, plot)
     raise typer.Exit(exit_code)
@@ -89,6 +97,8 @@ def _watch(watched: MemoryMonitor, process: subprocess.Popen[bytes] | None) -> i
 
 def _table(reading: Reading) -> Table:
     table = Table(box=None, pad_edge=False, title=format_seconds(reading.seconds), title_justify="left")
+    if reading.usage is not None:
+        table.caption, table.caption_justify = _usage(reading.usage), "left"
     table.add_column("process")
     for heading in ("PSS", "USS", "RSS", "swap"):
         table.add_column(heading, justify="right")
@@ -97,6 +107,14 @@ def _table(reading: Reading) -> Table:
         table.add_row(f"{process.name} {process.pid}", *map(format_bytes, _figures(process)))
     table.add_row(reading.total.name, *map(format_bytes, _figures(reading.total)), style="bold")
     return table
+
+
+def _usage(usage: SystemUsage) -> str:
+    of_all = f"{format_bytes(usage.anonymous_bytes)} anonymous, {format_bytes(usage.shmem_bytes)} shared memory"
+    return (
+        f"of {format_bytes(usage.limit_bytes)}: {of_all}, {format_bytes(usage.file_bytes)} page cache, "
+        f"{format_bytes(usage.dev_shm_bytes)} in /dev/shm"
+    )
 
 
 def _figures(process: ProcessMemory) -> tuple[int, ...]:
@@ -130,6 +148,13 @@ def _draw(watched: MemoryMonitor, path: Path) -> None:
     rows = [[sizes.get(pid, 0.0) for sizes in by_pid] for pid, _ in shown]
     rest = [sum(sizes.values()) - sum(row[at] for row in rows) for at, sizes in enumerate(by_pid)]
     axes.stackplot(seconds, *rows, rest, labels=[*(f"{name} {pid}" for pid, name in shown), "others"])
-    axes.set(xlabel="seconds", ylabel="PSS, MiB", xlim=(0, seconds[-1] or 1), ylim=(0, None))
+    rss = [reading.total.rss_bytes / MIB for reading in readings]
+    axes.plot(seconds, rss, color="black", linewidth=1, linestyle=":", label="RSS of all")
+    limits = [reading.usage.limit_bytes / MIB if reading.usage else math.nan for reading in readings]
+    axes.plot(seconds, limits, color="tab:red", linewidth=1.5, label=f"limit, {format_bytes(limits[-1] * MIB)}")
+    highest = 1.05 * max(*rss, watched.peak.pss_bytes / MIB)
+    shown_limits = [limit for limit in limits if limit < _LIMIT_IN_SIGHT * highest]  # else all else were a thin line
+    top = max([highest, *(1.05 * limit for limit in shown_limits)])
+    axes.set(xlabel="seconds", ylabel="PSS, MiB", xlim=(0, seconds[-1] or 1), ylim=(0, top or 1))
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small")
     figure.savefig(path)
