@@ -3,6 +3,7 @@
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -12,12 +13,14 @@ from mpload.units import GIB, format_bytes
 
 __all__ = [
     "Governed",
+    "GovernedCache",
     "GovernedRing",
     "Governor",
     "GovernorState",
     "Readings",
     "decide",
     "fitting_depth",
+    "lacking_bytes",
     "reserve_bytes",
 ]
 
@@ -60,6 +63,16 @@ class Governed(Protocol):
         """Its processes by name, the one that the others were forked from first."""
 
 
+class GovernedCache(Protocol):
+    """A cache that lies in memory (tmpfs)."""
+
+    def used_bytes(self) -> int:
+        """Memory that it takes now."""
+
+    def shrink(self, to_bytes: int) -> None:
+        """Take at most this much from now on, beside what cannot be given up."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readings:
     """What a decision is made from."""
@@ -67,7 +80,7 @@ class Readings:
     limit_bytes: int
     free_bytes: int
     own_bytes: int
-    """What slots and processes take."""
+    """What slots, processes and a cache in memory take."""
     budget_bytes: int
     used_slots_bytes: int
     num_lent: int
@@ -93,6 +106,12 @@ def reserve_bytes(limit_bytes: int, slot_bytes: int) -> int:
     return min(limit_bytes // 16, GIB) + slot_bytes
 
 
+def lacking_bytes(readings: Readings) -> int:
+    """Return how many bytes are to be given back: of the reserve, or what is taken beyond the budget."""
+    reserve = reserve_bytes(readings.limit_bytes, max(1, readings.slot_bytes))
+    return max(reserve - readings.free_bytes, readings.own_bytes - readings.budget_bytes, 0)
+
+
 def fitting_depth(readings: Readings, *, max_depth: int) -> int:
     """Return how many batches can be under way here, in [1, max_depth]: where to begin."""
     slot = max(1, readings.slot_bytes)
@@ -109,7 +128,7 @@ def decide(readings: Readings, state: GovernorState, *, max_depth: int) -> Gover
     """
     slot = max(1, readings.slot_bytes)
     reserve = reserve_bytes(readings.limit_bytes, slot)
-    lacking = max(reserve - readings.free_bytes, readings.own_bytes - readings.budget_bytes, 0)
+    lacking = lacking_bytes(readings)
     num_coming = max(0, readings.used_slots_bytes // slot - readings.num_lent - state.depth)
     num_less = max(0, -(-lacking // slot) - num_coming)
     # Waiting for memory has other causes too, such as page cache that somebody else fills.
@@ -138,7 +157,8 @@ class Governor:
     """Looks at memory about once a second, when asked, and sets the depth of what it governs.
 
     A look costs some 40 microseconds and some 5 a process. The first time that it lowers the depth it says so, by a
-    `MploadWarning`.
+    `MploadWarning`. A cache in memory gives way first: what it loses is read from its source, while with fewer batches
+    ahead the consumer may wait.
     """
 
     def __init__(
@@ -147,6 +167,7 @@ class Governor:
         *,
         budget_bytes: int,
         slot_bytes: int | None = None,
+        cache: GovernedCache | None = None,
         look: Callable[[], MemoryRoom] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -156,12 +177,15 @@ class Governor:
             governed: what makes batches ahead.
             budget_bytes: what its slots and processes may take together.
             slot_bytes: what a slot takes; None: as measured (values of varying shape).
+            cache: one that lies in memory, whose bytes count too.
             look: reads the memory; None: a `MemoryGauge`.
             monotonic: the clock.
         """
         self._governed = governed
         self._budget_bytes = budget_bytes
         self._slot_bytes = slot_bytes
+        self._cache = cache
+        self._has_warned_of_cache = False
         self._look_at_memory = look or MemoryGauge().look
         self._monotonic = monotonic
         self._max_depth = governed.depth
@@ -194,7 +218,7 @@ class Governor:
         return Readings(
             limit_bytes=room.limit_bytes,
             free_bytes=room.free_bytes,
-            own_bytes=used_bytes + self._processes_bytes(),
+            own_bytes=used_bytes + self._processes_bytes() + (0 if self._cache is None else self._cache.used_bytes()),
             budget_bytes=self._budget_bytes,
             used_slots_bytes=used_bytes,
             num_lent=ring.num_lent,
@@ -204,6 +228,7 @@ class Governor:
         )
 
     def _act(self, readings: Readings) -> None:
+        readings = self._relieved(readings)
         before = self._max_depth if self._state is None else self._state.depth
         if self._state is None:
             self._state = GovernorState(depth=fitting_depth(readings, max_depth=self._max_depth))
@@ -217,13 +242,34 @@ class Governor:
             if self.num_shrinks == 1:
                 warnings.warn(_say(readings, before, depth), MploadWarning, stacklevel=4)
 
+    def _relieved(self, readings: Readings) -> Readings:
+        """Have the cache give up what is lacking; return the readings after that."""
+        lacking = lacking_bytes(readings)
+        if self._cache is None or not lacking:
+            return readings
+        used = self._cache.used_bytes()
+        with suppress(OSError):  # deleted by somebody: then it takes nothing
+            self._cache.shrink(max(0, used - lacking))
+        freed = max(0, used - self._cache.used_bytes())
+        if freed and not self._has_warned_of_cache:
+            self._has_warned_of_cache = True
+            warnings.warn(
+                f"memory runs short: {_why(readings)[0]}. So the cache in memory gives up {format_bytes(freed)} of "
+                f"{format_bytes(used)}, and grows no more in this run; batches stay the same. Lower its max_bytes, or "
+                "keep it on a disk. Said once",
+                MploadWarning,
+                stacklevel=5,
+            )
+        return replace(readings, free_bytes=readings.free_bytes + freed, own_bytes=readings.own_bytes - freed)
+
     def _processes_bytes(self) -> int:
         """Return about what its processes take: forked ones share with the first what they have not changed."""
         first, *others = [anonymous_bytes(pid) for pid in self._governed.pids.values() if pid] or [0]
         return first + sum(max(0, other - first) for other in others)
 
 
-def _say(readings: Readings, before: int, depth: int) -> str:
+def _why(readings: Readings) -> tuple[str, str]:
+    """Return why memory runs short, and what helps."""
     if readings.own_bytes > readings.budget_bytes:
         why = (
             f"the loader takes {format_bytes(readings.own_bytes)}, its memory_budget is "
@@ -238,6 +284,11 @@ def _say(readings: Readings, before: int, depth: int) -> str:
         remedy = "give the job more memory, or lower memory_budget, num_workers or batch_size"
     if readings.num_new_oom_kills:
         why += "; the kernel has just killed for lack of memory"
+    return why, remedy
+
+
+def _say(readings: Readings, before: int, depth: int) -> str:
+    why, remedy = _why(readings)
     return (
         f"memory runs short: {why}. So {depth} batches are made ahead instead of {before}, and more again when there "
         f"is room; batches stay the same. To avoid this, {remedy}. Said once"

@@ -6,7 +6,8 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, Self
 
-from mpload.budget import MIN_SLOTS, MemoryBudget
+from mpload.budget import MIN_SLOTS, WORKER_BYTES, MemoryBudget
+from mpload.cache.opened import OpenCache
 from mpload.dataset import MPDataset
 from mpload.errors import ArgumentError
 from mpload.governor import Governor
@@ -17,6 +18,7 @@ from mpload.progress import Epoch
 from mpload.sharding import Tail, Topology
 from mpload.sources import source_of
 from mpload.stats import LoaderMemory, LoaderStats
+from mpload.storage.ahead import DEFAULT_AHEAD_BYTES
 from mpload.transport.batches import BatchTask, FilledBatch, PoolOptions
 from mpload.transport.messages import Timings
 from mpload.transport.pool import WorkerPool
@@ -224,6 +226,8 @@ class MPLoader:
 
     def _start(self) -> WorkerPool:
         layout = SlotLayout(num_samples=self._source.batch_size, fields=self._fields)
+        if isinstance(self.dataset, MPDataset):
+            self.dataset.pipeline.read_ahead_bytes = max(1, self._read_ahead_bytes(layout))
         self._pool = WorkerPool(
             self._source.work(),
             layout,
@@ -237,12 +241,25 @@ class MPLoader:
             self._pool,
             budget_bytes=self.memory_budget.total_bytes,
             slot_bytes=None if self._is_ragged else layout.slot_bytes,
+            cache=self._cache_in_memory(),
         )
         return self._pool
+
+    def _cache_in_memory(self) -> OpenCache | None:
+        cache = self.dataset.cache if isinstance(self.dataset, MPDataset) else None
+        return cache if cache is not None and cache.is_tmpfs() else None
 
     @property
     def _is_ragged(self) -> bool:
         return any(isinstance(field, RaggedField) for field in self._fields)
+
+    def _read_ahead_bytes(self, layout: SlotLayout) -> int:
+        """What each worker may have read ahead: 16 MiB, or all of them a quarter of what the least slots leave."""
+        if not isinstance(self.dataset, MPDataset):
+            return 0
+        least_bytes = self.num_workers * WORKER_BYTES + (0 if self._is_ragged else MIN_SLOTS * layout.slot_bytes)
+        spare_bytes = max(0, self.memory_budget.total_bytes - least_bytes)
+        return min(DEFAULT_AHEAD_BYTES, spare_bytes // (4 * self.num_workers))
 
     def _num_slots(self, layout: SlotLayout) -> int:
         plan = self.memory_budget.divide(
@@ -251,6 +268,7 @@ class MPLoader:
             num_workers=self.num_workers,
             slot_address_bytes=layout.slot_bytes,
             address_bytes=address_space_bytes(),
+            read_ahead_bytes=self._read_ahead_bytes(layout),
         )
         return plan.num_slots
 

@@ -18,7 +18,7 @@ from mpload.image import Limits
 from mpload.index.columns import Cell, ColumnType, Span
 from mpload.index.index import Index, Record
 from mpload.policy import BadSample, BadSamples, ErrorAction, ErrorPolicy, substitute_for
-from mpload.storage.ahead import ReadAhead
+from mpload.storage.ahead import DEFAULT_AHEAD_BYTES, ReadAhead
 from mpload.storage.local import LocalStorage, PageCache
 from mpload.storage.ranges import ByteRange, merged
 from mpload.units import KIB
@@ -109,6 +109,8 @@ class Pipeline:
         self.policy = policy
         self.storage = storage
         self.page_cache = page_cache
+        self.read_ahead_bytes = DEFAULT_AHEAD_BYTES
+        """What each process may have read and not yet used."""
         self.cache: SampleCache | None = None
         self.sources = [number for number, column in enumerate(index.columns) if column.type.is_source]
         self._decode_takes_rng = _takes(decode, "rng")
@@ -119,7 +121,7 @@ class Pipeline:
     def _start(self) -> None:
         self._transform = None if self.transform is None else adapt_transform(self.transform)
         self._storage = self.storage or _open_storage(self.index, self.decode, self.page_cache)
-        self.ahead = ReadAhead(self._storage)
+        self.ahead = ReadAhead(self._storage, max_bytes=self.read_ahead_bytes)
         self._bad = BadSamples(self.policy, index_path=self.index.path)
         self._rng: SampleRng | None = None
         self.times = StageTimes()

@@ -246,6 +246,39 @@ def test_shrinking_gives_bytes_back_at_once_and_holds(files: Path, tmp_path: Pat
     assert not opened(raw(files, PartialCache(tmp_path / "cache"))).is_tmpfs() or str(tmp_path).startswith("/dev/shm")
 
 
+def test_a_cache_in_memory_is_part_of_the_budget_and_gives_way(files: Path) -> None:
+    folder = Path("/dev/shm") / f"mpload-test-{os.getpid()}"
+    data = files.parent / "data"
+    for number in range(NUM_FILES):  # 60 MB
+        (data / f"{number}.bin").write_bytes(random.Random(number).randbytes(500_000))
+    try:
+        dataset = raw(files, PartialCache(folder, max_bytes="1GiB", fraction=1.0))
+        cache = opened(dataset)
+        with MPLoader(dataset, num_workers=2, memory_budget="400MiB") as loader:
+            governor = loader._governor
+            assert governor is not None
+            assert sum(len(labels) for _, labels in loader) == NUM_FILES
+            before = cache.used_bytes()
+            assert before > 55 * MIB
+            governor._budget_bytes = 60 * MIB
+            governor._looked -= 2  # seconds
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                governor.look()
+            assert "the cache in memory gives up" in str(told[0].message)
+            assert cache.used_bytes() < 40 * MIB
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", MploadWarning)  # fewer batches ahead
+                found = {
+                    label: data for batch in loader for data, label in zip(batch[0], batch[1].tolist(), strict=True)
+                }
+            assert [found[number] for number in range(NUM_FILES)] == sources(files)
+            assert cache.used_bytes() < 40 * MIB
+        cache.close()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def test_a_full_cache_whose_sources_have_changed_is_filled_anew(files: Path, tmp_path: Path) -> None:
     dataset = raw(files, PartialCache(tmp_path / "cache", max_bytes=3 * MIB, fraction=0.6))
     cache = opened(dataset)

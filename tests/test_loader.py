@@ -306,7 +306,7 @@ def test_a_budget_bounds_the_slots(photos: Path) -> None:
     dataset = MPDataset(photos, decode=RandomResizedCrop(224), batch_size=2, topology=Topology())
     with MPLoader(dataset, num_workers=2, memory_budget="34MiB") as loader:
         assert loader._pool is not None
-        assert loader._pool.ring.num_slots == 6
+        assert loader._pool.ring.num_slots == 5
         assert len(list(loader)) == len(dataset)
 
 
