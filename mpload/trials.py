@@ -29,6 +29,9 @@ class LoaderTrial:
     """0 where it could not start."""
     start_seconds: float = 0.0
     """Until the first batch."""
+    decode_seconds: float = 0.0
+    """Of a worker, for one sample, whoever else kept the cores busy meanwhile."""
+    transform_seconds: float = 0.0
     error: str = ""
     is_short_of_files: bool = False
 
@@ -100,9 +103,12 @@ def _run(loader: MPLoader, *, started: float, seconds: float) -> LoaderTrial:
                 continue
             num_samples, num_batches, last = num_samples + size, num_batches + 1, now
             if now - first >= seconds and num_batches >= 2:
+                stats = loader.stats()
                 return LoaderTrial(
                     samples_per_second=num_samples / (last - counted_from),
                     start_seconds=first - started,
+                    decode_seconds=stats.timings.decode_ns * 1e-9 / stats.num_samples,
+                    transform_seconds=stats.timings.transform_ns * 1e-9 / stats.num_samples,
                 )
 
 

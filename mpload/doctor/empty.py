@@ -1,13 +1,12 @@
 """Samples that cost nothing, to see what carrying them costs. Workers import this, so it imports little."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 __all__ = ["EmptyDecoder", "write_empty_index"]
-
-from pathlib import Path
 
 _NUM_LINES = 1 << 16
 

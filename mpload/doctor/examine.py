@@ -9,7 +9,7 @@ from typing import Any
 
 from mpload.doctor.empty import EmptyDecoder, write_empty_index
 from mpload.doctor.environment import look_around
-from mpload.doctor.facts import Findings, Job, Storage, Trial
+from mpload.doctor.facts import Cost, Findings, Job, Storage, Trial
 from mpload.doctor.model import predict
 from mpload.doctor.remedies import Remedy, remedies
 from mpload.doctor.samples import measure_samples
@@ -23,9 +23,10 @@ from mpload.trials import device_copy, run_loader
 
 __all__ = ["Diagnosis", "examine"]
 
-_SAMPLES_SHARE, _STORAGE_SHARE, _TRIAL_SHARE = 0.25, 0.25, 0.12
+_SAMPLES_SHARE, _STORAGE_SHARE, _TRIAL_SHARE = 0.25, 0.25, 0.06
 _LARGER_BATCH = 64
 _MIN_BATCHES = 4
+_ENOUGH_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +132,8 @@ class _Tries:
         verdict = judge(findings)
         if not verdict.samples_per_second:
             return findings
-        for remedy in remedies(findings, verdict)[:1]:
+        findings = _as_in_workers(findings)
+        for remedy in remedies(findings, judge(findings))[:1]:
             changed = replace(
                 job,
                 num_workers=remedy.num_workers or job.num_workers,
@@ -139,7 +141,10 @@ class _Tries:
             )
             if changed != job:
                 tell(f"loader: {changed.num_workers} workers, batches of {changed.batch_size}")
-                findings = self._try_job(findings, changed)
+                # One beside the other, where there is time: what else runs on the machine comes and goes.
+                again = (job, changed, job, changed) if self.seconds >= _ENOUGH_SECONDS else ()
+                for each in (changed, *again):
+                    findings = self._try_job(findings, each)
         return findings
 
     def _try_job(self, findings: Findings, job: Job) -> Findings:
@@ -165,9 +170,38 @@ class _Tries:
             batch_size=batch_size,
             samples_per_second=made.samples_per_second,
             error=made.error,
+            decode_seconds=made.decode_seconds,
+            transform_seconds=made.transform_seconds,
             is_short_of_files=made.is_short_of_files,
             is_empty=empty is not None,
         )
+
+
+def _as_in_workers(findings: Findings) -> Findings:
+    """Return the findings with decode and transform as they took in workers: side by side, memory is slower.
+
+    Where workers outnumber cores, what a stage took there is mostly the others' turn: then nothing is changed.
+    """
+    job = findings.job
+    tried = findings.trial(job.num_workers, job.batch_size)
+    if tried is None or job.num_workers > findings.environment.usable_cores:
+        return findings
+    decoding = _factor(findings.decode, tried.decode_seconds)
+    resized = findings.resized_decode
+    return replace(
+        findings,
+        decode=_scaled(findings.decode, decoding),
+        resized_decode=None if resized is None else _scaled(resized, decoding),
+        transform=_scaled(findings.transform, _factor(findings.transform, tried.transform_seconds)),
+    )
+
+
+def _factor(cost: Cost, seconds: float) -> float:
+    return seconds / cost.seconds if seconds and cost.seconds else 1.0
+
+
+def _scaled(cost: Cost, factor: float) -> Cost:
+    return Cost(cpu_seconds=factor * cost.cpu_seconds, wait_seconds=factor * cost.wait_seconds)
 
 
 def _with(findings: Findings, trial: Trial) -> Findings:
