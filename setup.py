@@ -11,7 +11,7 @@ setup(
         Extension(
             "mpload._jpeg",
             sources=["mpload/_jpeg.c"],
-            libraries=["jpeg"],
+            libraries=["jpeg", "m"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")] if stable_abi else [],
             extra_compile_args=["-O3"],
             py_limited_api=stable_abi,

@@ -55,7 +55,7 @@ def pillow(data: bytes) -> NDArray[np.uint8]:
         return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
 
 
-def distance(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> int:
+def distance(a: NDArray[np.uint8], b: NDArray[Any]) -> int:
     assert a.shape == b.shape
     return int(np.abs(a.astype(int) - b).max())
 
