@@ -34,6 +34,8 @@ DECODERS: tuple[Callable[[bytes], NDArray[np.uint8]], ...] = (
     lambda data: RandomResizedCrop(16, limits=_LIMITS)(data, np.random.default_rng(0)),
     lambda data: RandomResizedCrop(64, limits=_LENIENT)(data, np.random.default_rng(1)),
     ResizeCenterCrop(16, limits=_LIMITS),
+    lambda data: RandomResizedCrop(16, limits=_LIMITS, backend="simplejpeg")(data, np.random.default_rng(2)),
+    ResizeCenterCrop(16, limits=_LIMITS, antialias=True, backend="simplejpeg"),
 )
 
 
