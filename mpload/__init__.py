@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mpload.decode import ImageDecoder, NumpyDecoder, RandomResizedCrop, RawBytes, ResizeCenterCrop
     from mpload.device import DevicePrefetcher
     from mpload.errors import MploadError, MploadWarning
+    from mpload.gpudecode import GpuDecode
     from mpload.image import Limits
     from mpload.index.build import build_index
     from mpload.index.columns import Span
@@ -36,6 +37,7 @@ _MODULES = {
     "DevicePrefetcher": "mpload.device",
     "ErrorPolicy": "mpload.policy",
     "FolderOptions": "mpload.index.folders",
+    "GpuDecode": "mpload.gpudecode",
     "ImageDecoder": "mpload.decode",
     "Index": "mpload.index.index",
     "Limits": "mpload.image",
@@ -70,6 +72,7 @@ __all__ = [
     "DevicePrefetcher",
     "ErrorPolicy",
     "FolderOptions",
+    "GpuDecode",
     "ImageDecoder",
     "Index",
     "Limits",

@@ -13,6 +13,7 @@ from mpload.normalise import Normaliser
 from mpload.seeding import BatchKey, PerSample, transformed
 from mpload.streams import Mark, SideStream, side_stream
 from mpload.topology import detect_topology
+from mpload.unpacking import Unpacker
 
 __all__ = ["DevicePrefetcher", "DeviceStats"]
 
@@ -53,8 +54,8 @@ class DevicePrefetcher:
     """Brings the batches of any loader to a device ahead of the consumer, and normalises their images there.
 
     Images are uint8 tensors [B, C, H, W] with as many channels as `mean`; they become `(pixel / 255 - mean) / std` of
-    `dtype`. Other tensors are copied as they are; what is no tensor passes through. Tuples, lists, mappings and
-    dataclasses may be nested.
+    `dtype`. What workers have left to the device (`GpuDecode`) becomes such images first. Other tensors are copied as
+    they are; what is no tensor passes through. Tuples, lists, mappings and dataclasses may be nested.
 
     On an accelerator copies and conversion are queued on a stream of their own, and events order them with the stream
     that is current when a batch is asked for: use a batch on that one. The CPU does the same when it is asked.
@@ -117,6 +118,7 @@ class DevicePrefetcher:
         self._transform = device_transform
         self._seed = seed
         self._stream = side_stream(self.device) if stream is None else stream
+        self._unpack = Unpacker(self.device)
         self._carrier = self._new_carrier()
         self._iteration = 0
         self._state: dict[str, Any] | None = None
@@ -201,7 +203,7 @@ class DevicePrefetcher:
                 while landed is not None or (end is None and num_fetched < num_fetched_at_most):
                     if landed is None:
                         try:
-                            landed = carrier.land(next(source)), self._loader_state()
+                            landed = carrier.land(self._unpacked(next(source))), self._loader_state()
                         except Exception as error:  # noqa: BLE001  raised when the batches before it are handed out
                             end = error
                             break
@@ -225,6 +227,10 @@ class DevicePrefetcher:
             carrier.finish()
         if not isinstance(end, StopIteration):
             raise end or AssertionError("an iteration ends for a reason")
+
+    def _unpacked(self, batch: Any) -> Any:
+        with self._stream.entered():
+            return self._unpack(batch)
 
     def _sent(self, batch: Any, state: dict[str, Any] | None, number: int) -> _Sent:
         """Return a settled batch, transformed, as soon as the device gets to it."""

@@ -22,6 +22,7 @@ PUBLIC = [
     "DevicePrefetcher",
     "ErrorPolicy",
     "FolderOptions",
+    "GpuDecode",
     "ImageDecoder",
     "Index",
     "Limits",

@@ -1,0 +1,146 @@
+"""Images that workers have left to the device: decoded, cropped and resized there, or on the CPU where it cannot."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.nn.functional import interpolate
+
+from mpload.errors import DecodeError, MploadWarning, SampleError
+from mpload.gpudecode import EncodedImage
+from mpload.image import open_image
+
+__all__ = ["DeviceDecoder", "Unpacker", "device_decoder"]
+
+
+class DeviceDecoder(Protocol):
+    """Decodes JPEGs on the device."""
+
+    def __call__(self, files: Sequence[torch.Tensor], /) -> list[torch.Tensor]:
+        """Return RGB uint8 [3, H, W] for each file, uint8 [n] on the host; raise RuntimeError where one cannot be."""
+        ...
+
+
+def device_decoder(device: torch.device) -> DeviceDecoder | None:
+    """Return torchvision's nvJPEG decoder; None where it is not there, or `device` is no CUDA device."""
+    if device.type != "cuda":
+        return None
+    try:
+        from torchvision.io import ImageReadMode, decode_jpeg  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415  optional
+    except (ImportError, RuntimeError):  # the latter where it was built for another torch
+        return None
+    return partial(decode_jpeg, mode=ImageReadMode.RGB, device=device)
+
+
+class Unpacker:
+    """Puts tensors in place of lists of encoded images: uint8 [B, 3, H, W] in `channels_last`, on the device.
+
+    Args:
+        device: where the tensors are to lie.
+        find_decoder: returns what decodes JPEGs there, or None; asked when the first one comes.
+    """
+
+    def __init__(
+        self, device: torch.device, *, find_decoder: Callable[[torch.device], DeviceDecoder | None] = device_decoder
+    ) -> None:
+        self._device = device
+        self._find_decoder = find_decoder
+
+    def __call__(self, batch: Any) -> Any:
+        """Return a batch, a tree of tuples, lists and mappings, without encoded images.
+
+        Raises:
+            SampleError: a JPEG is damaged.
+        """
+        if isinstance(batch, list) and batch and all(map(EncodedImage.is_one, batch)):
+            return self._images([EncodedImage.of(sample) for sample in batch])
+        if isinstance(batch, Mapping):
+            return {key: self(value) for key, value in batch.items()}
+        if isinstance(batch, list | tuple) and not hasattr(batch, "_fields"):
+            return type(batch)(map(self, batch))
+        return batch
+
+    @cached_property
+    def _decoder(self) -> DeviceDecoder | None:
+        decoder = self._find_decoder(self._device)
+        if decoder is None and self._device.type != "cpu":
+            warnings.warn(
+                f"no decoder for {self._device}: this process decodes on the CPU, which workers would do faster. "
+                "pip install torchvision, or leave GpuDecode out",
+                MploadWarning,
+                stacklevel=5,
+            )
+        return decoder
+
+    def _images(self, images: list[EncodedImage]) -> torch.Tensor:
+        shown = images[0].view.shown
+        shape = (len(images), shown.height, shown.width, 3)
+        out = torch.empty(shape, dtype=torch.uint8, device=self._device).permute(0, 3, 1, 2)
+        places = [_Place(number=number, image=image, out=out[number]) for number, image in enumerate(images)]
+        jpegs = [place for place in places if place.image.is_jpeg]
+        left_over = [place for place in places if not place.image.is_jpeg]
+        left_over += jpegs if self._decoder is None else _decode_on_device(jpegs, self._decoder)
+        for place in left_over:
+            place.out.copy_(torch.from_numpy(_pixels(place)).permute(2, 0, 1))
+        return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """An image and where its pixels go."""
+
+    number: int
+    image: EncodedImage
+    out: torch.Tensor
+    """uint8 [3, H, W], on the device."""
+
+
+def _decode_on_device(places: list[_Place], decode: DeviceDecoder) -> list[_Place]:
+    """Decode a batch at once, or where that fails one by one; return the places whose files the device refuses."""
+    files = [torch.frombuffer(bytearray(place.image.data), dtype=torch.uint8) for place in places]
+    try:
+        decoded: list[torch.Tensor | None] = list(decode(files)) if files else []
+    except RuntimeError:
+        decoded = [_decoded_alone(file, decode) for file in files]
+    refused = []
+    for place, pixels in zip(places, decoded, strict=True):
+        if pixels is None:
+            refused.append(place)
+        else:
+            _show(pixels, place)
+    return refused
+
+
+def _decoded_alone(file: torch.Tensor, decode: DeviceDecoder) -> torch.Tensor | None:
+    try:
+        return decode([file])[0]
+    except RuntimeError:
+        return None
+
+
+def _show(pixels: torch.Tensor, place: _Place) -> None:
+    """Write what the view shows of a whole image, uint8 [3, H, W], as the CPU's resize does."""
+    view = place.image.view
+    box, shown = view.box, view.shown
+    region = pixels[:, box.top : box.top + box.height, box.left : box.left + box.width]
+    full = interpolate(region[None].float(), size=view.full, mode="bilinear", antialias=view.antialias)[0]
+    window = full[:, shown.top : shown.top + shown.height, shown.left : shown.left + shown.width]
+    place.out.copy_((window.flip(-1) if view.mirror else window).round().clamp(0, 255))
+
+
+def _pixels(place: _Place) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return uint8 [height, width, 3] made by the CPU: by the worker, or here."""
+    view, data = place.image.view, place.image.data
+    shape = (view.shown.height, view.shown.width, 3)
+    if not place.image.is_jpeg:
+        return np.frombuffer(data, np.uint8).reshape(shape).copy()  # torch wants memory that may be written
+    pixels = np.empty(shape, np.uint8)
+    try:
+        open_image(data).draw(view, pixels)
+    except DecodeError as error:
+        raise SampleError(f"sample {place.number} of the batch, left to the device by GpuDecode: {error}") from error
+    return pixels
