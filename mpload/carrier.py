@@ -2,6 +2,7 @@
 
 import warnings
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,9 +87,12 @@ class Carrier:
         """Pinned host memory of its own."""
         return sum(arena.num_bytes for arena in self._pinned)
 
-    def pin(self, memory: NDArray[Any]) -> None:
-        """Let copies start from `memory` (bytes, host) directly, and from what was passed before no more."""
-        if not self._pins or self._device.type != "cuda":
+    def pin(self, lock: Callable[[], NDArray[Any] | None]) -> None:
+        """Let copies start directly from the host memory that `lock` returns, and no more from what it returned before.
+
+        `lock` is only called where that can be done.
+        """
+        if not self._pins or self._device.type != "cuda" or (memory := lock()) is None:
             return
         if self._registered is not None and self._registered.is_of(memory):
             return

@@ -133,13 +133,15 @@ class DevicePrefetcher:
     def __iter__(self) -> Iterator[Any]:
         self._iteration += 1
         batches = iter(self.loader)
+        if (lock_slots := getattr(self.loader, "lock_slots", None)) is not None:
+            self._carrier.pin(lock_slots)
         self._state = self._loader_state()
         return self._batches(batches, self._iteration)
 
     def set_epoch(self, epoch: int) -> None:
         """Fix the epoch that the next iteration reads."""
         self._of_loader("set_epoch")(epoch)
-        self._state = None
+        self.forget_state()
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the run stands, counting the batches that were received here."""
@@ -148,8 +150,12 @@ class DevicePrefetcher:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where a state was taken, from the next iteration on."""
-        self._iteration += 1
         self._of_loader("load_state_dict")(state_dict)
+        self._iteration += 1
+        self.forget_state()
+
+    def forget_state(self) -> None:
+        """Look at the loader's state again, because that was changed."""
         self._state = None
 
     def stats(self) -> DeviceStats:
@@ -240,8 +246,9 @@ class DevicePrefetcher:
         return _Sent(batch=batch, ready=self._stream.mark(), state=state)
 
     def _key(self, state: Mapping[str, Any] | None, number: int) -> BatchKey:
-        topology = detect_topology()
-        place = topology.rank * getattr(getattr(self.loader, "dataset", None), "batch_size", 1)
+        place = getattr(self.loader, "first_place", None)
+        if place is None:  # the loader says nothing of ranks, so keep theirs far apart
+            place = detect_topology().rank << 32
         if state is None or not {"seed", "epoch", "position"} <= state.keys():
             return BatchKey(seed=self._seed, epoch=self._iteration, position=number, place=place)
         return BatchKey(seed=state["seed"], epoch=state["epoch"], position=state["position"], place=place)
