@@ -156,8 +156,9 @@ def test_rows_say_what_workers_do(board: ParentBoard) -> None:
 
 def test_workers_leave_when_the_board_is_closed(board: ParentBoard) -> None:
     worker = WorkerBoard(board.fds)
-    worker._tokens = os.dup(worker._tokens)
+    worker._tokens, worker._fd = os.dup(worker._tokens), os.dup(worker._fd)
     board.close()
     board.close()
     assert worker.take() is None
     os.close(worker._tokens)
+    os.close(worker._fd)

@@ -6,8 +6,9 @@ while the parent is busy with a training step. What makes this safe to kill at a
 - Taking is guarded by a record lock on the board's file, which the kernel drops when its holder dies.
 - Under the lock a worker first writes what it takes into its own row, then moves the queue on. A worker killed in
   between leaves a chunk that is both in a row and in the queue, which the parent can see. None is ever in neither.
-- A pipe carries one byte a posted chunk and wakes one sleeping worker each. A byte that dies with its reader is put
-  back by the parent; one too many only wakes a worker for nothing.
+- A worker that finds nothing says in its row that it sleeps, looks once more, and then reads from a pipe, into which
+  the parent writes a byte for each sleeper that it has work for: busy workers cost it no system call. A byte that dies
+  with its reader is put back by the parent; one too many only wakes a worker for nothing.
 
 There are two queues: `urgent` for what is done again after a death, else a batch would wait behind the ones after it.
 
@@ -20,6 +21,9 @@ import contextlib
 import fcntl
 import mmap
 import os
+import termios
+import threading
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -37,7 +41,7 @@ _GENERATION = 0
 _HEADS, _TAILS = (8, 16), (24, 32)  # of the urgent and the plain queue, each in a cache line of its own
 _ROWS = 40
 _ROW_CELLS = 8
-_SERIAL, _SAMPLE = 0, 1  # of a row
+_SERIAL, _SAMPLE, _SLEEPS = 0, 1, 2  # of a row
 _ENTRIES = _ROWS + MAX_WORKERS * _ROW_CELLS
 _READER = 6  # of an entry: the number of the worker that reads ahead for it, plus one; 0: nobody
 _TASK = 7
@@ -72,8 +76,7 @@ class ChunkQueue:
     def post(self, entry: Sequence[int]) -> None:
         """Put `entry` at the tail."""
         place = self._place(self._cells[self._tail])
-        for number, value in enumerate(entry):
-            self._cells[place + number] = value
+        self._cells[place : place + len(entry)] = memoryview(array("q", entry))
         self._cells[self._tail] += 1
 
     def serials(self) -> Iterator[int]:
@@ -196,6 +199,8 @@ class ParentBoard:
         self._cells, self._urgent, self._plain = _cells_of(self._map, num_plain_entries)
         self._tokens, self._posted = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._posted, False)
+        self._num_rows = 0
+        self._fence = threading.Lock()
         self.fds = BoardFds(board=self._fd, tokens=self._tokens, num_plain_entries=num_plain_entries)
 
     def post(self, serial: int, chunk: Chunk, *, urgent: bool = False) -> bool:
@@ -215,9 +220,17 @@ class ParentBoard:
         return True
 
     def wake(self, num_workers: int) -> None:
-        """Wake as many sleeping workers, one for each chunk posted."""
-        with contextlib.suppress(BlockingIOError):  # a full pipe wakes everybody anyway
-            os.write(self._posted, bytes(num_workers))
+        """Wake as many workers, one for each chunk posted, where so many sleep."""
+        with self._fence:  # what was posted is seen by others before we look who sleeps
+            pass
+        num_asleep = sum(self._cells[_ROWS + _SLEEPS : _ROWS + self._num_rows * _ROW_CELLS : _ROW_CELLS])
+        if not num_asleep:
+            return
+        unread = array("i", [0])
+        fcntl.ioctl(self._tokens, termios.FIONREAD, unread)
+        if (num_bytes := min(num_workers, num_asleep - unread[0])) > 0:
+            with contextlib.suppress(BlockingIOError):  # a full pipe wakes everybody anyway
+                os.write(self._posted, bytes(num_bytes))
 
     def cancel(self) -> None:
         """Make workers answer all chunks posted so far without filling them."""
@@ -241,8 +254,10 @@ class ParentBoard:
     def expect(self, worker: int) -> None:
         """Prepare the row of a worker that is about to start."""
         place = _ROWS + worker * _ROW_CELLS
+        self._cells[place + _SLEEPS] = 0
         self._cells[place + _SAMPLE] = _NO_SAMPLE
         self._cells[place + _SERIAL] = _OPENING
+        self._num_rows = max(self._num_rows, worker + 1)
 
     def close(self) -> None:
         """Let go of the board; workers leave when they next want a chunk. May be called again."""
@@ -277,23 +292,36 @@ class WorkerBoard:
         None alone says that the worker is to leave: it was told to, or the pool is closed.
         """
         self._cells[self._row + _SERIAL] = _IDLE
-        while os.read(self._tokens, 1):
-            with self._locked():
-                entry = self._take()
-            if entry is None:
-                continue  # a byte too many, after a death
-            if entry[0] == _STOP:
+        while (entry := self._take_or_sleep()) is None:
+            if not os.read(self._tokens, 1):
                 return None
-            if entry[1] != self._cells[_GENERATION]:
-                return entry[0], None
-            return entry[0], _chunk_of(entry)
-        return None
+            self._cells[self._row + _SLEEPS] = 0
+        if entry[0] == _STOP:
+            return None
+        return entry[0], _chunk_of(entry) if entry[1] == self._cells[_GENERATION] else None
 
     def reserve(self, num_chunks: int) -> list[Chunk]:
         """Return chunks that this worker will most likely take next, in this order, `num_chunks` at most."""
-        with self._locked():
+        fcntl.lockf(self._fd, fcntl.LOCK_EX)
+        try:
             entries = self._plain.reserve(self._reader, generation=self._cells[_GENERATION], num_entries=num_chunks)
+        finally:
+            fcntl.lockf(self._fd, fcntl.LOCK_UN)
         return [_chunk_of(entry) for entry in entries]
+
+    def _take_or_sleep(self) -> list[int] | None:
+        """Take an entry; where there is none, say that this worker sleeps, before a last look."""
+        seems_empty = self._urgent.is_empty and self._plain.is_empty
+        if seems_empty:
+            self._cells[self._row + _SLEEPS] = 1
+        fcntl.lockf(self._fd, fcntl.LOCK_EX)
+        try:
+            entry = self._take()
+        finally:
+            fcntl.lockf(self._fd, fcntl.LOCK_UN)
+        if seems_empty and entry is not None:
+            self._cells[self._row + _SLEEPS] = 0
+        return entry if seems_empty or entry is not None else self._take_or_sleep()
 
     def _take(self) -> list[int] | None:
         for queue in (self._urgent, self._plain):
@@ -310,14 +338,6 @@ class WorkerBoard:
         if entry[0] == _STOP:
             self._plain.free(self._reader)
         return entry
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        fcntl.lockf(self._fd, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
     def at(self, sample: int) -> None:
         """Say that sample `sample` of the batch is next."""

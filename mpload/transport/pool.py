@@ -7,8 +7,7 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import replace
 from typing import Self
 
@@ -30,6 +29,8 @@ __all__ = ["WorkerPool"]
 
 _LOOK_SECONDS = 0.25
 """How often a waiting parent looks after its workers when nothing is heard from them."""
+_CREW_SECONDS = 0.9 * _LOOK_SECONDS
+"""How often a parent looks after its workers while it hears from them."""
 _MESSAGE_BYTES = 1 << 18
 _KEPT_SLOTS = 2
 """Slots that are not lent out, so that workers have somewhere to write while the user holds all they can."""
@@ -110,6 +111,8 @@ class WorkerPool:
         self._issued: dict[int, Chunk] = {}  # by serial number: chunks that wait or are being filled
         self._backlog: deque[Chunk] = deque()  # chunks that the board has no room for
         self._num_quiet_looks = 0
+        self._poll = select.poll()
+        self._polled = -1  # the zygote's descriptor in it
         self._looked_after_crew = time.monotonic()
         self.stats = PoolStats()
         self.depth = num_slots
@@ -117,12 +120,10 @@ class WorkerPool:
         self._close = weakref.finalize(
             self, _shut, self._owner_pid, self._zygote, self._board, self._ring, (self._answers, theirs)
         )
-        try:
+        self._whole = _Whole(self._close)
+        with self._whole:
             self._zygote.start()
             self._crew.resize(num_workers)
-        except BaseException:
-            self.close()
-            raise
 
     def __enter__(self) -> Self:
         return self
@@ -181,7 +182,7 @@ class WorkerPool:
             raise ArgumentError(f"num_samples must be in [1, {self._ring.layout.num_samples}], got {task.num_samples}")
         if not self._ring.num_free:
             raise ArgumentError("no slot is free. Take a batch with next() first, or make the pool with more slots")
-        with self._whole():
+        with self._whole:
             slot = self._ring.take()
             assert slot is not None
             self._serial += 1
@@ -203,13 +204,14 @@ class WorkerPool:
         if not self._line:
             raise ArgumentError("no batch is under way. Submit one first")
         batch = self._batches[self._line[0]]
-        self._look(0.0)
+        start = time.monotonic()
         if batch.num_left:
-            start = time.monotonic()
             while batch.num_left:
-                self._look(_LOOK_SECONDS)
+                self._look(_LOOK_SECONDS, batch)
             self.stats.wait_seconds += time.monotonic() - start
-        with self._whole():
+        elif start - self._looked_after_crew > _CREW_SECONDS:
+            self._look(0.0, batch)
+        with self._whole:
             del self._batches[self._line.popleft()]
             return self._deliver(batch)
 
@@ -233,7 +235,7 @@ class WorkerPool:
         """Forget all batches that are not yet delivered. Their slots are free as soon as no worker writes into them."""
         if not self._close.alive or os.getpid() != self._owner_pid:
             return
-        with self._whole():
+        with self._whole:
             self._board.cancel()
             for number in self._line:
                 batch = self._batches[number]
@@ -256,7 +258,7 @@ class WorkerPool:
         self.stats.num_batches += 1
         self.stats.num_samples += num_samples
         self.stats.timings.add(batch.timings)
-        failures = tuple(sorted(batch.failures, key=lambda failure: failure.sample))
+        failures = tuple(sorted(batch.failures, key=lambda failure: failure.sample)) if batch.failures else ()
         return FilledBatch(task=batch.task, arrays=arrays, failures=failures, timings=batch.timings)
 
     def _check_usable(self) -> None:
@@ -267,31 +269,29 @@ class WorkerPool:
         if not self._close.alive:
             raise WorkerError("the pool is closed. Make a new one")
 
-    @contextmanager
-    def _whole(self) -> Iterator[None]:
-        """Close the pool where an error, or Ctrl-C, leaves a step half done; while it waits, Ctrl-C does no harm."""
-        try:
-            yield
-        except BaseException:
-            self.close()
-            raise
-
-    def _look(self, wait_seconds: float) -> None:
-        """Wait for news at most this long, and act on it."""
-        poll = select.poll()
-        poll.register(self._answers, select.POLLIN)
-        poll.register(self._zygote.control, select.POLLIN)
-        ready = {fd for fd, _ in poll.poll(wait_seconds * 1000)}
+    def _look(self, wait_seconds: float, batch: PendingBatch | None = None) -> None:
+        """Act on what is heard, of `batch` or of all; where nothing is, wait for it at most this long."""
+        with self._whole:
+            has_heard = self._read_answers(batch)
+        ready = set() if has_heard else self._await_news(wait_seconds)
         now = time.monotonic()
-        with self._whole():
+        with self._whole:
             if self._answers.fileno() in ready:
-                self._read_answers()
-            if self._zygote.control.fileno() in ready or now - self._looked_after_crew > _LOOK_SECONDS * 0.9:
+                self._read_answers(batch)
+            if self._zygote.control.fileno() in ready or now - self._looked_after_crew > _CREW_SECONDS:
                 self._looked_after_crew = now
                 self._look_after_crew()
             if self._backlog:
                 dropped, self._backlog = self._backlog, deque()
                 self._issue(dropped, urgent=True)
+
+    def _await_news(self, wait_seconds: float) -> set[int]:
+        control = self._zygote.control.fileno()
+        if control != self._polled:  # at first, and after the zygote's death
+            self._poll, self._polled = select.poll(), control
+            self._poll.register(self._answers, select.POLLIN)
+            self._poll.register(control, select.POLLIN)
+        return {fd for fd, _ in self._poll.poll(wait_seconds * 1000)}
 
     def _look_after_crew(self) -> None:
         deaths = self._crew.look()
@@ -306,18 +306,22 @@ class WorkerPool:
         else:
             self._num_quiet_looks = 0
 
-    def _read_answers(self) -> None:
-        while True:
+    def _read_answers(self, batch: PendingBatch | None = None) -> bool:
+        """Read what workers have answered, all of it or until `batch` is complete; return whether there was any."""
+        has_heard = False
+        while batch is None or batch.num_left:
             try:
                 message = self._answers.recv(_MESSAGE_BYTES)
             except BlockingIOError:
-                return
+                break
+            has_heard = True
             answer = Answer.decode(message)
             if not answer.serial:
                 raise cannot_open(answer)
             chunk = self._issued.pop(answer.serial, None)
             if chunk is not None:
                 self._account(chunk, answer.failures, answer.timings)
+        return has_heard
 
     def _account(self, chunk: Chunk, failures: tuple[Failure, ...], timings: Timings) -> None:
         batch = self._batches[chunk.batch]
@@ -380,6 +384,20 @@ class WorkerPool:
             else:
                 array[chunk.first] = np.zeros((), array.dtype)
         self._account(chunk, (Failure(sample=chunk.first, cause=cause, details={"killed": True}),), Timings())
+
+
+class _Whole:
+    """Closes a pool where an error, or Ctrl-C, leaves a step half done; while the pool waits, Ctrl-C does no harm."""
+
+    def __init__(self, close: Callable[[], object]) -> None:
+        self._close = close
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._close()
 
 
 def _shut(

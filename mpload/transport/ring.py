@@ -59,7 +59,7 @@ class SlotRing:
         self.layout = layout
         self._free = deque(range(num_slots))
         self._returned: deque[int] = deque()  # filled by finalizers, in whichever thread the last view dies
-        self._lent: set[int] = set()
+        self._lent: dict[int, weakref.ref[_Lease]] = {}
 
     @property
     def fd(self) -> int:
@@ -100,8 +100,8 @@ class SlotRing:
     def lend(self, slot: int, num_samples: int) -> SlotArrays:
         """Return the first `num_samples` samples of a taken slot, which is free again when the last view has died."""
         owner = _Lease((self.layout.slot_bytes,), np.uint8, self._map, slot * self.layout.slot_bytes)
-        weakref.finalize(owner, self._returned.append, slot).atexit = False
-        self._lent.add(slot)
+        returned = self._returned
+        self._lent[slot] = weakref.ref(owner, lambda _: returned.append(slot))
         return self._arrays(owner, 0, num_samples)
 
     def copy_out(self, slot: int, num_samples: int) -> SlotArrays:
@@ -129,7 +129,7 @@ class SlotRing:
     def _collect(self) -> None:
         while self._returned:
             slot = self._returned.popleft()
-            self._lent.discard(slot)
+            del self._lent[slot]
             self._free.appendleft(slot)
 
     def _arrays(self, buffer: Any, base_bytes: int, num_samples: int) -> SlotArrays:
