@@ -63,7 +63,8 @@ typedef struct Decoder {
     uint8_t *block;         /* BLOCK_ROWS rows as libjpeg writes them */
     uint16_t *ring;         /* rows.taps rows, resized horizontally; 8 bits before the point and 8 after it */
     uint16_t *lanes;        /* [out_width][pairs][8]: the weights of columns as `resize_row` wants them */
-    size_t block_bytes, ring_bytes, lanes_bytes;
+    uint32_t *offsets;      /* [out_width]: the byte of a row of the block where a column's first pixel begins */
+    size_t block_bytes, ring_bytes, lanes_bytes, offsets_bytes;
     struct Decoder *next;   /* in the list of those at rest */
 } Decoder;
 
@@ -125,7 +126,8 @@ static Decoder *new_decoder(void) {
 static void free_decoder(Decoder *decoder) {
     jpeg_destroy_decompress(&decoder->info);
     void *buffers[] = {decoder->rows.starts, decoder->rows.ends, decoder->rows.weights, decoder->columns.starts,
-                       decoder->columns.ends, decoder->columns.weights, decoder->block, decoder->ring, decoder->lanes};
+                       decoder->columns.ends, decoder->columns.weights, decoder->block, decoder->ring, decoder->lanes,
+                       decoder->offsets};
     for (size_t number = 0; number < sizeof buffers / sizeof *buffers; number++) {
         free(buffers[number]);
     }
@@ -174,14 +176,17 @@ static void fill_axis(Decoder *decoder, Axis *axis, int length, int full, int ou
     axis->end = axis->ends[count - 1];
 }
 
-/* Two pixels of a row are taken at a time, six bytes of a load of eight. */
-static void fill_lanes(Decoder *decoder, int count, int mirror) {
+/* Two pixels of a row are taken at a time, six bytes of a load of eight. A row begins with column `origin` of the box. */
+static void fill_lanes(Decoder *decoder, int count, int mirror, int origin) {
     const Axis *columns = &decoder->columns;
     int pairs = (columns->taps + 1) / 2;
     GROW(decoder, decoder->lanes, (size_t)count * (size_t)pairs * 8 * sizeof(uint16_t));
+    GROW(decoder, decoder->offsets, (size_t)count * sizeof(uint32_t));
     uint16_t *lanes = decoder->lanes;
     for (int out = 0; out < count; out++) {
-        const uint16_t *weights = columns->weights + (size_t)(mirror ? count - 1 - out : out) * (size_t)columns->taps;
+        int column = mirror ? count - 1 - out : out;
+        const uint16_t *weights = columns->weights + (size_t)column * (size_t)columns->taps;
+        decoder->offsets[out] = 3 * (uint32_t)(columns->starts[column] - origin);
         for (int pair = 0; pair < pairs; pair++, lanes += 8) {
             uint16_t second = 2 * pair + 1 < columns->taps ? weights[2 * pair + 1] : 0;
             for (int lane = 0; lane < 8; lane++) {
@@ -189,21 +194,14 @@ static void fill_lanes(Decoder *decoder, int count, int mirror) {
             }
         }
     }
-    if (mirror) {
-        for (int low = 0, high = count - 1; low < high; low++, high--) {
-            int start = columns->starts[low];
-            columns->starts[low] = columns->starts[high];
-            columns->starts[high] = start;
-        }
-    }
 }
 
-/* Mix the pixels of `source`, which begins with column `origin` of the box, to `count` pixels of 3 x 16 bits. */
+/* Mix the pixels of `source` to `count` pixels of 3 x 16 bits. */
 static inline void resize_row_by(
-    const uint8_t *source, int origin, const int *starts, const uint16_t *lanes, int pairs, int count, uint16_t *result
+    const uint8_t *source, const uint32_t *offsets, const uint16_t *lanes, int pairs, int count, uint16_t *result
 ) {
     for (int out = 0; out < count; out++) {
-        const uint8_t *pixels = source + 3 * (starts[out] - origin);
+        const uint8_t *pixels = source + offsets[out];
 #ifdef __SSE2__
         __m128i sum = _mm_setzero_si128();
         for (int pair = 0; pair < pairs; pair++, pixels += 6, lanes += 8) {
@@ -226,12 +224,11 @@ static inline void resize_row_by(
     }
 }
 
-static void resize_row(const Decoder *decoder, const uint8_t *source, int origin, int count, uint16_t *result) {
-    const int *starts = decoder->columns.starts;
+static void resize_row(const Decoder *decoder, const uint8_t *source, int count, uint16_t *result) {
     if (decoder->columns.taps == 2) {  /* known to the compiler: no inner loop */
-        resize_row_by(source, origin, starts, decoder->lanes, 1, count, result);
+        resize_row_by(source, decoder->offsets, decoder->lanes, 1, count, result);
     } else {
-        resize_row_by(source, origin, starts, decoder->lanes, (decoder->columns.taps + 1) / 2, count, result);
+        resize_row_by(source, decoder->offsets, decoder->lanes, (decoder->columns.taps + 1) / 2, count, result);
     }
 }
 
@@ -328,7 +325,7 @@ static void decode_rows(Decoder *decoder, const View *view, uint8_t *out) {
         pointers[row] = decoder->block + row_bytes * (size_t)row;
     }
 
-    int origin = (int)first_column - view->left;
+    fill_lanes(decoder, view->out_width, view->mirror, (int)first_column - view->left);
     int next = decoder->rows.first, in_block = 0, block_rows = 0;
     JDIMENSION to_skip = (JDIMENSION)(view->top + next);
     if (to_skip && jpeg_skip_scanlines(info, to_skip) != to_skip) {
@@ -342,7 +339,7 @@ static void decode_rows(Decoder *decoder, const View *view, uint8_t *out) {
             }
             if (next >= decoder->rows.starts[y]) {
                 uint16_t *row = decoder->ring + stride * (size_t)(next % decoder->rows.taps);
-                resize_row(decoder, pointers[in_block], origin, view->out_width, row);
+                resize_row(decoder, pointers[in_block], view->out_width, row);
             }
         }
         size_t count = (size_t)view->out_width * 3;
@@ -370,7 +367,6 @@ static int decode_view(Decoder *decoder, const uint8_t *data, size_t num_bytes, 
     int wide = view->antialias;
     fill_axis(decoder, &decoder->rows, view->height, view->full_height, view->out_top, view->out_height, wide);
     fill_axis(decoder, &decoder->columns, view->width, view->full_width, view->out_left, view->out_width, wide);
-    fill_lanes(decoder, view->out_width, view->mirror);
     jpeg_start_decompress(info);
     decode_rows(decoder, view, out);
     if (!has_end(info)) {
