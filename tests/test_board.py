@@ -1,11 +1,16 @@
 """The board: chunks are taken once, in order, and none is lost whenever its taker is killed."""
 
+import fcntl
 import os
+import termios
+import threading
+from array import array
 
 import pytest
 
 from mpload.transport.board import ChunkQueue, ParentBoard, WorkerBoard
 from mpload.transport.chunks import Chunk
+from tests.transport_works import wait_until
 
 
 def chunk(first: int) -> Chunk:
@@ -162,3 +167,39 @@ def test_workers_leave_when_the_board_is_closed(board: ParentBoard) -> None:
     assert worker.take() is None
     os.close(worker._tokens)
     os.close(worker._fd)
+
+
+def num_unread(board: ParentBoard) -> int:
+    count = array("i", [0])
+    fcntl.ioctl(board.fds.tokens, termios.FIONREAD, count)
+    return count[0]
+
+
+def test_workers_that_do_not_sleep_cost_no_byte_and_those_that_do_one_each(board: ParentBoard) -> None:
+    board.expect(3)
+    worker = worker_of(board, 3)
+    board.post(1, chunk(1))
+    board.wake(1)
+    assert num_unread(board) == 0
+    assert worker.take() == (1, chunk(1))
+    assert worker._take_or_sleep() is None  # from here on it sleeps
+    for serial in (2, 3):
+        board.post(serial, chunk(serial))
+        board.wake(1)
+        assert num_unread(board) == 1
+    assert [worker.take(), worker.take()] == [(2, chunk(2)), (3, chunk(3))]
+
+
+def test_a_sleeping_worker_is_woken(board: ParentBoard) -> None:
+    board.expect(0)
+    worker = worker_of(board, 0)
+    for serial in range(1, 50):
+        taken: list[object] = []
+        thread = threading.Thread(target=lambda found: found.append(worker.take()), args=(taken,), daemon=True)
+        thread.start()
+        if serial % 2:
+            assert wait_until(lambda: bool(worker._cells[worker._row + 2]))
+        board.post(serial, chunk(serial))
+        board.wake(1)
+        thread.join(5)
+        assert taken == [(serial, chunk(serial))]
