@@ -3,18 +3,23 @@
 import errno
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from mpload.dataset import MPDataset
-from mpload.errors import MploadError, WorkerError
+from mpload.errors import MploadError, SampleError, WorkerError
 from mpload.index.index import Index
 from mpload.loader import MPLoader
+from mpload.memory import ProcessMemory, process_memory
+from mpload.pipeline import Pipeline
 from mpload.policy import ErrorAction, ErrorPolicy
 from mpload.sharding import Topology
 
-__all__ = ["LoaderTrial", "device_copy", "run_loader"]
+__all__ = ["LoaderTrial", "check_samples", "device_copy", "run_loader"]
 
 _WARM_UP_SHARE = 0.25
 _COPY_BYTES = 64 << 20
@@ -32,6 +37,10 @@ class LoaderTrial:
     decode_seconds: float = 0.0
     """Of a worker, for one sample, whoever else kept the cores busy meanwhile."""
     transform_seconds: float = 0.0
+    waiting_share: float = 0.0
+    """Part of the workers' time in which they neither had a core nor wanted one: for storage, a sleep, the consumer."""
+    memory_bytes: int = 0
+    """What workers and zygote took at the end (PSS), slots as far as they had written to them."""
     error: str = ""
     is_short_of_files: bool = False
 
@@ -89,7 +98,7 @@ def run_loader(
 
 def _run(loader: MPLoader, *, started: float, seconds: float) -> LoaderTrial:
     first: float | None = None
-    counted_from, last, num_samples, num_batches = 0.0, 0.0, 0, 0
+    counted_from, last, num_samples, num_batches, busy_before = 0.0, 0.0, 0, 0, 0.0
     while True:
         for batch in loader:
             size = len(batch[0]) if isinstance(batch, tuple) else len(batch)
@@ -99,17 +108,59 @@ def _run(loader: MPLoader, *, started: float, seconds: float) -> LoaderTrial:
                 first = now
             if not counted_from:
                 if now - first >= _WARM_UP_SHARE * seconds:
-                    counted_from = now
+                    counted_from, busy_before = now, _busy_seconds(loader)
                 continue
             num_samples, num_batches, last = num_samples + size, num_batches + 1, now
             if now - first >= seconds and num_batches >= 2:
                 stats = loader.stats()
+                possible = loader.num_workers * (last - counted_from)
+                busy = _busy_seconds(loader) - busy_before
                 return LoaderTrial(
                     samples_per_second=num_samples / (last - counted_from),
                     start_seconds=first - started,
                     decode_seconds=stats.timings.decode_ns * 1e-9 / stats.num_samples,
                     transform_seconds=stats.timings.transform_ns * 1e-9 / stats.num_samples,
+                    waiting_share=min(1.0, max(0.0, 1 - busy / possible)) if possible else 0.0,
+                    memory_bytes=sum(found.pss_bytes for pid in loader.pids.values() for found in _memory(pid)),
                 )
+
+
+def _busy_seconds(loader: MPLoader) -> float:
+    """Return how long all workers have had a core, or wanted one."""
+    busy_ns = 0
+    for name, pid in loader.pids.items():
+        if "zygote" not in name:
+            with suppress(OSError, ValueError):  # it has just ended, or the system does not tell
+                on_core_ns, delayed_ns, _ = Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()
+                busy_ns += int(on_core_ns) + int(delayed_ns)
+    return busy_ns * 1e-9
+
+
+def _memory(pid: int) -> list[ProcessMemory]:
+    try:
+        return [process_memory(pid)]
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return []
+
+
+def check_samples(
+    index: Index, *, decode: Callable[..., Any], transform: Callable[..., Any] | None, num_samples: int = 16
+) -> None:
+    """See that one of the first samples can be made, in this process, before loaders are tried.
+
+    Raises:
+        SampleError: none can.
+    """
+    pipeline = Pipeline(index=index, decode=decode, transform=transform, policy=ErrorPolicy())
+    failed: SampleError | None = None
+    for record in index[:num_samples]:
+        try:
+            pipeline.sample(record, seed=0, epoch=0)
+        except SampleError as error:
+            failed = failed or error
+        else:
+            return
+    raise SampleError(f"{index.path}: none of the first samples could be made: {failed}")
 
 
 def device_copy() -> tuple[str, float] | None:

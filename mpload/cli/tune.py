@@ -1,0 +1,158 @@
+"""`mpload tune`: which numbers make a loader fastest on this machine and data."""
+
+import json
+import sys
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from mpload.cli.loading import decoder_of, named_object, opened
+from mpload.cli.plots import check_plot
+from mpload.errors import ArgumentError
+from mpload.units import format_bytes, format_seconds, parse_bytes
+
+if TYPE_CHECKING:
+    from mpload.tuning import Outcome, Point, Tuning
+
+__all__ = ["tune"]
+
+
+def tune(
+    path: Annotated[Path, typer.Argument(metavar="INDEX", help="An index, or a plain list of `path label` lines.")],
+    *,
+    batch_size: Annotated[str, typer.Option(help="Sizes that may be chosen, the preferred first: 256,64")] = "256",
+    memory_budget: Annotated[str, typer.Option(help="What the loader may take: 4GiB; auto: half of what is free.")] = (
+        "auto"
+    ),
+    max_workers: Annotated[int, typer.Option(min=1, help="Never try more.")] = 64,
+    decode: Annotated[
+        str | None, typer.Option(metavar="MODULE:OBJECT", help="Default: RandomResizedCrop(224).")
+    ] = None,
+    transform: Annotated[str | None, typer.Option(metavar="MODULE:OBJECT", help="Default: none.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.2, help="How long each trial runs.")] = 3.0,
+    plot: Annotated[Path | None, typer.Option(help="Draw what was tried to this PNG (needs matplotlib).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Try numbers of workers, sizes of batches and memory budgets; print the constructor call that is best here.
+
+    How many batches are made ahead, and how much is read ahead, follows from the memory budget.
+    """
+    check_plot(plot)
+    sizes = _sizes(batch_size)
+    index = opened(path)
+    decoder = decoder_of(decode)
+    transformed = None if transform is None else named_object(transform, option="--transform")
+    # torch is loaded here, when the arguments are known to be right
+    from mpload.tuning import tune as search  # noqa: PLC0415
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that more workers than cores are tried is what was asked for
+        found = search(
+            index,
+            decode=decoder,
+            transform=transformed,
+            batch_sizes=sizes,
+            memory_budget=memory_budget if memory_budget == "auto" else parse_bytes(memory_budget),
+            max_workers=max_workers,
+            seconds=seconds,
+            tell=_tell,
+        )
+    call = _call(path, found, decode=decode, transform=transform, memory_budget=memory_budget)
+    if plot is not None:
+        _draw(found, plot)
+    if as_json:
+        print(json.dumps(asdict(found) | {"call": call}, indent=2))
+        return
+    _print(found)
+    print(f"\n{found.reason}\n\n{call}")
+    if plot is not None:
+        print(f"\nplot     {plot}")
+
+
+def _sizes(text: str) -> list[int]:
+    try:
+        sizes = [int(word) for word in text.replace(",", " ").split()]
+    except ValueError as error:
+        raise ArgumentError(f"--batch-size {text}: {error}. Write numbers: 256,64") from error
+    if not sizes or min(sizes) < 1:
+        raise ArgumentError(f"--batch-size {text}: sizes must be positive. Write numbers: 256,64")
+    return sizes
+
+
+def _print(found: "Tuning") -> None:
+    table = Table(
+        "workers", "batch", "budget", "samples/s", "first batch", "memory", "waiting", box=None, pad_edge=False
+    )
+    for column in table.columns:
+        column.justify = "right"
+    table.add_column("")
+    for outcome in found.outcomes:
+        table.add_row(*_cells(outcome), "<- best" if outcome is found.best else "")
+    Console(soft_wrap=True, highlight=False).print(table)
+
+
+def _cells(outcome: "Outcome") -> list[str]:
+    point = outcome.point
+    budget = point.memory_budget if isinstance(point.memory_budget, str) else format_bytes(point.memory_budget)
+    numbers = [str(point.num_workers), str(point.batch_size), budget]
+    if not outcome.samples_per_second:
+        return [*numbers, "does not fit", "", "", ""]
+    return [
+        *numbers,
+        f"{outcome.samples_per_second:,.0f}",
+        format_seconds(outcome.first_batch_seconds),
+        format_bytes(outcome.memory_bytes),
+        f"{outcome.waiting_share:.0%}",
+    ]
+
+
+def _call(path: Path, found: "Tuning", *, decode: str | None, transform: str | None, memory_budget: str) -> str:
+    """Return the best point as Python."""
+    point = found.best.point
+    arguments = [repr(str(path)), f"decode={_name(decode) or 'mpload.RandomResizedCrop(224)'}"]
+    if transform is not None:
+        arguments.append(f"transform={_name(transform)}")
+    dataset = f"mpload.MPDataset({', '.join(arguments)}, batch_size={point.batch_size}, shuffle=True)"
+    budget = "" if memory_budget == "auto" else f", memory_budget={memory_budget!r}"
+    return f"mpload.MPLoader({dataset}, num_workers={point.num_workers}{budget})"
+
+
+def _name(named: str | None) -> str | None:
+    """Return `module:object` as Python writes it."""
+    return None if named is None else named.replace(":", ".")
+
+
+def _draw(found: "Tuning", path: Path) -> None:
+    from matplotlib.figure import Figure  # noqa: PLC0415  an optional package
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    auto = found.best.point.memory_budget
+    for batch_size in dict.fromkeys(outcome.point.batch_size for outcome in found.outcomes):
+        points = sorted(
+            (outcome.point.num_workers, outcome.samples_per_second)
+            for outcome in found.outcomes
+            if outcome.point.batch_size == batch_size and outcome.point.memory_budget == auto
+        )
+        axes.plot(*zip(*points, strict=True), marker="o", label=f"batches of {batch_size}")
+    best = found.best
+    axes.plot(
+        best.point.num_workers, best.samples_per_second, marker="o", markersize=14, fillstyle="none", color="black"
+    )
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("workers")
+    axes.set_ylabel("samples/s")
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.legend()
+    figure.savefig(path, dpi=120)
+
+
+def _tell(point: "Point") -> None:
+    if sys.stderr.isatty():
+        print(f"trying {point.num_workers} workers, batches of {point.batch_size}", file=sys.stderr)
