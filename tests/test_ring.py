@@ -142,6 +142,20 @@ def test_memory_is_used_as_it_is_written_and_can_be_given_back() -> None:
     ring.close()
 
 
+def test_memory_that_a_device_may_read_stays_where_it_is() -> None:
+    layout = SlotLayout(num_samples=1, fields=(Field(name="x", shape=(MIB,), dtype="uint8"),))
+    ring = SlotRing(num_slots=2, layout=layout)
+    slot = ring.take()
+    assert slot is not None
+    ring.views(slot)["x"][:] = 7
+    memory = ring.lock()
+    assert memory.nbytes == 2 * layout.slot_bytes
+    ring.give_back(slot)
+    ring.drop_free_memory()
+    ring.close()
+    assert (memory[slot * layout.slot_bytes :][:MIB] == 7).all()
+
+
 def test_rings_leave_no_descriptor() -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(50):

@@ -8,6 +8,7 @@ from collections import deque
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError
 from mpload.transport.ragged import RaggedArray
@@ -58,6 +59,7 @@ class SlotRing:
         self.num_slots = num_slots
         self.layout = layout
         self._free = deque(range(num_slots))
+        self._is_locked = False
         self._returned: deque[int] = deque()  # filled by finalizers, in whichever thread the last view dies
         self._lent: dict[int, weakref.ref[_Lease]] = {}
 
@@ -111,8 +113,15 @@ class SlotRing:
         self.give_back(slot)
         return copies
 
+    def lock(self) -> NDArray[np.uint8]:
+        """Return the memory of all slots, which is never given back to the kernel from now on: a device may read it."""
+        self._is_locked = True
+        return np.ndarray((self.num_slots * self.layout.slot_bytes,), np.uint8, self._map)
+
     def drop_free_memory(self) -> None:
         """Give the memory of all free slots back to the kernel; they take new memory when they are filled again."""
+        if self._is_locked:  # the device would go on reading what was there
+            return
         self._collect()
         for slot in self._free:
             self._map.madvise(mmap.MADV_REMOVE, slot * self.layout.slot_bytes, self.layout.slot_bytes)
