@@ -135,9 +135,10 @@ def _slowest(findings: Findings, rates: Rates) -> tuple[Bottleneck, str]:
             return Bottleneck.DEVICE_COPY, f"copies to the device carry {rates.device:,.0f} samples/s"
         case Limit.WORKERS if job.num_workers * job.num_gpus < cores:
             if rates.without(Limit.WORKERS) >= _WORTH_IT * rates.workers:
+                num_workers = job.num_workers * job.num_gpus
+                make = "worker makes" if num_workers == 1 else "workers make"
                 return Bottleneck.WORKERS, (
-                    f"{job.num_workers * job.num_gpus} workers make {rates.workers:,.0f} samples/s and leave cores "
-                    f"idle: there are {cores}"
+                    f"{num_workers} {make} {rates.workers:,.0f} samples/s and leave cores idle: there are {cores}"
                 )
     costs = _costs(findings)
     name = max(costs, key=lambda stage: costs[stage].seconds)
