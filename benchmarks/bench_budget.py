@@ -54,14 +54,14 @@ with mpload.MPLoader(dataset, num_workers=num_workers, memory_budget=budget) as 
             first = time.perf_counter()
     assert images.shape == (256, 3, 224, 224)
     seconds = time.perf_counter() - first
-    pool, governor, stats = loader._pool, loader._governor, loader.stats()
+    engine, stats = loader._engine, loader.stats()
     figures = {
         "num_samples_in_index": len(dataset.index),
         "num_batches": stats.num_batches,
         "images_per_second": round((num_batches - 1) * 256 / seconds),
         "index_seconds": round(opened - start, 2),
-        "num_slots": pool.ring.num_slots,
-        "num_shrinks": governor.num_shrinks,
+        "num_slots": engine.pool.ring.num_slots,
+        "num_shrinks": engine.governor.num_shrinks,
         "num_deaths": stats.num_deaths,
     }
 print(json.dumps(figures))

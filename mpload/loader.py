@@ -6,29 +6,23 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, Self
 
-from mpload.budget import MIN_SLOTS, WORKER_BYTES, MemoryBudget
-from mpload.cache.opened import OpenCache
+from mpload.budget import MemoryBudget
 from mpload.dataset import MPDataset
+from mpload.engine import Engine
 from mpload.errors import ArgumentError
-from mpload.governor import Governor
 from mpload.mapwork import MapDataset
-from mpload.memory import MemoryGauge, address_space_bytes, num_oom_kills, num_usable_cores
+from mpload.memory import MemoryGauge
 from mpload.order import OrderChoice
 from mpload.progress import Epoch
 from mpload.sharding import Tail, Topology
 from mpload.sources import source_of
 from mpload.stats import LoaderMemory, LoaderStats
-from mpload.storage.ahead import DEFAULT_AHEAD_BYTES
 from mpload.transport.batches import BatchTask, FilledBatch, PoolOptions
 from mpload.transport.messages import Timings
 from mpload.transport.pool import WorkerPool
-from mpload.transport.slots import Field, RaggedField, SlotLayout
 from mpload.work import BatchNumber
 
 __all__ = ["MPLoader"]
-
-_SAMPLES_AHEAD = 64
-"""Samples that are under way for each worker, so that none waits for the consumer."""
 
 
 class MPLoader:
@@ -46,7 +40,8 @@ class MPLoader:
             batches are then those that `default_collate` makes. What its `__getitem__` draws from the global generators
             of `random`, NumPy and torch depends on seed, epoch and sample.
         batch_size, shuffle, seed, tail, topology: of a map-style dataset, as in `MPDataset`, which has its own.
-        num_workers: processes; `"auto"`: one per core that this process may use; 0 makes batches in this process.
+        num_workers: processes; `"auto"`: one per core that this process may use, and more while the consumer waits for
+            workers that wait for storage; 0 makes batches in this process.
         memory_budget: bytes, or a text like `"4GiB"`, for slots and workers together; `"auto"`: half of what is
             available. Bounds the number of batches made ahead; fewer are, and a warning says so, while memory runs
             short.
@@ -77,12 +72,10 @@ class MPLoader:
         self._source = source_of(
             dataset, batch_size=batch_size, shuffle=shuffle, seed=seed, tail=tail, topology=topology
         )
-        if num_workers == "auto":
-            num_workers = num_usable_cores()
-        if not isinstance(num_workers, int) or num_workers < 0:
+        if num_workers != "auto" and (not isinstance(num_workers, int) or num_workers < 0):
             raise ArgumentError(f"num_workers must be 'auto' or at least 0, got {num_workers!r}")
         self.dataset = dataset
-        self.num_workers = num_workers
+        self._num_workers = None if isinstance(num_workers, str) else num_workers
         self.memory_budget = MemoryBudget.parse(memory_budget, available_bytes=MemoryGauge().look().free_bytes)
         self._options = options or PoolOptions()
         self._epoch: Epoch | None = None
@@ -92,12 +85,10 @@ class MPLoader:
         self._stream: Generator[FilledBatch, None, None] | None = None
         self._last_asked: float | None = None
         self._stats = LoaderStats()
-        self._fields: tuple[Field | RaggedField, ...] = ()
-        self._pool: WorkerPool | None = None
-        self._governor: Governor | None = None
+        self._engine: Engine | None = None
         self._is_closed = False
-        if num_workers:
-            self._fields = self._source.prepare()
+        self._fields = self._source.prepare() if num_workers != 0 else ()
+        if num_workers != 0:
             self._start()
 
     def __enter__(self) -> Self:
@@ -116,7 +107,7 @@ class MPLoader:
         self._stop()
         self._epoch = epoch = self._source.progress.begin(worker=0, num_workers=1)
         self._num_received = 0
-        return _Iteration(self, self._made_by_workers(epoch) if self.num_workers else self._made_here(epoch))
+        return _Iteration(self, self._made_here(epoch) if self._num_workers == 0 else self._made_by_workers(epoch))
 
     def set_epoch(self, epoch: int) -> None:
         """Fix the epoch that the next iteration reads; see `MPDataset.set_epoch`."""
@@ -149,6 +140,13 @@ class MPLoader:
         return stats
 
     @property
+    def num_workers(self) -> int:
+        """Processes that make batches; with `"auto"` it changes, and is 0 while they are released."""
+        if self._num_workers is not None:
+            return self._num_workers
+        return 0 if self._pool is None else self._pool.num_workers
+
+    @property
     def pids(self) -> dict[str, int]:
         """Process ids of the zygote and the workers, by the names that `ps` shows."""
         return {} if self._pool is None else self._pool.pids
@@ -162,7 +160,7 @@ class MPLoader:
         self._stats = self.stats()
         if self._pool is not None:
             self._pool.close()
-            self._pool = self._governor = None
+            self._engine = None
 
     def close(self) -> None:
         """End the workers for good. May be called again."""
@@ -174,8 +172,8 @@ class MPLoader:
         if iteration != self.iteration:
             raise ArgumentError("a newer iteration of this loader was begun, or it was released: use that one")
         asked = time.monotonic()
-        if self._governor is not None:
-            self._governor.look()
+        if self._engine is not None:
+            self._engine.look(self._stats)
         batch = next(batches)
         now = time.monotonic()
         self._stats.wait_seconds += now - asked
@@ -185,6 +183,10 @@ class MPLoader:
         self._stats.num_batches += 1
         self._num_received += 1
         return batch
+
+    @property
+    def _pool(self) -> WorkerPool | None:
+        return None if self._engine is None else self._engine.pool
 
     def _stop(self) -> None:
         """End the iteration that is under way, and whatever was made ahead for it."""
@@ -225,52 +227,14 @@ class MPLoader:
         return self._source.shown(filled)
 
     def _start(self) -> WorkerPool:
-        layout = SlotLayout(num_samples=self._source.batch_size, fields=self._fields)
-        if isinstance(self.dataset, MPDataset):
-            self.dataset.pipeline.read_ahead_bytes = max(1, self._read_ahead_bytes(layout))
-        self._pool = WorkerPool(
-            self._source.work(),
-            layout,
-            num_slots=self._num_slots(layout),
-            num_workers=self.num_workers,
+        self._engine = Engine(
+            self._source,
+            self._fields,
+            num_workers=self._num_workers,
+            budget=self.memory_budget,
             options=self._options,
-            on_killed=self._source.instead_of,
-            count_oom_kills=num_oom_kills,
         )
-        self._governor = Governor(
-            self._pool,
-            budget_bytes=self.memory_budget.total_bytes,
-            slot_bytes=None if self._is_ragged else layout.slot_bytes,
-            cache=self._cache_in_memory(),
-        )
-        return self._pool
-
-    def _cache_in_memory(self) -> OpenCache | None:
-        cache = self.dataset.cache if isinstance(self.dataset, MPDataset) else None
-        return cache if cache is not None and cache.is_tmpfs() else None
-
-    @property
-    def _is_ragged(self) -> bool:
-        return any(isinstance(field, RaggedField) for field in self._fields)
-
-    def _read_ahead_bytes(self, layout: SlotLayout) -> int:
-        """What each worker may have read ahead: 16 MiB, or all of them a quarter of what the least slots leave."""
-        if not isinstance(self.dataset, MPDataset):
-            return 0
-        least_bytes = self.num_workers * WORKER_BYTES + (0 if self._is_ragged else MIN_SLOTS * layout.slot_bytes)
-        spare_bytes = max(0, self.memory_budget.total_bytes - least_bytes)
-        return min(DEFAULT_AHEAD_BYTES, spare_bytes // (4 * self.num_workers))
-
-    def _num_slots(self, layout: SlotLayout) -> int:
-        plan = self.memory_budget.divide(
-            num_slots=MIN_SLOTS + -(-_SAMPLES_AHEAD * self.num_workers // self._source.batch_size),
-            slot_bytes=0 if self._is_ragged else layout.slot_bytes,  # such slots reserve far more than they come to use
-            num_workers=self.num_workers,
-            slot_address_bytes=layout.slot_bytes,
-            address_bytes=address_space_bytes(),
-            read_ahead_bytes=self._read_ahead_bytes(layout),
-        )
-        return plan.num_slots
+        return self._engine.pool
 
 
 class _Iteration(Iterator[Any]):

@@ -39,6 +39,8 @@ class MapSource:
         self.batch_size = batch_size
         self.num_samples = len(dataset)
         self.progress = SharedProgress(seed=seed)
+        self.cache_in_memory = None
+        self.reads_ahead = False
         self._order = order
         self._fingerprint = f"{type(dataset).__qualname__} of {self.num_samples}"
         self._work = MapWork(
@@ -54,6 +56,9 @@ class MapSource:
     def order_of(self, epoch: Epoch) -> Order:
         """Return the order of an epoch."""
         return self._order.order(num_samples=self.num_samples, seed=epoch.seed, epoch=epoch.number)
+
+    def bound_read_ahead(self, num_bytes: int) -> None:
+        """Do nothing: what a dataset reads is its own business."""
 
     def plan_of(self, epoch: Epoch) -> Plan:
         """Return this rank's plan of an epoch."""

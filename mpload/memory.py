@@ -23,6 +23,7 @@ __all__ = [
     "SystemUsage",
     "address_space_bytes",
     "anonymous_bytes",
+    "anonymous_pss_bytes",
     "available_bytes",
     "memory_of",
     "num_oom_kills",
@@ -142,6 +143,17 @@ def anonymous_bytes(pid: int) -> int:
     """
     words = _read(f"/proc/{pid}/statm").split()
     return max(0, int(words[1]) - int(words[2])) * mmap.PAGESIZE if len(words) > 2 else 0
+
+
+def anonymous_pss_bytes(pid: int) -> int:
+    """Return a process's part of the memory that no file backs, 0 where it has ended; costs about 0.1 ms.
+
+    What a forked process still shares with its parent counts for each by its share.
+    """
+    try:
+        return _smaps_rollup(pid)["Pss_Anon"]
+    except (OSError, KeyError):  # ended, another user's, or a kernel before 5.4
+        return anonymous_bytes(pid)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
+from mpload.cache.opened import OpenCache
 from mpload.dataset import MPDataset
 from mpload.errors import ArgumentError, SampleError, TooManyBadSamples
 from mpload.mapstyle import MapSource
@@ -38,6 +39,20 @@ class Source(Protocol):
     @property
     def progress(self) -> SharedProgress:
         """Which epoch comes next."""
+        ...
+
+    @property
+    def cache_in_memory(self) -> OpenCache | None:
+        """A cache whose bytes are memory, None where there is none."""
+        ...
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether workers may read samples before their turn."""
+        ...
+
+    def bound_read_ahead(self, num_bytes: int) -> None:
+        """Have each worker keep at most this much of what it reads ahead."""
         ...
 
     def plan_of(self, epoch: Epoch) -> Plan:
@@ -128,6 +143,12 @@ class IndexSource:
         self.set_epoch = dataset.set_epoch
         self.state_dict = dataset.state_dict
         self.load_state_dict = dataset.load_state_dict
+        self.cache_in_memory = dataset.cache if dataset.cache is not None and dataset.cache.is_tmpfs() else None
+        self.reads_ahead = True
+
+    def bound_read_ahead(self, num_bytes: int) -> None:
+        """Have each worker keep at most this much of what it reads ahead."""
+        self._dataset.pipeline.read_ahead_bytes = num_bytes
 
     def prepare(self) -> tuple[Field | RaggedField, ...]:
         """Return the fields of a slot; where the pipeline does not say, a sample is made in a process of its own."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 
-from mpload.memory import anonymous_bytes
+from mpload.memory import anonymous_pss_bytes
 from mpload.transport.messages import Timings
 from mpload.units import format_bytes, format_count, format_seconds
 
@@ -89,19 +89,15 @@ class LoaderMemory:
     slots_bytes: int = 0
     """Shared memory of the slots that have been written to."""
     zygote_bytes: int = 0
-    """Anonymous memory of the zygote, which workers share as long as it stays unchanged."""
+    """Of the zygote; memory that workers share with it, as long as it stays unchanged, counts by shares."""
     workers_bytes: int = 0
-    """What the workers have beyond the zygote's, all of them together."""
+    """Of the workers, slots and files not counted."""
 
     @classmethod
     def of(cls, pids: Iterable[int], *, slots_bytes: int) -> "LoaderMemory":
-        """Look at the processes of a loader, the zygote first: some microseconds each."""
-        zygote, *workers = [anonymous_bytes(pid) for pid in pids if pid] or [0]
-        return cls(
-            slots_bytes=slots_bytes,
-            zygote_bytes=zygote,
-            workers_bytes=sum(max(0, worker - zygote) for worker in workers),
-        )
+        """Look at the processes of a loader, the zygote first: about 0.1 ms each."""
+        zygote, *workers = [anonymous_pss_bytes(pid) for pid in pids] or [0]
+        return cls(slots_bytes=slots_bytes, zygote_bytes=zygote, workers_bytes=sum(workers))
 
     @property
     def total_bytes(self) -> int:

@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import time
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,3 +107,19 @@ class Killing(Sized):
 class Strange(Sized):
     def __getitem__(self, i: int) -> Any:
         return {"what": object()}
+
+
+class Sleeping(Sized):
+    """Waits for each sample, as for a slow disk."""
+
+    def __getitem__(self, i: int) -> int:
+        time.sleep(0.01)
+        return i
+
+
+class Computing(Sized):
+    def __getitem__(self, i: int) -> int:
+        ends = time.thread_time() + 0.005
+        while time.thread_time() < ends:
+            pass
+        return i

@@ -1,0 +1,154 @@
+"""How many workers: begins with one a core, and adds more only while that makes batches come faster.
+
+Workers that compute gain nothing from being more than cores. Those that wait for storage leave their cores idle, and
+then more workers help, until something else is the limit. Which of the two it is, the kernel knows: how long each was
+on a core or waited for one (`/proc/PID/schedstat`), beside the time that it was busy with samples.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mpload.stats import LoaderStats
+
+__all__ = ["Scaler", "ScalerState", "Window", "decide", "runnable_seconds"]
+
+_WINDOW_SECONDS = 1.0
+_WINDOW_BATCHES = 4
+_WAITS = 0.1
+"""Share of the time for which the consumer waits before more workers are of any use."""
+_BLOCKED = 0.3
+"""Share of a worker's busy time for which it neither computes nor waits for a core."""
+_WORTH = 0.3
+"""What more workers must gain, as a share of what they would gain if nothing else were the limit."""
+_REST_WINDOWS = 20
+_MAX_REST_WINDOWS = 640
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """What was seen in a second or so."""
+
+    num_samples: int
+    seconds: float
+    wait_seconds: float
+    """Time that the consumer waited."""
+    busy_seconds: float
+    """Time that workers had samples to make, all of them together."""
+    runnable_seconds: float
+    """Time that they were on a core or waited for one."""
+
+    @property
+    def samples_per_second(self) -> float:
+        """The rate at which samples were handed out."""
+        return self.num_samples / self.seconds if self.seconds else 0.0
+
+    @property
+    def wait_fraction(self) -> float:
+        """Share of the time that the consumer waited."""
+        return self.wait_seconds / self.seconds if self.seconds else 0.0
+
+    @property
+    def blocked_fraction(self) -> float:
+        """Share of the workers' busy time in which they waited for something other than a core."""
+        return max(0.0, 1 - self.runnable_seconds / self.busy_seconds) if self.busy_seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalerState:
+    """What a decision leaves for the next one."""
+
+    num_workers: int
+    tried_from: int = 0
+    """The number of workers before the step that is on trial; 0: none is."""
+    rate_before: float = 0.0
+    num_rest: int = 0
+    """Windows in which nothing is tried, after a step that did not help."""
+    rest_windows: int = _REST_WINDOWS
+    """How long the next rest is: each is twice as long as the one before."""
+
+
+def decide(window: Window, state: ScalerState, *, max_workers: int) -> ScalerState:
+    """Return how many workers to have from now on, in [1, max_workers]: steps up by a half, and back where no use."""
+    if state.tried_from:
+        gain = window.samples_per_second / state.rate_before - 1
+        hoped = state.num_workers / state.tried_from - 1
+        if gain < _WORTH * hoped and window.wait_fraction > _WAITS:
+            rest, longer = state.rest_windows, min(2 * state.rest_windows, _MAX_REST_WINDOWS)
+            return ScalerState(num_workers=state.tried_from, num_rest=rest, rest_windows=longer)
+        state = replace(state, tried_from=0, rate_before=0.0)
+    if state.num_rest:
+        return replace(state, num_rest=state.num_rest - 1)
+    more = min(state.num_workers + max(1, state.num_workers // 2), max_workers)
+    helps = window.wait_fraction > _WAITS and window.blocked_fraction > _BLOCKED and window.num_samples > 0
+    if not helps or more <= state.num_workers:
+        return state
+    return replace(
+        state, num_workers=more, tried_from=state.num_workers, rate_before=window.samples_per_second
+    )  # fmt: skip
+
+
+class Scaler:
+    """Looks at a loader when asked, and says how many workers it should have. A look costs some 20 us a worker."""
+
+    def __init__(self, resize: Callable[[int], None], *, num_workers: int, max_workers: int) -> None:
+        """Begin with `num_workers`.
+
+        Args:
+            resize: has the workers be this many from now on.
+            num_workers: how many there are.
+            max_workers: how many there may be.
+        """
+        self._resize = resize
+        self._max_workers = max_workers
+        self._state = ScalerState(num_workers=num_workers)
+        self._is_settling = True  # what workers do when they have just started says nothing
+        self._since: LoaderStats | None = None
+        self._runnable: dict[int, float] = {}
+
+    def look(self, stats: LoaderStats, pids: Iterable[int]) -> None:
+        """Act on what happened since the last look, unless that is less than a second ago.
+
+        Args:
+            stats: of the loader so far.
+            pids: its workers.
+        """
+        since = self._since
+        if since is not None:
+            seconds = stats.elapsed_seconds - since.elapsed_seconds
+            if seconds < _WINDOW_SECONDS or stats.num_batches - since.num_batches < _WINDOW_BATCHES:
+                return
+        runnable = {pid: runnable_seconds(pid) for pid in pids}
+        window = None if since is None else _window(since, stats, self._runnable, runnable)
+        self._since, self._runnable = replace(stats, timings=replace(stats.timings)), runnable
+        if window is None:
+            return
+        if self._is_settling:
+            self._is_settling = False
+            return
+        before = self._state.num_workers
+        self._state = decide(window, self._state, max_workers=self._max_workers)
+        if self._state.num_workers != before:
+            self._is_settling = True
+            self._resize(self._state.num_workers)
+
+
+def _window(
+    since: LoaderStats, stats: LoaderStats, before: dict[int, float], runnable: dict[int, float]
+) -> Window:  # fmt: skip
+    return Window(
+        num_samples=stats.num_samples - since.num_samples,
+        seconds=stats.elapsed_seconds - since.elapsed_seconds,
+        wait_seconds=stats.wait_seconds - since.wait_seconds,
+        busy_seconds=(stats.timings.total_ns - since.timings.total_ns) * 1e-9,
+        runnable_seconds=sum(seconds - before.get(pid, 0.0) for pid, seconds in runnable.items()),
+    )
+
+
+def runnable_seconds(pid: int) -> float:
+    """Return how long the main thread of a process was on a core or waited for one; 0 where nobody knows."""
+    try:
+        on_core_ns, waited_ns, _ = Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return 0.0
+    return (int(on_core_ns) + int(waited_ns)) * 1e-9
