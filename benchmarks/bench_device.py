@@ -5,8 +5,8 @@
 Each case runs in a fresh process; images are uint8 [224, 224, 3]. On any machine: the conversion to a normalised dtype
 on the CPU, fused and as the usual chain of torch operations, alone and behind a loader of real JPEGs. With a GPU:
 copies from pinned and pageable memory, a ResNet-50 training step (bfloat16) fed from the host by several means beside
-one whose batch lies on the device, and a loader of real JPEGs before it. Without one it says what it skips. Records:
-benchmarks/records/device.jsonl.
+one whose batch lies on the device, a loader of real JPEGs before it, and JPEGs decoded by workers or by the GPU.
+Without one it says what it skips. Records: benchmarks/records/device.jsonl.
 
 "hidden" is the share of copy and conversion, measured alone, that does not make the step longer. "idle" is the share of
 time in which the device had no step to do, from events around each step.
@@ -30,8 +30,9 @@ import torch
 from records import write_record
 from resnet import resnet50
 
-from mpload import DevicePrefetcher, MPDataset, MPLoader, RandomResizedCrop, Topology, build_index
+from mpload import DevicePrefetcher, GpuDecode, MPDataset, MPLoader, RandomResizedCrop, Topology, build_index
 from mpload.normalise import Normaliser
+from mpload.unpacking import device_decoder
 
 ROOT = Path(__file__).parents[1]
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -106,14 +107,16 @@ def photo_loader(folder: Path, batch_samples: int, num_images: int) -> MPLoader:
     return MPLoader(photo_dataset(folder, batch_samples, num_images))
 
 
-def photo_dataset(folder: Path, batch_samples: int, num_images: int) -> MPDataset:
+def photo_dataset(
+    folder: Path, batch_samples: int, num_images: int, decode: Callable[..., Any] | None = None
+) -> MPDataset:
     sys.path.insert(0, str(ROOT))
     from tests.photos import make_photo_tree
 
     make_photo_tree(folder / "train", num_images=num_images, num_classes=8, seed=0)
     return MPDataset(
         build_index(folder / "train", folder / "train.txt"),
-        decode=RandomResizedCrop(SIZE),
+        decode=decode or RandomResizedCrop(SIZE),
         batch_size=batch_samples,
         shuffle=True,
         tail="drop",
@@ -300,6 +303,27 @@ def measure_train_photos(feed: str, batch_samples: int, num: int) -> dict[str, f
     return {"images_per_second": round(rate, 1), **step.figures()}
 
 
+def measure_decode(where: str, batch_samples: int, num: int) -> dict[str, float]:
+    """Return images/s of real JPEGs that end as bfloat16 on the device, decoded by workers or there."""
+    crop = RandomResizedCrop(SIZE)
+    decode = GpuDecode(crop) if where == "device" else crop
+    with (
+        tempfile.TemporaryDirectory() as name,
+        MPLoader(photo_dataset(Path(name), batch_samples, num, decode)) as loader,
+    ):
+        batches = DevicePrefetcher(loader, device="cuda", dtype=torch.bfloat16, mean=MEAN, std=STD)
+        num_images, start = 0, 0.0
+        for epoch in range(4):
+            if epoch == 1:
+                torch.cuda.synchronize()
+                start = time.perf_counter()
+            for images, _ in batches:
+                num_images += len(images) if epoch else 0
+        torch.cuda.synchronize()
+        seconds = time.perf_counter() - start
+    return {"images_per_second": round(num_images / seconds, 1)}
+
+
 MEASURES: dict[str, Callable[..., dict[str, float]]] = {
     "convert": measure_convert,
     "photos": measure_photos,
@@ -307,6 +331,7 @@ MEASURES: dict[str, Callable[..., dict[str, float]]] = {
     "convert on the device": measure_convert_gpu,
     "step": measure_step,
     "train from photos": measure_train_photos,
+    "decode": measure_decode,
 }
 
 
@@ -333,8 +358,15 @@ def gpu_cases(*, is_quick: bool) -> Iterator[dict[str, Any]]:
         for feed in FEEDS:
             yield {"measure": "step", "feed": feed, **sizes}
         yield {"measure": "step", "feed": "plain", "dtype": "float32", **sizes}
+    num_photos = 512 if is_quick else 4096
+    can_decode = device_decoder(torch.device("cuda")) is not None
+    if not can_decode:
+        print("skipped, as it needs torchvision with nvJPEG: decoding on the device")
+    for where in ("cpu", "device") if can_decode else ("cpu",):
+        for batch_samples in (64,) if is_quick else (32, 64, 128):
+            yield {"measure": "decode", "where": where, "batch_samples": batch_samples, "num": num_photos}
     for feed in ("prefetcher", "data_prefetcher", "plain"):
-        yield {"measure": "train from photos", "feed": feed, "batch_samples": 128, "num": 512 if is_quick else 4096}
+        yield {"measure": "train from photos", "feed": feed, "batch_samples": 128, "num": num_photos}
 
 
 def hidden_fractions(results: list[tuple[dict[str, Any], dict[str, float]]]) -> Iterator[dict[str, Any]]:
