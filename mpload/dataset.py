@@ -2,7 +2,7 @@
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from mpload.policy import ErrorPolicy
 from mpload.progress import Epoch, SharedProgress
 from mpload.sharding import Plan, State, Tail, Topology
 from mpload.storage.local import PageCache
-from mpload.tensors import as_tensors
+from mpload.tensors import as_named_tensors, as_tensors
 from mpload.topology import detect_topology
 
 __all__ = ["MPDataset"]
@@ -35,7 +35,8 @@ class MPDataset(IterableDataset[Any]):
     With `batch_size` it yields batches, and a DataLoader only carries them: `DataLoader(dataset, batch_size=None,
     num_workers=W)`; batch k is made by worker k mod W, so the order does not depend on W. Without, it yields samples.
 
-    A batch, or sample, has one value per column of the index, as a tuple (bare where there is one column only):
+    A batch, or sample, has one value per column of the index, as a tuple (bare where there is one column only), or as
+    a dict by the columns' names where `as_dict` is set:
 
     - path, span: what `decode` and `transform` made of the bytes. Arrays become tensors, images [H, W, C] in memory are
       shown as [B, C, H, W] (`channels_last`; a sample: [C, H, W]); arrays of several shapes become a list of tensors.
@@ -60,6 +61,7 @@ class MPDataset(IterableDataset[Any]):
             threads as its `max_parallel_reads` says.
         page_cache: `"drop"` gives the page cache of local files back after each read: for jobs whose container is
             charged for it, over data that does not fit into memory anyway. `"keep"` leaves it to the kernel.
+        as_dict: yield `{"image": ..., "label": ...}` in place of tuples.
 
     Memory: constant in the number of samples, in every process.
     Process: may be forked and pickled; workers of a DataLoader share the table of epochs with their parent.
@@ -84,12 +86,14 @@ class MPDataset(IterableDataset[Any]):
         on_error: ErrorPolicy | str = "raise",
         storage: Storage | None = None,
         page_cache: PageCache | str = PageCache.KEEP,
+        as_dict: bool = False,
     ) -> None:
         if batch_size is not None and batch_size < 1:
             raise ArgumentError(f"batch_size must be at least 1, or None for samples, got {batch_size}")
         self.index = index if isinstance(index, Index) else open_index(index)
         self.batch_size = batch_size
         self.tail = Tail(tail)
+        self.as_dict = as_dict
         self.shuffle: OrderChoice = (Shuffle() if shuffle else Sequential()) if isinstance(shuffle, bool) else shuffle
         self._topology = topology
         self.pipeline = Pipeline(
@@ -121,6 +125,12 @@ class MPDataset(IterableDataset[Any]):
     def plan(self) -> Plan:
         """Return the plan of the next iteration: which positions each batch of this rank holds."""
         return self.plan_of(self.progress.next)
+
+    def shown(self, columns: Sequence[Any]) -> Any:
+        """Return the columns of a batch, or the values of a sample, as the dataset yields them."""
+        if self.as_dict:
+            return as_named_tensors((column.name for column in self.index.columns), columns)
+        return as_tensors(columns)
 
     def __len__(self) -> int:
         """Return the number of batches, or samples, of this rank that the next iteration yields over all workers."""
@@ -264,7 +274,7 @@ class _EpochIterator(Iterator[Any]):
             following=lambda: self._sample_ids(cursor.next_batch + self._num_workers),
         )
         cursor.next_batch += self._num_workers
-        return as_tensors(batch.columns)
+        return self._dataset.shown(batch.columns)
 
     def _sample_ids(self, batch: int) -> NDArray[np.int64]:
         positions = self._plan.positions(batch) if batch < self._plan.num_batches else np.empty(0, np.int64)
@@ -278,7 +288,7 @@ class _EpochIterator(Iterator[Any]):
                 cursor.next_batch = number + self._num_workers
                 made = self._dataset.pipeline.sample(record, seed=cursor.epoch.seed, epoch=cursor.epoch.number)
                 if made is not None:
-                    return as_tensors(made[1])
+                    return self._dataset.shown(made[1])
             if cursor.next_batch >= self._plan.num_batches:
                 raise StopIteration
             self._look_up_block()

@@ -17,7 +17,6 @@ from mpload.order import OrderChoice, Sequential, Shuffle
 from mpload.policy import ErrorAction, substitute_for
 from mpload.progress import Epoch, SharedProgress
 from mpload.sharding import Plan, Tail, Topology
-from mpload.tensors import as_tensors
 from mpload.topology import detect_topology
 from mpload.transport.batches import FilledBatch, KilledSample
 from mpload.transport.messages import Timings
@@ -175,7 +174,7 @@ class IndexSource:
         timings.read_ns += times.read_ns - before.read_ns
         timings.decode_ns += times.decode_ns - before.decode_ns
         timings.transform_ns += times.transform_ns - before.transform_ns
-        return as_tensors(made.columns)
+        return self._dataset.shown(made.columns)
 
     def shown(self, filled: FilledBatch) -> Any:
         """Return a batch that workers have made, without the samples that were skipped.
@@ -183,7 +182,7 @@ class IndexSource:
         Raises:
             SampleError, TooManyBadSamples: as the dataset's policy says.
         """
-        return as_tensors(columns_of(self._forms, filled.arrays, self._kept(filled)))
+        return self._dataset.shown(columns_of(self._forms, filled.arrays, self._kept(filled)))
 
     def instead_of(self, killed: KilledSample) -> tuple[int, ...] | None:
         """Return the task of a substitute, where that is the policy."""

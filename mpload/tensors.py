@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["as_tensors"]
+__all__ = ["as_named_tensors", "as_tensors"]
 
 
 def as_tensors(columns: Iterable[Any]) -> Any:
@@ -15,10 +15,17 @@ def as_tensors(columns: Iterable[Any]) -> Any:
     Arrays become tensors of the same memory, images [..., H, W, C] are shown as [..., C, H, W]; lists are gone through;
     other values stay as they are.
     """
-    values = tuple(
-        [_as_tensor(v) for v in column] if isinstance(column, list) else _as_tensor(column) for column in columns
-    )
+    values = tuple(map(_as_tensors, columns))
     return values[0] if len(values) == 1 else values
+
+
+def as_named_tensors(names: Iterable[str], columns: Iterable[Any]) -> dict[str, Any]:
+    """Show the columns of a batch, or the values of a sample, as tensors by the names of the columns."""
+    return {name: _as_tensors(column) for name, column in zip(names, columns, strict=True)}
+
+
+def _as_tensors(column: Any) -> Any:
+    return [_as_tensor(value) for value in column] if isinstance(column, list) else _as_tensor(column)
 
 
 def _as_tensor(value: Any) -> Any:

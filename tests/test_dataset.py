@@ -20,6 +20,7 @@ from mpload import (
     ErrorPolicy,
     Index,
     MPDataset,
+    MPLoader,
     RandomResizedCrop,
     RawBytes,
     Sequential,
@@ -419,3 +420,17 @@ def test_a_job_that_skips_its_dataset_away_is_stopped(photos: Path, tmp_path: Pa
     with pytest.warns(MploadWarning), pytest.raises(TooManyBadSamples, match=r"51 of 51 samples failed, more than"):
         list(dataset)
     assert len((tmp_path / "report.jsonl").read_text().splitlines()) == 51
+
+
+@pytest.mark.parametrize("batch_size", [5, None])
+def test_dicts_hold_the_columns_by_their_names(folder: Path, batch_size: int | None) -> None:
+    tuples = list(numbers(folder, 23, batch_size=batch_size))
+    dicts = list(numbers(folder, 23, batch_size=batch_size, as_dict=True))
+    if batch_size:
+        with MPLoader(numbers(folder, 23, batch_size=5, as_dict=True), num_workers=1) as loader:
+            dicts += loader
+            tuples += tuples
+    for named, values in zip(dicts, tuples, strict=True):
+        assert list(named) == ["number", "label"]
+        assert torch.equal(named["number"], values[0])
+        assert np.array_equal(named["label"], values[1])
