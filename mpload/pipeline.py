@@ -180,21 +180,25 @@ class Pipeline:
         epoch: int,
         outs: Sequence[NDArray[np.uint8]] | None = None,
         store: Callable[[Sample], None] | None = None,
+        on_bad: Callable[[BadSample], None] | None = None,
     ) -> tuple[int, Sample] | None:
         """Make one sample: its sample_id and values, or those of its substitute, or None where it is to be skipped.
 
-        `store` is called with the values; what it raises is the sample's fault too.
+        `store` is called with the values; what it raises is the sample's fault too. `on_bad` is told of each sample
+        that is skipped or substituted; without it they are counted and written down here.
         """
         if self._rng is None or (self._rng.seed, self._rng.epoch) != (seed, epoch):
             self._rng = SampleRng(seed=seed, epoch=epoch)
-        self._bad.saw(1, epoch=epoch)
+        if on_bad is None:
+            self.saw(1, epoch=epoch)
+            on_bad = self._bad.add
         try:
             return record.sample_id, self._make(record, self._rng, outs, store)
         except (Exception, SystemExit) as error:  # whatever the user's callables raise meets the policy
             bad = self.describe(record, _cause_of(error))
             if self.policy.action is ErrorAction.RAISE:
                 raise SampleError(str(bad)) from error
-            self._bad.add(bad)
+            on_bad(bad)
         if self.policy.action is ErrorAction.SKIP:
             return None
         candidates = substitute_for(record.sample_id, num_samples=len(self.index), seed=seed, epoch=epoch)
@@ -202,7 +206,7 @@ class Pipeline:
             try:
                 return substitute.sample_id, self._make(substitute, self._rng, outs, store)
             except (Exception, SystemExit) as error:  # noqa: BLE001  as above
-                self._bad.add(self.describe(substitute, _cause_of(error)))
+                on_bad(self.describe(substitute, _cause_of(error)))
         raise SampleError(f"{bad}; and so did {len(candidates)} substitutes for it")
 
     def read(self, record: Record) -> list[bytes]:
@@ -283,8 +287,16 @@ class Pipeline:
         where = self.index.where(record.sample_id)
         return BadSample(sample_id=record.sample_id, where=where, paths=sources, cause=cause)
 
+    def saw(self, num_samples: int, *, epoch: int) -> None:
+        """Count samples that were asked for, of which bad ones are a fraction."""
+        self._bad.saw(num_samples, epoch=epoch)
+
     def write_down(self, bad: BadSample, *, epoch: int) -> None:
-        """Count and report a sample that failed elsewhere than in `sample`."""
+        """Count and report a sample that failed elsewhere.
+
+        Raises:
+            TooManyBadSamples: with this one they are more than the policy allows.
+        """
         self._bad.saw(0, epoch=epoch)
         self._bad.add(bad)
 

@@ -38,8 +38,9 @@ class ErrorPolicy:
     """A file of JSON lines that each skipped or substituted sample is appended to; None: `<index>.errors.jsonl` in the
     working directory."""
     max_error_fraction: float = 0.01
-    """A process that has had to skip or substitute more than this fraction of its samples of an epoch (counted as one
-    thousand where it has seen fewer) stops with `TooManyBadSamples`."""
+    """Where more than this fraction of an epoch's samples (counted as one thousand while they are fewer) had to be
+    skipped or substituted, it ends with `TooManyBadSamples`. An `MPLoader` counts over all its workers; each worker of
+    a stock DataLoader counts for itself."""
 
     def __post_init__(self) -> None:
         if self.action not in list(ErrorAction):

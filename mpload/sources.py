@@ -10,7 +10,7 @@ from torch.utils.data import IterableDataset
 
 from mpload.cache.opened import OpenCache
 from mpload.dataset import MPDataset
-from mpload.errors import ArgumentError, SampleError, TooManyBadSamples
+from mpload.errors import ArgumentError, SampleError
 from mpload.mapstyle import MapSource
 from mpload.mapwork import MapDataset
 from mpload.order import OrderChoice, Sequential, Shuffle
@@ -182,6 +182,8 @@ class IndexSource:
         Raises:
             SampleError, TooManyBadSamples: as the dataset's policy says.
         """
+        epoch = BatchNumber.of(filled.task.numbers).epoch
+        self._dataset.pipeline.saw(filled.task.num_samples, epoch=epoch)
         return self._dataset.shown(columns_of(self._forms, filled.arrays, self._kept(filled)))
 
     def instead_of(self, killed: KilledSample) -> tuple[int, ...] | None:
@@ -191,7 +193,8 @@ class IndexSource:
             return None
         if number.substitute >= 0:
             return None  # a substitute that kills too: two are enough
-        sample_id = self._write_down(number, killed.sample, killed.cause)
+        sample_id = self._sample_id(number, killed.sample)
+        self._write_down(sample_id, killed.cause, epoch=number.epoch)
         others = substitute_for(sample_id, num_samples=len(pipeline.index), seed=number.seed, epoch=number.epoch)
         return replace(number, substitute=others[0]).numbers
 
@@ -199,26 +202,31 @@ class IndexSource:
         """Return the samples of a batch that were made, None where all were; raise where that is the policy."""
         if not filled.failures:
             return None
+        number, failed = BatchNumber.of(filled.task.numbers), []
         for failure in filled.failures:
-            if failure.details.get("skipped"):
-                continue
-            if failure.details.get("type") == TooManyBadSamples.__name__:
-                raise TooManyBadSamples(failure.cause)
-            if not failure.details.get("killed"):
+            details = failure.details
+            if not (details.get("skipped") or details.get("substituted") or details.get("killed")):
                 raise SampleError(failure.cause)
-            self._write_down(BatchNumber.of(filled.task.numbers), failure.sample, failure.cause)
-        failed = [failure.sample for failure in filled.failures]
+            own = self._sample_id(number, failure.sample), failure.cause
+            for sample_id, cause in details.get("bad", [own]):
+                self._write_down(sample_id, cause, epoch=number.epoch)
+            if not details.get("substituted"):
+                failed.append(failure.sample)
+        if not failed:
+            return None
         kept = np.setdiff1d(np.arange(filled.task.num_samples), failed)
         if not kept.size:
             raise SampleError(f"{self._dataset.index.path}: all {len(failed)} samples of a batch failed")
         return kept
 
-    def _write_down(self, number: BatchNumber, place: int, cause: str) -> int:
-        """Report a sample that kills workers, and return its id; raise where that is the policy."""
-        pipeline = self._dataset.pipeline
+    def _sample_id(self, number: BatchNumber, place: int) -> int:
         (sample_id,) = self.work().sample_ids(number, place, place + 1).tolist()
+        return int(sample_id)
+
+    def _write_down(self, sample_id: int, cause: str, *, epoch: int) -> None:
+        """Report a sample that was not made; raise where that is the policy."""
+        pipeline = self._dataset.pipeline
         bad = pipeline.describe(pipeline.index[sample_id], cause)
         if pipeline.policy.action is ErrorAction.RAISE:
             raise SampleError(str(bad))
-        pipeline.write_down(bad, epoch=number.epoch)
-        return int(sample_id)
+        pipeline.write_down(bad, epoch=epoch)

@@ -17,6 +17,7 @@ from mpload.index.index import Record
 from mpload.index.text import MAX_LINE_BYTES
 from mpload.order import Order, OrderChoice
 from mpload.pipeline import DTYPES, Pipeline, Sample, stack
+from mpload.policy import BadSample
 from mpload.sharding import Plan, Tail, Topology
 from mpload.transport.batches import BatchTask
 from mpload.transport.pool import WorkerPool
@@ -68,6 +69,9 @@ class _BlockOrder(Protocol):
 @dataclass(kw_only=True)
 class PipelineWork:
     """Runs a pipeline over the samples of a batch, straight into its slot.
+
+    A sample that is skipped or substituted is a failure with these details: `skipped` or `substituted`, true, and
+    `bad`, sample_id and cause of each sample that was tried, which may be missing where they are too long.
 
     Process: pickled by value once, then forked; each process opens files of its own.
     """
@@ -121,8 +125,12 @@ class PipelineWork:
             report.at(place)
             outs = [arrays[names[source]][place] for source in in_place] or None
             store = partial(_store, arrays, place, to_store)
-            if pipeline.sample(record, seed=number.seed, epoch=number.epoch, outs=outs, store=store) is None:
-                report.failed(place, "skipped", {"skipped": True})
+            bad: list[BadSample] = []
+            made = pipeline.sample(
+                record, seed=number.seed, epoch=number.epoch, outs=outs, store=store, on_bad=bad.append
+            )
+            if bad:
+                _tell(report, place, bad, is_made=made is not None)
         report.timings.read_ns += times.read_ns - before[0]
         report.timings.decode_ns += times.decode_ns - before[1]
         report.timings.transform_ns += times.transform_ns - before[2]
@@ -156,6 +164,12 @@ class PipelineWork:
                 key = chunk.task, chunk.first, chunk.last
                 self._looked_up[key] = before.get(key) or self._records(*key)
         self.pipeline.look_ahead(chain(records, *self._looked_up.values()))
+
+
+def _tell(report: ChunkReport, place: int, bad: Sequence[BadSample], *, is_made: bool) -> None:
+    """Tell whoever hands batches out of a sample that was skipped or substituted: it counts over all workers."""
+    told = [(each.sample_id, each.cause) for each in bad]
+    report.failed(place, bad[0].cause, {"substituted" if is_made else "skipped": True, "bad": told})
 
 
 def _store(arrays: Mapping[str, Any], place: int, columns: Sequence[tuple[int, str]], sample: Sample) -> None:
@@ -275,9 +289,10 @@ class _Probe:
         """Describe the sample `task`."""
         del last
         report.at(first)
-        made = self.pipeline.sample(self.pipeline.index[task[0]], seed=0, epoch=0)
+        bad: list[BadSample] = []  # to be counted and reported when their turn comes
+        made = self.pipeline.sample(self.pipeline.index[task[0]], seed=0, epoch=0, on_bad=bad.append)
         if made is None:
-            raise SampleError("it was skipped; see the error report")
+            raise SampleError(str(bad[0]))
         described = [
             {"shape": list(value.shape), "dtype": value.dtype.str}
             if isinstance(value, np.ndarray)

@@ -56,6 +56,12 @@ FAULTS: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
+def fourth_ones_are_bad(number: NDArray[np.int64]) -> NDArray[np.int64]:
+    if number[0] % 4 == 0:
+        raise ValueError("a multiple of four")
+    return number
+
+
 def with_noise(number: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
     time.sleep(0.002)
     return np.concatenate([number, rng.integers(0, 1 << 62, 7)])

@@ -20,13 +20,13 @@ import torch
 from numpy.typing import NDArray
 
 from mpload import ErrorPolicy, MPDataset, MPLoader, Topology
-from mpload.errors import ArgumentError, MploadWarning, SampleError
+from mpload.errors import ArgumentError, MploadWarning, SampleError, TooManyBadSamples
 from mpload.memory import anonymous_bytes
 from mpload.transport.batches import PoolOptions
 from mpload.units import MIB
 from tests.containers import memory_container
-from tests.faults import FAULTS, OneByte, OneNumber, leap, with_noise
-from tests.test_dataset import ids, numbers, numbers_index
+from tests.faults import FAULTS, OneByte, OneNumber, fourth_ones_are_bad, leap, with_noise
+from tests.test_dataset import flat, ids, numbers, numbers_index
 from tests.transport_works import leaves_nothing, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
@@ -87,17 +87,28 @@ def test_a_skipped_fault_costs_its_own_sample_only(folder: Path, tmp_path: Path,
     expected = [[number for number in batch if number != BAD] for batch in ids(numbers(folder, NUM_SAMPLES))]
     policy = ErrorPolicy(action="skip", report=tmp_path / "report.jsonl")
     dataset = faulty(folder, at_bad(fault), on_error=policy)
-    with told_in_this_process(name), MPLoader(dataset, num_workers=2, options=options_for(name)) as loader:
+    with (
+        pytest.warns(MploadWarning, match="a bad sample"),
+        MPLoader(dataset, num_workers=2, options=options_for(name)) as loader,
+    ):
         assert ids(loader) == expected
     told = [json.loads(line) for line in (tmp_path / "report.jsonl").read_text().splitlines()]
-    assert BAD in {line["sample_id"] for line in told}
+    assert [line["sample_id"] for line in told] == [BAD]
 
 
-def told_in_this_process(name: str) -> contextlib.AbstractContextManager[Any]:
-    """A worker warns of what it skips itself; of samples that kill workers this process does."""
-    if "killed its worker" in FAULTS[name][1]:
-        return pytest.warns(MploadWarning, match="a bad sample")
-    return contextlib.nullcontext()
+@pytest.mark.parametrize("num_workers", [0, 1, 4])
+def test_too_many_bad_samples_are_counted_over_all_workers(folder: Path, tmp_path: Path, num_workers: int) -> None:
+    policy = ErrorPolicy(action="skip", report=tmp_path / "report.jsonl", max_error_fraction=0.01)
+    dataset = numbers(folder, 1000, batch_size=16, transform=fourth_ones_are_bad, on_error=policy)
+    with (
+        MPLoader(dataset, num_workers=num_workers) as loader,
+        pytest.warns(MploadWarning, match="a bad sample"),
+        pytest.raises(TooManyBadSamples, match=r"11 of \d+ samples failed, more than max_error_fraction=0.01"),
+    ):
+        list(loader)
+    told = [json.loads(line) for line in (tmp_path / "report.jsonl").read_text().splitlines()]
+    alone = flat(ids(numbers(folder, 1000)))
+    assert [line["sample_id"] for line in told] == [number for number in alone if number % 4 == 0][:11]
 
 
 @pytest.mark.parametrize("held", [threading.Lock(), (number for number in range(3))])
@@ -202,7 +213,7 @@ LARGE = """
 import json, resource, sys
 from mpload import MPDataset, MPLoader, Topology
 from tests.decoders import large_number
-from tests.faults import FAULTS, OneByte, OneNumber, leap, with_noise
+from tests.faults import FAULTS, OneByte, OneNumber, leap, fourth_ones_are_bad, with_noise
 from tests.test_dataset import ids
 if sys.argv[2] != "0":
     resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[2])))
@@ -260,7 +271,7 @@ import json, sys
 import numpy as np
 from mpload import MPDataset, MPLoader, Topology
 from tests.decoders import number_in
-from tests.faults import FAULTS, OneByte, OneNumber, leap, with_noise
+from tests.faults import FAULTS, OneByte, OneNumber, leap, fourth_ones_are_bad, with_noise
 from tests.test_dataset import ids
 leaked = []
 

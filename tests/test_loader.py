@@ -252,7 +252,7 @@ def test_bad_samples_are_treated_as_the_dataset_treats_them(folder: Path, tmp_pa
 
     with pytest.warns(MploadWarning):
         expected = ids(dataset())
-    with MPLoader(dataset(), num_workers=2) as loader:
+    with MPLoader(dataset(), num_workers=2) as loader, pytest.warns(MploadWarning):
         assert ids(loader) == expected
 
 

@@ -67,8 +67,9 @@ class Answer:
         texts = []
         for failure in self.failures:
             details = json.dumps(dict(failure.details), default=str)
-            keep = details if len(failure.cause) + len(details) <= limit else "{}"
-            texts.append((failure.sample, failure.cause[:limit], keep))
+            if len(failure.cause) + len(details) > limit:
+                details = json.dumps({name: True for name, value in failure.details.items() if value is True})
+            texts.append((failure.sample, failure.cause[:limit], details))
         return head + json.dumps(texts).encode()
 
     @classmethod
