@@ -33,8 +33,8 @@ __all__ = [
 
 MAX_PIXELS: Final = 178_956_970  # where Pillow calls an image a decompression bomb: 0.5 GB of RGB
 MAX_BYTES: Final = GIB  # which holds that many pixels stored plainly, 16 bits a channel
-_SIGNATURES = (  # of the start of a file, and what may follow it
-    (b"\xff\xd8\xff", "JPEG"),
+_JPEG_START = b"\xff\xd8\xff"
+_SIGNATURES = (  # of the start of another file, and what may follow it
     (b"\x89PNG\r\n\x1a\n", "PNG"),
     (b"RIFF", "WebP"),
     (b"BM", "BMP"),
@@ -137,31 +137,11 @@ def open_image(
         DecodeError: `data` is no image of a known format, is damaged, or exceeds `limits`.
     """
     limits.check_bytes(len(data))
+    if data[:3] == _JPEG_START:
+        return _open_jpeg(data, upright=upright, limits=limits, backend=backend)
     kind = _kind_of(data)
-    colors = None
-    try:
-        if kind == "JPEG":
-            height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
-    except (ValueError, KeyError):  # a KeyError is a colour space or subsampling it has no name for
-        colors = None
-    if colors is None:
-        width, height = imagesize.get(BytesIO(data), exif_rotation=False)
-    if height <= 0 or width <= 0:
-        raise DecodeError(f"{kind} header is damaged or cut off: it gives no size ({len(data):,} bytes in all)")
-    limits.check_pixels(height, width)
-    if kind == "JPEG":
-        orientation, frame = read_segments(data)
-        return Jpeg(
-            data=data,
-            stored_height=height,
-            stored_width=width,
-            orientation=orientation if upright else 1,
-            frame=frame,
-            colors=colors,
-            allow_truncated=limits.allow_truncated,
-            backend=backend,
-        )
-
+    width, height = imagesize.get(BytesIO(data), exif_rotation=False)
+    _check_size(kind, height, width, data, limits)
     if kind == "PNG":
         _check_png_chunks(data)
     flags = cv2.IMREAD_COLOR if upright else cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
@@ -170,6 +150,32 @@ def open_image(
         raise DecodeError(f"{kind} is damaged, truncated, or of a kind that OpenCV {cv2.__version__} cannot decode")
     limits.check_pixels(*pixels.shape[:2])
     return _Decoded(pixels)
+
+
+def _open_jpeg(data: ImageBytes, *, upright: bool, limits: Limits, backend: Backend) -> Jpeg:
+    try:
+        height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
+    except (ValueError, KeyError):  # a KeyError is a colour space or subsampling it has no name for
+        width, height = imagesize.get(BytesIO(data), exif_rotation=False)
+        colors = None
+    _check_size("JPEG", height, width, data, limits)
+    orientation, frame = read_segments(data)
+    return Jpeg(
+        data=data,
+        stored_height=height,
+        stored_width=width,
+        orientation=orientation if upright else 1,
+        frame=frame,
+        colors=colors,
+        allow_truncated=limits.allow_truncated,
+        backend=backend,
+    )
+
+
+def _check_size(kind: str, height: int, width: int, data: ImageBytes, limits: Limits) -> None:
+    if height <= 0 or width <= 0:
+        raise DecodeError(f"{kind} header is damaged or cut off: it gives no size ({len(data):,} bytes in all)")
+    limits.check_pixels(height, width)
 
 
 @dataclass(frozen=True, slots=True)

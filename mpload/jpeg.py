@@ -130,13 +130,14 @@ class Jpeg:
         """Return `view` of the image as it is stored, in the order that the native decoder takes its numbers."""
         denominator = _denominator(view.box, view.full)
         box = self._scaled_box(view.box, denominator)
-        full, shown, mirror = view.full, view.shown, view.mirror
+        full, window, mirror = view.full, view.window, view.mirror
         if self.orientation != 1:
-            shown = _stored_box(shown, self.orientation, *full)
+            window = _stored_box(view.shown, self.orientation, *full)
             full, mirror = full[::-1] if self.orientation >= 5 else full, False
+        top, left = (0, 0) if window is None else (window.top, window.left)
         return (
             self.stored_height, self.stored_width, denominator, box.top, box.left, box.height, box.width,
-            *full, shown.top, shown.left, mirror, view.antialias,
+            *full, top, left, mirror, view.antialias,
         )  # fmt: skip
 
     def _draw_natively(self, native: _Native, view: View, out: Pixels) -> bool:
