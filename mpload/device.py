@@ -18,6 +18,9 @@ from mpload.unpacking import Unpacker
 __all__ = ["DevicePrefetcher", "DeviceStats"]
 
 
+_END = object()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceStats:
     """What a `DevicePrefetcher` has done since it was made, and the memory that it has now."""
@@ -193,7 +196,8 @@ class DevicePrefetcher:
         carrier = self._carrier
         ahead: deque[_Sent] = deque()
         landed: tuple[Landed, dict[str, Any] | None] | None = None
-        end: Exception | None = None
+        error: Exception | None = None
+        is_over = False
         # One by one where nothing goes on beside the host; else two until there are enough ahead, so that the first
         # batch does not wait for all of those.
         num_fetched_at_most = 2 if self._stream.is_async else 1
@@ -206,14 +210,16 @@ class DevicePrefetcher:
                 if self._stable_addresses:
                     carrier.reclaim(but=len(ahead))
                 num_fetched = 0
-                while landed is not None or (end is None and num_fetched < num_fetched_at_most):
+                while landed is not None or (not is_over and num_fetched < num_fetched_at_most):
                     if landed is None:
                         try:
-                            landed = carrier.land(self._unpacked(next(source))), self._loader_state()
-                        except Exception as error:  # noqa: BLE001  raised when the batches before it are handed out
-                            end = error
-                            break
+                            landed = self._fetched(source)
+                        except Exception as raised:  # noqa: BLE001  its turn comes behind the batches before it
+                            error = raised
                         num_fetched += 1
+                        if landed is None:
+                            is_over = True
+                            break
                     batch = carrier.settle(landed[0], at_any_cost=not ahead)
                     if batch is None:
                         break
@@ -231,12 +237,20 @@ class DevicePrefetcher:
                 del sent
         finally:
             carrier.finish()
-        if not isinstance(end, StopIteration):
-            raise end or AssertionError("an iteration ends for a reason")
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame, and so the loader
 
-    def _unpacked(self, batch: Any) -> Any:
+    def _fetched(self, source: Iterator[Any]) -> tuple[Landed, dict[str, Any] | None] | None:
+        """Return the next batch on its way to the device, and the state behind it; None behind the last one."""
+        batch = next(source, _END)
+        if batch is _END:
+            return None
         with self._stream.entered():
-            return self._unpack(batch)
+            batch = self._unpack(batch)
+        return self._carrier.land(batch), self._loader_state()
 
     def _sent(self, batch: Any, state: dict[str, Any] | None, number: int) -> _Sent:
         """Return a settled batch, transformed, as soon as the device gets to it."""

@@ -1,13 +1,19 @@
 """`MPLoader`: the batches of a dataset through shared memory, made by worker processes that cost little."""
 
 import time
+import weakref
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import Any, Self
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
 from mpload.budget import MemoryBudget
 from mpload.dataset import MPDataset
+from mpload.device import DevicePrefetcher
 from mpload.engine import Engine
 from mpload.errors import ArgumentError
 from mpload.mapwork import MapDataset
@@ -20,6 +26,7 @@ from mpload.stats import LoaderMemory, LoaderStats
 from mpload.transport.batches import BatchTask, FilledBatch, PoolOptions
 from mpload.transport.messages import Timings
 from mpload.transport.pool import WorkerPool
+from mpload.transport.slots import RaggedField
 from mpload.work import BatchNumber
 
 __all__ = ["MPLoader"]
@@ -46,6 +53,8 @@ class MPLoader:
             available. Bounds the number of batches made ahead; fewer are, and a warning says so, while memory runs
             short.
         options: how workers are treated: timeouts, restarts, fresh processes in place of forks.
+        device: where batches are handed out, images as float32 in [0, 1]: short for a `DevicePrefetcher` around the
+            loader, which can do more. None: as they are, on the host.
 
     Memory: slots as the budget allows, and some MB for each worker, whatever the script has imported.
     Process: belongs to the process and thread that made it. Linux only, except with `num_workers=0`.
@@ -68,6 +77,7 @@ class MPLoader:
         num_workers: int | str = "auto",
         memory_budget: int | str = "auto",
         options: PoolOptions | None = None,
+        device: torch.device | str | None = None,
     ) -> None:
         self._source = source_of(
             dataset, batch_size=batch_size, shuffle=shuffle, seed=seed, tail=tail, topology=topology
@@ -87,6 +97,7 @@ class MPLoader:
         self._stats = LoaderStats()
         self._engine: Engine | None = None
         self._is_closed = False
+        self._prefetcher = None if device is None else DevicePrefetcher(_OnHost(self), device=device)
         self._fields = self._source.prepare() if num_workers != 0 else ()
         if num_workers != 0:
             self._start()
@@ -102,6 +113,10 @@ class MPLoader:
         return self._source.plan_of(self._source.progress.next).num_batches
 
     def __iter__(self) -> Iterator[Any]:
+        return self.iterate_on_host() if self._prefetcher is None else iter(self._prefetcher)
+
+    def iterate_on_host(self) -> Iterator[Any]:
+        """Begin an iteration whose batches stay on the host, as all do without a `device`."""
         if self._is_closed:
             raise ArgumentError("the loader is closed. Make a new one")
         self._stop()
@@ -113,9 +128,15 @@ class MPLoader:
         """Fix the epoch that the next iteration reads; see `MPDataset.set_epoch`."""
         self._source.set_epoch(epoch)
         self._epoch = None
+        if self._prefetcher is not None:
+            self._prefetcher.forget_state()
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the run stands, counting the batches that were received, not those made ahead."""
+        return self.state_on_host() if self._prefetcher is None else self._prefetcher.state_dict()
+
+    def state_on_host(self) -> dict[str, Any]:
+        """Return where the run stands, counting the batches that are on their way to a device too."""
         return self._source.state_dict(None if self._epoch is None else self._num_received)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -123,6 +144,8 @@ class MPLoader:
         self._stop()
         self._source.load_state_dict(state_dict)
         self._epoch = None
+        if self._prefetcher is not None:
+            self._prefetcher.forget_state()
 
     def stats(self) -> LoaderStats:
         """Return what was done so far, and what that takes now; `str()` of it is for people."""
@@ -147,6 +170,21 @@ class MPLoader:
         return 0 if self._pool is None else self._pool.num_workers
 
     @property
+    def first_place(self) -> int:
+        """Place of this rank's first sample in a global batch."""
+        plan = self._source.plan_of(self._source.progress.next)
+        return plan.topology.rank * plan.batch_size
+
+    def lock_slots(self) -> NDArray[np.uint8] | None:
+        """Return the memory of all slots, which from now on is never given back to the kernel, for a driver to pin it.
+
+        None where there are none, or they reserve more than they use.
+        """
+        if self._pool is None or any(isinstance(field, RaggedField) for field in self._fields):
+            return None
+        return self._pool.ring.lock()
+
+    @property
     def pids(self) -> dict[str, int]:
         """Process ids of the zygote and the workers, by the names that `ps` shows."""
         return {} if self._pool is None else self._pool.pids
@@ -156,6 +194,8 @@ class MPLoader:
 
         For a validation loader between two validations. Batches that are still held keep their memory.
         """
+        if self._prefetcher is not None:
+            self._prefetcher.release()
         self._stop()
         self._stats = self.stats()
         if self._pool is not None:
@@ -235,6 +275,26 @@ class MPLoader:
             options=self._options,
         )
         return self._engine.pool
+
+
+class _OnHost:
+    """A loader as its own prefetcher sees it, which does not keep it alive."""
+
+    def __init__(self, loader: MPLoader) -> None:
+        self._loader: MPLoader = weakref.proxy(loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._loader.iterate_on_host()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._loader.state_on_host()
+
+    def lock_slots(self) -> NDArray[np.uint8] | None:
+        return self._loader.lock_slots()
+
+    @property
+    def first_place(self) -> int:
+        return self._loader.first_place
 
 
 class _Iteration(Iterator[Any]):

@@ -164,6 +164,13 @@ def test_the_slots_of_an_mploader_are_pinned_once_and_copied_from_directly(photo
         assert not next(iter(inner))[0].is_pinned()
 
 
+def test_the_short_form_brings_batches_to_the_device_too(photos: Path) -> None:
+    expected = list(dataset(photos, RandomResizedCrop(64)))
+    with MPLoader(dataset(photos, RandomResizedCrop(64)), num_workers=2, device="cuda") as loader:
+        for (images, _), (pixels, _) in zip(loader, expected, strict=True):
+            torch.testing.assert_close(images.cpu(), pixels.float() / 255)
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_cuda_graph_for_each_set_of_addresses_can_be_replayed(depth: int) -> None:
     weight = torch.rand(SHAPE[1], device="cuda")[:, None, None]
