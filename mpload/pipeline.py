@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,14 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.augment import SampleRng, adapt_transform
-from mpload.errors import MploadError, SampleError, StorageError
+from mpload.errors import MploadError, SampleError
 from mpload.image import Limits
-from mpload.index.columns import Cell, ColumnType, Span
+from mpload.index.columns import Cell, ColumnType, LmdbValue, RowValue, Span
 from mpload.index.index import Index, Record
 from mpload.policy import BadSample, BadSamples, ErrorAction, ErrorPolicy, substitute_for
 from mpload.storage.ahead import DEFAULT_AHEAD_BYTES, ReadAhead
-from mpload.storage.local import LocalStorage, PageCache
-from mpload.storage.ranges import ByteRange, merged
+from mpload.storage.local import PageCache
+from mpload.storage.opening import open_storage
+from mpload.storage.ranges import ByteRange, LmdbRange, RowRange, merged
 from mpload.units import KIB
 
 __all__ = ["Batch", "Pipeline", "Sample", "SampleCache", "StageTimes", "Storage", "stack"]
@@ -312,13 +312,18 @@ _PER_PROCESS = frozenset({"_transform", "_storage", "ahead", "_bad", "_rng", "ti
 
 
 def _open_storage(index: Index, decode: Callable[..., Any], page_cache: PageCache | str) -> Storage:
-    if "://" in index.root:
-        raise StorageError(f"{index.path}: root {index.root} is a URL; this version of mpload reads local files only")
     limits = getattr(decode, "limits", None)
-    max_bytes = limits.max_bytes if isinstance(limits, Limits) else None
-    return LocalStorage(
-        Path(index.root), allow_outside_root=not index.confined, max_bytes=max_bytes, page_cache=page_cache
+    kinds = {_RANGE_TYPES.get(column.type, ByteRange) for column in index.columns if column.type.is_source}
+    return open_storage(
+        index.root,
+        kinds,
+        allow_outside_root=not index.confined,
+        max_bytes=limits.max_bytes if isinstance(limits, Limits) else None,
+        page_cache=page_cache,
     )
+
+
+_RANGE_TYPES: dict[ColumnType, type[ByteRange]] = {ColumnType.LMDB: LmdbRange, ColumnType.ROW: RowRange}
 
 
 def _range_of(cell: Cell) -> ByteRange:
@@ -327,8 +332,12 @@ def _range_of(cell: Cell) -> ByteRange:
             return ByteRange(cell)
         case Span():
             return ByteRange(cell.path, cell.offset_bytes, cell.length_bytes)
+        case LmdbValue():
+            return LmdbRange(cell.path, key=cell.key)
+        case RowValue():
+            return RowRange(cell.path, row_group=cell.row_group, row=cell.row, column=cell.column)
         case _:
-            raise StorageError(f"{cell}: LMDB values cannot be read by this version of mpload")
+            raise AssertionError(f"{cell} says nothing of bytes")
 
 
 def _path_of(cell: Cell) -> str:

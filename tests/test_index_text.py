@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mpload import open_index
 from mpload.errors import ArgumentError, IndexFormatError
-from mpload.index.columns import Column, ColumnType, LmdbValue, Span, format_columns, parse_columns
+from mpload.index.columns import Column, ColumnType, LmdbValue, RowValue, Span, format_columns, parse_columns
 from mpload.index.scan import Scan
 from mpload.index.text import MAX_LINE_BYTES, Dialect, Header, format_header, format_line, parse_line, read_header
 
@@ -23,6 +23,7 @@ cells_of = {
     ColumnType.PATH: paths,
     ColumnType.SPAN: st.builds(Span, paths, st.integers(0, 2**40), st.integers(0, 2**40)),
     ColumnType.LMDB: st.builds(LmdbValue, paths, st.binary(min_size=1, max_size=10)),
+    ColumnType.ROW: st.builds(RowValue, paths, st.integers(0, 99), st.integers(0, 10**9), st.text(min_size=1)),
     ColumnType.INT: st.integers(-(2**63), 2**63 - 1),
     ColumnType.FLOAT: st.floats(allow_nan=False),
     ColumnType.STR: texts | raw,
@@ -201,7 +202,7 @@ HEADERS = [
     (b"#mpload 2\n#columns image:path\na\n", r"index format '2' is not 1, .* Update mpload"),
     (b"#mpload 1\na\n", r"no '#columns' directive"),
     (b"#mpload 1\n#columns image\na\n", r"column 'image' is not NAME:TYPE"),
-    (b"#mpload 1\n#columns label:int\n1\n", r"no path, span or lmdb column"),
+    (b"#mpload 1\n#columns label:int\n1\n", r"no path, span, lmdb or row column"),
     (b"#mpload 1\r\n#columns image:path\r\na\r\n", r":1: ends with CRLF"),
     (b"", r"holds no sample"),
     (b"\n\n", r"holds no sample"),

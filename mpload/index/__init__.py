@@ -3,7 +3,7 @@
 Reading one:
 
 ```
-columns   what a cell holds: path, span, lmdb, int, float, str
+columns   what a cell holds: path, span, lmdb, row, int, float, str
 text      the text format: header, lines, escapes; plain lists too
 scan      one fast pass over a text: where lines start, their labels, a digest
 sidecar   the Arrow file of what a scan found: written, checked, located (the only reader of pyarrow)
@@ -18,7 +18,9 @@ Making one:
 rows       what every source gives: columns, root, the cells of one sample after another; what was left out
 folders    class folders and flat folders; order as ImageFolder's
 sorting    sort more names than memory holds
+grouping   which members of a shard are one sample
 tars       tar shards, as spans
+lmdbs      LMDB data files, as keys
 lists      plain lists, CSV, and indexes that stand already
 sources    which of these a path is
 splitting  which part of a split a sample belongs to

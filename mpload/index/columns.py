@@ -3,15 +3,16 @@
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from urllib.parse import quote_from_bytes, unquote_to_bytes
+from urllib.parse import quote, quote_from_bytes, unquote, unquote_to_bytes
 
 from mpload.errors import ArgumentError
 
-__all__ = ["Cell", "Column", "ColumnType", "LmdbValue", "Span", "format_columns", "parse_columns"]
+__all__ = ["Cell", "Column", "ColumnType", "LmdbValue", "RowValue", "Span", "format_columns", "parse_columns"]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SPAN = re.compile(r"(\d{1,19})\+(\d{1,19})@(.+)", re.DOTALL)
 _LMDB = re.compile(r"([^@]+)@(.+)", re.DOTALL)
+_ROW = re.compile(r"(\d{1,9}):(\d{1,18}):([^@]+)@(.+)", re.DOTALL)
 
 
 class ColumnType(StrEnum):
@@ -20,6 +21,7 @@ class ColumnType(StrEnum):
     PATH = "path"
     SPAN = "span"
     LMDB = "lmdb"
+    ROW = "row"
     INT = "int"
     FLOAT = "float"
     STR = "str"
@@ -27,7 +29,7 @@ class ColumnType(StrEnum):
     @property
     def is_source(self) -> bool:
         """Whether cells of this type say where bytes lie."""
-        return self in {ColumnType.PATH, ColumnType.SPAN, ColumnType.LMDB}
+        return self in {ColumnType.PATH, ColumnType.SPAN, ColumnType.LMDB, ColumnType.ROW}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +88,34 @@ class LmdbValue:
         return f"{quote_from_bytes(self.key, safe='')}@{self.path}"
 
 
-Cell = str | Span | LmdbValue | int | float
+@dataclass(frozen=True, slots=True)
+class RowValue:
+    """A value of a Parquet file: cell `ROWGROUP:ROW:COLUMN@PATH`, the column a dotted path, percent-encoded.
+
+    ROW counts from the start of its row group.
+    """
+
+    path: str
+    row_group: int
+    row: int
+    column: str
+
+    @classmethod
+    def parse(cls, text: str) -> "RowValue":
+        """Read `ROWGROUP:ROW:COLUMN@PATH`; raises `ValueError` on anything else."""
+        match = _ROW.fullmatch(text)
+        if match is None:
+            raise ValueError(
+                f"{text!r} is no value of a Parquet file ROWGROUP:ROW:COLUMN@PATH, such as 0:17:image.bytes@a.parquet"
+            )
+        return cls(match[4], int(match[1]), int(match[2]), unquote(match[3], errors="surrogateescape"))
+
+    def __str__(self) -> str:
+        column = quote(self.column, safe="", errors="surrogateescape")
+        return f"{self.row_group}:{self.row}:{column}@{self.path}"
+
+
+Cell = str | Span | LmdbValue | RowValue | int | float
 
 
 def parse_columns(text: str) -> tuple[Column, ...]:
@@ -105,7 +134,9 @@ def parse_columns(text: str) -> tuple[Column, ...]:
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ArgumentError(f"column {twice[0]!r} stands twice in {text!r}. Give every column a name of its own")
     if not any(column.type.is_source for column in columns):
-        raise ArgumentError(f"columns {text!r} have no path, span or lmdb column: nothing says where the bytes lie")
+        raise ArgumentError(
+            f"columns {text!r} have no path, span, lmdb or row column: nothing says where the bytes lie"
+        )
     return tuple(columns)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mpload.errors import IndexFormatError
-from mpload.index.columns import Cell, LmdbValue, Span, parse_columns
+from mpload.index.columns import Cell, LmdbValue, RowValue, Span, parse_columns
 from mpload.index.opening import root_of
 from mpload.index.rows import Rows, absolute, is_outside, shown, with_prefix
 from mpload.index.text import MAX_LINE_BYTES, Dialect, Header, parse_line, read_header
@@ -107,4 +107,4 @@ def _outside(path: str, root: str) -> str:
 
 def path_of(cell: Cell) -> str:
     """Return the path in a source cell."""
-    return cell.path if isinstance(cell, Span | LmdbValue) else str(cell)
+    return cell.path if isinstance(cell, Span | LmdbValue | RowValue) else str(cell)

@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from mpload.errors import ArgumentError
-from mpload.index.columns import Cell, Column, LmdbValue, Span, format_columns, parse_columns
+from mpload.index.columns import Cell, Column, LmdbValue, RowValue, Span, format_columns, parse_columns
 
 __all__ = [
     "LeftOut",
@@ -30,6 +30,7 @@ class Reason(StrEnum):
     HIDDEN = "hidden images or folders, whose names start with '.' (FolderOptions(hidden=True) takes them)"
     EXTENSION = "files of other extensions (FolderOptions(extensions=...) takes them)"
     BESIDE_CLASSES = "images beside the class folders (move each into the folder of its class)"
+    NO_IMAGE = "values that are no images"
     NO_FILE = "names of images that are no regular files (broken links, folders, pipes)"
 
 
@@ -113,6 +114,8 @@ def with_prefix(cell: Cell, prefix: str) -> Cell:
             return Span(prefix + cell.path, cell.offset_bytes, cell.length_bytes)
         case LmdbValue() if not cell.path.startswith("/"):
             return LmdbValue(prefix + cell.path, cell.key)
+        case RowValue() if not cell.path.startswith("/"):
+            return RowValue(prefix + cell.path, cell.row_group, cell.row, cell.column)
         case _:
             return cell
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from mpload.errors import ArgumentError, StorageError
 from mpload.index.folders import FolderOptions, open_folder
 from mpload.index.lists import open_list
+from mpload.index.lmdbs import data_file, open_lmdb_rows
 from mpload.index.rows import Rows, absolute, shown
 from mpload.index.tars import open_tars, refuse_compressed, refuse_compressed_name
 
@@ -17,6 +18,7 @@ __all__ = ["SourcePath", "open_source", "source_paths"]
 SourcePath = str | os.PathLike[str]
 
 _TAR_MAGIC = slice(257, 262)
+_SHARDS = frozenset({"tar", "lmdb"})
 
 
 def source_paths(source: SourcePath | Sequence[SourcePath]) -> list[Path]:
@@ -49,10 +51,11 @@ def open_source(
     paths = source_paths(source)
     kinds = [_kind(path, folder) for path in paths]
     with ExitStack() as stack:
-        if len(paths) > 1 and set(kinds) != {"tar"}:
-            other = next(path for path, kind in zip(paths, kinds, strict=True) if kind != "tar")
+        if len(paths) > 1 and (kinds[0] not in _SHARDS or len(set(kinds)) > 1):
+            wanted = kinds[0] if kinds[0] in _SHARDS else "tar"
+            other = next(path for path, kind in zip(paths, kinds, strict=True) if kind != wanted)
             raise ArgumentError(
-                f"{shown(str(other))}: is no tar shard, and several sources must all be. "
+                f"{shown(str(other))}: is no {wanted} shard, and several sources must all be. "
                 "Index one folder or list after another, then join the indexes: mpload merge"
             )
         match kinds[0]:
@@ -63,6 +66,11 @@ def open_source(
             case "tar":
                 shards = [str(path) for path in paths]
                 rows = stack.enter_context(open_tars(shards, extensions=folder.extensions, columns=columns, root=root))
+            case "lmdb":
+                files = [str(data_file(path)) for path in paths]
+                rows = stack.enter_context(
+                    open_lmdb_rows(files, extensions=folder.extensions, columns=columns, root=root)
+                )
             case _:
                 rows = stack.enter_context(open_list(paths[0], columns=columns, root=root))
         yield rows
@@ -73,7 +81,7 @@ def _kind(path: Path, folder: FolderOptions) -> str:
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
-            return "folder"
+            return "folder" if data_file(path) is None else "lmdb"
         if not stat.S_ISREG(mode):
             raise ArgumentError(f"{name}: is a device, pipe or socket. Give a folder, a list, or tar shards")
         with path.open("rb") as file:
@@ -87,6 +95,8 @@ def _kind(path: Path, folder: FolderOptions) -> str:
     refuse_compressed(str(path), head)
     if path.suffix.lower() == ".tar" or head[_TAR_MAGIC] == b"ustar":
         return "tar"
+    if data_file(path) is not None:
+        return "lmdb"
     if path.name.lower().endswith(folder.extensions):
         raise ArgumentError(f"{name}: is one image. Give the folder that holds it: {path.parent}")
     return "list"

@@ -1,24 +1,20 @@
 """Tar shards as WebDataset writes them, indexed in place: no extraction, one pass over the headers.
 
-Members of a sample follow each other and share a key: the path up to the first dot of its last part. What comes after
-the dot is the extension: `cats/007.jpg` is the image of `cats/007`, `cats/007.cls` its label (an ASCII integer), or
-`cats/007.json` with a `label` or `cls` in it. Images with a name in their extension, `007.lr.png` and `007.hr.png`, are
-columns of that name. The first sample says which columns there are; all others must have the same.
+Which members are a sample, `mpload.index.grouping` says.
 """
 
-import json
 import os
 import re
 import tarfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
 from mpload.errors import ArgumentError, StorageError
-from mpload.index.columns import Cell, Column, ColumnType, Span
+from mpload.index.columns import ColumnType, Span
+from mpload.index.grouping import Member, Sample, column_name, found_columns, group_members, label_in, split_name
 from mpload.index.rows import LeftOut, Reason, Rows, place_below, rename_columns, shown
 from mpload.units import MIB
 
@@ -32,7 +28,6 @@ _COMPRESSED_STARTS = {
     b"\x28\xb5\x2f\xfd": "zstd",
     b"\x04\x22\x4d\x18": "lz4",
 }
-_INTEGER = re.compile(rb"\s*(-?\d{1,19})\s*")
 _MAX_LABEL_MEMBER_BYTES = 16 * MIB
 _BLOCK_BYTES = 512
 
@@ -62,31 +57,19 @@ def open_tars(
     parent = os.path.commonpath([os.path.dirname(shard) for shard in shards])  # noqa: PTH120
     place, prefix = place_below(parent, root)
     left_out = LeftOut()
-    samples = chain.from_iterable(_samples(shard, extensions, left_out) for shard in shards)
+    samples = chain.from_iterable(
+        _samples(shard, prefix + shard[len(parent) :].lstrip("/"), extensions, left_out) for shard in shards
+    )
     first = next(samples, None)
     if first is None:
         raise ArgumentError(
             f"{shown(shards[0])}{f' and {len(shards) - 1} more shards' if len(shards) > 1 else ''}: no image found. "
             f"Names of images end with {', '.join(extensions)}"
         )
-    images = sorted(first.images, key=lambda name: (name != "image", name))
-    found = [Column(name=name, type=ColumnType.SPAN) for name in images]
-    if first.label is not None:
-        found.append(Column(name="label", type=ColumnType.INT))
-
-    def cells(sample: _Sample) -> list[Cell]:
-        sample.check_like(first)
-        path = prefix + sample.shard[len(parent) :].lstrip("/")
-        members: list[Cell] = []
-        for name in images:
-            member = sample.images[name]
-            members.append(Span(path, member.offset_data, member.size))
-        return members if sample.label is None else [*members, sample.label]
-
     yield Rows(
-        columns=rename_columns(tuple(found), columns),
+        columns=rename_columns(found_columns(first, ColumnType.SPAN), columns),
         root=place,
-        cells=(cells(sample) for sample in chain([first], samples)),
+        cells=(sample.cells(first) for sample in chain([first], samples)),
         left_out=left_out,
     )
 
@@ -107,98 +90,38 @@ def refuse_compressed(path: str, head: bytes) -> None:
 _COMPRESSED = "where members must lie as they are, to be read one by one. Decompress it: images are compressed already"
 
 
-@dataclass(slots=True, kw_only=True)
-class _Sample:
-    shard: str
-    key: str
-    images: dict[str, tarfile.TarInfo] = field(default_factory=dict)
-    label: int | None = None
-    label_member: str = ""
-
-    def __str__(self) -> str:
-        return f"{shown(self.shard)}: sample {shown(self.key)!r}"
-
-    def add_image(self, column: str, member: tarfile.TarInfo) -> None:
-        if (other := self.images.setdefault(column, member)) is not member:
-            twice = (
-                "stands twice in a row"
-                if other.name == member.name
-                else f"and {shown(other.name)} are both column {column}"
-            )
-            raise ArgumentError(
-                f"{shown(self.shard)}: member {shown(member.name)} {twice}. A sample has one image of a name: "
-                "rename one (007.lr.png is column lr), or delete it"
-            )
-
-    def add_label(self, member: tarfile.TarInfo, label: int) -> None:
-        if self.label_member == member.name:
-            raise ArgumentError(f"{shown(self.shard)}: member {shown(member.name)} stands twice in a row. Delete one")
-        if not self.label_member.endswith(".cls"):  # which says nothing else, where a .json may say many things
-            self.label, self.label_member = label, member.name
-
-    def check_images(self) -> None:
-        if not self.images:
-            raise ArgumentError(
-                f"{self} has a label ({shown(self.label_member)}) but no image beside it. Members of a sample must "
-                "follow each other: sort them by name when the shard is written (tar --sort=name)"
-            )
-
-    def check_like(self, first: "_Sample") -> None:
-        if self.images.keys() == first.images.keys() and (self.label is None) == (first.label is None):
-            return
-        if missing := first.images.keys() - self.images.keys():
-            name = min(missing)
-            what = f"no member like {shown(first.images[name].name)} (column {name}), which the first sample has"
-        elif extra := self.images.keys() - first.images.keys():
-            name = min(extra)
-            what = f"a member {shown(self.images[name].name)} (column {name}), which the first sample has not"
-        elif self.label is None:
-            what = f"no label member like {shown(first.label_member)}, which the first sample has"
-        else:
-            what = f"a label ({shown(self.label_member)}), which the first sample has not"
-        raise ArgumentError(
-            f"{self} has {what} ({first}). Give all samples the same members, following each other "
-            "(tar --sort=name), or index the others on their own"
-        )
-
-
-def _samples(shard: str, extensions: tuple[str, ...], left_out: LeftOut) -> Iterator[_Sample]:
-    """Yield the runs of members with one key that hold an image or a label."""
-    sample = None
+def _samples(shard: str, path: str, extensions: tuple[str, ...], left_out: LeftOut) -> Iterator[Sample]:
+    """Yield the samples of a shard; `path` is where it lies below the root."""
     try:
         with Path(shard).open("rb") as file:
             refuse_compressed(shard, file.read(8))
             file.seek(0)
-            for member in _members(shard, file):
-                key, extension = _split_name(member.name)
-                label = None
-                is_image = bool(key) and f".{extension}".endswith(extensions)
-                if extension in {"cls", "json"} and key and not is_image:
-                    _refuse_scattered(shard, member)
-                    label = _read_label(shard, file, member, extension)
-                if not is_image and label is None:
-                    if not member.isdir():
-                        left_out.add(Reason.EXTENSION, f"{shard}: {member.name}")
-                    continue
-                if sample is None or sample.key != key:
-                    if sample is not None:
-                        sample.check_images()
-                        yield sample
-                    sample = _Sample(shard=shard, key=key)
-                if label is not None:
-                    sample.add_label(member, label)
-                else:
-                    _refuse_scattered(shard, member)
-                    sample.add_image(_column_name(extension), member)
+            yield from group_members(shard, _images_and_labels(shard, path, file, extensions, left_out))
     except tarfile.TarError as error:
         raise StorageError(f"{shown(shard)}: is no whole tar file: {error}. {_COPY}") from error
     except OSError as error:
         if isinstance(error, StorageError):
             raise
         raise StorageError(f"{shown(shard)}: cannot be read: {error.strerror or error}") from error
-    if sample is not None:
-        sample.check_images()
-        yield sample
+
+
+def _images_and_labels(
+    shard: str, path: str, file: BinaryIO, extensions: tuple[str, ...], left_out: LeftOut
+) -> Iterator[Member]:
+    for member in _members(shard, file):
+        key, extension = split_name(member.name)
+        if key and f".{extension}".endswith(extensions):
+            _refuse_scattered(shard, member)
+            cell = Span(path, member.offset_data, member.size)
+            yield Member(name=member.name, key=key, column=column_name(extension), cell=cell)
+            continue
+        if extension in {"cls", "json"} and key:
+            _refuse_scattered(shard, member)
+            if (label := _read_label(shard, file, member, extension)) is not None:
+                yield Member(name=member.name, key=key, label=label)
+                continue
+        if not member.isdir():
+            left_out.add(Reason.EXTENSION, f"{shard}: {member.name}")
 
 
 def _members(shard: str, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
@@ -216,19 +139,6 @@ def _members(shard: str, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
 
 
 _COPY = "Is its copy complete? Copy or write it again"
-
-
-def _split_name(name: str) -> tuple[str, str]:
-    """Return key and lower-case extension of a member; no key where its name has no dot or starts with one."""
-    base = name.rpartition("/")[2]
-    stem, dot, extension = base.partition(".")
-    return (name[: len(name) - len(extension) - 1], extension.lower()) if stem and dot else ("", "")
-
-
-def _column_name(extension: str) -> str:
-    stem = extension.rpartition(".")[0]
-    name = re.sub(r"\W|^(?=\d)", "_", stem, flags=re.ASCII) or "image"
-    return "label_image" if name == "label" else name
 
 
 def _refuse_scattered(shard: str, member: tarfile.TarInfo) -> None:
@@ -249,19 +159,4 @@ def _read_label(shard: str, file: BinaryIO, member: tarfile.TarInfo, extension: 
     data = file.read(member.size)
     if len(data) < member.size:
         raise StorageError(f"{where} is cut off at byte {member.offset_data + len(data)}. {_COPY}")
-    if extension == "cls":
-        match = _INTEGER.fullmatch(data)
-        value: object = int(match[1]) if match else data[:40].decode("utf-8", "replace")
-    else:
-        try:
-            document = json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise ArgumentError(f"{where} is no JSON: {error}") from error
-        if not isinstance(document, dict):
-            return None
-        value = document.get("label", document.get("cls"))
-        if value is None:
-            return None
-    if not isinstance(value, int) or isinstance(value, bool) or not -(1 << 63) <= value < 1 << 63:
-        raise ArgumentError(f"{where} holds {value!r:.80}, where a label must be an integer of 64 bits")
-    return value
+    return label_in(where, data, extension)

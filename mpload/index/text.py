@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mpload.errors import ArgumentError, IndexFormatError
-from mpload.index.columns import Cell, Column, ColumnType, LmdbValue, Span, format_columns, parse_columns
+from mpload.index.columns import Cell, Column, ColumnType, LmdbValue, RowValue, Span, format_columns, parse_columns
 from mpload.units import KIB, MIB
 
 __all__ = [
@@ -314,6 +314,7 @@ _READ: dict[ColumnType, Callable[[Column, str], Cell]] = {
     ColumnType.PATH: _read_path,
     ColumnType.SPAN: lambda _, text: Span.parse(text),
     ColumnType.LMDB: lambda _, text: LmdbValue.parse(text),
+    ColumnType.ROW: lambda _, text: RowValue.parse(text),
     ColumnType.INT: _read_int,
     ColumnType.FLOAT: _read_float,
     ColumnType.STR: lambda _, text: text,

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError
 
-__all__ = ["ByteRange", "MergedReads", "merge_nearby", "merged"]
+__all__ = ["ByteRange", "LmdbRange", "MergedReads", "RowRange", "merge_nearby", "merged"]
 
 _MAX_OFFSET_BYTES = int(np.iinfo(np.int64).max)
 
@@ -41,6 +41,28 @@ class ByteRange:
                 )
         elif self.length_bytes < 0:
             raise ArgumentError(f"length_bytes must not be negative, got {self.length_bytes} for {self.path!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LmdbRange(ByteRange):
+    """All bytes of one value of the LMDB data file at `path`."""
+
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowRange(ByteRange):
+    """All bytes of one value of the Parquet file at `path`.
+
+    Attributes:
+        row_group: Its number in the file.
+        row: Its number in the row group.
+        column: The path of the leaf column in the schema, with dots: `image.bytes`.
+    """
+
+    row_group: int
+    row: int
+    column: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,0 +1,198 @@
+"""Values of LMDB data files, by key."""
+
+import os
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mpload.errors import ArgumentError, OutsideRootError, StorageError
+from mpload.storage.ranges import ByteRange, LmdbRange
+from mpload.units import format_count
+
+if TYPE_CHECKING:
+    import lmdb
+
+__all__ = ["LmdbFile", "LmdbStorage", "open_lmdb"]
+
+_INSTALL = "pip install 'mpload[lmdb]'"
+
+
+class LmdbFile:
+    """An open data file, closed when nobody reads it any more.
+
+    Process: belongs to the one that opened it. Any thread may read.
+    """
+
+    __slots__ = ("__weakref__", "environment", "path", "pid")
+
+    def __init__(self, path: str, environment: "lmdb.Environment") -> None:
+        self.path = path
+        self.environment = environment
+        self.pid = os.getpid()
+        weakref.finalize(self, environment.close)
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the value of `key`, or None where there is none."""
+        with self.environment.begin() as transaction:
+            value: bytes | None = transaction.get(key)
+            return value
+
+
+# LMDB lets a process open a file once only, and several loaders may read it: the open ones are known to all of them,
+# for as long as somebody holds them.
+_open_files: weakref.WeakValueDictionary[tuple[int, int], LmdbFile] = weakref.WeakValueDictionary()
+_open_lock = threading.Lock()
+
+
+def open_lmdb(path: str) -> LmdbFile:
+    """Open an LMDB data file to read it, without a lock file and without writing anything.
+
+    Args:
+        path: the data file itself: `train.lmdb/data.mdb`, or one that was written with `subdir=False`.
+
+    Raises:
+        ArgumentError: the package lmdb is not installed.
+        StorageError: the file is not there, is none of LMDB's, or its end is missing.
+    """
+    try:
+        import lmdb  # noqa: PLC0415  an optional package
+    except ImportError as error:
+        raise ArgumentError(f"{path}: reading LMDB takes the package lmdb: {_INSTALL}") from error
+    try:
+        if Path(path).is_dir():
+            raise StorageError(f"{_shown(path)}: is a directory. Name the data file in it: {_shown(path)}/data.mdb")
+        facts = Path(path).stat()
+    except (OSError, ValueError) as error:
+        if isinstance(error, StorageError):
+            raise
+        result = StorageError(
+            f"{_shown(path)}: {getattr(error, 'strerror', None) or error}. "
+            "Does #root of the index point to the right folder, and was the file moved or deleted?"
+        )
+        result.errno = getattr(error, "errno", None)
+        raise result from error
+    with _open_lock:
+        known = _open_files.get((facts.st_dev, facts.st_ino))
+        if known is not None:
+            if known.pid == os.getpid():
+                return known
+            known.environment.close()  # what a fork has brought along: the parent's stays open
+        try:
+            environment = lmdb.open(path, subdir=False, readonly=True, lock=False, readahead=False, max_spare_txns=16)
+        except (lmdb.Error, OSError) as error:
+            raise StorageError(f"{_shown(path)}: cannot be opened as LMDB: {_shown(str(error))}. {_COPY}") from error
+        found = LmdbFile(path, environment)
+        # A read behind the end of a mapped file kills the process: see that all pages are there.
+        num_bytes = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+        if facts.st_size < num_bytes:
+            raise StorageError(
+                f"{_shown(path)}: has {format_count(facts.st_size)} bytes, and its pages take "
+                f"{format_count(num_bytes)}. {_COPY}"
+            )
+        _open_files[facts.st_dev, facts.st_ino] = found
+        return found
+
+
+_COPY = "Is its copy complete? Write or copy it again (mdb_copy)"
+
+
+class LmdbStorage:
+    """Reads values of LMDB data files below one folder.
+
+    Args:
+        root: the folder that paths are relative to.
+        allow_outside_root: let absolute paths, `..` and symbolic links lead out of `root`.
+        max_open_files: how many stay open; the one not used for longest is given up first.
+        max_bytes: the largest value that is returned; None: any.
+
+    Memory: what `read` returns; pages of the files are page cache.
+    Process: may be forked and pickled; files are opened anew in each process. Any thread may read.
+    """
+
+    max_parallel_reads = 16
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        allow_outside_root: bool = False,
+        max_open_files: int = 64,
+        max_bytes: int | None = None,
+    ) -> None:
+        self._root = os.path.realpath(root)
+        self._allow_outside_root = allow_outside_root
+        self._max_open_files = max_open_files
+        self._max_bytes = max_bytes
+        self._start()
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._files: OrderedDict[str, LmdbFile] = OrderedDict()  # by path, least recently used first
+        self._lock = threading.Lock()
+
+    def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
+        """Return the value of each `LmdbRange`, in the order asked.
+
+        Raises:
+            OutsideRootError: a path leads out of the root.
+            StorageError: a value is not there or cannot be read.
+        """
+        return [self._value(item) for item in ranges]
+
+    def _value(self, item: ByteRange) -> bytes:
+        assert isinstance(item, LmdbRange)
+        file = self._file(item.path)
+        import lmdb  # noqa: PLC0415  an optional package, there since `open_lmdb`
+
+        try:
+            value = file.get(item.key)
+        except lmdb.Error as error:  # an empty key, one that is too long, a damaged page
+            raise StorageError(f"{_shown(item.path)}: key {item.key!r:.80} cannot be read: {error}") from error
+        if value is None:
+            raise StorageError(
+                f"{_shown(item.path)}: has no key {item.key!r:.80}. Was it written anew? Build the index again"
+            )
+        if self._max_bytes is not None and len(value) > self._max_bytes:
+            raise StorageError(
+                f"{_shown(item.path)}: key {item.key!r:.80} is not read, its {format_count(len(value))} bytes exceed "
+                f"max_bytes={format_count(self._max_bytes)}"
+            )
+        return value
+
+    def _file(self, path: str) -> LmdbFile:
+        if self._pid != os.getpid():
+            self._start()
+        with self._lock:
+            file = self._files.get(path)
+            if file is None:
+                file = self._files[path] = open_lmdb(self._full(path))
+                if len(self._files) > self._max_open_files:
+                    self._files.popitem(last=False)
+            self._files.move_to_end(path)
+            return file
+
+    def _full(self, path: str) -> str:
+        try:
+            real = os.path.realpath(os.path.join(self._root, path))  # noqa: PTH118  may hold what pathlib would change
+        except ValueError as error:  # a NUL in the path
+            raise StorageError(f"{path!r} is no path: {error}. Mend this line of the index") from error
+        if not self._allow_outside_root and not real.startswith(self._root.rstrip("/") + "/"):
+            raise OutsideRootError(
+                f"{_shown(path)}: leads to {_shown(real)}, outside of the root {_shown(self._root)}. "
+                "Set #root of the index to a folder that holds all files, or allow paths outside of it"
+            )
+        return real
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if name not in {"_files", "_lock", "_pid"}}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._start()
+
+
+def _shown(path: str) -> str:
+    return path.encode("utf-8", "backslashreplace").decode()

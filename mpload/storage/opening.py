@@ -1,0 +1,69 @@
+"""The storage that the sources of an index are read from."""
+
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from mpload.errors import StorageError
+from mpload.storage.lmdb import LmdbStorage
+from mpload.storage.local import LocalStorage, PageCache
+from mpload.storage.ranges import ByteRange, LmdbRange
+
+__all__ = ["Reader", "SeveralStorages", "open_storage"]
+
+
+class Reader(Protocol):
+    """What all storages are."""
+
+    def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
+        """Return the bytes of each range."""
+        ...
+
+
+class SeveralStorages:
+    """One storage for each type of range: what an index with columns of several types is read from.
+
+    Process: as its storages.
+    """
+
+    max_parallel_reads = 16
+
+    def __init__(self, storages: dict[type[ByteRange], Reader]) -> None:
+        self._storages = storages
+
+    def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
+        """Return the bytes of each range, in the order asked."""
+        return [data for item in ranges for data in self._storages[type(item)].read([item])]
+
+
+def open_storage(
+    root: str,
+    kinds: Collection[type[ByteRange]],
+    *,
+    allow_outside_root: bool = False,
+    max_bytes: int | None = None,
+    page_cache: PageCache | str = PageCache.KEEP,
+) -> Reader:
+    """Return what reads ranges of these types below `root`, a folder. Nothing is opened yet.
+
+    Args:
+        root: what paths are relative to.
+        kinds: the types of ranges that will be asked for.
+        allow_outside_root: let absolute paths, `..` and symbolic links lead out of `root`.
+        max_bytes: the largest file, span or value that is read; None: any.
+        page_cache: what becomes of the page cache that reading files fills.
+
+    Raises:
+        StorageError: `root` is a URL that nothing here reads.
+    """
+    if "://" in root:
+        raise StorageError(f"root {root} is a URL; this version of mpload reads local files only")
+    makers: dict[type[ByteRange], Callable[[], Reader]] = {
+        ByteRange: partial(
+            LocalStorage, Path(root), allow_outside_root=allow_outside_root, max_bytes=max_bytes, page_cache=page_cache
+        ),
+        LmdbRange: partial(LmdbStorage, Path(root), allow_outside_root=allow_outside_root, max_bytes=max_bytes),
+    }
+    storages = {kind: makers[kind]() for kind in kinds}
+    return next(iter(storages.values())) if len(storages) == 1 else SeveralStorages(storages)
