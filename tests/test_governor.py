@@ -297,3 +297,18 @@ def test_a_worker_that_is_killed_for_lack_of_memory_is_replaced_and_the_cause_is
     assert found["ids"] == [number for number in range(40) if number != 13]
     assert container.num_oom_kills == found["deaths"] >= 2
     assert "out of memory" in report.read_text()
+
+
+def test_a_loader_keeps_to_its_budget_in_a_small_container() -> None:
+    """The same over ten million samples and 2,000 batches: `python benchmarks/bench_budget.py`."""
+    benchmark = Path(__file__).parents[1] / "benchmarks" / "bench_budget.py"
+    done = subprocess.run(
+        [sys.executable, str(benchmark), "--quick"], capture_output=True, text=True, timeout=110, check=False
+    )
+    if "no control group" in done.stderr:
+        pytest.skip("no control group with a memory limit can be made here (needs Linux and root)")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert 0 < found["peak_loader_bytes"] <= found["budget_bytes"] == 400 * MIB
+    assert (found["num_batches"], found["num_workers"]) == (20, 8)
+    assert found["num_oom_kills"] == found["num_deaths"] == 0
