@@ -103,7 +103,7 @@ def _photos(folder: Path, _: ExitStack) -> Path:
 def _huge(folder: Path, _: ExitStack) -> Path:
     write_photos(folder / "photos", num=8, height=2400, width=3200)
     names = sorted(path.name for path in (folder / "photos").iterdir())
-    return write_index(folder / "train.txt", root=folder / "photos", names=names, repeats=40)
+    return write_index(folder / "train.txt", root=folder / "photos", names=names, repeats=20)
 
 
 def _tiny(folder: Path, _: ExitStack) -> Path:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import psutil
 
-from mpload import decode
 from mpload.doctor.facts import Environment
+from mpload.jpeg import backend
 from mpload.memory import MemoryGauge, num_usable_cores
 
 __all__ = ["file_system_of", "look_around"]
@@ -30,7 +30,7 @@ def look_around(root: str) -> Environment:
         shm_bytes=psutil.disk_usage(str(shm)).total if shm.exists() else None,
         start_method=multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0],
         file_system=file_system_of(root),
-        decode_backend=str(getattr(decode, "backend", str)()),
+        decode_backend=backend(),
     )
 
 
