@@ -2,11 +2,11 @@
 
     python benchmarks/bench_latency.py [--quick]
 
-Two questions, each case in a fresh process, in turns:
+Two questions:
 
 - "latency": 5 ms are added to every read (a storage that sleeps, as device mapper's delay target is not in every
   kernel; the stock loader's dataset sleeps as long before it opens a file). Images a second of two workers, as a
-  fraction of those without the delay, beside a stock DataLoader with the same decoder.
+  fraction of those without the delay, beside a stock DataLoader with the same decoder; epochs of all four in turns.
 - "limited": ext4 on a loop device that allows so many reads and so many bytes a second (the block layer's throttle, in
   a control group of ours; needs root). Samples a second of one epoch of two workers, from an empty page cache: small
   files in a global shuffle (also by a stock loader), tar shards in a global shuffle, and in a block shuffle. The device
@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from records import write_record
 
 import mpload
@@ -72,25 +73,20 @@ class DelayedFiles:
         return self.files.read(ranges)
 
 
-def measure_mpload(folder: Path, latency_ms: float, num_images: int) -> dict[str, float]:
+def mpload_loader(folder: Path, latency_ms: float) -> mpload.MPLoader:
     dataset = mpload.MPDataset(
         folder / "train.txt",
         decode=mpload.RandomResizedCrop(224),
         batch_size=BATCH_SAMPLES,
+        tail="drop",
         shuffle=True,
         topology=mpload.Topology(),
         storage=DelayedFiles(folder, latency_ms / 1000),
     )
-    with mpload.MPLoader(dataset, num_workers=NUM_WORKERS, memory_budget="1GiB") as loader:
-        figures = speed(loader, num_images)
-        timings, num = loader.stats().timings, loader.stats().num_samples
-        figures["read_us_per_image"] = round(timings.read_ns / num / 1000)
-        figures["decode_us_per_image"] = round(timings.decode_ns / num / 1000)
-    return figures
+    return mpload.MPLoader(dataset, num_workers=NUM_WORKERS, memory_budget="1GiB")
 
 
-def measure_stock(folder: Path, latency_ms: float, num_images: int) -> dict[str, float]:
-    import torch
+def stock_loader(folder: Path, latency_ms: float) -> Any:
     from torch.utils.data import DataLoader, Dataset
 
     index = mpload.open_index(folder / "train.txt")
@@ -104,12 +100,14 @@ def measure_stock(folder: Path, latency_ms: float, num_images: int) -> dict[str,
             return len(self.samples)
 
         def __getitem__(self, index: int) -> Any:
+            import torch
+
             path, label = self.samples[index]
             time.sleep(latency_ms / 1000)
             data = Path(path).read_bytes()
             return torch.from_numpy(self.decode(data, np.random.default_rng(index))).permute(2, 0, 1), label
 
-    loader = DataLoader(
+    return DataLoader(
         Photos(),
         batch_size=BATCH_SAMPLES,
         shuffle=True,
@@ -117,50 +115,59 @@ def measure_stock(folder: Path, latency_ms: float, num_images: int) -> dict[str,
         persistent_workers=True,
         drop_last=True,
     )
-    return speed(loader, num_images)
 
 
-def speed(loader: Any, num_images: int) -> dict[str, float]:
-    """Return images a second, from the second epoch on."""
-    for _ in loader:
-        pass
-    num_timed, start = 0, time.perf_counter()
-    while num_timed < num_images:
-        for images, _ in loader:
-            num_timed += len(images)
-    return {"images_per_second": round(num_timed / (time.perf_counter() - start), 1)}
-
-
-MEASURES = {"mpload": measure_mpload, "stock": measure_stock}
-
-
-def latency_record(folder: Path, *, num_images: int, num_rounds: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Measure both loaders with and without the delay, in turns, and return case and figures."""
-    latency_ms = 5.0
-    seen: dict[tuple[str, float], list[dict[str, float]]] = {}
-    for _ in range(num_rounds):
-        for loader in MEASURES:
-            for each_ms in (0.0, latency_ms):
-                num = num_images // 4 if loader == "stock" and each_ms else num_images
-                found = in_fresh_process("latency", [loader, str(folder), str(each_ms), str(num)])
-                seen.setdefault((loader, each_ms), []).append(found)
+def measure_latency(folder: Path, latency_ms: float, num_turns: int) -> dict[str, Any]:
+    """Return images a second of each loader with and without the delay, one epoch of each after the other, in turns."""
+    makers: dict[str, Callable[[Path, float], Any]] = {"mpload": mpload_loader, "stock": stock_loader}
+    loaders = {(name, ms): make(folder, ms) for name, make in makers.items() for ms in (0.0, latency_ms)}
+    speeds: dict[tuple[str, float], list[float]] = {case: [] for case in loaders}
+    cpu_seconds = {}
+    for turn in range(num_turns + 1):
+        if turn == 1:
+            cpu_seconds = {ms: workers_cpu_seconds(loaders["mpload", ms]) for ms in (0.0, latency_ms)}
+        cases = list(loaders)
+        for case in cases if turn % 2 else cases[::-1]:
+            start = time.perf_counter()
+            num_images = sum(len(images) for images, _ in loaders[case])
+            if turn:  # the first one starts workers and finds out that reads are slow
+                speeds[case].append(num_images / (time.perf_counter() - start))
     figures: dict[str, Any] = {}
-    for (loader, each_ms), runs in seen.items():
-        for name in runs[0]:
-            figures[f"{loader}_{each_ms:g}ms_{name}"] = statistics.median(run[name] for run in runs)
-    for loader in MEASURES:
-        pairs = zip(seen[loader, 0.0], seen[loader, latency_ms], strict=True)
-        ratios = [slow["images_per_second"] / fast["images_per_second"] for fast, slow in pairs]
-        figures[f"{loader}_fraction_left"] = round(statistics.median(ratios), 3)
-        figures[f"{loader}_fractions"] = [round(ratio, 3) for ratio in ratios]
+    for (name, ms), found in speeds.items():
+        figures[f"{name}_{ms:g}ms_images_per_second"] = round(statistics.median(found), 1)
+    for name in makers:
+        ratios = [slow / fast for fast, slow in zip(speeds[name, 0.0], speeds[name, latency_ms], strict=True)]
+        figures[f"{name}_fraction_left"] = round(statistics.median(ratios), 3)
+        figures[f"{name}_fractions"] = [round(ratio, 3) for ratio in ratios]
+    for ms in (0.0, latency_ms):
+        stats = loaders["mpload", ms].stats()
+        spent = workers_cpu_seconds(loaders["mpload", ms]) - cpu_seconds[ms]
+        num_timed = stats.num_samples * num_turns / (num_turns + 1)
+        figures[f"mpload_{ms:g}ms_cpu_us_per_image"] = round(spent / num_timed * 1e6)
+        figures[f"mpload_{ms:g}ms_read_us_per_image"] = round(stats.timings.read_ns / stats.num_samples / 1000)
+        figures[f"mpload_{ms:g}ms_decode_us_per_image"] = round(stats.timings.decode_ns / stats.num_samples / 1000)
+        loaders["mpload", ms].close()
+    return figures
+
+
+def workers_cpu_seconds(loader: mpload.MPLoader) -> float:
+    workers = [psutil.Process(pid).cpu_times() for name, pid in loader.pids.items() if "worker" in name]
+    return float(sum(times.user + times.system for times in workers))
+
+
+def latency_record(folder: Path, *, num_images: int, num_turns: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    make_photo_tree(folder / "train", num_images=num_images, num_classes=4, seed=0)
+    mpload.build_index(folder / "train", folder / "train.txt", root=folder)
+    latency_ms = 5.0
     case = {
         "measure": "latency",
         "latency_ms": latency_ms,
         "how": "a storage that sleeps before each read",
+        "num_images": num_images,
         "num_workers": NUM_WORKERS,
         "batch_samples": BATCH_SAMPLES,
     }
-    return case, figures
+    return case, in_fresh_process("latency", [str(folder), str(latency_ms), str(num_turns)])
 
 
 def measure_limited(folder: Path, layout: str, order: str, loader: str) -> dict[str, float]:
@@ -312,15 +319,12 @@ def main() -> None:
         if measure == "limited":
             print(json.dumps(measure_limited(Path(words[0]), *words[1:])))
         else:
-            loader, folder, latency_ms, num_images = words
-            print(json.dumps(MEASURES[loader](Path(folder), float(latency_ms), int(num_images))))
+            print(json.dumps(measure_latency(Path(words[0]), float(words[1]), int(words[2]))))
         return
     is_quick = arguments.quick
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make_photo_tree(folder / "train", num_images=256 if is_quick else 1024, num_classes=4, seed=0)
-        mpload.build_index(folder / "train", folder / "train.txt", root=folder)
-        records = [latency_record(folder, num_images=512 if is_quick else 4096, num_rounds=1 if is_quick else 3)]
+        records = [latency_record(folder, num_images=256 if is_quick else 1024, num_turns=1 if is_quick else 5)]
         if os.geteuid():
             print("only root may make a limited device: left out")
         else:
