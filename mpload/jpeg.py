@@ -43,7 +43,6 @@ _DAMAGE = (
 )
 
 
-_END = b"\xff\xd9"
 _NOT_NEEDED = "extraneous bytes before marker 0xd9"
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # which are tables and extensions
 _MARGIN_ROWS = 4  # upsampling looks at the rows below
@@ -164,10 +163,11 @@ class Jpeg:
     def _first_rows(self, num_rows: int, denominator: int) -> Pixels | None:
         """Decode no more than `num_rows` at that scale, by a header that gives no more; None where that cannot be done.
 
-        libjpeg-turbo then complains of the bytes that it did not need, but only when all rows are written.
+        libjpeg-turbo then complains of the bytes that it did not need, but only when all rows are written and the end
+        of the file is found.
         """
         height = (num_rows + _MARGIN_ROWS) * denominator
-        if self.frame == 0 or self.colors is None or height >= self.stored_height or bytes(self.data[-2:]) != _END:
+        if self.frame == 0 or self.colors is None or height >= self.stored_height:
             return None
         at = self.frame + 5
         data = b"".join((self.data[:at], height.to_bytes(2, "big"), self.data[at + 2 :]))
