@@ -120,9 +120,15 @@ class MPLoader:
         if self._is_closed:
             raise ArgumentError("the loader is closed. Make a new one")
         self._stop()
+        self._epoch = None
+        return _Iteration(self)
+
+    def begin(self, *, iteration: int) -> Iterator[Any]:
+        """Begin the next epoch: with the first batch, since some frameworks call `iter` once more than they iterate."""
+        self._check_current(iteration)
         self._epoch = epoch = self._source.progress.begin(worker=0, num_workers=1)
         self._num_received = 0
-        return _Iteration(self, self._made_here(epoch) if self._num_workers == 0 else self._made_by_workers(epoch))
+        return self._made_here(epoch) if self._num_workers == 0 else self._made_by_workers(epoch)
 
     def set_epoch(self, epoch: int) -> None:
         """Fix the epoch that the next iteration reads; see `MPDataset.set_epoch`."""
@@ -209,8 +215,7 @@ class MPLoader:
 
     def take(self, batches: Iterator[Any], *, iteration: int) -> Any:
         """Return the next of an iteration's batches; nothing here keeps it, since its slot is the user's to free."""
-        if iteration != self.iteration:
-            raise ArgumentError("a newer iteration of this loader was begun, or it was released: use that one")
+        self._check_current(iteration)
         asked = time.monotonic()
         if self._engine is not None:
             self._engine.look(self._stats)
@@ -223,6 +228,10 @@ class MPLoader:
         self._stats.num_batches += 1
         self._num_received += 1
         return batch
+
+    def _check_current(self, iteration: int) -> None:
+        if iteration != self.iteration:
+            raise ArgumentError("a newer iteration of this loader was begun, or it was released: use that one")
 
     @property
     def _pool(self) -> WorkerPool | None:
@@ -300,10 +309,12 @@ class _OnHost:
 class _Iteration(Iterator[Any]):
     """One iteration of a loader, which lives as long as this is in use."""
 
-    def __init__(self, loader: MPLoader, batches: Iterator[Any]) -> None:
+    def __init__(self, loader: MPLoader) -> None:
         self._loader = loader
-        self._batches = batches
+        self._batches: Iterator[Any] | None = None
         self._number = loader.iteration
 
     def __next__(self) -> Any:
+        if self._batches is None:
+            self._batches = self._loader.begin(iteration=self._number)
         return self._loader.take(self._batches, iteration=self._number)

@@ -123,6 +123,15 @@ def test_a_run_is_resumed_where_it_was_left(num_workers: int) -> None:
     assert first + run(state, 5)[0] == expected
 
 
+def test_an_iteration_that_takes_nothing_uses_up_no_epoch() -> None:
+    with loader(Tuples(), shuffle=True, num_workers=0) as batches:
+        iter(batches)
+        first = [batch[1].tolist() for batch in batches]
+        second = [batch[1].tolist() for batch in batches]
+        batches.set_epoch(0)
+        assert [batch[1].tolist() for batch in batches] == first != second
+
+
 def test_a_state_of_another_dataset_is_refused() -> None:
     with loader(Tuples(), num_workers=0) as batches:
         state = batches.state_dict()
