@@ -213,7 +213,7 @@ def test_an_answer_that_is_lost_stalls_nobody_for_long() -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=3, num_workers=2) as pool:
         pool.submit(tasks(1)[0])
         assert wait_until(lambda: pool.ring.views(0)["label"][31] == 31)
-        lost = pool._answers.recv(1 << 16)
+        lost = pool._inbox._ours.recv(1 << 16)
         assert lost
         assert_right(pool.next().arrays, 0)
 

@@ -7,6 +7,7 @@ ring      the slots: one nameless shared map, and the lifetime of what is lent f
 chunks    parts of a batch: how a batch is cut, and what is redone after a death
 board     shared memory from which workers take chunks, and on which they say where they are
 messages  what workers answer: a few integers, and failures as plain data
+inbox     where those answers arrive
 worker    the loop of a worker process, and the protocol of the work that it does
 zygote    the process that workers are forked from (`python -m mpload.transport.zygote`)
 fresh     a worker in a process of its own (`python -m mpload.transport.fresh`)

@@ -1,8 +1,6 @@
 """WorkerPool: hands chunks out, delivers batches in order, and does again what died on the way."""
 
 import os
-import select
-import socket
 import sys
 import time
 import weakref
@@ -18,8 +16,9 @@ from mpload.transport.batches import BatchTask, FilledBatch, KilledSample, Pendi
 from mpload.transport.board import ParentBoard
 from mpload.transport.chunks import MAX_CHUNKS, Chunk, after_death, cut
 from mpload.transport.crew import Crew, Death
+from mpload.transport.inbox import Inbox
 from mpload.transport.launch import ZygoteProcess, pickle_work
-from mpload.transport.messages import Answer, Failure, Timings, cannot_open
+from mpload.transport.messages import Failure, Timings, cannot_open
 from mpload.transport.ragged import RaggedArray
 from mpload.transport.ring import SlotRing
 from mpload.transport.slots import SlotLayout
@@ -31,7 +30,6 @@ _LOOK_SECONDS = 0.25
 """How often a waiting parent looks after its workers when nothing is heard from them."""
 _CREW_SECONDS = 0.9 * _LOOK_SECONDS
 """How often a parent looks after its workers while it hears from them."""
-_MESSAGE_BYTES = 1 << 18
 _KEPT_SLOTS = 2
 """Slots that are not lent out, so that workers have somewhere to write while the user holds all they can."""
 
@@ -80,11 +78,10 @@ class WorkerPool:
         self._owner_pid = os.getpid()
         self._ring = SlotRing(num_slots=num_slots, layout=layout, huge_pages=options.huge_pages)
         self._board = ParentBoard(num_plain_entries=num_slots * MAX_CHUNKS)
-        self._answers, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._answers.setblocking(False)
+        self._inbox = Inbox()
         setup = WorkerSetup(
             ring_fd=self._ring.fd,
-            answers_fd=theirs.fileno(),
+            answers_fd=self._inbox.fd,
             board=self._board.fds,
             num_slots=num_slots,
             layout=layout,
@@ -111,15 +108,11 @@ class WorkerPool:
         self._issued: dict[int, Chunk] = {}  # by serial number: chunks that wait or are being filled
         self._backlog: deque[Chunk] = deque()  # chunks that the board has no room for
         self._num_quiet_looks = 0
-        self._poll = select.poll()
-        self._polled = -1  # the zygote's descriptor in it
         self._looked_after_crew = time.monotonic()
         self.stats = PoolStats()
         self.depth = num_slots
         """Batches that `stream` keeps under way at most; may be set while it runs, to use less memory."""
-        self._close = weakref.finalize(
-            self, _shut, self._owner_pid, self._zygote, self._board, self._ring, (self._answers, theirs)
-        )
+        self._close = weakref.finalize(self, _shut, self._owner_pid, self._zygote, self._board, self._ring, self._inbox)
         self._whole = _Whole(self._close)
         with self._whole:
             self._zygote.start()
@@ -273,25 +266,17 @@ class WorkerPool:
         """Act on what is heard, of `batch` or of all; where nothing is, wait for it at most this long."""
         with self._whole:
             has_heard = self._read_answers(batch)
-        ready = set() if has_heard else self._await_news(wait_seconds)
+        is_told = not has_heard and self._inbox.wait(self._zygote.control, wait_seconds)
         now = time.monotonic()
         with self._whole:
-            if self._answers.fileno() in ready:
+            if not has_heard:
                 self._read_answers(batch)
-            if self._zygote.control.fileno() in ready or now - self._looked_after_crew > _CREW_SECONDS:
+            if is_told or now - self._looked_after_crew > _CREW_SECONDS:
                 self._looked_after_crew = now
                 self._look_after_crew()
             if self._backlog:
                 dropped, self._backlog = self._backlog, deque()
                 self._issue(dropped, urgent=True)
-
-    def _await_news(self, wait_seconds: float) -> set[int]:
-        control = self._zygote.control.fileno()
-        if control != self._polled:  # at first, and after the zygote's death
-            self._poll, self._polled = select.poll(), control
-            self._poll.register(self._answers, select.POLLIN)
-            self._poll.register(control, select.POLLIN)
-        return {fd for fd, _ in self._poll.poll(wait_seconds * 1000)}
 
     def _look_after_crew(self) -> None:
         deaths = self._crew.look()
@@ -309,13 +294,8 @@ class WorkerPool:
     def _read_answers(self, batch: PendingBatch | None = None) -> bool:
         """Read what workers have answered, all of it or until `batch` is complete; return whether there was any."""
         has_heard = False
-        while batch is None or batch.num_left:
-            try:
-                message = self._answers.recv(_MESSAGE_BYTES)
-            except BlockingIOError:
-                break
+        while (batch is None or batch.num_left) and (answer := self._inbox.read()) is not None:
             has_heard = True
-            answer = Answer.decode(message)
             if not answer.serial:
                 raise cannot_open(answer)
             chunk = self._issued.pop(answer.serial, None)
@@ -400,9 +380,7 @@ class _Whole:
             self._close()
 
 
-def _shut(
-    owner_pid: int, zygote: ZygoteProcess, board: ParentBoard, ring: SlotRing, answers: tuple[socket.socket, ...]
-) -> None:
+def _shut(owner_pid: int, zygote: ZygoteProcess, board: ParentBoard, ring: SlotRing, inbox: Inbox) -> None:
     if os.getpid() == owner_pid:
         board.cancel()
         board.close()  # idle workers leave at once
@@ -410,6 +388,5 @@ def _shut(
     else:
         zygote.abandon()
         board.close()
-    for end in answers:
-        end.close()
+    inbox.close()
     ring.close()
