@@ -1,6 +1,8 @@
 """`mpload bench`: what this machine does with images, and with lists, of one's own size."""
 
 import json
+import math
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,19 +13,17 @@ from rich.console import Console
 from rich.table import Table
 
 from mpload.benching.decoders import CROP, DECODE, Speed, draw_speeds, installed_backends, measure_speeds, read_images
+from mpload.benching.memory import LOADER_NAMES, all_cases, measure_memory
+from mpload.benching.memory_report import draw_memory, memory_tables
 from mpload.cli.plots import check_plot
 from mpload.cli.terminal import progress_bar
+from mpload.errors import ArgumentError
 from mpload.index.opening import open_index
-from mpload.units import format_bytes, format_count
+from mpload.units import format_bytes, format_count, parse_bytes
 
 __all__ = ["bench"]
 
 bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure decoders, and memory, on this machine.")
-
-
-@bench.callback()
-def _group() -> None:
-    """Keep `decode` a command of its own while it is the only one."""
 
 
 @bench.command()
@@ -56,15 +56,79 @@ def decode(
         print(f"not installed: {name} (pip install {name})")
 
 
+@bench.command()
+def memory(
+    *,
+    samples: Annotated[str, typer.Option(help="How long the lists are: numbers, separated by commas.")] = "1e4,1e5,1e6",
+    workers: Annotated[str, typer.Option(help="How many processes read them: numbers, separated by commas.")] = "0,4",
+    loaders: Annotated[
+        str, typer.Option(help=f"Which lists and loaders, separated by commas: {', '.join(LOADER_NAMES)}.")
+    ] = ",".join(LOADER_NAMES),
+    epochs: Annotated[int, typer.Option(min=1, help="How many epochs each makes, where they end in time.")] = 2,
+    max_seconds: Annotated[float, typer.Option(min=1, help="What one case may take.")] = 600.0,
+    reserve: Annotated[
+        str | None, typer.Option(help="Memory that must stay free, such as 4GiB.  [default: a tenth]")
+    ] = None,
+    folder: Annotated[Path | None, typer.Option(help="Where the lists are written for the time being.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw memory over samples and over time, as a PNG.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Compare what a list of samples takes, by how it is kept and loaded.
+
+    Each case runs in a fresh process and reads lists of files that nobody opens. One that would take more memory than
+    there is, as shorter lists foretell, is not run; one that takes it is stopped.
+    """
+    check_plot(plot)
+    cases = all_cases(loaders.split(","), _numbers("--samples", samples), _numbers("--workers", workers))
+    with progress_bar("measuring", unit="cases", total=len(cases)) as tell:
+        results = list(
+            measure_memory(
+                cases,
+                num_epochs=epochs,
+                max_seconds=max_seconds,
+                folder=folder or Path(tempfile.gettempdir()),
+                reserve_bytes=None if reserve is None else parse_bytes(reserve),
+                progress=tell,
+            )
+        )
+    if plot is not None:
+        draw_memory(results, plot)
+    if as_json:
+        print(json.dumps([asdict(result) for result in results], indent=2))
+        return
+    for table in memory_tables(results):
+        print(f"{table.title}:")
+        _print_table(table.header, table.rows, num_names=1)
+        print()
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    try:
+        numbers = [float(number) for number in text.split(",")]
+    except ValueError:
+        numbers = [math.nan]
+    if not all(number.is_integer() for number in numbers):
+        raise ArgumentError(f"{option} takes whole numbers, separated by commas, such as 1e4,1e6. Got {text!r}")
+    return [int(number) for number in numbers]
+
+
+def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, num_names: int) -> None:
+    """Print columns side by side; those after the first `num_names` hold numbers."""
+    table = Table(*header, box=None, pad_edge=False)
+    for column in table.columns[num_names:]:
+        column.justify = "right"
+    for row in rows:
+        table.add_row(*row)
+    Console(highlight=False, soft_wrap=True).print(table)
+
+
 def _print_speeds(speeds: Sequence[Speed], files: Sequence[bytes]) -> None:
     mean_bytes = format_bytes(sum(map(len, files)) / len(files))
     print(f"images a second on one core; {format_count(len(files))} images of {mean_bytes} on average")
-    table = Table("backend", DECODE, CROP, "failed", box=None, pad_edge=False)
-    for column in table.columns[1:]:
-        column.justify = "right"
+    rows = []
     for name in dict.fromkeys(speed.backend for speed in speeds):
         ran = {speed.task: speed for speed in speeds if speed.backend == name}
         rates = [ran[task].images_per_second for task in (DECODE, CROP)]
         shown = ["-" if rate is None else format_count(round(rate)) for rate in rates]
-        table.add_row(name, *shown, format_count(ran[DECODE].failed))
-    Console(highlight=False).print(table)
+        rows.append([name, *shown, format_count(ran[DECODE].failed)])
+    _print_table(["backend", DECODE, CROP, "failed"], rows, num_names=1)

@@ -1,0 +1,89 @@
+"""Write the tables of the README from the records that the benchmarks have left.
+
+    python benchmarks/report.py [--check]
+
+A table stands between `<!-- table: NAME -->` and `<!-- end -->` and is made by the function of that NAME in TABLES, of
+the latest record of each case. `--check` writes nothing, and fails where the README is not what the records say.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from records import RECORDS
+
+from mpload.benching.memory import MemoryCase, MemoryResult, Outcome
+from mpload.benching.memory_report import memory_tables
+
+README = Path(__file__).parents[1] / "README.md"
+PLACE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+Record = dict[str, Any]
+
+
+def latest(name: str) -> list[Record]:
+    """Return of each case the last record in `records/NAME.jsonl`, in the order in which they were first measured."""
+    records: dict[str, Record] = {}
+    for line in (RECORDS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        records[json.dumps(record["case"], sort_keys=True)] = record
+    return list(records.values())
+
+
+def markdown(header: list[str], rows: list[list[str]], *, num_names: int = 1) -> str:
+    """Return a table whose columns after the first `num_names` stand to the right."""
+    rule = ["---"] * num_names + ["---:"] * (len(header) - num_names)
+    return "".join(f"| {' | '.join(row)} |\n" for row in [header, rule, *rows])
+
+
+def memory() -> str:
+    results = [
+        MemoryResult(
+            case=MemoryCase(**record["case"]),
+            **{**record["figures"], "outcome": Outcome(record["figures"]["outcome"])},
+        )
+        for record in latest("memory")
+    ]
+    most = max(result.case.num_workers for result in results)
+    pss, uss, *_ = memory_tables([result for result in results if result.case.num_workers == most])
+    header = [
+        f"PSS of all processes, {most} workers",
+        *(f"{count} samples" for count in pss.header[2:]),
+        f"USS, {uss.header[-1]} samples",
+    ]
+    rows = [[row[0], *row[2:], of_uss[-1]] for row, of_uss in zip(pss.rows, uss.rows, strict=True)]
+    return markdown(header, rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {"memory": memory}
+
+
+def rewritten(text: str) -> str:
+    """Return `text` with every table made anew."""
+
+    def table(place: re.Match[str]) -> str:
+        if place[2] not in TABLES:
+            raise SystemExit(f"{README}: nothing makes a table {place[2]!r}. Add it to TABLES in {__file__}")
+        return f"{place[1]}\n{TABLES[place[2]]()}\n{place[3]}"
+
+    return PLACE.sub(table, text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="see that the README is what the records say")
+    arguments = parser.parse_args()
+    before = README.read_text(encoding="utf-8")
+    after = rewritten(before)
+    if not arguments.check:
+        README.write_text(after, encoding="utf-8")
+    elif after != before:
+        sys.exit("README.md is not what the records say. Run: python benchmarks/report.py")
+
+
+if __name__ == "__main__":
+    main()
