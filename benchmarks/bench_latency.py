@@ -328,7 +328,7 @@ def main() -> None:
         if os.geteuid():
             print("only root may make a limited device: left out")
         else:
-            records.append(limited_record(folder, num_samples=600 if is_quick else 6000))
+            records.append(limited_record(folder, num_samples=300 if is_quick else 6000))
     for case, figures in records:
         print(json.dumps({**case, **figures}))
         if not is_quick:

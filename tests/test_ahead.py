@@ -259,10 +259,12 @@ def test_an_error_meets_the_sample_that_asked_and_no_neighbour() -> None:
 
 
 def test_a_fork_while_threads_read_starts_afresh() -> None:
-    storage = Slow({"shard": FILE}, seconds=0.01)
+    storage = Slow({"shard": FILE}, seconds=0.05)
     ahead = awake(storage)
-    wanted = {number: [span(number * 20_000 % 90_001, 100)] for number in range(50)}
+    wanted = {number: [span(number * 20_000 % 90_001, 100)] for number in range(10)}
     ahead.plan(wanted)
+    while not any(piece.fetch.taken.locked() for pieces in ahead._pieces.values() for piece in pieces):
+        time.sleep(0.001)
     pid = os.fork()
     if not pid:
         signal.alarm(20)
