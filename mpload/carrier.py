@@ -98,7 +98,8 @@ class Carrier:
             return
         self.unpin()
         try:
-            self._registered = PinnedMemory(memory)
+            with self._stream.entered():  # which makes its device the current one
+                self._registered = PinnedMemory(memory)
         except RuntimeError as error:
             warnings.warn(f"batches are copied once more on the host: {error}", MploadWarning, stacklevel=4)
 

@@ -1,12 +1,15 @@
 """Host memory that the CUDA driver copies from directly, without a copy of its own on the way."""
 
 import weakref
+from contextlib import suppress
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
 
 __all__ = ["PinnedMemory"]
+
+_PORTABLE = 1  # pinned for all devices
 
 
 class PinnedMemory:
@@ -24,7 +27,7 @@ class PinnedMemory:
     def __init__(self, memory: NDArray[Any]) -> None:
         self._memory: NDArray[Any] | None = memory
         address = memory.ctypes.data
-        _check(_driver().cudaHostRegister(address, memory.nbytes, 0))
+        _check(_driver().cudaHostRegister(address, memory.nbytes, _PORTABLE))
         # The driver must hear of it before the memory goes, also when nobody calls `release`.
         self._finalizer = weakref.finalize(self, _unregister, address, memory)
 
@@ -45,6 +48,8 @@ def _unregister(address: int, memory: NDArray[Any]) -> None:
 
 def _check(error: Any) -> None:
     if int(error):
+        with suppress(RuntimeError):  # torch would blame the next kernel for it
+            torch.zeros((), device="cuda")
         raise RuntimeError(f"the driver says {_driver().cudaGetErrorString(error)}")
 
 
