@@ -139,7 +139,7 @@ class Storage:
         if not found:
             return None
         best = accumulate((rate for _, rate in found), max)
-        known = [(at_once, rate) for (at_once, _), rate in zip(found, best, strict=True)]
+        known = list({at_once: rate for (at_once, _), rate in zip(found, best, strict=True)}.items())
         if concurrency <= known[0][0]:
             return known[0][1]
         for (low, low_rate), (high, high_rate) in pairwise(known):

@@ -218,7 +218,7 @@ def _limits(findings: Findings, bottleneck: Bottleneck) -> Iterator[Remedy]:
     free = findings.environment.memory_free_bytes
     fixed = needed_bytes(replace(findings, job=replace(job, batch_size=1)))
     sample = (needed_bytes(findings) - fixed) / max(1, job.batch_size - 1)
-    smaller = math.floor((free / 2 - fixed) / sample) if sample else 0
+    smaller = 1 + math.floor((free / 2 - fixed) / sample) if sample else 0
     if 1 <= smaller < job.batch_size:
         yield Remedy(text=f"smaller batches: batch_size={smaller}", gain=math.inf, batch_size=smaller)
     more = needed_now - free
