@@ -21,6 +21,9 @@ sorting    sort more names than memory holds
 grouping   which members of a shard are one sample
 tars       tar shards, as spans
 lmdbs      LMDB data files, as keys
+tfrecords  TFRecord files, as spans
+tables     Arrow files, as spans, and Parquet files, as rows
+images     how the bytes of images start
 lists      plain lists, CSV, and indexes that stand already
 sources    which of these a path is
 splitting  which part of a split a sample belongs to

@@ -14,14 +14,14 @@ from pathlib import Path
 from mpload.errors import ArgumentError, StorageError
 from mpload.index.columns import Cell, ColumnType, LmdbValue, parse_columns
 from mpload.index.grouping import Member, Sample, column_name, found_columns, group_members, label_in, split_name
+from mpload.index.images import looks_like_image
 from mpload.index.rows import LeftOut, Reason, Rows, place_below, rename_columns, shown
 from mpload.storage.lmdb import open_lmdb
 
-__all__ = ["LMDB_MAGIC", "data_file", "looks_like_image", "open_lmdb_rows"]
+__all__ = ["LMDB_MAGIC", "data_file", "open_lmdb_rows"]
 
 LMDB_MAGIC = slice(16, 20)  # of a data file made on this kind of machine
 _MAGIC_BYTES = (b"\xde\xc0\xef\xbe", b"\xbe\xef\xc0\xde")
-_IMAGE_STARTS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF", b"BM", b"II*\0", b"MM\0*", b"GIF87a", b"GIF89a")
 _MAX_CLASSES = 1 << 20
 
 
@@ -33,11 +33,6 @@ def data_file(path: Path) -> Path | None:
             return file if opened.read(LMDB_MAGIC.stop)[LMDB_MAGIC] in _MAGIC_BYTES else None
     except OSError:
         return None
-
-
-def looks_like_image(data: bytes | memoryview) -> bool:
-    """Whether bytes start as an image does."""
-    return bytes(data[:8]).startswith(_IMAGE_STARTS)
 
 
 @contextmanager

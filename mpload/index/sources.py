@@ -11,14 +11,16 @@ from mpload.index.folders import FolderOptions, open_folder
 from mpload.index.lists import open_list
 from mpload.index.lmdbs import data_file, open_lmdb_rows
 from mpload.index.rows import Rows, absolute, shown
+from mpload.index.tables import open_arrows, open_parquets
 from mpload.index.tars import open_tars, refuse_compressed, refuse_compressed_name
+from mpload.index.tfrecords import is_tfrecord, open_tfrecords
 
 __all__ = ["SourcePath", "open_source", "source_paths"]
 
 SourcePath = str | os.PathLike[str]
 
 _TAR_MAGIC = slice(257, 262)
-_SHARDS = frozenset({"tar", "lmdb"})
+_SHARDS = frozenset({"arrow", "lmdb", "parquet", "tar", "tfrecord"})
 
 
 def source_paths(source: SourcePath | Sequence[SourcePath]) -> list[Path]:
@@ -71,6 +73,12 @@ def open_source(
                 rows = stack.enter_context(
                     open_lmdb_rows(files, extensions=folder.extensions, columns=columns, root=root)
                 )
+            case "tfrecord":
+                files = [str(path) for path in paths]
+                rows = stack.enter_context(open_tfrecords(files, columns=columns, root=root))
+            case "arrow" | "parquet":
+                open_table = open_arrows if kinds[0] == "arrow" else open_parquets
+                rows = stack.enter_context(open_table([str(path) for path in paths], columns=columns, root=root))
             case _:
                 rows = stack.enter_context(open_list(paths[0], columns=columns, root=root))
         yield rows
@@ -97,6 +105,20 @@ def _kind(path: Path, folder: FolderOptions) -> str:
         return "tar"
     if data_file(path) is not None:
         return "lmdb"
+    if head.startswith((b"ARROW1\0\0", b"\xff\xff\xff\xff")):
+        return "arrow"
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    if "tfrecord" in path.name.lower() or _starts_with_record(head):
+        return "tfrecord"
     if path.name.lower().endswith(folder.extensions):
         raise ArgumentError(f"{name}: is one image. Give the folder that holds it: {path.parent}")
     return "list"
+
+
+def _starts_with_record(head: bytes) -> bool:
+    try:
+        import crc32c  # noqa: PLC0415  an optional package
+    except ImportError:
+        return False
+    return is_tfrecord(head, crc32c.crc32c)

@@ -8,7 +8,8 @@ from typing import Protocol
 from mpload.errors import StorageError
 from mpload.storage.lmdb import LmdbStorage
 from mpload.storage.local import LocalStorage, PageCache
-from mpload.storage.ranges import ByteRange, LmdbRange
+from mpload.storage.parquet import ParquetStorage
+from mpload.storage.ranges import ByteRange, LmdbRange, RowRange
 
 __all__ = ["Reader", "SeveralStorages", "open_storage"]
 
@@ -64,6 +65,7 @@ def open_storage(
             LocalStorage, Path(root), allow_outside_root=allow_outside_root, max_bytes=max_bytes, page_cache=page_cache
         ),
         LmdbRange: partial(LmdbStorage, Path(root), allow_outside_root=allow_outside_root, max_bytes=max_bytes),
+        RowRange: partial(ParquetStorage, Path(root), allow_outside_root=allow_outside_root, max_bytes=max_bytes),
     }
     storages = {kind: makers[kind]() for kind in kinds}
     return next(iter(storages.values())) if len(storages) == 1 else SeveralStorages(storages)

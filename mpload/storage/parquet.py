@@ -1,0 +1,156 @@
+"""Values of Parquet files, by row group and row."""
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mpload.errors import OutsideRootError, StorageError
+from mpload.storage.ranges import ByteRange, RowRange
+from mpload.units import MIB, format_count
+
+__all__ = ["ParquetStorage"]
+
+_MAX_OPEN_FILES = 16
+
+
+class ParquetStorage:
+    """Reads values of Parquet files below one folder. A row group is decoded whole, and kept for its other rows.
+
+    Samples in random order make each of them decode a row group: shuffle in blocks (`BlockShuffle`, with the blocks as
+    large as row groups and a window that fits `kept_bytes`), or pack the index.
+
+    Args:
+        root: the folder that paths are relative to.
+        allow_outside_root: let absolute paths, `..` and symbolic links lead out of `root`.
+        max_bytes: the largest value that is returned; None: any.
+        kept_bytes: decoded row groups that are kept; the one not used for longest goes first, one always stays.
+
+    Memory: `kept_bytes`, and pyarrow, about 25 MB, which is imported at the first read.
+    Process: may be forked and pickled; files are opened anew in each process. Threads take turns.
+    """
+
+    max_parallel_reads = 1
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        allow_outside_root: bool = False,
+        max_bytes: int | None = None,
+        kept_bytes: int = 64 * MIB,
+    ) -> None:
+        self._root = os.path.realpath(root)
+        self._allow_outside_root = allow_outside_root
+        self._max_bytes = max_bytes
+        self._kept_bytes = kept_bytes
+        self._start()
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._files: OrderedDict[str, Any] = OrderedDict()  # by path, least recently used first
+        self._groups: OrderedDict[tuple[str, int, str], Any] = OrderedDict()  # columns of row groups, likewise
+
+    def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
+        """Return the value of each `RowRange`, in the order asked.
+
+        Raises:
+            OutsideRootError: a path leads out of the root.
+            StorageError: a value is not there or cannot be read.
+        """
+        if self._pid != os.getpid():
+            self._start()
+        with self._lock:
+            return [self._value(item) for item in ranges]
+
+    def _value(self, item: ByteRange) -> bytes:
+        assert isinstance(item, RowRange)
+        where = f"{_shown(item.path)}: row {item.row} of row group {item.row_group}"
+        values = self._group(item, where)
+        if item.row >= len(values):
+            raise StorageError(f"{where} is not there. {_REBUILD}")
+        value = values[item.row]
+        if not value.is_valid:
+            raise StorageError(f"{where} has no value in {item.column!r}. {_REBUILD}")
+        buffer = value.as_buffer()
+        if self._max_bytes is not None and buffer.size > self._max_bytes:
+            raise StorageError(
+                f"{where} is not read, its {format_count(buffer.size)} bytes exceed "
+                f"max_bytes={format_count(self._max_bytes)}"
+            )
+        data: bytes = buffer.to_pybytes()
+        return data
+
+    def _group(self, item: RowRange, where: str) -> Any:
+        import pyarrow as pa  # noqa: PLC0415  which no worker pays for that reads other files
+
+        key = item.path, item.row_group, item.column
+        if (values := self._groups.get(key)) is not None:
+            self._groups.move_to_end(key)
+            return values
+        try:
+            file = self._file(item.path)
+            if item.row_group >= file.num_row_groups:
+                raise StorageError(f"{where} is not there. {_REBUILD}")
+            table = file.read_row_group(item.row_group, columns=[item.column], use_threads=False)
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, StorageError):
+                raise
+            cause = str(error).splitlines()[0] if str(error) else type(error).__name__
+            result = StorageError(f"{where}: cannot be read: {_shown(cause)}. {_REBUILD}")
+            result.errno = getattr(error, "errno", None)
+            raise result from error
+        if not table.num_columns:
+            raise StorageError(f"{_shown(item.path)}: has no column {item.column!r}. {_REBUILD}")
+        values = table.column(0)
+        while pa.types.is_struct(values.type):  # of which only the wanted field was read
+            values = values.flatten()[0]
+        if not (pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type)):
+            raise StorageError(
+                f"{_shown(item.path)}: column {item.column!r} holds {values.type}, not bytes. {_REBUILD}"
+            )
+        self._groups[key] = values
+        held_bytes = sum(kept.nbytes for kept in self._groups.values())
+        while held_bytes > self._kept_bytes and len(self._groups) > 1:
+            held_bytes -= self._groups.popitem(last=False)[1].nbytes
+        return values
+
+    def _file(self, path: str) -> Any:
+        import pyarrow.parquet as pq  # noqa: PLC0415  as above
+
+        if (file := self._files.get(path)) is None:
+            file = self._files[path] = pq.ParquetFile(self._full(path), memory_map=False, pre_buffer=False)
+            if len(self._files) > _MAX_OPEN_FILES:
+                self._files.popitem(last=False)[1].close()
+        self._files.move_to_end(path)
+        return file
+
+    def _full(self, path: str) -> str:
+        try:
+            real = os.path.realpath(os.path.join(self._root, path))  # noqa: PTH118  may hold what pathlib would change
+        except ValueError as error:  # a NUL in the path
+            raise StorageError(f"{path!r} is no path: {error}. Mend this line of the index") from error
+        if not self._allow_outside_root and not real.startswith(self._root.rstrip("/") + "/"):
+            raise OutsideRootError(
+                f"{_shown(path)}: leads to {_shown(real)}, outside of the root {_shown(self._root)}. "
+                "Set #root of the index to a folder that holds all files, or allow paths outside of it"
+            )
+        return real
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if name not in _PER_PROCESS}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._start()
+
+
+_PER_PROCESS = frozenset({"_pid", "_lock", "_files", "_groups"})
+_REBUILD = "Was the file written anew, or is its copy not complete? Build the index again"
+
+
+def _shown(path: str) -> str:
+    return path.encode("utf-8", "backslashreplace").decode()
