@@ -2,10 +2,12 @@
 
 import gc
 import itertools
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +20,7 @@ from hypothesis import strategies as st
 from mpload import MPDataset, MPLoader, RandomResizedCrop, Topology, build_index
 from mpload.device import DevicePrefetcher
 from mpload.errors import ArgumentError
+from mpload.pinning import PinnedMemory
 from mpload.seeding import BatchKey, PerSample, transformed
 from mpload.transport.ring import SlotRing
 from mpload.transport.slots import Field, SlotLayout
@@ -397,6 +400,35 @@ def test_images_of_the_short_form_are_float_in_0_to_1(photo_tree: Path) -> None:
         for images, _ in loader:
             assert images.dtype == torch.float32
             assert 0 <= images.min() < 0.5 < images.max() <= 1
+
+
+def test_the_driver_hears_of_pinned_memory_once_and_again_before_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    registered: list[int] = []
+
+    def register(address: int, num_bytes: int, flags: int) -> int:
+        registered.append(address)
+        return 0
+
+    def unregister(address: int) -> int:
+        registered.remove(address)
+        return 0
+
+    driver = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=unregister)
+    monkeypatch.setattr("mpload.pinning._driver", lambda: driver)
+    first, second = np.zeros(4096, np.uint8), np.zeros(4096, np.uint8)
+    one, other = PinnedMemory(first), PinnedMemory(second)
+    assert one.is_of(first[:])
+    assert not one.is_of(second)
+    assert registered == [first.ctypes.data, second.ctypes.data]
+    one.release()
+    one.release()
+    assert registered == [second.ctypes.data]
+    alive = weakref.ref(second)
+    del second
+    assert alive() is not None
+    del other
+    assert registered == []
+    assert alive() is None
 
 
 def noisy(batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
