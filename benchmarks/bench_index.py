@@ -12,30 +12,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-import numpy as np
 from records import write_record
 
-LINE = b"n0000/000000000.JPEG\t100\n"
-HEAD = b"#mpload 1\n#columns image:path label:int\n"
-
-
-def generate(path: Path, num_samples: int) -> None:
-    """Write lines of one length, with every sample's number in its path and a label of three digits."""
-    with path.open("wb") as file:
-        file.write(HEAD)
-        for start in range(0, num_samples, 1 << 20):
-            numbers = np.arange(start, min(start + (1 << 20), num_samples))
-            lines = np.tile(np.frombuffer(LINE, np.uint8), (len(numbers), 1))
-            write_digits(lines[:, 1:5], numbers % 900)
-            write_digits(lines[:, 6:15], numbers)
-            write_digits(lines[:, 21:24], numbers % 900 + 100)
-            file.write(lines.tobytes())
-
-
-def write_digits(cells: np.ndarray, numbers: np.ndarray) -> None:
-    for place in range(cells.shape[1]):
-        cells[:, -1 - place] = ord("0") + numbers // 10**place % 10
-
+from mpload.benching.lists import write_list
 
 PREAMBLE = """
 import json, os, resource, sys, time
@@ -132,8 +111,8 @@ def main() -> None:
     num_samples = 100_000 if arguments.quick else arguments.num_samples
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         small, large = Path(name, "small.txt"), Path(name, "large.txt")
-        generate(small, 10_000)
-        generate(large, num_samples)
+        write_list(small, 10_000)
+        write_list(large, num_samples)
         figures: dict[str, float] = {}
         for case in CASES:
             figures |= run(case, large)

@@ -14,7 +14,7 @@ import numpy as np
 import simplejpeg  # type: ignore[import-untyped]
 
 from mpload.augment import SampleRng
-from mpload.decode import ImageDecoder, RandomResizedCrop, random_crop_box
+from mpload.decode import ImageDecoder, RandomResizedCrop, backend, random_crop_box
 from mpload.errors import DecodeError, MploadError
 from mpload.image import Pixels
 from mpload.index.index import Index
@@ -74,7 +74,7 @@ def installed_backends(size: int) -> tuple[list[Backend], list[str]]:
         size: height and width of the crops, in pixels.
     """
     backends = [
-        Backend(name="mpload", decode=ImageDecoder(), crop=RandomResizedCrop(size)),
+        Backend(name=f"mpload, {backend()}", decode=ImageDecoder(), crop=RandomResizedCrop(size)),
         _full_decode("simplejpeg", simplejpeg.decode_jpeg, size),
         _full_decode("OpenCV", _opencv, size),
     ]
