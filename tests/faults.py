@@ -67,7 +67,7 @@ def with_noise(number: NDArray[np.int64], rng: np.random.Generator) -> NDArray[n
     return np.concatenate([number, rng.integers(0, 1 << 62, 7)])
 
 
-def leap(number: NDArray[np.int64]) -> NDArray[np.int64]:
+def leaping(number: NDArray[np.int64]) -> NDArray[np.int64]:
     """Have the worker's clock leap back and forth by days."""
     days = -1 if number[0] % 2 else 1
     clock = time.clock_gettime

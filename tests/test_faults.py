@@ -1,6 +1,7 @@
 """What user code, the system and bad luck do to a loader: the epoch is right all the same, or an error says why."""
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -25,9 +26,9 @@ from mpload.memory import anonymous_bytes
 from mpload.transport.batches import PoolOptions
 from mpload.units import MIB
 from tests.containers import memory_container
-from tests.faults import FAULTS, OneByte, OneNumber, fourth_ones_are_bad, leap, with_noise
+from tests.faults import FAULTS, OneByte, OneNumber, fourth_ones_are_bad, leaping, with_noise
 from tests.test_dataset import flat, ids, numbers, numbers_index
-from tests.transport_works import leaves_nothing, wait_until
+from tests.transport_works import leaves_nothing
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
 
@@ -213,7 +214,7 @@ LARGE = """
 import json, resource, sys
 from mpload import MPDataset, MPLoader, Topology
 from tests.decoders import large_number
-from tests.faults import FAULTS, OneByte, OneNumber, leap, fourth_ones_are_bad, with_noise
+from tests.faults import FAULTS, OneByte, OneNumber, leaping, fourth_ones_are_bad, with_noise
 from tests.test_dataset import ids
 if sys.argv[2] != "0":
     resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[2])))
@@ -271,7 +272,7 @@ import json, sys
 import numpy as np
 from mpload import MPDataset, MPLoader, Topology
 from tests.decoders import number_in
-from tests.faults import FAULTS, OneByte, OneNumber, leap, fourth_ones_are_bad, with_noise
+from tests.faults import FAULTS, OneByte, OneNumber, leaping, fourth_ones_are_bad, with_noise
 from tests.test_dataset import ids
 leaked = []
 
@@ -312,23 +313,25 @@ def test_a_transform_that_leaks_in_a_small_container_costs_workers_and_no_sample
 
 
 @pytest.mark.parametrize("days", [-1, 1])
-def test_a_leap_of_the_system_clock_kills_nobody_and_hides_no_death(
+def test_leaps_of_the_system_clock_kill_nobody_and_hide_neither_death_nor_standstill(
     folder: Path, monkeypatch: pytest.MonkeyPatch, days: int
 ) -> None:
-    clock = time.time
-    options = PoolOptions(sample_timeout_seconds=5.0)
-    with MPLoader(numbers(folder, 400, transform=leap), num_workers=2, options=options) as loader:
+    clock, leaps = time.time, itertools.count()
+    options = PoolOptions(sample_timeout_seconds=2.0)
+    with MPLoader(numbers(folder, 400, transform=leaping), num_workers=2, options=options) as loader:
         iterator = iter(loader)
         found = ids([next(iterator)])
-        monkeypatch.setattr(time, "time", lambda: clock() + days * 86400)
+        monkeypatch.setattr(time, "time", lambda: clock() + days * 86400 * next(leaps))
         monkeypatch.setattr(time, "time_ns", lambda: round(time.time() * 1e9))
         found += ids([next(iterator) for _ in range(20)])
         assert loader.stats().num_deaths == 0
-        assert wait_until(lambda: len(pids_of(loader, "worker")) == 2)
-        for pid in pids_of(loader, "worker"):
-            kill(pid)
+        for number, num_batches in ((signal.SIGKILL, 20), (signal.SIGSTOP, 40)):
+            before = loader.stats().num_deaths
+            for pid in pids_of(loader, "worker"):
+                kill(pid, number)
+            found += ids([next(iterator) for _ in range(num_batches)])
+            assert loader.stats().num_deaths > before
         found += ids(iterator)
-        assert loader.stats().num_deaths == 2
     assert found == ids(numbers(folder, 400))
 
 
