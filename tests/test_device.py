@@ -477,6 +477,28 @@ def kornia_augmentation(kornia: Any) -> Any:
     return kornia.AugmentationSequential(kornia.RandomHorizontalFlip(), kornia.RandomGaussianNoise())
 
 
+def test_device_transforms_do_not_depend_on_how_ranks_share_the_global_batch(photo_tree: Path) -> None:
+    index = build_index(photo_tree, photo_tree.with_name("ranks.txt"))
+
+    def images(rank: int, world_size: int) -> list[torch.Tensor]:
+        topology = Topology(rank=rank, world_size=world_size)
+        dataset = MPDataset(
+            index, decode=RandomResizedCrop(16), batch_size=8 // world_size, shuffle=True, topology=topology
+        )
+        loader = DevicePrefetcher(
+            MPLoader(dataset, num_workers=0), device="cpu", device_transform=PerSample(with_noise)
+        )
+        return [images.clone() for images, _ in loader]
+
+    whole = images(0, 1)
+    shared = [torch.cat(pair) for pair in zip(images(0, 2), images(1, 2), strict=True)]
+    assert all(itertools.starmap(torch.equal, zip(whole, shared, strict=True)))
+
+
+def with_noise(image: torch.Tensor) -> torch.Tensor:
+    return image + torch.randn(1, 1, *image.shape[2:])
+
+
 @pytest.mark.parametrize(
     ("module", "make"),
     [("torchvision.transforms.v2", torchvision_augmentation), ("kornia.augmentation", kornia_augmentation)],
