@@ -33,9 +33,15 @@ def test_chunks_of_a_batch_cover_it_once(num_samples: int, share: int) -> None:
     assert len(chunks) <= MAX_CHUNKS
 
 
-@given(first=st.integers(0, 50), size=st.integers(1, 64), deadly=st.integers(0, 200), is_marked=st.booleans())
+@given(
+    first=st.integers(0, 50),
+    size=st.integers(1, 64),
+    deadly=st.integers(0, 200),
+    is_marked=st.booleans(),
+    is_from_outside=st.booleans(),
+)
 def test_a_deadly_sample_is_found_and_nothing_else_is_blamed(
-    first: int, size: int, deadly: int, is_marked: bool
+    first: int, size: int, deadly: int, is_marked: bool, is_from_outside: bool
 ) -> None:
     todo = [Chunk(batch=1, slot=0, first=first, last=first + size, task=())]
     filled: list[int] = []
@@ -47,12 +53,13 @@ def test_a_deadly_sample_is_found_and_nothing_else_is_blamed(
             filled += range(chunk.first, chunk.last)
             continue
         num_deaths += 1
-        again = after_death(chunk, deadly if is_marked else None)
+        again = after_death(chunk, deadly if is_marked else None, is_from_outside=is_from_outside)
         todo += again
         blamed += [] if again else [chunk.first]
     assert sorted(filled + blamed) == list(range(first, first + size))
     assert blamed == ([deadly] if first <= deadly < first + size else [])
-    assert num_deaths <= (4 if is_marked else 2 * (size.bit_length() + 1))
+    assert num_deaths <= (4 if is_marked else 2 * (size.bit_length() + 1)) + 4 * is_from_outside
+    assert not blamed or num_deaths >= (6 if is_from_outside else 2)
 
 
 DETAILS = st.dictionaries(st.text(max_size=9), st.none() | st.integers() | st.text(max_size=9), max_size=3)

@@ -83,6 +83,14 @@ class PoolStats:
     wait_seconds: float = 0.0
     """Time that the caller waited for batches."""
     timings: Timings = field(default_factory=Timings)
+    by_worker: dict[int, Timings] = field(default_factory=dict)
+    """By number: what it, and any that it took the place of, took for all that it has answered."""
+
+    def timings_of(self, worker: int) -> Timings:
+        """Return the timings of worker number `worker`, to be added to."""
+        if worker not in self.by_worker:
+            self.by_worker[worker] = Timings()
+        return self.by_worker[worker]
 
 
 @dataclass(slots=True, kw_only=True)

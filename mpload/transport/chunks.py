@@ -11,6 +11,8 @@ MAX_CHUNKS = 64
 """Chunks of one batch at most: what is outstanding stays bounded for batches of any size."""
 _CHUNKS_PER_WORKER = 2
 _DEATHS_TO_BLAME = 2
+_KILLS_TO_BLAME = 6
+"""Of SIGKILL, which comes from outside: from a kernel that is short of memory, or from a person."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,17 +48,18 @@ def cut(*, batch: int, slot: int, num_samples: int, task: tuple[int, ...], share
     ]
 
 
-def after_death(chunk: Chunk, sample: int | None) -> list[Chunk]:
+def after_death(chunk: Chunk, sample: int | None, *, is_from_outside: bool = False) -> list[Chunk]:
     """Return what is to be done again after a worker died over `chunk`, at sample `sample` where that is known.
 
     First the same chunk: most deaths are no sample's fault. After a second death the chunk is split round the sample,
-    or in the middle. An empty list says that the one sample of the chunk has killed two workers when nothing else was
-    there to blame.
+    or in the middle. An empty list says that the one sample of the chunk has killed two workers, six where they were
+    killed from outside, when nothing else was there to blame.
     """
     chunk = replace(chunk, num_deaths=chunk.num_deaths + 1)
-    if chunk.num_deaths < _DEATHS_TO_BLAME:
+    is_alone = chunk.num_samples == 1
+    if chunk.num_deaths < (_KILLS_TO_BLAME if is_alone and is_from_outside else _DEATHS_TO_BLAME):
         return [chunk]
-    if chunk.num_samples == 1:
+    if is_alone:
         return []
     middle = (chunk.first + chunk.last) // 2
     ends = [chunk.first, middle, chunk.last]

@@ -1,5 +1,6 @@
 """The workers of a pool: as many as wanted, replaced as they die, killed when they are stuck."""
 
+import signal
 import time
 from collections import deque
 from collections.abc import Callable
@@ -30,6 +31,8 @@ class Death:
     """Serial number of the chunk that it was filling; 0: none."""
     sample: int | None = None
     """The sample of the batch that it was at."""
+    is_from_outside: bool = False
+    """Whether it was killed (SIGKILL), and not by us."""
 
 
 class ObservedClock:
@@ -142,7 +145,13 @@ class Crew:
         self._num_failed_starts = self._num_failed_starts + 1 if row.is_opening and event.status >= 0 else 0
         where = f" at sample {row.sample} of its batch" if row.is_filling and row.sample is not None else ""
         self._record(f"worker {event.worker} (process {event.pid}): {cause}{where}")
-        return Death(worker=event.worker, cause=cause, serial=max(row.serial, 0), sample=row.sample)
+        return Death(
+            worker=event.worker,
+            cause=cause,
+            serial=max(row.serial, 0),
+            sample=row.sample,
+            is_from_outside=stuck is None and event.status == -signal.SIGKILL,
+        )
 
     def _oom_note(self) -> str:
         if self._count_oom_kills is None:

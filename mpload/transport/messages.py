@@ -3,26 +3,29 @@
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from mpload.errors import MploadError, WorkerError
 
 __all__ = ["Answer", "Failure", "Timings", "cannot_open", "cause_of"]
 
-_HEAD = struct.Struct("<6q")
+_HEAD = struct.Struct("<8q")
 _TEXT_CHARACTERS = 16_000
 """Of all failures in an answer: with JSON's escapes it stays below the 208 KiB that a socket takes at once."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Timings:
-    """Nanoseconds spent by workers; the parts are what the work chose to tell."""
+    """Nanoseconds spent by workers; the parts, and what a cache did, are what the work chose to tell."""
 
     read_ns: int = 0
     decode_ns: int = 0
     transform_ns: int = 0
     total_ns: int = 0
+    num_cache_hits: int = 0
+    num_cache_misses: int = 0
+    """Samples that were asked for and not in the cache, those that it never keeps included."""
 
     def add(self, other: "Timings") -> None:
         """Add what another chunk or batch took."""
@@ -30,6 +33,14 @@ class Timings:
         self.decode_ns += other.decode_ns
         self.transform_ns += other.transform_ns
         self.total_ns += other.total_ns
+        self.num_cache_hits += other.num_cache_hits
+        self.num_cache_misses += other.num_cache_misses
+
+    def since(self, earlier: "Timings") -> "Timings":
+        """Return what was added after `earlier`, a copy."""
+        return Timings(
+            **{field.name: getattr(self, field.name) - getattr(earlier, field.name) for field in fields(self)}
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +71,8 @@ class Answer:
     def encode(self) -> bytes:
         """Return the answer as the bytes of one message."""
         times = self.timings
-        head = _HEAD.pack(self.worker, self.serial, times.read_ns, times.decode_ns, times.transform_ns, times.total_ns)
+        numbers = (times.read_ns, times.decode_ns, times.transform_ns, times.total_ns)
+        head = _HEAD.pack(self.worker, self.serial, *numbers, times.num_cache_hits, times.num_cache_misses)
         if not self.failures:
             return head
         limit = _TEXT_CHARACTERS // len(self.failures)
@@ -75,12 +87,19 @@ class Answer:
     @classmethod
     def decode(cls, message: bytes) -> "Answer":
         """Return the answer that `encode` made `message` of."""
-        worker, serial, read_ns, decode_ns, transform_ns, total_ns = _HEAD.unpack_from(message)
+        worker, serial, read_ns, decode_ns, transform_ns, total_ns, hits, misses = _HEAD.unpack_from(message)
         failures: tuple[Failure, ...] = ()
         if len(message) > _HEAD.size:
             texts = json.loads(message[_HEAD.size :])
             failures = tuple(Failure(sample=s, cause=cause, details=json.loads(d)) for s, cause, d in texts)
-        timings = Timings(read_ns=read_ns, decode_ns=decode_ns, transform_ns=transform_ns, total_ns=total_ns)
+        timings = Timings(
+            read_ns=read_ns,
+            decode_ns=decode_ns,
+            transform_ns=transform_ns,
+            total_ns=total_ns,
+            num_cache_hits=hits,
+            num_cache_misses=misses,
+        )
         return cls(worker=worker, serial=serial, timings=timings, failures=failures)
 
 

@@ -298,6 +298,7 @@ class WorkerPool:
             has_heard = True
             if not answer.serial:
                 raise cannot_open(answer)
+            self.stats.timings_of(answer.worker).add(answer.timings)
             chunk = self._issued.pop(answer.serial, None)
             if chunk is not None:
                 self._account(chunk, answer.failures, answer.timings)
@@ -336,7 +337,7 @@ class WorkerPool:
         chunk = self._issued.pop(death.serial, None)
         if chunk is None:
             return
-        again = after_death(chunk, death.sample)
+        again = after_death(chunk, death.sample, is_from_outside=death.is_from_outside)
         if self._batches[chunk.batch].is_cancelled:
             self._account(chunk, (), Timings())
         elif again:
