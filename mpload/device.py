@@ -277,15 +277,13 @@ class DevicePrefetcher:
 
 
 def _device(device: torch.device | str | None) -> torch.device:
-    if device is None:
-        found = torch.accelerator.current_accelerator(check_available=True)
-        device = "cpu" if found is None else found
-    chosen = torch.device(device)
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    chosen = torch.device(device or accelerator or "cpu")
     if chosen.type == "cpu":
         return chosen
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if accelerator is None or accelerator.type != chosen.type:
         raise ArgumentError(f"device {str(device)!r} is not there; torch finds {accelerator or 'no accelerator'}")
     index: int | None = chosen.index
-    # With a number: what is current may change.
-    return torch.device(chosen.type, torch.accelerator.current_device_index() if index is None else index)
+    if index is None:  # with a number, since what is current may change; of MPS there is one
+        index = 0 if chosen.type == "mps" else torch.get_device_module(chosen).current_device()
+    return torch.device(chosen.type, index)

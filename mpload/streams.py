@@ -83,6 +83,7 @@ class AcceleratorStream:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._module = torch.get_device_module(device)
         self._stream = torch.Stream(device=device)
 
     def queue(self, work: Callable[..., object], *tensors: torch.Tensor) -> None:
@@ -93,14 +94,14 @@ class AcceleratorStream:
     @contextmanager
     def entered(self) -> Iterator[None]:
         """Make the stream the current one; the device that was current stays so afterwards."""
-        index = torch.accelerator.current_device_index()
+        index = self._module.current_device()
         consumer = torch.accelerator.current_stream(self._device)
         torch.accelerator.set_stream(self._stream)
         try:
             yield
         finally:
             torch.accelerator.set_stream(consumer)
-            torch.accelerator.set_device_index(index)
+            self._module.set_device(index)
 
     def mark(self) -> Mark:
         """Record an event."""
