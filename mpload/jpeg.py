@@ -44,7 +44,6 @@ _DAMAGE = (
 
 
 _NOT_NEEDED = "extraneous bytes before marker 0xd9"
-_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # which are tables and extensions
 _MARGIN_ROWS = 4  # upsampling looks at the rows below
 
 
@@ -92,7 +91,7 @@ class Jpeg:
     orientation: int
     """As EXIF numbers them, 1 to 8."""
     frame: int
-    """Where the header of a picture that is stored from top to bottom begins; 0 where it is stored otherwise."""
+    """Where the frame's header begins; 0 where the picture is not stored as plainly as `read_segments` says."""
     colors: str | None
     """As simplejpeg names them; None where it cannot read the header, which others then may."""
     allow_truncated: bool
@@ -239,22 +238,27 @@ def _rgb_from_cmyk(inverted: Pixels) -> Pixels:
 def read_segments(data: ImageBytes) -> tuple[int, int]:
     """Return the orientation, 1 to 8, that the EXIF segment of a JPEG gives, and where its frame's header begins.
 
-    The orientation is 1 where there is none that can be read, the place 0 where the picture is not stored from top to
-    bottom in three colours or one.
+    The orientation is 1 where there is none that can be read, the place 0 where the picture is not stored plainly: from
+    top to bottom in one go, in three colours or one, without restarts (at which an end that comes too early would look
+    like one that comes too late).
     """
-    position, orientation, num_bytes = 2, 0, len(data)
+    position, orientation, frame, restarts, num_bytes = 2, 0, 0, False, len(data)
     while position + 10 <= num_bytes and data[position] == 0xFF:
         marker = data[position + 1]
         if marker == 0xFF:  # fill byte
             position += 1
             continue
-        if marker in _FRAMES:
-            is_plain = marker <= 0xC1 and data[position + 9] in {1, 3}
-            return orientation or 1, position if is_plain else 0
         if marker == 0xDA:  # the picture begins
-            break
+            is_whole = (
+                frame > 0 and not restarts and data[position + 4] == data[frame + 9] and data[frame + 9] in {1, 3}
+            )
+            return orientation or 1, frame if is_whole else 0
         length = data[position + 2] << 8 | data[position + 3]
-        if marker == 0xE1 and orientation == 0 and data[position + 4 : position + 10] == b"Exif\0\0":
+        if marker in {0xC0, 0xC1}:
+            frame = position
+        elif marker == 0xDD:
+            restarts = True
+        elif marker == 0xE1 and orientation == 0 and data[position + 4 : position + 10] == b"Exif\0\0":
             orientation = _tiff_orientation(bytes(data[position + 10 : position + 2 + length]))
         position += 2 + length
     return orientation or 1, 0

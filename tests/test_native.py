@@ -258,6 +258,15 @@ def test_damage_is_an_error_where_it_is_shown(variety: str, name: str) -> None:
             draw(broken, View(box=Box(top=0, left=0, height=height, width=300), full=(30, 40)), name)
 
 
+@pytest.mark.parametrize("name", ["auto", "simplejpeg"])
+def test_an_end_that_comes_at_a_restart_is_not_taken_for_the_end_of_a_crop(name: str) -> None:
+    data = make("restarts", 200, 300, 0)
+    restarts = [place for place in range(len(data)) if data[place] == 0xFF and 0xD0 <= data[place + 1] <= 0xD7]
+    early = data[: restarts[len(restarts) // 3]] + bytes(40) + b"\xff\xd9"
+    view = View(box=Box(top=0, left=0, height=170, width=300), full=(90, 110))
+    assert distance(draw(early, view, name), expected(ImageDecoder()(early), view)) <= 2
+
+
 @needs_native
 def test_the_native_decoder_does_not_look_below_what_is_shown() -> None:
     data = make("420", 200, 300, 0)
