@@ -239,8 +239,7 @@ def read_segments(data: ImageBytes) -> tuple[int, int]:
     """Return the orientation, 1 to 8, that the EXIF segment of a JPEG gives, and where its frame's header begins.
 
     The orientation is 1 where there is none that can be read, the place 0 where the picture is not stored plainly: from
-    top to bottom in one go, in three colours or one, without restarts (at which an end that comes too early would look
-    like one that comes too late).
+    top to bottom in one go, in three colours or one, without restarts (whose markers would be met before the end).
     """
     position, orientation, frame, restarts, num_bytes = 2, 0, 0, False, len(data)
     while position + 10 <= num_bytes and data[position] == 0xFF:
