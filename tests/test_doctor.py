@@ -238,6 +238,27 @@ def test_what_lets_a_job_start_lets_it_start() -> None:
     assert "ulimit -n 1024" in remedies(few, verdict)[0].text
 
 
+def test_shards_are_to_be_read_in_blocks_where_that_is_what_the_disk_is_good_at() -> None:
+    slow = tuple(
+        ReadRate(temperature=temperature, concurrency=1, samples_per_second=rate, is_sequential=is_sequential)
+        for temperature, rate, is_sequential in (
+            (Temperature.COLD, 100, False),
+            (Temperature.COLD, 1500, True),
+            (Temperature.WARM, 20_000, False),
+        )
+    )
+    found = _plain()
+    samples = replace(found.samples, num_samples=10**9, num_shards=40)  # nothing of it stays in memory
+    found = replace(found, samples=samples, storage=replace(found.storage, rates=slow))
+    verdict = judge(found)
+    assert verdict.bottleneck is Bottleneck.STORAGE
+    first, second = remedies(found, verdict)
+    assert "BlockShuffle" in first.text
+    assert first.gain == pytest.approx(15)
+    assert "PartialCache" in second.text
+    assert second.gain == pytest.approx(3200 / 100, rel=0.1)
+
+
 def test_a_quota_is_the_first_to_be_raised_where_the_machine_has_more_cores() -> None:
     found = _plain(num_workers=8, step_seconds=0.001)
     held = replace(found, environment=replace(found.environment, host_cores=32))
@@ -280,6 +301,9 @@ def test_the_doctor_names_what_limits_a_staged_job(name: str, tmp_path: Path) ->
         found = diagnose(staged, index)
     assert found["verdict"]["bottleneck"] == staged.bottleneck, found["verdict"]["reason"]
     assert bool(found["remedies"]) == (name != "slow consumer")
+    assert found["needs"]["reads_per_second"] * found["needs"]["batch_within_seconds"] == pytest.approx(
+        found["findings"]["job"]["batch_size"]
+    )
 
 
 def _run(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -64,7 +64,7 @@ def doctor(
 
         write_report(diagnosis, html, title=str(path))
     if as_json:
-        print(json.dumps(_plain(asdict(diagnosis)), indent=2))
+        print(json.dumps(_plain({"needs": _needs(diagnosis.findings)} | asdict(diagnosis)), indent=2))
     else:
         _print(diagnosis)
         if html is not None:
@@ -86,6 +86,14 @@ def _print(diagnosis: Any) -> None:
         f"free of {limit}, {environment.file_system}, {environment.max_descriptors:,} open files"
         + (f", {environment.device}" if environment.device else ""),
     )
+    if (demand := findings.job.demand(samples.mean_bytes)) is not None:
+        every = f" in all {findings.job.num_jobs} jobs" if findings.job.num_jobs > 1 else ""
+        bandwidth = format_bytes(demand.bytes_per_second)
+        _say(
+            "needs",
+            f"{demand.samples_per_second:,.0f} samples/s{every}: as many reads/s and {bandwidth}/s of the storage; "
+            f"99 of 100 batches within {demand.step_seconds:g} s",
+        )
     print()
     table = Table("stage, samples/s", "needs", "has", "met", box=None, pad_edge=False)
     for column in table.columns[1:]:
@@ -101,6 +109,16 @@ def _print(diagnosis: Any) -> None:
     print(f"\nlimited by {verdict.bottleneck}: {verdict.reason}")
     for number, remedy in enumerate(diagnosis.remedies, start=1):
         print(f"{number}. {remedy.text}: {_gain(remedy)}")
+
+
+def _needs(findings: Any) -> dict[str, float | None] | None:
+    if (demand := findings.job.demand(findings.samples.mean_bytes)) is None:
+        return None
+    return {
+        "reads_per_second": demand.samples_per_second,
+        "bytes_per_second": demand.bytes_per_second,
+        "batch_within_seconds": demand.step_seconds,
+    }
 
 
 def _gain(remedy: Any) -> str:

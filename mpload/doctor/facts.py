@@ -223,18 +223,20 @@ class Job:
     @property
     def needed_rate(self) -> float:
         """Samples a second that one job consumes on this machine; infinite where no step was told."""
-        return math.inf if self.step_seconds is None else self._demand(self.step_seconds, num_jobs=1)
+        demand = self.demand()
+        return math.inf if demand is None else demand.samples_per_second / self.num_jobs
 
-    @property
-    def needed_reads(self) -> float:
-        """Samples a second that all jobs ask the storage for."""
-        return math.inf if self.step_seconds is None else self._demand(self.step_seconds, num_jobs=self.num_jobs)
-
-    def _demand(self, step_seconds: float, *, num_jobs: int) -> float:
-        demand = Demand(
-            batch_size=self.batch_size, step_seconds=step_seconds, num_gpus=self.num_gpus, num_jobs=num_jobs
+    def demand(self, sample_bytes: float | None = None) -> Demand | None:
+        """Return what all jobs together ask of the storage, for samples of this size; None where no step was told."""
+        if self.step_seconds is None:
+            return None
+        return Demand(
+            batch_size=self.batch_size,
+            step_seconds=self.step_seconds,
+            num_gpus=self.num_gpus,
+            num_jobs=self.num_jobs,
+            sample_bytes=sample_bytes,
         )
-        return demand.samples_per_second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -201,10 +201,10 @@ def _more_cores(findings: Findings) -> Iterator[_Candidate]:
     if host_cores > cores:
         text = f"raise the container's quota or affinity from {cores} to {host_cores} cores, with as many workers"
         yield Remedy(text=text, gain=1), with_cores(host_cores)
-    if not math.isinf(job.needed_rate):
-        wanted = math.ceil(cores * job.needed_rate / predict(findings).cores)
-        if wanted > max(cores, host_cores):
-            yield Remedy(text=f"a machine with {wanted:,} cores, with as many workers", gain=1), with_cores(wanted)
+    has_need = not math.isinf(job.needed_rate)
+    wanted = math.ceil(cores * job.needed_rate / predict(findings).cores) if has_need else 2 * cores
+    if wanted > max(cores, host_cores):
+        yield Remedy(text=f"a machine with {wanted:,} cores, with as many workers", gain=1), with_cores(wanted)
 
 
 def _limits(findings: Findings, bottleneck: Bottleneck) -> Iterator[Remedy]:

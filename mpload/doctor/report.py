@@ -196,6 +196,10 @@ def _facts(findings: Findings) -> str:
         "decoder": environment.decode_backend,
         "device": environment.device or "none",
     }
+    if (demand := findings.job.demand(samples.mean_bytes)) is not None:
+        bandwidth = format_bytes(demand.bytes_per_second or 0.0)
+        facts["needed of the storage"] = f"{demand.samples_per_second:,.0f} reads/s, {bandwidth}/s"
+        facts["needed of the loader"] = f"99 of 100 batches within {demand.step_seconds:g} s"
     return _table(("fact", "value"), [(name, value) for name, value in facts.items() if value], numbers=False)
 
 

@@ -226,7 +226,9 @@ def _stages(findings: Findings, rates: Rates) -> tuple[StageRate, ...]:
     for name, cost in costs.items():
         by_workers = num_workers / cost.seconds if cost.seconds else math.inf
         haves[name] = min(by_workers, cores / cost.cpu_seconds if cost.cpu_seconds else math.inf)
-    haves |= {"workers": rates.workers, "cores": rates.cores, "device copy": rates.device}
+    haves |= {"workers": rates.workers, "cores": rates.cores}
+    if findings.environment.device_bytes_per_second is not None:
+        haves["device copy"] = rates.device
     return tuple(
         StageRate(name=name, need=need, have=None if math.isinf(have) else have) for name, have in haves.items()
     )
