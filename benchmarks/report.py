@@ -59,7 +59,35 @@ def memory() -> str:
     return markdown(header, rows)
 
 
-TABLES: dict[str, Callable[[], str]] = {"memory": memory}
+def throughput() -> str:
+    """Return images a second of every contestant, by what batches hold."""
+    found: dict[str, dict[str, Record]] = {}
+    notes: dict[str, str] = {}
+    for record in latest("peers"):
+        case = record["case"]
+        found.setdefault(case["contestant"], {})[case["output"]] = record["figures"]
+        notes[case["contestant"]] = case.get("note") or notes.get(case["contestant"], "")
+    outputs = {"uint8": "uint8", "float32": "normalised float32", "bytes": "bytes, shuffled"}
+
+    def cell(figures: Record | None) -> str:
+        if figures is None or "images_per_second" not in figures:
+            return "-"
+        return f"{figures['images_per_second']:,.0f} ({figures['ratio_to_mpload']:.2f})"
+
+    def rate(contestant: str) -> float:
+        rates = [float(found[contestant].get(output, {}).get("images_per_second", 0)) for output in outputs]
+        return max(rates[:2]) or rates[2] / 1e6  # who has nothing but bytes comes last
+
+    rows = []
+    for contestant in sorted(found, key=rate, reverse=True):
+        figures = found[contestant]
+        reasons = {each["failed"] for each in figures.values() if "failed" in each}
+        note = notes[contestant] if len(reasons) < len(figures) else "; ".join(sorted(reasons))
+        rows.append([contestant, *(cell(figures.get(output)) for output in outputs), note])
+    return markdown(["images a second (mpload is 1)", *outputs.values(), ""], rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {"memory": memory, "throughput": throughput}
 
 
 def rewritten(text: str) -> str:
