@@ -50,7 +50,8 @@ class Slow:
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         self.reads.extend(ranges)
         self.threads.add(threading.current_thread().name)
-        time.sleep(self.seconds)
+        if self.seconds:  # else not even a yield to other processes
+            time.sleep(self.seconds)
         return [self._one(item) for item in ranges]
 
     def _one(self, item: ByteRange) -> bytes:
@@ -383,7 +384,8 @@ def test_a_read_that_hangs_meets_the_time_limit_of_a_sample(files: Path) -> None
 def test_a_bad_file_is_one_bad_sample(files: Path) -> None:
     (files.parent / "data" / "40.bin").unlink()
     dataset = slow(files, on_error=ErrorPolicy(action="skip", report=files.parent / "bad.jsonl"))
-    with MPLoader(dataset, num_workers=2) as loader:
+    with warnings.catch_warnings(), MPLoader(dataset, num_workers=2) as loader:
+        warnings.simplefilter("ignore", MploadWarning)  # a bad sample
         for _ in range(3):
             found = sorted(label for _, labels in plain(loader) for label in labels)
             assert found == [number for number in range(NUM_FILES) if number != 40]
@@ -509,7 +511,7 @@ def test_blocks_of_shards_are_read_whole_and_batches_stay_the_same(tmp_path: Pat
             tmp_path / "all.txt",
             decode=RawBytes(),
             batch_size=8,
-            shuffle=BlockShuffle(block_samples=50, window_blocks=3),
+            shuffle=BlockShuffle(block_samples=25, window_blocks=2),
             topology=Topology(),
             storage=storage,
         )
@@ -526,7 +528,7 @@ def test_blocks_of_shards_are_read_whole_and_batches_stay_the_same(tmp_path: Pat
     if page_cache == "keep":
         assert most > 0.9 * num_pages
     else:
-        assert 3 * 50 * sample_bytes // mmap.PAGESIZE < most < 0.9 * num_pages
+        assert 2 * 25 * sample_bytes // mmap.PAGESIZE < most < 0.9 * num_pages
 
 
 def test_page_cache_has_two_choices(tmp_path: Path) -> None:
