@@ -3,7 +3,6 @@
 import warnings
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,21 +14,11 @@ from mpload.pinning import PinnedMemory
 from mpload.staging import Arena, TensorSpec, map_tensors
 from mpload.streams import Mark, SideStream
 
-__all__ = ["Carrier", "Landed"]
+__all__ = ["Carrier"]
 
 _CPU = torch.device("cpu")
 _NUM_COPYING = 2
 """Host batches that copies read from at once."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Landed:
-    """A batch whose bytes are on the device, or on their way there."""
-
-    host: Any
-    """The batch as the loader gave it."""
-    tensors: list[torch.Tensor]
-    """Its tensors in the order of `map_tensors`; on the CPU the host's own."""
 
 
 class Carrier:
@@ -125,16 +114,16 @@ class Carrier:
         for number in range(len(self._arenas) - but):
             self._arenas[(self._turn + number) % len(self._arenas)].reclaim()
 
-    def land(self, batch: Any) -> Landed:
-        """Queue the copies of a batch, which is kept until they are done. Waits for those of the batch before the last.
+    def land(self, batch: Any) -> Any:
+        """Queue the copies of a batch, which is kept until they are done, and return it as it lies on the device.
 
-        So the host never gets far ahead of the device, with more and more slots in its hands.
+        Waits for the copies of the batch before the last: so the host never gets far ahead of the device, with more and
+        more slots in its hands.
         """
-        tensors: list[torch.Tensor] = []
-        map_tensors(batch, tensors.append)
+        tensors = _tensors(batch)
         self.moved_bytes += sum(tensor.nbytes for tensor in tensors)
         if not self._lands:
-            return Landed(host=batch, tensors=tensors)
+            return batch
         self._let_go(num_left=_NUM_COPYING - 1)
         sources = tensors
         if self._pins and not all(tensor.is_pinned() or tensor.device.type != "cpu" for tensor in tensors):
@@ -144,7 +133,7 @@ class Carrier:
         for target, source in zip(landed, sources, strict=True):
             self._stream.queue(self._copy, source, target)
         self._copying.append((self._stream.mark(), batch))
-        return Landed(host=batch, tensors=landed)
+        return _with_tensors(batch, landed)
 
     def _let_go(self, *, num_left: int) -> None:
         while len(self._copying) > num_left:
@@ -159,8 +148,8 @@ class Carrier:
             target.copy_(tensor)
         return staged
 
-    def settle(self, landed: Landed, *, at_any_cost: bool) -> Any | None:
-        """Queue the conversion of a batch, and return it as the user will see it.
+    def settle(self, landed: Any, *, at_any_cost: bool) -> Any | None:
+        """Queue the conversion of a batch that `land` returned, and return it as the user will see it.
 
         Returns None where all arenas are held, or with `at_any_cost` leaves one to its holder and takes new memory.
         """
@@ -172,12 +161,12 @@ class Carrier:
             arena.replace()
             self.num_extra_batches += 1
         self._turn = (self._arenas.index(arena) + 1) % len(self._arenas)
+        tensors = _tensors(landed)
         with self._stream.entered():
-            outs = arena.cut([self._spec(tensor) for tensor in landed.tensors])
-        for out, tensor in zip(outs, landed.tensors, strict=True):
+            outs = arena.cut([self._spec(tensor) for tensor in tensors])
+        for tensor, out in zip(tensors, outs, strict=True):
             self._stream.queue(self._convert, tensor, out)
-        following = iter(outs)
-        return map_tensors(landed.host, lambda _: next(following))
+        return _with_tensors(landed, outs)
 
     def _in_turn(self) -> list[Arena]:
         return [*self._arenas[self._turn :], *self._arenas[: self._turn]]
@@ -195,3 +184,14 @@ class Carrier:
             out.copy_(tensor)
         else:
             self._normaliser.write(tensor, out)
+
+
+def _tensors(batch: Any) -> list[torch.Tensor]:
+    tensors: list[torch.Tensor] = []
+    map_tensors(batch, tensors.append)
+    return tensors
+
+
+def _with_tensors(batch: Any, tensors: list[torch.Tensor]) -> Any:
+    following = iter(tensors)
+    return map_tensors(batch, lambda _: next(following))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mpload.carrier import Carrier, Landed
+from mpload.carrier import Carrier
 from mpload.errors import ArgumentError
 from mpload.normalise import Normaliser
 from mpload.seeding import BatchKey, PerSample, transformed
@@ -195,7 +195,7 @@ class DevicePrefetcher:
     def _batches(self, source: Iterator[Any], iteration: int) -> Generator[Any, None, None]:
         carrier = self._carrier
         ahead: deque[_Sent] = deque()
-        landed: tuple[Landed, dict[str, Any] | None] | None = None
+        landed: tuple[Any, dict[str, Any] | None] | None = None
         error: Exception | None = None
         is_over = False
         # One by one where nothing goes on beside the host; else two until there are enough ahead, so that the first
@@ -243,7 +243,7 @@ class DevicePrefetcher:
             finally:
                 del error  # its traceback holds this frame, and so the loader
 
-    def _fetched(self, source: Iterator[Any]) -> tuple[Landed, dict[str, Any] | None] | None:
+    def _fetched(self, source: Iterator[Any]) -> tuple[Any, dict[str, Any] | None] | None:
         """Return the next batch on its way to the device, and the state behind it; None behind the last one."""
         batch = next(source, _END)
         if batch is _END:

@@ -176,7 +176,7 @@ def test_host_batches_are_given_back_once_they_are_copied() -> None:
     assert source.ring.num_lent == 2  # its own and the next, whose copies have not begun
     stream.finish()
     second = next(batches)
-    assert source.ring.num_lent == 1
+    assert source.ring.num_lent == 1  # the next but one, which has just been fetched
     num_done = stream.side.num_done
     batches.close()  # type: ignore[attr-defined]
     assert source.ring.num_lent == 0
