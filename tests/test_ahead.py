@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 
 from mpload import BlockShuffle, ErrorPolicy, MPDataset, MPLoader, PartialCache, RawBytes, Topology
 from mpload.errors import ArgumentError, MploadWarning, StorageError
+from mpload.pipeline import PageStorage
 from mpload.storage.ahead import ReadAhead
 from mpload.storage.local import LocalStorage
 from mpload.storage.ranges import ByteRange
@@ -493,6 +494,12 @@ def test_each_block_is_due_once_and_before_it_is_wanted(
         done |= {sample_id for block in gone for sample_id in block}
     if not start:
         assert sorted(sample_id for block in came for sample_id in block) == list(range(num_samples))
+
+
+def test_local_files_are_read_through_the_page_cache_and_in_parallel(files: Path) -> None:
+    storage = slow(files, storage=None).pipeline._storage
+    assert isinstance(storage, PageStorage)
+    assert storage.max_parallel_reads > 1  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("page_cache", ["keep", "drop"])
