@@ -18,7 +18,6 @@ from mpload.doctor.verdict import Verdict, judge
 from mpload.errors import ArgumentError
 from mpload.index.index import Index
 from mpload.index.opening import open_index
-from mpload.storage.local import LocalStorage
 from mpload.trials import device_copy, run_loader
 
 __all__ = ["Diagnosis", "examine"]
@@ -79,7 +78,7 @@ def examine(
         rates=measure_rates(index, files, seconds=_STORAGE_SHARE * seconds, seed=seed + 1),
         read=costs.read,
         size_classes=size_classes(costs.read_times),
-        reads_per_worker=getattr(LocalStorage, "max_parallel_reads", 1),
+        reads_per_worker=files.reads_per_worker,
         packed_samples_per_second=packed_rate(costs.read_times),
     )
     findings = Findings(

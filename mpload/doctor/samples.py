@@ -106,7 +106,7 @@ def measure_samples(
     Raises:
         SampleError: none could be made.
     """
-    read = _Stopwatch(files.storage().read)
+    read = _Stopwatch(files.reader())
     watched_decode = _Stopwatch(decode)
     watched_transform = None if transform is None else _Stopwatch(_adapted(transform))
     pipeline = Pipeline(index=index, decode=watched_decode, transform=watched_transform, policy=ErrorPolicy())
@@ -165,13 +165,12 @@ def _records(index: Index, *, seed: int) -> list[Record]:
 
 
 def _make(record: Record, files: Files, pipeline: Pipeline, read: _Stopwatch, found: _Found) -> None:
-    ranges = files.ranges(record)
     files.drop(record)
     started = time.perf_counter()
-    data = read.__wrapped__(ranges)
+    data = read.__wrapped__(record)
     cold_seconds = time.perf_counter() - started
     started = time.perf_counter()
-    read(ranges)
+    read(record)
     warm_seconds = time.perf_counter() - started
     num_bytes = sum(map(len, data))
     found.read_times.append(ReadTime(num_bytes=num_bytes, cold_seconds=cold_seconds, warm_seconds=warm_seconds))

@@ -4,7 +4,7 @@ import ctypes
 import mmap
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import chain
@@ -12,11 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
+from mpload.decode import RawBytes
 from mpload.doctor.facts import ReadRate, SizeClass, Temperature
 from mpload.errors import MploadError
 from mpload.index.columns import Cell, Span
 from mpload.index.index import Index, Record
-from mpload.storage.local import LocalStorage
+from mpload.pipeline import Pipeline
+from mpload.policy import ErrorPolicy
 from mpload.storage.ranges import ByteRange
 
 __all__ = ["Files", "ReadTime", "measure_rates", "packed_rate", "size_classes"]
@@ -33,18 +35,26 @@ class Files:
     """The files of an index: read them, drive them out of the page cache, see what of them lies there."""
 
     def __init__(self, index: Index) -> None:
+        self._index = index
         self._root = Path(index.root)
-        self._is_confined = index.confined
         self._sources = [number for number, column in enumerate(index.columns) if column.type.is_source]
         self._libc = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
 
-    def storage(self) -> LocalStorage:
-        """Return a storage of its own, for one thread."""
-        return LocalStorage(self._root, allow_outside_root=not self._is_confined)
+    def reader(self) -> Callable[[Record], list[bytes]]:
+        """Return what reads samples, for one thread: from files, and from wherever else they lie."""
+        return Pipeline(index=self._index, decode=RawBytes(), policy=ErrorPolicy()).read
+
+    @property
+    def reads_per_worker(self) -> int:
+        """How many samples a worker may have on order at once, where reads are slow."""
+        return Pipeline(index=self._index, decode=RawBytes(), policy=ErrorPolicy()).ahead.max_parallel_reads
 
     def ranges(self, record: Record) -> list[ByteRange]:
-        """Return what a sample is read from; nothing for what this version cannot read."""
-        return [found for number in self._sources if (found := _range_of(record.cells[number])) is not None]
+        """Return the runs of bytes of local files that a sample is read from; what lies elsewhere is none."""
+        if "://" in self._index.root:
+            return []
+        cells = [record.cells[number] for number in self._sources]
+        return [found for cell in cells if (found := _range_of(cell)) is not None and "://" not in found.path]
 
     def drop(self, record: Record) -> None:
         """Drive a sample's bytes out of the page cache, as far as the system lets us."""
@@ -130,46 +140,43 @@ def measure_rates(index: Index, files: Files, *, seconds: float, seed: int) -> t
 def _rate(
     records: Sequence[Record], files: Files, *, temperature: Temperature, concurrency: int, seconds: float
 ) -> float | None:
-    wanted = [ranges for record in records if (ranges := files.ranges(record))]
     if temperature is Temperature.COLD:
         for record in records:
             files.drop(record)
     else:  # at most as many as a quarter of the time allows
-        wanted = _warmed(wanted, files, seconds=seconds)
+        records = _warmed(records, files, seconds=seconds)
     started = time.monotonic()
     deadline = started + seconds
 
-    def read(own: Sequence[Sequence[ByteRange]]) -> tuple[int, float]:
-        num_read = 0
-        with files.storage() as storage:
-            for ranges in own:
-                with suppress(MploadError):
-                    storage.read(ranges)
-                    num_read += 1
-                if time.monotonic() > deadline and num_read >= _MIN_READS:
-                    break
+    def read(own: Sequence[Record]) -> tuple[int, float]:
+        num_read, reader = 0, files.reader()
+        for record in own:
+            with suppress(MploadError):
+                reader(record)
+                num_read += 1
+            if time.monotonic() > deadline and num_read >= _MIN_READS:
+                break
         return num_read, time.monotonic()
 
     if concurrency == 1:
-        done = [read(wanted)]
+        done = [read(records)]
     else:
         with ThreadPoolExecutor(concurrency) as pool:
-            done = list(pool.map(read, [wanted[number::concurrency] for number in range(concurrency)]))
+            done = list(pool.map(read, [records[number::concurrency] for number in range(concurrency)]))
     num_read = sum(number for number, _ in done)
     return num_read / (max(ended for _, ended in done) - started) if num_read else None
 
 
-def _warmed(wanted: list[list[ByteRange]], files: Files, *, seconds: float) -> list[list[ByteRange]]:
+def _warmed(records: Sequence[Record], files: Files, *, seconds: float) -> list[Record]:
     """Read samples for a part of the time; return those that are now in memory."""
     deadline = time.monotonic() + seconds / 4
-    warmed = []
-    with files.storage() as storage:
-        for ranges in wanted:
-            with suppress(MploadError):
-                storage.read(ranges)
-                warmed.append(ranges)
-            if time.monotonic() > deadline and len(warmed) >= _MIN_READS:
-                break
+    warmed, reader = [], files.reader()
+    for record in records:
+        with suppress(MploadError):
+            reader(record)
+            warmed.append(record)
+        if time.monotonic() > deadline and len(warmed) >= _MIN_READS:
+            break
     return warmed
 
 

@@ -110,12 +110,13 @@ class ReadAhead:
             raise ArgumentError(f"max_bytes must be positive, got {max_bytes}")
         self.max_bytes = max_bytes
         self._storage = storage
-        self._num_threads: int = getattr(storage, "max_parallel_reads", 1)
+        self.max_parallel_reads: int = getattr(storage, "max_parallel_reads", 1)
+        """How many reads may be under way at once."""
         self._clock_ns = monotonic_ns
         self._count_waits = count_waits or num_waits_of_thread
         self._slow_share = 0.0
         self._mean_file_bytes = float(_GUESSED_FILE_BYTES)
-        self._is_possible = self._num_threads > 1
+        self._is_possible = self.max_parallel_reads > 1
         self.is_active = False
         """Whether reads are slow enough that it pays to `plan`."""
         self.was_active = False
@@ -228,7 +229,7 @@ class ReadAhead:
 
     def _has_thread(self) -> bool:
         """Start one more thread, if there may be more; return False where none can be."""
-        if self._num_started < min(self._num_threads, self.depth):
+        if self._num_started < min(self.max_parallel_reads, self.depth):
             # A daemon: a read that hangs must not keep the interpreter from leaving.
             thread = threading.Thread(target=_serve, args=(self._jobs,), name=_THREAD_NAME, daemon=True)
             try:
