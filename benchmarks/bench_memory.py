@@ -3,7 +3,8 @@
     python benchmarks/bench_memory.py [--samples 1e4,1e5,1e6,1e7] [--workers 0,4,8] [--epochs 2] [--max-seconds 900]
 
 What `mpload bench memory` measures, with a record of each case: benchmarks/records/memory.jsonl, plot:
-benchmarks/records/memory.png. `python benchmarks/report.py` then puts the table into the README.
+benchmarks/records/memory.png (of all records, and of this run over time). `python benchmarks/report.py` then puts the
+table into the README.
 """
 
 import argparse
@@ -12,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from records import RECORDS, write_record
+from report import memory_results
 
 from mpload.benching.memory import LOADER_NAMES, MemoryResult, all_cases, measure_memory
 from mpload.benching.memory_report import draw_memory, memory_tables
@@ -54,7 +56,10 @@ def main() -> None:
     for table in memory_tables(results):
         print("\n".join("\t".join(row) for row in [[table.title], table.header, *table.rows]))
     if not arguments.quick:
-        draw_memory(results, RECORDS / "memory.png")
+        measured = {result.case for result in results}
+        draw_memory(
+            [*results, *(result for result in memory_results() if result.case not in measured)], RECORDS / "memory.png"
+        )
 
 
 if __name__ == "__main__":

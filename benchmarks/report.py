@@ -40,14 +40,19 @@ def markdown(header: list[str], rows: list[list[str]], *, num_names: int = 1) ->
     return "".join(f"| {' | '.join(row)} |\n" for row in [header, rule, *rows])
 
 
-def memory() -> str:
-    results = [
+def memory_results() -> list[MemoryResult]:
+    """Return the latest record of each case of bench_memory.py, without its curve."""
+    return [
         MemoryResult(
             case=MemoryCase(**record["case"]),
             **{**record["figures"], "outcome": Outcome(record["figures"]["outcome"])},
         )
         for record in latest("memory")
     ]
+
+
+def memory() -> str:
+    results = memory_results()
     most = max(result.case.num_workers for result in results)
     pss, uss, *_ = memory_tables([result for result in results if result.case.num_workers == most])
     header = [

@@ -37,31 +37,43 @@ def memory_tables(results: Sequence[MemoryResult]) -> list[MemoryTable]:
 
 
 def draw_memory(results: Sequence[MemoryResult], path: Path) -> None:
-    """Write a PNG: memory against the number of samples, and against time for the longest list; needs matplotlib."""
+    """Write a PNG: memory against the number of samples, and against time; needs matplotlib.
+
+    Of the results with the most workers. Time is that of the longest list that every loader has read; what is only
+    foretold is drawn hollow.
+    """
     from matplotlib.figure import Figure  # noqa: PLC0415  an optional package
 
     num_workers = max(result.case.num_workers for result in results)
-    drawn = [result for result in results if result.case.num_workers == num_workers and result.curve]
-    num_samples = max((result.case.num_samples for result in drawn), default=0)
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    drawn = sorted(
+        (result for result in results if result.case.num_workers == num_workers),
+        key=lambda result: result.case.num_samples,
+    )
+    by_loader = {name: [result for result in drawn if result.case.loader == name] for name in LOADER_NAMES}
+    by_loader = {name: found for name, found in by_loader.items() if found}
+    read_by_all = set.intersection(
+        *({result.case.num_samples for result in found if result.curve} for found in by_loader.values())
+    )
+    longest = max(read_by_all, default=0)
+    figure = Figure(figsize=(11, 4.8), layout="constrained")
     by_samples, by_time = figure.subplots(1, 2)
-    for loader, colour in _COLOURS.items():
-        of_loader = [result for result in drawn if result.case.loader == loader]
-        samples = [result.case.num_samples for result in of_loader]
-        label = LOADER_NAMES[loader]
-        by_samples.plot(samples, [result.peak_pss_bytes / GIB for result in of_loader], "o-", color=colour, label=label)
-        by_samples.plot(samples, [result.peak_uss_bytes / GIB for result in of_loader], "x:", color=colour)
-        for result in of_loader:
-            if result.case.num_samples == num_samples:
+    for loader, found in by_loader.items():
+        colour = _COLOURS[loader]
+        samples = [result.case.num_samples for result in found]
+        sizes = [(result.needed_bytes or result.peak_pss_bytes) / GIB for result in found]
+        fills = ["none" if result.needed_bytes else colour for result in found]
+        by_samples.plot(samples, sizes, "-", color=colour, label=LOADER_NAMES[loader])
+        by_samples.scatter(samples, sizes, facecolors=fills, edgecolors=colour, zorder=3)
+        for result in found:
+            if result.case.num_samples == longest:
                 seconds = [moment.seconds for moment in result.curve]
                 by_time.plot(seconds, [moment.pss_bytes / GIB for moment in result.curve], "-", color=colour)
                 by_time.plot(seconds, [moment.uss_bytes / GIB for moment in result.curve], ":", color=colour)
     by_samples.set(xscale="log", yscale="log", xlabel="samples", title=f"peak, {num_workers} workers")
-    by_time.set(
-        xscale="log", xlabel="seconds since start", title=f"{format_count(num_samples)} samples", ylim=(0, None)
-    )
+    by_samples.set_ylabel("PSS of all processes, GiB; hollow: foretold")
+    by_time.set(xscale="log", xlabel="seconds since start", title=f"{format_count(longest)} samples", ylim=(0, None))
+    by_time.set_ylabel("PSS (line) and USS (dots) of all processes, GiB")
     for axes in (by_samples, by_time):
-        axes.set_ylabel("GiB of all processes: PSS -, USS ...")
         axes.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize="small")
     figure.savefig(path, format="png", dpi=110)
