@@ -104,7 +104,9 @@ class MPDataset(IterableDataset[Any]):
             storage=storage,
             page_cache=page_cache,
         )
-        self.cache = None if cache is None else cache.open(self.index, read=self.pipeline.read)
+        self.cache = None
+        if cache is not None:
+            self.cache = cache.open(self.index, read=self.pipeline.read, sources_are_files=storage is None)
         self.pipeline.cache = self.cache
         self.order_of(Epoch(seed=seed, number=0))  # checks the seed
         self.progress = SharedProgress(seed=seed)

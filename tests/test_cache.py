@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from mpload import MPDataset, MPLoader, PartialCache, RandomResizedCrop, RawByte
 from mpload.cache.entries import HEAD_BYTES, make_entry, payload_fits, read_head, split_parts
 from mpload.cache.opened import OpenCache
 from mpload.errors import ArgumentError, MploadWarning, SampleError
+from mpload.index.opening import open_index
+from mpload.storage.ranges import ByteRange
 from mpload.transport.batches import PoolOptions
 from mpload.units import KIB, MIB
 from tests.test_dataset import numbers_index
@@ -395,6 +397,34 @@ def test_a_changed_source_is_read_anew_unless_the_index_is_trusted(files: Path, 
     for _ in range(2):
         assert read_epoch(careful) == sources(files) != before
     assert opened(careful).counts.damaged == 1
+
+
+class Elsewhere:
+    """Sources that are no files of this machine."""
+
+    def __init__(self, files: Path) -> None:
+        self.data = {f"data/{number}.bin": data for number, data in enumerate(sources(files))}
+
+    def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
+        return [self.data[item.path.removeprefix("s3://far/")] for item in ranges]
+
+
+@pytest.mark.parametrize("prefix", ["", "s3://far/"])
+def test_sources_that_are_no_files_are_kept_too(files: Path, tmp_path: Path, prefix: str) -> None:
+    storage, expected = Elsewhere(files), sources(files)
+    files.write_text("".join(f"{prefix}data/{number}.bin {number}\n" for number in range(NUM_FILES)))
+    shutil.rmtree(files.parent / "data")
+    dataset = raw(files, PartialCache(tmp_path / "cache", fraction=1.0), storage=storage)
+    for _ in range(2):
+        assert read_epoch(dataset) == expected
+    assert opened(dataset).counts.hits == NUM_FILES
+
+
+def test_a_url_among_local_files_is_kept_as_the_index_has_it(files: Path, tmp_path: Path) -> None:
+    cache = PartialCache(tmp_path / "cache", fraction=1.0).open(open_index(files), read=lambda _: [b""])
+    for data in (b"one", b"two"):
+        assert cache.read(3, ["s3://bucket/key"], lambda data=data: [data]) == [b"one"]  # type: ignore[misc]
+    cache.close()
 
 
 def test_a_source_that_is_gone_is_an_error_though_it_was_kept(files: Path, tmp_path: Path) -> None:

@@ -70,12 +70,13 @@ class PartialCache:
         if self.what not in set(CachedForm):
             raise ArgumentError(f'what must be "bytes" or "resized", got {self.what!r}')
 
-    def open(self, index: Index, *, read: Callable[[Record], list[bytes]]) -> OpenCache:
+    def open(self, index: Index, *, read: Callable[[Record], list[bytes]], sources_are_files: bool = True) -> OpenCache:
         """Return the cache over an index; makes its folder, or says in one warning that it cannot.
 
         Args:
             index: whose samples are to be kept.
             read: reads a record's sources; asked for a few of them where sizes are not known.
+            sources_are_files: whether paths of the index name files that `check_source` can look at.
 
         Raises:
             ArgumentError: `max_bytes` do not even hold the table of places, 8 bytes a sample.
@@ -102,7 +103,7 @@ class PartialCache:
         if fraction is None:
             sample_bytes = HEAD_BYTES + _mean_bytes(index, read, is_resized=is_resized)
             fraction = min(1.0, (max_bytes * _FILLED - folder.table_bytes) / (max(1, len(index)) * sample_bytes))
-        is_checked = self.check_source and "://" not in index.root
+        is_checked = self.check_source and sources_are_files and "://" not in index.root
         root = os.path.join(index.root, "") if is_checked else None  # noqa: PTH118  a prefix for strings
         return OpenCache(
             folder,
