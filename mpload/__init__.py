@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mpload.seeding import PerSample
     from mpload.sharding import Topology
     from mpload.topology import detect_topology
+    from mpload.writers import JsonLinesWriter, PrometheusWriter, TensorBoardWriter
 
 __version__ = "0.1.0"
 
@@ -40,6 +41,7 @@ _MODULES = {
     "GpuDecode": "mpload.gpudecode",
     "ImageDecoder": "mpload.decode",
     "Index": "mpload.index.index",
+    "JsonLinesWriter": "mpload.writers",
     "Limits": "mpload.image",
     "MPDataset": "mpload.dataset",
     "MPLoader": "mpload.loader",
@@ -51,6 +53,7 @@ _MODULES = {
     "PerSample": "mpload.seeding",
     "PackOptions": "mpload.packing",
     "NumpyDecoder": "mpload.decode",
+    "PrometheusWriter": "mpload.writers",
     "RandomResizedCrop": "mpload.decode",
     "RawBytes": "mpload.decode",
     "Record": "mpload.index.index",
@@ -58,6 +61,7 @@ _MODULES = {
     "Sequential": "mpload.order",
     "Shuffle": "mpload.order",
     "Span": "mpload.index.columns",
+    "TensorBoardWriter": "mpload.writers",
     "Topology": "mpload.sharding",
     "build_index": "mpload.index.build",
     "detect_topology": "mpload.topology",
@@ -75,6 +79,7 @@ __all__ = [
     "GpuDecode",
     "ImageDecoder",
     "Index",
+    "JsonLinesWriter",
     "Limits",
     "MPDataset",
     "MPLoader",
@@ -86,6 +91,7 @@ __all__ = [
     "PackOptions",
     "PartialCache",
     "PerSample",
+    "PrometheusWriter",
     "RandomResizedCrop",
     "RawBytes",
     "Record",
@@ -93,6 +99,7 @@ __all__ = [
     "Sequential",
     "Shuffle",
     "Span",
+    "TensorBoardWriter",
     "Topology",
     "build_index",
     "detect_topology",

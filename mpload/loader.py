@@ -3,7 +3,7 @@
 import time
 import weakref
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any, Self
 
@@ -21,13 +21,16 @@ from mpload.memory import MemoryGauge
 from mpload.order import OrderChoice
 from mpload.progress import Epoch
 from mpload.sharding import Tail, Topology
+from mpload.showing import show_progress
 from mpload.sources import source_of
-from mpload.stats import LoaderMemory, LoaderStats
+from mpload.stats import LoaderStats
+from mpload.telemetry import Telemetry
 from mpload.transport.batches import BatchTask, FilledBatch, PoolOptions
 from mpload.transport.messages import Timings
 from mpload.transport.pool import WorkerPool
 from mpload.transport.slots import RaggedField
 from mpload.work import BatchNumber
+from mpload.writers import Report, StatsWriter
 
 __all__ = ["MPLoader"]
 
@@ -93,8 +96,7 @@ class MPLoader:
         self.iteration = 0
         """Number of the iteration that is under way."""
         self._stream: Generator[FilledBatch, None, None] | None = None
-        self._last_asked: float | None = None
-        self._stats = LoaderStats()
+        self._telemetry = Telemetry(with_page=num_workers != 0)
         self._engine: Engine | None = None
         self._is_closed = False
         self._prefetcher = None if device is None else DevicePrefetcher(_OnHost(self), device=device)
@@ -155,18 +157,21 @@ class MPLoader:
 
     def stats(self) -> LoaderStats:
         """Return what was done so far, and what that takes now; `str()` of it is for people."""
-        stats = replace(
-            self._stats,
-            num_workers=self.num_workers,
-            latencies=self._stats.latencies.copy(),
-            timings=replace(self._stats.timings),
-            memory=LoaderMemory(),
-        )
-        if self._pool is not None:
-            stats.num_copied_batches += self._pool.stats.num_copied_batches
-            stats.num_deaths += self._pool.num_deaths
-            stats.memory = LoaderMemory.of(self._pool.pids.values(), slots_bytes=self._pool.ring.used_bytes)
-        return stats
+        return self._telemetry.snapshot(self._pool, num_workers=self.num_workers)
+
+    def stats_to(self, writer: StatsWriter, *, every_seconds: float = 10.0) -> None:
+        """Have `writer` get the statistics of each span of `every_seconds`, while batches are taken.
+
+        Args:
+            writer: `JsonLinesWriter(path)`, `PrometheusWriter(path)`, `TensorBoardWriter(folder)`, or any object with
+                `write(span, total)`.
+            every_seconds: how often.
+        """
+        self._telemetry.listen(Report(writer, since=self.stats()), every_seconds=every_seconds)
+
+    def progress(self) -> Iterator[Any]:
+        """Iterate, and show on a terminal how far and fast that goes, how long it waits, and what memory it takes."""
+        return show_progress(self, self.stats)
 
     @property
     def num_workers(self) -> int:
@@ -203,8 +208,8 @@ class MPLoader:
         if self._prefetcher is not None:
             self._prefetcher.release()
         self._stop()
-        self._stats = self.stats()
         if self._pool is not None:
+            self._telemetry.keep(self._pool)
             self._pool.close()
             self._engine = None
 
@@ -212,20 +217,15 @@ class MPLoader:
         """End the workers for good. May be called again."""
         self._is_closed = True
         self.release()
+        self._telemetry.close()
 
     def take(self, batches: Iterator[Any], *, iteration: int) -> Any:
         """Return the next of an iteration's batches; nothing here keeps it, since its slot is the user's to free."""
         self._check_current(iteration)
-        asked = time.monotonic()
         if self._engine is not None:
-            self._engine.look(self._stats)
-        batch = next(batches)
-        now = time.monotonic()
-        self._stats.wait_seconds += now - asked
-        self._stats.latencies.add(now - asked)
-        self._stats.elapsed_seconds += now - (self._last_asked or asked)
-        self._last_asked = now
-        self._stats.num_batches += 1
+            self._engine.look(self._telemetry.stats)
+        self._telemetry.look(self._pool, num_workers=self.num_workers)
+        batch = self._telemetry.take(partial(next, batches))
         self._num_received += 1
         return batch
 
@@ -240,7 +240,7 @@ class MPLoader:
     def _stop(self) -> None:
         """End the iteration that is under way, and whatever was made ahead for it."""
         self.iteration += 1
-        self._last_asked = None
+        self._telemetry.pause()
         if self._stream is not None:
             self._stream.close()
             self._stream = None
@@ -248,10 +248,10 @@ class MPLoader:
     def _made_here(self, epoch: Epoch) -> Iterator[Any]:
         plan = self._source.plan_of(epoch)
         for batch in range(plan.num_batches):
-            started_ns = time.perf_counter_ns()
-            made = self._source.made_here(epoch, batch, self._stats.timings)
-            self._stats.timings.total_ns += time.perf_counter_ns() - started_ns
-            self._stats.num_samples += plan.size(batch)
+            started_ns, stats = time.perf_counter_ns(), self._telemetry.stats
+            made = self._source.made_here(epoch, batch, stats.timings)
+            stats.timings.total_ns += time.perf_counter_ns() - started_ns
+            stats.num_samples += plan.size(batch)
             yield made
             del made  # nothing here may keep it
 
@@ -271,8 +271,8 @@ class MPLoader:
         return chain(map(self._shown, self._stream), empty)
 
     def _shown(self, filled: FilledBatch) -> Any:
-        self._stats.num_samples += filled.task.num_samples
-        self._stats.timings.add(filled.timings)
+        self._telemetry.stats.num_samples += filled.task.num_samples
+        self._telemetry.stats.timings.add(filled.timings)
         return self._source.shown(filled)
 
     def _start(self) -> WorkerPool:

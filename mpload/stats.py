@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum, auto
 
 from mpload.memory import anonymous_pss_bytes
 from mpload.transport.messages import Timings
 from mpload.units import format_bytes, format_count, format_seconds
 
-__all__ = ["Latencies", "LoaderMemory", "LoaderStats", "Stage", "limiting_stage"]
+__all__ = ["Latencies", "LoaderMemory", "LoaderStats", "Stage", "WorkerStats", "limiting_stage"]
 
 _BUCKETS_PER_DECADE = 16
 _SHORTEST_SECONDS = 1e-6
@@ -81,6 +81,10 @@ class Latencies:
         """Return the same counts, which stay as they are."""
         return Latencies(list(self.counts))
 
+    def since(self, earlier: "Latencies") -> "Latencies":
+        """Return what was counted after `earlier`, a copy."""
+        return Latencies([now - before for now, before in zip(self.counts, earlier.counts, strict=True)])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderMemory:
@@ -105,6 +109,16 @@ class LoaderMemory:
         return self.slots_bytes + self.zygote_bytes + self.workers_bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStats:
+    """What one worker, and any that it took the place of, has done."""
+
+    name: str
+    """As `ps` shows it."""
+    pid: int
+    timings: Timings
+
+
 @dataclass(slots=True, kw_only=True)
 class LoaderStats:
     """What an `MPLoader` has done since it was made. `str()` of it is for people."""
@@ -127,6 +141,22 @@ class LoaderStats:
     """Batches that were copied because the consumer held on to the slots of earlier ones."""
     num_deaths: int = 0
     """Worker processes that died and were replaced."""
+    workers: tuple[WorkerStats, ...] = ()
+    """The workers that it has now."""
+
+    def since(self, earlier: "LoaderStats") -> "LoaderStats":
+        """Return what happened after `earlier`; workers and memory are those of now."""
+        return replace(
+            self,
+            num_batches=self.num_batches - earlier.num_batches,
+            num_samples=self.num_samples - earlier.num_samples,
+            wait_seconds=self.wait_seconds - earlier.wait_seconds,
+            elapsed_seconds=self.elapsed_seconds - earlier.elapsed_seconds,
+            latencies=self.latencies.since(earlier.latencies),
+            timings=self.timings.since(earlier.timings),
+            num_copied_batches=self.num_copied_batches - earlier.num_copied_batches,
+            num_deaths=self.num_deaths - earlier.num_deaths,
+        )
 
     @property
     def samples_per_second(self) -> float:
@@ -155,6 +185,28 @@ class LoaderStats:
             wait_seconds=self.wait_seconds,
             elapsed_seconds=self.elapsed_seconds,
         )
+
+    def metrics(self) -> dict[str, float]:
+        """Return the figures by name, units in the names, for whoever keeps them."""
+        memory = self.memory
+        stages = {f"{stage}_seconds_per_sample": seconds for stage, seconds in self.seconds_per_sample.items()}
+        return {
+            "batches": self.num_batches,
+            "samples": self.num_samples,
+            "workers": self.num_workers,
+            "samples_per_second": self.samples_per_second,
+            "wait_fraction": self.wait_fraction,
+            "latency_p50_seconds": self.latencies.quantile_seconds(0.5),
+            "latency_p99_seconds": self.latencies.quantile_seconds(0.99),
+            **stages,
+            "slots_bytes": memory.slots_bytes,
+            "zygote_bytes": memory.zygote_bytes,
+            "workers_bytes": memory.workers_bytes,
+            "cache_hits": self.timings.num_cache_hits,
+            "cache_misses": self.timings.num_cache_misses,
+            "copied_batches": self.num_copied_batches,
+            "deaths": self.num_deaths,
+        }
 
     def __str__(self) -> str:
         p50, p99 = (format_seconds(self.latencies.quantile_seconds(share)) for share in (0.5, 0.99))

@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from mpload.cache.opened import OpenCache
 from mpload.errors import ArgumentError, MploadError, SampleError
 from mpload.index.index import Record
 from mpload.index.text import MAX_LINE_BYTES
@@ -116,6 +117,7 @@ class PipelineWork:
         to_store = [(column, name) for column, name in enumerate(names) if column not in in_place]
         times = pipeline.times
         before = times.read_ns, times.decode_ns, times.transform_ns
+        hits, misses = _cache_counts(pipeline)
         records = self._looked_up.pop((task, first, last), None) or self._records(task, first, last)
         if pipeline.ahead.is_active:
             self._look_ahead(records, report)
@@ -131,6 +133,9 @@ class PipelineWork:
             )
             if bad:
                 _tell(report, place, bad, is_made=made is not None)
+        hits_now, misses_now = _cache_counts(pipeline)
+        report.timings.num_cache_hits += hits_now - hits
+        report.timings.num_cache_misses += misses_now - misses
         report.timings.read_ns += times.read_ns - before[0]
         report.timings.decode_ns += times.decode_ns - before[1]
         report.timings.transform_ns += times.transform_ns - before[2]
@@ -170,6 +175,13 @@ def _tell(report: ChunkReport, place: int, bad: Sequence[BadSample], *, is_made:
     """Tell whoever hands batches out of a sample that was skipped or substituted: it counts over all workers."""
     told = [(each.sample_id, each.cause) for each in bad]
     report.failed(place, bad[0].cause, {"substituted" if is_made else "skipped": True, "bad": told})
+
+
+def _cache_counts(pipeline: Pipeline) -> tuple[int, int]:
+    if not isinstance(pipeline.cache, OpenCache):
+        return 0, 0
+    counts = pipeline.cache.counts
+    return counts.hits, counts.misses + counts.outside
 
 
 def _store(arrays: Mapping[str, Any], place: int, columns: Sequence[tuple[int, str]], sample: Sample) -> None:

@@ -19,6 +19,7 @@ from mpload.cli.merge import merge
 from mpload.cli.monitor import monitor
 from mpload.cli.pack import pack
 from mpload.cli.plan import plan
+from mpload.cli.top import top
 from mpload.cli.tune import tune
 from mpload.errors import ArgumentError, MploadError
 
@@ -60,7 +61,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (index, inspect, merge, pack, plan, doctor, tune, monitor, demo):
+for _command in (index, inspect, merge, pack, plan, doctor, tune, monitor, demo, top):
     app.command()(_command)
 app.add_typer(cache, name="cache")
 app.add_typer(bench, name="bench")

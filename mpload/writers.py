@@ -1,0 +1,93 @@
+"""Where a loader's statistics go while it runs: JSON lines, a file for Prometheus, TensorBoard, or your own object."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+from mpload.stats import LoaderStats
+
+__all__ = ["JsonLinesWriter", "PrometheusWriter", "Report", "StatsWriter", "TensorBoardWriter"]
+
+_COUNTERS = {"batches", "samples", "cache_hits", "cache_misses", "copied_batches", "deaths"}
+
+
+class StatsWriter(Protocol):
+    """Takes statistics every so often."""
+
+    def write(self, span: LoaderStats, total: LoaderStats) -> None:
+        """Take what happened since the last call, and since the loader was made."""
+        ...
+
+
+class Report:
+    """Gives a writer what happened since the last time."""
+
+    def __init__(self, writer: StatsWriter, *, since: LoaderStats) -> None:
+        self._writer = writer
+        self._last = since
+
+    def __call__(self, total: LoaderStats) -> None:
+        """Write."""
+        self._writer.write(total.since(self._last), total)
+        self._last = total
+
+
+class JsonLinesWriter:
+    """Appends a JSON object a line: `time_seconds` since 1970, the span's metrics, and totals with `total_` before."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Write to `path`, behind what it holds."""
+        self._path = Path(path)
+
+    def write(self, span: LoaderStats, total: LoaderStats) -> None:
+        """Append a line."""
+        totals = {f"total_{name}": value for name, value in total.metrics().items() if name in _COUNTERS}
+        line = {"time_seconds": round(time.time(), 3), **span.metrics(), **totals}
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+class PrometheusWriter:
+    """Keeps a file in the text format of Prometheus, for the textfile collector of its node exporter.
+
+    Metrics begin with `mpload_`; what counts up ends with `_total`. The file is replaced as a whole.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Write to `path`, which should end with `.prom`."""
+        self._path = Path(path)
+
+    def write(self, span: LoaderStats, total: LoaderStats) -> None:
+        """Replace the file."""
+        lines = []
+        totals = total.metrics()
+        for name, value in span.metrics().items():
+            is_counter = name in _COUNTERS
+            full = f"mpload_{name}_total" if is_counter else f"mpload_{name}"
+            lines.append(f"# TYPE {full} {'counter' if is_counter else 'gauge'}")
+            lines.append(f"{full} {totals[name] if is_counter else value:.17g}")
+        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        temporary.write_text("\n".join(lines) + "\n", encoding="ascii")
+        temporary.replace(self._path)
+
+
+class TensorBoardWriter:
+    """Writes scalars named `mpload/...` over the number of samples, for `pip install tensorboard`."""
+
+    def __init__(self, writer: str | os.PathLike[str] | Any) -> None:
+        """Write into a folder, or by a `SummaryWriter` that the script has already."""
+        if isinstance(writer, str | os.PathLike):
+            try:
+                from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  optional
+            except ImportError as error:
+                raise ImportError("TensorBoardWriter needs TensorBoard: pip install tensorboard") from error
+            writer = SummaryWriter(os.fspath(writer))
+        self._writer = writer
+
+    def write(self, span: LoaderStats, total: LoaderStats) -> None:
+        """Add the metrics of the span."""
+        for name, value in span.metrics().items():
+            self._writer.add_scalar(f"mpload/{name}", value, total.num_samples)
+        self._writer.flush()
