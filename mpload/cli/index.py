@@ -1,4 +1,4 @@
-"""`mpload index`: an index of a folder, a list or tar shards."""
+"""`mpload index`: an index of a folder, a list, shards, or what lies below a URL."""
 
 import json
 import time
@@ -19,7 +19,11 @@ __all__ = ["index"]
 
 def index(
     sources: Annotated[
-        list[Path], typer.Argument(metavar="SOURCE...", help="A folder of images, a list or CSV, or tar shards.")
+        list[str],
+        typer.Argument(
+            metavar="SOURCE...",
+            help="A folder of images, a list or CSV, shards (tar, LMDB, TFRecord, Arrow, Parquet), or s3://BUCKET/PREFIX.",
+        ),
     ],
     *,
     out: Annotated[Path, typer.Option("-o", "--out", help="The index to write.")],
@@ -40,9 +44,9 @@ def index(
     workers: Annotated[int, typer.Option(min=1, help="Threads that --stat asks for sizes with.")] = 8,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Write an index of a folder, a list or tar shards.
+    """Write an index of a folder, a list, shards, or what lies below a URL.
 
-    Folders of class folders get the order and class numbers of torchvision's ImageFolder. Tar shards are read in place.
+    Folders of class folders get the order and class numbers of torchvision's ImageFolder. Shards are read in place.
     """
     endings = IMAGE_EXTENSIONS if extensions is None else tuple(extensions.lower().replace(",", " ").split())
     started = time.monotonic()

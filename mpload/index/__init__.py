@@ -17,6 +17,7 @@ Making one:
 ```
 rows       what every source gives: columns, root, the cells of one sample after another; what was left out
 folders    class folders and flat folders; order as ImageFolder's
+remote     objects below a URL, as a folder
 sorting    sort more names than memory holds
 grouping   which members of a shard are one sample
 tars       tar shards, as spans

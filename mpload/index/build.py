@@ -72,7 +72,9 @@ def build_index(
     - a folder of class folders: order and class numbers as torchvision's ImageFolder gives them, names in `classes`;
     - a folder of images without class folders: no labels;
     - a list or CSV of `path label` lines, or an index: paths stay as they are;
-    - a tar file, a folder of tar files, or a sequence of them: samples as WebDataset groups them, read in place.
+    - a tar file, a folder of tar files, or a sequence of them: samples as WebDataset groups them, read in place;
+    - a database of LMDB, a TFRecord, Arrow or Parquet file, or a sequence of one kind, in place too;
+    - a URL such as `s3://bucket/prefix`: images and class folders below it, as in a folder.
 
     Args:
         source: a path, or a sequence of paths of tar files.

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import MploadError, StorageError
-from mpload.index.columns import Cell, LmdbValue, Span
+from mpload.index.columns import Cell, ColumnType, LmdbValue, RowValue, Span
 from mpload.index.index import Index
 from mpload.index.lists import Line, path_of, read_lines
 from mpload.index.mapped import SidecarMap
@@ -173,7 +173,7 @@ class _Check:
         )
 
     def _file_fault(self, storage: LocalStorage, cell: Cell) -> str | None:
-        if not self._reads or isinstance(cell, LmdbValue):
+        if not self._reads or isinstance(cell, LmdbValue | RowValue):
             return None
         if isinstance(cell, Span):
             wanted = ByteRange(cell.path, cell.offset_bytes, cell.length_bytes)
@@ -199,6 +199,7 @@ class _Check:
 def _blind_spot(index: Index) -> str | None:
     if "://" in index.root:
         return f"files at {index.root} are not looked at: only lines and sidecar are checked"
-    if any(column.type.value == "lmdb" for column in index.columns):
-        return "lmdb values are not looked at: only lines, sidecar and files are checked"
+    for column in index.columns:
+        if column.type in {ColumnType.LMDB, ColumnType.ROW}:
+            return f"{column.type} values are not looked at: only lines, sidecar and files are checked"
     return None

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from mpload.errors import ArgumentError, StorageError
 from mpload.index.columns import Cell, ColumnType, parse_columns
+from mpload.index.remote import RemoteWalk
 from mpload.index.rows import LeftOut, Reason, Rows, place_below, rename_columns, shown
 from mpload.index.sorting import sorted_strings
 from mpload.index.tars import open_tars, refuse_compressed_name
@@ -62,7 +63,7 @@ def open_folder(
     """Open a folder of class folders, a flat folder of images, or a folder of tar shards.
 
     Args:
-        folder: absolute path.
+        folder: absolute path, or URL.
         options: what counts as an image.
         scratch: where temporary files of the sort may lie.
         columns: other names for the columns. Without an integer column (`image:path`) class folders are just folders:
@@ -73,7 +74,7 @@ def open_folder(
         ArgumentError: there is no image, a class has none, or there are images and tar shards.
         StorageError: a directory cannot be read.
     """
-    walk = _Walk(folder, options)
+    walk = RemoteWalk(folder, options) if "://" in folder else _Walk(folder, options)
     place, prefix = place_below(folder, root)
     types = None if columns is None else [column.type for column in parse_columns(columns)]
     unlabelled = types is not None and ColumnType.INT not in types and ColumnType.SPAN not in types
@@ -122,7 +123,7 @@ def open_folder(
             )
 
 
-def _labelled(walk: "_Walk", classes: list[str], scratch: Path, prefix: str) -> Iterator[tuple[Cell, ...]]:
+def _labelled(walk: "_Walk | RemoteWalk", classes: list[str], scratch: Path, prefix: str) -> Iterator[tuple[Cell, ...]]:
     empty = []
     for number, name in enumerate(classes):
         with sorted_strings(walk.images(name), folder=scratch) as keys:
@@ -139,7 +140,7 @@ def _labelled(walk: "_Walk", classes: list[str], scratch: Path, prefix: str) -> 
         )
 
 
-def _refuse_images_beside_shards(walk: "_Walk", image: str | None) -> None:
+def _refuse_images_beside_shards(walk: "_Walk | RemoteWalk", image: str | None) -> None:
     if image is None:
         image = next(itertools.chain.from_iterable(map(walk.images, walk.classes)), None)
     if image is not None:

@@ -11,6 +11,7 @@ from mpload.index.columns import Cell, LmdbValue, RowValue, Span, parse_columns
 from mpload.index.opening import root_of
 from mpload.index.rows import Rows, absolute, is_outside, shown, with_prefix
 from mpload.index.text import MAX_LINE_BYTES, Dialect, Header, parse_line, read_header
+from mpload.storage.remote import check_url, is_url
 from mpload.units import MIB
 
 __all__ = ["Line", "open_list", "path_of", "read_lines"]
@@ -78,6 +79,8 @@ def open_list(
     if columns is not None:
         header = replace(header, columns=parse_columns(columns))
     place = absolute(root) if root is not None else root_of(path, header)
+    if is_url(place):
+        check_url(place)
     sources = [number for number, column in enumerate(header.columns) if column.type.is_source]
 
     def cells() -> Iterator[list[Cell]]:
@@ -85,6 +88,8 @@ def open_list(
             try:
                 cells = line.parse(header)
                 for number in sources:
+                    if is_url(path_of(cells[number])):
+                        check_url(path_of(cells[number]))
                     if is_outside(path_of(cell := cells[number]), place):
                         raise ValueError(_outside(path_of(cell), place))
                     if prefix:
@@ -97,6 +102,9 @@ def open_list(
 
 
 def _outside(path: str, root: str) -> str:
+    if is_url(path):
+        next_step = "Give a URL that holds all objects as the root, or none: a list of URLs needs no index"
+        return f"{shown(path)} lies outside of the root {shown(root)}. {next_step}"
     next_step = (
         "Give a root that holds all files: root='/' holds any absolute path"
         if path.startswith("/")

@@ -88,6 +88,8 @@ def place_below(folder: str, root: str | os.PathLike[str] | None) -> tuple[str, 
     if root is None:
         return folder, ""
     top = absolute(root)
+    if "://" in folder and folder.startswith(top.rstrip("/") + "/"):
+        return top, folder[len(top.rstrip("/")) + 1 :] + "/"
     if "://" in top or top == folder:
         return top, ""
     if is_outside(folder, top):
@@ -97,6 +99,8 @@ def place_below(folder: str, root: str | os.PathLike[str] | None) -> tuple[str, 
 
 def is_outside(path: str, root: str) -> bool:
     """Whether `path` leads out of `root`, as far as its text tells."""
+    if "://" in path:
+        return not path.startswith(root.rstrip("/") + "/")
     if not path.startswith("/") and ".." not in path:
         return False
     if "://" in root:
@@ -107,6 +111,8 @@ def is_outside(path: str, root: str) -> bool:
 
 def with_prefix(cell: Cell, prefix: str) -> Cell:
     """Return a source cell with `prefix` before its path, where that is relative."""
+    if "://" in (cell if isinstance(cell, str) else getattr(cell, "path", "")):
+        return cell
     match cell:
         case str() if not cell.startswith("/"):
             return prefix + cell

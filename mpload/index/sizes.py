@@ -36,8 +36,9 @@ def measure_sizes(index: Index, *, num_workers: int = 8, progress: Progress | No
 
     Memory: constant.
     """
-    if any(column.type is ColumnType.LMDB for column in index.columns):
-        raise ArgumentError(f"{index.path}: sizes of lmdb values are not measured. Build the index without sizes")
+    for column in index.columns:
+        if column.type in {ColumnType.LMDB, ColumnType.ROW}:
+            raise ArgumentError(f"{index.path}: sizes of {column.type} values are not measured. Build without sizes")
     if "://" in index.root and any(column.type is ColumnType.PATH for column in index.columns):
         raise ArgumentError(f"{index.path}: sizes of files at {index.root} are not measured. Build without sizes")
     sources = [number for number, column in enumerate(index.columns) if column.type.is_source]

@@ -14,6 +14,7 @@ from mpload.index.rows import Rows, absolute, shown
 from mpload.index.tables import open_arrows, open_parquets
 from mpload.index.tars import open_tars, refuse_compressed, refuse_compressed_name
 from mpload.index.tfrecords import is_tfrecord, open_tfrecords
+from mpload.storage.remote import check_url
 
 __all__ = ["SourcePath", "open_source", "source_paths"]
 
@@ -24,15 +25,26 @@ _SHARDS = frozenset({"arrow", "lmdb", "parquet", "tar", "tfrecord"})
 
 
 def source_paths(source: SourcePath | Sequence[SourcePath]) -> list[Path]:
-    """Return the path or paths that a source is given as, absolute.
+    """Return the path or paths that a source is given as, absolute; none of a URL.
 
     Raises:
         ArgumentError: there is none.
     """
+    if is_url(source):
+        return []
     paths = [source] if isinstance(source, str | os.PathLike) else list(source)
     if not paths:
         raise ArgumentError("source is an empty list. Give a folder, a list of samples, or tar shards")
+    if any("://" in os.fspath(path) for path in paths):
+        raise ArgumentError(
+            "several sources must all lie on this machine. Index one URL after another, then: mpload merge"
+        )
     return [Path(absolute(path)) for path in paths]
+
+
+def is_url(source: SourcePath | Sequence[SourcePath]) -> bool:
+    """Whether a source is a URL."""
+    return isinstance(source, str) and "://" in source
 
 
 @contextmanager
@@ -50,6 +62,12 @@ def open_source(
         ArgumentError: the source is of no such kind.
         StorageError: it does not exist or cannot be read.
     """
+    if is_url(source):
+        url = os.fspath(source).rstrip("/")  # type: ignore[arg-type]
+        check_url(url)
+        with open_folder(url, options=folder, scratch=scratch, columns=columns, root=root) as rows:
+            yield rows
+        return
     paths = source_paths(source)
     kinds = [_kind(path, folder) for path in paths]
     with ExitStack() as stack:

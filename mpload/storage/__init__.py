@@ -5,6 +5,7 @@ ranges   ByteRange, and the planner that merges neighbouring runs of bytes into 
 local    LocalStorage: files and shards below a root folder
 lmdb     LmdbStorage: values of LMDB data files
 parquet  ParquetStorage: values of Parquet files
+remote   RemoteStorage: objects behind URLs
 opening  open_storage: which of them an index is read from
 ahead    ReadAhead: samples read before they are asked for, by threads, where a storage is slow to answer
 ```

@@ -1,0 +1,310 @@
+"""Objects behind URLs: s3, gs, az, http and https, by `obstore`.
+
+Credentials come from the provider's own places only: its environment variables, a role of the machine or container; a
+profile of AWS (`AWS_PROFILE`) through boto3. They stand in no index, and no error repeats what a server or client says
+word for word: such texts hold signed requests.
+"""
+
+import os
+import random
+import re
+import time
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from mpload.errors import ArgumentError, OutsideRootError, StorageError
+from mpload.storage.ranges import ByteRange
+from mpload.units import format_count
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+__all__ = ["RemoteStorage", "check_url", "is_url", "list_objects"]
+
+_SCHEMES = ("s3", "gs", "az", "http", "https")
+_BODY_ATTEMPTS = 4
+_FIRST_WAIT_SECONDS = 0.2
+_STATUS = re.compile(r"status code: (\d{3}[ \w-]{0,30})")
+_CAUSES = ("timed out", "timeout", "connection refused", "dns error", "connection closed", "error trying to connect")
+
+
+class _Runtime:
+    """Which process has started the threads of obstore: they do not come along when it forks, and calls would hang."""
+
+    pid: int | None = None
+
+
+class RemoteStorage:
+    """Reads objects and spans of them below a URL.
+
+    A request that fails is made again, up to `max_retries` times within `retry_seconds`, after growing waits with
+    jitter; an answer that does not come within `timeout_seconds` is such a failure.
+
+    Args:
+        root: the URL that paths are relative to.
+        allow_outside_root: let URLs in place of paths lead out of `root`.
+        max_bytes: the largest object or span that is read; None: any.
+        timeout_seconds: for one request.
+        retry_seconds: for all attempts at one request.
+        max_retries: attempts after the first one.
+
+    Memory: what `read` returns; about 10 MB for the client.
+    Process: may be pickled, and forked before the first read; each process makes its own clients. Any thread may read.
+
+    Raises:
+        ArgumentError: `root` is no URL that can be read, or holds a secret.
+    """
+
+    max_parallel_reads = 32
+
+    def __init__(
+        self,
+        root: str,
+        *,
+        allow_outside_root: bool = False,
+        max_bytes: int | None = None,
+        timeout_seconds: float = 30.0,
+        retry_seconds: float = 120.0,
+        max_retries: int = 6,
+    ) -> None:
+        if is_url(root):
+            check_url(root)
+        self._root = root.rstrip("/")
+        self._allow_outside_root = allow_outside_root
+        self._max_bytes = max_bytes
+        self._timeout_seconds = timeout_seconds
+        self._retry_seconds = retry_seconds
+        self._max_retries = max_retries
+        self._start()
+
+    def _start(self) -> None:
+        self._stores: dict[str, ObjectStore] = {}
+
+    def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
+        """Return the bytes of each range, in the order asked.
+
+        Raises:
+            ArgumentError: obstore is not installed.
+            OutsideRootError: a URL leads out of the root.
+            StorageError: bytes cannot be had.
+        """
+        return [self._read(item) for item in ranges]
+
+    def _read(self, item: ByteRange) -> bytes:
+        url = self._url(item.path)
+        if item.length_bytes is not None:
+            self._check_size(url, item.length_bytes)
+            if not item.length_bytes:
+                return b""
+        bucket, key = _split(url)
+        store = self._store(bucket, url)
+        failure, data = None, b""
+        for attempt in range(_BODY_ATTEMPTS):
+            try:
+                data = self._fetch(store, key, url, item)
+            except StorageError:
+                raise
+            except Exception as error:  # noqa: BLE001  of many classes, and none may be shown as it is
+                failure = _failure(url, error)
+                if not _broke_off(error) or attempt == _BODY_ATTEMPTS - 1:
+                    break
+                time.sleep(random.uniform(0.5, 1.0) * _FIRST_WAIT_SECONDS * 2**attempt)
+            else:
+                failure = None
+                break
+        if failure is not None:  # raised here, so that it does not carry the other one along
+            raise failure
+        if item.length_bytes is not None and len(data) < item.length_bytes:
+            raise StorageError(
+                f"{_shown(url)}: the span {item.offset_bytes}+{item.length_bytes} ends at byte "
+                f"{format_count(item.offset_bytes + item.length_bytes)}, behind the object's end. Is it complete? "
+                "Else build the index again"
+            )
+        return data
+
+    def _fetch(self, store: "ObjectStore", key: str, url: str, item: ByteRange) -> bytes:
+        if item.length_bytes is not None:
+            span = {"start": item.offset_bytes, "length": item.length_bytes}
+            return bytes(_obstore(url).get_range(store, key, **span))
+        found = _obstore(url).get(store, key)
+        self._check_size(url, found.meta["size"])
+        return bytes(found.bytes())
+
+    def _url(self, path: str) -> str:
+        if not is_url(path):
+            if path[:1] == "/" or ".." in path.split("/"):
+                raise OutsideRootError(
+                    f"{_shown(path)}: leads out of the root {self._root}. Mend this line of the index"
+                )
+            if not path or not is_url(self._root):
+                raise StorageError(f"{_shown(path)!r} is no URL. Mend this line of the index")
+            return f"{self._root}/{path}"
+        check_url(path)
+        if not self._allow_outside_root and (not path.startswith(f"{self._root}/") or ".." in path.split("/")):
+            raise OutsideRootError(
+                f"{_shown(path)}: lies outside of the root {self._root}. Set #root of the index to a URL that holds "
+                "all objects, or allow paths outside of it"
+            )
+        return path
+
+    def _check_size(self, url: str, num_bytes: int) -> None:
+        if self._max_bytes is not None and num_bytes > self._max_bytes:
+            raise StorageError(
+                f"{_shown(url)}: is not read, its {format_count(num_bytes)} bytes exceed "
+                f"max_bytes={format_count(self._max_bytes)}"
+            )
+
+    def _store(self, bucket: str, url: str) -> "ObjectStore":
+        store = self._stores.get(bucket)
+        if store is None:
+            store = self._stores[bucket] = _open_bucket(
+                bucket,
+                url,
+                timeout_seconds=self._timeout_seconds,
+                retry_seconds=self._retry_seconds,
+                max_retries=self._max_retries,
+            )
+        return store
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if name != "_stores"}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._start()
+
+
+def is_url(path: str) -> bool:
+    """Whether a path is a URL."""
+    return "://" in path
+
+
+def check_url(url: str) -> None:
+    """Raise `ArgumentError` unless `url` is one that can be read, and that holds no secret."""
+    parts = urlsplit(url)
+    if parts.scheme not in _SCHEMES or not parts.netloc:
+        raise ArgumentError(f"{_shown(url)}: is no URL of {', '.join(_SCHEMES)}")
+    if "@" in parts.netloc or (parts.query and parts.scheme.startswith("http")):
+        raise ArgumentError(
+            f"{_shown(url)}: holds a password or a query, which may be a signature. An index holds no secrets: "
+            "name the object as s3://BUCKET/KEY, and leave credentials to the provider's environment variables"
+        )
+
+
+def list_objects(url: str) -> Iterator[tuple[str, int]]:
+    """Yield path, relative to `url`, and bytes of all objects below `url`, as the provider lists them.
+
+    Memory: a page of the list.
+
+    Raises:
+        ArgumentError: the URL cannot be listed, or obstore is not installed.
+        StorageError: it cannot be read.
+    """
+    check_url(url)
+    if url.startswith("http"):
+        raise ArgumentError(
+            f"{url}: what lies behind http cannot be listed. Give a list of paths, and this as its root"
+        )
+    bucket, prefix = _split(f"{url.rstrip('/')}/")
+    store = _open_bucket(bucket, url, timeout_seconds=60.0, retry_seconds=300.0, max_retries=10)
+    failure = None
+    try:
+        for page in _obstore(url).list(store, prefix=prefix or None, chunk_size=1000):
+            for found in page:
+                path = found["path"]
+                if path.startswith(prefix):
+                    yield path[len(prefix) :], found["size"]
+    except Exception as error:  # noqa: BLE001  as above
+        failure = _failure(url, error)
+    if failure is not None:
+        raise failure
+
+
+def _obstore(url: str) -> Any:
+    try:
+        import obstore  # noqa: PLC0415  an optional package
+    except ImportError as error:
+        raise ArgumentError(
+            f"{_shown(url)}: reading URLs takes the package obstore: pip install 'mpload[remote]'"
+        ) from error
+    if _Runtime.pid is None:
+        _Runtime.pid = os.getpid()
+    if _Runtime.pid != os.getpid():
+        raise StorageError(
+            f"{_shown(url)}: this process was forked from one that has read URLs already, whose threads it has not. "
+            "Use MPLoader, or DataLoader(..., multiprocessing_context='spawn')"
+        )
+    return obstore
+
+
+def _broke_off(error: Exception) -> bool:
+    """Whether an answer began and did not end, which obstore does not always try again."""
+    return type(error).__name__ == "GenericError" and "Retry" not in str(error)
+
+
+def _split(url: str) -> tuple[str, str]:
+    scheme, _, rest = url.partition("://")
+    bucket, _, key = rest.partition("/")
+    return f"{scheme}://{bucket}", unquote(key) if scheme.startswith("http") and "%" in key else key
+
+
+def _open_bucket(
+    bucket: str, url: str, *, timeout_seconds: float, retry_seconds: float, max_retries: int
+) -> "ObjectStore":
+    _obstore(url)
+    from obstore.store import from_url  # noqa: PLC0415  an optional package
+
+    more: dict[str, Any] = {}
+    if bucket.startswith("s3:") and "AWS_PROFILE" in os.environ:
+        try:
+            from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415  an optional package
+        except ImportError as error:
+            raise ArgumentError(f"{_shown(url)}: AWS_PROFILE takes the package boto3: pip install boto3") from error
+        more["credential_provider"] = Boto3CredentialProvider()
+    failure = None
+    try:
+        return from_url(
+            bucket,
+            client_options={
+                "timeout": timedelta(seconds=timeout_seconds),
+                "connect_timeout": timedelta(seconds=min(10.0, timeout_seconds)),
+                "allow_http": True,  # of an endpoint that the environment names so
+            },
+            retry_config={"max_retries": max_retries, "retry_timeout": timedelta(seconds=retry_seconds)},
+            **more,
+        )
+    except Exception as error:  # noqa: BLE001  as above
+        failure = _failure(url, error)
+    raise failure
+
+
+def _failure(url: str, error: Exception) -> StorageError:
+    """Return what may be told of an error: its kind, a status, never its text."""
+    text = str(error)
+    status = _STATUS.search(text)
+    if isinstance(error, FileNotFoundError) or type(error).__name__ == "NotFoundError":
+        cause = "there is no such object. Does #root of the index point to the right place, and was it deleted?"
+    elif type(error).__name__ in {"PermissionDeniedError", "UnauthenticatedError"} or (
+        status is not None and status[1][:3] in {"401", "403"}
+    ):
+        cause = (
+            "access is denied. Give credentials as the provider's tools take them (AWS_ACCESS_KEY_ID, AWS_PROFILE, "
+            "GOOGLE_APPLICATION_CREDENTIALS, a role); AWS_SKIP_SIGNATURE=true for public buckets"
+        )
+    elif status is not None and status[1].startswith("416"):
+        cause = "the span lies behind the object's end. Build the index again"
+    elif status is not None:
+        cause = f"the server answers {status[1].strip()}, after all attempts"
+    elif found := next((words for words in _CAUSES if words in text.lower()), None):
+        cause = f"{found}, after all attempts. Is the network up, and the endpoint right?"
+    else:
+        cause = f"cannot be read ({type(error).__name__})"
+    return StorageError(f"{_shown(url)}: {cause}")
+
+
+def _shown(url: str) -> str:
+    """Return a URL without password and query, as it can be printed."""
+    plain = re.sub(r"(://)[^/@]*@", r"\1", url.partition("?")[0] if url.startswith("http") else url)
+    return plain.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,69 @@
+"""A real S3 endpoint on loopback, in a process of its own, with a bucket `photos`."""
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+__all__ = ["S3", "SECRETS", "s3_server"]
+
+SECRETS = {"AWS_ACCESS_KEY_ID": "AKIATHISISASECRET", "AWS_SECRET_ACCESS_KEY": "this/is/a/secret+too"}
+
+
+class S3:
+    """Puts objects into the bucket."""
+
+    def __init__(self, endpoint: str) -> None:
+        import boto3
+
+        self.endpoint = endpoint
+        self._client = boto3.client("s3", endpoint_url=endpoint)
+        self._client.create_bucket(Bucket="photos")
+
+    def put(self, objects: Mapping[str, bytes]) -> None:
+        for key, data in objects.items():
+            self._client.put_object(Bucket="photos", Key=key, Body=data)
+
+    def put_folder(self, folder: Path, prefix: str) -> None:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                self.put({f"{prefix}/{path.relative_to(folder)}": path.read_bytes()})
+
+
+@contextmanager
+def s3_server() -> Iterator[S3]:
+    """Start a server; until the end the environment says where it is, and how to sign requests."""
+    pytest.importorskip("obstore")
+    pytest.importorskip("moto")
+    pytest.importorskip("flask_cors")
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    endpoint = f"http://127.0.0.1:{port}"
+    settings = {**SECRETS, "AWS_ENDPOINT_URL": endpoint, "AWS_REGION": "us-east-1", "AWS_DEFAULT_REGION": "us-east-1"}
+    server = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    patch = pytest.MonkeyPatch()
+    try:
+        for name, value in settings.items():
+            patch.setenv(name, value)
+        patch.delenv("AWS_PROFILE", raising=False)
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), 0.2).close()
+                break
+            except OSError:
+                if server.poll() is not None or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+        yield S3(endpoint)
+    finally:
+        patch.undo()
+        server.terminate()
+        server.wait(10)
