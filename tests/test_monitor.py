@@ -173,7 +173,10 @@ def series(uss_bytes: list[float], *, pid: int = 1) -> list[Reading]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("leaking", [3, -1])
-def test_a_leak_in_one_of_eight_workers_is_found_and_none_where_there_is_none(tmp_path: Path, leaking: int) -> None:
+def test_a_leak_in_one_of_eight_workers_is_found_and_none_where_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaking: int
+) -> None:
+    monkeypatch.setattr("mpload.monitor._CORE_SHARE", 0.2)  # it is the number of readings that takes time
     script = tmp_path / "tree.py"
     script.write_text(TREE)
     with subprocess.Popen([sys.executable, script, str(leaking), "60"], stdout=subprocess.PIPE, text=True) as process:
