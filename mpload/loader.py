@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mpload.advice import Adviser
 from mpload.budget import MemoryBudget
 from mpload.dataset import MPDataset
 from mpload.device import DevicePrefetcher
@@ -33,6 +34,8 @@ from mpload.work import BatchNumber
 from mpload.writers import Report, StatsWriter
 
 __all__ = ["MPLoader"]
+
+_ADVICE_SECONDS = 20.0
 
 
 class MPLoader:
@@ -97,6 +100,8 @@ class MPLoader:
         """Number of the iteration that is under way."""
         self._stream: Generator[FilledBatch, None, None] | None = None
         self._telemetry = Telemetry(with_page=num_workers != 0)
+        adviser = Adviser(is_auto=num_workers == "auto", image_excess=self._source.image_excess)
+        self._telemetry.listen(adviser, every_seconds=_ADVICE_SECONDS)
         self._engine: Engine | None = None
         self._is_closed = False
         self._prefetcher = None if device is None else DevicePrefetcher(_OnHost(self), device=device)

@@ -60,6 +60,10 @@ class MapSource:
     def bound_read_ahead(self, num_bytes: int) -> None:
         """Do nothing: what a dataset reads is its own business."""
 
+    def image_excess(self) -> float:
+        """Return 1: nobody knows."""
+        return 1.0
+
     def plan_of(self, epoch: Epoch) -> Plan:
         """Return this rank's plan of an epoch."""
         return Plan(

@@ -29,6 +29,7 @@ __all__ = [
     "num_oom_kills",
     "num_usable_cores",
     "process_memory",
+    "refaulted_bytes",
     "sum_memory",
     "tree_memory",
 ]
@@ -351,6 +352,19 @@ def address_space_bytes() -> int | None:
 def num_oom_kills() -> int:
     """Return how often the kernel has killed in this container so far for lack of memory."""
     return MemoryGauge().num_oom_kills()
+
+
+def refaulted_bytes(*, cgroup_folder: Path = _CGROUP_FOLDER, cgroup_members: Path = _CGROUP_MEMBERS) -> int:
+    """Return how much was read again because the page cache had dropped it shortly before; counts up.
+
+    Of the innermost container, else of the machine; 0 where the kernel does not tell. The arguments are those of
+    `MemoryGauge`.
+    """
+    counts = (_statistics(folder / "memory.stat") for folder in _cgroups(cgroup_folder, cgroup_members))
+    found = next((each for each in counts if "workingset_refault_file" in each), None)
+    if found is None:
+        found = _statistics(Path("/proc/vmstat"))
+    return found.get("workingset_refault_file", 0) * mmap.PAGESIZE
 
 
 def num_usable_cores(*, cgroup_folder: Path = _CGROUP_FOLDER, cgroup_members: Path = _CGROUP_MEMBERS) -> int:

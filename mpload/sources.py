@@ -1,16 +1,19 @@
 """Where an MPLoader's batches come from: an index, or any map-style dataset."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
+from io import BytesIO
 from typing import Any, Protocol
 
+import imagesize  # type: ignore[import-untyped]
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
 from mpload.cache.opened import OpenCache
 from mpload.dataset import MPDataset
-from mpload.errors import ArgumentError, SampleError
+from mpload.errors import ArgumentError, MploadError, SampleError
 from mpload.mapstyle import MapSource
 from mpload.mapwork import MapDataset
 from mpload.order import OrderChoice, Sequential, Shuffle
@@ -25,6 +28,9 @@ from mpload.transport.worker import Work
 from mpload.work import BatchNumber, Form, PipelineWork, columns_of, forms_of
 
 __all__ = ["IndexSource", "Source", "source_of"]
+
+
+_EXCESS_SAMPLES = 16
 
 
 class Source(Protocol):
@@ -52,6 +58,10 @@ class Source(Protocol):
 
     def bound_read_ahead(self, num_bytes: int) -> None:
         """Have each worker keep at most this much of what it reads ahead."""
+        ...
+
+    def image_excess(self) -> float:
+        """Return how many times more pixels images have than the decoder makes of them, by a few; 1 where unknown."""
         ...
 
     def plan_of(self, epoch: Epoch) -> Plan:
@@ -148,6 +158,20 @@ class IndexSource:
     def bound_read_ahead(self, num_bytes: int) -> None:
         """Have each worker keep at most this much of what it reads ahead."""
         self._dataset.pipeline.read_ahead_bytes = num_bytes
+
+    def image_excess(self) -> float:
+        """Return how many times more pixels images have than the decoder makes of them, by a few; 1 where unknown."""
+        pipeline = self._dataset.pipeline
+        if pipeline.output_shape is None:
+            return 1.0
+        sample_ids = np.linspace(0, len(pipeline.index) - 1, num=_EXCESS_SAMPLES, dtype=np.int64)
+        pixels = []
+        with suppress(MploadError):  # workers meet it, and tell
+            for record in pipeline.index.records(sample_ids):
+                width, height = imagesize.get(BytesIO(pipeline.read(record)[0]))
+                pixels.append(width * height)
+        shown = pipeline.output_shape[0] * pipeline.output_shape[1]
+        return float(np.mean(pixels)) / shown if pixels and min(pixels) > 0 else 1.0
 
     def prepare(self) -> tuple[Field | RaggedField, ...]:
         """Return the fields of a slot; where the pipeline does not say, a sample is made in a process of its own."""
