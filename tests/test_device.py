@@ -2,16 +2,12 @@
 
 import gc
 import itertools
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,8 +16,6 @@ from hypothesis import strategies as st
 from mpload import MPDataset, MPLoader, RandomResizedCrop, Topology, build_index
 from mpload.device import DevicePrefetcher
 from mpload.errors import ArgumentError
-from mpload.pinning import PinnedMemory
-from mpload.seeding import BatchKey, PerSample, transformed
 from mpload.transport.ring import SlotRing
 from mpload.transport.slots import Field, SlotLayout
 from tests.streams import LateStream
@@ -364,168 +358,11 @@ def test_photos_arrive_normalised(photo_tree: Path) -> None:
             assert torch.equal(labels, numbers_)
 
 
-def test_the_short_form_is_a_loader_whose_batches_are_on_the_device(folder: Path) -> None:
-    expected = ids(numbers(folder, 103))
-    with MPLoader(numbers(folder, 103), num_workers=2, device="cpu") as loader:
-        assert len(loader) == len(expected)
-        batches = iter(loader)
-        received = [next(batches) for _ in range(7)]
-        state = loader.state_dict()
-        loader.load_state_dict(state)
-        with pytest.raises(ArgumentError, match="or it was released"):
-            next(batches)
-        assert loader.state_dict() == state
-        assert ids([*received, *loader]) == expected
-        loader.set_epoch(0)
-        loader.release()
-        assert ids(loader) == expected
-
-
-def test_the_short_form_ends_with_its_loader(folder: Path) -> None:
-    loader = MPLoader(numbers(folder, 103), num_workers=1, device="cpu")
-    pids = loader.pids.values()
-    batches = iter(loader)
-    next(batches)
-    del loader
-    assert len(list(batches)) == 25  # an iteration keeps the loader
-    del batches
-    assert not any(map(psutil.pid_exists, pids))
-
-
-def test_images_of_the_short_form_are_float_in_0_to_1(photo_tree: Path) -> None:
-    index = build_index(photo_tree, photo_tree.with_name("short.txt"))
-    dataset = MPDataset(index, decode=RandomResizedCrop(32), batch_size=5, topology=Topology(rank=1, world_size=2))
-    with MPLoader(dataset, num_workers=0, device="cpu") as loader:
-        assert loader.first_place == 5
-        for images, _ in loader:
-            assert images.dtype == torch.float32
-            assert 0 <= images.min() < 0.5 < images.max() <= 1
-
-
-def test_the_driver_hears_of_pinned_memory_once_and_again_before_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    registered: list[int] = []
-
-    def register(address: int, num_bytes: int, flags: int) -> int:
-        registered.append(address)
-        return 0
-
-    def unregister(address: int) -> int:
-        registered.remove(address)
-        return 0
-
-    driver = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=unregister)
-    monkeypatch.setattr("mpload.pinning._driver", lambda: driver)
-    first, second = np.zeros(4096, np.uint8), np.zeros(4096, np.uint8)
-    one, other = PinnedMemory(first), PinnedMemory(second)
-    assert one.is_of(first[:])
-    assert not one.is_of(second)
-    assert registered == [first.ctypes.data, second.ctypes.data]
-    one.release()
-    one.release()
-    assert registered == [second.ctypes.data]
-    alive = weakref.ref(second)
-    del second
-    assert alive() is not None
-    del other
-    assert registered == []
-    assert alive() is None
-
-
-def noisy(batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    images, labels = batch
-    return images + torch.randn(len(images), 1, 1, 1), labels
-
-
-def flip(image: torch.Tensor) -> torch.Tensor:
-    """Mirror all of [..., W] or nothing, as torchvision's transforms do."""
-    return image.flip(-1) if torch.rand(()) < 0.5 else image
-
-
-@pytest.mark.parametrize("transform", [noisy, PerSample(flip)])
-def test_a_device_transform_draws_the_same_numbers_again_and_leaves_others_alone(transform: Any) -> None:
-    def run(seed: int) -> list[torch.Tensor]:
-        loader = DevicePrefetcher(Batches(), device_transform=transform, seed=seed, **NORMALISED)
-        return [images.clone() for images, _ in loader]
-
-    before = torch.get_rng_state()
-    first, again, other = run(1), run(1), run(2)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert all(itertools.starmap(torch.equal, zip(first, again, strict=True)))
-    assert not all(itertools.starmap(torch.equal, zip(first, other, strict=True)))
-
-
-def test_each_sample_draws_its_own_numbers_however_ranks_share_the_batch() -> None:
-    images = images_of(0).repeat(4, 1, 1, 1).float()
-    key = BatchKey(seed=0, epoch=0, position=16, place=0)
-    cpu = torch.device("cpu")
-    together, pair = transformed(PerSample(flip), (images, images), key=key, device=cpu)
-    halves = [
-        transformed(PerSample(flip), images[start : start + 8], key=key.of_sample(start), device=cpu)
-        for start in (0, 8)
-    ]
-    assert torch.equal(torch.cat(halves), together)
-    assert torch.equal(pair, together)
-    is_flipped = (together == images.flip(-1)).flatten(1).all(1)
-    assert 0 < is_flipped.sum() < 16
-
-
-def torchvision_augmentation(v2: Any) -> Any:
-    return v2.Compose([v2.RandomHorizontalFlip(), v2.RandomResizedCrop(8), v2.ColorJitter(0.3, 0.3)])
-
-
-def kornia_augmentation(kornia: Any) -> Any:
-    return kornia.AugmentationSequential(kornia.RandomHorizontalFlip(), kornia.RandomGaussianNoise())
-
-
-def test_device_transforms_do_not_depend_on_how_ranks_share_the_global_batch(photo_tree: Path) -> None:
-    index = build_index(photo_tree, photo_tree.with_name("ranks.txt"))
-
-    def images(rank: int, world_size: int) -> list[torch.Tensor]:
-        topology = Topology(rank=rank, world_size=world_size)
-        dataset = MPDataset(
-            index, decode=RandomResizedCrop(16), batch_size=8 // world_size, shuffle=True, topology=topology
-        )
-        loader = DevicePrefetcher(
-            MPLoader(dataset, num_workers=0), device="cpu", device_transform=PerSample(with_noise)
-        )
-        return [images.clone() for images, _ in loader]
-
-    whole = images(0, 1)
-    shared = [torch.cat(pair) for pair in zip(images(0, 2), images(1, 2), strict=True)]
-    assert all(itertools.starmap(torch.equal, zip(whole, shared, strict=True)))
-
-
-def with_noise(image: torch.Tensor) -> torch.Tensor:
-    return image + torch.randn(1, 1, *image.shape[2:])
-
-
-@pytest.mark.parametrize(
-    ("module", "make"),
-    [("torchvision.transforms.v2", torchvision_augmentation), ("kornia.augmentation", kornia_augmentation)],
-)
-def test_known_augmentations_work_unchanged(module: str, make: Callable[[Any], Any]) -> None:
-    try:
-        transform = make(import_module(module))
-    except (ImportError, RuntimeError) as error:  # torchvision that was built for another torch raises the latter
-        pytest.skip(f"{module} cannot be imported: {error}")
-
-    def run() -> list[torch.Tensor]:
-        loader = DevicePrefetcher(Batches(3), device="cpu", device_transform=PerSample(transform))
-        return [images.clone() for images, _ in loader]
-
-    first = run()
-    assert first[0].shape == SHAPE
-    assert not torch.equal(first[0], reference(images_of(0), (0, 0, 0), (1, 1, 1)).float())
-    assert all(itertools.starmap(torch.equal, zip(first, run(), strict=True)))
-
-
 def test_arguments_that_break_a_rule_are_refused() -> None:
     with pytest.raises(ArgumentError, match="depth must be at least 1, got 0"):
         DevicePrefetcher(Batches(), device="cpu", depth=0)
     with pytest.raises(ArgumentError, match="list has no state_dict; an MPLoader has"):
         DevicePrefetcher([], device="cpu").state_dict()
-    with pytest.raises(ArgumentError, match="transform must be a callable"):
-        PerSample(3)  # type: ignore[arg-type]
     missing = "xpu" if torch.cuda.is_available() else "cuda"
     with pytest.raises(ArgumentError, match=f"device '{missing}' is not there; torch finds"):
         DevicePrefetcher(Batches(), device=missing)

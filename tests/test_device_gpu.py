@@ -23,8 +23,9 @@ from mpload import (
 )
 from mpload.unpacking import device_decoder
 from tests.photos import make_special_photos
-from tests.test_device import Batches, flip, noisy
+from tests.test_device import Batches
 from tests.test_normalise import DTYPES, MEAN, STD, every_pixel, reference
+from tests.test_seeding import flip, noisy
 
 pytestmark = [
     pytest.mark.gpu,

@@ -1,0 +1,129 @@
+"""A training step on a GPU, and several ways to feed it from host memory."""
+
+import statistics
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from resnet import resnet50
+
+from mpload import DevicePrefetcher
+
+__all__ = ["FEEDS", "MEAN", "SIZE", "STD", "HostBatches", "TrainingStep", "chain", "pixels"]
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+SIZE = 224
+
+
+def per_channel(values: tuple[float, ...], device: str = "cpu") -> torch.Tensor:
+    return torch.tensor(values, device=device)[:, None, None]
+
+
+def chain(images: torch.Tensor) -> torch.Tensor:
+    """Normalise as most training scripts do."""
+    device = str(images.device)
+    return images.float().div_(255).sub_(per_channel(MEAN, device)).div_(per_channel(STD, device))
+
+
+def pixels(batch_samples: int) -> torch.Tensor:
+    """uint8 [B, 3, SIZE, SIZE], channels_last."""
+    return torch.randint(0, 256, (batch_samples, SIZE, SIZE, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
+
+
+class HostBatches:
+    """`num` batches of two kinds of pixels in host memory, in turn, made beforehand."""
+
+    def __init__(self, batch_samples: int, num: int, *, pinned: bool = True, dtype: str = "uint8") -> None:
+        self.num = num
+        pairs = [(pixels(batch_samples), torch.randint(0, 1000, (batch_samples,))) for _ in range(2)]
+        if dtype == "float32":
+            pairs = [(chain(images), labels) for images, labels in pairs]
+        self.pairs = [(each[0].pin_memory(), each[1].pin_memory()) if pinned else each for each in pairs]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self.pairs[number % 2] for number in range(self.num))
+
+
+class DataPrefetcher:
+    """The pattern that many training scripts copy: one batch ahead on a side stream, `record_stream`."""
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self.loader = loader
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = iter(self.loader)
+        following = self.preload(batches)
+        while following is not None:
+            torch.cuda.current_stream().wait_stream(self.stream)
+            images, labels = following
+            for tensor in (images, labels):
+                tensor.record_stream(torch.cuda.current_stream())
+            following = self.preload(batches)
+            yield images, labels
+
+    def preload(self, batches: Iterator[Any]) -> Any:
+        batch = next(batches, None)
+        if batch is None:
+            return None
+        with torch.cuda.stream(self.stream):
+            images, labels = (tensor.cuda(non_blocking=True) for tensor in batch)
+            return (chain(images) if images.dtype == torch.uint8 else images).bfloat16(), labels
+
+
+def plain_batches(loader: Iterable[Any]) -> Iterator[Any]:
+    """Copy when asked, on the stream of the step itself."""
+    for images, labels in loader:
+        moved = images.cuda(non_blocking=True)
+        yield (chain(moved) if moved.dtype == torch.uint8 else moved).bfloat16(), labels.cuda(non_blocking=True)
+
+
+def resident_batches(loader: Iterable[Any]) -> Iterator[Any]:
+    """One batch on the device, again and again: what a step takes alone."""
+    batch = None
+    for images, labels in loader:
+        if batch is None:
+            batch = chain(images.cuda()).bfloat16(), labels.cuda()
+        yield batch
+
+
+def prefetched(depth: int) -> Callable[[Iterable[Any]], Iterable[Any]]:
+    return lambda loader: DevicePrefetcher(loader, device="cuda", dtype=torch.bfloat16, mean=MEAN, std=STD, depth=depth)
+
+
+FEEDS: dict[str, Callable[[Iterable[Any]], Iterable[Any]]] = {
+    "resident": resident_batches,
+    "prefetcher": prefetched(2),
+    "prefetcher depth 3": prefetched(3),
+    "data_prefetcher": DataPrefetcher,
+    "plain": plain_batches,
+}
+
+
+class TrainingStep:
+    """Forward, backward and SGD of a ResNet-50 in bfloat16, with an event before and behind."""
+
+    def __init__(self) -> None:
+        torch.backends.cudnn.benchmark = True
+        self.model = resnet50().cuda().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+        self.events: list[tuple[Any, Any]] = []
+
+    def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        before, behind = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        before.record()
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = torch.nn.functional.cross_entropy(self.model(images), labels)
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        behind.record()
+        self.events.append((before, behind))
+
+    def figures(self) -> dict[str, float]:
+        """Return a step's time from start to start, and the share of it in which there was no step to do."""
+        torch.cuda.synchronize()
+        events = self.events[len(self.events) // 4 :]  # the first ones choose algorithms
+        total = events[0][0].elapsed_time(events[-1][0]) / (len(events) - 1)
+        busy = statistics.mean(before.elapsed_time(behind) for before, behind in events[:-1])
+        return {"step_ms": round(total, 3), "idle_fraction": round(max(0.0, 1 - busy / total), 4)}
