@@ -292,10 +292,15 @@ class WorkerBoard:
         None alone says that the worker is to leave: it was told to, or the pool is closed.
         """
         self._cells[self._row + _SERIAL] = _IDLE
-        while (entry := self._take_or_sleep()) is None:
-            if not os.read(self._tokens, 1):
+        while True:
+            is_idle = self._urgent.is_empty and self._plain.is_empty
+            self._cells[self._row + _SLEEPS] = is_idle  # before a last look: what is posted after it comes with a byte
+            entry = self._take_locked()
+            if entry is None and is_idle and not os.read(self._tokens, 1):
                 return None
             self._cells[self._row + _SLEEPS] = 0
+            if entry is not None:
+                break
         if entry[0] == _STOP:
             return None
         return entry[0], _chunk_of(entry) if entry[1] == self._cells[_GENERATION] else None
@@ -309,19 +314,12 @@ class WorkerBoard:
             fcntl.lockf(self._fd, fcntl.LOCK_UN)
         return [_chunk_of(entry) for entry in entries]
 
-    def _take_or_sleep(self) -> list[int] | None:
-        """Take an entry; where there is none, say that this worker sleeps, before a last look."""
-        seems_empty = self._urgent.is_empty and self._plain.is_empty
-        if seems_empty:
-            self._cells[self._row + _SLEEPS] = 1
+    def _take_locked(self) -> list[int] | None:
         fcntl.lockf(self._fd, fcntl.LOCK_EX)
         try:
-            entry = self._take()
+            return self._take()
         finally:
             fcntl.lockf(self._fd, fcntl.LOCK_UN)
-        if seems_empty and entry is not None:
-            self._cells[self._row + _SLEEPS] = 0
-        return entry if seems_empty or entry is not None else self._take_or_sleep()
 
     def _take(self) -> list[int] | None:
         for queue in (self._urgent, self._plain):
