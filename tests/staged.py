@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import simplejpeg  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
@@ -103,7 +104,7 @@ def _photos(folder: Path, _: ExitStack) -> Path:
 def _huge(folder: Path, _: ExitStack) -> Path:
     write_photos(folder / "photos", num=8, height=2400, width=3200)
     names = sorted(path.name for path in (folder / "photos").iterdir())
-    return write_index(folder / "train.txt", root=folder / "photos", names=names, repeats=20)
+    return write_index(folder / "train.txt", root=folder / "photos", names=names, repeats=40)
 
 
 def _tiny(folder: Path, _: ExitStack) -> Path:
@@ -205,6 +206,8 @@ def diagnose(staged: Staged, index: Path, *more: str) -> dict[str, Any]:
     """Run the doctor on it, in a process and a container of its own; return what it found, as JSON tells it."""
     command = [sys.executable, "-m", "mpload", "doctor", str(index), "--json", "--seconds", str(staged.seconds)]
     with memory_container(staged.limit_bytes) if staged.limit_bytes else nullcontext() as container:
+        if staged.limit_bytes and container is None:
+            pytest.skip("no memory containers here")
 
         def enter() -> None:
             if container is not None:
