@@ -1,7 +1,6 @@
 """`MPLoader`: the batches of a dataset through shared memory, made by worker processes that cost little."""
 
 import time
-import weakref
 from collections.abc import Generator, Iterator, Mapping
 from functools import partial
 from itertools import chain
@@ -17,6 +16,7 @@ from mpload.dataset import MPDataset
 from mpload.device import DevicePrefetcher
 from mpload.engine import Engine
 from mpload.errors import ArgumentError
+from mpload.iterations import Iteration, OnHost
 from mpload.mapwork import MapDataset
 from mpload.memory import MemoryGauge
 from mpload.order import OrderChoice
@@ -104,7 +104,7 @@ class MPLoader:
         self._telemetry.listen(adviser, every_seconds=_ADVICE_SECONDS)
         self._engine: Engine | None = None
         self._is_closed = False
-        self._prefetcher = None if device is None else DevicePrefetcher(_OnHost(self), device=device)
+        self._prefetcher = None if device is None else DevicePrefetcher(OnHost(self), device=device)
         self._fields = self._source.prepare() if num_workers != 0 else ()
         if num_workers != 0:
             self._start()
@@ -128,7 +128,7 @@ class MPLoader:
             raise ArgumentError("the loader is closed. Make a new one")
         self._stop()
         self._epoch = None
-        return _Iteration(self)
+        return Iteration(self)
 
     def begin(self, *, iteration: int) -> Iterator[Any]:
         """Begin the next epoch: with the first batch, since some frameworks call `iter` once more than they iterate."""
@@ -289,37 +289,3 @@ class MPLoader:
             options=self._options,
         )
         return self._engine.pool
-
-
-class _OnHost:
-    """A loader as its own prefetcher sees it, which does not keep it alive."""
-
-    def __init__(self, loader: MPLoader) -> None:
-        self._loader: MPLoader = weakref.proxy(loader)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._loader.iterate_on_host()
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._loader.state_on_host()
-
-    def lock_slots(self) -> NDArray[np.uint8] | None:
-        return self._loader.lock_slots()
-
-    @property
-    def first_place(self) -> int:
-        return self._loader.first_place
-
-
-class _Iteration(Iterator[Any]):
-    """One iteration of a loader, which lives as long as this is in use."""
-
-    def __init__(self, loader: MPLoader) -> None:
-        self._loader = loader
-        self._batches: Iterator[Any] | None = None
-        self._number = loader.iteration
-
-    def __next__(self) -> Any:
-        if self._batches is None:
-            self._batches = self._loader.begin(iteration=self._number)
-        return self._loader.take(self._batches, iteration=self._number)
