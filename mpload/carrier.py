@@ -48,6 +48,7 @@ class Carrier:
         self._channels_last = channels_last
         self._lands = has_bus or stream.is_async
         self._pins = has_bus and stream.is_async
+        self._can_register = self._pins and device.type == "cuda"
         self._landing = Arena(device)
         self._arenas = [Arena(device) for _ in range(num_arenas)]
         self._turn = 0
@@ -81,7 +82,7 @@ class Carrier:
 
         `lock` is only called where that can be done.
         """
-        if not self._pins or self._device.type != "cuda" or (memory := lock()) is None:
+        if not self._can_register or (memory := lock()) is None:
             return
         if self._registered is not None and self._registered.is_of(memory):
             return
@@ -90,6 +91,7 @@ class Carrier:
             with self._stream.entered():  # which makes its device the current one
                 self._registered = PinnedMemory(memory)
         except RuntimeError as error:
+            self._can_register = False
             warnings.warn(f"batches are copied once more on the host: {error}", MploadWarning, stacklevel=4)
 
     def unpin(self) -> None:

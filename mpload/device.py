@@ -135,11 +135,8 @@ class DevicePrefetcher:
 
     def __iter__(self) -> Iterator[Any]:
         self._iteration += 1
-        batches = iter(self.loader)
-        if (lock_slots := getattr(self.loader, "lock_slots", None)) is not None:
-            self._carrier.pin(lock_slots)
-        self._state = self._loader_state()
-        return self._batches(batches, self._iteration)
+        self.forget_state()
+        return self._batches(iter(self.loader), self._iteration)
 
     def set_epoch(self, epoch: int) -> None:
         """Fix the epoch that the next iteration reads."""
@@ -248,6 +245,8 @@ class DevicePrefetcher:
         batch = next(source, _END)
         if batch is _END:
             return None
+        if (lock_slots := getattr(self.loader, "lock_slots", None)) is not None:
+            self._carrier.pin(lock_slots)  # now that the loader has its slots, which may be others than before
         with self._stream.entered():
             batch = self._unpack(batch)
         return self._carrier.land(batch), self._loader_state()
