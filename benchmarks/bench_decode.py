@@ -187,7 +187,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer images, no record")
     arguments = parser.parse_args()
-    num_images, rounds = (100, 2) if arguments.quick else (200, 9)
+    num_images, rounds = (100, 2) if arguments.quick else (500, 6)
     cv2.setNumThreads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
