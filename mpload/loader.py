@@ -128,6 +128,7 @@ class MPLoader:
             raise ArgumentError("the loader is closed. Make a new one")
         self._stop()
         self._epoch = None
+        self._source.progress.set_next(self._source.progress.next)  # no epoch is current until it has begun
         return Iteration(self)
 
     def begin(self, *, iteration: int) -> Iterator[Any]:

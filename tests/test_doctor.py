@@ -20,7 +20,7 @@ from mpload.index.opening import open_index
 from tests.slowdisk import can_mount
 from tests.staged import STAGED, diagnose, prepared, write_index, write_photos
 
-_SLOW = {"tiny batches", "huge images", "slow transform", "thrashing page cache", "cold cache", "too few workers"}
+_QUIET = {"tiny batches", "huge images", "slow transform", "thrashing page cache", "cold cache", "too few workers"}
 
 
 def test_the_page_cache_is_seen_before_and_after_it_is_emptied(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_the_page_cache_is_seen_before_and_after_it_is_emptied(tmp_path: Path) -
     assert 0.2 < share < 0.8
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in _SLOW)) for name in STAGED])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.quiet] * (name in _QUIET)) for name in STAGED])
 def test_the_doctor_names_what_limits_a_staged_job(name: str, tmp_path: Path) -> None:
     staged = STAGED[name]
     if staged.needs_mount and not can_mount():

@@ -15,7 +15,7 @@ from mpload.trials import run_loader
 from tests import staged
 from tests.staged import STAGED, diagnose, prepared, write_index
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.quiet, pytest.mark.timeout(500)]
 
 _ROUNDS, _SECONDS = 3, 1.0
 _CLOSE = 0.25

@@ -131,6 +131,19 @@ def test_states_count_what_was_received_and_resume_anywhere(folder: Path) -> Non
     assert received + ids(alone) == expected
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_state_between_the_beginning_of_an_iteration_and_its_first_batch_is_the_next_epoch(
+    folder: Path, num_workers: int
+) -> None:
+    with MPLoader(numbers(folder, 50, batch_size=8), num_workers=num_workers) as loader:
+        for epoch in range(1, 3):
+            list(loader)
+            batches = iter(loader)
+            assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (2 * epoch - 1, 0)
+            next(batches)
+            assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (2 * epoch - 1, 8)
+
+
 def test_a_new_iteration_ends_the_old_one(folder: Path) -> None:
     with MPLoader(numbers(folder, 200), num_workers=2) as loader:
         old = iter(loader)

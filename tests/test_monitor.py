@@ -135,7 +135,7 @@ def test_a_leak_of_one_megabyte_a_second_in_one_of_eight_workers_is_found(
     assert found == {int((tmp_path / "leaker").read_text())}
 
 
-@pytest.mark.slow
+@pytest.mark.quiet
 def test_it_is_found_within_a_minute_at_one_percent_of_a_core_and_nothing_else_is(tmp_path: Path) -> None:
     run = train(tmp_path, "leaks")
     try:
@@ -145,7 +145,7 @@ def test_it_is_found_within_a_minute_at_one_percent_of_a_core_and_nothing_else_i
     assert found == {int((tmp_path / "leaker").read_text())}
 
 
-@pytest.mark.parametrize("seconds", [6.0, pytest.param(60.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [6.0, pytest.param(60.0, marks=pytest.mark.quiet)])
 def test_in_a_clean_run_of_several_epochs_no_leak_is_ever_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
@@ -171,7 +171,7 @@ def series(uss_bytes: list[float], *, pid: int = 1) -> list[Reading]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.quiet
 @pytest.mark.parametrize("leaking", [3, -1])
 def test_a_leak_in_one_of_eight_workers_is_found_and_none_where_there_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaking: int
