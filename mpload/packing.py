@@ -1,9 +1,9 @@
-"""Rewrite the samples of an index into tar shards, and write the index for them.
+"""Rewrite the samples of an index into tar shards or LMDB files, and write the index for them.
 
 Shard `k` holds samples `[k S, (k + 1) S)` of the order, whoever makes it and whenever: so any number of workers makes
 the same bytes, what a kill left unfinished is made again, and a finished pack is verified by making it once more and
 comparing. A shard is plain ustar, as WebDataset reads it: `000000042.jpg` is the image of sample 42,
-`000000042.cls` its label.
+`000000042.cls` its label. Keys of LMDB files have the same names.
 """
 
 import io
@@ -15,6 +15,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from enum import StrEnum, auto
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -28,7 +29,7 @@ from filelock import FileLock, Timeout
 from mpload.decode import ImageDecoder, RawBytes, ResizeCenterCrop
 from mpload.errors import ArgumentError, SampleError, StorageError
 from mpload.image import open_image
-from mpload.index.columns import Cell, Column, ColumnType, Span
+from mpload.index.columns import Cell, Column, ColumnType, LmdbValue, Span
 from mpload.index.index import Index, Record
 from mpload.index.opening import open_index
 from mpload.index.rows import Rows
@@ -37,13 +38,21 @@ from mpload.index.writing import new_file, write_texts
 from mpload.order import Sequential, Shuffle
 from mpload.pipeline import Pipeline
 from mpload.policy import ErrorPolicy
+from mpload.storage.lmdbwriter import ComparingLmdb, LmdbWriter
 
-__all__ = ["PackOptions", "pack_index", "stored_as", "verify_pack"]
+__all__ = ["PackOptions", "ShardFormat", "pack_index", "stored_as", "verify_pack"]
 
 _VERSION = 1
 _INDEX, _MANIFEST, _LOCK = "index.txt", "pack.json", ".lock"
 _PROBED_SAMPLES = 256  # to tell how large samples are once they are packed
 _BLOCK_BYTES = tarfile.BLOCKSIZE
+
+
+class ShardFormat(StrEnum):
+    """What kind of file a shard is."""
+
+    TAR = auto()
+    LMDB = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +65,7 @@ class PackOptions:
         resize_short: shrink images whose shorter side is longer, to this many pixels, and store them as JPEG, upright;
             None stores bytes as they are.
         quality: of these JPEGs, 1 to 100.
+        format: of the shards: tar files, or data files of LMDB.
         decode: store the middle of the image as raw uint8 pixels, [size, size, 3] in a `.npy`; None stores files.
 
     Raises:
@@ -67,6 +77,7 @@ class PackOptions:
     resize_short: int | None = None
     quality: int = 90
     decode: int | None = None
+    format: ShardFormat = ShardFormat.TAR
 
     def __post_init__(self) -> None:
         for name in ("shard_bytes", "resize_short", "decode"):
@@ -87,7 +98,7 @@ def pack_index(
     num_workers: int = 1,
     progress: Callable[[int], None] | None = None,
 ) -> Path:
-    """Write the samples of `index` as tar shards into the folder `out`, and an index of them; return the index's path.
+    """Write the samples of `index` as tar shards or LMDB files into the folder `out`; return the path of their index.
 
     Run again after a kill, it goes on where it was.
 
@@ -163,9 +174,13 @@ class _Packer:
     @property
     def columns(self) -> tuple[Column, ...]:
         return tuple(
-            Column(name=column.name, type=ColumnType.SPAN) if column.type.is_source else column
+            Column(name=column.name, type=self.cell_type) if column.type.is_source else column
             for column in self.source.columns
         )
+
+    @property
+    def cell_type(self) -> ColumnType:
+        return ColumnType.LMDB if self.options.format is ShardFormat.LMDB else ColumnType.SPAN
 
     def positions(self, shard: int) -> range:
         return range(shard * self.samples_per_shard, min(len(self.source), (shard + 1) * self.samples_per_shard))
@@ -174,7 +189,7 @@ class _Packer:
         return sum(len(self.positions(shard)) for shard in shards)
 
     def name(self, shard: int) -> str:
-        return f"shard-{shard:06d}.tar"
+        return f"shard-{shard:06d}.{self.options.format}"
 
     def lines_path(self, shard: int) -> Path:
         """Where the index lines of a finished shard wait until all are finished."""
@@ -195,13 +210,27 @@ class _Packer:
     def write(self, shard: int) -> int:
         """Make a shard; its lines appear when the shard is complete on disk."""
         lines: list[bytes] = []
-        with new_file(self.folder / self.name(shard)) as file:
-            lines.extend(format_line(cells) for cells in self._fill(file, shard))
+        path = self.folder / self.name(shard)
+        if self.options.format is ShardFormat.LMDB:
+            unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+            with suppress(FileNotFoundError):
+                unfinished.unlink()
+            with LmdbWriter(unfinished) as writer:
+                lines.extend(format_line(cells) for cells in self._fill_lmdb(writer, shard))
+            unfinished.replace(path)
+        else:
+            with new_file(path) as file:
+                lines.extend(format_line(cells) for cells in self._fill(file, shard))
         with new_file(self.lines_path(shard)) as file:
             file.writelines(lines)
         return shard
 
     def compare(self, shard: int) -> int:
+        if self.options.format is ShardFormat.LMDB:
+            with ComparingLmdb(self.folder / self.name(shard)) as same:
+                for _ in self._fill_lmdb(same, shard):
+                    pass
+            return shard
         with (self.folder / self.name(shard)).open("rb") as there:
             comparing = _Comparing(there, self.folder / self.name(shard))
             for _ in self._fill(comparing, shard):
@@ -226,28 +255,43 @@ class _Packer:
         return max(1.0, sum(sizes) / max(1, len(sizes)))
 
     def _fill(self, file: "BinaryIO | _Comparing", shard: int) -> Iterator[list[Cell]]:
+        offset_bytes = 0
+        for name, record in self._records(shard):
+            cells: list[Cell] = list(record.cells)
+            sources = iter(self._pipeline.sources)
+            for ending, data in self._members(record):
+                member = tarfile.TarInfo(f"{name}.{ending}")
+                member.size = len(data)
+                file.write(member.tobuf(tarfile.USTAR_FORMAT))
+                file.write(data)
+                file.write(bytes(_padded(len(data)) - len(data)))
+                if (number := next(sources, None)) is not None:
+                    cells[number] = Span(self.name(shard), offset_bytes + _BLOCK_BYTES, len(data))
+                offset_bytes += _BLOCK_BYTES + _padded(len(data))
+            yield cells
+        file.write(bytes(-offset_bytes % tarfile.RECORDSIZE or tarfile.RECORDSIZE))
+
+    def _fill_lmdb(self, writer: "LmdbWriter | ComparingLmdb", shard: int) -> Iterator[list[Cell]]:
+        for name, record in self._records(shard):
+            cells: list[Cell] = list(record.cells)
+            members = {f"{name}.{ending}".encode(): data for ending, data in self._members(record)}
+            for number, key in zip(self._pipeline.sources, members, strict=False):
+                cells[number] = LmdbValue(self.name(shard), key)
+            for key in sorted(members):
+                writer.put(key, members[key])
+            yield cells
+
+    def _records(self, shard: int) -> Iterator[tuple[str, Record]]:
+        """Yield name and record of each sample of a shard."""
         order = Sequential() if self.options.shuffle_seed is None else Shuffle()
         seed = self.options.shuffle_seed or 0
         ids = order.order(num_samples=len(self.source), seed=seed, epoch=0)
         positions = self.positions(shard)
         width = max(9, len(str(len(self.source))))
-        offset_bytes = 0
         for first in range(positions.start, positions.stop, 256):
             block = np.arange(first, min(first + 256, positions.stop))
             for position, record in zip(block.tolist(), self.source.records(ids.sample_ids(block)), strict=True):
-                cells: list[Cell] = list(record.cells)
-                sources = iter(self._pipeline.sources)
-                for ending, data in self._members(record):
-                    member = tarfile.TarInfo(f"{position:0{width}d}.{ending}")
-                    member.size = len(data)
-                    file.write(member.tobuf(tarfile.USTAR_FORMAT))
-                    file.write(data)
-                    file.write(bytes(_padded(len(data)) - len(data)))
-                    if (number := next(sources, None)) is not None:
-                        cells[number] = Span(self.name(shard), offset_bytes + _BLOCK_BYTES, len(data))
-                    offset_bytes += _BLOCK_BYTES + _padded(len(data))
-                yield cells
-        file.write(bytes(-offset_bytes % tarfile.RECORDSIZE or tarfile.RECORDSIZE))
+                yield f"{position:0{width}d}", record
 
     def _members(self, record: Record) -> Iterator[tuple[str, bytes]]:
         """Yield ending and bytes of each member of a sample: its sources, then its label or other cells."""
@@ -277,6 +321,8 @@ def _prepare(index: str | os.PathLike[str] | Index, folder: Path, options: PackO
     try:
         folder.mkdir(parents=True, exist_ok=True)
         there = json.loads((folder / _MANIFEST).read_text()) if (folder / _MANIFEST).exists() else None
+        if isinstance(there, dict):
+            there.setdefault("format", ShardFormat.TAR)  # a pack of before there were others
     except OSError as error:
         raise StorageError(f"{folder}: cannot be a folder of shards: {error.strerror}. Give another") from error
     except ValueError as error:

@@ -3,6 +3,7 @@
 import filecmp
 import json
 import os
+import pickle
 import random
 import shutil
 import signal
@@ -10,13 +11,15 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from mpload import ImageDecoder, MPDataset, RawBytes, Topology, build_index, open_index
 from mpload.errors import ArgumentError, SampleError, StorageError
-from mpload.packing import PackOptions, pack_index, verify_pack
+from mpload.packing import PackOptions, ShardFormat, pack_index, verify_pack
+from mpload.storage.lmdbwriter import LmdbWriter
 from mpload.units import KIB
 from tests.photos import make_photo_tree
 
@@ -133,6 +136,82 @@ def test_a_pack_that_is_killed_goes_on_to_the_same_bytes(index: Path, tmp_path: 
     assert not list(killed.glob(".*.tmp"))
 
 
+LMDB = PackOptions(shard_bytes=40 * KIB, format=ShardFormat.LMDB)
+
+
+def test_a_pack_of_lmdb_holds_the_same_samples_which_lmdb_itself_reads(index: Path, tmp_path: Path) -> None:
+    lmdb = pytest.importorskip("lmdb")
+    packed = pack_index(index, tmp_path / "pack", LMDB)
+    assert samples(packed) == samples(index)
+    files = sorted((tmp_path / "pack").glob("shard-*.lmdb"))
+    assert len(files) > 3
+    found: list[tuple[bytes, bytes]] = []
+    for file in files:
+        with (
+            lmdb.open(str(file), subdir=False, readonly=True, lock=False) as environment,
+            environment.begin() as values,
+        ):
+            found.extend(values.cursor())
+    there = samples(index)
+    assert [value for key, value in found if key.endswith(b".jpg")] == [image for image, _ in there]
+    assert [int(value) for key, value in found if key.endswith(b".cls")] == [label for _, label in there]
+    again = build_index(files, tmp_path / "again.txt")
+    assert isinstance(again, Path)
+    assert samples(again) == there
+
+
+def test_any_number_of_workers_packs_the_same_lmdb_and_a_flip_is_found(index: Path, tmp_path: Path) -> None:
+    pytest.importorskip("lmdb")
+    for name, num_workers in (("alone", 1), ("many", 3)):
+        pack_index(index, tmp_path / name, LMDB, num_workers=num_workers)
+        verify_pack(index, tmp_path / name, LMDB)
+    files = sorted(path.name for path in (tmp_path / "alone").glob("*.lmdb"))
+    assert not any(filecmp.cmpfiles(tmp_path / "alone", tmp_path / "many", files, shallow=False)[1:])
+    shard = tmp_path / "many" / files[1]
+    data = bytearray(shard.read_bytes())
+    data[data.index(b"\xff\xd8\xff") + 600] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(StorageError, match=rf"{files[1]}: differs from what the index makes, at key"):
+        verify_pack(index, tmp_path / "many", LMDB)
+
+
+def test_an_lmdb_grows_beyond_its_first_map_and_takes_keys_in_order_only(tmp_path: Path) -> None:
+    lmdb = pytest.importorskip("lmdb")
+    value = bytes(range(256)) * 4096
+    with LmdbWriter(tmp_path / "x") as writer:
+        for number in range(100):  # 100 MiB
+            writer.put(b"%03d" % number, value)
+    with lmdb.open(str(tmp_path / "x"), subdir=False, readonly=True, lock=False) as environment:
+        assert environment.stat()["entries"] == 100
+        with environment.begin() as values:
+            assert all(values.get(b"%03d" % number) == value for number in range(100))
+    writer = LmdbWriter(tmp_path / "y")
+    writer.put(b"2", b"")
+    writer.put(b"1", b"")
+    with pytest.raises(StorageError, match="does not ascend"):
+        writer.close()
+
+
+def test_webdataset_reads_what_pack_writes_and_we_read_what_it_writes(index: Path, tmp_path: Path) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    pack_index(index, tmp_path / "pack", SMALL)
+    script = (  # in a process of its own: it leaves files open
+        "import pickle, sys, webdataset\n"
+        "read = webdataset.WebDataset(sys.argv[1:], shardshuffle=False)\n"
+        "found = [(sample['jpg'], int(sample['cls'])) for sample in read]\n"
+        "sys.stdout.buffer.write(pickle.dumps(found))\n"
+    )
+    shards = sorted((tmp_path / "pack").glob("*.tar"))
+    ran = subprocess.run([sys.executable, "-c", script, *shards], check=True, capture_output=True, timeout=100)
+    assert pickle.loads(ran.stdout) == samples(index)
+    with webdataset.TarWriter(str(tmp_path / "theirs.tar")) as writer:
+        for number, (image, label) in enumerate(samples(index)):
+            writer.write({"__key__": f"{number:06d}", "jpg": image, "cls": label})
+    made = build_index(tmp_path / "theirs.tar", tmp_path / "theirs.txt")
+    assert isinstance(made, Path)
+    assert samples(made) == samples(index)
+
+
 def test_a_flipped_byte_is_found(index: Path, tmp_path: Path) -> None:
     pack_index(index, tmp_path / "pack", SMALL)
     verify_pack(index, tmp_path / "pack", SMALL)
@@ -199,6 +278,6 @@ def test_the_manifest_says_what_the_shards_hold(index: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "wrong", [{"shard_bytes": 0}, {"resize_short": 0}, {"quality": 101}, {"decode": 8, "resize_short": 8}]
 )
-def test_options_that_make_no_sense_are_named(wrong: dict[str, int]) -> None:
+def test_options_that_make_no_sense_are_named(wrong: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=r"must be|give one of them"):
         PackOptions(**wrong)

@@ -1,4 +1,4 @@
-"""`mpload pack`: an index's samples as tar shards."""
+"""`mpload pack`: an index's samples as tar shards or LMDB files."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +8,7 @@ import typer
 from mpload.cli.terminal import progress_bar
 from mpload.errors import ArgumentError
 from mpload.index.opening import open_index
-from mpload.packing import PackOptions, pack_index, verify_pack
+from mpload.packing import PackOptions, ShardFormat, pack_index, verify_pack
 from mpload.units import format_bytes, format_count, parse_bytes
 
 __all__ = ["pack"]
@@ -19,6 +19,9 @@ def pack(
     *,
     out: Annotated[Path, typer.Option("-o", "--out", help="The folder for shards and their index.")],
     size: Annotated[str, typer.Option(help="About how large a shard gets.")] = "1GiB",
+    shard_format: Annotated[
+        ShardFormat, typer.Option("--format", help="tar, or lmdb: values by key in data files of LMDB.")
+    ] = ShardFormat.TAR,
     shuffle: Annotated[
         int | None, typer.Option(metavar="SEED", help="Shuffle the samples once, with this seed.")
     ] = None,
@@ -28,12 +31,17 @@ def pack(
     workers: Annotated[int, typer.Option(min=1, help="Processes; what they write does not depend on it.")] = 1,
     verify: Annotated[bool, typer.Option("--verify", help="Compare a finished pack with what INDEX makes.")] = False,
 ) -> None:
-    """Write samples into tar shards, which any tar tool and WebDataset read, with an index of them.
+    """Write samples into tar shards, which any tar tool and WebDataset read, or LMDB files, with an index of them.
 
     After a kill the same command goes on where it was.
     """
     options = PackOptions(
-        shard_bytes=parse_bytes(size), shuffle_seed=shuffle, resize_short=resize_short, quality=quality, decode=decode
+        format=shard_format,
+        shard_bytes=parse_bytes(size),
+        shuffle_seed=shuffle,
+        resize_short=resize_short,
+        quality=quality,
+        decode=decode,
     )
     if not path.exists():
         raise ArgumentError(f"{path}: there is no such index. Make one: mpload index FOLDER -o {path}")
@@ -45,7 +53,7 @@ def pack(
             made = out / "index.txt"
         else:
             made = pack_index(source, out, options, num_workers=workers, progress=tell)
-    shards = sorted(out.glob("shard-*.tar"))
+    shards = sorted(out.glob(f"shard-*.{shard_format}"))
     taken = format_bytes(sum(shard.stat().st_size for shard in shards))
     done = "verified" if verify else str(made)
     print(f"{done}: {format_count(len(source))} samples in {len(shards)} shards, {taken}")

@@ -4,6 +4,7 @@
 ranges   ByteRange, and the planner that merges neighbouring runs of bytes into fewer reads (pure NumPy, opens nothing)
 local    LocalStorage: files and shards below a root folder
 lmdb     LmdbStorage: values of LMDB data files
+lmdbwriter  LmdbWriter: makes such a file
 parquet  ParquetStorage: values of Parquet files
 remote   RemoteStorage: objects behind URLs
 opening  open_storage: which of them an index is read from
