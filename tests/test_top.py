@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from rich.console import Console
 from mpload import MPLoader, Topology
 from mpload.errors import ArgumentError
 from mpload.showing import show_progress
-from mpload.statspage import StatsPage, read_pages
+from mpload.statspage import read_pages
 from mpload.writers import JsonLinesWriter, PrometheusWriter, TensorBoardWriter
 from tests.mapstyles import Sleeping, Tuples
 
@@ -76,27 +75,31 @@ def test_top_shows_each_worker_of_a_running_job_and_a_killed_job_leaves_nothing(
     assert "have no MPLoader with workers" in done.stderr
 
 
+WRITER = """
+from mpload.statspage import StatsPage
+page, number = StatsPage(), 10
+while True:
+    number = number % 90 + 10
+    page.write({"text": str(number) * 30_000})
+    if number == 20:
+        print("writing", flush=True)
+"""
+
+
 def test_a_page_is_never_seen_half_written() -> None:
-    page = StatsPage()
-    wanted = threading.Event()
-
-    def write() -> None:
-        number = 0
-        while not wanted.is_set():
-            number += 1
-            page.write({"numbers": [number] * 500})
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        for _ in range(100):
-            for facts in read_pages(os.getpid()):
-                assert len(set(facts.get("numbers", [1]))) == 1
-    finally:
-        wanted.set()
-        writer.join()
-        page.close()
-    assert read_pages(os.getpid()) == []
+    with subprocess.Popen([sys.executable, "-c", WRITER], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "writing\n"
+            seen = set()
+            for _ in range(1500):
+                for facts in read_pages(process.pid):
+                    number = facts["text"][:2]
+                    assert facts["text"] == number * 30_000
+                    seen.add(number)
+            assert len(seen) > 5
+        finally:
+            process.kill()
 
 
 def spans(writer: Any, *, num_epochs: int = 6) -> MPLoader:
