@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from mpload.loader import MPLoader
     from mpload.monitor import MemoryMonitor
     from mpload.order import BlockShuffle, Sequential, Shuffle
-    from mpload.packing import PackOptions, pack_index, verify_pack
+    from mpload.packed import PackOptions
+    from mpload.packing import pack_index, verify_pack
     from mpload.policy import ErrorPolicy
     from mpload.seeding import PerSample
     from mpload.sharding import Topology
@@ -51,7 +52,7 @@ _MODULES = {
     "MploadWarning": "mpload.errors",
     "PartialCache": "mpload.cache.choice",
     "PerSample": "mpload.seeding",
-    "PackOptions": "mpload.packing",
+    "PackOptions": "mpload.packed",
     "NumpyDecoder": "mpload.decode",
     "PrometheusWriter": "mpload.writers",
     "RandomResizedCrop": "mpload.decode",

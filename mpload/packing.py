@@ -6,7 +6,6 @@ comparing. A shard is plain ustar, as WebDataset reads it: `000000042.jpg` is th
 `000000042.cls` its label. Keys of LMDB files have the same names.
 """
 
-import io
 import json
 import os
 import tarfile
@@ -15,79 +14,34 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from enum import StrEnum, auto
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import BinaryIO
 
-import cv2
 import numpy as np
-import simplejpeg  # type: ignore[import-untyped]
 from filelock import FileLock, Timeout
 
-from mpload.decode import ImageDecoder, RawBytes, ResizeCenterCrop
+from mpload.decode import RawBytes
 from mpload.errors import ArgumentError, SampleError, StorageError
-from mpload.image import open_image
 from mpload.index.columns import Cell, Column, ColumnType, LmdbValue, Span
 from mpload.index.index import Index, Record
 from mpload.index.opening import open_index
 from mpload.index.rows import Rows
 from mpload.index.text import Dialect, Header, format_line, parse_line
-from mpload.index.writing import new_file, write_texts
+from mpload.index.writing import new_file, new_path, write_texts
 from mpload.order import Sequential, Shuffle
+from mpload.packed import PackOptions, ShardFormat, stored_as
 from mpload.pipeline import Pipeline
 from mpload.policy import ErrorPolicy
 from mpload.storage.lmdbwriter import ComparingLmdb, LmdbWriter
 
-__all__ = ["PackOptions", "ShardFormat", "pack_index", "stored_as", "verify_pack"]
+__all__ = ["PackOptions", "ShardFormat", "pack_index", "verify_pack"]
 
 _VERSION = 1
 _INDEX, _MANIFEST, _LOCK = "index.txt", "pack.json", ".lock"
 _PROBED_SAMPLES = 256  # to tell how large samples are once they are packed
 _BLOCK_BYTES = tarfile.BLOCKSIZE
-
-
-class ShardFormat(StrEnum):
-    """What kind of file a shard is."""
-
-    TAR = auto()
-    LMDB = auto()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackOptions:
-    """What a pack holds.
-
-    Attributes:
-        shard_bytes: about how large a shard gets; shards hold equally many samples.
-        shuffle_seed: shuffle the samples once, with this seed; None keeps the order of the index.
-        resize_short: shrink images whose shorter side is longer, to this many pixels, and store them as JPEG, upright;
-            None stores bytes as they are.
-        quality: of these JPEGs, 1 to 100.
-        format: of the shards: tar files, or data files of LMDB.
-        decode: store the middle of the image as raw uint8 pixels, [size, size, 3] in a `.npy`; None stores files.
-
-    Raises:
-        ArgumentError: a number is out of range, or both `resize_short` and `decode` are given.
-    """
-
-    shard_bytes: int = 1 << 30
-    shuffle_seed: int | None = None
-    resize_short: int | None = None
-    quality: int = 90
-    decode: int | None = None
-    format: ShardFormat = ShardFormat.TAR
-
-    def __post_init__(self) -> None:
-        for name in ("shard_bytes", "resize_short", "decode"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ArgumentError(f"{name} must be positive, got {value}")
-        if not 1 <= self.quality <= 100:
-            raise ArgumentError(f"quality must be in [1, 100], got {self.quality}")
-        if self.resize_short is not None and self.decode is not None:
-            raise ArgumentError("resize_short stores JPEGs and decode raw pixels: give one of them")
 
 
 def pack_index(
@@ -212,12 +166,8 @@ class _Packer:
         lines: list[bytes] = []
         path = self.folder / self.name(shard)
         if self.options.format is ShardFormat.LMDB:
-            unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-            with suppress(FileNotFoundError):
-                unfinished.unlink()
-            with LmdbWriter(unfinished) as writer:
+            with new_path(path) as unfinished, LmdbWriter(unfinished) as writer:
                 lines.extend(format_line(cells) for cells in self._fill_lmdb(writer, shard))
-            unfinished.replace(path)
         else:
             with new_file(path) as file:
                 lines.extend(format_line(cells) for cells in self._fill(file, shard))
@@ -328,7 +278,8 @@ def _prepare(index: str | os.PathLike[str] | Index, folder: Path, options: PackO
     except ValueError as error:
         raise ArgumentError(f"{folder / _MANIFEST}: is damaged: {error}. Remove the folder and pack again") from error
     if there is None:
-        if any(entry.name != _LOCK for entry in folder.iterdir()):
+        unfinished = set(folder.glob(f".{_MANIFEST}.*.tmp"))  # by a process that was killed
+        if any(entry.name != _LOCK and entry not in unfinished for entry in folder.iterdir()):
             raise ArgumentError(f"{folder}: is not empty and holds no pack. Give a folder of its own")
         packer = _Packer(source=source, folder=folder, options=options, samples_per_shard=1)
         there = wanted | {"samples_per_shard": max(1, round(options.shard_bytes / packer.mean_bytes()))}
@@ -342,43 +293,8 @@ def _prepare(index: str | os.PathLike[str] | Index, folder: Path, options: PackO
     return _Packer(source=source, folder=folder, options=options, samples_per_shard=there["samples_per_shard"])
 
 
-def stored_as(data: bytes, options: PackOptions) -> tuple[str, bytes]:
-    """Return how the bytes of a source are kept, and the ending that says so."""
-    if options.decode is not None:
-        buffer = io.BytesIO()
-        np.save(buffer, ResizeCenterCrop(options.decode, resize=options.decode)(data), allow_pickle=False)
-        return "npy", buffer.getvalue()
-    if options.resize_short is None:
-        return _ending(data), data
-    image = open_image(data)
-    short = min(image.height, image.width)
-    if short <= options.resize_short and data[:2] == b"\xff\xd8":
-        return "jpg", data
-    pixels = ImageDecoder()(data)
-    if short > options.resize_short:
-        height, width = (round(side * options.resize_short / short) for side in (image.height, image.width))
-        pixels = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA)  # type: ignore[assignment]
-    encoded: bytes = simplejpeg.encode_jpeg(
-        np.ascontiguousarray(pixels), quality=options.quality, colorsubsampling="420"
-    )
-    return "jpg", encoded
-
-
 def _padded(num_bytes: int) -> int:
     return num_bytes + -num_bytes % _BLOCK_BYTES
-
-
-def _ending(data: bytes) -> str:
-    endings = {
-        b"\xff\xd8": "jpg",
-        b"\x89P": "png",
-        b"RI": "webp",
-        b"BM": "bmp",
-        b"II": "tif",
-        b"MM": "tif",
-        b"GI": "gif",
-    }
-    return endings.get(data[:2], "bin")
 
 
 def _each(work: Callable[[int], int], shards: Sequence[int] | range, num_workers: int) -> Iterator[int]:

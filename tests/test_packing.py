@@ -234,6 +234,12 @@ def test_a_folder_with_something_else_in_it_is_left_alone(index: Path, tmp_path:
         verify_pack(index, tmp_path / "none")
 
 
+def test_a_pack_killed_while_it_wrote_its_manifest_goes_on(index: Path, tmp_path: Path) -> None:
+    (tmp_path / ".pack.json.0123abcd.tmp").write_text("{")
+    assert samples(pack_index(index, tmp_path, SMALL)) == samples(index)
+    assert not list(tmp_path.glob(".*.tmp"))
+
+
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_a_broken_image_is_named_and_finished_shards_are_kept(index: Path, tmp_path: Path, num_workers: int) -> None:
     shutil.copytree(index.parent / "photos", tmp_path / "photos")

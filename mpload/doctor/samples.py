@@ -17,7 +17,7 @@ from mpload.errors import MploadError, SampleError
 from mpload.image import open_image
 from mpload.index.columns import Span
 from mpload.index.index import Index, Record
-from mpload.packing import PackOptions, stored_as
+from mpload.packed import PackOptions, stored_as
 from mpload.pipeline import Pipeline
 from mpload.policy import ErrorPolicy
 

@@ -3,7 +3,7 @@
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,7 +14,7 @@ from mpload.index.splitting import Split, part_of
 from mpload.index.text import format_header, format_line
 from mpload.units import MIB
 
-__all__ = ["check_out", "new_file", "write_texts"]
+__all__ = ["check_out", "new_file", "new_path", "write_texts"]
 
 _PROGRESS_SAMPLES = 4096
 
@@ -79,15 +79,26 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
     Raises:
         StorageError: it cannot be written.
     """
+    with new_path(path) as unfinished, unfinished.open("xb", buffering=MIB) as file:
+        yield file
+
+
+@contextmanager
+def new_path(path: Path) -> Iterator[Path]:
+    """Yield where a file can be written that becomes `path`, through to the disk, when all went well.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with unfinished.open("xb", buffering=MIB) as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
+        yield unfinished
+        _sync(unfinished)
         # A new text of the old one's size, within one tick of the file system's clock, would pass for the old one.
         path.with_name(path.name + ".mpx").unlink(missing_ok=True)
         unfinished.replace(path)
+        with suppress(OSError):  # not every file system syncs folders
+            _sync(path.parent)
     except OSError as error:
         if isinstance(error, MploadError):
             raise
@@ -97,3 +108,11 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
         ) from error
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
