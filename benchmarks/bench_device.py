@@ -31,8 +31,8 @@ from feeds import FEEDS, MEAN, SIZE, STD, HostBatches, TrainingStep, chain, pixe
 from records import write_record
 
 from mpload import DevicePrefetcher, GpuDecode, MPDataset, MPLoader, RandomResizedCrop, Topology, build_index
-from mpload.normalise import Normaliser
-from mpload.unpacking import device_decoder
+from mpload.device.normalise import Normaliser
+from mpload.device.unpacking import device_decoder
 
 ROOT = Path(__file__).parents[1]
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "uint8": None}

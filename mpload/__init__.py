@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from mpload.cache.choice import PartialCache
     from mpload.dataset import MPDataset
     from mpload.decode import ImageDecoder, NumpyDecoder, RandomResizedCrop, RawBytes, ResizeCenterCrop
-    from mpload.device import DevicePrefetcher
+    from mpload.device.prefetcher import DevicePrefetcher
+    from mpload.device.seeding import PerSample
     from mpload.errors import MploadError, MploadWarning
     from mpload.gpudecode import GpuDecode
     from mpload.image import Limits
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from mpload.packed import PackOptions
     from mpload.packing import pack_index, verify_pack
     from mpload.policy import ErrorPolicy
-    from mpload.seeding import PerSample
     from mpload.sharding import Topology
     from mpload.topology import detect_topology
     from mpload.writers import JsonLinesWriter, PrometheusWriter, TensorBoardWriter
@@ -36,7 +36,7 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "BlockShuffle": "mpload.order",
-    "DevicePrefetcher": "mpload.device",
+    "DevicePrefetcher": "mpload.device.prefetcher",
     "ErrorPolicy": "mpload.policy",
     "FolderOptions": "mpload.index.folders",
     "GpuDecode": "mpload.gpudecode",
@@ -51,7 +51,7 @@ _MODULES = {
     "MploadError": "mpload.errors",
     "MploadWarning": "mpload.errors",
     "PartialCache": "mpload.cache.choice",
-    "PerSample": "mpload.seeding",
+    "PerSample": "mpload.device.seeding",
     "PackOptions": "mpload.packed",
     "NumpyDecoder": "mpload.decode",
     "PrometheusWriter": "mpload.writers",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from mpload.errors import MploadWarning
 from mpload.memory import num_usable_cores, refaulted_bytes
 from mpload.scaling import runnable_seconds
-from mpload.stats import LoaderStats, Stage
+from mpload.telemetry.stats import LoaderStats, Stage
 from mpload.units import MIB, format_bytes, format_seconds
 
 __all__ = ["Adviser", "Circumstances", "advise"]

@@ -9,8 +9,8 @@ from mpload.governor import Governor
 from mpload.memory import address_space_bytes, num_oom_kills, num_usable_cores
 from mpload.scaling import Scaler
 from mpload.sources import Source
-from mpload.stats import LoaderStats
 from mpload.storage.ahead import DEFAULT_AHEAD_BYTES
+from mpload.telemetry.stats import LoaderStats
 from mpload.transport.batches import PoolOptions
 from mpload.transport.pool import WorkerPool
 from mpload.transport.slots import Field, RaggedField, SlotLayout

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mpload.advice import Adviser
 from mpload.budget import MemoryBudget
 from mpload.dataset import MPDataset
-from mpload.device import DevicePrefetcher
+from mpload.device.prefetcher import DevicePrefetcher
 from mpload.engine import Engine
 from mpload.errors import ArgumentError
 from mpload.iterations import Iteration, OnHost
@@ -22,10 +22,10 @@ from mpload.memory import MemoryGauge
 from mpload.order import OrderChoice
 from mpload.progress import Epoch
 from mpload.sharding import Tail, Topology
-from mpload.showing import show_progress
 from mpload.sources import source_of
-from mpload.stats import LoaderStats
-from mpload.telemetry import Telemetry
+from mpload.telemetry.counting import Telemetry
+from mpload.telemetry.showing import show_progress
+from mpload.telemetry.stats import LoaderStats
 from mpload.transport.batches import BatchTask, FilledBatch, PoolOptions
 from mpload.transport.messages import Timings
 from mpload.transport.pool import WorkerPool

@@ -75,9 +75,11 @@ def pack_index(
     folder = Path(out).absolute()
     packer = _prepare(index, folder, options or PackOptions())
     with _locked(folder):
-        for unfinished in folder.glob(".*.tmp"):
-            unfinished.unlink()
-        if not (folder / _INDEX).exists():
+        has_index = (folder / _INDEX).exists()
+        if not has_index or any(folder.glob("*.lines")):  # else a reader may be making the sidecar
+            for unfinished in folder.glob("*.tmp"):
+                unfinished.unlink()
+        if not has_index:
             packer.pack(num_workers, progress)
         for lines in folder.glob("*.lines"):
             lines.unlink()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mpload.stats import LoaderStats
+from mpload.telemetry.stats import LoaderStats
 
 __all__ = ["Scaler", "ScalerState", "Window", "decide", "runnable_seconds"]
 

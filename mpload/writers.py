@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
-from mpload.stats import LoaderStats
+from mpload.telemetry.stats import LoaderStats
 
 __all__ = ["JsonLinesWriter", "PrometheusWriter", "Report", "StatsWriter", "TensorBoardWriter"]
 

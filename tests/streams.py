@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from mpload.streams import Mark
+from mpload.device.streams import Mark
 
 __all__ = ["LateStream"]
 

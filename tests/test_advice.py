@@ -13,7 +13,7 @@ from mpload.advice import Adviser, Circumstances, advise
 from mpload.errors import MploadWarning
 from mpload.memory import refaulted_bytes
 from mpload.sources import IndexSource
-from mpload.stats import LoaderStats
+from mpload.telemetry.stats import LoaderStats
 from mpload.transport.messages import Timings
 from mpload.units import GIB
 from tests.mapstyles import Sleeping

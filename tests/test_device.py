@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpload import MPDataset, MPLoader, RandomResizedCrop, Topology, build_index
-from mpload.device import DevicePrefetcher
+from mpload.device.prefetcher import DevicePrefetcher
 from mpload.errors import ArgumentError
 from mpload.transport.ring import SlotRing
 from mpload.transport.slots import Field, SlotLayout

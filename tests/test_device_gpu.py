@@ -21,7 +21,7 @@ from mpload import (
     Topology,
     build_index,
 )
-from mpload.unpacking import device_decoder
+from mpload.device.unpacking import device_decoder
 from tests.photos import make_special_photos
 from tests.test_device import Batches
 from tests.test_normalise import DTYPES, MEAN, STD, every_pixel, reference

@@ -20,10 +20,10 @@ from mpload import (
     Topology,
     build_index,
 )
+from mpload.device.unpacking import Unpacker
 from mpload.errors import ArgumentError, MploadWarning, SampleError
 from mpload.gpudecode import EncodedImage
 from mpload.resize import resize_into
-from mpload.unpacking import Unpacker
 from tests.photos import make_special_photos
 
 CPU = torch.device("cpu")

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpload.device.normalise import Normaliser
 from mpload.errors import ArgumentError
-from mpload.normalise import Normaliser
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

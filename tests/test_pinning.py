@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mpload.pinning import PinnedMemory
+from mpload.device.pinning import PinnedMemory
 
 
 def test_the_driver_hears_of_pinned_memory_once_and_again_before_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,7 +21,7 @@ def test_the_driver_hears_of_pinned_memory_once_and_again_before_it_goes(monkeyp
         return 0
 
     driver = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=unregister)
-    monkeypatch.setattr("mpload.pinning._driver", lambda: driver)
+    monkeypatch.setattr("mpload.device.pinning._driver", lambda: driver)
     first, second = np.zeros(4096, np.uint8), np.zeros(4096, np.uint8)
     one, other = PinnedMemory(first), PinnedMemory(second)
     assert one.is_of(first[:])

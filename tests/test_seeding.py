@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from mpload import DevicePrefetcher, MPDataset, MPLoader, PerSample, RandomResizedCrop, Topology, build_index
+from mpload.device.seeding import BatchKey, transformed
 from mpload.errors import ArgumentError
-from mpload.seeding import BatchKey, transformed
 from tests.test_device import NORMALISED, SHAPE, Batches, images_of
 from tests.test_normalise import reference
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mpload import MPDataset, MPLoader, RandomResizedCrop, Topology, build_index
 from mpload.memory import num_usable_cores
 from mpload.scaling import ScalerState, Window, decide
-from mpload.stats import Latencies, Stage, limiting_stage
+from mpload.telemetry.stats import Latencies, Stage, limiting_stage
 from mpload.transport.messages import Timings
 from mpload.units import MIB
 from tests.decoders import add_noise

@@ -15,8 +15,8 @@ from rich.console import Console
 
 from mpload import MPLoader, Topology
 from mpload.errors import ArgumentError
-from mpload.showing import show_progress
-from mpload.statspage import read_pages
+from mpload.telemetry.page import read_pages
+from mpload.telemetry.showing import show_progress
 from mpload.writers import JsonLinesWriter, PrometheusWriter, TensorBoardWriter
 from tests.mapstyles import Sleeping, Tuples
 
@@ -76,7 +76,7 @@ def test_top_shows_each_worker_of_a_running_job_and_a_killed_job_leaves_nothing(
 
 
 WRITER = """
-from mpload.statspage import StatsPage
+from mpload.telemetry.page import StatsPage
 page, number = StatsPage(), 10
 while True:
     number = number % 90 + 10

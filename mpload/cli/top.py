@@ -13,7 +13,7 @@ from rich.table import Table
 
 from mpload.errors import MploadError
 from mpload.memory import anonymous_pss_bytes
-from mpload.statspage import read_pages
+from mpload.telemetry.page import read_pages
 from mpload.units import format_bytes, format_count, format_seconds
 
 __all__ = ["top"]

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mpload.stats import LoaderStats
+from mpload.telemetry.stats import LoaderStats
 from mpload.units import format_bytes, format_count
 
 __all__ = ["describe_span", "show_progress"]

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from mpload.device.staging import map_tensors
 from mpload.errors import ArgumentError
-from mpload.staging import map_tensors
 
 __all__ = ["BatchKey", "PerSample", "transformed"]
 

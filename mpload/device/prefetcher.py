@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from mpload.carrier import Carrier
+from mpload.device.carrier import Carrier
+from mpload.device.normalise import Normaliser
+from mpload.device.seeding import BatchKey, PerSample, transformed
+from mpload.device.streams import Mark, SideStream, side_stream
+from mpload.device.unpacking import Unpacker
 from mpload.errors import ArgumentError
-from mpload.normalise import Normaliser
-from mpload.seeding import BatchKey, PerSample, transformed
-from mpload.streams import Mark, SideStream, side_stream
 from mpload.topology import detect_topology
-from mpload.unpacking import Unpacker
 
 __all__ = ["DevicePrefetcher", "DeviceStats"]
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
+from mpload.device.normalise import Normaliser
+from mpload.device.pinning import PinnedMemory
+from mpload.device.staging import Arena, TensorSpec, map_tensors
+from mpload.device.streams import Mark, SideStream
 from mpload.errors import MploadWarning
-from mpload.normalise import Normaliser
-from mpload.pinning import PinnedMemory
-from mpload.staging import Arena, TensorSpec, map_tensors
-from mpload.streams import Mark, SideStream
 
 __all__ = ["Carrier"]
 

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from mpload.errors import ArgumentError
-from mpload.stats import LoaderMemory, LoaderStats, WorkerStats
-from mpload.statspage import StatsPage
+from mpload.telemetry.page import StatsPage
+from mpload.telemetry.stats import LoaderMemory, LoaderStats, WorkerStats
 from mpload.transport.pool import WorkerPool
 
 __all__ = ["Telemetry", "page_facts"]

@@ -1,0 +1,13 @@
+"""Batches on the device that trains, before they are asked for; with no accelerator the same runs on the CPU.
+
+```
+prefetcher  DevicePrefetcher: what users put around a loader
+carrier     Carrier: over the bus into a landing buffer, converted into buffers that the user holds
+streams     queues of work beside the consumer's: an accelerator's, or none
+staging     Arena: one block of memory for all tensors of a batch; batches as trees of values
+pinning     host memory that the driver copies from directly: the loader's slots, or a copy
+normalise   Normaliser: uint8 to a normalised dtype in one pass
+seeding     PerSample: random numbers of torch that belong to a batch or a sample
+unpacking   images that `GpuDecode` left to the device
+```
+"""
