@@ -104,13 +104,13 @@ def test_a_pack_that_is_killed_goes_on_to_the_same_bytes(index: Path, tmp_path: 
     listed = tmp_path / "long.txt"
     file = next((index.parent / "photos").glob("*/*"))
     listed.write_text(f"{file} 0\n" * 800)
-    command = [sys.executable, "-m", "mpload", "pack", listed, "--size", "100KiB", "--resize-short", "40", "-o"]
+    command = [sys.executable, "-m", "mpload", "pack", str(listed), "--size", "100KiB", "--resize-short", "40", "-o"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    subprocess.run([*command, whole], check=True, stdout=subprocess.DEVNULL, timeout=100)
+    subprocess.run([*command, str(whole)], check=True, stdout=subprocess.DEVNULL, timeout=100)
     has_killed_any = False
     for wait_seconds in (0.7, 1.2):
         with subprocess.Popen(
-            [*command, killed, "--workers", "2"], stdout=subprocess.DEVNULL, start_new_session=True
+            [*command, str(killed), "--workers", "2"], stdout=subprocess.DEVNULL, start_new_session=True
         ) as pack:
             try:
                 pack.wait(wait_seconds)
@@ -118,7 +118,7 @@ def test_a_pack_that_is_killed_goes_on_to_the_same_bytes(index: Path, tmp_path: 
                 os.killpg(pack.pid, signal.SIGKILL)
                 has_killed_any = True
     assert has_killed_any
-    subprocess.run([*command, killed], check=True, stdout=subprocess.DEVNULL, timeout=100)
+    subprocess.run([*command, str(killed)], check=True, stdout=subprocess.DEVNULL, timeout=100)
     assert same_files(whole, killed)
     assert not list(killed.glob("*.tmp"))
 
