@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.cache.opened import OpenCache
+from mpload.decode import ImageDecoder, RawBytes
 from mpload.errors import ArgumentError, MploadError, SampleError
 from mpload.index.index import Record
 from mpload.index.text import MAX_LINE_BYTES
@@ -235,7 +236,7 @@ def forms_of(pipeline: Pipeline) -> list[Form]:
     Raises:
         SampleError: no sample of the first few could be made.
     """
-    described = None if pipeline.writes_in_place else _probe(pipeline)
+    described = None if pipeline.writes_in_place else _told(pipeline) or _probe(pipeline)
     forms = []
     for number, column in enumerate(pipeline.index.columns):
         if number not in pipeline.sources:
@@ -312,6 +313,15 @@ class _Probe:
             for value in made[1]
         ]
         arrays["described"].put(first, json.dumps(described).encode())
+
+
+def _told(pipeline: Pipeline) -> list[dict[str, Any]] | None:
+    """Return what a pipeline's samples are made of, where that is plain without making one."""
+    if pipeline.transform is not None or type(pipeline.decode) not in {RawBytes, ImageDecoder}:
+        return None
+    is_bytes = type(pipeline.decode) is RawBytes
+    value = {"shape": None, "dtype": None} if is_bytes else {"shape": [0, 0, 3], "dtype": "|u1"}
+    return [value for _ in pipeline.index.columns]
 
 
 def _probe(pipeline: Pipeline) -> list[dict[str, Any]]:
