@@ -165,16 +165,14 @@ class _Packer:
 
     def write(self, shard: int) -> int:
         """Make a shard; its lines appear when the shard is complete on disk."""
-        lines: list[bytes] = []
         path = self.folder / self.name(shard)
-        if self.options.format is ShardFormat.LMDB:
-            with new_path(path) as unfinished, LmdbWriter(unfinished) as writer:
-                lines.extend(format_line(cells) for cells in self._fill_lmdb(writer, shard))
-        else:
-            with new_file(path) as file:
-                lines.extend(format_line(cells) for cells in self._fill(file, shard))
-        with new_file(self.lines_path(shard)) as file:
-            file.writelines(lines)
+        with new_file(self.lines_path(shard)) as lines:
+            if self.options.format is ShardFormat.LMDB:
+                with new_path(path) as unfinished, LmdbWriter(unfinished) as writer:
+                    lines.writelines(map(format_line, self._fill_lmdb(writer, shard)))
+            else:
+                with new_file(path) as file:
+                    lines.writelines(map(format_line, self._fill(file, shard)))
         return shard
 
     def compare(self, shard: int) -> int:

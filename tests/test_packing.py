@@ -4,6 +4,7 @@ import filecmp
 import json
 import os
 import pickle
+import random
 import shutil
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from mpload import ImageDecoder, MPDataset, RawBytes, Topology, build_index, ope
 from mpload.errors import ArgumentError, SampleError, StorageError
 from mpload.packing import PackOptions, ShardFormat, pack_index, verify_pack
 from mpload.storage.lmdbwriter import LmdbWriter
-from mpload.units import KIB
+from mpload.units import KIB, MIB
 from tests.photos import make_photo_tree
 
 SMALL = PackOptions(shard_bytes=40 * KIB)
@@ -190,6 +191,33 @@ def test_an_lmdb_grows_beyond_its_first_map_and_takes_keys_in_order_only(tmp_pat
     writer.put(b"1", b"")
     with pytest.raises(StorageError, match="does not ascend"):
         writer.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ShardFormat)
+def test_four_times_the_data_takes_no_more_memory(tmp_path: Path, kind: str) -> None:
+    if kind == ShardFormat.LMDB:
+        pytest.importorskip("lmdb")
+    (tmp_path / "40k.bin").write_bytes(random.Random(0).randbytes(40_000))
+    script = (
+        "import sys\n"
+        "from mpload.packing import PackOptions, ShardFormat, pack_index\n"
+        "pack_index(*sys.argv[1:3], PackOptions(format=ShardFormat(sys.argv[3])))\n"
+        "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))\n"
+    )
+
+    def peak_bytes(count: int) -> int:
+        listed, out = tmp_path / f"{count}.txt", tmp_path / f"{count}"
+        listed.write_text("40k.bin 0\n" * count)
+        ran = subprocess.run(
+            [sys.executable, "-c", script, listed, out, kind], check=True, capture_output=True, text=True, timeout=100
+        )
+        assert len(list(out.glob("shard-*"))) == 1
+        shutil.rmtree(out)
+        return int(ran.stdout) * KIB  # ru_maxrss would begin with what this process takes
+
+    few, many = peak_bytes(1000), peak_bytes(4000)
+    assert many < few + 10 * MIB, (few, many)
 
 
 def test_webdataset_reads_what_pack_writes_and_we_read_what_it_writes(index: Path, tmp_path: Path) -> None:
