@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,8 @@ def main() -> None:
                 runs.append(run_case({"client": client, "num_reads": num_reads}))
     for client, runs in found.items():
         case = {"client": client, "num_reads": num_reads, "range_bytes": RANGE_BYTES, "in_flight": NUM_IN_FLIGHT}
-        figures: dict[str, float] = {"repetitions": len(runs)}
+        is_library = client != "plain"
+        figures: dict[str, Any] = {"version": version(client) if is_library else None, "repetitions": len(runs)}
         for name in runs[0]:
             values = [run[name] for run in runs]
             figures[name] = float(f"{statistics.median(values):.4g}")
