@@ -8,13 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from mpload.dataset import MPDataset
 from mpload.errors import MploadError, SampleError, WorkerError
 from mpload.index.index import Index
 from mpload.loader import MPLoader
-from mpload.memory import ProcessMemory, process_memory
 from mpload.pipeline import Pipeline
 from mpload.policy import ErrorAction, ErrorPolicy
 from mpload.sharding import Topology
@@ -40,7 +37,7 @@ class LoaderTrial:
     waiting_share: float = 0.0
     """Part of the workers' time in which they neither had a core nor wanted one: for storage, a sleep, the consumer."""
     memory_bytes: int = 0
-    """What workers and zygote took at the end (PSS), slots as far as they had written to them."""
+    """What slots, workers and zygote took at the end, as the memory budget counts it."""
     error: str = ""
     is_short_of_files: bool = False
 
@@ -121,7 +118,7 @@ def _run(loader: MPLoader, *, started: float, seconds: float) -> LoaderTrial:
                     decode_seconds=stats.timings.decode_ns * 1e-9 / stats.num_samples,
                     transform_seconds=stats.timings.transform_ns * 1e-9 / stats.num_samples,
                     waiting_share=min(1.0, max(0.0, 1 - busy / possible)) if possible else 0.0,
-                    memory_bytes=sum(found.pss_bytes for pid in loader.pids.values() for found in _memory(pid)),
+                    memory_bytes=stats.memory.total_bytes,
                 )
 
 
@@ -134,13 +131,6 @@ def _busy_seconds(loader: MPLoader) -> float:
                 on_core_ns, delayed_ns, _ = Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()
                 busy_ns += int(on_core_ns) + int(delayed_ns)
     return busy_ns * 1e-9
-
-
-def _memory(pid: int) -> list[ProcessMemory]:
-    try:
-        return [process_memory(pid)]
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return []
 
 
 def check_samples(

@@ -400,7 +400,7 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_command_under_the_monitor_keeps_its_output_and_exit_code(tmp_path: Path) -> None:
-    program = "import time; kept = bytearray(200 << 20); time.sleep(0.5); print('done'); raise SystemExit(7)"
+    program = "import time; kept = bytearray(200 << 20); time.sleep(3); print('done'); raise SystemExit(7)"
     files: list[str | Path] = ["--csv", tmp_path / "memory.csv", "--plot", tmp_path / "memory.png"]
     files += ["--parquet", tmp_path / "memory.parquet"]
     ran = run("--interval", "0.05", *files, "--", sys.executable, "-c", program)
