@@ -73,6 +73,8 @@ def throughput() -> str:
         found.setdefault(case["contestant"], {})[case["output"]] = record["figures"]
         notes[case["contestant"]] = case.get("note") or notes.get(case["contestant"], "")
     outputs = {"uint8": "uint8", "float32": "normalised float32", "bytes": "bytes, shuffled"}
+    raced = {output for of_contestant in found.values() for output in of_contestant}
+    outputs = {output: title for output, title in outputs.items() if output in raced}
 
     def cell(figures: Record | None) -> str:
         if figures is None or "images_per_second" not in figures:
@@ -81,13 +83,13 @@ def throughput() -> str:
 
     def rate(contestant: str) -> float:
         rates = [float(found[contestant].get(output, {}).get("images_per_second", 0)) for output in outputs]
-        return max(rates[:2]) or rates[2] / 1e6  # who has nothing but bytes comes last
+        return max(rates[:2]) or rates[-1] / 1e6  # who has nothing but bytes comes last
 
     rows = []
     for contestant in sorted(found, key=rate, reverse=True):
         figures = found[contestant]
-        reasons = {each["failed"] for each in figures.values() if "failed" in each}
-        note = notes[contestant] if len(reasons) < len(figures) else "; ".join(sorted(reasons))
+        reasons = [each["failed"] for each in figures.values() if "failed" in each]
+        note = notes[contestant] if len(reasons) < len(figures) else "; ".join(sorted(set(reasons)))
         rows.append([contestant, *(cell(figures.get(output)) for output in outputs), note])
     return markdown(["images a second (mpload is 1)", *outputs.values(), ""], rows)
 
