@@ -2,6 +2,7 @@
 
 ```
 ranges   ByteRange, and the planner that merges neighbouring runs of bytes into fewer reads (pure NumPy, opens nothing)
+confined  where a path really leads, and that it stays inside the root
 local    LocalStorage: files and shards below a root folder
 lmdb     LmdbStorage: values of LMDB data files
 lmdbwriter  LmdbWriter: makes such a file

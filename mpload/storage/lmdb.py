@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpload.errors import ArgumentError, OutsideRootError, StorageError
+from mpload.errors import ArgumentError, StorageError
+from mpload.storage.confined import real_path, shown
 from mpload.storage.ranges import ByteRange, LmdbRange
 from mpload.units import format_count
 
@@ -63,13 +64,13 @@ def open_lmdb(path: str) -> LmdbFile:
         raise ArgumentError(f"{path}: reading LMDB takes the package lmdb: {_INSTALL}") from error
     try:
         if Path(path).is_dir():
-            raise StorageError(f"{_shown(path)}: is a directory. Name the data file in it: {_shown(path)}/data.mdb")
+            raise StorageError(f"{shown(path)}: is a directory. Name the data file in it: {shown(path)}/data.mdb")
         facts = Path(path).stat()
     except (OSError, ValueError) as error:
         if isinstance(error, StorageError):
             raise
         result = StorageError(
-            f"{_shown(path)}: {getattr(error, 'strerror', None) or error}. "
+            f"{shown(path)}: {getattr(error, 'strerror', None) or error}. "
             "Does #root of the index point to the right folder, and was the file moved or deleted?"
         )
         result.errno = getattr(error, "errno", None)
@@ -83,13 +84,13 @@ def open_lmdb(path: str) -> LmdbFile:
         try:
             environment = lmdb.open(path, subdir=False, readonly=True, lock=False, readahead=False, max_spare_txns=16)
         except (lmdb.Error, OSError) as error:
-            raise StorageError(f"{_shown(path)}: cannot be opened as LMDB: {_shown(str(error))}. {_COPY}") from error
+            raise StorageError(f"{shown(path)}: cannot be opened as LMDB: {shown(str(error))}. {_COPY}") from error
         found = LmdbFile(path, environment)
         # A read behind the end of a mapped file kills the process: see that all pages are there.
         num_bytes = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
         if facts.st_size < num_bytes:
             raise StorageError(
-                f"{_shown(path)}: has {format_count(facts.st_size)} bytes, and its pages take "
+                f"{shown(path)}: has {format_count(facts.st_size)} bytes, and its pages take "
                 f"{format_count(num_bytes)}. {_COPY}"
             )
         _open_files[facts.st_dev, facts.st_ino] = found
@@ -150,14 +151,14 @@ class LmdbStorage:
         try:
             value = file.get(item.key)
         except lmdb.Error as error:  # an empty key, one that is too long, a damaged page
-            raise StorageError(f"{_shown(item.path)}: key {item.key!r:.80} cannot be read: {error}") from error
+            raise StorageError(f"{shown(item.path)}: key {item.key!r:.80} cannot be read: {error}") from error
         if value is None:
             raise StorageError(
-                f"{_shown(item.path)}: has no key {item.key!r:.80}. Was it written anew? Build the index again"
+                f"{shown(item.path)}: has no key {item.key!r:.80}. Was it written anew? Build the index again"
             )
         if self._max_bytes is not None and len(value) > self._max_bytes:
             raise StorageError(
-                f"{_shown(item.path)}: key {item.key!r:.80} is not read, its {format_count(len(value))} bytes exceed "
+                f"{shown(item.path)}: key {item.key!r:.80} is not read, its {format_count(len(value))} bytes exceed "
                 f"max_bytes={format_count(self._max_bytes)}"
             )
         return value
@@ -168,23 +169,13 @@ class LmdbStorage:
         with self._lock:
             file = self._files.get(path)
             if file is None:
-                file = self._files[path] = open_lmdb(self._full(path))
+                file = self._files[path] = open_lmdb(
+                    real_path(self._root, path, allow_outside_root=self._allow_outside_root)
+                )
                 if len(self._files) > self._max_open_files:
                     self._files.popitem(last=False)
             self._files.move_to_end(path)
             return file
-
-    def _full(self, path: str) -> str:
-        try:
-            real = os.path.realpath(os.path.join(self._root, path))  # noqa: PTH118  may hold what pathlib would change
-        except ValueError as error:  # a NUL in the path
-            raise StorageError(f"{path!r} is no path: {error}. Mend this line of the index") from error
-        if not self._allow_outside_root and not real.startswith(self._root.rstrip("/") + "/"):
-            raise OutsideRootError(
-                f"{_shown(path)}: leads to {_shown(real)}, outside of the root {_shown(self._root)}. "
-                "Set #root of the index to a folder that holds all files, or allow paths outside of it"
-            )
-        return real
 
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name not in {"_files", "_lock", "_pid"}}
@@ -192,7 +183,3 @@ class LmdbStorage:
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._start()
-
-
-def _shown(path: str) -> str:
-    return path.encode("utf-8", "backslashreplace").decode()

@@ -12,7 +12,8 @@ from enum import StrEnum, auto
 from pathlib import Path
 from typing import Self
 
-from mpload.errors import ArgumentError, OutsideRootError, StorageError
+from mpload.errors import ArgumentError, StorageError
+from mpload.storage.confined import outside_root, shown
 from mpload.storage.ranges import ByteRange
 from mpload.units import format_count
 
@@ -176,7 +177,7 @@ class LocalStorage:
             os.close(descriptor)
         if len(data) < num_bytes:
             raise StorageError(
-                f"{_shown(path)}: shrank while it was read, from {format_count(num_bytes)} to "
+                f"{shown(path)}: shrank while it was read, from {format_count(num_bytes)} to "
                 f"{format_count(len(data))} bytes. Do not change files that are being trained on",
             )
         return data
@@ -196,7 +197,7 @@ class LocalStorage:
             raise _storage_error(path, error) from error
         if data is None or len(data) < length_bytes:
             raise StorageError(
-                f"{_shown(path)}: the span {offset_bytes}+{length_bytes} ends at byte {format_count(end)}, but the "
+                f"{shown(path)}: the span {offset_bytes}+{length_bytes} ends at byte {format_count(end)}, but the "
                 f"shard has {format_count(shard_bytes)} bytes. Is its copy complete? Else build the index again",
             )
         return data
@@ -204,7 +205,7 @@ class LocalStorage:
     def _check_size(self, path: str, num_bytes: int) -> None:
         if self._max_bytes is not None and num_bytes > self._max_bytes:
             raise StorageError(
-                f"{_shown(path)}: is not read, its {format_count(num_bytes)} bytes exceed "
+                f"{shown(path)}: is not read, its {format_count(num_bytes)} bytes exceed "
                 f"max_bytes={format_count(self._max_bytes)}"
             )
 
@@ -230,7 +231,7 @@ class LocalStorage:
         if not self._allow_outside_root and (path[:1] == "/" or ".." in path):
             plain = os.path.normpath(full)
             if not plain.startswith(self._roots):  # then it is not even opened
-                raise self._outside(path, plain)
+                raise outside_root(path, plain, self._real_root)
         try:
             descriptor = os.open(full, _OPEN_FLAGS)
         except OSError as error:
@@ -252,13 +253,7 @@ class LocalStorage:
         except OSError:  # not Linux, or /proc is not mounted
             real = os.path.realpath(full)
         if not real.startswith(self._real_root):
-            raise self._outside(path, real)
-
-    def _outside(self, path: str, real: str) -> OutsideRootError:
-        return OutsideRootError(
-            f"{_shown(path)}: leads to {_shown(real)}, outside of the root {_shown(self._real_root)}. "
-            "Set #root of the index to a folder that holds all files, or allow paths outside of it",
-        )
+            raise outside_root(path, real, self._real_root)
 
 
 def _rebuild(
@@ -283,11 +278,6 @@ def _with_slash(folder: str) -> str:
     return folder.rstrip("/") + "/"
 
 
-def _shown(path: str) -> str:
-    r"""Return `path` as it can be printed and logged: bytes that are no UTF-8 as `\udcff`."""
-    return path.encode("utf-8", "backslashreplace").decode()
-
-
 def _size_of_regular(descriptor: int, path: str) -> int:
     try:
         facts = os.fstat(descriptor)
@@ -296,7 +286,7 @@ def _size_of_regular(descriptor: int, path: str) -> int:
     except OSError as error:
         raise _storage_error(path, error) from error
     if not stat.S_ISREG(facts.st_mode):
-        raise StorageError(f"{_shown(path)}: is no regular file but a device, pipe or socket. Take it out of the index")
+        raise StorageError(f"{shown(path)}: is no regular file but a device, pipe or socket. Take it out of the index")
     return facts.st_size
 
 
@@ -314,6 +304,6 @@ def _read_at(descriptor: int, offset_bytes: int, length_bytes: int) -> bytes:
 
 def _storage_error(path: str, error: OSError) -> StorageError:
     next_step = _NEXT_STEPS.get(error.errno or 0, "")
-    result = StorageError(f"{_shown(path)}: {error.strerror or error}. {next_step}".rstrip())
+    result = StorageError(f"{shown(path)}: {error.strerror or error}. {next_step}".rstrip())
     result.errno = error.errno
     return result

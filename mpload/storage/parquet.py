@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mpload.errors import OutsideRootError, StorageError
+from mpload.errors import StorageError
+from mpload.storage.confined import real_path, shown
 from mpload.storage.ranges import ByteRange, RowRange
 from mpload.units import MIB, format_count
 
@@ -68,7 +69,7 @@ class ParquetStorage:
 
     def _value(self, item: ByteRange) -> bytes:
         assert isinstance(item, RowRange)
-        where = f"{_shown(item.path)}: row {item.row} of row group {item.row_group}"
+        where = f"{shown(item.path)}: row {item.row} of row group {item.row_group}"
         values = self._group(item, where)
         if item.row >= len(values):
             raise StorageError(f"{where} is not there. {_REBUILD}")
@@ -100,18 +101,16 @@ class ParquetStorage:
             if isinstance(error, StorageError):
                 raise
             cause = str(error).splitlines()[0] if str(error) else type(error).__name__
-            result = StorageError(f"{where}: cannot be read: {_shown(cause)}. {_REBUILD}")
+            result = StorageError(f"{where}: cannot be read: {shown(cause)}. {_REBUILD}")
             result.errno = getattr(error, "errno", None)
             raise result from error
         if not table.num_columns:
-            raise StorageError(f"{_shown(item.path)}: has no column {item.column!r}. {_REBUILD}")
+            raise StorageError(f"{shown(item.path)}: has no column {item.column!r}. {_REBUILD}")
         values = table.column(0)
         while pa.types.is_struct(values.type):  # of which only the wanted field was read
             values = values.flatten()[0]
         if not (pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type)):
-            raise StorageError(
-                f"{_shown(item.path)}: column {item.column!r} holds {values.type}, not bytes. {_REBUILD}"
-            )
+            raise StorageError(f"{shown(item.path)}: column {item.column!r} holds {values.type}, not bytes. {_REBUILD}")
         self._groups[key] = values
         held_bytes = sum(kept.nbytes for kept in self._groups.values())
         while held_bytes > self._kept_bytes and len(self._groups) > 1:
@@ -122,23 +121,15 @@ class ParquetStorage:
         import pyarrow.parquet as pq  # noqa: PLC0415  as above
 
         if (file := self._files.get(path)) is None:
-            file = self._files[path] = pq.ParquetFile(self._full(path), memory_map=False, pre_buffer=False)
+            file = self._files[path] = pq.ParquetFile(
+                real_path(self._root, path, allow_outside_root=self._allow_outside_root),
+                memory_map=False,
+                pre_buffer=False,
+            )
             if len(self._files) > _MAX_OPEN_FILES:
                 self._files.popitem(last=False)[1].close()
         self._files.move_to_end(path)
         return file
-
-    def _full(self, path: str) -> str:
-        try:
-            real = os.path.realpath(os.path.join(self._root, path))  # noqa: PTH118  may hold what pathlib would change
-        except ValueError as error:  # a NUL in the path
-            raise StorageError(f"{path!r} is no path: {error}. Mend this line of the index") from error
-        if not self._allow_outside_root and not real.startswith(self._root.rstrip("/") + "/"):
-            raise OutsideRootError(
-                f"{_shown(path)}: leads to {_shown(real)}, outside of the root {_shown(self._root)}. "
-                "Set #root of the index to a folder that holds all files, or allow paths outside of it"
-            )
-        return real
 
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name not in _PER_PROCESS}
@@ -150,7 +141,3 @@ class ParquetStorage:
 
 _PER_PROCESS = frozenset({"_pid", "_lock", "_files", "_groups"})
 _REBUILD = "Was the file written anew, or is its copy not complete? Build the index again"
-
-
-def _shown(path: str) -> str:
-    return path.encode("utf-8", "backslashreplace").decode()
