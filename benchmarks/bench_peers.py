@@ -132,8 +132,8 @@ class Running:
 
 
 @contextmanager
-def running(entry: Entry, python: Path, data: Path, output: str, num_workers: int) -> Iterator[Running]:
-    """Start a contestant, and end it and its workers."""
+def running(entry: Entry, python: Path, data: Path, output: str, num_workers: int, **more: object) -> Iterator[Running]:
+    """Start a contestant, and end it and its workers; `more` are options of `peers.run`."""
     log = data / f"{entry.module}.log"
     options = {
         "name": entry.name,
@@ -143,10 +143,11 @@ def running(entry: Entry, python: Path, data: Path, output: str, num_workers: in
         "num-workers": num_workers,
         "distribution": entry.distribution,
         "started": time.time(),
+        **more,
     }
     command = [str(python), "-W", "ignore", "-m", "peers.run", entry.module]
     for option, value in options.items():
-        command += [f"--{option}", str(value)]
+        command += [f"--{option.replace('_', '-')}", str(value)]
     with log.open("w") as errors:
         process = subprocess.Popen(
             command, cwd=HERE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True

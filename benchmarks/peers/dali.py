@@ -11,12 +11,16 @@ __all__ = ["CONTESTANTS"]
 
 
 def start(race: Race) -> Epoch:
-    samples = paths_and_labels(race)
-    files, labels = [path for path, _ in samples], [label for _, label in samples]
+    source: dict[str, Any]
+    if race.listing is not None:
+        source = {"file_list": str(race.listing), "file_root": str(race.listing.parent)}
+    else:
+        samples = paths_and_labels(race)
+        source = {"files": [path for path, _ in samples], "labels": [label for _, label in samples]}
 
     @pipeline_def(batch_size=race.batch_size, num_threads=max(1, race.num_workers), device_id=None)  # type: ignore[untyped-decorator]
     def photos() -> Any:
-        data, label = fn.readers.file(files=files, labels=labels, random_shuffle=True, name="photos")
+        data, label = fn.readers.file(**source, random_shuffle=True, name="photos")
         if race.output is Output.BYTES:
             return data, label
         images = fn.decoders.image_random_crop(data, device="cpu", output_type=types.RGB, random_area=[0.08, 1.0])
@@ -35,12 +39,11 @@ def start(race: Race) -> Epoch:
 
     pipeline = photos()
     pipeline.build()
-    left = len(samples)
+    num_samples = pipeline.epoch_size("photos")
 
     def epoch(number: int) -> Iterator[int]:
-        nonlocal left
         del number
-        left = len(samples)
+        left = num_samples
         while left > 0:
             images, _ = pipeline.run()
             num = min(left, len(images))

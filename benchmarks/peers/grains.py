@@ -46,9 +46,9 @@ def grains(library: str) -> Contestant:
         iterator = iter(iterable)  # one for all epochs: starting its processes takes seconds
 
         def epoch(number: int) -> Iterator[int]:
-            del number
-            for _ in islice(iterator, (AHEAD + 3) * max(1, race.num_workers)):
-                pass  # what was made while others had their turn
+            if number:  # what was made while others had their turn
+                for _ in islice(iterator, (AHEAD + 3) * max(1, race.num_workers)):
+                    pass
             yield 0
             for batch in islice(iterator, num_batches):
                 yield len(batch) if race.output is Output.BYTES else len(batch[1])

@@ -21,7 +21,7 @@ def ours(**decoder_options: Any) -> Contestant:
     def start(race: Race) -> Epoch:
         is_bytes = race.output is Output.BYTES
         dataset = mpload.MPDataset(
-            race.data / "train.txt",
+            race.listing or race.data / "train.txt",
             decode=mpload.RawBytes() if is_bytes else mpload.RandomResizedCrop(CROP, **decoder_options),
             batch_size=race.batch_size,
             shuffle=True,

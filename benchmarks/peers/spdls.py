@@ -1,12 +1,12 @@
 """SPDL: threads in one process, around a decoder that lets go of the interpreter lock."""
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from spdl.pipeline import PipelineBuilder
+from spdl.source import DistributedRandomSampler
 from torch.utils.data import default_collate
 
 from peers.crops import as_tensor, crop_with
@@ -22,20 +22,24 @@ def spdls(library: str) -> Contestant:
         crop = crop_with(library, race.output)
         is_bytes = race.output is Output.BYTES
 
-        def make(sample: tuple[str, int]) -> Any:
-            path, label = sample
+        sampler = DistributedRandomSampler(len(samples), rank=0, world_size=1)
+
+        def make(place: int) -> Any:
+            path, label = samples[place]
             made = crop(Path(path).read_bytes())
             return (made if is_bytes else as_tensor(made, race.output)), label
 
+        def collate(made: list[Any]) -> Any:  # `list` itself would be taken for a sequence to look up in
+            return made if is_bytes else default_collate(made)
+
         def epoch(number: int) -> Iterator[int]:
-            order = list(samples)
-            random.Random(number).shuffle(order)
+            sampler.shuffle(seed=number)
             pipeline = (
                 PipelineBuilder()
-                .add_source(order)
+                .add_source(sampler)
                 .pipe(make, concurrency=max(1, race.num_workers))
                 .aggregate(race.batch_size)
-                .pipe(list if is_bytes else default_collate)
+                .pipe(collate)
                 .add_sink(3)
                 .build(num_threads=max(1, race.num_workers) + 1)
             )

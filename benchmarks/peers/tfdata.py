@@ -12,7 +12,9 @@ __all__ = ["CONTESTANTS"]
 
 def start(race: Race) -> Epoch:
     samples = paths_and_labels(race)
-    files, labels = [path for path, _ in samples], [label for _, label in samples]
+    num_samples = len(samples)
+    listed = tf.data.Dataset.from_tensor_slices(([path for path, _ in samples], [label for _, label in samples]))
+    del samples  # tensors hold them
 
     def read(path: Any, label: Any) -> Any:
         return tf.io.read_file(path), label
@@ -35,7 +37,7 @@ def start(race: Race) -> Epoch:
     threads = race.num_workers or tf.data.AUTOTUNE
 
     def epoch(number: int) -> Iterator[int]:
-        dataset = tf.data.Dataset.from_tensor_slices((files, labels)).shuffle(len(files), seed=number)
+        dataset = listed.shuffle(num_samples, seed=number)
         dataset = dataset.map(read, num_parallel_calls=threads)
         if race.output is not Output.BYTES:
             dataset = dataset.map(make, num_parallel_calls=threads)

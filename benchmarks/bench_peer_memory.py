@@ -1,0 +1,246 @@
+"""How much memory does each loader of plain files take, by the length of the list and the number of workers?
+
+    python benchmarks/bench_peer_memory.py --environments DIR [--samples 1e4,1e5,1e6,1e7] [--workers 0,2,8]
+    python benchmarks/bench_peer_memory.py --quick
+
+The contestants of bench_peers.py that read plain files, as they are there, each case in a fresh process: a shuffled
+epoch over distinct paths that lead to a few small JPEGs, whose bytes are read and not decoded. What counts is the peak
+of PSS of all processes until the first 500 batches of 64 were read; where an epoch is shorter, more epochs are read. So
+a list that workers copy page by page, as they read it, has not been copied in full. All read their list from one text;
+mpload's sidecar of it is there already, as in every run but the first. A loader that works with threads has as many
+threads as others have workers, and one at least. What would take more memory than the machine can spare is not run, or
+stopped. `--quick` writes no record. Records: benchmarks/records/peer_memory.jsonl.
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import psutil
+from bench_peers import BATCH_SIZE, ENTRIES, CannotRunError, Entry, environment, running
+from records import write_record
+
+from mpload.benching.memory import Outcome
+from mpload.index.opening import open_index
+from mpload.memory import available_bytes, sum_memory
+from mpload.processes import ProcessTree
+from mpload.units import GIB, format_bytes
+
+NUM_BATCHES = 500
+NUM_CLASSES = 1000
+NUM_PHOTOS = 16
+INTERVAL_SECONDS = 0.5
+CORE_SHARE = 0.2  # of one core, for looking at most
+FREE_WAIT_SECONDS = 30.0
+LISTS = {
+    "mpload": ("mpload", "no list: a map of 16 bytes a sample that all processes share"),
+    "DataLoader, simplejpeg": ("DataLoader, list", "a list that workers copy as they read it"),
+    "Grain, OpenCV": ("Grain", "a list in every process"),
+    "SPDL, simplejpeg": ("SPDL", "threads: one list"),
+    "DALI on the CPU": ("DALI on the CPU", "threads: one list, in C++"),
+    "tf.data": ("tf.data", "threads: one tensor, and a shuffle buffer for all paths"),
+}
+"""By its name in the race: what a contestant is called here, and what it keeps."""
+
+
+@dataclass(slots=True)
+class Watch:
+    """Looks at a process and its descendants, and ends them where they take too much."""
+
+    tree: ProcessTree
+    reserve_bytes: int
+    max_seconds: float
+    started: float = field(default_factory=time.monotonic)
+    peak_pss_bytes: int = 0
+    peak_uss_bytes: int = 0
+    outcome: Outcome = Outcome.DONE
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def look(self) -> float:
+        """Read the memory of all at once, for what they share moves from one to the other; return the time it took."""
+        started = time.monotonic()
+        with self.lock:
+            total = sum_memory(self.tree.read(max_seconds=math.inf))
+            self.peak_pss_bytes = max(self.peak_pss_bytes, total.pss_bytes)
+            self.peak_uss_bytes = max(self.peak_uss_bytes, total.uss_bytes)
+        return time.monotonic() - started
+
+    def run(self, is_over: threading.Event) -> None:
+        taken = 0.0
+        while not is_over.wait(max(INTERVAL_SECONDS, taken / CORE_SHARE)):
+            taken = self.look()
+            if available_bytes() < self.reserve_bytes:
+                self.outcome = Outcome.OUT_OF_MEMORY
+            elif time.monotonic() - self.started > self.max_seconds:
+                self.outcome = Outcome.OUT_OF_TIME
+            else:
+                continue
+            for process in family(self.tree.pid):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            return
+
+
+@contextlib.contextmanager
+def watching(pid: int, reserve_bytes: int, max_seconds: float) -> Iterator[Watch]:
+    """Watch a process until the end of the block."""
+    watch = Watch(ProcessTree(pid), reserve_bytes, max_seconds)
+    is_over = threading.Event()
+    thread = threading.Thread(target=watch.run, args=(is_over,), daemon=True)
+    thread.start()
+    try:
+        yield watch
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """Return a process and its descendants, as far as they live."""
+    try:
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def make_photos(folder: Path, num_names: int) -> None:
+    """Make few small JPEGs that are found by 1000 * `num_names` paths: names of one file, and links to their folder."""
+    photos = folder / "photos"
+    photos.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(0)
+    small = [cv2.resize(rng.integers(0, 256, (6, 8, 3), np.uint8), (64, 48)) for _ in range(NUM_PHOTOS)]
+    for number, pixels in enumerate(small):
+        (photos / f"{number:08}.JPEG").write_bytes(cv2.imencode(".jpg", pixels)[1].tobytes())
+    for number in range(NUM_PHOTOS, num_names):
+        (photos / f"{number:08}.JPEG").hardlink_to(photos / f"{number % NUM_PHOTOS:08}.JPEG")
+    for number in range(NUM_CLASSES):
+        (folder / f"n{number:08}").symlink_to("photos")
+
+
+def make_list(folder: Path, num_samples: int) -> Path:
+    """Write a plain list of paths below `folder`, class by class, and mpload's sidecar of it."""
+    path = folder / f"{num_samples}.txt"
+    if not path.exists():
+        of_class = math.ceil(num_samples / NUM_CLASSES)
+        with path.open("w") as file:
+            file.writelines(
+                f"n{number // of_class:08}/{number % of_class:08}.JPEG {number // of_class}\n"
+                for number in range(num_samples)
+            )
+        open_index(path)
+    return path
+
+
+def measure(
+    entry: Entry, python: Path, listing: Path, num_workers: int, *, num_batches: int, reserve_bytes: int, limit: float
+) -> dict[str, Any]:
+    """Read batches in a fresh process; return a record's figures."""
+    found: list[dict[str, Any]] = []
+    reason = None
+    with running(entry, python, listing.parent, "bytes", num_workers, listing=listing, max_batches=num_batches) as run:
+        with watching(run.process.pid, reserve_bytes, limit) as watch:
+            try:
+                while sum(each["num_batches"] for each in found) < num_batches:
+                    found.append(run.run(len(found)))
+                    watch.look()
+            except CannotRunError as error:
+                if watch.outcome is Outcome.DONE:
+                    reason = str(error)
+        processes = family(run.process.pid)
+    for process in psutil.wait_procs(processes, timeout=FREE_WAIT_SECONDS)[1]:
+        process.kill()
+    return {
+        "outcome": watch.outcome,
+        "failed": reason,
+        "version": found[0]["version"] if found else None,
+        "num_batches": sum(each["num_batches"] for each in found),
+        "start_seconds": round(found[0]["start_seconds"], 3) if found else None,
+        "read_seconds": round(sum(each["seconds"] for each in found), 3),
+        "peak_pss_bytes": watch.peak_pss_bytes,
+        "peak_uss_bytes": watch.peak_uss_bytes,
+    }
+
+
+def foretold_bytes(peaks: dict[int, int], num_samples: int) -> int | None:
+    """Return the peak that shorter lists foretell: a line through the two longest; None where fewer were read."""
+    shorter = sorted((length, peak) for length, peak in peaks.items() if length < num_samples)
+    if len(shorter) < 2:
+        return None
+    (less, less_bytes), (more, more_bytes) = shorter[-2:]
+    return round(more_bytes + max(0.0, (more_bytes - less_bytes) / (more - less)) * (num_samples - more))
+
+
+def numbers(text: str) -> list[int]:
+    return sorted({int(float(number)) for number in text.split(",")})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few samples, no record, only what is installed here")
+    parser.add_argument("--environments", type=Path, help="folder of the virtual environments")
+    parser.add_argument("--data", type=Path, help="folder to keep photographs and lists in; none: a temporary one")
+    parser.add_argument("--samples", type=numbers, default=numbers("1e4,1e5,1e6,1e7"))
+    parser.add_argument("--workers", type=numbers, default=numbers("0,2,8"))
+    parser.add_argument("--only", nargs="+", metavar="MODULE", help="only the contestants of these modules")
+    parser.add_argument("--reserve-gib", type=float, default=4.0, help="memory that stays free")
+    parser.add_argument("--max-seconds", type=float, default=600.0, help="of one case")
+    arguments = parser.parse_args()
+    num_batches = NUM_BATCHES
+    if arguments.quick:
+        arguments.samples, arguments.workers, arguments.only, num_batches = [1000], [0, 1], ["ours", "stock"], 20
+    elif arguments.environments is None:
+        parser.error("--environments is needed, or --quick")
+    folder = None if arguments.quick else arguments.environments.absolute()
+    entries = [entry for entry in ENTRIES if entry.name in LISTS]
+    reserve_bytes = round(arguments.reserve_gib * GIB)
+    peaks: dict[tuple[Entry, int], dict[int, int]] = {}
+    with contextlib.ExitStack() as stack:
+        data = (arguments.data or Path(stack.enter_context(tempfile.TemporaryDirectory()))).absolute()
+        if not (data / "photos").exists():
+            make_photos(data, math.ceil(max(arguments.samples) / NUM_CLASSES))
+        for num_samples in arguments.samples:
+            listing = make_list(data, num_samples)
+            for num_workers in arguments.workers:
+                for entry in entries:
+                    if arguments.only and entry.module not in arguments.only:
+                        continue
+                    title, note = LISTS[entry.name]
+                    case = {"contestant": title, "num_samples": num_samples, "num_workers": num_workers}
+                    known = peaks.setdefault((entry, num_workers), {})
+                    needed_bytes = foretold_bytes(known, num_samples)
+                    free_bytes = available_bytes() - reserve_bytes
+                    figures: dict[str, Any]
+                    if needed_bytes is not None and needed_bytes > free_bytes:
+                        told = f"{format_bytes(needed_bytes)} foretold, {format_bytes(free_bytes)} to spare"
+                        figures = {"outcome": Outcome.NOT_RUN, "reason": told}
+                    else:
+                        figures = measure(
+                            entry,
+                            environment(entry.environment, folder),
+                            listing,
+                            num_workers,
+                            num_batches=num_batches,
+                            reserve_bytes=reserve_bytes,
+                            limit=arguments.max_seconds,
+                        )
+                        if figures["outcome"] is Outcome.DONE and not figures["failed"]:
+                            known[num_samples] = figures["peak_pss_bytes"]
+                    figures |= {"note": note, "needed_bytes": needed_bytes, "batch_size": BATCH_SIZE}
+                    print(json.dumps({**case, **figures}), flush=True)
+                    if not arguments.quick:
+                        write_record("peer_memory", case, figures)
+
+
+if __name__ == "__main__":
+    main()
