@@ -28,7 +28,8 @@ import cv2
 import numpy as np
 import psutil
 from bench_peers import BATCH_SIZE, ENTRIES, CannotRunError, Entry, environment, running
-from records import write_record
+from records import RECORDS, write_record
+from report import latest
 
 from mpload.benching.memory import Outcome
 from mpload.index.opening import open_index
@@ -172,6 +173,18 @@ def measure(
     }
 
 
+def recorded_peaks() -> dict[tuple[str, int], dict[int, int]]:
+    """Return by contestant and number of workers, and by length of the list, the peaks that earlier runs have found."""
+    peaks: dict[tuple[str, int], dict[int, int]] = {}
+    if (RECORDS / "peer_memory.jsonl").exists():
+        for record in latest("peer_memory"):
+            case, figures = record["case"], record["figures"]
+            if figures["outcome"] == Outcome.DONE and not figures["failed"]:
+                of_case = peaks.setdefault((case["contestant"], case["num_workers"]), {})
+                of_case[case["num_samples"]] = figures["peak_pss_bytes"]
+    return peaks
+
+
 def foretold_bytes(peaks: dict[int, int], num_samples: int) -> int | None:
     """Return the peak that shorter lists foretell: a line through the two longest; None where fewer were read."""
     shorter = sorted((length, peak) for length, peak in peaks.items() if length < num_samples)
@@ -204,7 +217,7 @@ def main() -> None:
     folder = None if arguments.quick else arguments.environments.absolute()
     entries = [entry for entry in ENTRIES if entry.name in LISTS]
     reserve_bytes = round(arguments.reserve_gib * GIB)
-    peaks: dict[tuple[Entry, int], dict[int, int]] = {}
+    peaks = {} if arguments.quick else recorded_peaks()
     with contextlib.ExitStack() as stack:
         data = (arguments.data or Path(stack.enter_context(tempfile.TemporaryDirectory()))).absolute()
         if not (data / "photos").exists():
@@ -217,7 +230,7 @@ def main() -> None:
                         continue
                     title, note = LISTS[entry.name]
                     case = {"contestant": title, "num_samples": num_samples, "num_workers": num_workers}
-                    known = peaks.setdefault((entry, num_workers), {})
+                    known = peaks.setdefault((title, num_workers), {})
                     needed_bytes = foretold_bytes(known, num_samples)
                     free_bytes = available_bytes() - reserve_bytes
                     figures: dict[str, Any]

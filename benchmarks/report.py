@@ -18,9 +18,10 @@ from records import RECORDS
 
 from mpload.benching.memory import MemoryCase, MemoryResult, Outcome
 from mpload.benching.memory_report import memory_tables
+from mpload.units import format_bytes, format_count, format_seconds
 
 README = Path(__file__).parents[1] / "README.md"
-PLACE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+PLACE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 Record = dict[str, Any]
 
@@ -94,7 +95,45 @@ def throughput() -> str:
     return markdown(["images a second (mpload is 1)", *outputs.values(), ""], rows)
 
 
-TABLES: dict[str, Callable[[], str]] = {"memory": memory, "throughput": throughput}
+def peer_memory() -> str:
+    """Return peaks of PSS of loaders of plain files: of all lists with most workers, of the longest with fewer too."""
+    found: dict[str, dict[tuple[int, int], Record]] = {}
+    for record in latest("peer_memory"):
+        case = record["case"]
+        found.setdefault(case["contestant"], {})[case["num_samples"], case["num_workers"]] = record["figures"]
+    cases = {key for of_contestant in found.values() for key in of_contestant}
+    lengths, workers = (sorted(set(values)) for values in zip(*cases, strict=True))
+    columns = [*((length, workers[-1]) for length in lengths), *((lengths[-1], few) for few in workers[-2::-1])]
+    longest = columns[len(lengths) - 1]
+
+    def cell(figures: Record | None) -> str:
+        if figures is None:
+            return "-"
+        if figures["outcome"] == Outcome.NOT_RUN:
+            return f"would need {format_bytes(figures['needed_bytes'])}"
+        if figures["failed"]:
+            return "failed"
+        is_whole = figures["outcome"] == Outcome.DONE
+        return f"{'' if is_whole else 'stopped at '}{format_bytes(figures['peak_pss_bytes'])}"
+
+    def size(contestant: str) -> int:
+        figures = found[contestant].get(longest, {})
+        return int(max(figures.get("peak_pss_bytes", 0), figures.get("needed_bytes") or 0))
+
+    rows = []
+    for contestant in sorted(found, key=size):
+        of_contestant = found[contestant]
+        seconds = of_contestant.get(longest, {}).get("start_seconds")
+        start = "-" if seconds is None else format_seconds(seconds)
+        note = next(iter(of_contestant.values()))["note"]
+        rows.append([contestant, *(cell(of_contestant.get(column)) for column in columns), start, note])
+    titles = [f"{format_count(length)} samples" for length in lengths]
+    few = [f"{format_count(length)}, {num_workers} workers" for length, num_workers in columns[len(lengths) :]]
+    header = [f"PSS of all processes, {workers[-1]} workers or threads", *titles, *few, "first batch", "keeps"]
+    return markdown(header, rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {"memory": memory, "peer-memory": peer_memory, "throughput": throughput}
 
 
 def rewritten(text: str) -> str:

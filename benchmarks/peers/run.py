@@ -13,7 +13,6 @@ import json
 import sys
 import time
 from importlib.metadata import version
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +52,15 @@ def main() -> None:
     for line in sys.stdin:
         start, first, num_samples, num_batches = time.perf_counter(), 0.0, 0, 0
         batches = epoch(int(line))
-        for num in islice(batches, arguments.max_batches):
+        for num in batches:
             if not num:
                 start = time.perf_counter()
                 continue
             first = first or time.time()
             num_samples += num
             num_batches += 1
+            if num_batches == arguments.max_batches:
+                break
         found: dict[str, Any] = {
             "num_samples": num_samples,
             "num_batches": num_batches,
