@@ -58,9 +58,9 @@ Turn = Callable[[int, int], int]
 class Views:
     """The files, and the crops of each that the pipeline will choose."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline, *, epoch: int = 0) -> None:
         index = pipeline.index
-        rng = SampleRng(seed=0, epoch=0)
+        rng = SampleRng(seed=0, epoch=epoch)
         self.paths, self.boxes, self.mirrored, self.lines = [], [], [], []
         for record in index.records(np.arange(len(index))):
             path = Path(index.root) / str(record.cells[0])
@@ -137,10 +137,17 @@ def ours(pipeline: Pipeline) -> Turn:
     return turn
 
 
-@contextmanager
-def limit(views: Views, folder: Path) -> Iterator[Turn]:
-    program, crops = folder / "decode_limit", folder / "views"
+def compile_limit(folder: Path) -> Path:
+    """Return the loop in C as a program."""
+    program = folder / "decode_limit"
     subprocess.run(["gcc", "-O3", "-o", program, SOURCE, "-ljpeg", "-lm"], check=True)
+    return program
+
+
+@contextmanager
+def limit(views: Views, program: Path) -> Iterator[Turn]:
+    """Start the loop in C, in a process of its own."""
+    crops = program.with_name("views")
     crops.write_text("".join(views.lines))
     with subprocess.Popen([program, crops], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         asked, told = process.stdin, process.stdout
@@ -152,6 +159,7 @@ def limit(views: Views, folder: Path) -> Iterator[Turn]:
             asked.flush()
             return int(told.readline())
 
+        turn(0, 0)  # the list is read
         yield turn
         asked.close()
 
@@ -212,7 +220,7 @@ def main() -> None:
         contestants = {"pil": pil(views), "opencv": opencv(views), "simplejpeg": full_decode(views)}
         contestants |= {name: ours(each) for name, each in pipelines.items()}
         if is_native:
-            with limit(views, folder) as in_c:
+            with limit(views, compile_limit(folder)) as in_c:
                 found = measure({**contestants, "limit": in_c}, num_images=num_images, rounds=rounds)
         else:
             found = measure(contestants, num_images=num_images, rounds=rounds)

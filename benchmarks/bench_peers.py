@@ -54,6 +54,13 @@ ENTRIES = (
     Entry(
         name="bare loop", module="bare", distribution="mpload", environment=OWN, note="one process, no batches to make"
     ),
+    Entry(
+        name="loop in C",
+        module="climit",
+        distribution="mpload",
+        environment=OWN,
+        note="no loader: mpload's codec alone",
+    ),
     Entry(name="DataLoader, PIL", module="stock", distribution="torch", environment=OWN, note="antialiases"),
     Entry(name="DataLoader, OpenCV + albumentations", module="stock", distribution="torch", environment=OWN),
     Entry(name="DataLoader, simplejpeg", module="stock", distribution="torch", environment=OWN),
@@ -94,6 +101,8 @@ ENTRIES = (
     ),
 )
 QUICK_MODULES = {"ours", "bare", "stock"}
+NUM_PROCESSES = {"bare": (0,), "climit": (2,)}
+"""Of contestants that are no loaders; others try several numbers of workers."""
 
 
 class CannotRunError(Exception):
@@ -234,7 +243,7 @@ def race(
         field_of = []
         for entry, python in able.items():
             try:
-                best = trial(entry, python, data, output, worker_counts if entry.module != "bare" else (0,))
+                best = trial(entry, python, data, output, NUM_PROCESSES.get(entry.module, worker_counts))
                 contestant = stack.enter_context(running(entry, python, data, output, best))
                 with MemoryMonitor(contestant.process.pid, interval_seconds=0.1) as monitor:
                     contestant.first = contestant.run(0)

@@ -1,0 +1,50 @@
+"""The native decoder's C in loops of C, a process a core, over the crops of mpload's epoch: the limit of the codec."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from queue import SimpleQueue
+
+from bench_decode import Turn, Views, compile_limit, limit
+
+import mpload
+from peers.race import CROP, Contestant, Epoch, Output, Race
+
+__all__ = ["CONTESTANTS", "prepare"]
+
+
+def prepare(data: Path) -> None:
+    """Write the index, and compile the loop."""
+    mpload.build_index(data / "photos", data / "limit.txt")
+    compile_limit(data)
+
+
+def start(race: Race) -> Epoch:
+    if race.output is not Output.UINT8:
+        raise SystemExit("the loop in C makes uint8 crops only")
+    dataset = mpload.MPDataset(race.data / "limit.txt", decode=mpload.RandomResizedCrop(CROP))
+    num_samples = len(dataset.index)
+
+    def epoch(number: int) -> Iterator[int]:
+        views = Views(dataset.pipeline, epoch=number)
+        free: SimpleQueue[Turn] = SimpleQueue()
+
+        def batch(first: int) -> int:
+            last = min(first + race.batch_size, num_samples)
+            turn = free.get()
+            turn(first, last)
+            free.put(turn)
+            return last - first
+
+        with ExitStack() as stack:
+            for _ in range(race.num_workers):
+                free.put(stack.enter_context(limit(views, race.data / "decode_limit")))
+            threads = stack.enter_context(ThreadPoolExecutor(race.num_workers))
+            yield 0
+            yield from threads.map(batch, range(0, num_samples, race.batch_size))
+
+    return epoch
+
+
+CONTESTANTS: dict[str, Contestant] = {"loop in C": start}
