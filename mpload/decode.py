@@ -269,11 +269,19 @@ class ResizeCenterCrop:
 
 @dataclass(frozen=True, slots=True)
 class RawBytes:
-    """Leave the bytes as they are."""
+    """Leave the bytes as they are.
 
-    def __call__(self, data: ImageBytes) -> bytes:
-        """Return `data` as bytes."""
-        return bytes(data)
+    Attributes:
+        as_array: Give them as an array, so that batches hold tensors, uint8 [n] each, as `torchvision.io.decode_jpeg`
+            takes them. An MPLoader hands such tensors out without copying them, where it has to copy each `bytes`.
+    """
+
+    _: KW_ONLY
+    as_array: bool = False
+
+    def __call__(self, data: ImageBytes) -> bytes | NDArray[np.uint8]:
+        """Return `data` as bytes, or as an array uint8 [n] that may be read-only and share `data`'s memory."""
+        return np.frombuffer(data, np.uint8) if self.as_array else bytes(data)
 
 
 @dataclass(frozen=True, slots=True)

@@ -317,10 +317,13 @@ class _Probe:
 
 def _told(pipeline: Pipeline) -> list[dict[str, Any]] | None:
     """Return what a pipeline's samples are made of, where that is plain without making one."""
-    if pipeline.transform is not None or type(pipeline.decode) not in {RawBytes, ImageDecoder}:
+    decode = pipeline.decode
+    if pipeline.transform is not None or type(decode) not in {RawBytes, ImageDecoder}:
         return None
-    is_bytes = type(pipeline.decode) is RawBytes
-    value = {"shape": None, "dtype": None} if is_bytes else {"shape": [0, 0, 3], "dtype": "|u1"}
+    if isinstance(decode, RawBytes):
+        value = {"shape": [0], "dtype": "|u1"} if decode.as_array else {"shape": None, "dtype": None}
+    else:
+        value = {"shape": [0, 0, 3], "dtype": "|u1"}
     return [value for _ in pipeline.index.columns]
 
 

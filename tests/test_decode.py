@@ -453,7 +453,12 @@ def test_flip_is_a_probability(photos: Photos, flip: float, mirrored: bool) -> N
 
 
 def test_raw_bytes_are_left_alone() -> None:
-    assert RawBytes()(b"any \0 bytes") == b"any \0 bytes"
+    data = b"any \0 bytes"
+    assert RawBytes()(data) == data
+    array = RawBytes(as_array=True)(data)
+    assert isinstance(array, np.ndarray)
+    assert array.dtype == np.uint8
+    assert array.tolist() == list(data)
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,7 @@ def test_every_tail_and_rank_gives_what_the_dataset_gives(folder: Path, tail: st
 PIPELINES: list[dict[str, Any]] = [
     {"decode": ImageDecoder()},
     {"decode": RawBytes()},
+    {"decode": RawBytes(as_array=True)},
     {"decode": RandomResizedCrop(48), "transform": add_noise},
     {"decode": RandomResizedCrop(48), "transform": A.Compose([A.ColorJitter(p=1), A.Normalize()])},
     {"decode": ImageDecoder(), "transform": lambda image: image[:40, :40]},

@@ -163,18 +163,18 @@ def test_images_that_are_all_broken_are_one_line(tmp_path: Path) -> None:
 
 def test_ctrl_c_is_one_line_and_leaves_no_process(index_path: Path) -> None:
     command = [sys.executable, "-m", "mpload", "tune", str(index_path), "--seconds", "20", "--batch-size", "8"]
+    begun: set[psutil.Process] = set()
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         deadline = time.monotonic() + 60
-        while len(psutil.Process(process.pid).children(recursive=True)) < 2:  # zygote and worker
+        while len(begun) < 2:  # zygote and worker
             assert process.poll() is None
             assert time.monotonic() < deadline, "no loader was tried"
             time.sleep(0.05)
+            begun.update(psutil.Process(process.pid).children(recursive=True))
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (130, "mpload: interrupted\n")
-    deadline = time.monotonic() + 30
-    while psutil.Process().children(recursive=True):
-        assert time.monotonic() < deadline, "a process lives on"
-        time.sleep(0.05)
+    _, alive = psutil.wait_procs(begun, timeout=30)
+    assert not alive, "processes live on"

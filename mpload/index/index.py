@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from mpload.errors import IndexChangedError, IndexFormatError
 from mpload.index.columns import Cell, Column, format_columns
 from mpload.index.mapped import MappedColumn, SidecarLayout, SidecarMap, check_sample_ids
-from mpload.index.text import MAX_LINE_BYTES, Header, parse_line
+from mpload.index.text import MAX_LINE_BYTES, Header, line_parser, parse_line
 from mpload.storage.ranges import merge_nearby
 from mpload.units import KIB, MIB
 
@@ -127,10 +127,10 @@ class Index:
         ids = np.asarray(sample_ids, np.int64).reshape(-1)
         check_sample_ids(ids, len(self))
         lines = self.lines(ids)
-        columns = self.columns
+        columns, parse = self.columns, line_parser(self.header)
         try:
             return [
-                Record(sample_id, tuple(parse_line(self.header, line)), columns)
+                Record(sample_id, tuple(parse(line)), columns)
                 for sample_id, line in zip(ids.tolist(), lines, strict=True)
             ]
         except ValueError:

@@ -115,6 +115,7 @@ class ReadAhead:
         self._clock_ns = monotonic_ns
         self._count_waits = count_waits or num_waits_of_thread
         self._slow_share = 0.0
+        self._num_watched = _MEMORY_READS  # reads of which we ask whether they waited: that takes a microsecond itself
         self._mean_file_bytes = float(_GUESSED_FILE_BYTES)
         self._is_possible = self.max_parallel_reads > 1
         self.is_active = False
@@ -245,9 +246,14 @@ class ReadAhead:
     def _read_now(self, ranges: Sequence[ByteRange], *, is_measured: bool) -> list[bytes]:
         if not is_measured:
             return self._storage.read(ranges)
-        num_waits, start_ns = self._count_waits(), self._clock_ns()
+        is_watched = self.is_active or self._num_watched > 0
+        num_waits = self._count_waits() if is_watched else 0
+        start_ns = self._clock_ns()
         data = self._storage.read(ranges)
-        self._judge(self._clock_ns() - start_ns, has_waited=self._count_waits() > num_waits)
+        read_ns = self._clock_ns() - start_ns
+        self._num_watched = _MEMORY_READS if read_ns > _SLOW_NS else self._num_watched - 1
+        if is_watched:
+            self._judge(read_ns, has_waited=self._count_waits() > num_waits)
         return data
 
     def _judge(self, read_ns: int, *, has_waited: bool) -> None:

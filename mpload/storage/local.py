@@ -227,7 +227,7 @@ class LocalStorage:
     def _open(self, path: str) -> tuple[int, int]:
         """Open a regular file inside the root; return its descriptor and its size in bytes."""
         # Paths are handled as strings in this class: it is done for every sample, and pathlib takes longer.
-        full = os.path.join(self._real_root, path)  # noqa: PTH118
+        full = path if path[:1] == "/" else self._real_root + path
         if not self._allow_outside_root and (path[:1] == "/" or ".." in path):
             plain = os.path.normpath(full)
             if not plain.startswith(self._roots):  # then it is not even opened
