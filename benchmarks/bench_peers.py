@@ -84,6 +84,7 @@ ENTRIES = (
     ),
     Entry(name="Grain, OpenCV", module="grains", distribution="grain", environment="grain"),
     Entry(name="SPDL, simplejpeg", module="spdls", distribution="spdl", environment="spdl", note="threads"),
+    Entry(name="SPDL, simplejpeg, processes", module="spdls", distribution="spdl", environment="spdl"),
     Entry(
         name="DALI on the CPU",
         module="dali",

@@ -1,0 +1,134 @@
+"""What does a small batch cost, and a large one: images a second by batch size, beside the same loader at 128?
+
+    python benchmarks/bench_batch_sizes.py --environments DIR [--data DIR] [--only ours stock] [--rounds 3]
+    python benchmarks/bench_batch_sizes.py --quick
+
+Photographs, transform and contestants are those of bench_peers.py, uint8, each with the number of workers that served
+it best in a trial at 64. One contestant after the other; its batch sizes take turns, epoch by epoch, each in a process
+of its own that waits while others run. What counts is `share_of_128`: images a second beside those of batches of 128 in
+the same round. An epoch shows every photograph `--times` times, so that it holds some of the largest batches too.
+Records: benchmarks/records/batch_sizes.jsonl.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from bench_peers import ENTRIES, CannotRunError, Entry, prepare, running, trial
+from records import write_record
+
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+REFERENCE = 128
+CONTESTANTS = (
+    "mpload",
+    "DataLoader, simplejpeg",
+    "SPDL, simplejpeg",
+    "SPDL, simplejpeg, processes",
+    "tf.data",
+    "DALI on the CPU",
+)
+
+
+def write_listing(data: Path, times: int) -> Path:
+    """Write a list that holds every photograph `times` times."""
+    folders = sorted((data / "photos").iterdir())
+    lines = [
+        f"{path.relative_to(data)} {label}\n"
+        for label, folder in enumerate(folders)
+        for path in sorted(folder.iterdir())
+    ]
+    listing = data / f"listing-{times}.txt"
+    listing.write_text("".join(lines * times), encoding="utf-8")
+    return listing
+
+
+def race_sizes(
+    entry: Entry, python: Path, listing: Path, num_workers: int, batch_sizes: tuple[int, ...], rounds: int
+) -> dict[int, list[float]]:
+    """Let a contestant's batch sizes take turns; return by size its images a second in each round."""
+    rates: dict[int, list[float]] = {batch_size: [] for batch_size in batch_sizes}
+    with ExitStack() as stack:
+        contestants = {}
+        for batch_size in batch_sizes:
+            contestants[batch_size] = stack.enter_context(
+                running(entry, python, listing.parent, "uint8", num_workers, batch_size=batch_size, listing=listing)
+            )
+            contestants[batch_size].run(0)
+        for number in range(rounds):
+            for batch_size, contestant in contestants.items():
+                found = contestant.run(number + 1)
+                rates[batch_size].append(found["num_samples"] / found["seconds"])
+    return rates
+
+
+def rows(rates: dict[int, list[float]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each batch size with its figures."""
+    for batch_size, of_size in rates.items():
+        shares = [rate / reference for rate, reference in zip(of_size, rates[REFERENCE], strict=True)]
+        yield (
+            batch_size,
+            {
+                "images_per_second": round(statistics.median(of_size), 1),
+                "images_per_second_min": round(min(of_size), 1),
+                "images_per_second_max": round(max(of_size), 1),
+                "share_of_128": round(statistics.median(shares), 3),
+                "share_of_128_min": round(min(shares), 3),
+                "share_of_128_max": round(max(shares), 3),
+            },
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few images and sizes, no record, only mpload")
+    parser.add_argument("--environments", type=Path, help="folder of the virtual environments")
+    parser.add_argument("--data", type=Path, help="folder to keep the photographs in; none: a temporary one")
+    parser.add_argument("--only", nargs="+", metavar="MODULE", help="only the contestants of these modules")
+    parser.add_argument("--num-images", type=int, default=1200)
+    parser.add_argument("--times", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    batch_sizes: tuple[int, ...] = BATCH_SIZES
+    if arguments.quick:
+        arguments.num_images, arguments.times, arguments.rounds, arguments.only = 128, 2, 1, ["ours"]
+        batch_sizes = (8, REFERENCE)
+    elif arguments.environments is None:
+        parser.error("--environments is needed, or --quick")
+    entries = [
+        entry
+        for entry in ENTRIES
+        if entry.name in CONTESTANTS and (not arguments.only or entry.module in arguments.only)
+    ]
+    folder = None if arguments.quick else arguments.environments.absolute()
+    with ExitStack() as stack:
+        data = (arguments.data or Path(stack.enter_context(tempfile.TemporaryDirectory()))).absolute()
+        data.mkdir(parents=True, exist_ok=True)
+        able, unable = prepare(entries, folder, data, arguments.num_images)
+        listing = write_listing(data, arguments.times)
+        num_images = arguments.num_images * arguments.times
+        for entry, python in able.items():
+            case = {"contestant": entry.name, "num_images": num_images}
+            try:
+                num_workers = 2 if arguments.quick else trial(entry, python, data, "uint8", (2, 3))
+                rates = race_sizes(entry, python, listing, num_workers, batch_sizes, arguments.rounds)
+            except CannotRunError as error:
+                unable[entry] = str(error)
+                continue
+            for batch_size, figures in rows(rates):
+                found = {**case, "num_workers": num_workers, "batch_size": batch_size}
+                print(json.dumps({**found, **figures}), flush=True)
+                if not arguments.quick:
+                    write_record("batch_sizes", found, figures)
+        for entry, reason in unable.items():
+            print(f"{entry.name}: {reason}", flush=True)
+            if not arguments.quick:
+                write_record("batch_sizes", {"contestant": entry.name, "num_images": num_images}, {"failed": reason})
+
+
+if __name__ == "__main__":
+    main()
