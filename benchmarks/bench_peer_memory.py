@@ -123,10 +123,12 @@ def make_photos(folder: Path, num_names: int) -> None:
     small = [cv2.resize(rng.integers(0, 256, (6, 8, 3), np.uint8), (64, 48)) for _ in range(NUM_PHOTOS)]
     for number, pixels in enumerate(small):
         (photos / f"{number:08}.JPEG").write_bytes(cv2.imencode(".jpg", pixels)[1].tobytes())
-    for number in range(NUM_PHOTOS, num_names):
+    for number in range(max(NUM_PHOTOS, sum(1 for _ in photos.iterdir())), num_names):
         (photos / f"{number:08}.JPEG").hardlink_to(photos / f"{number % NUM_PHOTOS:08}.JPEG")
     for number in range(NUM_CLASSES):
-        (folder / f"n{number:08}").symlink_to("photos")
+        link = folder / f"n{number:08}"
+        if not link.is_symlink():
+            link.symlink_to("photos")
 
 
 def make_list(folder: Path, num_samples: int) -> Path:
@@ -220,8 +222,7 @@ def main() -> None:
     peaks = {} if arguments.quick else recorded_peaks()
     with contextlib.ExitStack() as stack:
         data = (arguments.data or Path(stack.enter_context(tempfile.TemporaryDirectory()))).absolute()
-        if not (data / "photos").exists():
-            make_photos(data, math.ceil(max(arguments.samples) / NUM_CLASSES))
+        make_photos(data, math.ceil(max(arguments.samples) / NUM_CLASSES))
         for num_samples in arguments.samples:
             listing = make_list(data, num_samples)
             for num_workers in arguments.workers:
