@@ -5,11 +5,11 @@
 
 Contestants take turns, epoch by epoch, each in a process of its own that waits while others run, so that what slows
 the machine down for a while slows all of them; what counts are ratios within a round. Each runs with the number of
-workers or threads (2 or 3, for bytes 0 or 2) that served it best in a trial of one epoch, float32 with that of uint8.
-Everything is read from warm page cache. Peers live in
-virtual environments of their own under `--environments`, made from `benchmarks/peers/requirements-*.txt` where they are
-not there; one that cannot be installed or fails is listed with the reason. `--quick` runs those that mpload's own tests
-need. Records: benchmarks/records/peers.jsonl.
+workers or threads (1 to 3, for bytes 0 to 2) that served it best in a trial of one epoch, float32 with that of uint8.
+Everything is read from warm page cache. Bytes are tensors of its slots with mpload, bytes objects elsewhere. Peers live
+in virtual environments of their own under `--environments`, made from `benchmarks/peers/requirements-*.txt` where they
+are not there; one that cannot be installed or fails is listed with the reason. `--quick` runs those that mpload's own
+tests need. Records: benchmarks/records/peers.jsonl.
 """
 
 import argparse
@@ -238,7 +238,7 @@ def race(
     able: dict[Entry, Path], data: Path, output: str, *, rounds: int, is_quick: bool
 ) -> tuple[list[Running], dict[Entry, str]]:
     """Let the contestants take turns; return them with their times, and those that failed with the reason."""
-    worker_counts = (2,) if is_quick else (2, 3) if output != "bytes" else (0, 2)
+    worker_counts = (2,) if is_quick else (1, 2, 3) if output != "bytes" else (0, 1, 2)
     unable: dict[Entry, str] = {}
     with ExitStack() as stack:
         field_of = []

@@ -11,6 +11,8 @@ from peers.race import CROP, MEAN, STD, Contestant, Epoch, Output, Race
 
 __all__ = ["CONTESTANTS", "prepare"]
 
+RAW = mpload.RawBytes(as_array=True)
+
 
 def prepare(data: Path) -> None:
     """Write the index."""
@@ -19,10 +21,9 @@ def prepare(data: Path) -> None:
 
 def ours(**decoder_options: Any) -> Contestant:
     def start(race: Race) -> Epoch:
-        is_bytes = race.output is Output.BYTES
         dataset = mpload.MPDataset(
             race.listing or race.data / "train.txt",
-            decode=mpload.RawBytes() if is_bytes else mpload.RandomResizedCrop(CROP, **decoder_options),
+            decode=RAW if race.output is Output.BYTES else mpload.RandomResizedCrop(CROP, **decoder_options),
             batch_size=race.batch_size,
             shuffle=True,
             tail="ragged",
