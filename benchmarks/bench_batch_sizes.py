@@ -114,7 +114,7 @@ def main() -> None:
         for entry, python in able.items():
             case = {"contestant": entry.name, "num_images": num_images}
             try:
-                num_workers = 2 if arguments.quick else trial(entry, python, data, "uint8", (2, 3))
+                num_workers = 2 if arguments.quick else trial(entry, python, data, "uint8", (1, 2, 3))
                 rates = race_sizes(entry, python, listing, num_workers, batch_sizes, arguments.rounds)
             except CannotRunError as error:
                 unable[entry] = str(error)

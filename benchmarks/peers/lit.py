@@ -58,4 +58,7 @@ def lit(library: str) -> Contestant:
     return start
 
 
-CONTESTANTS: dict[str, Contestant] = {"litData, PIL": lit("pil")}
+CONTESTANTS: dict[str, Contestant] = {
+    "litData, PIL": lit("pil"),
+    "litData, simplejpeg": lit("simplejpeg"),
+}

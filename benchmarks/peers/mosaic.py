@@ -55,4 +55,7 @@ def mosaic(library: str) -> Contestant:
     return start
 
 
-CONTESTANTS: dict[str, Contestant] = {"mosaicml-streaming, PIL": mosaic("pil")}
+CONTESTANTS: dict[str, Contestant] = {
+    "mosaicml-streaming, PIL": mosaic("pil"),
+    "mosaicml-streaming, simplejpeg": mosaic("simplejpeg"),
+}

@@ -19,14 +19,15 @@ def prepare(data: Path) -> None:
     mpload.build_index(data / "photos", data / "train.txt")
 
 
-def ours(**decoder_options: Any) -> Contestant:
+def ours(index: str = "train.txt", *, has_cache: bool = False, **decoder_options: Any) -> Contestant:
     def start(race: Race) -> Epoch:
         dataset = mpload.MPDataset(
-            race.listing or race.data / "train.txt",
+            race.listing or race.data / index,
             decode=RAW if race.output is Output.BYTES else mpload.RandomResizedCrop(CROP, **decoder_options),
             batch_size=race.batch_size,
             shuffle=True,
             tail="ragged",
+            cache=mpload.PartialCache(race.data / "cache", fraction=1.0, what="resized") if has_cache else None,
         )
         loader: Any = mpload.MPLoader(dataset, num_workers=race.num_workers)
         if race.output is Output.FLOAT32:
@@ -46,4 +47,6 @@ def ours(**decoder_options: Any) -> Contestant:
 CONTESTANTS: dict[str, Contestant] = {
     "mpload": ours(),
     "mpload, without its native module": ours(backend="simplejpeg"),
+    "mpload, cache of resized photographs": ours(has_cache=True),
+    "mpload, packed": ours("pack/index.txt"),
 }

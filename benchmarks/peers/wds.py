@@ -56,4 +56,8 @@ def wds(library: str) -> Contestant:
     return start
 
 
-CONTESTANTS: dict[str, Contestant] = {"WebDataset, PIL": wds("pil"), "WebDataset, OpenCV": wds("albumentations")}
+CONTESTANTS: dict[str, Contestant] = {
+    "WebDataset, PIL": wds("pil"),
+    "WebDataset, OpenCV": wds("albumentations"),
+    "WebDataset, simplejpeg": wds("simplejpeg"),
+}
