@@ -6,10 +6,11 @@
 The contestants of bench_peers.py that read plain files, as they are there, each case in a fresh process: a shuffled
 epoch over distinct paths that lead to a few small JPEGs, whose bytes are read and not decoded. What counts is the peak
 of PSS of all processes until the first 500 batches of 64 were read; where an epoch is shorter, more epochs are read. So
-a list that workers copy page by page, as they read it, has not been copied in full. All read their list from one text;
-mpload's sidecar of it is there already, as in every run but the first. A loader that works with threads has as many
-threads as others have workers, and one at least. What would take more memory than the machine can spare is not run, or
-stopped. `--quick` writes no record. Records: benchmarks/records/peer_memory.jsonl.
+a list that workers copy page by page, as they read it, has not been copied in full: `--batches 5000` sees more of it.
+All read their list from one text; mpload's sidecar of it is there already, as in every run but the first. A loader that
+works with threads has as many threads as others have workers, and one at least. Memory is looked at twice a second.
+What would take more than the machine can spare is not run, or stopped. `--quick` writes no record. Records:
+benchmarks/records/peer_memory.jsonl.
 """
 
 import argparse
@@ -48,6 +49,7 @@ LISTS = {
     "DataLoader, simplejpeg": ("DataLoader, list", "a list that workers copy as they read it"),
     "Grain, OpenCV": ("Grain", "a list in every process"),
     "SPDL, simplejpeg": ("SPDL", "threads: one list"),
+    "SPDL, simplejpeg, processes": ("SPDL, processes", "a list in every process"),
     "DALI on the CPU": ("DALI on the CPU", "threads: one list, in C++"),
     "tf.data": ("tf.data", "threads: one tensor, and a shuffle buffer for all paths"),
 }
@@ -181,7 +183,7 @@ def recorded_peaks() -> dict[tuple[str, int], dict[int, int]]:
     if (RECORDS / "peer_memory.jsonl").exists():
         for record in latest("peer_memory"):
             case, figures = record["case"], record["figures"]
-            if figures["outcome"] == Outcome.DONE and not figures["failed"]:
+            if "num_batches" not in case and figures["outcome"] == Outcome.DONE and not figures["failed"]:
                 of_case = peaks.setdefault((case["contestant"], case["num_workers"]), {})
                 of_case[case["num_samples"]] = figures["peak_pss_bytes"]
     return peaks
@@ -207,19 +209,19 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder to keep photographs and lists in; none: a temporary one")
     parser.add_argument("--samples", type=numbers, default=numbers("1e4,1e5,1e6,1e7"))
     parser.add_argument("--workers", type=numbers, default=numbers("0,2,8"))
+    parser.add_argument("--batches", type=int, default=NUM_BATCHES)
     parser.add_argument("--only", nargs="+", metavar="MODULE", help="only the contestants of these modules")
     parser.add_argument("--reserve-gib", type=float, default=4.0, help="memory that stays free")
     parser.add_argument("--max-seconds", type=float, default=600.0, help="of one case")
     arguments = parser.parse_args()
-    num_batches = NUM_BATCHES
     if arguments.quick:
-        arguments.samples, arguments.workers, arguments.only, num_batches = [1000], [0, 1], ["ours", "stock"], 20
+        arguments.samples, arguments.workers, arguments.only, arguments.batches = [1000], [0, 1], ["ours", "stock"], 20
     elif arguments.environments is None:
         parser.error("--environments is needed, or --quick")
     folder = None if arguments.quick else arguments.environments.absolute()
     entries = [entry for entry in ENTRIES if entry.name in LISTS]
     reserve_bytes = round(arguments.reserve_gib * GIB)
-    peaks = {} if arguments.quick else recorded_peaks()
+    peaks = recorded_peaks() if arguments.batches == NUM_BATCHES else {}
     with contextlib.ExitStack() as stack:
         data = (arguments.data or Path(stack.enter_context(tempfile.TemporaryDirectory()))).absolute()
         make_photos(data, math.ceil(max(arguments.samples) / NUM_CLASSES))
@@ -231,20 +233,22 @@ def main() -> None:
                         continue
                     title, note = LISTS[entry.name]
                     case = {"contestant": title, "num_samples": num_samples, "num_workers": num_workers}
+                    if arguments.batches != NUM_BATCHES:
+                        case["num_batches"] = arguments.batches
                     known = peaks.setdefault((title, num_workers), {})
                     needed_bytes = foretold_bytes(known, num_samples)
                     free_bytes = available_bytes() - reserve_bytes
                     figures: dict[str, Any]
                     if needed_bytes is not None and needed_bytes > free_bytes:
                         told = f"{format_bytes(needed_bytes)} foretold, {format_bytes(free_bytes)} to spare"
-                        figures = {"outcome": Outcome.NOT_RUN, "reason": told}
+                        figures = {"outcome": Outcome.NOT_RUN, "failed": told}
                     else:
                         figures = measure(
                             entry,
                             environment(entry.environment, folder),
                             listing,
                             num_workers,
-                            num_batches=num_batches,
+                            num_batches=arguments.batches,
                             reserve_bytes=reserve_bytes,
                             limit=arguments.max_seconds,
                         )
