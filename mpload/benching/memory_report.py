@@ -1,5 +1,6 @@
 """Tables and a figure of what `mpload bench memory` has measured."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,8 +40,8 @@ def memory_tables(results: Sequence[MemoryResult]) -> list[MemoryTable]:
 def draw_memory(results: Sequence[MemoryResult], path: Path) -> None:
     """Write a PNG: memory against the number of samples, and against time; needs matplotlib.
 
-    Of the results with the most workers. Time is that of the longest list that every loader has read; what is only
-    foretold is drawn hollow.
+    Of the results with the most workers. Time is that of the list that most loaders have read, the longest of such;
+    what is only foretold is drawn hollow.
     """
     from matplotlib.figure import Figure  # noqa: PLC0415  an optional package
 
@@ -51,10 +52,8 @@ def draw_memory(results: Sequence[MemoryResult], path: Path) -> None:
     )
     by_loader = {name: [result for result in drawn if result.case.loader == name] for name in LOADER_NAMES}
     by_loader = {name: found for name, found in by_loader.items() if found}
-    read_by_all = set.intersection(
-        *({result.case.num_samples for result in found if result.curve} for found in by_loader.values())
-    )
-    longest = max(read_by_all, default=0)
+    num_loaders = Counter(result.case.num_samples for result in drawn if result.curve)
+    shown = max(num_loaders, key=lambda num_samples: (num_loaders[num_samples], num_samples), default=0)
     figure = Figure(figsize=(11, 4.8), layout="constrained")
     by_samples, by_time = figure.subplots(1, 2)
     for loader, found in by_loader.items():
@@ -65,13 +64,13 @@ def draw_memory(results: Sequence[MemoryResult], path: Path) -> None:
         by_samples.plot(samples, sizes, "-", color=colour, label=LOADER_NAMES[loader])
         by_samples.scatter(samples, sizes, facecolors=fills, edgecolors=colour, zorder=3)
         for result in found:
-            if result.case.num_samples == longest:
+            if result.case.num_samples == shown:
                 seconds = [moment.seconds for moment in result.curve]
                 by_time.plot(seconds, [moment.pss_bytes / GIB for moment in result.curve], "-", color=colour)
                 by_time.plot(seconds, [moment.uss_bytes / GIB for moment in result.curve], ":", color=colour)
     by_samples.set(xscale="log", yscale="log", xlabel="samples", title=f"peak, {num_workers} workers")
     by_samples.set_ylabel("PSS of all processes, GiB; hollow: foretold")
-    by_time.set(xscale="log", xlabel="seconds since start", title=f"{format_count(longest)} samples", ylim=(0, None))
+    by_time.set(xscale="log", xlabel="seconds since start", title=f"{format_count(shown)} samples", ylim=(0, None))
     by_time.set_ylabel("PSS (line) and USS (dots) of all processes, GiB")
     for axes in (by_samples, by_time):
         axes.grid(alpha=0.3)
