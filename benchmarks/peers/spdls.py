@@ -91,18 +91,22 @@ def spdls(library: str, build: Callable[..., Any]) -> Contestant:
     def start(race: Race) -> Epoch:
         torch.set_num_threads(1)
         samples = paths_and_labels(race)
+        make_one = partial(make, samples=samples, crop=crop_with(library, race.output), output=race.output)
+        collate_all = partial(collate, output=race.output)
         orders = Orders(len(samples))
-        pipeline = build(
-            orders,
-            partial(make, samples=samples, crop=crop_with(library, race.output), output=race.output),
-            partial(collate, output=race.output),
-            race,
-        )
+        pipeline: Any = None
 
         def epoch(number: int) -> Iterator[int]:
+            nonlocal orders, pipeline
+            pipeline = pipeline or build(orders, make_one, collate_all, race)
             orders.turns.put(number)
-            for _, labels in pipeline:
-                yield len(labels)
+            try:
+                for _, labels in pipeline:
+                    yield len(labels)
+            except GeneratorExit:  # in the middle of an epoch, of which its threads would wait to give the rest
+                pipeline.stop()
+                orders, pipeline = Orders(len(samples)), None
+                raise
 
         return epoch
 
