@@ -26,11 +26,25 @@ from mpload.transport.worker import ChunkReport
 from tests.transport_works import LAYOUT, Numbers, assert_right, children, die, leaves_nothing, tasks, wait_until
 
 
-@given(num_samples=st.integers(1, 5000), share=st.integers(0, 5000))
-def test_chunks_of_a_batch_cover_it_once(num_samples: int, share: int) -> None:
-    chunks = cut(batch=1, slot=2, num_samples=num_samples, task=(7,), share=share)
+@given(
+    num_samples=st.integers(1, 5000), share=st.integers(0, 5000), sample_ns=st.floats(0, 1e12) | st.just(float("inf"))
+)
+def test_chunks_of_a_batch_cover_it_once(num_samples: int, share: int, sample_ns: float) -> None:
+    chunks = cut(batch=1, slot=2, num_samples=num_samples, task=(7,), share=share, sample_ns=sample_ns)
     assert [sample for chunk in chunks for sample in range(chunk.first, chunk.last)] == list(range(num_samples))
     assert len(chunks) <= MAX_CHUNKS
+
+
+def test_chunks_of_samples_that_take_no_time_are_as_large_as_shares_allow() -> None:
+    def sizes(share: int, sample_ns: float) -> set[int]:
+        return {chunk.num_samples for chunk in cut(
+            batch=1, slot=2, num_samples=256, task=(), share=share, sample_ns=sample_ns
+        )}  # fmt: skip
+
+    assert sizes(512, 1_000_000) == {16}
+    assert sizes(512, 31_250) == {64}
+    assert sizes(512, 10) == {256}
+    assert sizes(64, 10) == {32}
 
 
 @given(

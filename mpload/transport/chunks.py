@@ -1,5 +1,6 @@
 """Parts of a batch: how a batch is cut for the workers, and what is done again after a death. Pure."""
 
+import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -7,6 +8,9 @@ __all__ = ["CHUNK_SAMPLES", "MAX_CHUNKS", "Chunk", "after_death", "cut"]
 
 CHUNK_SAMPLES = 16
 """Enough that handing out and answering cost about a microsecond a sample."""
+_CHUNK_NS = 2_000_000
+"""Chunks of samples that take almost no time are larger: looking up where a chunk's samples lie costs a worker some 200
+microseconds."""
 MAX_CHUNKS = 64
 """Chunks of one batch at most: what is outstanding stays bounded for batches of any size."""
 _CHUNKS_PER_WORKER = 2
@@ -34,14 +38,17 @@ class Chunk:
         return self.last - self.first
 
 
-def cut(*, batch: int, slot: int, num_samples: int, task: tuple[int, ...], share: int) -> list[Chunk]:
+def cut(
+    *, batch: int, slot: int, num_samples: int, task: tuple[int, ...], share: int, sample_ns: float = math.inf
+) -> list[Chunk]:
     """Cut a batch into chunks, of which a worker's fair part is `share` samples of all that are under way.
 
     Small batches are cut so that every worker has something to do, but no smaller: it is batches under way that keep
-    workers busy, not the pieces of one.
+    workers busy, not the pieces of one. `sample_ns` is how long a worker takes for a sample.
     """
     smallest = -(-num_samples // MAX_CHUNKS)
-    size = max(smallest, min(CHUNK_SAMPLES, share // _CHUNKS_PER_WORKER), 1)
+    worthwhile = max(CHUNK_SAMPLES, int(_CHUNK_NS / max(1.0, sample_ns)))
+    size = max(smallest, min(worthwhile, share // _CHUNKS_PER_WORKER), 1)
     starts = range(0, num_samples, size)
     return [
         Chunk(batch=batch, slot=slot, first=first, last=min(first + size, num_samples), task=task) for first in starts

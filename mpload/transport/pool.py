@@ -1,5 +1,6 @@
 """WorkerPool: hands chunks out, delivers batches in order, and does again what died on the way."""
 
+import math
 import os
 import sys
 import time
@@ -107,6 +108,7 @@ class WorkerPool:
         self._line: deque[int] = deque()  # numbers of batches to be delivered, in order
         self._issued: dict[int, Chunk] = {}  # by serial number: chunks that wait or are being filled
         self._backlog: deque[Chunk] = deque()  # chunks that the board has no room for
+        self._sample_ns = math.inf  # that a worker takes for a sample
         self._num_quiet_looks = 0
         self._looked_after_crew = time.monotonic()
         self.stats = PoolStats()
@@ -183,7 +185,14 @@ class WorkerPool:
             self._batches[number] = PendingBatch(task=task, slot=slot, num_left=task.num_samples)
             self._line.append(number)
             share = self._ring.num_slots * task.num_samples // self._crew.num_wanted
-            chunks = cut(batch=number, slot=slot, num_samples=task.num_samples, task=task.numbers, share=share)
+            chunks = cut(
+                batch=number,
+                slot=slot,
+                num_samples=task.num_samples,
+                task=task.numbers,
+                share=share,
+                sample_ns=self._sample_ns,
+            )
             self._issue(chunks, urgent=False)
 
     def next(self) -> FilledBatch:
@@ -251,6 +260,7 @@ class WorkerPool:
         self.stats.num_batches += 1
         self.stats.num_samples += num_samples
         self.stats.timings.add(batch.timings)
+        self._sample_ns = batch.timings.total_ns / num_samples
         failures = tuple(sorted(batch.failures, key=lambda failure: failure.sample)) if batch.failures else ()
         return FilledBatch(task=batch.task, arrays=arrays, failures=failures, timings=batch.timings)
 

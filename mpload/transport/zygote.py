@@ -110,9 +110,7 @@ class _Zygote:
         self._tell({"ended": number, "pid": pid, "status": os.waitstatus_to_exitcode(status)})
 
     def _tell(self, message: dict[str, Any]) -> None:
-        try:
-            self._control.send(json.dumps(message).encode())
-        except BrokenPipeError:
+        if not _is_told(self._control, message):
             self._poll.unregister(self._control)
             self._finish()
             os._exit(1)
@@ -129,6 +127,15 @@ class _Zygote:
                     os.waitpid(pid, 0)
                     del self._workers[pidfd]
         return 0
+
+
+def _is_told(control: socket.socket, message: dict[str, Any]) -> bool:
+    """Tell the parent something; return whether it still listens."""
+    try:
+        control.send(json.dumps(message).encode())
+    except BrokenPipeError:
+        return False
+    return True
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -152,12 +159,13 @@ def main(arguments: Sequence[str]) -> int:
             place = Workplace.enter(setup)
             del setup
         except BaseException:  # noqa: BLE001  the user's modules may do anything when imported
-            control.send(json.dumps({"failed": traceback.format_exc()[-8000:]}).encode())
+            _is_told(control, {"failed": traceback.format_exc()[-8000:]})
             return 1
     outlive_parent_thread()
     gc.collect()
     gc.freeze()
-    control.send(b'{"ready": true}')
+    if not _is_told(control, {"ready": True}):
+        return 1
     return _Zygote(control, parent_pidfd=parent_pidfd, setup_fd=setup_fd, place=place).run()
 
 
