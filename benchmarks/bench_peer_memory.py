@@ -34,7 +34,8 @@ from report import latest
 
 from mpload.benching.memory import Outcome
 from mpload.index.opening import open_index
-from mpload.memory import available_bytes, sum_memory
+from mpload.limits import available_bytes
+from mpload.memory import sum_memory
 from mpload.processes import ProcessTree
 from mpload.units import GIB, format_bytes
 
@@ -46,10 +47,10 @@ CORE_SHARE = 0.2  # of one core, for looking at most
 FREE_WAIT_SECONDS = 30.0
 LISTS = {
     "mpload": ("mpload", "no list: a map of 16 bytes a sample that all processes share"),
-    "DataLoader, simplejpeg": ("DataLoader, list", "a list that workers copy as they read it"),
+    "DataLoader, simplejpeg": ("DataLoader, list", "a list that processes copy as they read it"),
     "Grain, OpenCV": ("Grain", "a list in every process"),
     "SPDL, simplejpeg": ("SPDL", "threads: one list"),
-    "SPDL, simplejpeg, processes": ("SPDL, processes", "a list in every process"),
+    "SPDL, simplejpeg, processes": ("SPDL, processes", "a list that processes copy as they read it"),
     "DALI on the CPU": ("DALI on the CPU", "threads: one list, in C++"),
     "tf.data": ("tf.data", "threads: one tensor, and a shuffle buffer for all paths"),
 }
