@@ -9,7 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mpload.memory import available_bytes, num_usable_cores, process_memory, sum_memory, tree_memory
+from mpload.limits import available_bytes, num_usable_cores
+from mpload.memory import process_memory, sum_memory, tree_memory
 from mpload.units import MIB
 
 HOLD = "import sys; held = bytearray(b'x') * {0}; print('ready', flush=True); sys.stdin.read()"

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from mpload.errors import ArgumentError
-from mpload.memory import MemoryGauge, ProcessMemory, memory_of
+from mpload.limits import MemoryGauge
+from mpload.memory import ProcessMemory, memory_of
 from mpload.monitor import MemoryMonitor, Reading, find_growth, write_csv, write_parquet
 from mpload.processes import ProcessTree
 from mpload.units import MIB

@@ -1,0 +1,280 @@
+"""How much memory and how many cores the machine and the containers around this process leave it."""
+
+import mmap
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from mpload.units import KIB
+
+__all__ = [
+    "MemoryGauge",
+    "MemoryRoom",
+    "SystemUsage",
+    "address_space_bytes",
+    "available_bytes",
+    "num_oom_kills",
+    "num_usable_cores",
+    "refaulted_bytes",
+]
+
+_CGROUP_FOLDER = Path("/sys/fs/cgroup")
+_CGROUP_MEMBERS = Path("/proc/self/cgroup")
+_DEV_SHM = Path("/dev/shm")  # noqa: S108  looked at, not written to
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRoom:
+    """How much memory may still be taken here, at one moment."""
+
+    limit_bytes: int
+    """Of the container with the least left, of the machine where that has less, or of this process (`RLIMIT_AS`)."""
+    free_bytes: int
+    """Page cache counts as free: the kernel gives it up first, and files that were read would fill any container."""
+    stalled_seconds: float
+    """How long processes of the innermost container have waited for memory so far; counts up."""
+    num_oom_kills: int
+    """How often the kernel has killed here for lack of memory; counts up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemUsage:
+    """What takes the memory of a container, or of the machine where no container has a limit, at one moment."""
+
+    limit_bytes: int
+    """Of the container with the least left, or the machine's memory."""
+    anonymous_bytes: int
+    """What processes have allocated."""
+    shmem_bytes: int
+    """Shared memory, with a name or without, and files of a tmpfs."""
+    file_bytes: int
+    """Page cache, which the kernel gives up first."""
+    page_cache_bytes: int
+    """Page cache of the whole machine."""
+    dev_shm_bytes: int
+    """What lies in `/dev/shm`, where a stock DataLoader's workers put their batches."""
+
+
+class MemoryGauge:
+    """Looks at the memory of the machine and of each container around this process: some 50 microseconds a look.
+
+    How often a container met its limit (`memory.failcnt`, `max` in `memory.events`) tells nothing: a container whose
+    page cache fills it meets its limit all the time, and is fine.
+
+    Process: knows the containers of the process that made it; those of children are the same.
+    """
+
+    def __init__(self, *, cgroup_folder: Path = _CGROUP_FOLDER, cgroup_members: Path = _CGROUP_MEMBERS) -> None:
+        """Find the containers.
+
+        Args:
+            cgroup_folder: where the system shows its control groups.
+            cgroup_members: the file that names those of this process.
+        """
+        folders = list(_cgroups(cgroup_folder, cgroup_members))
+        self._limited = [
+            (folder, [str(folder / name) for name in limit_names])
+            for folder in folders
+            for limit_names in (("memory.max", "memory.high"), ("memory.limit_in_bytes",))
+            if (folder / limit_names[0]).exists()
+        ]
+        self._kills = next(
+            (path for folder in folders for name in _KILLS_FILES if (path := folder / name).exists()),
+            Path("/proc/vmstat"),
+        )
+        pressures = [folder / "memory.pressure" for folder in folders]
+        self._pressure = next((path for path in pressures if path.exists()), Path("/proc/pressure/memory"))
+
+    def look(self) -> MemoryRoom:
+        """Return what is left of the tightest of them."""
+        limit_bytes, free_bytes = self._machine()
+        containers = ((limit, free) for _, limit, free in self._containers(limit_bytes))
+        for limit, free in [*_process(), *containers]:
+            if free < free_bytes:
+                limit_bytes, free_bytes = limit, free
+        return MemoryRoom(
+            limit_bytes=limit_bytes,
+            free_bytes=free_bytes,
+            stalled_seconds=_stalled_seconds(_read(self._pressure)),
+            num_oom_kills=self.num_oom_kills(),
+        )
+
+    def num_oom_kills(self) -> int:
+        """Return how often the kernel has killed in the innermost container for lack of memory."""
+        return _statistics(self._kills).get("oom_kill", 0)
+
+    def usage(self) -> SystemUsage:
+        """Return what takes the memory: some 50 microseconds."""
+        machine = _machine_statistics()
+        limit_bytes, free_bytes = self._machine()
+        found = machine
+        for folder, limit, free in self._containers(limit_bytes):
+            if free < free_bytes:
+                limit_bytes, free_bytes, found = limit, free, _container_statistics(folder)
+        return SystemUsage(
+            limit_bytes=limit_bytes,
+            **found,
+            page_cache_bytes=machine["file_bytes"],
+            dev_shm_bytes=_used_bytes(_DEV_SHM),
+        )
+
+    def _containers(self, machine_bytes: int) -> Iterator[tuple[Path, int, int]]:
+        for folder, limit_files in self._limited:
+            limits = [int(text) for name in limit_files if (text := _read(name)).isdigit()]  # "max" is none
+            if limits and min(limits) < machine_bytes:
+                yield folder, min(limits), max(0, min(limits) - _taken_bytes(folder))
+
+    @staticmethod
+    def _machine() -> tuple[int, int]:
+        fields = {}
+        for line in _read("/proc/meminfo").splitlines():
+            name, _, value = line.partition(":")
+            fields[name] = value
+            if name == "MemAvailable":
+                return int(fields["MemTotal"].split()[0]) * KIB, int(value.split()[0]) * KIB
+        memory = psutil.virtual_memory()
+        return int(memory.total), int(memory.available)
+
+
+_KILLS_FILES = ("memory.events", "memory.oom_control")
+
+
+def _process() -> Iterator[tuple[int, int]]:
+    if sys.platform == "win32":
+        return
+    import resource  # noqa: PLC0415  Windows has none
+
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY and (words := _read("/proc/self/statm").split()):
+        yield limit, max(0, limit - int(words[0]) * mmap.PAGESIZE)
+
+
+def _taken_bytes(folder: Path) -> int:
+    """Return what the kernel cannot take back from a container: all but the page cache and what is like it."""
+    found = _statistics(folder / "memory.stat")
+    if "anon" in found:  # version 2
+        kernel = max(0, found.get("kernel", 0) - found.get("slab_reclaimable", 0))
+        return found["anon"] + found.get("shmem", 0) + kernel
+    if "total_rss" in found:  # version 1
+        return found["total_rss"] + found.get("total_shmem", 0)
+    usage = _read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes")
+    return int(usage) if usage.isdigit() else 0
+
+
+def _container_statistics(folder: Path) -> dict[str, int]:
+    found = _statistics(folder / "memory.stat")
+    anonymous, cache, shmem = (
+        ("anon", "file", "shmem") if "anon" in found else ("total_rss", "total_cache", "total_shmem")
+    )
+    return _split(found.get(anonymous, 0), cache_bytes=found.get(cache, 0), shmem_bytes=found.get(shmem, 0))
+
+
+def _machine_statistics() -> dict[str, int]:
+    lines = (line.split() for line in _read("/proc/meminfo").splitlines())
+    found = {words[0]: int(words[1]) * KIB for words in lines}
+    if not found:
+        memory = psutil.virtual_memory()
+        return _split(int(memory.used), cache_bytes=0, shmem_bytes=0)
+    cache_bytes = found.get("Cached:", 0) + found.get("Buffers:", 0)
+    return _split(found.get("AnonPages:", 0), cache_bytes=cache_bytes, shmem_bytes=found.get("Shmem:", 0))
+
+
+def _split(anonymous_bytes: int, *, cache_bytes: int, shmem_bytes: int) -> dict[str, int]:
+    """Take shared memory, which the kernel counts as page cache, out of it."""
+    return {
+        "anonymous_bytes": anonymous_bytes,
+        "shmem_bytes": shmem_bytes,
+        "file_bytes": max(0, cache_bytes - shmem_bytes),
+    }
+
+
+def _used_bytes(folder: Path) -> int:
+    try:
+        found = os.statvfs(folder)
+    except (AttributeError, OSError):  # Windows has no statvfs, other systems have no such folder
+        return 0
+    return (found.f_blocks - found.f_bfree) * found.f_frsize
+
+
+def _stalled_seconds(pressure: str) -> float:
+    some = pressure.partition("\n")[0]
+    total = some.rpartition("total=")[2]
+    return int(total) / 1e6 if some.startswith("some") and total.isdigit() else 0.0
+
+
+def available_bytes(*, cgroup_folder: Path = _CGROUP_FOLDER, cgroup_members: Path = _CGROUP_MEMBERS) -> int:
+    """Return how much memory this process may still take: of the machine, each container around it, and `RLIMIT_AS`.
+
+    Page cache counts as free. The arguments are those of `MemoryGauge`.
+    """
+    return MemoryGauge(cgroup_folder=cgroup_folder, cgroup_members=cgroup_members).look().free_bytes
+
+
+def address_space_bytes() -> int | None:
+    """Return how much this process may still map, used or not (`RLIMIT_AS`); None: any amount."""
+    return next((free for _, free in _process()), None)
+
+
+def num_oom_kills() -> int:
+    """Return how often the kernel has killed in this container so far for lack of memory."""
+    return MemoryGauge().num_oom_kills()
+
+
+def refaulted_bytes(*, cgroup_folder: Path = _CGROUP_FOLDER, cgroup_members: Path = _CGROUP_MEMBERS) -> int:
+    """Return how much was read again because the page cache had dropped it shortly before; counts up.
+
+    Of the innermost container, else of the machine; 0 where the kernel does not tell. The arguments are those of
+    `MemoryGauge`.
+    """
+    counts = (_statistics(folder / "memory.stat") for folder in _cgroups(cgroup_folder, cgroup_members))
+    found = next((each for each in counts if "workingset_refault_file" in each), None)
+    if found is None:
+        found = _statistics(Path("/proc/vmstat"))
+    return found.get("workingset_refault_file", 0) * mmap.PAGESIZE
+
+
+def num_usable_cores(*, cgroup_folder: Path = _CGROUP_FOLDER, cgroup_members: Path = _CGROUP_MEMBERS) -> int:
+    """Return how many cores this process may keep busy: by its affinity, and by the quota of each container.
+
+    A part of a core counts as one. The arguments are those of `MemoryGauge`.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for folder in _cgroups(cgroup_folder, cgroup_members):
+        quota, _, period = _read(folder / "cpu.max").partition(" ")
+        if not quota:  # version 1
+            quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+        if quota.isdigit() and period.isdigit():  # "max" and "-1" are no quota
+            cores = min(cores, -(-int(quota) // int(period)))
+    return max(1, cores)
+
+
+def _cgroups(root: Path, members: Path) -> Iterator[Path]:
+    """Yield the folders of the cgroups of a process, from its own up to the root: version 2, and 1 by controller."""
+    for line in _read(members).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers or {"memory", "cpu"} & set(controllers.split(",")):
+            base = root / controllers
+            inner = base / path.lstrip("/")
+            yield from (folder for folder in (inner, *inner.parents) if folder.is_relative_to(base))
+
+
+def _statistics(path: Path) -> dict[str, int]:
+    pairs = (line.split(" ") for line in _read(path).splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+def _read(path: Path | str) -> str:
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except OSError:
+        return ""
+    try:
+        return b"".join(iter(lambda: os.read(fd, 1 << 16), b"")).decode("utf-8", "surrogateescape").strip()
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
