@@ -1,12 +1,13 @@
 """What does a small batch cost, and a large one: images a second by batch size, beside the same loader at 128?
 
-    python benchmarks/bench_batch_sizes.py --environments DIR [--data DIR] [--only ours stock] [--rounds 3]
+    python benchmarks/bench_batch_sizes.py --environments DIR [--data DIR] [--only ours stock] [--rounds 5]
     python benchmarks/bench_batch_sizes.py --quick
 
 Photographs, transform and contestants are those of bench_peers.py, uint8, each with the number of workers that served
 it best in a trial at 64. One contestant after the other; its batch sizes take turns, epoch by epoch, each in a process
-of its own that waits while others run. What counts is `share_of_128`: images a second beside those of batches of 128 in
-the same round. An epoch shows every photograph `--times` times, so that it holds some of the largest batches too.
+of its own that waits while others run, and each right after an epoch in batches of 128. What counts is `share_of_128`:
+images a second beside those of that epoch. An epoch shows every photograph `--times` times; with few images its end, at
+which workers of most loaders wait for the last whole batch, weighs on the largest batches.
 Records: benchmarks/records/batch_sizes.jsonl.
 """
 
@@ -49,9 +50,10 @@ def write_listing(data: Path, times: int) -> Path:
 
 def race_sizes(
     entry: Entry, python: Path, listing: Path, num_workers: int, batch_sizes: tuple[int, ...], rounds: int
-) -> dict[int, list[float]]:
-    """Let a contestant's batch sizes take turns; return by size its images a second in each round."""
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Let a contestant's batch sizes take turns; yield each with its figures."""
     rates: dict[int, list[float]] = {batch_size: [] for batch_size in batch_sizes}
+    shares: dict[int, list[float]] = {batch_size: [] for batch_size in batch_sizes}
     with ExitStack() as stack:
         contestants = {}
         for batch_size in batch_sizes:
@@ -59,26 +61,26 @@ def race_sizes(
                 running(entry, python, listing.parent, "uint8", num_workers, batch_size=batch_size, listing=listing)
             )
             contestants[batch_size].run(0)
+
+        def rate(batch_size: int, epoch: int) -> float:
+            found = contestants[batch_size].run(epoch)
+            return float(found["num_samples"] / found["seconds"])
+
         for number in range(rounds):
-            for batch_size, contestant in contestants.items():
-                found = contestant.run(number + 1)
-                rates[batch_size].append(found["num_samples"] / found["seconds"])
-    return rates
-
-
-def rows(rates: dict[int, list[float]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each batch size with its figures."""
-    for batch_size, of_size in rates.items():
-        shares = [rate / reference for rate, reference in zip(of_size, rates[REFERENCE], strict=True)]
+            for batch_size in batch_sizes:
+                reference = rate(REFERENCE, number + 1)
+                rates[batch_size].append(rate(batch_size, number + 1))
+                shares[batch_size].append(rates[batch_size][-1] / reference)
+    for batch_size in batch_sizes:
         yield (
             batch_size,
             {
-                "images_per_second": round(statistics.median(of_size), 1),
-                "images_per_second_min": round(min(of_size), 1),
-                "images_per_second_max": round(max(of_size), 1),
-                "share_of_128": round(statistics.median(shares), 3),
-                "share_of_128_min": round(min(shares), 3),
-                "share_of_128_max": round(max(shares), 3),
+                "images_per_second": round(statistics.median(rates[batch_size]), 1),
+                "images_per_second_min": round(min(rates[batch_size]), 1),
+                "images_per_second_max": round(max(rates[batch_size]), 1),
+                "share_of_128": round(statistics.median(shares[batch_size]), 3),
+                "share_of_128_min": round(min(shares[batch_size]), 3),
+                "share_of_128_max": round(max(shares[batch_size]), 3),
             },
         )
 
@@ -91,7 +93,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="MODULE", help="only the contestants of these modules")
     parser.add_argument("--num-images", type=int, default=1200)
     parser.add_argument("--times", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     batch_sizes: tuple[int, ...] = BATCH_SIZES
     if arguments.quick:
@@ -115,15 +117,15 @@ def main() -> None:
             case = {"contestant": entry.name, "num_images": num_images}
             try:
                 num_workers = 2 if arguments.quick else trial(entry, python, data, "uint8", (1, 2, 3))
-                rates = race_sizes(entry, python, listing, num_workers, batch_sizes, arguments.rounds)
+                found = list(race_sizes(entry, python, listing, num_workers, batch_sizes, arguments.rounds))
             except CannotRunError as error:
                 unable[entry] = str(error)
                 continue
-            for batch_size, figures in rows(rates):
-                found = {**case, "num_workers": num_workers, "batch_size": batch_size}
-                print(json.dumps({**found, **figures}), flush=True)
+            for batch_size, figures in found:
+                of_size = {**case, "num_workers": num_workers, "batch_size": batch_size}
+                print(json.dumps({**of_size, **figures}), flush=True)
                 if not arguments.quick:
-                    write_record("batch_sizes", found, figures)
+                    write_record("batch_sizes", of_size, figures)
         for entry, reason in unable.items():
             print(f"{entry.name}: {reason}", flush=True)
             if not arguments.quick:
