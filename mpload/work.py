@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from functools import partial
 from itertools import chain
@@ -83,6 +83,10 @@ class PipelineWork:
     batch_size: int
     topology: Topology
     tail: Tail
+    _known: tuple[BatchNumber | None, NDArray[np.int64]] = field(
+        default=(None, np.empty(0, np.int64)), init=False, repr=False, compare=False
+    )
+    """The latest batch and all its sample_ids: a permutation of 256 takes hardly longer than one of 16."""
 
     def open(self) -> None:
         """Prepare for reading ahead; files are opened when they are first read."""
@@ -93,7 +97,9 @@ class PipelineWork:
         """Return the samples `first` to `last` (exclusive) of a batch."""
         if number.substitute >= 0:
             return np.full(last - first, number.substitute)
-        return self._order(number).sample_ids(self._plan(number).positions(number.batch)[first:last])
+        if number != self._known[0]:
+            self._known = number, self._order(number).sample_ids(self._plan(number).positions(number.batch))
+        return self._known[1][first:last]
 
     def _order(self, number: BatchNumber) -> Order:
         return self.order.order(num_samples=len(self.pipeline.index), seed=number.seed, epoch=number.epoch)
@@ -276,7 +282,7 @@ def columns_of(forms: Sequence[Form], arrays: Mapping[str, Any], kept: NDArray[n
         if form.kind is Kind.ALIKE:
             columns.append(array if kept is None else array[kept])
             continue
-        values = [array[place] for place in (range(len(array)) if kept is None else kept.tolist())]
+        values = list(array) if kept is None else [array[place] for place in kept.tolist()]
         match form.kind:
             case Kind.TEXT:
                 columns.append([value.tobytes().decode("utf-8", "surrogateescape") for value in values])

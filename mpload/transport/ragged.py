@@ -37,12 +37,13 @@ class RaggedArray:
         return len(self._starts)
 
     def __getitem__(self, sample: int) -> NDArray[Any]:
-        start, shape = int(self._starts[sample]), tuple(self._shapes[sample].tolist())
-        end = start + math.prod(shape) * self._dtype.itemsize
-        return self._area[start:end].view(self._dtype).reshape(shape)
+        return self._view(int(self._starts[sample]), self._shapes[sample].tolist())
 
     def __iter__(self) -> Iterator[NDArray[Any]]:
-        return (self[sample] for sample in range(len(self)))
+        return map(self._view, self._starts.tolist(), self._shapes.tolist())
+
+    def _view(self, start: int, shape: Sequence[int]) -> NDArray[Any]:
+        return np.ndarray(shape, self._dtype, self._area, start)
 
     def begin(self, first: int, last: int) -> None:
         """Start writing samples `first` to `last` (exclusive); what they held is forgotten."""
