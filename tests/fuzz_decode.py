@@ -6,6 +6,7 @@ The suite runs a few thousand of the same files. A crash leaves the file that it
 """
 
 import argparse
+import os
 import random
 import sys
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from mpload.decode import ImageDecoder, RandomResizedCrop, ResizeCenterCrop
 from mpload.errors import DecodeError
 from mpload.image import Limits
-from mpload.memory import process_memory
+from mpload.memory import anonymous_bytes
 from mpload.units import format_bytes
 from tests.golden.make_formats import FOLDER
 
@@ -78,7 +79,7 @@ def fuzz(*, num: int, seed: int, last: Path | None = None) -> Found:
     num_images, before = 0, 0
     for number in range(num):
         if number == min(_WARM_UP, num // 2):
-            before = process_memory().uss_bytes
+            before = anonymous_bytes(os.getpid())
         data = damage(dice.choice(files), dice, files)
         if last is not None:
             last.write_bytes(data)
@@ -91,7 +92,7 @@ def fuzz(*, num: int, seed: int, last: Path | None = None) -> Found:
         assert pixels.ndim == 3
         assert pixels.shape[2] == 3
         assert 0 < pixels.size <= 3 * _LIMITS.max_pixels
-    growth_bytes = process_memory().uss_bytes - before
+    growth_bytes = anonymous_bytes(os.getpid()) - before
     return Found(num_images=num_images, num_errors=num - num_images, growth_bytes=growth_bytes)
 
 
@@ -104,7 +105,7 @@ def main() -> None:
     cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
     found = fuzz(num=options.num, seed=options.seed, last=options.last)
     grown = format_bytes(found.growth_bytes)
-    print(f"{found.num_images:,} images, {found.num_errors:,} errors, private memory grew by {grown}")
+    print(f"{found.num_images:,} images, {found.num_errors:,} errors, memory grew by {grown}")
     sys.exit(found.growth_bytes > 32 << 20)
 
 
