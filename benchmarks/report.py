@@ -135,7 +135,57 @@ def peer_memory() -> str:
     return markdown(header, rows)
 
 
-TABLES: dict[str, Callable[[], str]] = {"memory": memory, "peer-memory": peer_memory, "throughput": throughput}
+def batch_sizes() -> str:
+    """Return for every contestant the share of its images a second at 128 that other batch sizes reach."""
+    found: dict[str, dict[int, Record]] = {}
+    failed: dict[str, str] = {}
+    for record in latest("batch_sizes"):
+        case, figures = record["case"], record["figures"]
+        if "failed" in figures:
+            failed[case["contestant"]] = figures["failed"]
+        else:
+            found.setdefault(case["contestant"], {})[case["batch_size"]] = figures
+    sizes = sorted({size for of_contestant in found.values() for size in of_contestant})
+    rows = []
+    for contestant, of_contestant in found.items():
+        shares = (f"{of_contestant[size]['share_of_128']:.2f}" for size in sizes)
+        rows.append([contestant, *shares, f"{of_contestant[128]['images_per_second']:,.0f}"])
+    rows += [
+        [contestant, reason, *[""] * len(sizes)] for contestant, reason in failed.items() if contestant not in found
+    ]
+    return markdown(["batches of", *map(str, sizes), "images a second at 128"], rows)
+
+
+def repeated() -> str:
+    """Return what contestants offer for repeated epochs, the fastest first."""
+    rows = []
+    records = latest("repeated")
+    for record in sorted(records, key=lambda record: -float(record["figures"].get("images_per_second", 0))):
+        case, figures = record["case"], record["figures"]
+        if "failed" in figures:
+            rows.append([case["contestant"], figures["failed"], *["-"] * 4])
+            continue
+        rows.append(
+            [
+                case["contestant"],
+                case["reads"],
+                f"{figures['prepare_seconds']:.0f}" if figures["prepare_seconds"] else "-",
+                f"{figures['first_epoch_images_per_second']:,.0f}",
+                f"{figures['images_per_second']:,.0f} ({figures['ratio_to_plain']:.2f})",
+                format_bytes(figures["disk_bytes"]) if figures["disk_bytes"] else "-",
+            ]
+        )
+    header = ["", "reads", "seconds before", "first epoch", "later, images a second (photos as they lie are 1)", "disk"]
+    return markdown(header, rows, num_names=2)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "batch-sizes": batch_sizes,
+    "memory": memory,
+    "peer-memory": peer_memory,
+    "repeated": repeated,
+    "throughput": throughput,
+}
 
 
 def rewritten(text: str) -> str:
