@@ -9,7 +9,8 @@ of PSS of all processes until the first 500 batches of 64 were read; where an ep
 a list that workers copy page by page, as they read it, has not been copied in full: `--batches 5000` sees more of it.
 All read their list from one text; mpload's sidecar of it is there already, as in every run but the first. A loader that
 works with threads has as many threads as others have workers, and one at least. Memory is looked at twice a second.
-What would take more than the machine can spare is not run, or stopped. `--quick` writes no record. Records:
+Others on the machine that have loaded torch take a part of its pages off what is counted here: have none. What would
+take more than the machine can spare is not run, or stopped. `--quick` writes no record. Records:
 benchmarks/records/peer_memory.jsonl.
 """
 
