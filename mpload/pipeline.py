@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.augment import SampleRng, adapt_transform
+from mpload.decode import RawBytes
 from mpload.errors import MploadError, SampleError
 from mpload.image import Limits
 from mpload.index.columns import Cell, ColumnType, LmdbValue, RowValue, Span
@@ -30,6 +31,8 @@ _DECODE, _TRANSFORM = 0, 1  # streams of a sample's randomness
 
 Sample = tuple[Any, ...]
 """One value per column of the index: what the decoder or transform made of a source, else the cell."""
+Room = Callable[[int], NDArray[np.uint8]]
+"""Returns an array uint8 [n] for so many bytes; asked again, the former is forgotten."""
 
 
 class Storage(Protocol):
@@ -50,6 +53,15 @@ class PageStorage(Protocol):
 
     def forget(self, item: ByteRange) -> None:
         """Take what `prefetch` has brought out of the page cache, where that is wished."""
+        ...
+
+
+@runtime_checkable
+class RoomStorage(Protocol):
+    """A storage that reads to where the bytes are wanted."""
+
+    def read_into(self, item: ByteRange, room: Room) -> NDArray[np.uint8]:
+        """Read a range into the array uint8 [n] that `room(n)` returns, and return that."""
         ...
 
 
@@ -116,6 +128,8 @@ class Pipeline:
         self._decode_takes_rng = _takes(decode, "rng")
         self.output_shape: tuple[int, ...] | None = getattr(decode, "output_shape", None)
         """What the decoder makes of any image, uint8; None where that varies."""
+        self.reads_in_place = isinstance(decode, RawBytes) and decode.as_array and transform is None
+        """Whether samples are bytes in arrays, which are read to where they are wanted."""
         self._start()
 
     def _start(self) -> None:
@@ -179,11 +193,13 @@ class Pipeline:
         seed: int,
         epoch: int,
         outs: Sequence[NDArray[np.uint8]] | None = None,
+        rooms: Sequence[Room] | None = None,
         store: Callable[[Sample], None] | None = None,
         on_bad: Callable[[BadSample], None] | None = None,
     ) -> tuple[int, Sample] | None:
         """Make one sample: its sample_id and values, or those of its substitute, or None where it is to be skipped.
 
+        Where it `writes_in_place`, `outs` are the arrays of its sources; where it `reads_in_place`, `rooms` give them.
         `store` is called with the values; what it raises is the sample's fault too. `on_bad` is told of each sample
         that is skipped or substituted; without it they are counted and written down here.
         """
@@ -193,7 +209,7 @@ class Pipeline:
             self.saw(1, epoch=epoch)
             on_bad = self._bad.add
         try:
-            return record.sample_id, self._make(record, self._rng, outs, store)
+            return record.sample_id, self._make(record, self._rng, outs, rooms, store)
         except (Exception, SystemExit) as error:  # whatever the user's callables raise meets the policy
             bad = self.describe(record, _cause_of(error))
             if self.policy.action is ErrorAction.RAISE:
@@ -204,7 +220,7 @@ class Pipeline:
         candidates = substitute_for(record.sample_id, num_samples=len(self.index), seed=seed, epoch=epoch)
         for substitute in self.index.records(candidates):
             try:
-                return substitute.sample_id, self._make(substitute, self._rng, outs, store)
+                return substitute.sample_id, self._make(substitute, self._rng, outs, rooms, store)
             except (Exception, SystemExit) as error:  # noqa: BLE001  as above
                 on_bad(self.describe(substitute, _cause_of(error)))
         raise SampleError(f"{bad}; and so did {len(candidates)} substitutes for it")
@@ -212,6 +228,24 @@ class Pipeline:
     def read(self, record: Record) -> list[bytes]:
         """Return the bytes of each source of a sample, from where they lie."""
         return self.ahead.read(record.sample_id, self._ranges(record))
+
+    def _read_or_cached(self, record: Record) -> list[bytes]:
+        if self.cache is None:
+            return self.read(record)
+        paths = [_path_of(record.cells[number]) for number in self.sources]
+        return self.cache.read(record.sample_id, paths, lambda: self.read(record))
+
+    def _read_in_place(self, record: Record, rooms: Sequence[Room] | None) -> list[NDArray[np.uint8]]:
+        rooms = rooms or [_new_room] * len(self.sources)
+        storage = self._storage
+        if self.cache is None and not self.ahead.is_active and isinstance(storage, RoomStorage):
+            wanted = zip(self._ranges(record), rooms, strict=True)
+            return self.ahead.measured(lambda: [storage.read_into(item, room) for item, room in wanted])
+        arrays = []
+        for data, room in zip(self._read_or_cached(record), rooms, strict=True):
+            arrays.append(room(len(data)))
+            arrays[-1][:] = np.frombuffer(data, np.uint8)
+        return arrays
 
     def look_ahead(self, records: Iterable[Record]) -> None:
         """Have the sources of the samples that come next read, in this order, as far as is worth it; forget others'."""
@@ -250,16 +284,13 @@ class Pipeline:
         record: Record,
         rng: SampleRng,
         outs: Sequence[NDArray[np.uint8]] | None,
+        rooms: Sequence[Room] | None,
         store: Callable[[Sample], None] | None,
     ) -> Sample:
         values: list[Any] = list(record.cells)
         times = self.times
         start_ns = perf_counter_ns()
-        if self.cache is None:
-            data = self.read(record)
-        else:
-            paths = [_path_of(record.cells[number]) for number in self.sources]
-            data = self.cache.read(record.sample_id, paths, lambda: self.read(record))
+        data = self._read_in_place(record, rooms) if self.reads_in_place else self._read_or_cached(record)
         times.read_ns += perf_counter_ns() - start_ns
         # Every source of a sample meets the same random numbers: image pairs are cropped and transformed alike.
         for place, number in enumerate(self.sources):
@@ -342,6 +373,10 @@ def _range_of(cell: Cell) -> ByteRange:
 
 def _path_of(cell: Cell) -> str:
     return cell if isinstance(cell, str) else getattr(cell, "path", "")
+
+
+def _new_room(num_bytes: int) -> NDArray[np.uint8]:
+    return np.empty(num_bytes, np.uint8)
 
 
 def _cause_of(error: BaseException) -> str:

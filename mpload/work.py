@@ -120,7 +120,7 @@ class PipelineWork:
         number = BatchNumber.of(task)
         pipeline = self.pipeline
         names = [column.name for column in pipeline.index.columns]
-        in_place = pipeline.sources if pipeline.writes_in_place else ()
+        in_place = pipeline.sources if pipeline.writes_in_place or pipeline.reads_in_place else ()
         to_store = [(column, name) for column, name in enumerate(names) if column not in in_place]
         times = pipeline.times
         before = times.read_ns, times.decode_ns, times.transform_ns
@@ -132,11 +132,15 @@ class PipelineWork:
             self._read_blocks(number, first, last)
         for place, record in enumerate(records, first):
             report.at(place)
-            outs = [arrays[names[source]][place] for source in in_place] or None
+            outs = rooms = None
+            if pipeline.writes_in_place:
+                outs = [arrays[names[source]][place] for source in in_place]
+            elif pipeline.reads_in_place:
+                rooms = [partial(_room, arrays[names[source]], place) for source in in_place]
             store = partial(_store, arrays, place, to_store)
             bad: list[BadSample] = []
             made = pipeline.sample(
-                record, seed=number.seed, epoch=number.epoch, outs=outs, store=store, on_bad=bad.append
+                record, seed=number.seed, epoch=number.epoch, outs=outs, rooms=rooms, store=store, on_bad=bad.append
             )
             if bad:
                 _tell(report, place, bad, is_made=made is not None)
@@ -189,6 +193,10 @@ def _cache_counts(pipeline: Pipeline) -> tuple[int, int]:
         return 0, 0
     counts = pipeline.cache.counts
     return counts.hits, counts.misses + counts.outside
+
+
+def _room(array: RaggedArray, place: int, num_bytes: int) -> NDArray[np.uint8]:
+    return array.room(place, (num_bytes,))
 
 
 def _store(arrays: Mapping[str, Any], place: int, columns: Sequence[tuple[int, str]], sample: Sample) -> None:

@@ -42,7 +42,7 @@ def test_chunks_of_samples_that_take_no_time_are_as_large_as_shares_allow() -> N
         )}  # fmt: skip
 
     assert sizes(512, 1_000_000) == {16}
-    assert sizes(512, 31_250) == {64}
+    assert sizes(512, 125_000) == sizes(512, 80_000) == {64}
     assert sizes(512, 10) == {256}
     assert sizes(64, 10) == {32}
 

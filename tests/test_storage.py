@@ -415,3 +415,24 @@ def test_what_is_too_large_is_not_read(root: Path) -> None:
         for too_large in (ByteRange("large"), ByteRange("large", 0, 1001)):
             with pytest.raises(StorageError, match=r"large: is not read, its 1,001 bytes exceed max_bytes=1,000"):
                 storage.read([too_large])
+
+
+@pytest.mark.parametrize("page_cache", ["keep", "drop"])
+def test_what_is_read_into_an_array_is_what_is_read(tmp_path: Path, page_cache: str) -> None:
+    (tmp_path / "empty").touch()
+    (tmp_path / "file").write_bytes(bytes(range(256)) * 500)
+    storage = LocalStorage(tmp_path, page_cache=page_cache)
+    for item in ByteRange("empty"), ByteRange("file"), ByteRange("file", 300, 70_000), ByteRange("file", 7, 0):
+        sizes: list[int] = []
+
+        def room(num_bytes: int, sizes: list[int] = sizes) -> NDArray[np.uint8]:
+            sizes.append(num_bytes)
+            return np.full(num_bytes, 255, np.uint8)
+
+        array = storage.read_into(item, room)
+        assert [array.tobytes()] == storage.read([item])
+        assert sizes[-1] == len(array)
+    with pytest.raises(StorageError, match="nowhere"):
+        storage.read_into(ByteRange("nowhere"), room)
+    with pytest.raises(OutsideRootError):
+        storage.read_into(ByteRange("../file"), room)

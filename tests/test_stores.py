@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mpload import MPDataset, MPLoader, PartialCache, RandomResizedCrop, Topology, build_index, open_index
+from mpload import MPDataset, MPLoader, PartialCache, RandomResizedCrop, RawBytes, Topology, build_index, open_index
 from mpload.packing import PackOptions, pack_index
 from tests.photos import make_photo_tree
 from tests.s3 import s3_server
@@ -122,3 +122,21 @@ def test_batches_are_the_same_from_every_store_cached_or_not_cold_and_warm(
     cache = PartialCache(tmp_path / "cache", max_bytes="100MiB", fraction=0.6)
     assert batches(index, cache, num_epochs=2) == wanted  # a cold one, then a warm one
     assert batches(index, cache, num_epochs=1) == wanted[:1]  # a run that finds it warm
+
+
+@pytest.mark.parametrize("kind", ["files", "tar"])
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_bytes_in_arrays_are_the_same_bytes(kind: str, is_cached: bool, folder: Path, tmp_path: Path) -> None:
+    index = build_index(make_source(kind, folder), tmp_path / "index.txt")
+
+    def dataset(*, as_array: bool) -> MPDataset:
+        cache = PartialCache(tmp_path / "cache", fraction=0.5) if is_cached else None
+        decode = RawBytes(as_array=as_array)
+        return MPDataset(index, decode=decode, batch_size=5, tail="ragged", cache=cache, topology=Topology())
+
+    wanted = [data for images, _ in dataset(as_array=False) for data in images]
+    for num_workers in (0, 2):
+        with MPLoader(dataset(as_array=True), num_workers=num_workers) as loader:
+            for _ in range(2):
+                loader.set_epoch(0)
+                assert [image.numpy().tobytes() for images, _ in loader for image in images] == wanted

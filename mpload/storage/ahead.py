@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -37,6 +37,7 @@ _MAX_READ_BYTES = 4 * MIB
 _GUESSED_FILE_BYTES = 128 * KIB
 _THREAD_NAME = "mpload-ahead"
 _COUNTS_WAITS = sys.platform == "linux"
+_Read = TypeVar("_Read")
 
 
 def num_waits_of_thread() -> int:
@@ -168,14 +169,16 @@ class ReadAhead:
             StorageError: they cannot be had.
         """
         if not self.is_active:
-            return self._read_now(ranges, is_measured=True)
+            return self.measured(lambda: self._storage.read(ranges))
         self._check_process()
         pieces = self._pieces.pop(sample_id, None)
         found = None if pieces is None else self._collect(pieces)
         if found is None:
-            is_probe = sample_id == self._probe
-            found = self._read_now(ranges, is_measured=is_probe)
-            self._probe = None if is_probe else self._probe
+            if sample_id == self._probe:
+                found = self.measured(lambda: self._storage.read(ranges))
+                self._probe = None
+            else:
+                found = self._storage.read(ranges)
         self._begin()
         return found
 
@@ -243,13 +246,12 @@ class ReadAhead:
             self._num_started += 1
         return True
 
-    def _read_now(self, ranges: Sequence[ByteRange], *, is_measured: bool) -> list[bytes]:
-        if not is_measured:
-            return self._storage.read(ranges)
+    def measured(self, read: Callable[[], _Read]) -> _Read:
+        """Return what `read` does, by which reads are judged: one of a sample that was not read ahead."""
         is_watched = self.is_active or self._num_watched > 0
         num_waits = self._count_waits() if is_watched else 0
         start_ns = self._clock_ns()
-        data = self._storage.read(ranges)
+        data = read()
         read_ns = self._clock_ns() - start_ns
         self._num_watched = _MEMORY_READS if read_ns > _SLOW_NS else self._num_watched - 1
         if is_watched:

@@ -6,11 +6,14 @@ import os
 import stat
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import StrEnum, auto
 from pathlib import Path
 from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError, StorageError
 from mpload.storage.confined import outside_root, shown
@@ -120,6 +123,28 @@ class LocalStorage:
             else self._read_span(item.path, item.offset_bytes, item.length_bytes)
             for item in ranges
         ]
+
+    def read_into(self, item: ByteRange, room: Callable[[int], NDArray[np.uint8]]) -> NDArray[np.uint8]:
+        """Read a range into the array uint8 [n] that `room(n)` returns, and return that.
+
+        Raises:
+            OutsideRootError, StorageError: as `read`.
+        """
+        if item.length_bytes is None and not self._drops_pages:
+            descriptor, num_bytes = self._open(item.path)
+            try:
+                self._check_size(item.path, num_bytes)
+                array = room(num_bytes)
+                if os.preadv(descriptor, [array.data], 0) == num_bytes:
+                    return array
+            except OSError as error:
+                raise _storage_error(item.path, error) from error
+            finally:
+                os.close(descriptor)
+        (data,) = self.read([item])  # a part of a shard, a file that shrinks, or one of gigabytes
+        array = room(len(data))
+        array[:] = np.frombuffer(data, np.uint8)
+        return array
 
     def prefetch(self, item: ByteRange) -> None:
         """Bring a span into the page cache, by large reads; pieces of it that lie there already are not read.

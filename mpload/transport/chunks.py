@@ -8,7 +8,7 @@ __all__ = ["CHUNK_SAMPLES", "MAX_CHUNKS", "Chunk", "after_death", "cut"]
 
 CHUNK_SAMPLES = 16
 """Enough that handing out and answering cost about a microsecond a sample."""
-_CHUNK_NS = 2_000_000
+_CHUNK_NS = 8_000_000
 """Chunks of samples that take almost no time are larger: looking up where a chunk's samples lie costs a worker some 200
 microseconds."""
 MAX_CHUNKS = 64
@@ -47,8 +47,9 @@ def cut(
     workers busy, not the pieces of one. `sample_ns` is how long a worker takes for a sample.
     """
     smallest = -(-num_samples // MAX_CHUNKS)
-    worthwhile = max(CHUNK_SAMPLES, int(_CHUNK_NS / max(1.0, sample_ns)))
-    size = max(smallest, min(worthwhile, share // _CHUNKS_PER_WORKER), 1)
+    # By powers of two: where chunks begin, ragged fields take memory, so they had better begin at few places.
+    num_doublings = max(0, int(_CHUNK_NS / max(1.0, sample_ns) / CHUNK_SAMPLES).bit_length() - 1)
+    size = max(smallest, min(CHUNK_SAMPLES << num_doublings, share // _CHUNKS_PER_WORKER), 1)
     starts = range(0, num_samples, size)
     return [
         Chunk(batch=batch, slot=slot, first=first, last=min(first + size, num_samples), task=task) for first in starts

@@ -260,7 +260,8 @@ class WorkerPool:
         self.stats.num_batches += 1
         self.stats.num_samples += num_samples
         self.stats.timings.add(batch.timings)
-        self._sample_ns = batch.timings.total_ns / num_samples
+        sample_ns = batch.timings.total_ns / num_samples
+        self._sample_ns = min(self._sample_ns, 2 * sample_ns) * 0.875 + sample_ns * 0.125
         failures = tuple(sorted(batch.failures, key=lambda failure: failure.sample)) if batch.failures else ()
         return FilledBatch(task=batch.task, arrays=arrays, failures=failures, timings=batch.timings)
 
