@@ -35,7 +35,7 @@ from report import latest
 
 from mpload.benching.memory import Outcome
 from mpload.index.opening import open_index
-from mpload.limits import available_bytes
+from mpload.machine import available_bytes
 from mpload.memory import sum_memory
 from mpload.processes import ProcessTree
 from mpload.units import GIB, format_bytes

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mpload.errors import MploadWarning
-from mpload.limits import num_usable_cores, refaulted_bytes
+from mpload.machine import num_usable_cores, refaulted_bytes
 from mpload.scaling import runnable_seconds
 from mpload.telemetry.stats import LoaderStats, Stage
 from mpload.units import MIB, format_bytes, format_seconds

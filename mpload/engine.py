@@ -6,7 +6,7 @@ from typing import Self
 
 from mpload.budget import MIN_SLOTS, WORKER_BYTES, MemoryBudget
 from mpload.governor import Governor
-from mpload.limits import address_space_bytes, num_oom_kills, num_usable_cores
+from mpload.machine import address_space_bytes, num_oom_kills, num_usable_cores
 from mpload.scaling import Scaler
 from mpload.sources import Source
 from mpload.storage.ahead import DEFAULT_AHEAD_BYTES

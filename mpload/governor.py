@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from mpload.errors import MploadWarning
-from mpload.limits import MemoryGauge, MemoryRoom
+from mpload.machine import MemoryGauge, MemoryRoom
 from mpload.memory import anonymous_bytes
 from mpload.units import GIB, format_bytes
 

@@ -17,7 +17,7 @@ from mpload.device.prefetcher import DevicePrefetcher
 from mpload.engine import Engine
 from mpload.errors import ArgumentError
 from mpload.iterations import Iteration, OnHost
-from mpload.limits import MemoryGauge
+from mpload.machine import MemoryGauge
 from mpload.mapwork import MapDataset
 from mpload.order import OrderChoice
 from mpload.progress import Epoch

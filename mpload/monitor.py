@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError
-from mpload.limits import MemoryGauge, SystemUsage
+from mpload.machine import MemoryGauge, SystemUsage
 from mpload.memory import ProcessMemory, sum_memory
 from mpload.processes import ProcessTree
 from mpload.units import KIB, MIB, format_bytes

@@ -236,7 +236,7 @@ class Pipeline:
         return self.cache.read(record.sample_id, paths, lambda: self.read(record))
 
     def _read_in_place(self, record: Record, rooms: Sequence[Room] | None) -> list[NDArray[np.uint8]]:
-        rooms = rooms or [_new_room] * len(self.sources)
+        rooms = rooms or [lambda num_bytes: np.empty(num_bytes, np.uint8)] * len(self.sources)
         storage = self._storage
         if self.cache is None and not self.ahead.is_active and isinstance(storage, RoomStorage):
             wanted = zip(self._ranges(record), rooms, strict=True)
@@ -373,10 +373,6 @@ def _range_of(cell: Cell) -> ByteRange:
 
 def _path_of(cell: Cell) -> str:
     return cell if isinstance(cell, str) else getattr(cell, "path", "")
-
-
-def _new_room(num_bytes: int) -> NDArray[np.uint8]:
-    return np.empty(num_bytes, np.uint8)
 
 
 def _cause_of(error: BaseException) -> str:

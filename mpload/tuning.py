@@ -11,7 +11,7 @@ from typing import Any
 from mpload.budget import MIN_SLOTS, WORKER_BYTES, MemoryBudget
 from mpload.errors import ArgumentError
 from mpload.index.index import Index
-from mpload.limits import MemoryGauge, num_usable_cores
+from mpload.machine import MemoryGauge, num_usable_cores
 from mpload.trials import LoaderTrial, check_samples, run_loader
 from mpload.units import MIB
 

@@ -11,7 +11,7 @@ import pytest
 from mpload import MPDataset, MPLoader, RandomResizedCrop, Topology, build_index
 from mpload.advice import Adviser, Circumstances, advise
 from mpload.errors import MploadWarning
-from mpload.limits import refaulted_bytes
+from mpload.machine import refaulted_bytes
 from mpload.sources import IndexSource
 from mpload.telemetry.stats import LoaderStats
 from mpload.transport.messages import Timings

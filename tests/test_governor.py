@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mpload.errors import MploadWarning
 from mpload.governor import Governor, GovernorState, Readings, decide, fitting_depth, reserve_bytes
-from mpload.limits import MemoryRoom
+from mpload.machine import MemoryRoom
 from mpload.units import GIB, MIB
 from tests.containers import Container, memory_container
 from tests.test_dataset import numbers_index
@@ -235,7 +235,7 @@ def run(container: Container, program: str, *words: str) -> dict[str, Any]:
 SHORT = """
 import json, sys, time, warnings
 from mpload import MPDataset, MPLoader, Topology
-from mpload.limits import MemoryGauge
+from mpload.machine import MemoryGauge
 from mpload.units import MIB
 from tests.decoders import large_number
 dataset = MPDataset(sys.argv[1], decode=large_number, batch_size=8, seed=3, shuffle=True, topology=Topology())

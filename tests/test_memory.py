@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mpload.limits import available_bytes, num_usable_cores
+from mpload.machine import available_bytes, num_usable_cores
 from mpload.memory import process_memory, sum_memory, tree_memory
 from mpload.units import MIB
 

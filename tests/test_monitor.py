@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from mpload.errors import ArgumentError
-from mpload.limits import MemoryGauge
+from mpload.machine import MemoryGauge
 from mpload.memory import ProcessMemory, memory_of
 from mpload.monitor import MemoryMonitor, Reading, find_growth, write_csv, write_parquet
 from mpload.processes import ProcessTree

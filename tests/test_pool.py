@@ -1,6 +1,7 @@
 """The pool: right batches in the right order, whoever fills them, and nothing left of it afterwards."""
 
 import gc
+import math
 import multiprocessing
 import os
 import resource
@@ -45,6 +46,15 @@ def test_chunks_of_samples_that_take_no_time_are_as_large_as_shares_allow() -> N
     assert sizes(512, 125_000) == sizes(512, 80_000) == {64}
     assert sizes(512, 10) == {256}
     assert sizes(64, 10) == {32}
+
+
+@given(share=st.integers(0, 5000), sample_ns=st.floats(1, 1e9))
+def test_larger_chunks_begin_where_smaller_ones_do(share: int, sample_ns: float) -> None:
+    def begins(sample_ns: float) -> set[int]:
+        chunks = cut(batch=1, slot=2, num_samples=1000, task=(), share=share, sample_ns=sample_ns)
+        return {chunk.first for chunk in chunks}
+
+    assert begins(sample_ns) <= begins(math.inf)
 
 
 @given(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpload import MPDataset, MPLoader, RandomResizedCrop, Topology, build_index
-from mpload.limits import num_usable_cores
+from mpload.machine import num_usable_cores
 from mpload.scaling import ScalerState, Window, decide
 from mpload.telemetry.stats import Latencies, Stage, limiting_stage
 from mpload.transport.messages import Timings

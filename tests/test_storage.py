@@ -434,5 +434,9 @@ def test_what_is_read_into_an_array_is_what_is_read(tmp_path: Path, page_cache: 
         assert sizes[-1] == len(array)
     with pytest.raises(StorageError, match="nowhere"):
         storage.read_into(ByteRange("nowhere"), room)
+    small = LocalStorage(tmp_path, page_cache=page_cache, max_bytes=100)
+    for item in ByteRange("file"), ByteRange("file", 0, 101):
+        with pytest.raises(StorageError, match=r"exceed max_bytes=100$"):
+            small.read_into(item, room)
     with pytest.raises(OutsideRootError):
         storage.read_into(ByteRange("../file"), room)

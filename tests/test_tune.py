@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from mpload.budget import WORKER_BYTES
 from mpload.errors import ArgumentError
 from mpload.index.opening import open_index
-from mpload.limits import num_usable_cores
+from mpload.machine import num_usable_cores
 from mpload.tuning import Outcome, Point, pick, tune, worker_counts
 from mpload.units import MIB
 from tests import staged

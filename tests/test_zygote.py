@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -50,6 +51,17 @@ def run_script(text: str, *arguments: str, **environment: str) -> subprocess.Com
         [sys.executable, "-c", textwrap.dedent(text), *arguments],
         capture_output=True, text=True, timeout=60, cwd=REPOSITORY, env={**os.environ, **environment}, check=False,
     )  # fmt: skip
+
+
+def test_a_zygote_whose_parent_stops_listening_while_it_starts_says_nothing() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        ours.close()
+        command = [sys.executable, "-m", "mpload.transport.zygote", str(theirs.fileno()), "0", str(os.getpid()), "1"]
+        done = subprocess.run(
+            command, pass_fds=[theirs.fileno()], capture_output=True, text=True, timeout=60, check=False
+        )
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
 
 
 @pytest.mark.parametrize("starts_fresh", [False, True])

@@ -19,7 +19,7 @@ import psutil
 from mpload.benching.lists import LINE_BYTES, write_list
 from mpload.errors import ArgumentError, MploadError
 from mpload.index.opening import open_index
-from mpload.limits import MemoryGauge, available_bytes
+from mpload.machine import MemoryGauge, available_bytes
 from mpload.processes import ProcessTree
 from mpload.units import GIB, format_bytes
 

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from mpload.cli.loading import decoder_of, named_object, opened
 from mpload.doctor.facts import Job
-from mpload.limits import num_usable_cores
+from mpload.machine import num_usable_cores
 from mpload.units import format_bytes, format_count
 
 __all__ = ["doctor"]

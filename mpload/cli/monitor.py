@@ -15,7 +15,7 @@ from rich.table import Table
 
 from mpload.cli.plots import check_plot
 from mpload.errors import ArgumentError, MploadError
-from mpload.limits import SystemUsage
+from mpload.machine import SystemUsage
 from mpload.memory import ProcessMemory
 from mpload.monitor import MemoryMonitor, Reading, write_csv, write_parquet
 from mpload.units import MIB, format_bytes, format_seconds

@@ -8,7 +8,7 @@ import psutil
 
 from mpload.doctor.facts import Environment
 from mpload.jpeg import backend
-from mpload.limits import MemoryGauge, num_usable_cores
+from mpload.machine import MemoryGauge, num_usable_cores
 
 __all__ = ["file_system_of", "look_around"]
 

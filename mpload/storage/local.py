@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import StrEnum, auto
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,8 @@ _NEXT_STEPS = {
     errno.EIO: "The disk or network failed: see the kernel's log (dmesg).",
     errno.ESTALE: "The file was replaced on the file server: mount it again, or start again.",
 }
+
+_Data = TypeVar("_Data", bytes, NDArray[np.uint8])
 
 
 class PageCache(StrEnum):
@@ -118,7 +120,7 @@ class LocalStorage:
                 first range that failed; to know about the others, ask for them one by one.
         """
         return [
-            self._read_file(item.path)
+            self._read_file(item.path, _read_whole)
             if item.length_bytes is None
             else self._read_span(item.path, item.offset_bytes, item.length_bytes)
             for item in ranges
@@ -130,18 +132,9 @@ class LocalStorage:
         Raises:
             OutsideRootError, StorageError: as `read`.
         """
-        if item.length_bytes is None and not self._drops_pages:
-            descriptor, num_bytes = self._open(item.path)
-            try:
-                self._check_size(item.path, num_bytes)
-                array = room(num_bytes)
-                if os.preadv(descriptor, [array.data], 0) == num_bytes:
-                    return array
-            except OSError as error:
-                raise _storage_error(item.path, error) from error
-            finally:
-                os.close(descriptor)
-        (data,) = self.read([item])  # a part of a shard, a file that shrinks, or one of gigabytes
+        if item.length_bytes is None:
+            return self._read_file(item.path, lambda descriptor, num_bytes: _fill(descriptor, room(num_bytes)))
+        data = self._read_span(item.path, item.offset_bytes, item.length_bytes)
         array = room(len(data))
         array[:] = np.frombuffer(data, np.uint8)
         return array
@@ -187,11 +180,12 @@ class LocalStorage:
     def __repr__(self) -> str:
         return f"LocalStorage({str(self._root)!r}, allow_outside_root={self._allow_outside_root})"
 
-    def _read_file(self, path: str) -> bytes:
+    def _read_file(self, path: str, read: Callable[[int, int], _Data]) -> _Data:
+        """Return what `read` makes of a descriptor and a size in bytes."""
         descriptor, num_bytes = self._open(path)
         try:
             self._check_size(path, num_bytes)
-            data = _read_at(descriptor, 0, num_bytes)
+            data = read(descriptor, num_bytes)
             if self._drops_pages:
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         except StorageError:
@@ -313,6 +307,18 @@ def _size_of_regular(descriptor: int, path: str) -> int:
     if not stat.S_ISREG(facts.st_mode):
         raise StorageError(f"{shown(path)}: is no regular file but a device, pipe or socket. Take it out of the index")
     return facts.st_size
+
+
+def _read_whole(descriptor: int, num_bytes: int) -> bytes:
+    return _read_at(descriptor, 0, num_bytes)
+
+
+def _fill(descriptor: int, array: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Read a file into `array`; return the part of it that is filled where the file ends before."""
+    done = os.preadv(descriptor, [array.data], 0)
+    while done < len(array) and (num_bytes := os.preadv(descriptor, [array.data[done:]], done)):
+        done += num_bytes
+    return array[:done]
 
 
 def _read_at(descriptor: int, offset_bytes: int, length_bytes: int) -> bytes:

@@ -1,5 +1,6 @@
 """What goes into a pool and what comes out."""
 
+import math
 from dataclasses import dataclass, field
 
 from mpload.errors import ArgumentError
@@ -85,6 +86,11 @@ class PoolStats:
     timings: Timings = field(default_factory=Timings)
     by_worker: dict[int, Timings] = field(default_factory=dict)
     """By number: what it, and any that it took the place of, took for all that it has answered."""
+
+    @property
+    def sample_ns(self) -> float:
+        """How long a worker takes for a sample, in the mean of all delivered; infinite before the first."""
+        return self.timings.total_ns / self.num_samples if self.num_samples else math.inf
 
     def timings_of(self, worker: int) -> Timings:
         """Return the timings of worker number `worker`, to be added to."""

@@ -47,9 +47,10 @@ def cut(
     workers busy, not the pieces of one. `sample_ns` is how long a worker takes for a sample.
     """
     smallest = -(-num_samples // MAX_CHUNKS)
-    # By powers of two: where chunks begin, ragged fields take memory, so they had better begin at few places.
-    num_doublings = max(0, int(_CHUNK_NS / max(1.0, sample_ns) / CHUNK_SAMPLES).bit_length() - 1)
-    size = max(smallest, min(CHUNK_SAMPLES << num_doublings, share // _CHUNKS_PER_WORKER), 1)
+    fair = share // _CHUNKS_PER_WORKER
+    # By doubling: where chunks begin, ragged fields take memory, so larger ones begin where smaller ones do.
+    num_doublings = max(0, int(min(_CHUNK_NS / max(1.0, sample_ns), fair) / CHUNK_SAMPLES).bit_length() - 1)
+    size = max(smallest, min(CHUNK_SAMPLES << num_doublings, fair), 1)
     starts = range(0, num_samples, size)
     return [
         Chunk(batch=batch, slot=slot, first=first, last=min(first + size, num_samples), task=task) for first in starts

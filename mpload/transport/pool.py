@@ -1,6 +1,5 @@
 """WorkerPool: hands chunks out, delivers batches in order, and does again what died on the way."""
 
-import math
 import os
 import sys
 import time
@@ -108,7 +107,6 @@ class WorkerPool:
         self._line: deque[int] = deque()  # numbers of batches to be delivered, in order
         self._issued: dict[int, Chunk] = {}  # by serial number: chunks that wait or are being filled
         self._backlog: deque[Chunk] = deque()  # chunks that the board has no room for
-        self._sample_ns = math.inf  # that a worker takes for a sample
         self._num_quiet_looks = 0
         self._looked_after_crew = time.monotonic()
         self.stats = PoolStats()
@@ -191,7 +189,7 @@ class WorkerPool:
                 num_samples=task.num_samples,
                 task=task.numbers,
                 share=share,
-                sample_ns=self._sample_ns,
+                sample_ns=self.stats.sample_ns,
             )
             self._issue(chunks, urgent=False)
 
@@ -260,8 +258,6 @@ class WorkerPool:
         self.stats.num_batches += 1
         self.stats.num_samples += num_samples
         self.stats.timings.add(batch.timings)
-        sample_ns = batch.timings.total_ns / num_samples
-        self._sample_ns = min(self._sample_ns, 2 * sample_ns) * 0.875 + sample_ns * 0.125
         failures = tuple(sorted(batch.failures, key=lambda failure: failure.sample)) if batch.failures else ()
         return FilledBatch(task=batch.task, arrays=arrays, failures=failures, timings=batch.timings)
 
