@@ -11,10 +11,9 @@ from typing import Final, Protocol
 
 import cv2
 import imagesize  # type: ignore[import-untyped]
-import simplejpeg  # type: ignore[import-untyped]
 
 from mpload.errors import ArgumentError, DecodeError
-from mpload.jpeg import Backend, ImageBytes, Jpeg, decode_with_opencv, read_segments
+from mpload.jpeg import Backend, ImageBytes, Jpeg, decode_with_opencv, read_header, read_segments, size_in_frame
 from mpload.resize import Box, Pixels, View, resize_into
 from mpload.units import GIB
 
@@ -153,20 +152,20 @@ def open_image(
 
 
 def _open_jpeg(data: ImageBytes, *, upright: bool, limits: Limits, backend: Backend) -> Jpeg:
-    try:
-        height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
-    except (ValueError, KeyError):  # a KeyError is a colour space or subsampling it has no name for
-        width, height = imagesize.get(BytesIO(data), exif_rotation=False)
-        colors = None
-    _check_size("JPEG", height, width, data, limits)
     orientation, frame = read_segments(data)
+    if frame:
+        height, width = size_in_frame(data, frame)
+    elif (header := read_header(data)) is not None:
+        height, width, _ = header
+    else:
+        width, height = imagesize.get(BytesIO(data), exif_rotation=False)
+    _check_size("JPEG", height, width, data, limits)
     return Jpeg(
         data=data,
         stored_height=height,
         stored_width=width,
         orientation=orientation if upright else 1,
         frame=frame,
-        colors=colors,
         allow_truncated=limits.allow_truncated,
         backend=backend,
     )

@@ -5,7 +5,7 @@ that libjpeg warns of) goes the other way, so that errors and odd files are the 
 below the last one that a view needs is not seen; a file that breaks off there is.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final, Literal, Protocol, cast
 
@@ -24,7 +24,9 @@ __all__ = [
     "backend",
     "check_backend",
     "decode_with_opencv",
+    "read_header",
     "read_segments",
+    "size_in_frame",
 ]
 
 ImageBytes = bytes | bytearray | memoryview
@@ -81,7 +83,7 @@ def check_backend(name: str) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # frozen ones take longer to make
 class Jpeg:
     """A JPEG of which only the header is read: what is decoded may depend on its size."""
 
@@ -92,8 +94,6 @@ class Jpeg:
     """As EXIF numbers them, 1 to 8."""
     frame: int
     """Where the frame's header begins; 0 where the picture is not stored as plainly as `read_segments` says."""
-    colors: str | None
-    """As simplejpeg names them; None where it cannot read the header, which others then may."""
     allow_truncated: bool
     backend: Backend
 
@@ -106,6 +106,12 @@ class Jpeg:
     def width(self) -> int:
         """Of the image as it is shown, in pixels."""
         return self.stored_height if self.orientation >= 5 else self.stored_width
+
+    @property
+    def colors(self) -> str | None:
+        """As simplejpeg names them; None where it cannot read the header, which others then may."""
+        header = read_header(self.data)
+        return None if header is None else header[2]
 
     def pixels(self) -> Pixels:
         """Return the whole image, uint8 RGB [height, width, 3]; may be a view that is not contiguous."""
@@ -166,7 +172,7 @@ class Jpeg:
         of the file is found.
         """
         height = (num_rows + _MARGIN_ROWS) * denominator
-        if self.frame == 0 or self.colors is None or height >= self.stored_height:
+        if self.frame == 0 or height >= self.stored_height:
             return None
         at = self.frame + 5
         data = b"".join((self.data[:at], height.to_bytes(2, "big"), self.data[at + 2 :]))
@@ -180,20 +186,20 @@ class Jpeg:
                 min_factor=denominator,
                 buffer=pixels,
             )
-        except ValueError as error:
+        except (ValueError, KeyError) as error:
             return pixels if str(error).endswith(_NOT_NEEDED) else None
         return pixels
 
     def _stored_pixels(self, *, denominator: int) -> Pixels:
         """Decode to RGB, at 1, 1/2, 1/4 or 1/8 of the size (other scales take longer than 1)."""
         cause = "its header is unusual, and OpenCV cannot decode it"
-        if self.colors is not None:
+        if (colors := self.colors) is not None:
             try:
-                return self._decode(denominator, strict=True)
+                return self._decode(colors, denominator, strict=True)
             except ValueError as error:
                 cause = str(error)
                 if _TRUNCATED in cause and self.allow_truncated:
-                    return self._decode(denominator, strict=False)
+                    return self._decode(colors, denominator, strict=False)
                 if _TRUNCATED in cause:
                     raise DecodeError(f"JPEG is truncated: it ends after {len(self.data):,} bytes") from error
                 if any(damage in cause for damage in _DAMAGE):
@@ -206,8 +212,8 @@ class Jpeg:
         height, width = (-(-side // denominator) for side in decoded.shape[:2])
         return np.asarray(cv2.resize(decoded, (width, height), interpolation=cv2.INTER_AREA), np.uint8)
 
-    def _decode(self, denominator: int, *, strict: bool) -> Pixels:
-        is_cmyk = self.colors in {"CMYK", "YCCK"}
+    def _decode(self, colors: str, denominator: int, *, strict: bool) -> Pixels:
+        is_cmyk = colors in {"CMYK", "YCCK"}
         pixels: Pixels = simplejpeg.decode_jpeg(
             self.data,
             "CMYK" if is_cmyk else "RGB",
@@ -233,6 +239,15 @@ def _rgb_from_cmyk(inverted: Pixels) -> Pixels:
     black = inverted[..., 3:].astype(np.uint16)
     product = (255 - inverted[..., :3]) * black + 128
     return (black - ((product >> 8) + product >> 8)).astype(np.uint8)
+
+
+def read_header(data: ImageBytes) -> tuple[int, int, str] | None:
+    """Return height, width and colours as simplejpeg finds them; None where it cannot."""
+    try:
+        height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
+    except (ValueError, KeyError):  # a KeyError is a colour space or subsampling it has no name for
+        return None
+    return height, width, colors
 
 
 def read_segments(data: ImageBytes) -> tuple[int, int]:
@@ -263,6 +278,11 @@ def read_segments(data: ImageBytes) -> tuple[int, int]:
     return orientation or 1, 0
 
 
+def size_in_frame(data: ImageBytes, frame: int) -> tuple[int, int]:
+    """Return the height and width that the frame's header at `frame` gives."""
+    return data[frame + 5] << 8 | data[frame + 6], data[frame + 7] << 8 | data[frame + 8]
+
+
 def _tiff_orientation(exif: bytes) -> int:
     if exif[:2] not in {b"II", b"MM"}:
         return 1
@@ -287,9 +307,9 @@ def _oriented(pixels: Pixels, orientation: int) -> Pixels:
 def _stored_box(box: Box, orientation: int, height: int, width: int) -> Box:
     """Return what `_oriented` would turn into `box` of an image that is `height` x `width` as it is shown."""
     if orientation in {3, 4, 7, 8}:
-        box = replace(box, top=height - box.top - box.height)
+        box = box._replace(top=height - box.top - box.height)
     if orientation in {2, 3, 6, 7}:
-        box = replace(box, left=width - box.left - box.width)
+        box = box._replace(left=width - box.left - box.width)
     if orientation >= 5:
         box = Box(top=box.left, left=box.top, height=box.width, width=box.height)
     return box

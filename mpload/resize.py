@@ -1,7 +1,7 @@
 """What part of an image a result shows, and how its pixels are mixed: by OpenCV, or by a triangle filter in NumPy."""
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -12,8 +12,7 @@ __all__ = ["Box", "Pixels", "View", "resize_into"]
 Pixels = NDArray[np.uint8]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Box:
+class Box(NamedTuple):
     """A rectangle of whole pixels in an image, as it is shown (EXIF orientation applied)."""
 
     top: int
@@ -26,8 +25,7 @@ class Box:
         return pixels[self.top : self.top + self.height, self.left : self.left + self.width]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class View(NamedTuple):
     """What a result shows of an image: `box` is resized to `full`, the part `window` of that is cut out, and mirrored.
 
     Attributes:

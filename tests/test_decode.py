@@ -23,7 +23,7 @@ from mpload.decode import ImageDecoder, RandomResizedCrop, RawBytes, ResizeCente
 from mpload.errors import ArgumentError, DecodeError, SampleError
 from mpload.image import Box, Limits, open_image
 from mpload.index.opening import open_index
-from mpload.jpeg import _rgb_from_cmyk
+from mpload.jpeg import _rgb_from_cmyk, read_header, read_segments, size_in_frame
 from mpload.pipeline import Pipeline
 from mpload.policy import ErrorPolicy
 from tests.photos import encode, make_special_photos, photo
@@ -139,6 +139,21 @@ def test_no_exif_data_breaks_a_jpeg(exif: bytes) -> None:
 
 
 TINY_JPEG = encode(Image.fromarray(photo(10, 16, np.random.default_rng(1))), "JPEG")
+
+
+LARGE_JPEG = encode(Image.fromarray(photo(260, 300, np.random.default_rng(1))), "JPEG")
+PLACES = st.integers(2, LARGE_JPEG.index(b"\xff\xda") + 14)
+
+
+@given(changes=st.dictionaries(PLACES, st.integers(0, 255) | st.sampled_from(b"\xff\xc0\xc2"), max_size=3))
+def test_a_frame_gives_the_size_that_libjpeg_finds(changes: dict[int, int]) -> None:
+    data = bytearray(LARGE_JPEG)
+    for place, value in changes.items():
+        data[place] = value
+    _, frame = read_segments(data)
+    header = read_header(data)
+    if frame and header is not None:
+        assert size_in_frame(data, frame) == header[:2]
 
 
 def test_bytes_between_segments_do_no_harm(photos: Photos) -> None:

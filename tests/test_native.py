@@ -425,18 +425,20 @@ def build(folder: Path, **environment: str) -> list[Path]:
     command = [sys.executable, "setup.py", "--quiet", "build_ext", f"--build-temp={folder}", f"--build-lib={folder}"]
     environment = {"PATH": "/usr/bin:/bin", **environment}
     subprocess.run(command, cwd=PROJECT, env=environment, check=True, capture_output=True, timeout=100)
-    return list(folder.rglob("_jpeg*.so"))
+    return sorted(folder.rglob("*.so"))
 
 
 @pytest.mark.usefixtures("gcc")
-def test_the_native_decoder_is_built_where_it_can_be(tmp_path: Path) -> None:
-    (module,) = build(tmp_path)
-    code = f"import sys; sys.path.insert(0, {str(module.parent)!r}); import _jpeg; print(_jpeg.LIBJPEG_TURBO_VERSION)"
+def test_the_native_modules_are_built_where_they_can_be(tmp_path: Path) -> None:
+    modules = build(tmp_path)
+    assert [module.name.partition(".")[0] for module in modules] == ["_files", "_jpeg"]
+    code = f"""import sys; sys.path.insert(0, {str(modules[0].parent)!r})
+import _files, _jpeg; _files.open_beneath(0, ""); print(_jpeg.LIBJPEG_TURBO_VERSION)"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.count(".") == 2
 
 
-def test_the_native_decoder_is_left_out_where_it_cannot_be_built(tmp_path: Path) -> None:
+def test_native_modules_are_left_out_where_they_cannot_be_built(tmp_path: Path) -> None:
     assert build(tmp_path, CC="false") == []
 
 

@@ -3,7 +3,10 @@
 import errno
 import os
 import pickle
+import shutil
 import socket
+import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -118,9 +121,16 @@ def test_a_byte_range_cannot_be_built_wrong(build: Callable[[], ByteRange]) -> N
 # Files
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """`root/a/one.bin` of 5 bytes, `root/shard.tar` of 1000; beside root: `secret`."""
+@pytest.fixture(params=["native", "plain"])
+def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`root/a/one.bin` of 5 bytes, `root/shard.tar` of 1000; beside root: `secret`. With the native module and without.
+
+    So all that is promised of files below a root is promised of both.
+    """
+    if request.param == "plain":
+        monkeypatch.setattr(local, "_NATIVE", None)
+    elif local._NATIVE is None:
+        pytest.skip("the native module is not built")
     root = tmp_path / "root"
     (root / "a").mkdir(parents=True)
     (root / "a" / "one.bin").write_bytes(b"12345")
@@ -284,7 +294,13 @@ def test_no_path_leads_out_of_the_root(root: Path, path: str, span: tuple[int, i
 
 @pytest.mark.parametrize("path", ["../secret", "{parent}/secret", "a/../../secret"])
 def test_what_plainly_lies_outside_is_not_even_opened(root: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    monkeypatch.setattr(os, "open", lambda *_: pytest.fail("opened it"))
+    honest = os.open
+
+    def checked(path: str, flags: int) -> int:
+        assert Path(path) == root
+        return honest(path, flags)
+
+    monkeypatch.setattr(os, "open", checked)
     with LocalStorage(root) as storage, pytest.raises(OutsideRootError):
         storage.read([ByteRange(path.format(parent=root.parent))])
 
@@ -334,21 +350,85 @@ def test_confinement_holds_without_proc(root: Path, monkeypatch: pytest.MonkeyPa
             storage.read([ByteRange("folder_link/secret")])
 
 
+def test_no_link_leads_out_of_the_root_however_fast_it_changes(root: Path) -> None:
+    (root / "a" / "secret").write_bytes(b"12345")
+    (root / "link").symlink_to("a")
+    is_over = threading.Event()
+
+    def swap() -> None:
+        while not is_over.is_set():
+            for target in "..", "a":
+                (root / "next").symlink_to(target)
+                (root / "next").rename(root / "link")
+
+    swapper = threading.Thread(target=swap)
+    swapper.start()
+    outcomes: Counter[object] = Counter()
+    try:
+        with LocalStorage(root) as storage:
+            while outcomes.total() < 3000 or len(outcomes) < 2:
+                try:
+                    outcomes[storage.read([ByteRange("link/secret")])[0]] += 1
+                except StorageError as error:
+                    outcomes[type(error)] += 1
+    finally:
+        is_over.set()
+        swapper.join()
+    assert set(outcomes) == {b"12345", OutsideRootError}
+
+
+def test_a_root_that_is_made_anew_is_read(root: Path) -> None:
+    with LocalStorage(root) as storage:
+        assert storage.read([ByteRange("a/one.bin")]) == [b"12345"]
+        shutil.rmtree(root)
+        with pytest.raises(StorageError, match="No such file"):
+            storage.read([ByteRange("a/one.bin")])
+        (root / "a").mkdir(parents=True)
+        (root / "a" / "one.bin").write_bytes(b"new")
+        assert storage.read([ByteRange("a/one.bin")]) == [b"new"]
+
+
+def test_the_native_module_opens_regular_files_below_a_folder_and_nothing_else(root: Path) -> None:
+    if local._NATIVE is None:
+        return
+    make_links(root)
+    os.mkfifo(root / "pipe")
+    before = num_open_files()
+    folder = os.open(root, os.O_PATH | os.O_DIRECTORY)
+    for path in "a/one.bin", "a/../a/one.bin", "inner_link":
+        opened = local._NATIVE.open_beneath(folder, path)
+        assert opened is not None
+        assert (os.read(opened[0], 10), opened[1]) == (b"12345", 5)
+        assert not os.get_inheritable(opened[0])
+        os.close(opened[0])
+    odd = "", "a", "pipe", "nowhere", "a/one.bin/x", "x" * 5000, "../secret", "file_link", "inner_folder/one.bin"
+    for path in *odd, "absolute_link", "folder_link/secret", f"{root}/a/one.bin", "\udcff":
+        assert local._NATIVE.open_beneath(folder, path) is None, path
+    os.close(folder)
+    assert local._NATIVE.open_beneath(folder, "a/one.bin") is None
+    with pytest.raises(ValueError, match="null byte"):
+        local._NATIVE.open_beneath(0, "a\0b")
+    assert num_open_files() == before
+
+
 # Open shards
 
 
 def test_few_shards_stay_open_and_none_after_close(root: Path) -> None:
     for number in range(10):
         (root / f"{number}.tar").write_bytes(bytes([number]))
-    before = num_open_files()
     storage = LocalStorage(root, max_open_files=3)
+    closed = num_open_files()
+    storage.read([ByteRange("8.tar")])
+    before = num_open_files()
+    assert before <= closed + 1  # the root itself
     for number in (0, 1, 2, 3, 0, 9, 0, 5, 6, 7, 0):
         assert storage.read([ByteRange(f"{number}.tar", 0, 1)]) == [bytes([number])]
         assert num_open_files() <= before + 3
     storage.read([ByteRange("8.tar")])
     assert num_open_files() == before + 3
     storage.close()
-    assert num_open_files() == before
+    assert num_open_files() == closed
     assert storage.read([ByteRange("1.tar", 0, 1)]) == [b"\1"]
     storage.close()
     with pytest.raises(ArgumentError, match="max_open_files must be positive, got 0"):
@@ -358,6 +438,7 @@ def test_few_shards_stay_open_and_none_after_close(root: Path) -> None:
 def test_the_shard_used_last_stays_open(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in "abc":
         (root / f"{name}.tar").write_bytes(b"x")
+    monkeypatch.setattr(local, "_NATIVE", None)
     opened: list[str] = []
     honest = os.open
 

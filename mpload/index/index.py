@@ -24,6 +24,7 @@ __all__ = ["Index", "Record"]
 
 _MAX_GAP_BYTES = 4 * KIB  # reading so much for nothing costs less than another call
 _MAX_READ_BYTES = MIB
+_FEW_PIECES = 64  # are read one by one: to find out which could be read together would take longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,21 +147,15 @@ class Index:
         # A line starts after the newline before it, and that newline is read too: with the one at its end it proves
         # that the sidecar points where it should.
         starts, ends = self._bounds(sample_ids)
-        before = np.minimum(starts - self.header.body_bytes, 1)
-        reads = merge_nearby(
-            starts - before, ends - starts + before, max_gap_bytes=_MAX_GAP_BYTES, max_read_bytes=_MAX_READ_BYTES
-        )
-        data = [self._text.read(*read) for read in zip(reads.offsets.tolist(), reads.lengths.tolist(), strict=True)]
+        skips = np.minimum(starts - self.header.body_bytes, 1)
+        lengths = ends - starts + skips
         lines = []
-        for read, first, skip, length in zip(
-            reads.read_of.tolist(), reads.start_in_read.tolist(), before.tolist(), (ends - starts).tolist(), strict=True
+        for piece, skip, length in zip(
+            self._text.pieces(starts - skips, lengths), skips.tolist(), lengths.tolist(), strict=True
         ):
-            piece = data[read][first : first + skip + length]
             line, _, rest = piece[skip:].partition(b"\n")
-            if len(piece) != skip + length or piece[:skip] not in {b"", b"\n"} or rest.strip() or not line:
-                raise IndexChangedError(
-                    f"{self.path}: its sidecar {self._layout.path} does not fit it. Delete the sidecar: it is rebuilt"
-                )
+            if len(piece) != length or piece[:skip] not in {b"", b"\n"} or rest.strip() or not line:
+                raise self._misfit()
             lines.append(line)
         return lines
 
@@ -168,19 +163,22 @@ class Index:
         """Return where a sample stands: `train.txt:17`."""
         return f"{self.path}:{self.header.num_lines + sample_id + 1}"
 
-    def _bounds(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _bounds(self, sample_ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         offsets = self._map.columns["offset"]
         num_bytes = self._stamp[0]
-        following = np.minimum(ids + 1, len(self) - 1)
-        starts = offsets.take(ids).astype(np.int64)
-        ends = np.where(ids + 1 < len(self), offsets.take(following).astype(np.int64), num_bytes)
+        following = np.minimum(sample_ids + 1, len(self) - 1)
+        starts, ends = offsets.take(np.concatenate([sample_ids, following])).astype(np.int64).reshape(2, -1)
         self._map.forget()
+        ends = np.where(following > sample_ids, ends, num_bytes)
         ends = np.minimum(ends, starts + (MAX_LINE_BYTES + 1))
-        if (starts < self.header.body_bytes).any() or (ends <= starts).any() or (ends > num_bytes).any():
-            raise IndexChangedError(
-                f"{self.path}: its sidecar {self._layout.path} does not fit it. Delete the sidecar: it is rebuilt"
-            )
+        if ((starts < self.header.body_bytes) | (ends <= starts) | (ends > num_bytes)).any():
+            raise self._misfit()
         return starts, ends
+
+    def _misfit(self) -> IndexChangedError:
+        return IndexChangedError(
+            f"{self.path}: its sidecar {self._layout.path} does not fit it. Delete the sidecar: it is rebuilt"
+        )
 
     def _raise_first_fault(self, ids: NDArray[np.int64], lines: Sequence[bytes]) -> None:
         for sample_id, line in zip(ids.tolist(), lines, strict=True):
@@ -216,7 +214,16 @@ class _Text:
         status = os.fstat(self._descriptor)
         return status.st_size, status.st_mtime_ns
 
-    def read(self, offset: int, length: int) -> bytes:
+    def pieces(self, offsets: NDArray[np.int64], lengths: NDArray[np.int64]) -> list[bytes]:
+        """Return the bytes of each piece, fewer where the file ends before."""
+        if len(offsets) <= _FEW_PIECES:
+            return [self._read(*piece) for piece in zip(offsets.tolist(), lengths.tolist(), strict=True)]
+        reads = merge_nearby(offsets, lengths, max_gap_bytes=_MAX_GAP_BYTES, max_read_bytes=_MAX_READ_BYTES)
+        data = [self._read(*read) for read in zip(reads.offsets.tolist(), reads.lengths.tolist(), strict=True)]
+        places = zip(reads.read_of.tolist(), reads.start_in_read.tolist(), lengths.tolist(), strict=True)
+        return [data[read][start : start + length] for read, start, length in places]
+
+    def _read(self, offset: int, length: int) -> bytes:
         if hasattr(os, "pread"):
             return os.pread(self._descriptor, length, offset)
         with self._lock:  # Windows

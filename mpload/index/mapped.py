@@ -88,8 +88,10 @@ class MappedColumn:
 
     def take(self, sample_ids: NDArray[np.int64]) -> NDArray[Any]:
         """Return the rows of `sample_ids`, each in [0, N), as a new array."""
-        out: NDArray[Any] = np.empty(sample_ids.shape, self.dtype)
         late = sample_ids >= self._num_full
+        if late.all():
+            return self._last[sample_ids - self._num_full]
+        out: NDArray[Any] = np.empty(sample_ids.shape, self.dtype)
         out[late] = self._last[sample_ids[late] - self._num_full]
         early = sample_ids[~late]
         out[~late] = self._full[early >> 20, early & (BATCH_ROWS - 1)]

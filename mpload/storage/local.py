@@ -9,8 +9,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import StrEnum, auto
+from importlib import import_module
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Final, Protocol, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ __all__ = ["LocalStorage", "PageCache"]
 
 # Opening a FIFO or terminal that an index names must neither wait nor take it over: `_size_of_regular` refuses it then.
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+_FOLDER_FLAGS = os.O_DIRECTORY | os.O_CLOEXEC | getattr(os, "O_PATH", 0)
 _PREFETCH_BYTES = 1 << 20  # as much as most devices read at once
 _MAX_READ_BYTES = 1 << 30  # Linux reads at most 2 GiB - 4 KiB at a time
 
@@ -53,8 +55,24 @@ class PageCache(StrEnum):
     """Given back after each read: for jobs whose container is charged for it, over data that does not fit anyway."""
 
 
-class _Shard:
-    """An open file, closed when nobody reads it any more."""
+class _Native(Protocol):
+    """The module `mpload._files`."""
+
+    def open_beneath(self, folder: int, path: str) -> tuple[int, int] | None: ...
+
+
+def _find_native() -> _Native | None:
+    try:
+        return cast("_Native", import_module("mpload._files"))
+    except ImportError:  # not built
+        return None
+
+
+_NATIVE: Final = _find_native()
+
+
+class _Open:
+    """An open file or folder, closed when nobody uses it any more."""
 
     __slots__ = ("__weakref__", "descriptor")
 
@@ -109,7 +127,8 @@ class LocalStorage:
         self._keeps_until_forgotten = False
         self._real_root = _with_slash(os.path.realpath(root))
         self._roots = (self._real_root, _with_slash(os.path.abspath(root)))  # noqa: PTH100  as it was written, too
-        self._shards: OrderedDict[str, _Shard] = OrderedDict()  # by path, least recently used first
+        self._folder: _Open | None = None
+        self._shards: OrderedDict[str, _Open] = OrderedDict()  # by path, least recently used first
 
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         """Return the bytes of each range, in the order asked.
@@ -166,6 +185,7 @@ class LocalStorage:
     def close(self) -> None:
         """Close all open shards. Reading again opens them again."""
         self._shards.clear()
+        self._folder = None
 
     def __enter__(self) -> Self:
         return self
@@ -228,13 +248,13 @@ class LocalStorage:
                 f"max_bytes={format_count(self._max_bytes)}"
             )
 
-    def _shard(self, path: str) -> _Shard:
+    def _shard(self, path: str) -> _Open:
         shard = self._shards.get(path)
         if shard is not None:
             with suppress(KeyError):  # another thread has just dropped it
                 self._shards.move_to_end(path)
             return shard
-        shard = _Shard(self._open(path)[0])
+        shard = _Open(self._open(path)[0])
         if self._drops_pages:  # what the kernel would read beyond a span would be left lying
             os.posix_fadvise(shard.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         self._shards[path] = shard
@@ -245,6 +265,8 @@ class LocalStorage:
 
     def _open(self, path: str) -> tuple[int, int]:
         """Open a regular file inside the root; return its descriptor and its size in bytes."""
+        if (opened := self._open_beneath(path)) is not None:
+            return opened
         # Paths are handled as strings in this class: it is done for every sample, and pathlib takes longer.
         full = path if path[:1] == "/" else self._real_root + path
         if not self._allow_outside_root and (path[:1] == "/" or ".." in path):
@@ -265,6 +287,16 @@ class LocalStorage:
             os.close(descriptor)
             raise
         return descriptor, num_bytes
+
+    def _open_beneath(self, path: str) -> tuple[int, int] | None:
+        """Do what `_open` does by one call, which the kernel keeps inside the root; None where that is not possible."""
+        if _NATIVE is None or path[:1] == "/":
+            return None
+        try:
+            folder = self._folder = self._folder or _Open(os.open(self._real_root, _FOLDER_FLAGS))
+            return _NATIVE.open_beneath(folder.descriptor, path)
+        except (OSError, ValueError):  # no such folder; a NUL in the path
+            return None
 
     def _check_inside(self, descriptor: int, path: str, full: str) -> None:
         try:
