@@ -120,8 +120,10 @@ class PipelineWork:
         number = BatchNumber.of(task)
         pipeline = self.pipeline
         names = [column.name for column in pipeline.index.columns]
-        in_place = pipeline.sources if pipeline.writes_in_place or pipeline.reads_in_place else ()
-        to_store = [(column, name) for column, name in enumerate(names) if column not in in_place]
+        outputs = [arrays[names[source]] for source in pipeline.sources] if pipeline.writes_in_place else None
+        ragged = [arrays[names[source]] for source in pipeline.sources] if pipeline.reads_in_place else None
+        in_place = () if outputs is None and ragged is None else pipeline.sources
+        to_store = [(column, name, arrays[name]) for column, name in enumerate(names) if column not in in_place]
         times = pipeline.times
         before = times.read_ns, times.decode_ns, times.transform_ns
         hits, misses = _cache_counts(pipeline)
@@ -132,15 +134,15 @@ class PipelineWork:
             self._read_blocks(number, first, last)
         for place, record in enumerate(records, first):
             report.at(place)
-            outs = rooms = None
-            if pipeline.writes_in_place:
-                outs = [arrays[names[source]][place] for source in in_place]
-            elif pipeline.reads_in_place:
-                rooms = [partial(_room, arrays[names[source]], place) for source in in_place]
-            store = partial(_store, arrays, place, to_store)
             bad: list[BadSample] = []
             made = pipeline.sample(
-                record, seed=number.seed, epoch=number.epoch, outs=outs, rooms=rooms, store=store, on_bad=bad.append
+                record,
+                seed=number.seed,
+                epoch=number.epoch,
+                outs=None if outputs is None else [array[place] for array in outputs],
+                rooms=None if ragged is None else [partial(_room, array, place) for array in ragged],
+                store=partial(_store, to_store, place),
+                on_bad=bad.append,
             )
             if bad:
                 _tell(report, place, bad, is_made=made is not None)
@@ -199,9 +201,9 @@ def _room(array: RaggedArray, place: int, num_bytes: int) -> NDArray[np.uint8]:
     return array.room(place, (num_bytes,))
 
 
-def _store(arrays: Mapping[str, Any], place: int, columns: Sequence[tuple[int, str]], sample: Sample) -> None:
-    for column, name in columns:
-        _put(arrays[name], place, name, sample[column])
+def _store(columns: Sequence[tuple[int, str, Any]], place: int, sample: Sample) -> None:
+    for column, name, array in columns:
+        _put(array, place, name, sample[column])
 
 
 def _put(array: NDArray[Any] | RaggedArray, place: int, name: str, value: Any) -> None:
