@@ -16,6 +16,7 @@ class Inbox:
     def __init__(self) -> None:
         self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ours.setblocking(False)
+        self._message = bytearray(_MESSAGE_BYTES)
         self._poll = select.poll()
         self._polled = -1  # the zygote's descriptor in it
 
@@ -27,9 +28,10 @@ class Inbox:
     def read(self) -> Answer | None:
         """Return the next answer, None where there is none yet."""
         try:
-            return Answer.decode(self._ours.recv(_MESSAGE_BYTES))
+            num_bytes = self._ours.recv_into(self._message)  # `recv` would map, and unmap, as much memory each time
         except BlockingIOError:
             return None
+        return Answer.decode(self._message[:num_bytes])
 
     def wait(self, zygote: socket.socket, wait_seconds: float) -> bool:
         """Wait at most this long for an answer or news from the zygote; return whether the zygote has any."""

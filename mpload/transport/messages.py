@@ -85,7 +85,7 @@ class Answer:
         return head + json.dumps(texts).encode()
 
     @classmethod
-    def decode(cls, message: bytes) -> "Answer":
+    def decode(cls, message: bytes | bytearray) -> "Answer":
         """Return the answer that `encode` made `message` of."""
         worker, serial, read_ns, decode_ns, transform_ns, total_ns, hits, misses = _HEAD.unpack_from(message)
         failures: tuple[Failure, ...] = ()

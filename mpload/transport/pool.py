@@ -270,14 +270,11 @@ class WorkerPool:
             raise WorkerError("the pool is closed. Make a new one")
 
     def _look(self, wait_seconds: float, batch: PendingBatch | None = None) -> None:
-        """Act on what is heard, of `batch` or of all; where nothing is, wait for it at most this long."""
-        with self._whole:
-            has_heard = self._read_answers(batch)
-        is_told = not has_heard and self._inbox.wait(self._zygote.control, wait_seconds)
+        """Wait at most this long until something is heard, and act on it: on what is of `batch`, or on all."""
+        is_told = self._inbox.wait(self._zygote.control, wait_seconds)
         now = time.monotonic()
         with self._whole:
-            if not has_heard:
-                self._read_answers(batch)
+            self._read_answers(batch)
             if is_told or now - self._looked_after_crew > _CREW_SECONDS:
                 self._looked_after_crew = now
                 self._look_after_crew()
@@ -298,18 +295,15 @@ class WorkerPool:
         else:
             self._num_quiet_looks = 0
 
-    def _read_answers(self, batch: PendingBatch | None = None) -> bool:
-        """Read what workers have answered, all of it or until `batch` is complete; return whether there was any."""
-        has_heard = False
+    def _read_answers(self, batch: PendingBatch | None = None) -> None:
+        """Read what workers have answered, all of it or until `batch` is complete."""
         while (batch is None or batch.num_left) and (answer := self._inbox.read()) is not None:
-            has_heard = True
             if not answer.serial:
                 raise cannot_open(answer)
             self.stats.timings_of(answer.worker).add(answer.timings)
             chunk = self._issued.pop(answer.serial, None)
             if chunk is not None:
                 self._account(chunk, answer.failures, answer.timings)
-        return has_heard
 
     def _account(self, chunk: Chunk, failures: tuple[Failure, ...], timings: Timings) -> None:
         batch = self._batches[chunk.batch]
