@@ -179,11 +179,27 @@ def repeated() -> str:
     return markdown(header, rows, num_names=2)
 
 
+def start() -> str:
+    """Return the time to the first batch by number of samples, from the start of an epoch and resumed in it."""
+    found: dict[str, dict[tuple[float, int], Record]] = {}
+    for record in latest("start"):
+        case = record["case"]
+        found.setdefault(case["loader"], {})[case["resumed_share"], case["num_samples"]] = record["figures"]
+    columns = sorted({column for of_loader in found.values() for column in of_loader})
+    titles = [f"{format_count(num)}, resumed at {share:.0%}" if share else format_count(num) for share, num in columns]
+    rows = [
+        [loader, *(format_seconds(of_loader[column]["first_batch_seconds"]) for column in columns)]
+        for loader, of_loader in found.items()
+    ]
+    return markdown(["first batch, by number of samples", *titles], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "batch-sizes": batch_sizes,
     "memory": memory,
     "peer-memory": peer_memory,
     "repeated": repeated,
+    "start": start,
     "throughput": throughput,
 }
 
