@@ -84,8 +84,9 @@ class _Open:
 class LocalStorage:
     """Reads whole files and spans of shards below one folder.
 
-    A path is relative to `root`, or absolute. Where it leads is checked on the open file (on Linux; elsewhere on its
-    resolved path), so that neither `..` nor a symbolic link, even one changed meanwhile, reaches out of `root`.
+    A path is relative to `root`, or absolute. Where it leads is checked by the kernel as it opens the file, or on the
+    open file (elsewhere than on Linux on its resolved path), so that neither `..` nor a symbolic link, even one changed
+    meanwhile, reaches out of `root`.
 
     Args:
         root: The folder that paths are relative to.
@@ -96,7 +97,7 @@ class LocalStorage:
         page_cache: `"drop"` gives the page cache of what was read back at once, with the pages that neighbours share.
 
     Memory:
-        What `read` returns, and a path, a number and a descriptor for each open shard.
+        What `read` returns, a path, a number and a descriptor for each open shard, and a descriptor of the root.
 
     Process:
         May be forked: shards are read with `pread`, so processes share no position, and no program that is started
