@@ -26,12 +26,16 @@ PLACE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Record = dict[str, Any]
 
 
-def latest(name: str) -> list[Record]:
-    """Return of each case the last record in `records/NAME.jsonl`, in the order in which they were first measured."""
+def latest(name: str, *keys: str) -> list[Record]:
+    """Return of each case the last record in `records/NAME.jsonl`, in the order in which they were first measured.
+
+    With `keys`, cases that agree in these are one.
+    """
     records: dict[str, Record] = {}
     for line in (RECORDS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
-        records[json.dumps(record["case"], sort_keys=True)] = record
+        case = record["case"]
+        records[json.dumps([case.get(key) for key in keys] if keys else case, sort_keys=True)] = record
     return list(records.values())
 
 
@@ -69,7 +73,7 @@ def throughput() -> str:
     """Return images a second of every contestant, by what batches hold."""
     found: dict[str, dict[str, Record]] = {}
     notes: dict[str, str] = {}
-    for record in latest("peers"):
+    for record in latest("peers", "contestant", "output"):
         case = record["case"]
         found.setdefault(case["contestant"], {})[case["output"]] = record["figures"]
         notes[case["contestant"]] = case.get("note") or notes.get(case["contestant"], "")
@@ -139,7 +143,7 @@ def batch_sizes() -> str:
     """Return for every contestant the share of its images a second at 128 that other batch sizes reach."""
     found: dict[str, dict[int, Record]] = {}
     failed: dict[str, str] = {}
-    for record in latest("batch_sizes"):
+    for record in latest("batch_sizes", "contestant", "batch_size"):
         case, figures = record["case"], record["figures"]
         if "failed" in figures:
             failed[case["contestant"]] = figures["failed"]
@@ -159,7 +163,7 @@ def batch_sizes() -> str:
 def repeated() -> str:
     """Return what contestants offer for repeated epochs, the fastest first."""
     rows = []
-    records = latest("repeated")
+    records = latest("repeated", "contestant")
     for record in sorted(records, key=lambda record: -float(record["figures"].get("images_per_second", 0))):
         case, figures = record["case"], record["figures"]
         if "failed" in figures:
