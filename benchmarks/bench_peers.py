@@ -50,7 +50,7 @@ OWN = "own"
 """The environment that this benchmark runs in."""
 ENTRIES = (
     Entry(name="mpload", module="ours", distribution="mpload", environment=OWN),
-    Entry(name="mpload, without its native module", module="ours", distribution="mpload", environment=OWN),
+    Entry(name="mpload, without its native decoder", module="ours", distribution="mpload", environment=OWN),
     Entry(
         name="bare loop", module="bare", distribution="mpload", environment=OWN, note="one process, no batches to make"
     ),

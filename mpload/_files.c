@@ -1,4 +1,4 @@
-/* Open a file below a folder, and learn its size: one call where Python needs four.
+/* Open a file below a folder, and learn its size: one call where Python needs three.
 
    openat2 lets the kernel see to it that no `..` and no symbolic link, even one changed meanwhile, leads out of the
    folder. Whatever is unusual (an error, a link to an absolute path, a folder, a device, a kernel older than 5.6) is
@@ -30,7 +30,10 @@ static int open_file(int folder, const char *path, int64_t *num_bytes) {
     How how = {.flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, .resolve = NO_MAGIC_LINKS | BENEATH};
     int file = (int)syscall(SYS_openat2, folder, path, &how, sizeof how);
     struct stat facts;
-    if (file >= 0 && (fstat(file, &facts) != 0 || !S_ISREG(facts.st_mode))) {
+    if (file < 0) {
+        return -1;
+    }
+    if (fstat(file, &facts) != 0 || !S_ISREG(facts.st_mode)) {
         close(file);
         return -1;
     }

@@ -120,9 +120,9 @@ class PipelineWork:
         number = BatchNumber.of(task)
         pipeline = self.pipeline
         names = [column.name for column in pipeline.index.columns]
-        outputs = [arrays[names[source]] for source in pipeline.sources] if pipeline.writes_in_place else None
-        ragged = [arrays[names[source]] for source in pipeline.sources] if pipeline.reads_in_place else None
-        in_place = () if outputs is None and ragged is None else pipeline.sources
+        writes, reads = pipeline.writes_in_place, pipeline.reads_in_place
+        in_place = pipeline.sources if writes or reads else ()
+        targets = [arrays[names[column]] for column in in_place]
         to_store = [(column, name, arrays[name]) for column, name in enumerate(names) if column not in in_place]
         times = pipeline.times
         before = times.read_ns, times.decode_ns, times.transform_ns
@@ -139,8 +139,8 @@ class PipelineWork:
                 record,
                 seed=number.seed,
                 epoch=number.epoch,
-                outs=None if outputs is None else [array[place] for array in outputs],
-                rooms=None if ragged is None else [partial(_room, array, place) for array in ragged],
+                outs=[array[place] for array in targets] if writes else None,
+                rooms=[partial(_room, array, place) for array in targets] if reads else None,
                 store=partial(_store, to_store, place),
                 on_bad=bad.append,
             )

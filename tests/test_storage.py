@@ -388,9 +388,9 @@ def test_a_root_that_is_made_anew_is_read(root: Path) -> None:
         assert storage.read([ByteRange("a/one.bin")]) == [b"new"]
 
 
+@pytest.mark.parametrize("root", ["native"], indirect=True)
 def test_the_native_module_opens_regular_files_below_a_folder_and_nothing_else(root: Path) -> None:
-    if local._NATIVE is None:
-        return
+    assert local._NATIVE is not None
     make_links(root)
     os.mkfifo(root / "pipe")
     before = num_open_files()
@@ -435,10 +435,10 @@ def test_few_shards_stay_open_and_none_after_close(root: Path) -> None:
         LocalStorage(root, max_open_files=0)
 
 
+@pytest.mark.parametrize("root", ["plain"], indirect=True)
 def test_the_shard_used_last_stays_open(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in "abc":
         (root / f"{name}.tar").write_bytes(b"x")
-    monkeypatch.setattr(local, "_NATIVE", None)
     opened: list[str] = []
     honest = os.open
 

@@ -46,7 +46,7 @@ def ours(index: str = "train.txt", *, has_cache: bool = False, **decoder_options
 
 CONTESTANTS: dict[str, Contestant] = {
     "mpload": ours(),
-    "mpload, without its native module": ours(backend="simplejpeg"),
+    "mpload, without its native decoder": ours(backend="simplejpeg"),
     "mpload, cache of resized photographs": ours(has_cache=True),
     "mpload, packed": ours("pack/index.txt"),
 }
