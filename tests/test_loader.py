@@ -22,9 +22,11 @@ from numpy.typing import NDArray
 
 from mpload import ErrorPolicy, ImageDecoder, MPDataset, MPLoader, RandomResizedCrop, RawBytes, Topology, build_index
 from mpload.errors import ArgumentError, MploadWarning, SampleError, WorkerError
+from mpload.memory import anonymous_bytes
 from mpload.transport.batches import PoolOptions
 from tests.decoders import add_noise, broken, changing, slow_number
 from tests.test_dataset import flat, ids, numbers
+from tests.transport_works import leaves_nothing
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
 
@@ -324,28 +326,13 @@ def test_a_budget_bounds_the_slots(photos: Path) -> None:
         assert len(list(loader)) == len(dataset)
 
 
-def anonymous_bytes() -> int:
-    """Return what this process itself has written; USS also has the pages of libraries that nobody else uses now."""
-    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon")]
-    return int(line.split()[1]) * 1024
-
-
-def children() -> list[int]:
-    return [process.pid for process in psutil.Process().children(recursive=True)]
-
-
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
     """Check that a test leaves processes and descriptors as they were."""
     gc.collect()
-    before = set(children()), psutil.Process().num_fds()
-    yield
-    gc.collect()
-    deadline = time.monotonic() + 5
-    while set(children()) - before[0] and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not set(children()) - before[0]
-    assert psutil.Process().num_fds() <= before[1]
+    with leaves_nothing():
+        yield
+        gc.collect()
 
 
 @pytest.mark.usefixtures("nothing_left")
@@ -436,8 +423,8 @@ def test_dozens_of_loaders_leave_descriptors_and_memory_where_they_were(folder: 
     for _ in range(5):
         cycle()
     gc.collect()
-    before = anonymous_bytes()
+    before = anonymous_bytes(os.getpid())
     for _ in range(20):
         cycle()
     gc.collect()
-    assert anonymous_bytes() - before < 4 * 2**20
+    assert anonymous_bytes(os.getpid()) - before < 4 * 2**20

@@ -1,6 +1,5 @@
 """Memory figures against processes that take a known amount."""
 
-import mmap
 import os
 import subprocess
 import sys
@@ -13,16 +12,24 @@ from mpload.machine import available_bytes, num_usable_cores
 from mpload.memory import process_memory, sum_memory, tree_memory
 from mpload.units import MIB
 
-HOLD = "import sys; held = bytearray(b'x') * {0}; print('ready', flush=True); sys.stdin.read()"
+HOLD = "held = bytearray(b'x') * {0}"
+MAP = "import mmap; f = open({0!r}, 'rb'); m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ); sum(m[::4096])"
 
 
-def hold(num_bytes: int) -> "subprocess.Popen[bytes]":
+def wait_ready(code: str) -> "subprocess.Popen[bytes]":
+    """Start a process that runs `code` and then waits for the end of its input; return once it waits."""
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD.format(num_bytes)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", f"{code}\nimport sys; print('ready', flush=True); sys.stdin.read()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     assert process.stdout is not None
     process.stdout.readline()
     return process
+
+
+def hold(num_bytes: int) -> "subprocess.Popen[bytes]":
+    return wait_ready(HOLD.format(num_bytes))
 
 
 def test_private_memory_of_a_child_shows_in_its_uss_and_in_the_tree() -> None:
@@ -40,20 +47,13 @@ def test_private_memory_of_a_child_shows_in_its_uss_and_in_the_tree() -> None:
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="PSS is Linux's")
 def test_a_shared_map_counts_by_halves(tmp_path: Path) -> None:
     (tmp_path / "shared").write_bytes(b"x" * 40 * MIB)
-    code = (
-        "import mmap, sys; f = open(sys.argv[1], 'rb'); m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)\n"
-        "sum(m[::4096]); print('ready', flush=True); sys.stdin.read()"
-    )
-    with (tmp_path / "shared").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        sum(mapped[::4096])
-        alone = process_memory()
-        with subprocess.Popen(
-            [sys.executable, "-c", code, tmp_path / "shared"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        ) as other:
-            assert other.stdout is not None
-            other.stdout.readline()
-            shared = process_memory()
-            other.communicate()
+    code = MAP.format(str(tmp_path / "shared"))
+    with wait_ready(code) as first:  # two small processes: what this one shares changes as other tests come and go
+        alone = process_memory(first.pid)
+        with wait_ready(code) as second:
+            shared = process_memory(first.pid)
+            second.communicate()
+        first.communicate()
     assert alone.pss_bytes - shared.pss_bytes == pytest.approx(20 * MIB, rel=0.3)
     assert alone.uss_bytes - shared.uss_bytes == pytest.approx(40 * MIB, rel=0.3)
 

@@ -287,11 +287,11 @@ def test_private_memory_of_a_reader_does_not_grow_with_the_index(large: Index, t
         "def read():\n"
         "    for start in range(0, len(index) - 4096, 4096): index.records(np.arange(start, start + 4096, 37))\n"
         "index.records(np.arange(1000))\n"
-        "before = process_memory().uss_bytes\n"
+        "before = process_memory().rss_bytes\n"
         "read()\n"
         "rng = np.random.default_rng(0)\n"
         "for _ in range(50): index.records(rng.integers(0, len(index), 1000))\n"
-        "print(process_memory().uss_bytes - before)\n"
+        "print(process_memory().rss_bytes - before)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, large.path], capture_output=True, text=True, check=True, timeout=100
