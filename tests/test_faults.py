@@ -271,6 +271,7 @@ LEAKING = """
 import json, sys
 import numpy as np
 from mpload import MPDataset, MPLoader, Topology
+from mpload.memory import process_memory
 from tests.decoders import number_in
 from tests.test_dataset import ids
 leaked = []
@@ -283,6 +284,7 @@ dataset = MPDataset(
     sys.argv[1], decode=number_in, transform=leak, batch_size=8, seed=3, shuffle=True, topology=Topology()
 )
 with MPLoader(dataset, num_workers=1, memory_budget="100MiB") as loader:
+    model = np.ones(max(0, int(sys.argv[2]) - process_memory().rss_bytes), np.uint8)
     batches = ids(loader)
     deaths = loader.stats().num_deaths
     history = list(loader._pool._crew._history)
@@ -290,14 +292,17 @@ print(json.dumps({"ids": batches, "deaths": deaths, "history": [line for _, line
 """
 
 
-def test_a_transform_that_leaks_in_a_small_container_costs_workers_and_no_sample(folder: Path) -> None:
+@pytest.mark.parametrize("parent_bytes", [400 * MIB, 850 * MIB])
+def test_a_transform_that_leaks_in_a_small_container_costs_workers_and_no_sample(
+    folder: Path, parent_bytes: int
+) -> None:
     expected = ids(numbers(folder, 400, batch_size=8, seed=3))
-    with memory_container(600 * MIB) as container:
+    with memory_container(1000 * MIB) as container:
         if container is None:
             pytest.skip("no control group with a memory limit can be made here (needs Linux and root)")
         join = ["sh", "-c", 'echo 0 > "$0" && exec "$@"', str(container.procs)]
         done = subprocess.run(
-            [*join, sys.executable, "-W", "ignore", "-c", LEAKING, str(numbers_index(folder, 400))],
+            [*join, sys.executable, "-W", "ignore", "-c", LEAKING, str(numbers_index(folder, 400)), str(parent_bytes)],
             capture_output=True,
             text=True,
             timeout=60,

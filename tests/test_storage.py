@@ -181,7 +181,7 @@ def test_names_that_are_no_text_are_read(root: Path) -> None:
         ("a/two.bin", errno.ENOENT, "a/two.bin: No such file or directory. Does #root"),
         ("a", errno.EISDIR, "a: Is a directory. A path must name a file"),
         ("a/one.bin/x", errno.ENOTDIR, "Not a directory"),
-        ("a\0b", None, "is no path: embedded null byte"),
+        ("a\0b", None, "embedded null"),
         ("x" * 300, errno.ENAMETOOLONG, "File name too long"),
     ],
 )

@@ -35,10 +35,13 @@ def set_process_name(name: str) -> None:
 
 
 def be_killed_first() -> None:
-    """Have the kernel, where memory runs out, rather kill this process than others: it can be replaced."""
+    """Have the kernel, where memory runs out, rather kill this process than others: it can be replaced.
+
+    Rather, that is, than one that takes all that its container may have: a training process often takes most of it.
+    """
     path = Path("/proc/self/oom_score_adj")
     with contextlib.suppress(OSError):  # a wish
-        path.write_text(str(min(_MAX_OOM_SCORE, int(path.read_text()) + _MAX_OOM_SCORE // 2)))
+        path.write_text(str(min(_MAX_OOM_SCORE, int(path.read_text()) + _MAX_OOM_SCORE)))
 
 
 def thread_names() -> list[str]:
