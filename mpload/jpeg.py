@@ -108,6 +108,11 @@ class Jpeg:
         return self.stored_height if self.orientation >= 5 else self.stored_width
 
     @property
+    def draws_natively(self) -> bool:
+        """Whether `draw` asks the native decoder first."""
+        return self._native is not None
+
+    @property
     def colors(self) -> str | None:
         """As simplejpeg names them; None where it cannot read the header, which others then may."""
         header = read_header(self.data)
@@ -127,7 +132,8 @@ class Jpeg:
 
     def draw(self, view: View, out: Pixels) -> None:
         """Write what `view` shows into `out`, C-contiguous uint8 [height, width, 3] of the view's window."""
-        if _NATIVE is None or self.backend == "simplejpeg" or not self._draw_natively(_NATIVE, view, out):
+        native = self._native
+        if native is None or not self._draw_natively(native, view, out):
             resize_into(out, self.region(view.box, at_least=view.full), view)
 
     def native_view(self, view: View) -> tuple[int, ...]:
@@ -143,6 +149,10 @@ class Jpeg:
             self.stored_height, self.stored_width, denominator, box.top, box.left, box.height, box.width,
             *full, top, left, mirror, view.antialias,
         )  # fmt: skip
+
+    @property
+    def _native(self) -> _Native | None:
+        return None if self.backend == "simplejpeg" else _NATIVE
 
     def _draw_natively(self, native: _Native, view: View, out: Pixels) -> bool:
         numbers = self.native_view(view)

@@ -4,13 +4,12 @@ import io
 from dataclasses import dataclass
 from enum import StrEnum, auto
 
-import cv2
 import numpy as np
-import simplejpeg  # type: ignore[import-untyped]
 
-from mpload.decode import ImageDecoder, ResizeCenterCrop
+from mpload.decode import ResizeCenterCrop
 from mpload.errors import ArgumentError
 from mpload.image import open_image
+from mpload.shrink import shrunk_jpeg
 
 __all__ = ["PackOptions", "ShardFormat", "stored_as"]
 
@@ -66,17 +65,9 @@ def stored_as(data: bytes, options: PackOptions) -> tuple[str, bytes]:
     if options.resize_short is None:
         return _ending(data), data
     image = open_image(data)
-    short = min(image.height, image.width)
-    if short <= options.resize_short and data[:2] == b"\xff\xd8":
+    if min(image.height, image.width) <= options.resize_short and data[:2] == b"\xff\xd8":
         return "jpg", data
-    pixels = ImageDecoder()(data)
-    if short > options.resize_short:
-        height, width = (round(side * options.resize_short / short) for side in (image.height, image.width))
-        pixels = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA)  # type: ignore[assignment]
-    encoded: bytes = simplejpeg.encode_jpeg(
-        np.ascontiguousarray(pixels), quality=options.quality, colorsubsampling="420"
-    )
-    return "jpg", encoded
+    return "jpg", shrunk_jpeg(image, short_side=options.resize_short, quality=options.quality)
 
 
 def _ending(data: bytes) -> str:
