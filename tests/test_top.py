@@ -76,28 +76,32 @@ def test_top_shows_each_worker_of_a_running_job_and_a_killed_job_leaves_nothing(
 
 
 WRITER = """
+import itertools, sys
 from mpload.telemetry.page import StatsPage
-page, number = StatsPage(), 10
+length, num_writes = int(sys.argv[1]), int(sys.argv[2])
+print("writing", flush=True)
 while True:
-    number = number % 90 + 10
-    page.write({"text": str(number) * 30_000})
-    if number == 20:
-        print("writing", flush=True)
+    page = StatsPage()
+    for number in itertools.islice(itertools.cycle(range(10, 100)), num_writes):
+        page.write({"text": str(number) * length})
+    page.close()
 """
 
 
-def test_a_page_is_never_seen_half_written() -> None:
-    with subprocess.Popen([sys.executable, "-c", WRITER], stdout=subprocess.PIPE, text=True) as process:
+@pytest.mark.parametrize(("length", "num_writes"), [(30_000, 10**9), (1, 10**9), (1, 1)])
+def test_a_page_is_never_seen_half_written(length: int, num_writes: int) -> None:
+    command = [sys.executable, "-c", WRITER, str(length), str(num_writes)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "writing\n"
             seen = set()
-            for _ in range(1500):
+            for _ in range(3000):
                 for facts in read_pages(process.pid):
-                    number = facts["text"][:2]
-                    assert facts["text"] == number * 30_000
-                    seen.add(number)
-            assert len(seen) > 5
+                    text = facts.get("text", "10" * length)  # a new page is empty
+                    assert text == text[:2] * length
+                    seen.add(text[:2])
+            assert len(seen) > 5 or num_writes == 1
         finally:
             process.kill()
 

@@ -2,8 +2,8 @@
 
 It is nameless (`memfd`), so nothing is left of it however the process ends; others of the same user find it among the
 process's descriptors. Layout: magic (8 bytes), format version, sequence number, length (u64 each, little-endian), then
-a JSON object of that length. The sequence number is odd while the page is written: a reader that saw it change reads
-again.
+a JSON object of that length. The sequence number is odd while anything else is written: a reader that saw it odd, or
+change, reads again.
 """
 
 import json
@@ -20,6 +20,9 @@ PAGE_VERSION = 1
 _NAME = "mpload-stats"
 _MAGIC = b"MPLSTATS"
 _HEAD = struct.Struct("<8s3Q")
+_WORD = struct.Struct("<Q")
+_SEQUENCE = slice(16, 24)
+_LENGTH = slice(24, 32)
 _PAGE_BYTES = 1 << 16
 _ATTEMPTS = 100
 
@@ -32,7 +35,8 @@ class StatsPage:
         os.ftruncate(fd, _PAGE_BYTES)
         self._map = mmap.mmap(fd, _PAGE_BYTES)  # which has a descriptor of its own
         os.close(fd)
-        self._sequence = 0
+        self._turn_to(1)
+        self._map[: _HEAD.size] = _HEAD.pack(_MAGIC, PAGE_VERSION, self._sequence, 0)
         self.write({})
 
     def close(self) -> None:
@@ -44,11 +48,15 @@ class StatsPage:
         text = json.dumps(facts).encode()
         if len(text) > _PAGE_BYTES - _HEAD.size:
             return
-        self._sequence += 1
-        _HEAD.pack_into(self._map, 0, _MAGIC, PAGE_VERSION, self._sequence, 0)
+        self._turn_to(self._sequence | 1)
+        self._map[_LENGTH] = _WORD.pack(len(text))
         self._map[_HEAD.size : _HEAD.size + len(text)] = text
-        self._sequence += 1
-        _HEAD.pack_into(self._map, 0, _MAGIC, PAGE_VERSION, self._sequence, len(text))
+        self._turn_to(self._sequence + 1)
+
+    def _turn_to(self, sequence: int) -> None:
+        """Write the sequence number alone and at once, not by `pack_into`, which puts zeros there first."""
+        self._map[_SEQUENCE] = _WORD.pack(sequence)
+        self._sequence = sequence
 
 
 def read_pages(pid: int) -> list[dict[str, Any]]:
@@ -74,6 +82,8 @@ def _read(path: Path) -> dict[str, Any] | None:
     with path.open("rb") as file:
         for _ in range(_ATTEMPTS):
             page = os.pread(file.fileno(), _PAGE_BYTES, 0)
+            if len(page) < _PAGE_BYTES:  # its loader is about to make it
+                return None
             magic, version, sequence, length = _HEAD.unpack_from(page)
             if magic != _MAGIC or version != PAGE_VERSION:
                 return None
