@@ -184,6 +184,22 @@ def test_a_damaged_sidecar_gives_right_records_or_an_error(tmp_path: Path, data:
         index.sidecar.path.unlink(missing_ok=True)
 
 
+@pytest.mark.parametrize("flipped", [1, 128])
+def test_no_single_damaged_byte_gives_a_wrong_record_or_label(tmp_path: Path, flipped: int) -> None:
+    text = make_text(tmp_path / "train.txt", 50)
+    sidecar = open_index(text).sidecar.path
+    good = sidecar.read_bytes()
+    rows = good.index(np.asarray(open_index(text)._map.columns["offset"]).tobytes())
+    for place in [*range(rows), *range(rows + 2 * 50 * 8, len(good))]:  # all but the rows themselves
+        bad = bytearray(good)
+        bad[place] ^= flipped
+        sidecar.write_bytes(bad)
+        index = open_index(text)
+        with contextlib.suppress(IndexChangedError):
+            assert [index[number].cells for number in (0, 1, 49)] == [expected(number) for number in (0, 1, 49)], place
+        assert index.labels[:].tolist() == [expected(number)[1] for number in range(50)], place
+
+
 def open_at(barrier: "multiprocessing.synchronize.Barrier", path: Path, out: "multiprocessing.Queue[str]") -> None:
     barrier.wait(30)
     index = open_index(path)

@@ -25,14 +25,17 @@ from numpy.typing import NDArray
 
 from mpload.errors import SidecarError
 from mpload.index.columns import format_columns
-from mpload.index.mapped import BATCH_ROWS, ColumnPlace, SidecarLayout
+from mpload.index.mapped import BATCH_ROWS, ColumnPlace, SidecarLayout, SidecarMap
 from mpload.index.scan import Scan
-from mpload.index.text import Header
+from mpload.index.text import MAX_LINE_BYTES, Header
 
 __all__ = ["SIDECAR_VERSION", "Progress", "TextStamp", "ensure_sidecar", "find_sidecar", "rewrite_sidecar"]
 
 SIDECAR_VERSION = 1
 _LOCK_SECONDS = 3600.0
+_ROW_BYTES = 8
+_MAX_PADDING_BYTES = 64
+"""Arrow's writer pads the rows of a column to a multiple of 8 or of 64 bytes."""
 _TYPES = {"offset": pa.uint64(), "label": pa.int64(), "nbytes": pa.int64()}
 
 Progress = Callable[[int], None]
@@ -279,7 +282,11 @@ def _read(path: Path, buffer: pa.Buffer, text: Path, header: Header) -> SidecarL
         if batch.num_rows != (BATCH_ROWS if number < num_full else rest) or any(c.null_count for c in batch.columns):
             raise SidecarError(f"{path}: record batch {number} has {batch.num_rows} rows")
         rows = {name: batch.column(name).buffers()[1] for name in names}
-        return {name: values.address - buffer.address for name, values in rows.items() if values is not None}
+        found = {name: values.address - buffer.address for name, values in rows.items() if values is not None}
+        gaps = np.diff(list(found.values())) - batch.num_rows * _ROW_BYTES
+        if (gaps < 0).any() or (gaps >= _MAX_PADDING_BYTES).any():
+            raise SidecarError(f"{path}: the columns of record batch {number} do not follow one another")
+        return found
 
     first = starts(0)
     last = starts(num_full) if rest else dict.fromkeys(names, 0)
@@ -287,7 +294,7 @@ def _read(path: Path, buffer: pa.Buffer, text: Path, header: Header) -> SidecarL
     strides = {name: second[name] - first[name] for name in names}
     if num_full > 1 and starts(num_full - 1) != {n: first[n] + (num_full - 1) * strides[n] for n in names}:
         raise SidecarError(f"{path}: its record batches do not lie at regular places")
-    return SidecarLayout(
+    layout = SidecarLayout(
         path=path,
         file_bytes=buffer.size,
         num_samples=num_samples,
@@ -299,3 +306,29 @@ def _read(path: Path, buffer: pa.Buffer, text: Path, header: Header) -> SidecarL
             for name in names
         },
     )
+    _check_boundaries(layout, text, header)
+    return layout
+
+
+def _check_boundaries(layout: SidecarLayout, text: Path, header: Header) -> None:
+    """Look into the text where a record batch ends or begins: rows that lie elsewhere would be those of other lines."""
+    num_samples = layout.num_samples
+    num_full = num_samples // BATCH_ROWS
+    ends = sorted(
+        {number * BATCH_ROWS for number in {1, num_full - 1, num_full} if 0 < number <= num_full} | {num_samples}
+    )
+    offsets = SidecarMap(layout).columns["offset"]
+    with text.open("rb") as file:
+
+        def read(start: int, end: int) -> bytes:
+            file.seek(start)
+            return file.read(min(end - start, MAX_LINE_BYTES + 1)) if start < end else b""
+
+        above = read(header.body_bytes, int(offsets[0]))
+        stretches = [
+            (int(offsets[end - 1]), int(offsets[end]) if end < num_samples else TextStamp.of(file.fileno()).num_bytes)
+            for end in ends
+        ]
+        lines = [read(*stretch).partition(b"\n") for stretch in stretches]
+    if above.strip() or any(not line or rest.strip() for line, _, rest in lines):
+        raise SidecarError(f"{layout.path}: its rows are not those of the lines of {text}")
