@@ -9,7 +9,7 @@ import pytest
 import simplejpeg  # type: ignore[import-untyped]
 
 from mpload import build_index, open_index
-from mpload.errors import DecodeError, IndexFormatError
+from mpload.errors import DecodeError, IndexFormatError, SidecarError
 from mpload.index.checking import Finding, check_index, check_lines
 from mpload.index.columns import parse_columns
 from mpload.index.index import Index
@@ -125,7 +125,6 @@ def test_a_sidecar_that_does_not_agree_with_its_text_is_found(tmp_path: Path) ->
     cases: list[tuple[dict[str, Any], list[tuple[int | None, str]]]] = [
         ({"offset": offsets, "label": labels}, [(7, "has label 0, where"), (270, "says 5")]),
         ({"offset": wrong, "label": good.labels[:]}, [(260, "starts at byte")]),
-        ({"offset": offsets[:-1], "label": good.labels[:-1]}, [(None, "has 600 samples, where its sidecar has 599")]),
     ]
     for rows, expected in cases:
         num_samples = len(rows["offset"])
@@ -133,6 +132,11 @@ def test_a_sidecar_that_does_not_agree_with_its_text_is_found(tmp_path: Path) ->
         findings = list(check_index(open_index(good.path)))
         assert [finding.sample_id for finding in findings] == [sample_id for sample_id, _ in expected]
         assert all(words in finding.cause for finding, (_, words) in zip(findings, expected, strict=True))
+    for part in (slice(1, None), slice(None, -1)):
+        rows = {"offset": offsets[part], "label": good.labels[part]}
+        with pytest.raises(SidecarError, match="are not those of the lines"):
+            rewrite_sidecar(good.path, good.header, [rows], num_samples=599, digest=good.sidecar.digest)
+        assert len(open_index(good.path)) == 600  # it was built again
 
 
 def test_a_text_that_changed_behind_its_sidecar_is_found(tmp_path: Path) -> None:
