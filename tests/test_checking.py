@@ -125,6 +125,10 @@ def test_a_sidecar_that_does_not_agree_with_its_text_is_found(tmp_path: Path) ->
     cases: list[tuple[dict[str, Any], list[tuple[int | None, str]]]] = [
         ({"offset": offsets, "label": labels}, [(7, "has label 0, where"), (270, "says 5")]),
         ({"offset": wrong, "label": good.labels[:]}, [(260, "starts at byte")]),
+        (
+            {"offset": np.delete(offsets, 300), "label": np.delete(good.labels[:], 300)},
+            [(300, "starts at byte"), (None, "has 600 samples, where its sidecar has 599")],
+        ),
     ]
     for rows, expected in cases:
         num_samples = len(rows["offset"])

@@ -233,6 +233,7 @@ def test_a_wrong_path_is_one_clear_line(tmp_path: Path, arguments: list[str], sa
         (["index", ".", "-o", "out.txt", "--split", "train=0.9,0.1"], "a name of its own"),
         (["inspect", "x.txt", "--report", "y"], "Add --check"),
         (["inspect", "photo.txt", "--grid", "sheet.gif"], "sheet.png"),
+        (["top", "1", "--interval", "-1"], "--interval"),
     ],
 )
 def test_wrong_usage_exits_with_2(tmp_path: Path, arguments: list[str], saying: str) -> None:

@@ -18,8 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mpload import Index, open_index
-from mpload.errors import ArgumentError, IndexChangedError, IndexFormatError, MploadError
+from mpload.errors import ArgumentError, IndexChangedError, IndexFormatError, MploadError, SidecarError
 from mpload.index.mapped import BATCH_ROWS
+from mpload.index.sidecar import rewrite_sidecar
 
 HEAD = b"#mpload 1\n#columns image:path label:int\n"
 
@@ -198,6 +199,19 @@ def test_no_single_damaged_byte_gives_a_wrong_record_or_label(tmp_path: Path, fl
         with contextlib.suppress(IndexChangedError):
             assert [index[number].cells for number in (0, 1, 49)] == [expected(number) for number in (0, 1, 49)], place
         assert index.labels[:].tolist() == [expected(number)[1] for number in range(50)], place
+
+
+def test_rows_that_are_not_those_of_their_record_batch_are_found(large: Index, tmp_path: Path) -> None:
+    text = shutil.copy(large.path, tmp_path / "train.txt")
+    index = open_index(text)
+    offsets, labels = (np.array(index._map.columns[name]) for name in ("offset", "label"))
+    for first in (BATCH_ROWS, len(offsets) // BATCH_ROWS * BATCH_ROWS):
+        moved = offsets.copy()
+        moved[first:-1] = offsets[first + 1 :]
+        rows = {"offset": moved, "label": labels}
+        with pytest.raises(SidecarError, match="are not those of the lines"):
+            rewrite_sidecar(index.path, index.header, [rows], num_samples=len(index), digest=index.sidecar.digest)
+    assert open_index(text)[BATCH_ROWS].cells == expected(BATCH_ROWS)
 
 
 def open_at(barrier: "multiprocessing.synchronize.Barrier", path: Path, out: "multiprocessing.Queue[str]") -> None:

@@ -25,7 +25,7 @@ _STAGES = ("read", "decode", "transform")
 def top(
     pid: Annotated[int, typer.Argument(help="The training process, or the one that has started it.")],
     *,
-    interval: Annotated[float, typer.Option(help="Seconds between two looks.")] = 1.0,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look once, over one interval, and end.")] = False,
 ) -> None:
     """Show what the loaders of a running job are doing: rate, waits, and each worker's stages and memory.

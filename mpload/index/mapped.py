@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError, SidecarError
 
-__all__ = ["BATCH_ROWS", "ColumnPlace", "MappedColumn", "SidecarLayout", "SidecarMap", "check_sample_ids"]
+__all__ = ["BATCH_ROWS", "ROW_BYTES", "ColumnPlace", "MappedColumn", "SidecarLayout", "SidecarMap", "check_sample_ids"]
 
 BATCH_ROWS = 1 << 20
 """Rows of every record batch of a sidecar but the last."""
 
-_ROW_BYTES = 8
+ROW_BYTES = 8
+"""Of a row, in every column."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +48,10 @@ class SidecarLayout:
     def __post_init__(self) -> None:
         full, rest = divmod(self.num_samples, BATCH_ROWS)
         for name, place in self.columns.items():
-            ends = [place.first_bytes + (full - 1) * place.stride_bytes + BATCH_ROWS * _ROW_BYTES] if full else []
-            ends += [place.last_bytes + rest * _ROW_BYTES] if rest else []
+            ends = [place.first_bytes + (full - 1) * place.stride_bytes + BATCH_ROWS * ROW_BYTES] if full else []
+            ends += [place.last_bytes + rest * ROW_BYTES] if rest else []
             starts = [place.first_bytes] * bool(full) + [place.last_bytes] * bool(rest)
-            if any(end > self.file_bytes for end in ends) or any(start < 0 or start % _ROW_BYTES for start in starts):
+            if any(end > self.file_bytes for end in ends) or any(start < 0 or start % ROW_BYTES for start in starts):
                 raise SidecarError(f"{self.path}: column {name!r} does not lie inside the file")
 
     def __getstate__(self) -> dict[str, Any]:
@@ -152,7 +153,7 @@ class SidecarMap:
             dtype,
             buffer=self._map,
             offset=place.first_bytes if num_full else 0,
-            strides=(place.stride_bytes, _ROW_BYTES),
+            strides=(place.stride_bytes, ROW_BYTES),
         )
         last = np.ndarray((rest,), dtype, buffer=self._map, offset=place.last_bytes if rest else 0)
         return MappedColumn(full=full, last=last)

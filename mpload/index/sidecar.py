@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from mpload.errors import SidecarError
 from mpload.index.columns import format_columns
-from mpload.index.mapped import BATCH_ROWS, ColumnPlace, SidecarLayout, SidecarMap
+from mpload.index.mapped import BATCH_ROWS, ROW_BYTES, ColumnPlace, SidecarLayout, SidecarMap
 from mpload.index.scan import Scan
 from mpload.index.text import MAX_LINE_BYTES, Header
 
@@ -33,7 +33,6 @@ __all__ = ["SIDECAR_VERSION", "Progress", "TextStamp", "ensure_sidecar", "find_s
 
 SIDECAR_VERSION = 1
 _LOCK_SECONDS = 3600.0
-_ROW_BYTES = 8
 _MAX_PADDING_BYTES = 64
 """Arrow's writer pads the rows of a column to a multiple of 8 or of 64 bytes."""
 _TYPES = {"offset": pa.uint64(), "label": pa.int64(), "nbytes": pa.int64()}
@@ -283,7 +282,7 @@ def _read(path: Path, buffer: pa.Buffer, text: Path, header: Header) -> SidecarL
             raise SidecarError(f"{path}: record batch {number} has {batch.num_rows} rows")
         rows = {name: batch.column(name).buffers()[1] for name in names}
         found = {name: values.address - buffer.address for name, values in rows.items() if values is not None}
-        gaps = np.diff(list(found.values())) - batch.num_rows * _ROW_BYTES
+        gaps = np.diff(list(found.values())) - batch.num_rows * ROW_BYTES
         if (gaps < 0).any() or (gaps >= _MAX_PADDING_BYTES).any():
             raise SidecarError(f"{path}: the columns of record batch {number} do not follow one another")
         return found
@@ -311,24 +310,24 @@ def _read(path: Path, buffer: pa.Buffer, text: Path, header: Header) -> SidecarL
 
 
 def _check_boundaries(layout: SidecarLayout, text: Path, header: Header) -> None:
-    """Look into the text where a record batch ends or begins: rows that lie elsewhere would be those of other lines."""
-    num_samples = layout.num_samples
-    num_full = num_samples // BATCH_ROWS
-    ends = sorted(
-        {number * BATCH_ROWS for number in {1, num_full - 1, num_full} if 0 < number <= num_full} | {num_samples}
-    )
+    """Look into the text where record batches begin and end: rows that lie elsewhere would be those of other lines."""
     offsets = SidecarMap(layout).columns["offset"]
+    num_full = layout.num_samples // BATCH_ROWS
+    ends = {number * BATCH_ROWS for number in (1, num_full - 1, num_full) if 0 < number <= num_full}
     with text.open("rb") as file:
+        num_bytes = TextStamp.of(file.fileno()).num_bytes
 
-        def read(start: int, end: int) -> bytes:
+        def holds_a_line(sample_id: int) -> bool:
+            start = int(offsets[sample_id])
+            end = int(offsets[sample_id + 1]) if sample_id + 1 < layout.num_samples else num_bytes
+            if not start < end <= num_bytes:
+                return False
             file.seek(start)
-            return file.read(min(end - start, MAX_LINE_BYTES + 1)) if start < end else b""
+            line, _, rest = file.read(min(end - start, MAX_LINE_BYTES + 1)).partition(b"\n")
+            return bool(line) and not rest.strip()
 
-        above = read(header.body_bytes, int(offsets[0]))
-        stretches = [
-            (int(offsets[end - 1]), int(offsets[end]) if end < num_samples else TextStamp.of(file.fileno()).num_bytes)
-            for end in ends
-        ]
-        lines = [read(*stretch).partition(b"\n") for stretch in stretches]
-    if above.strip() or any(not line or rest.strip() for line, _, rest in lines):
+        fits = int(offsets[0]) == header.body_bytes and all(
+            holds_a_line(end - 1) for end in {*ends, layout.num_samples}
+        )
+    if not fits:
         raise SidecarError(f"{layout.path}: its rows are not those of the lines of {text}")
