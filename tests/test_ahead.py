@@ -293,6 +293,45 @@ def test_local_files_may_be_read_by_any_thread_though_few_stay_open(tmp_path: Pa
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
+def test_a_shard_may_be_closed_by_one_thread_as_others_put_theirs_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(5):
+        (tmp_path / str(number)).write_bytes(bytes([number]) * 100)
+    storage = LocalStorage(tmp_path, max_open_files=1)
+    open_shard, close = storage._open, os.close
+
+    def read(path: str) -> bytes:
+        return storage.read([ByteRange(path, 0, 100)])[0]
+
+    while_opening = [lambda: read("0")]  # the first thread's will replace this thread's
+    while_closing = [lambda: read("1")]  # for which the first thread's is given up, while it takes its place
+
+    def opening(path: str) -> tuple[int, int]:
+        if while_opening:
+            other_thread.submit(while_opening.pop()).result()
+        return open_shard(path)
+
+    def closing(descriptor: int) -> None:
+        if while_closing:
+            other_thread.submit(while_closing.pop()).result()
+        close(descriptor)
+
+    monkeypatch.setattr(storage, "_open", opening)
+    monkeypatch.setattr(os, "close", closing)
+    with ThreadPoolExecutor(1) as other_thread:
+        assert read("0") == bytes(100)
+    assert not while_closing
+    found: list[bytes] = []
+    reading = threading.Thread(target=lambda: found.extend(map(read, "34034")), daemon=True)
+    reading.start()
+    reading.join(20)
+    assert [data[0] for data in found] == [3, 4, 0, 3, 4]
+    assert [file.path for file in psutil.Process().open_files() if Path(file.path).parent == tmp_path] == [
+        str(tmp_path / "4")
+    ]
+
+
 # --- in datasets and loaders
 
 NUM_FILES = 96
@@ -462,6 +501,18 @@ def test_prefetch_brings_a_span_and_forget_takes_it_where_that_is_wished(written
         dropping.forget(item)
         assert resident_pages(written) <= 2
         assert dropping.read([span(200_000, 1000)]) == data == keeping.read([span(200_000, 1000)])
+
+
+def test_prefetch_brings_all_of_a_span_whose_ends_lie_in_the_page_cache(written: Path) -> None:
+    """Its neighbours have read them, as they share pages; or whoever looked whether they are there."""
+    with LocalStorage(written.parent, page_cache="drop") as storage:
+        storage.prefetch(span(100_000, 1))
+        storage.prefetch(span(599_999, 1))
+        assert resident_pages(written) <= 4
+        storage.prefetch(span(100_000, 500_000))
+        assert resident_pages(written) >= 500_000 // mmap.PAGESIZE
+        storage.prefetch(span(100_000, 1 << 60))  # a broken line: ends with the shard
+        assert resident_pages(written) >= (written.stat().st_size - 100_000) // mmap.PAGESIZE
 
 
 # --- whole blocks

@@ -5,7 +5,6 @@ import mmap
 import os
 import stat
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import StrEnum, auto
@@ -129,7 +128,9 @@ class LocalStorage:
         self._real_root = _with_slash(os.path.realpath(root))
         self._roots = (self._real_root, _with_slash(os.path.abspath(root)))  # noqa: PTH100  as it was written, too
         self._folder: _Open | None = None
-        self._shards: OrderedDict[str, _Open] = OrderedDict()  # by path, least recently used first
+        # By path, least recently used first. Threads share it without a lock: a plain dict bears that. An OrderedDict
+        # does not: it keeps the key of an entry that goes while it is being replaced.
+        self._shards: dict[str, _Open] = {}
 
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         """Return the bytes of each range, in the order asked.
@@ -160,28 +161,25 @@ class LocalStorage:
         return array
 
     def prefetch(self, item: ByteRange) -> None:
-        """Bring a span into the page cache, by large reads; pieces of it that lie there already are not read.
+        """Bring a span into the page cache, by large reads.
 
         From then on `page_cache="drop"` leaves spans where they are until `forget`: they share pages.
         """
         self._keeps_until_forgotten = True
         shard = self._shard(item.path)
         end = item.offset_bytes + (item.length_bytes or 0)
-        buffer, one = bytearray(_PREFETCH_BYTES), bytearray(1)
+        # Pieces that lie there already are copied once more: asking for it costs about as much, and where the question
+        # is a read that may not wait, the kernel brings the page asked for and may say that it was there.
+        buffer = memoryview(bytearray(_PREFETCH_BYTES))
         for start in range(item.offset_bytes, end, _PREFETCH_BYTES):
-            num_bytes = min(_PREFETCH_BYTES, end - start)
-            try:
-                for at in (start, start + num_bytes - 1):
-                    os.preadv(shard.descriptor, [one], at, os.RWF_NOWAIT)
-            except OSError:  # not there, or this file system cannot say
-                os.preadv(shard.descriptor, [memoryview(buffer)[:num_bytes]], start)
+            if not os.preadv(shard.descriptor, [buffer[: end - start]], start):
+                break  # the span ends beyond the shard, perhaps far: its sample gets the error
 
     def forget(self, item: ByteRange) -> None:
         """Give the page cache of a span back, where `page_cache="drop"`."""
         if self._drops_pages:
-            _drop_pages(
-                self._shard(item.path).descriptor, item.offset_bytes, item.offset_bytes + (item.length_bytes or 0)
-            )
+            shard = self._shard(item.path)
+            _drop_pages(shard.descriptor, item.offset_bytes, item.offset_bytes + (item.length_bytes or 0))
 
     def close(self) -> None:
         """Close all open shards. Reading again opens them again."""
@@ -224,7 +222,7 @@ class LocalStorage:
 
     def _read_span(self, path: str, offset_bytes: int, length_bytes: int) -> bytes:
         self._check_size(path, length_bytes)
-        shard = self._shard(path)  # held while it is read: another thread may drop it from those that stay open
+        shard = self._shard(path)
         end = offset_bytes + length_bytes
         try:
             # Asked anew each time: it costs little, sees a shard that is still being written grow, and keeps a length
@@ -250,18 +248,16 @@ class LocalStorage:
             )
 
     def _shard(self, path: str) -> _Open:
-        shard = self._shards.get(path)
-        if shard is not None:
-            with suppress(KeyError):  # another thread has just dropped it
-                self._shards.move_to_end(path)
-            return shard
-        shard = _Open(self._open(path)[0])
-        if self._drops_pages:  # what the kernel would read beyond a span would be left lying
-            os.posix_fadvise(shard.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-        self._shards[path] = shard
+        """Return an open shard, to be held while it is used: another thread may drop it from those that stay open."""
+        shard = self._shards.pop(path, None)
+        if shard is None:
+            shard = _Open(self._open(path)[0])
+            if self._drops_pages:  # what the kernel would read beyond a span would be left lying
+                os.posix_fadvise(shard.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+        self._shards[path] = shard  # which may close what another thread has put there, and so let yet others in
         while len(self._shards) > self._max_open_files:
-            with suppress(KeyError):
-                self._shards.popitem(last=False)
+            with suppress(RuntimeError):  # another thread has come between the two
+                self._shards.pop(next(iter(self._shards), path), None)
         return shard
 
     def _open(self, path: str) -> tuple[int, int]:
