@@ -3,10 +3,13 @@
 import os
 import pickle
 import random
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -120,6 +123,51 @@ def test_a_forked_process_opens_files_anew(root: Path) -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert storage.read([LmdbRange("a", key=b"3")]) == [image(3)]
     assert pickle.loads(pickle.dumps(storage)).read([LmdbRange("a", key=b"4")]) == [image(4)]
+
+
+def test_a_process_forked_while_a_thread_opens_a_file_opens_it_too(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_opening = threading.Event()
+    open_environment = lmdb.open
+
+    def open_slowly(*args: object, **options: object) -> object:
+        is_opening.set()
+        time.sleep(0.5)
+        return open_environment(*args, **options)
+
+    monkeypatch.setattr(lmdb, "open", open_slowly)
+    storage = LmdbStorage(root)
+    with ThreadPoolExecutor(1) as other_thread:
+        reading = other_thread.submit(storage.read, [LmdbRange("a", key=b"1")])
+        is_opening.wait()
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            os._exit(0 if storage.read([LmdbRange("a", key=b"2")]) == [image(2)] else 1)
+        assert reading.result() == [image(1)]
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_processes_forked_while_threads_read_read_too(root: Path) -> None:
+    storage = LmdbStorage(root)
+    is_over = threading.Event()
+
+    def read_on() -> None:
+        while not is_over.is_set():
+            storage.read([LmdbRange("a", key=b"1")])
+
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(4):
+            threads.submit(read_on)
+        for _ in range(20):
+            child = os.fork()
+            if not child:
+                signal.alarm(20)
+                os._exit(0 if storage.read([LmdbRange("a", key=b"2")]) == [image(2)] else 1)
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            if status:
+                break
+        is_over.set()
+    assert not status
 
 
 def test_reading_writes_nothing(root: Path) -> None:

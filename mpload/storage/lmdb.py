@@ -37,15 +37,48 @@ class LmdbFile:
 
     def get(self, key: bytes) -> bytes | None:
         """Return the value of `key`, or None where there is none."""
-        with self.environment.begin() as transaction:
+        with _fork_gate, self.environment.begin() as transaction:
             value: bytes | None = transaction.get(key)
             return value
+
+
+class _ForkGate:
+    """Lets any number of threads in, and this process fork only while none is inside.
+
+    A child cannot close an environment that a thread of its parent was using: it would wait for that thread for ever.
+    """
+
+    def __init__(self) -> None:
+        self._entrance = threading.Lock()  # held by a thread that wants to fork, so that no others come in meanwhile
+        self._count = threading.Lock()
+        self._calm = threading.Condition(self._count)
+        self._num_inside = 0
+        if hasattr(os, "register_at_fork"):  # Windows has none
+            os.register_at_fork(
+                before=self._shut, after_in_parent=self._entrance.release, after_in_child=self._entrance.release
+            )
+
+    def __enter__(self) -> None:
+        with self._entrance, self._count:
+            self._num_inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._count:
+            self._num_inside -= 1
+            if not self._num_inside and self._entrance.locked():
+                self._calm.notify()
+
+    def _shut(self) -> None:
+        self._entrance.acquire()
+        with self._calm:
+            self._calm.wait_for(lambda: not self._num_inside)
 
 
 # LMDB lets a process open a file once only, and several loaders may read it: the open ones are known to all of them,
 # for as long as somebody holds them.
 _open_files: weakref.WeakValueDictionary[tuple[int, int], LmdbFile] = weakref.WeakValueDictionary()
 _open_lock = threading.Lock()
+_fork_gate = _ForkGate()
 
 
 def open_lmdb(path: str) -> LmdbFile:
@@ -75,7 +108,7 @@ def open_lmdb(path: str) -> LmdbFile:
         )
         result.errno = getattr(error, "errno", None)
         raise result from error
-    with _open_lock:
+    with _fork_gate, _open_lock:
         known = _open_files.get((facts.st_dev, facts.st_ino))
         if known is not None:
             if known.pid == os.getpid():
@@ -110,7 +143,8 @@ class LmdbStorage:
         max_bytes: the largest value that is returned; None: any.
 
     Memory: what `read` returns; pages of the files are page cache.
-    Process: may be forked and pickled; files are opened anew in each process. Any thread may read.
+    Process: may be forked, which waits for reads under way, and pickled; files are opened anew in each process. Any
+    thread may read.
     """
 
     max_parallel_reads = 16
