@@ -1,6 +1,7 @@
 """From findings to a verdict and remedies: the doctor's arithmetic, nothing measured."""
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -118,7 +119,7 @@ def test_storage_gives_no_less_to_more_readers(measured: list[ReadRate], at_once
     given = [
         storage.rate(first.temperature, number, is_sequential=first.is_sequential) or 0.0 for number in sorted(at_once)
     ]
-    assert given == sorted(given)
+    assert all(rate <= more * (1 + 1e-9) for rate, more in pairwise(given))
     assert (storage.rate(first.temperature, 16, is_sequential=first.is_sequential) or 0.0) >= first.samples_per_second
 
 

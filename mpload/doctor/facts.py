@@ -3,7 +3,9 @@
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
-from itertools import accumulate, pairwise
+from itertools import accumulate
+
+import numpy as np
 
 from mpload.errors import ArgumentError
 from mpload.sizing import Demand
@@ -139,13 +141,8 @@ class Storage:
         if not found:
             return None
         best = accumulate((rate for _, rate in found), max)
-        known = list({at_once: rate for (at_once, _), rate in zip(found, best, strict=True)}.items())
-        if concurrency <= known[0][0]:
-            return known[0][1]
-        for (low, low_rate), (high, high_rate) in pairwise(known):
-            if concurrency <= high:
-                return low_rate + (high_rate - low_rate) * (concurrency - low) / (high - low)
-        return known[-1][1]
+        known = {at_once: rate for (at_once, _), rate in zip(found, best, strict=True)}
+        return float(np.interp(concurrency, list(known), list(known.values())))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
