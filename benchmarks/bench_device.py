@@ -1,6 +1,6 @@
 """What does it cost to have batches on the device, normalised, when they are asked for?
 
-    python benchmarks/bench_device.py [--quick] [--cpu]
+    python benchmarks/bench_device.py [--quick] [--cpu] [--batch-samples 8 16 ...]
 
 Each case runs in a fresh process; images are uint8 [224, 224, 3]. On any machine: the conversion to a normalised dtype
 on the CPU, fused and as the usual chain of torch operations, alone and behind a loader of real JPEGs. With a GPU:
@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -240,10 +240,12 @@ def cpu_cases(*, is_quick: bool) -> Iterator[dict[str, Any]]:
         yield {"measure": "photos", "how": how, "batch_samples": 32, "num": 64 if is_quick else 512}
 
 
-def gpu_cases(*, is_quick: bool) -> Iterator[dict[str, Any]]:
-    num = 20 if is_quick else 100
-    for batch_samples in (64,) if is_quick else (8, 16, 32, 64, 128, 256):
-        sizes = {"batch_samples": batch_samples, "num": num}
+def gpu_cases(batch_sizes: Sequence[int], *, is_quick: bool) -> Iterator[dict[str, Any]]:
+    can_decode = device_decoder(torch.device("cuda")) is not None
+    if not can_decode:
+        print("skipped, as it needs torchvision with nvJPEG: decoding on the device")
+    for batch_samples in batch_sizes:
+        sizes = {"batch_samples": batch_samples, "num": 20 if is_quick else 100}
         for memory in ("pinned", "pageable", "prefetcher"):
             for dtype in ("uint8", "float32"):
                 yield {"measure": "copy", "memory": memory, "dtype": dtype, **sizes}
@@ -252,15 +254,11 @@ def gpu_cases(*, is_quick: bool) -> Iterator[dict[str, Any]]:
         for feed in FEEDS:
             yield {"measure": "step", "feed": feed, **sizes}
         yield {"measure": "step", "feed": "plain", "dtype": "float32", **sizes}
-    num_photos = 512 if is_quick else 4096
-    can_decode = device_decoder(torch.device("cuda")) is not None
-    if not can_decode:
-        print("skipped, as it needs torchvision with nvJPEG: decoding on the device")
-    for where in ("cpu", "device") if can_decode else ("cpu",):
-        for batch_samples in (64,) if is_quick else (32, 64, 128):
-            yield {"measure": "decode", "where": where, "batch_samples": batch_samples, "num": num_photos}
-    for feed in ("prefetcher", "data_prefetcher", "plain"):
-        yield {"measure": "train from photos", "feed": feed, "batch_samples": 128, "num": num_photos}
+        photos = {"batch_samples": batch_samples, "num": 512 if is_quick else 4096}
+        for where in ("cpu", "device") if can_decode else ("cpu",):
+            yield {"measure": "decode", "where": where, **photos}
+        for feed in ("prefetcher", "data_prefetcher", "plain"):
+            yield {"measure": "train from photos", "feed": feed, **photos}
 
 
 def hidden_fractions(results: list[tuple[dict[str, Any], dict[str, float]]]) -> Iterator[dict[str, Any]]:
@@ -286,16 +284,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer images, no record")
     parser.add_argument("--cpu", action="store_true", help="only what runs on any machine")
+    parser.add_argument(
+        "--batch-samples", type=int, nargs="+", metavar="N", help="only the cases of a GPU with batches of these sizes"
+    )
     parser.add_argument("--case", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.case:
         case = json.loads(arguments.case)
         print(json.dumps(MEASURES[case.pop("measure")](**case)))
         return
-    cases = [("cpu", case) for case in cpu_cases(is_quick=arguments.quick)]
+    cases = [] if arguments.batch_samples else [("cpu", case) for case in cpu_cases(is_quick=arguments.quick)]
     if torch.cuda.is_available() and not arguments.cpu:
         name = torch.cuda.get_device_name()
-        cases += [(name, case) for case in gpu_cases(is_quick=arguments.quick)]
+        sizes = arguments.batch_samples or ([64] if arguments.quick else [8, 16, 32, 64, 128, 256])
+        cases += [(name, case) for case in gpu_cases(sizes, is_quick=arguments.quick)]
     else:
         print("skipped, as they need a GPU: copies, overlap with a training step, training from photos, GPU decoding")
     results = []

@@ -26,7 +26,14 @@ def own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pytest_configure() -> None:
-    """Hear Ctrl-C also where a shell has started the tests in the background: commands under test inherit that."""
+    """Make the late device torch's accelerator where that is asked for.
+
+    Hear Ctrl-C also where a shell has started the tests in the background: commands under test inherit that.
+    """
+    if os.environ.get("MPLOAD_TEST_DEVICE") == "late":
+        from tests.latedevice import install
+
+        install()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -1,4 +1,8 @@
-"""DevicePrefetcher on a GPU: what only real streams, drivers and kernels can show."""
+"""DevicePrefetcher on an accelerator: what only real streams, drivers and kernels can show.
+
+MPLOAD_REQUIRE_GPU=1 pytest -m gpu -n 0         # on a GPU
+MPLOAD_TEST_DEVICE=late pytest -m gpu -n 0      # what can be shown without: torch's streams, made of threads
+"""
 
 import gc
 import itertools
@@ -21,19 +25,20 @@ from mpload import (
     Topology,
     build_index,
 )
+from mpload.device.streams import AcceleratorStream
 from mpload.device.unpacking import device_decoder
+from mpload.errors import MploadWarning
 from tests.photos import make_special_photos
-from tests.test_device import Batches
+from tests.test_device import VIEWS, Batches, check_that_it_keeps_its_batch
 from tests.test_normalise import DTYPES, MEAN, STD, every_pixel, reference
 from tests.test_seeding import flip, noisy
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        torch.accelerator.is_available() and not torch.cuda.is_available(), reason="the accelerator is no CUDA device"
-    ),
-]
-NORMALISED: dict[str, Any] = {"device": "cuda", "mean": MEAN, "std": STD}
+pytestmark = pytest.mark.gpu
+needs_cuda = pytest.mark.skipif(
+    torch.accelerator.is_available() and not torch.cuda.is_available(), reason="the accelerator is no CUDA device"
+)
+DEVICE = torch.accelerator.current_accelerator() or torch.device("cuda")
+NORMALISED: dict[str, Any] = {"device": DEVICE, "mean": MEAN, "std": STD}
 SHAPE = (32, 3, 224, 224)
 
 
@@ -44,17 +49,30 @@ def large(number: int) -> torch.Tensor:
 
 
 class LargeBatches:
+    """A loader of batches (images, numbers), in memory that it does not keep."""
+
     def __init__(self, num: int = 8, *, pinned: bool = False) -> None:
-        pairs = [(large(number), torch.full((SHAPE[0],), number)) for number in range(num)]
-        self.pairs = [(images.pin_memory(), labels.pin_memory()) for images, labels in pairs] if pinned else pairs
+        self.pairs = [(large(number), torch.full((SHAPE[0],), number)) for number in range(num)]
+        self.pinned = pinned
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.pairs)
+        for pair in self.pairs:
+            yield tuple(each.pin_memory() if self.pinned else each.clone() for each in pair)
 
 
 def keep_busy() -> None:
-    """Occupy the current stream for some 10 ms, in which copies of the next batches would be done."""
-    torch.cuda._sleep(20_000_000)  # type: ignore[no-untyped-call]
+    """Occupy the current stream for 10 to 30 ms, in which copies of the next batches would be done."""
+    if DEVICE.type == "cuda":
+        torch.cuda._sleep(20_000_000)  # type: ignore[no-untyped-call]
+    elif DEVICE.type == "late":
+        torch.get_device_module(DEVICE).occupy(0.03)
+    else:
+        pytest.skip(f"nothing is known that keeps {DEVICE.type} busy")
+
+
+def memory_allocated() -> int:
+    """Return the bytes of device memory that tensors have now."""
+    return int(torch.get_device_module(DEVICE).memory_allocated())
 
 
 def close(found: torch.Tensor, images: torch.Tensor) -> None:
@@ -72,7 +90,7 @@ def test_values_are_those_of_float64_but_for_rounding(
     images = every_pixel() if comes_channels_last else every_pixel().contiguous()
     loader = DevicePrefetcher([(images, torch.arange(2))], dtype=dtype, channels_last=channels_last, **NORMALISED)
     ((found, labels),) = loader
-    assert (found.device.type, found.dtype, labels.device.type) == ("cuda", dtype, "cuda")
+    assert (found.device.type, found.dtype, labels.device.type) == (DEVICE.type, dtype, DEVICE.type)
     assert found.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
     close(found, images)
     assert labels.tolist() == [0, 1]
@@ -93,29 +111,53 @@ def test_a_slow_consumer_sees_the_right_batches(depth: int, stable_addresses: bo
         assert labels.unique().tolist() == [number % 8]
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("pinned", [True, False])
+def test_a_consumer_waits_for_slow_copies(depth: int, pinned: bool) -> None:
+    consumer = torch.accelerator.current_stream()
+    stream = AcceleratorStream(torch.device(DEVICE.type, 0))
+    batches = iter(DevicePrefetcher(LargeBatches(pinned=pinned), depth=depth, stream=stream, **NORMALISED))
+    seen = []
+    for _ in range(8):
+        with stream.entered():
+            keep_busy()
+        images, labels = next(batches)
+        assert torch.accelerator.current_stream() == consumer
+        seen.append((images.clone(), labels.clone()))
+        del images, labels
+    for number, (images, labels) in enumerate(seen):
+        close(images, large(number))
+        assert labels.unique().tolist() == [number]
+
+
 def test_a_hoarding_consumer_never_sees_a_batch_change() -> None:
     held = list(DevicePrefetcher(LargeBatches(), **NORMALISED))
     for number, (images, _) in enumerate(held):
         close(images, large(number))
 
 
+@pytest.mark.parametrize("kind", sorted(VIEWS.keys() - {"numpy"}))
+def test_whatever_shows_a_part_of_a_batch_keeps_it(kind: str) -> None:
+    check_that_it_keeps_its_batch(kind, **NORMALISED)
+
+
 def test_batches_may_be_used_on_any_stream_that_is_current_when_they_are_asked_for() -> None:
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream = AcceleratorStream(torch.device(DEVICE.type, 0))
     loader = DevicePrefetcher(LargeBatches(pinned=True), **NORMALISED)
     seen = []
-    with torch.cuda.stream(stream):
+    with stream.entered():
         for images, _ in loader:
             keep_busy()
             seen.append(images.clone())
-        stream.synchronize()
+    torch.accelerator.synchronize()
     for number, images in enumerate(seen):
         close(images, large(number))
 
 
 def test_device_memory_is_what_stats_say_and_release_gives_it_back() -> None:
     gc.collect()
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
+    torch.accelerator.synchronize()
+    before = memory_allocated()
     loader = DevicePrefetcher(LargeBatches(pinned=True), dtype=torch.bfloat16, depth=3, **NORMALISED)
     for images, labels in loader:  # noqa: B007
         pass
@@ -126,9 +168,9 @@ def test_device_memory_is_what_stats_say_and_release_gives_it_back() -> None:
     assert stats.conversion_bytes == np.prod(SHAPE) + 256
     assert stats.pinned_bytes == 0
     # The table of the conversion, and the allocator's rounding to 512 bytes.
-    assert 0 <= torch.cuda.memory_allocated() - before - stats.device_bytes < 8192
+    assert 0 <= memory_allocated() - before - stats.device_bytes < 8192
     loader.release()
-    assert torch.cuda.memory_allocated() - before < 8192
+    assert memory_allocated() - before < 8192
 
 
 def test_pageable_batches_take_two_pinned_ones_on_the_host() -> None:
@@ -147,6 +189,7 @@ def dataset(photos: Path, decode: Any) -> MPDataset:
     return MPDataset(photos, decode=decode, batch_size=5, shuffle=True, topology=Topology())
 
 
+@needs_cuda
 def test_the_slots_of_an_mploader_are_pinned_once_and_copied_from_directly(photos: Path) -> None:
     crop = RandomResizedCrop(64)
     alone = dataset(photos, crop)
@@ -167,11 +210,12 @@ def test_the_slots_of_an_mploader_are_pinned_once_and_copied_from_directly(photo
 
 def test_the_short_form_brings_batches_to_the_device_too(photos: Path) -> None:
     expected = list(dataset(photos, RandomResizedCrop(64)))
-    with MPLoader(dataset(photos, RandomResizedCrop(64)), num_workers=2, device="cuda") as loader:
+    with MPLoader(dataset(photos, RandomResizedCrop(64)), num_workers=2, device=DEVICE) as loader:
         for (images, _), (pixels, _) in zip(loader, expected, strict=True):
             torch.testing.assert_close(images.cpu(), pixels.float() / 255)
 
 
+@needs_cuda
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_cuda_graph_for_each_set_of_addresses_can_be_replayed(depth: int) -> None:
     weight = torch.rand(SHAPE[1], device="cuda")[:, None, None]
@@ -202,28 +246,52 @@ def test_a_device_transform_draws_the_same_numbers_again_and_leaves_others_alone
     if transform is noisy:
 
         def on_device(batch: Any) -> Any:
-            return batch[0] + torch.randn(len(batch[0]), 1, 1, 1, device="cuda"), batch[1]
+            return batch[0] + torch.randn(len(batch[0]), 1, 1, 1, device=DEVICE), batch[1]
 
-    before = torch.cuda.get_rng_state()
+    generators = torch.get_device_module(DEVICE)
+    before = generators.get_rng_state(0)
     first, again = run(), run()
-    assert torch.equal(torch.cuda.get_rng_state(), before)
+    assert torch.equal(generators.get_rng_state(0), before)
     assert all(itertools.starmap(torch.equal, zip(first, again, strict=True)))
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one device only")
+@pytest.mark.parametrize("is_consumer_slow", [True, False])
+def test_memory_of_what_a_device_transform_returns_is_not_used_again_too_early(is_consumer_slow: bool) -> None:
+    def doubled(batch: Any) -> Any:
+        return batch[0].clone().mul_(2), batch[1]
+
+    stream = AcceleratorStream(torch.device(DEVICE.type, 0))
+    loader = DevicePrefetcher(LargeBatches(pinned=True), device_transform=doubled, stream=stream, **NORMALISED)
+    batches = iter(loader)
+    seen = []
+    for _ in range(8):
+        if not is_consumer_slow:
+            with stream.entered():
+                keep_busy()
+        images, _labels = next(batches)
+        if is_consumer_slow:
+            keep_busy()
+        seen.append(images.clone())
+        del images, _labels
+    for number, images in enumerate(seen):
+        close(images / 2, large(number))
+
+
+@pytest.mark.skipif(torch.accelerator.device_count() < 2, reason="one device only")
 def test_several_devices_are_served_in_one_process() -> None:
     loaders = [
-        DevicePrefetcher(LargeBatches(pinned=True), device=f"cuda:{number}", mean=MEAN, std=STD) for number in (0, 1)
+        DevicePrefetcher(LargeBatches(pinned=True), device=f"{DEVICE.type}:{number}", mean=MEAN, std=STD)
+        for number in (0, 1)
     ]
     for number, batches in enumerate(zip(*loaders, strict=True)):
         for device, (images, _) in enumerate(batches):
-            assert images.device == torch.device("cuda", device)
+            assert images.device == torch.device(DEVICE.type, device)
             close(images, large(number))
-    assert torch.cuda.current_device() == 0
+    assert torch.accelerator.current_device_index() == 0
 
 
 def needs_nvjpeg() -> None:
-    if device_decoder(torch.device("cuda")) is None:
+    if device_decoder(DEVICE) is None:
         pytest.skip("torchvision with nvJPEG cannot be imported")
 
 
@@ -233,12 +301,25 @@ def test_the_device_decodes_what_workers_leave_to_it(photos: Path, crop: Any) ->
     expected = list(dataset(photos, crop))
     with MPLoader(dataset(photos, GpuDecode(crop)), num_workers=2) as inner:
         for (images, labels), (pixels, numbers) in zip(
-            DevicePrefetcher(inner, device="cuda", dtype=None), expected, strict=True
+            DevicePrefetcher(inner, device=DEVICE, dtype=None), expected, strict=True
         ):
-            assert images.device.type == "cuda"
+            assert images.device.type == DEVICE.type
             assert labels.tolist() == numbers.tolist()
             # Another decoder, and where the CPU decodes at a smaller scale another resize: alike, not equal.
             assert (images.cpu().float() - pixels.float()).abs().mean() < 12
+
+
+def test_where_the_device_decodes_nothing_this_process_does(photos: Path) -> None:
+    if device_decoder(DEVICE) is not None:
+        pytest.skip("this device decodes")
+    crop = RandomResizedCrop(64)
+    expected = list(dataset(photos, crop))
+    with MPLoader(dataset(photos, GpuDecode(crop)), num_workers=2) as inner:
+        loader = DevicePrefetcher(inner, device=DEVICE, dtype=None)
+        with pytest.warns(MploadWarning, match=f"no decoder for {DEVICE.type}:0: this process decodes on the CPU"):
+            batches = list(loader)
+    for (images, _), (pixels, _) in zip(batches, expected, strict=True):
+        assert torch.equal(images.cpu(), pixels)
 
 
 def test_files_that_the_device_refuses_are_decoded_by_the_cpu(tmp_path: Path) -> None:
@@ -247,7 +328,7 @@ def test_files_that_the_device_refuses_are_decoded_by_the_cpu(tmp_path: Path) ->
     crop = ResizeCenterCrop(64, resize=80)
     kinds = ["jpeg_420", "cmyk", "exif_6", "png_rgb", "grayscale", "progressive"]
     batch = [GpuDecode(crop)(files[kind].read_bytes(), np.random.default_rng(0)) for kind in kinds]
-    (images,) = DevicePrefetcher([batch], device="cuda", dtype=None)
+    (images,) = DevicePrefetcher([batch], device=DEVICE, dtype=None)
     for kind, image in zip(kinds, images, strict=True):
         expected = torch.from_numpy(crop(files[kind].read_bytes())).permute(2, 0, 1)
         assert (image.cpu().float() - expected.float()).abs().mean() < 12, kind

@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -117,11 +117,14 @@ def children() -> set[int]:
     found: set[int] = set()
     todo = [os.getpid()]
     while todo:
-        for task in Path(f"/proc/{todo.pop()}/task").iterdir():
-            pids = {int(pid) for pid in (task / "children").read_text().split()}
-            pids = {pid for pid in pids if not is_of_multiprocessing(pid)}
-            todo += [pid for pid in pids - found if is_alive(pid)]
-            found |= {pid for pid in pids if is_alive(pid)}
+        pids: set[int] = set()
+        with suppress(OSError):  # the process has ended
+            for task in Path(f"/proc/{todo.pop()}/task").iterdir():
+                with suppress(OSError):  # the thread has ended
+                    pids |= {int(pid) for pid in (task / "children").read_text().split()}
+        pids = {pid for pid in pids - found if is_alive(pid) and not is_of_multiprocessing(pid)}
+        todo += pids
+        found |= pids
     return found
 
 

@@ -1,0 +1,51 @@
+"""What torch asks of the Python side of a device: `torch.late`."""
+
+import torch
+
+NUM_DEVICES = 2
+
+
+def is_available() -> bool:
+    return True
+
+
+def device_count() -> int:
+    return NUM_DEVICES
+
+
+def current_device() -> int:
+    return torch.accelerator.current_device_index()
+
+
+def set_device(index: int) -> None:
+    torch.accelerator.set_device_index(index)
+
+
+def memory_allocated(index: int = 0) -> int:
+    """Return the bytes of device memory that tensors have now."""
+    return int(torch.ops.late.allocated_bytes(index))
+
+
+def occupy(seconds: float) -> None:
+    """Keep the current stream from its work."""
+    torch.ops.late.occupy(current_device(), seconds)
+
+
+def get_rng_state(device: int) -> torch.Tensor:
+    """Return the CPU's: its kernels draw the device's random numbers."""
+    return torch.get_rng_state()
+
+
+def set_rng_state(state: torch.Tensor, device: int) -> None:
+    torch.set_rng_state(state)
+
+
+def manual_seed(seed: int) -> None:
+    torch.default_generator.manual_seed(seed)
+
+
+manual_seed_all = manual_seed
+
+
+def _is_in_bad_fork() -> bool:
+    return False
