@@ -8,7 +8,9 @@ comparing. A shard is plain ustar, as WebDataset reads it: `000000042.jpg` is th
 
 import json
 import os
+import signal
 import tarfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -16,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import BinaryIO
 
@@ -302,10 +305,13 @@ def _each(work: Callable[[int], int], shards: Sequence[int] | range, num_workers
     if num_workers == 1:
         yield from map(work, shards)
         return
-    with ProcessPoolExecutor(num_workers, mp_context=get_context("spawn")) as pool:
+    context = get_context("spawn")
+    end, ours = context.Pipe(duplex=False)  # closed when workers are to end, also where this process is killed
+    with ProcessPoolExecutor(num_workers, context, initializer=_await_end, initargs=(end,)) as pool:
         todo = iter(shards)
-        running: set[Future[int]] = {pool.submit(work, shard) for shard in islice(todo, 2 * num_workers)}
         try:
+            with _ignoring_interrupts():
+                running: set[Future[int]] = {pool.submit(work, shard) for shard in islice(todo, 2 * num_workers)}
             while running:
                 done, running = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
@@ -315,9 +321,32 @@ def _each(work: Callable[[int], int], shards: Sequence[int] | range, num_workers
             raise StorageError(
                 "a worker was killed, for lack of memory perhaps. Run the same command again: finished shards are kept"
             ) from error
-        finally:
-            for future in running:
-                future.cancel()
+        except BaseException:
+            ours.close()
+            raise
+
+
+@contextmanager
+def _ignoring_interrupts() -> Iterator[None]:
+    """Ignore Ctrl-C for a moment, and for good in the processes that are started meanwhile."""
+    if threading.current_thread() is not threading.main_thread():  # the only one that may say so
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _await_end(end: Connection) -> None:
+    """End this worker as soon as the other side of `end` is closed, whatever it does."""
+
+    def watch() -> None:
+        end.poll(None)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @contextmanager

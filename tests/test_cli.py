@@ -143,6 +143,44 @@ def test_check_lists_the_broken_lines_of_an_index_that_does_not_open(tmp_path: P
     assert json.loads(ran.stdout) == {"path": str(path), "num_findings": 2, "report": str(tmp_path / "faults")}
     found = [json.loads(line)["where"] for line in (tmp_path / "faults").read_text().splitlines()]
     assert found == [f"{path}:4", f"{path}:5"]
+    assert "its lines alone were checked" in mpload("inspect", path, "--check").stdout
+
+
+def test_findings_of_an_index_in_a_read_only_folder_go_to_the_working_folder(index: Path, tmp_path: Path) -> None:
+    sorted((tmp_path / "photos").glob("*/*"))[5].write_bytes(b"no photo")
+    command = [sys.executable, "-m", "mpload", "inspect", str(index), "--check"]
+    if os.geteuid() == 0:  # who may write anywhere
+        if shutil.which("setpriv") is None:
+            pytest.skip("setpriv is missing")
+        command = ["setpriv", "--bounding-set", "-dac_override", *command]
+    (tmp_path / "work").mkdir()
+    options: dict[str, Any] = {"cwd": tmp_path / "work", "capture_output": True, "text": True, "timeout": 60}
+    tmp_path.chmod(0o555)
+    try:
+        refused = subprocess.run([*command, "--report", "../faults"], check=False, **options)
+        ran = subprocess.run(command, check=False, **options)
+    finally:
+        tmp_path.chmod(0o755)
+    assert_one_line_on_stderr(refused, saying="../faults: may not be written to. Name another file")
+    assert (ran.returncode, ran.stderr) == (1, "")
+    assert "listed in all.txt.findings.jsonl" in ran.stdout
+    assert "no photo" in (tmp_path / "work" / "all.txt.findings.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "saying"),
+    [
+        (("--check", "--report", "no/faults"), "the folder no does not exist"),
+        (("--check", "--grid", "sheet.gif"), "a picture is a PNG. Name it sheet.png"),
+        (("--check", "--grid", "no/sheet.png"), "the folder no does not exist"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_told_before_the_work(
+    index: Path, options: tuple[str, ...], saying: str
+) -> None:
+    ran = mpload("inspect", index, *options)
+    assert ran.returncode == 2
+    assert_one_line_on_stderr(ran, saying=saying)
 
 
 @pytest.mark.parametrize("lowest", [0, -7, 1000])

@@ -106,6 +106,14 @@ def test_every_module_has_a_layer_and_every_layer_a_module() -> None:
     assert {module.partition(".")[0] for module in MODULES} == set(LAYERS)
 
 
+@pytest.mark.parametrize("package", sorted({module.partition(".")[0] for module in MODULES if "." in module}))
+def test_the_map_of_a_package_names_each_of_its_modules(package: str) -> None:
+    text = ast.get_docstring(ast.parse(MODULES[f"{package}.__init__"].read_text())) or ""
+    named = [line.split()[0] for part in text.split("```")[1::2] for line in part.strip().splitlines()]
+    there = [module.partition(".")[2] for module in MODULES if module.startswith(f"{package}.")]
+    assert sorted(named) == sorted(set(there) - {"__init__"})
+
+
 def test_every_layer_below_the_torch_layer_is_kept_from_torch() -> None:
     assert {name for name, height in LAYERS.items() if height < LAYERS[LOWEST_WITH_TORCH]} == WITHOUT_TORCH
 

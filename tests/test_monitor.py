@@ -444,6 +444,18 @@ def test_a_command_that_a_signal_ends_gives_the_code_a_shell_would(tmp_path: Pat
     assert run("--", "sh", "-c", "kill -9 $$").returncode == 137
 
 
+def test_a_command_hears_sigterm_and_decides(tmp_path: Path) -> None:
+    script = "trap 'echo saved; exit 3' TERM; sleep 0.3; echo ready; while true; do sleep 0.1; done"
+    command = [sys.executable, "-m", "mpload", "monitor", "--csv", f"{tmp_path}/memory.csv", "--", "sh", "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        assert watching.stdout.readline() == "ready\n"
+        watching.terminate()
+        output, errors = watching.communicate(timeout=60)
+    assert (watching.returncode, output) == (3, "saved\n"), errors
+    assert (tmp_path / "memory.csv").read_text().startswith("seconds,pid,name,rss_bytes")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "saying"),
     [
@@ -451,11 +463,15 @@ def test_a_command_that_a_signal_ends_gives_the_code_a_shell_would(tmp_path: Pat
         (("--pid", "1", "--", "true"), 2, "not both"),
         (("--pid", "4194305"), 1, "no such process"),
         (("--", "no-such-program-here"), 1, "no-such-program-here: No such file"),
-        (("--plot", "x.jpg", "--", "true"), 2, "a plot is a PNG"),
+        (("--plot", "x.jpg", "--", "echo", "run"), 2, "a picture is a PNG"),
+        (("--csv", "no/x.csv", "--", "echo", "run"), 2, "the folder no does not exist"),
+        (("--parquet", "/tmp", "--", "echo", "run"), 2, "/tmp: is a folder"),
+        (("--interval", "0", "--", "echo", "run"), 2, "--interval must be positive, got 0"),
+        (("--interval", "nan", "--", "echo", "run"), 2, "--interval must be positive, got nan"),
     ],
 )
 def test_wrong_use_of_the_monitor_is_one_clear_line(arguments: tuple[str, ...], code: int, saying: str) -> None:
     ran = run(*arguments)
-    assert ran.returncode == code
+    assert (ran.returncode, ran.stdout) == (code, "")
     assert saying in ran.stderr
     assert len(ran.stderr.splitlines()) == 1

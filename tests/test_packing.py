@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from mpload import ImageDecoder, MPDataset, RawBytes, Topology, build_index, open_index
@@ -22,6 +23,7 @@ from mpload.packing import PackOptions, ShardFormat, pack_index, verify_pack
 from mpload.storage.lmdbwriter import LmdbWriter
 from mpload.units import KIB, MIB
 from tests.photos import make_photo_tree
+from tests.transport_works import wait_until
 
 SMALL = PackOptions(shard_bytes=40 * KIB)
 
@@ -135,6 +137,29 @@ def test_packs_killed_at_random_hold_no_wrong_byte_and_go_on(tmp_path: Path, kin
     assert (found["different"], found["failed"]) == (0, 0), ran.stderr
     assert found["kills"] == num_kills
     assert found["finished"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_workers_end_at_once_with_a_pack_that_a_signal_ends(index: Path, tmp_path: Path, number: int) -> None:
+    text = index.read_text()
+    long = index.with_name("long.txt")
+    long.write_text(text + text[text.index("\n", text.rindex("#")) + 1 :] * 100)
+    out = tmp_path / "pack"
+    options = ["--resize-short", "64", "--size", "1MiB", "--workers", "2"]  # seconds for a shard
+    command = [sys.executable, "-m", "mpload", "pack", str(long), "-o", str(out), *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as pack:
+        assert wait_until(lambda: any(out.glob(".shard-*.tmp")), limit_seconds=30)
+        children = psutil.Process(pack.pid).children()
+        if number == signal.SIGINT:
+            os.killpg(pack.pid, number)  # as a terminal does
+        else:
+            os.kill(pack.pid, number)
+        errors = pack.communicate(timeout=60)[1]
+    if number == signal.SIGINT:
+        assert (pack.returncode, errors) == (130, "mpload: interrupted\n")
+    assert len(children) == 3  # two workers, and the one that deletes their semaphores
+    assert wait_until(lambda: not any(child.is_running() for child in children))
+    assert not any(out.glob("shard-*.tar"))
 
 
 LMDB = PackOptions(shard_bytes=40 * KIB, format=ShardFormat.LMDB)

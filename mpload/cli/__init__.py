@@ -1,15 +1,33 @@
-"""The command line: `mpload index | inspect | merge | demo`.
+"""The command line: `mpload`, and a module for each of its commands.
 
+```
 main      the app, and what becomes of errors: one line on stderr and an exit code
 index     makes an index
 inspect   shows one: facts and histogram, `--check`, `--grid`
-summary   what there is to tell about an index, in constant memory
-grid      the contact sheet
 merge     puts indexes together
+pack      writes samples into shards
+plan      what a job needs, by arithmetic
+doctor    what limits a job, measured
+tune      which numbers make it fastest
+monitor   what memory a command takes
+top       what the loaders of a running job do
 demo      photos, index, three epochs through worker processes, checked and measured
+cache     what a cache's folder holds
+bench     decoders, and the memory that lists take
+```
+
+What they share:
+
+```
+loading   the index, decoder and transform that a command is told of
+summary   what there is to tell about an index, in constant memory
+findings  what a check finds, as JSON lines
+grid      the contact sheet
 photos    the demo's photographs
+outputs   whether a file can be written, asked before the work
 terminal  the progress bar
+```
 
 Exit codes: 0 fine; 1 findings, or a failure told in one line on stderr; 2 wrong usage; 130 interrupted.
-Nothing here imports torch, but for `demo` when it runs.
+Nothing here imports torch before a command has looked at its arguments.
 """

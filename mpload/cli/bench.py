@@ -15,7 +15,7 @@ from rich.table import Table
 from mpload.benching.decoders import CROP, DECODE, Speed, draw_speeds, installed_backends, measure_speeds, read_images
 from mpload.benching.memory import LOADER_NAMES, all_cases, measure_memory
 from mpload.benching.memory_report import draw_memory, memory_tables
-from mpload.cli.plots import check_plot
+from mpload.cli.outputs import check_plot
 from mpload.cli.terminal import progress_bar
 from mpload.errors import ArgumentError
 from mpload.index.opening import open_index

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mpload.cli.loading import decoder_of, named_object, opened
+from mpload.cli.outputs import check_output
 from mpload.doctor.facts import Job
 from mpload.machine import num_usable_cores
 from mpload.units import format_bytes, format_count
@@ -43,6 +44,7 @@ def doctor(
 
     Reads some hundred samples, drops them from the page cache, and runs loaders for some seconds each.
     """
+    check_output(html)
     index = opened(path)
     job = Job(
         batch_size=batch_size,

@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 
 from mpload.decode import ImageDecoder
-from mpload.errors import ArgumentError, MploadError
+from mpload.errors import MploadError
 from mpload.image import Pixels
 from mpload.index.index import Index, Record
 from mpload.order import Shuffle
@@ -48,11 +48,8 @@ def write_png(pixels: Pixels, path: Path) -> None:
     """Write uint8 RGB [H, W, 3] as a PNG.
 
     Raises:
-        ArgumentError: the name does not end in `.png`.
         OSError: the file cannot be written.
     """
-    if path.suffix.lower() != ".png":
-        raise ArgumentError(f"{path}: a contact sheet is a PNG. Name it {path.with_suffix('.png').name}")
     path.write_bytes(cv2.imencode(".png", cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR))[1].tobytes())
 
 

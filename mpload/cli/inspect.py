@@ -1,6 +1,7 @@
 """`mpload inspect`: what is in an index, whether it is right, and what its samples look like."""
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,6 +9,7 @@ import typer
 
 from mpload.cli.findings import Findings, write_findings
 from mpload.cli.grid import contact_sheet, write_png
+from mpload.cli.outputs import check_output, check_picture
 from mpload.cli.summary import summarise
 from mpload.cli.terminal import progress_bar
 from mpload.decode import ImageDecoder
@@ -30,7 +32,10 @@ def inspect(
     ] = False,
     report: Annotated[
         Path | None,
-        typer.Option(help="Where --check lists what it finds, as JSON lines  [default: INDEX.findings.jsonl]"),
+        typer.Option(
+            help="Where --check lists what it finds, as JSON lines  [default: INDEX.findings.jsonl; in the working "
+            "folder where INDEX lies read-only]"
+        ),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Threads that --check reads and decodes with.")] = 8,
     grid: Annotated[Path | None, typer.Option(help="Draw random samples with their labels, as a PNG.")] = None,
@@ -41,7 +46,9 @@ def inspect(
     """Show what is in an index; check it; draw some of its samples."""
     if report is not None and not check:
         raise ArgumentError("--report says where --check lists what it finds. Add --check")
-    report = report or Path(f"{path}.findings.jsonl")
+    report = report or _default_report(path)
+    check_output(report if check else None)
+    check_picture(grid)
     findings: Findings | None = None
     try:
         index, is_fresh = _open(path)
@@ -51,7 +58,8 @@ def inspect(
         findings = write_findings(check_lines(path), report)
         if not findings.num_findings:
             raise
-        _show({"path": str(path)}, str(path), findings, None, as_json=as_json)
+        told = f"{path}: its lines alone were checked. Mend them: samples can be read once it opens"
+        _show({"path": str(path)}, told, findings, None, as_json=as_json)
     else:
         summary = summarise(index, is_fresh=is_fresh, num_records=records)
         if check:
@@ -63,6 +71,12 @@ def inspect(
         _show(summary.to_dict(), str(summary), findings, grid, as_json=as_json)
     if findings is not None and findings.num_findings:
         raise typer.Exit(1)
+
+
+def _default_report(path: Path) -> Path:
+    """Return the file beside the index, or in the working folder where that may not be written to."""
+    beside = Path(f"{path}.findings.jsonl")
+    return beside if os.access(beside.parent, os.W_OK) else Path(beside.name)
 
 
 def _open(path: Path) -> tuple[Index, bool]:

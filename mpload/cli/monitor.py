@@ -3,7 +3,8 @@
 import math
 import signal
 import subprocess
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from mpload.cli.plots import check_plot
+from mpload.cli.outputs import check_output, check_plot
 from mpload.errors import ArgumentError, MploadError
 from mpload.machine import SystemUsage
 from mpload.memory import ProcessMemory
@@ -39,17 +40,24 @@ def monitor(
 ) -> None:
     """Watch the memory of a command and all its processes; its exit code becomes this one's.
 
+    A SIGTERM is passed on to the command.
+
     Look at PSS: its sum is what they take together. RSS counts a page once for each process that shares it.
     """
     if (pid is None) == (not command):
         raise ArgumentError("give a command after `--`, or --pid, not both: mpload monitor -- python train.py")
+    if not 0 < interval < math.inf:
+        raise ArgumentError(f"--interval must be positive, got {interval}")
+    for path in (csv, parquet):
+        check_output(path)
     check_plot(plot)
     process = None if command is None else _start(command)
-    try:
-        watched = MemoryMonitor(process.pid if process else pid, interval_seconds=interval)
-    except psutil.NoSuchProcess as error:
-        raise MploadError(f"--pid {pid}: there is no such process") from error
-    exit_code = _watch(watched, process)
+    with nullcontext() if process is None else _signals_left_to(process):
+        try:
+            watched = MemoryMonitor(process.pid if process else pid, interval_seconds=interval)
+        except psutil.NoSuchProcess as error:
+            raise MploadError(f"--pid {pid}: there is no such process") from error
+        exit_code = _watch(watched, process)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(_summary(watched))
     if csv is not None:
@@ -68,10 +76,21 @@ def _start(command: list[str]) -> subprocess.Popen[bytes]:
         raise MploadError(f"{command[0]}: {error.strerror}. Nothing was run") from error
 
 
+@contextmanager
+def _signals_left_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Let a process decide what becomes of it: it hears Ctrl-C from the terminal, a scheduler's SIGTERM from here."""
+    interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    terminated = signal.signal(signal.SIGTERM, lambda number, _: process.send_signal(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, interrupted)
+        signal.signal(signal.SIGTERM, terminated)
+
+
 def _watch(watched: MemoryMonitor, process: subprocess.Popen[bytes] | None) -> int:
-    """Read until the process ends; Ctrl-C reaches it too, by the terminal, and it decides what becomes of it."""
+    """Read until the process ends."""
     console = Console(stderr=True)
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if process else None
     try:
         with (
             Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else nullcontext() as live
@@ -91,9 +110,6 @@ def _watch(watched: MemoryMonitor, process: subprocess.Popen[bytes] | None) -> i
                     return code if code >= 0 else 128 - code
     except KeyboardInterrupt:  # of a process that was attached to: it goes on
         return 0
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGINT, before)
 
 
 def _table(reading: Reading) -> Table:

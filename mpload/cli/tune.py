@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mpload.cli.loading import decoder_of, named_object, opened
-from mpload.cli.plots import check_plot
+from mpload.cli.outputs import check_plot
 from mpload.errors import ArgumentError
 from mpload.units import format_bytes, format_seconds, parse_bytes
 

@@ -1,0 +1,52 @@
+"""Whether what is asked for can be written, asked before an hour of measuring."""
+
+import importlib
+import os
+from pathlib import Path
+
+from mpload.errors import ArgumentError, MploadError
+
+__all__ = ["check_output", "check_picture", "check_plot"]
+
+
+def check_output(path: Path | None) -> None:
+    """See that a file can be written to `path`; None is no file.
+
+    Raises:
+        ArgumentError: It is a folder, or its folder is missing, or one of them may not be written to.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise ArgumentError(f"{path}: is a folder. Name a file in it")
+    if not path.parent.is_dir():
+        raise ArgumentError(f"{path}: the folder {path.parent} does not exist. Make it, or name another")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ArgumentError(f"{path}: may not be written to. Name another file")
+
+
+def check_picture(path: Path | None) -> None:
+    """See that a PNG can be written to `path`; None is no picture.
+
+    Raises:
+        ArgumentError: It does not end in `.png`, or cannot be written.
+    """
+    if path is not None and path.suffix.lower() != ".png":
+        raise ArgumentError(f"{path}: a picture is a PNG. Name it {path.with_suffix('.png').name}")
+    check_output(path)
+
+
+def check_plot(path: Path | None) -> None:
+    """See that a PNG can be drawn to `path`; None is no plot.
+
+    Raises:
+        ArgumentError: It does not end in `.png`, or cannot be written.
+        MploadError: matplotlib is not installed.
+    """
+    check_picture(path)
+    if path is None:
+        return
+    try:
+        importlib.import_module("matplotlib")
+    except ImportError as error:
+        raise MploadError("a plot needs matplotlib: pip install 'mpload[plot]'") from error
