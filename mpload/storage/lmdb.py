@@ -37,9 +37,14 @@ class LmdbFile:
 
     def get(self, key: bytes) -> bytes | None:
         """Return the value of `key`, or None where there is none."""
-        with _fork_gate, self.environment.begin() as transaction:
-            value: bytes | None = transaction.get(key)
-            return value
+        with _fork_gate:
+            transaction = self.environment.begin()
+            try:
+                value: bytes | None = transaction.get(key)
+                return value
+            finally:
+                transaction.abort()
+                del transaction  # now, not on return: lmdb 1.6 frees it in a way that no fork may meet
 
 
 class _ForkGate:
