@@ -169,9 +169,9 @@ class LmdbStorage:
         self._start()
 
     def _start(self) -> None:
-        self._pid = os.getpid()
         self._files: OrderedDict[str, LmdbFile] = OrderedDict()  # by path, least recently used first
         self._lock = threading.Lock()
+        self._pid = os.getpid()  # last: another thread of a forked child must not meet the parent's lock
 
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         """Return the value of each `LmdbRange`, in the order asked.

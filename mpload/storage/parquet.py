@@ -50,10 +50,10 @@ class ParquetStorage:
         self._start()
 
     def _start(self) -> None:
-        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._files: OrderedDict[str, Any] = OrderedDict()  # by path, least recently used first
         self._groups: OrderedDict[tuple[str, int, str], Any] = OrderedDict()  # columns of row groups, likewise
+        self._pid = os.getpid()  # last: another thread of a forked child must not meet the parent's lock
 
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         """Return the value of each `RowRange`, in the order asked.
