@@ -102,10 +102,11 @@ def test_killed_processes_lose_and_repeat_no_sample(
     disturb: Callable[[dict[str, int]], None], every_seconds: float
 ) -> None:
     with leaves_nothing():
-        with WorkerPool(Numbers(sleep_seconds=0.001), LAYOUT, num_slots=5, num_workers=3, options=SEVERAL) as pool:
-            with disturbed(pool, disturb, every_seconds):
-                check_stream(pool, 100)
-            assert pool.num_deaths > 0
+        pool = WorkerPool(Numbers(sleep_seconds=0.001), LAYOUT, num_slots=5, num_workers=3, options=SEVERAL)
+        with pool, disturbed(pool, disturb, every_seconds):
+            check_stream(pool, 100)
+            while not pool.num_deaths:
+                check_stream(pool, 20)
         del pool
 
 
@@ -168,7 +169,9 @@ def test_a_zygote_killed_while_it_is_replaced_is_replaced_again(monkeypatch: pyt
             await_ready(zygote)
 
         monkeypatch.setattr(ZygoteProcess, "_await_ready", killed_twice)
-        kill(pool.pids["mpload-zygote"])
+        killed = pool.pids
+        kill(killed["mpload-zygote"])  # and with it its worker, though that may still have made some batches
+        assert wait_until(lambda: not any(map(is_alive, killed.values())))
         check_stream(pool, 5)
         assert (num_killed, pool.num_deaths) == (2, 3)
 
