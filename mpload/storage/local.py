@@ -168,8 +168,8 @@ class LocalStorage:
         self._keeps_until_forgotten = True
         shard = self._shard(item.path)
         end = item.offset_bytes + (item.length_bytes or 0)
-        # Pieces that lie there already are copied once more: asking for it costs about as much, and where the question
-        # is a read that may not wait, the kernel brings the page asked for and may say that it was there.
+        # Pieces that lie there already are copied once more. Whether they do is not asked by reads that may not wait:
+        # the kernel begins to bring the page asked for, and may then say that it was there.
         buffer = memoryview(bytearray(_PREFETCH_BYTES))
         for start in range(item.offset_bytes, end, _PREFETCH_BYTES):
             if not os.preadv(shard.descriptor, [buffer[: end - start]], start):
