@@ -13,7 +13,7 @@ from mpload.errors import DecodeError, IndexFormatError, SidecarError
 from mpload.index.checking import Finding, check_index, check_lines
 from mpload.index.columns import parse_columns
 from mpload.index.index import Index
-from mpload.index.mapped import SidecarMap
+from mpload.index.lookup import SidecarFile
 from mpload.index.sidecar import rewrite_sidecar
 from mpload.index.text import format_header
 
@@ -117,7 +117,7 @@ def test_each_image_of_a_sample_is_looked_at(tmp_path: Path) -> None:
 
 def test_a_sidecar_that_does_not_agree_with_its_text_is_found(tmp_path: Path) -> None:
     good = make_index(tmp_path, 600)
-    offsets = np.array(SidecarMap(good.sidecar).columns["offset"])
+    offsets = np.array(SidecarFile(good.sidecar).columns["offset"])
     labels = good.labels[:].copy()
     labels[[7, 270]] = 5
     wrong = offsets.copy()

@@ -1,6 +1,7 @@
 """The sidecar: derived, disposable, never believed where it does not fit its text."""
 
 import contextlib
+import json
 import multiprocessing
 import os
 import pickle
@@ -9,6 +10,7 @@ import stat
 import subprocess
 import sys
 import time
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +19,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mpload import Index, open_index
-from mpload.errors import ArgumentError, IndexChangedError, IndexFormatError, MploadError, SidecarError
-from mpload.index.mapped import BATCH_ROWS
-from mpload.index.sidecar import rewrite_sidecar
+from mpload import Index, MPDataset, MPLoader, RawBytes, open_index
+from mpload.errors import ArgumentError, IndexChangedError, IndexFormatError, SidecarError, WorkerError
+from mpload.index.checking import Finding, check_index
+from mpload.index.columns import Cell
+from mpload.index.lookup import BATCH_ROWS, SidecarFile, checks_of
+from mpload.index.sidecar import SIDECAR_VERSION, rewrite_sidecar
+from mpload.index.sizes import measure_sizes
 
 HEAD = b"#mpload 1\n#columns image:path label:int\n"
 
@@ -68,15 +73,12 @@ def test_any_ids_in_any_order_give_their_records(large: Index, data: st.DataObje
     assert large.labels[np.array(ids, np.int64)].tolist() == [i % 1000 for i in ids]
 
 
-def test_labels_are_views_and_whole_columns(large: Index) -> None:
+def test_labels_are_read_in_parts_and_as_whole_columns(large: Index) -> None:
     labels = large.labels
     assert (labels.shape, labels.dtype.name, len(labels)) == ((len(large),), "int64", len(large))
     np.testing.assert_array_equal(np.asarray(labels), np.arange(len(large)) % 1000)
     np.testing.assert_array_equal(labels[5:-5:1000], (np.arange(len(large)) % 1000)[5:-5:1000])
     assert labels[-1] == (len(large) - 1) % 1000
-    view = labels[BATCH_ROWS + 1 : BATCH_ROWS + 5]
-    assert view.base is not None
-    assert not view.flags.writeable
     assert sum(block.size for block in labels.blocks()) == len(large)
     with pytest.raises(IndexError):
         labels[len(large)]
@@ -99,9 +101,9 @@ def test_a_sidecar_is_plain_arrow(large: Index) -> None:
             12_345,
         ]
         assert reader.schema.names == ["offset", "label"]
-        totals = reader.schema.metadata[b"mpload.totals"].decode()
-    assert int(totals[:20]) == len(large)
-    assert totals[20:] == large.sidecar.digest
+        totals = json.loads(reader.schema.metadata[b"mpload.totals"])
+        np.testing.assert_array_equal(reader.read_all().column("label").to_numpy(), large.labels)
+    assert (totals["num_samples"], totals["digest"]) == (len(large), large.sidecar.digest)
 
 
 def test_the_fingerprint_follows_the_lines_and_not_the_place(tmp_path: Path) -> None:
@@ -157,54 +159,165 @@ def test_a_sidecar_of_another_text_or_version_is_rebuilt(tmp_path: Path) -> None
     sidecar = open_index(text).sidecar.path
     shutil.copy(open_index(other).sidecar.path, sidecar)
     assert len(open_index(text)) == 1000
-    sidecar.write_bytes(
-        sidecar.read_bytes().replace(
-            b"mpload.version\x00\x00\x01\x00\x00\x001", b"mpload.version\x00\x00\x01\x00\x00\x002"
-        )
-    )
+    version = b"%d\0\0\0\x0e\0\0\0mpload.version"  # value, length of the key, key
+    assert version % SIDECAR_VERSION in sidecar.read_bytes()
+    sidecar.write_bytes(sidecar.read_bytes().replace(version % SIDECAR_VERSION, version % (SIDECAR_VERSION - 1)))
     assert len(open_index(text)) == 1000
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.fixture(scope="module")
+def sized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index whose files are there."""
+    folder = tmp_path_factory.mktemp("sized")
+    (folder / "d").mkdir()
+    for number in range(50):
+        (folder / f"d/{number}.jpg").write_bytes(bytes(number))
+    return make_text(folder / "train.txt", 50)
+
+
+def facts(index: Index) -> tuple[str, list[int], list[tuple[Cell, ...]]]:
+    return index.fingerprint, index.labels[:].tolist(), [record.cells for record in index]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_a_damaged_sidecar_gives_right_records_or_an_error(tmp_path: Path, data: st.DataObject) -> None:
-    text = tmp_path / "train.txt"
-    if not text.exists():
-        make_text(text, 50)
-    index = open_index(text)
-    good = index.sidecar.path.read_bytes()
-    bad = bytearray(good)
+def test_a_damaged_small_sidecar_is_rebuilt(sized: Path, data: st.DataObject) -> None:
+    index = open_index(sized)
+    want = facts(index)
+    bad = bytearray(index.sidecar.path.read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
         bad[data.draw(st.integers(0, len(bad) - 1))] ^= data.draw(st.integers(1, 255))
-    index.sidecar.path.write_bytes(bad)
-    try:
-        for sample_id in range(50):  # one by one: together, a wrong offset shows in its neighbour
-            with contextlib.suppress(MploadError):
-                assert open_index(text)[sample_id].cells == expected(sample_id)
-    finally:
-        index.sidecar.path.unlink(missing_ok=True)
+    index.sidecar.path.write_bytes(bad[: data.draw(st.integers(0, len(bad)))] if data.draw(st.booleans()) else bad)
+    assert facts(open_index(sized)) == want
+
+
+@pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("flipped", [1, 128])
+def test_any_damaged_byte_of_a_small_sidecar_is_seen_when_it_is_opened(sized: Path, flipped: int, step: int) -> None:
+    index = open_index(sized)
+    want, path = facts(index), index.sidecar.path
+    good = path.read_bytes()
+    for place in range(0, len(good), step):
+        bad = bytearray(good)
+        bad[place] ^= flipped
+        path.write_bytes(bad)
+        assert facts(open_index(sized)) == want, place
 
 
 @pytest.mark.parametrize("flipped", [1, 128])
-def test_no_single_damaged_byte_gives_a_wrong_record_or_label(tmp_path: Path, flipped: int) -> None:
-    text = make_text(tmp_path / "train.txt", 50)
-    sidecar = open_index(text).sidecar.path
-    good = sidecar.read_bytes()
-    rows = good.index(np.asarray(open_index(text)._map.columns["offset"]).tobytes())
-    for place in [*range(rows), *range(rows + 2 * 50 * 8, len(good))]:  # all but the rows themselves
-        bad = bytearray(good)
-        bad[place] ^= flipped
-        sidecar.write_bytes(bad)
-        index = open_index(text)
-        with contextlib.suppress(IndexChangedError):
-            assert [index[number].cells for number in (0, 1, 49)] == [expected(number) for number in (0, 1, 49)], place
-        assert index.labels[:].tolist() == [expected(number)[1] for number in range(50)], place
+def test_any_byte_damaged_while_in_use_gives_what_was_there_or_an_error(sized: Path, flipped: int) -> None:
+    measure_sizes(open_index(sized))
+    index = open_index(sized)
+    want, path = facts(index)[2], index.sidecar.path
+    assert index.nbytes is not None
+    columns = {column: column[:].tolist() for column in (index.labels, index.nbytes)}
+    good = path.read_bytes()
+    causes = []
+    with path.open("r+b") as file:
+        for place in range(len(good)):
+            file.seek(place)
+            file.write(bytes([good[place] ^ flipped]))
+            file.flush()
+            for column, values in columns.items():
+                try:
+                    assert column[:].tolist() == values, place
+                except SidecarError as error:
+                    causes.append(str(error))
+            for sample_id in (0, 1, 48, 49):  # one by one: together, a wrong offset shows in its neighbour
+                with contextlib.suppress(IndexChangedError):
+                    assert [index[sample_id].cells] == want[sample_id : sample_id + 1], place
+            file.seek(place)
+            file.write(good[place : place + 1])
+            file.flush()
+    assert len(causes) == 2 * (50 * 8 + 8)  # each byte of labels, sizes and their checksums
+    assert all("does not have the checksum" in cause for cause in causes)
+
+
+def test_damage_of_a_large_sidecar_is_seen_where_it_is_read(large: Index, tmp_path: Path) -> None:
+    text = shutil.copy(large.path, tmp_path / "train.txt")
+    path = open_index(text).sidecar.path
+    place = large.sidecar.columns["label"]
+    with path.open("r+b") as file:
+        for start in (place.first_bytes, place.first_bytes + place.stride_bytes, place.last_bytes):
+            file.seek(start + 8 * 1000)
+            file.write(b"\xff")
+    labels = open_index(text).labels
+    for first in (0, BATCH_ROWS, 2 * BATCH_ROWS):
+        assert labels[first : first + 512].tolist() == large.labels[first : first + 512].tolist()
+        for ids in (first + 600, [first, first + 1000]):
+            with pytest.raises(SidecarError, match=rf"label of samples {first + 512} to {first + 1023} does not have"):
+                labels[ids]
+    with pytest.raises(SidecarError, match="Delete it and open the index again"):
+        np.asarray(labels)
+    findings = [str(finding) for finding in check_lines_of(open_index(text))]
+    assert len(findings) == 1
+    assert "does not have the checksum" in findings[0]
+
+
+def check_lines_of(index: Index) -> list[Finding]:
+    """Return what is wrong with the index itself; its files, of which there are none, are not asked for."""
+    return [finding for finding in islice(check_index(index, num_workers=1), 600) if finding.path is None]
+
+
+def test_rows_of_another_place_are_no_rows(large: Index) -> None:
+    """A disk may give a block that is whole, and was asked for by somebody else."""
+    rows = large.labels[:512].tobytes()
+    assert checks_of(rows, 0) != checks_of(rows, 512)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("what", ["sidecar", "text"])
+def test_a_file_that_is_cut_in_use_is_an_error_and_no_signal(tmp_path: Path, num_workers: int, what: str) -> None:
+    text = make_text(tmp_path / "train.txt", 3000)
+    (tmp_path / "d").mkdir()
+    for number in range(3000):
+        (tmp_path / f"d/{number}.jpg").touch()
+    code = (
+        "import os, sys, mpload\n"
+        "dataset = mpload.MPDataset(sys.argv[1], decode=mpload.RawBytes(as_array=True), batch_size=8, shuffle=True)\n"
+        "loader = mpload.MPLoader(dataset, num_workers=int(sys.argv[2]), memory_budget='1GiB')\n"
+        "index = dataset.index\n"
+        "try:\n"
+        "    for number, batch in enumerate(loader):\n"
+        "        if number == 2: os.truncate(sys.argv[3], 4096)\n"
+        "except mpload.MploadError as error: print(error)\n"
+        "for ask in (lambda: index.labels[:], lambda: index[-1]):\n"
+        "    try: print(len(ask()))\n"
+        "    except (mpload.MploadError, TypeError) as error: print(type(error).__name__)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, text, str(num_workers), f"{text}{'.mpx' * (what == 'sidecar')}"],
+        capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told, labels, record = done.stdout.strip().splitlines()
+    if what == "sidecar":
+        assert "was cut while it was in use. Delete it and open the index again" in told
+        assert (labels, record) == ("SidecarError", "SidecarError")
+    else:
+        assert "changed after it was opened. Open it again" in told
+        assert (labels, record) == ("3000", "IndexChangedError")
+
+
+def test_an_index_that_is_replaced_before_workers_start_is_named(tmp_path: Path) -> None:
+    text = make_text(tmp_path / "train.txt", 1000)
+    dataset = MPDataset(text, decode=RawBytes(), batch_size=8)
+    make_text(tmp_path / "new.txt", 5).replace(text)
+    with pytest.raises(WorkerError, match=r"cannot start: .*train\.txt: changed after it was opened\. Open it again$"):
+        MPLoader(dataset, num_workers=1, memory_budget="1GiB")
+
+
+def test_a_pipe_in_place_of_a_sidecar_is_replaced(tmp_path: Path) -> None:
+    text = make_text(tmp_path / "train.txt", 10)
+    os.mkfifo(tmp_path / "train.txt.mpx")
+    assert len(open_index(text)) == 10
+    assert (tmp_path / "train.txt.mpx").is_file()
 
 
 def test_rows_that_are_not_those_of_their_record_batch_are_found(large: Index, tmp_path: Path) -> None:
     text = shutil.copy(large.path, tmp_path / "train.txt")
     index = open_index(text)
-    offsets, labels = (np.array(index._map.columns[name]) for name in ("offset", "label"))
+    offsets, labels = (np.array(SidecarFile(index.sidecar).columns[name]) for name in ("offset", "label"))
     for first in (BATCH_ROWS, len(offsets) // BATCH_ROWS * BATCH_ROWS):
         moved = offsets.copy()
         moved[first:-1] = offsets[first + 1 :]

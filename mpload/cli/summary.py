@@ -1,6 +1,5 @@
 """What there is to tell about an index, gathered in memory that does not grow with the number of samples."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +8,6 @@ from numpy.typing import NDArray
 
 from mpload.index.columns import format_columns
 from mpload.index.index import Index, Record
-from mpload.index.mapped import SidecarMap
 from mpload.units import format_bytes, format_count
 
 __all__ = ["LabelCounts", "Sizes", "Summary", "count_labels", "measure_sizes", "summarise"]
@@ -142,18 +140,18 @@ def summarise(index: Index, *, is_fresh: bool, num_records: int) -> Summary:
 def count_labels(index: Index) -> LabelCounts | None:
     """Count the samples of each label, in two passes over the column; None where the index has no labels.
 
-    Memory: 8 bytes a class, and a record batch of the sidecar.
+    Memory: 8 bytes a class, and a megabyte.
     """
     if index.header.label_column is None:
         return None
-    bounds = [(int(block.min()), int(block.max())) for block in _blocks(index, "label")]
+    bounds = [(int(block.min()), int(block.max())) for block in index.labels.blocks()]
     lowest, highest = min(low for low, _ in bounds), max(high for _, high in bounds)
     if index.classes and lowest >= 0:
         lowest, highest = 0, max(highest, len(index.classes) - 1)
     if highest - lowest >= _MAX_LABELS:
         return LabelCounts(lowest=lowest, highest=highest, counts=None)
     counts = np.zeros(highest - lowest + 1, np.int64)
-    for block in _blocks(index, "label"):
+    for block in index.labels.blocks():
         counts += np.bincount(block - lowest, minlength=len(counts))
     return LabelCounts(lowest=lowest, highest=highest, counts=counts)
 
@@ -161,14 +159,14 @@ def count_labels(index: Index) -> LabelCounts | None:
 def measure_sizes(index: Index) -> Sizes | None:
     """Measure the column of sizes; None where the index has none.
 
-    Memory: 16 MiB at most, and a record batch of the sidecar.
+    Memory: 16 MiB at most.
     """
     if index.nbytes is None:
         return None
     total, smallest, largest = 0, int(index.nbytes[0]), 0
     some = []
     step = -(-len(index) // _QUANTILE_SAMPLES)
-    for block in _blocks(index, "nbytes"):
+    for block in index.nbytes.blocks():
         total += int(block.sum())
         smallest, largest = min(smallest, int(block.min())), max(largest, int(block.max()))
         some.append(block[::step].copy())
@@ -179,13 +177,6 @@ def measure_sizes(index: Index) -> Sizes | None:
         largest_bytes=largest,
         quantiles_bytes=dict(zip(_QUANTILES, quantiles, strict=True)),
     )
-
-
-def _blocks(index: Index, column: str) -> Iterator[NDArray[np.int64]]:
-    sidecar = SidecarMap(index.sidecar)  # a map of its own, that forgets what was read
-    for block in sidecar.columns[column].blocks():
-        yield block
-        sidecar.forget()
 
 
 def _plain(cell: object) -> str | int | float:

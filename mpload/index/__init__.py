@@ -1,4 +1,4 @@
-"""The index: one line of text a sample, and a memory-mapped sidecar that makes any line reachable at once.
+"""The index: one line of text a sample, and a sidecar that makes any line reachable at once.
 
 Reading one:
 
@@ -7,8 +7,9 @@ columns   what a cell holds: path, span, lmdb, row, int, float, str
 text      the text format: header, lines, escapes; plain lists too
 scan      one fast pass over a text: where lines start, their labels, a digest
 sidecar   the Arrow file of what a scan found: written, checked, located (the only reader of pyarrow)
-mapped    columns of a sidecar as NumPy views, without pyarrow
-index     Index: records and labels through NumPy views of the map
+openfile  a file that is read by position
+lookup    columns of a sidecar, read by position and without pyarrow
+index     Index: records and labels
 opening   open_index: from a path to an Index
 ```
 

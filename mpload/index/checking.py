@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mpload.errors import MploadError, StorageError
+from mpload.errors import MploadError, SidecarError, StorageError
 from mpload.index.columns import Cell, ColumnType, LmdbValue, RowValue, Span
 from mpload.index.index import Index
 from mpload.index.lists import Line, path_of, read_lines
-from mpload.index.mapped import SidecarMap
+from mpload.index.lookup import SidecarFile
 from mpload.index.rows import shown
 from mpload.index.sidecar import Progress
 from mpload.index.text import read_header
@@ -106,33 +106,41 @@ class _Chunk:
 
 
 def _chunks(index: Index) -> Iterator[_Chunk]:
-    """Yield the lines with what the sidecar says of them. Where offsets go wrong, the first one is a finding."""
-    mapped = SidecarMap(index.sidecar)
-    labels = mapped.columns.get("label")
+    """Yield the lines with what the sidecar says of them. The first place where it goes wrong is a finding."""
+    columns = SidecarFile(index.sidecar).columns
     lines = read_lines(index.path, index.header)
     first = 0
     in_step = True
     while chunk := list(islice(lines, _CHUNK_SAMPLES)):
         stop = min(first + len(chunk), len(index))
-        found = np.array([line.offset_bytes for line in chunk[: max(stop - first, 0)]], np.uint64)
-        wrong = np.flatnonzero(found != mapped.columns["offset"][first:stop])
-        findings = []
-        if len(wrong) and in_step:
-            in_step = False
-            line = chunk[wrong[0]]
-            findings.append(
-                Finding(
-                    where=f"{index.path}:{line.number}",
-                    sample_id=first + int(wrong[0]),
-                    path=None,
-                    cause=f"starts at byte {line.offset_bytes}, where the sidecar {index.sidecar.path} says "
-                    f"{int(mapped.columns['offset'][first + int(wrong[0])])}. {_REBUILD}",
-                )
-            )
-        known = None if labels is None else np.array(labels[first:stop])
-        mapped.forget()
-        yield _Chunk(first_id=first, lines=chunk, labels=known, findings=findings)
+        finding, labels = None, None
+        try:
+            offsets = columns["offset"][first:stop]
+            labels = columns["label"][first:stop] if "label" in columns else None
+        except SidecarError as error:
+            finding = Finding(where=str(index.path), sample_id=None, path=None, cause=str(error))
+        else:
+            finding = _first_out_of_step(index, first, chunk, offsets)
+        yield _Chunk(first_id=first, lines=chunk, labels=labels, findings=[finding] if finding and in_step else [])
+        in_step = in_step and finding is None
         first += len(chunk)
+
+
+def _first_out_of_step(
+    index: Index, first_id: int, lines: Sequence[Line], offsets: NDArray[np.uint64]
+) -> Finding | None:
+    found = np.array([line.offset_bytes for line in lines[: len(offsets)]], np.uint64)
+    wrong = np.flatnonzero(found != offsets)
+    if not len(wrong):
+        return None
+    number = int(wrong[0])
+    return Finding(
+        where=f"{index.path}:{lines[number].number}",
+        sample_id=first_id + number,
+        path=None,
+        cause=f"starts at byte {lines[number].offset_bytes}, where the sidecar {index.sidecar.path} says "
+        f"{int(offsets[number])}. {_REBUILD}",
+    )
 
 
 class _Check:

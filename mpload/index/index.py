@@ -2,9 +2,6 @@
 
 import hashlib
 import operator
-import os
-import threading
-import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from mpload.errors import IndexChangedError, IndexFormatError
 from mpload.index.columns import Cell, Column, format_columns
-from mpload.index.mapped import MappedColumn, SidecarLayout, SidecarMap, check_sample_ids
+from mpload.index.lookup import SidecarColumn, SidecarFile, SidecarLayout, check_sample_ids
+from mpload.index.openfile import OpenFile
 from mpload.index.text import MAX_LINE_BYTES, Header, line_parser, parse_line
 from mpload.storage.ranges import merge_nearby
 from mpload.units import KIB, MIB
@@ -51,8 +49,8 @@ class Index:
 
     `len(index)` samples; `index[7]` is a `Record`, `index[7:9]` and `index.records(ids)` are lists of them.
 
-    Memory: constant. Lines are read from the text when they are asked for, columns are views of the mapped sidecar.
-    Process: may be forked, pickled and sent to any process of the same machine; each maps the files itself.
+    Memory: constant. Lines are read from the text when they are asked for, columns from the sidecar.
+    Process: may be forked, pickled and sent to any process of the same machine; each opens the files itself.
     """
 
     def __init__(self, *, path: Path, header: Header, layout: SidecarLayout, root: str, confined: bool) -> None:
@@ -61,8 +59,8 @@ class Index:
         self.root = root
         self.confined = confined
         self._layout = layout
-        self._text = _Text(path)
-        self._map = SidecarMap(layout)
+        self._text = OpenFile(path)
+        self._sidecar_file = SidecarFile(layout)
         self._stamp = self._text.stamp()
 
     @property
@@ -76,20 +74,20 @@ class Index:
         return self.header.classes
 
     @property
-    def labels(self) -> MappedColumn:
-        """The label column, int64 [N], in place.
+    def labels(self) -> SidecarColumn:
+        """The label column, int64 [N], read from the sidecar where it is asked for.
 
         Raises:
             IndexFormatError: the index has no integer column.
         """
-        if (labels := self._map.columns.get("label")) is None:
+        if (labels := self._sidecar_file.columns.get("label")) is None:
             raise IndexFormatError(f"{self.path}: has no integer column, only {format_columns(self.columns)}")
         return labels
 
     @property
-    def nbytes(self) -> MappedColumn | None:
+    def nbytes(self) -> SidecarColumn | None:
         """Size of each sample's encoded bytes, int64 [N]; None where they were not measured (`mpload index --stat`)."""
-        return self._map.columns.get("nbytes")
+        return self._sidecar_file.columns.get("nbytes")
 
     @property
     def fingerprint(self) -> str:
@@ -124,6 +122,7 @@ class Index:
             ArgumentError: an id is out of range.
             IndexChangedError: the text is not the one that was opened.
             IndexFormatError: a line breaks the format.
+            SidecarError: the sidecar was cut.
         """
         ids = np.asarray(sample_ids, np.int64).reshape(-1)
         check_sample_ids(ids, len(self))
@@ -151,7 +150,7 @@ class Index:
         lengths = ends - starts + skips
         lines = []
         for piece, skip, length in zip(
-            self._text.pieces(starts - skips, lengths), skips.tolist(), lengths.tolist(), strict=True
+            _pieces(self._text, starts - skips, lengths), skips.tolist(), lengths.tolist(), strict=True
         ):
             line, _, rest = piece[skip:].partition(b"\n")
             if len(piece) != length or piece[:skip] not in {b"", b"\n"} or rest.strip() or not line:
@@ -164,12 +163,9 @@ class Index:
         return f"{self.path}:{self.header.num_lines + sample_id + 1}"
 
     def _bounds(self, sample_ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        offsets = self._map.columns["offset"]
         num_bytes = self._stamp[0]
-        following = np.minimum(sample_ids + 1, len(self) - 1)
-        starts, ends = offsets.take(np.concatenate([sample_ids, following])).astype(np.int64).reshape(2, -1)
-        self._map.forget()
-        ends = np.where(following > sample_ids, ends, num_bytes)
+        starts, ends = self._sidecar_file.offsets(sample_ids)
+        ends = np.where(sample_ids < len(self) - 1, ends, num_bytes)
         ends = np.minimum(ends, starts + (MAX_LINE_BYTES + 1))
         if ((starts < self.header.body_bytes) | (ends <= starts) | (ends > num_bytes)).any():
             raise self._misfit()
@@ -188,12 +184,12 @@ class Index:
                 raise IndexFormatError(f"{self.where(sample_id)}: {error}") from error
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key not in {"_text", "_map"}}
+        return {key: value for key, value in self.__dict__.items() if key not in {"_text", "_sidecar_file"}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._text = _Text(self.path)
-        self._map = SidecarMap(self._layout)
+        self._text = OpenFile(self.path)
+        self._sidecar_file = SidecarFile(self._layout)
         if self._text.stamp() != self._stamp:
             raise IndexChangedError(f"{self.path}: changed after it was opened. Open it again")
 
@@ -201,31 +197,11 @@ class Index:
         return f"<Index {str(self.path)!r}: {len(self)} samples, {format_columns(self.columns)}>"
 
 
-class _Text:
-    """The text file of an index, read by position: safe to share with forked processes."""
-
-    def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-        self._lock = threading.Lock()
-        weakref.finalize(self, os.close, self._descriptor)
-
-    def stamp(self) -> tuple[int, int]:
-        """Return size and modification time of the open file."""
-        status = os.fstat(self._descriptor)
-        return status.st_size, status.st_mtime_ns
-
-    def pieces(self, offsets: NDArray[np.int64], lengths: NDArray[np.int64]) -> list[bytes]:
-        """Return the bytes of each piece, fewer where the file ends before."""
-        if len(offsets) <= _FEW_PIECES:
-            return [self._read(*piece) for piece in zip(offsets.tolist(), lengths.tolist(), strict=True)]
-        reads = merge_nearby(offsets, lengths, max_gap_bytes=_MAX_GAP_BYTES, max_read_bytes=_MAX_READ_BYTES)
-        data = [self._read(*read) for read in zip(reads.offsets.tolist(), reads.lengths.tolist(), strict=True)]
-        places = zip(reads.read_of.tolist(), reads.start_in_read.tolist(), lengths.tolist(), strict=True)
-        return [data[read][start : start + length] for read, start, length in places]
-
-    def _read(self, offset: int, length: int) -> bytes:
-        if hasattr(os, "pread"):
-            return os.pread(self._descriptor, length, offset)
-        with self._lock:  # Windows
-            os.lseek(self._descriptor, offset, os.SEEK_SET)
-            return os.read(self._descriptor, length)
+def _pieces(file: OpenFile, offsets: NDArray[np.int64], lengths: NDArray[np.int64]) -> list[bytes]:
+    """Return the bytes of each piece, fewer where the file ends before."""
+    if len(offsets) <= _FEW_PIECES:
+        return [file.read(*piece) for piece in zip(offsets.tolist(), lengths.tolist(), strict=True)]
+    reads = merge_nearby(offsets, lengths, max_gap_bytes=_MAX_GAP_BYTES, max_read_bytes=_MAX_READ_BYTES)
+    data = [file.read(*read) for read in zip(reads.offsets.tolist(), reads.lengths.tolist(), strict=True)]
+    places = zip(reads.read_of.tolist(), reads.start_in_read.tolist(), lengths.tolist(), strict=True)
+    return [data[read][start : start + length] for read, start, length in places]

@@ -3,8 +3,10 @@
 It is derived and disposable: built in one pass and constant memory, published by a rename, rebuilt when the text has
 changed.
 Columns: `offset: uint64`, `label: int64` where the text has a label column, `nbytes: int64` where sizes were asked for.
-Uncompressed record batches of 2**20 rows, so that a column's rows lie at regular places of the file. This module is the
-only reader of pyarrow: it finds those places once, and every process maps them with NumPy (`mpload.index.mapped`).
+Uncompressed record batches of 2**20 rows, so that a column's rows lie at regular places of the file. Those places stand
+in the metadata of the schema, with a checksum over all that they say; so every process reads columns without pyarrow
+(`mpload.index.lookup`), and opening takes a few small reads. The metadata of each record batch hold the checksums of
+its blocks of rows.
 """
 
 import contextlib
@@ -12,7 +14,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,17 +27,30 @@ from numpy.typing import NDArray
 
 from mpload.errors import SidecarError
 from mpload.index.columns import format_columns
-from mpload.index.mapped import BATCH_ROWS, ROW_BYTES, ColumnPlace, SidecarLayout, SidecarMap
+from mpload.index.lookup import (
+    BATCH_ROWS,
+    DTYPES,
+    Place,
+    SidecarFile,
+    SidecarLayout,
+    checks_of,
+)
 from mpload.index.scan import Scan
 from mpload.index.text import MAX_LINE_BYTES, Header
+from mpload.units import MIB
 
 __all__ = ["SIDECAR_VERSION", "Progress", "TextStamp", "ensure_sidecar", "find_sidecar", "rewrite_sidecar"]
 
-SIDECAR_VERSION = 1
+SIDECAR_VERSION = 2
 _LOCK_SECONDS = 3600.0
-_MAX_PADDING_BYTES = 64
-"""Arrow's writer pads the rows of a column to a multiple of 8 or of 64 bytes."""
-_TYPES = {"offset": pa.uint64(), "label": pa.int64(), "nbytes": pa.int64()}
+_CHECKS = "mpload.checks"
+_TOTALS = b"mpload.totals"
+_MAX_HEAD_BYTES = 4096
+"""What a record batch's message holds above its rows besides the checksums."""
+_SMALL_BYTES = 4 * MIB
+"""A sidecar of so many bytes is checked when it is opened, in some milliseconds; a larger one where it is read."""
+_TOTALS_BYTES = 512
+"""Room for what is known at the end only: at most 430, with numbers of 15 digits."""
 
 Progress = Callable[[int], None]
 """Told now and then how many samples are done."""
@@ -173,32 +188,70 @@ def _write(
     totals: Callable[[], tuple[int, str]],
     progress: Progress | None,
 ) -> None:
-    """Write the file. Number of samples and digest are known at the end only: they are patched in, over a token."""
-    token = secrets.token_hex(42)  # as long as 20 digits and 64 of hex
-    metadata = {
+    """Write the file. What is known at the end only is patched in, over a token as long as its room."""
+    token = secrets.token_hex(_TOTALS_BYTES // 2)
+    known = {
         "mpload.version": str(SIDECAR_VERSION),
-        "mpload.totals": token,
         "mpload.text": json.dumps({"num_bytes": stamp.num_bytes, "mtime_ns": stamp.mtime_ns}),
         "mpload.columns": format_columns(header.columns),
         "mpload.root": header.root or "",
         "mpload.classes": json.dumps(header.classes),
     }
+    metadata = {key.encode(): text.encode("utf-8", "replace") for key, text in known.items()}
     with path.open("wb") as file:
         writer = None
         done = 0
         for batch in _regroup(rows):
             if writer is None:
-                fields = [pa.field(name, _TYPES[name], nullable=False) for name in batch]
-                schema = pa.schema(fields, metadata={k: v.encode("utf-8", "replace") for k, v in metadata.items()})
+                fields = [pa.field(name, pa.from_numpy_dtype(DTYPES[name]), nullable=False) for name in batch]
+                schema = pa.schema(fields, metadata=dict([*metadata.items(), (_TOTALS, token.encode())]))
                 writer = pa.ipc.new_file(file, schema)
-            writer.write_batch(pa.record_batch([pa.array(values) for values in batch.values()], schema=schema))
+            checks = b"".join(checks_of(values.tobytes(), done) for values in batch.values())
+            arrays = [pa.array(values) for values in batch.values()]
+            writer.write_batch(pa.record_batch(arrays, schema=schema), custom_metadata={_CHECKS.encode(): checks})
             done += len(batch["offset"])
             if progress is not None:
                 progress(done)
         assert writer is not None, "a text without samples does not come this far"
         writer.close()
     num_samples, digest = totals()
-    _patch(path, token.encode(), f"{num_samples:020d}{digest:0>64}".encode())
+    found = {"num_samples": num_samples, "digest": digest, "file_bytes": path.stat().st_size} | _places_in(path, done)
+    text = json.dumps({"check": _check_of(metadata, found)} | found)
+    _patch(path, token.encode(), text.encode().ljust(_TOTALS_BYTES))
+
+
+def _check_of(metadata: Mapping[bytes, bytes], totals: Mapping[str, Any]) -> str:
+    """Return a checksum of all that the metadata of a sidecar say, but for itself."""
+    words = [[key.hex(), text.hex()] for key, text in sorted(metadata.items())]
+    return hashlib.blake2b(json.dumps([words, totals], sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _places_in(path: Path, num_rows: int) -> dict[str, Any]:
+    """Return where columns and checksums lie in a file just written, as Arrow finds them there."""
+    num_full = num_rows // BATCH_ROWS
+    with pa.memory_map(str(path)) as source:
+        buffer = source.read_buffer()
+        reader = pa.ipc.open_file(pa.BufferReader(buffer))
+        names = reader.schema.names
+
+        def starts(number: int) -> dict[str, int]:
+            batch, metadata = reader.get_batch_with_custom_metadata(number)
+            rows = {name: batch.column(name).buffers()[1] for name in names}
+            found = {name: values.address - buffer.address for name, values in rows.items() if values is not None}
+            checks = metadata[_CHECKS.encode()]
+            end = found[names[0]]
+            before = max(end - len(checks) - _MAX_HEAD_BYTES, 0)
+            found[_CHECKS] = before + buffer.slice(before, end - before).to_pybytes().rindex(checks)
+            return found
+
+        first = starts(0)
+        second = starts(1) if num_full > 1 else first
+        last = starts(num_full) if num_rows > num_full * BATCH_ROWS else dict.fromkeys(first, 0)
+        strides = {name: second[name] - first[name] for name in first}
+        if num_full > 1 and starts(num_full - 1) != {n: first[n] + (num_full - 1) * strides[n] for n in first}:
+            raise SidecarError(f"{path}: its record batches do not lie at regular places. Is this Arrow a new one?")
+    places = {name: [first[name], strides[name], last[name]] for name in first}
+    return {"checks": places.pop(_CHECKS), "columns": places}
 
 
 def _regroup(rows: Iterable[_Rows]) -> Iterator[_Rows]:
@@ -250,68 +303,60 @@ def _find_all(data: bytes, token: bytes) -> Iterator[int]:
 def _locate(path: Path, text: Path, header: Header) -> SidecarLayout:
     """Find the columns in the file, and check that it belongs to `text` as it is."""
     try:
-        with pa.memory_map(str(path)) as source:
-            return _read(path, source.read_buffer(), text, header)
+        layout = _read(path, text, header)
+        if layout.file_bytes <= _SMALL_BYTES:
+            _check_rows(layout)
+        _check_boundaries(layout, text, header)
     except FileNotFoundError:
         raise
-    except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
+    except (pa.ArrowException, OSError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise SidecarError(f"{path}: is no sidecar, or a broken one: {error}. It is rebuilt from the text") from error
-
-
-def _read(path: Path, buffer: pa.Buffer, text: Path, header: Header) -> SidecarLayout:
-    reader = pa.ipc.open_file(pa.BufferReader(buffer))
-    metadata = {key.decode(): value.decode("utf-8") for key, value in (reader.schema.metadata or {}).items()}
-    if metadata["mpload.version"] != str(SIDECAR_VERSION):
-        raise SidecarError(f"{path}: has version {metadata['mpload.version']}, not {SIDECAR_VERSION}")
-    stamp = TextStamp(**json.loads(metadata["mpload.text"]))
-    if stamp != TextStamp.of(text) or metadata["mpload.columns"] != format_columns(header.columns):
-        raise SidecarError(f"{path}: belongs to another state of {text}")
-    num_samples = int(metadata["mpload.totals"][:20])
-    num_full, rest = divmod(num_samples, BATCH_ROWS)
-    if num_samples < 1 or reader.num_record_batches != num_full + bool(rest):
-        raise SidecarError(f"{path}: has {reader.num_record_batches} record batches for {num_samples} samples")
-    names = reader.schema.names
-    if any(reader.schema.field(name).type != _TYPES[name] for name in names) or "offset" not in names:
-        raise SidecarError(f"{path}: has columns {reader.schema}")
-    if ("label" in names) != (header.label_column is not None):
-        raise SidecarError(f"{path}: has labels where the text has none, or none where it has")
-
-    def starts(number: int) -> dict[str, int]:
-        batch = reader.get_batch(number)
-        if batch.num_rows != (BATCH_ROWS if number < num_full else rest) or any(c.null_count for c in batch.columns):
-            raise SidecarError(f"{path}: record batch {number} has {batch.num_rows} rows")
-        rows = {name: batch.column(name).buffers()[1] for name in names}
-        found = {name: values.address - buffer.address for name, values in rows.items() if values is not None}
-        gaps = np.diff(list(found.values())) - batch.num_rows * ROW_BYTES
-        if (gaps < 0).any() or (gaps >= _MAX_PADDING_BYTES).any():
-            raise SidecarError(f"{path}: the columns of record batch {number} do not follow one another")
-        return found
-
-    first = starts(0)
-    last = starts(num_full) if rest else dict.fromkeys(names, 0)
-    second = starts(1) if num_full > 1 else first
-    strides = {name: second[name] - first[name] for name in names}
-    if num_full > 1 and starts(num_full - 1) != {n: first[n] + (num_full - 1) * strides[n] for n in names}:
-        raise SidecarError(f"{path}: its record batches do not lie at regular places")
-    layout = SidecarLayout(
-        path=path,
-        file_bytes=buffer.size,
-        num_samples=num_samples,
-        digest=metadata["mpload.totals"][20:],
-        columns={
-            name: ColumnPlace(
-                dtype=str(_TYPES[name]), first_bytes=first[name], stride_bytes=strides[name], last_bytes=last[name]
-            )
-            for name in names
-        },
-    )
-    _check_boundaries(layout, text, header)
     return layout
+
+
+def _read(path: Path, text: Path, header: Header) -> SidecarLayout:
+    with open(path, "rb", opener=_open_at_once) as file:
+        metadata = dict(pa.ipc.open_file(file).schema.metadata or {})
+    if metadata[b"mpload.version"] != str(SIDECAR_VERSION).encode():
+        raise SidecarError(f"{path}: has version {metadata[b'mpload.version']!r}, not {SIDECAR_VERSION}")
+    totals = json.loads(metadata.pop(_TOTALS))
+    if totals.pop("check") != _check_of(metadata, totals):
+        raise SidecarError(f"{path}: is damaged: its metadata do not have the checksum that was stored with them")
+    stamp = TextStamp(**json.loads(metadata[b"mpload.text"]))
+    if stamp != TextStamp.of(text) or metadata[b"mpload.columns"].decode() != format_columns(header.columns):
+        raise SidecarError(f"{path}: belongs to another state of {text}")
+    if ("label" in totals["columns"]) != (header.label_column is not None):
+        raise SidecarError(f"{path}: has labels where the text has none, or none where it has")
+    return SidecarLayout(
+        path=path,
+        file_bytes=totals["file_bytes"],
+        num_samples=totals["num_samples"],
+        digest=totals["digest"],
+        columns={name: _place(numbers) for name, numbers in totals["columns"].items()},
+        checks=_place(totals["checks"]),
+    )
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a FIFO without waiting for its other end: Arrow then sees that it is no file."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _place(numbers: list[int]) -> Place:
+    first, stride, last = numbers
+    return Place(first_bytes=first, stride_bytes=stride, last_bytes=last)
+
+
+def _check_rows(layout: SidecarLayout) -> None:
+    """Read all rows, which are compared with their checksums."""
+    for column in SidecarFile(layout).columns.values():
+        for _ in column.blocks():
+            pass
 
 
 def _check_boundaries(layout: SidecarLayout, text: Path, header: Header) -> None:
     """Look into the text where record batches begin and end: rows that lie elsewhere would be those of other lines."""
-    offsets = SidecarMap(layout).columns["offset"]
+    offsets = SidecarFile(layout).columns["offset"]
     num_full = layout.num_samples // BATCH_ROWS
     ends = {number * BATCH_ROWS for number in (1, num_full - 1, num_full) if 0 < number <= num_full}
     with text.open("rb") as file:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from mpload.errors import ArgumentError, SampleError
 from mpload.index.columns import Cell, ColumnType, Span
 from mpload.index.index import Index, Record
-from mpload.index.mapped import SidecarLayout, SidecarMap
+from mpload.index.lookup import SidecarFile, SidecarLayout
 from mpload.index.rows import shown
 from mpload.index.sidecar import Progress, rewrite_sidecar
 from mpload.index.threads import map_in_threads
@@ -51,14 +51,13 @@ def measure_sizes(index: Index, *, num_workers: int = 8, progress: Progress | No
         )
 
     def rows() -> Iterator[dict[str, NDArray[Any]]]:
-        mapped = SidecarMap(index.sidecar)
+        columns = SidecarFile(index.sidecar).columns
         chunks = (index[start : start + _CHUNK_SAMPLES] for start in range(0, len(index), _CHUNK_SAMPLES))
         start = 0
         for sizes in map_in_threads(measure, chunks, num_workers=num_workers):
             stop = start + len(sizes)
-            known = {name: column[start:stop] for name, column in mapped.columns.items() if name != "nbytes"}
+            known = {name: column[start:stop] for name, column in columns.items() if name != "nbytes"}
             yield known | {"nbytes": sizes}
-            mapped.forget()
             start = stop
 
     return rewrite_sidecar(

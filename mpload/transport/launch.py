@@ -121,6 +121,8 @@ class ZygoteProcess:
         if not message:
             raise WorkerError(f"workers cannot start: the zygote died while it loaded the work ({self.end_cause()})")
         told = json.loads(message)
+        if "refused" in told:  # by mpload, which says why and what to do
+            raise WorkerError(f"workers cannot start: {told['refused']}")
         if "failed" in told:
             raise WorkerError(
                 "workers cannot start: the work does not load in a new process. A module that it needs may be missing "

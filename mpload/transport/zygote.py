@@ -7,7 +7,8 @@ reaps its workers and tells the parent how they ended.
 It talks with the parent in JSON over a socket, one object a message:
 
     to the zygote     {"fork": worker}   {"kill": worker}   end of file: let workers leave, then go
-    to the parent     {"ready": true}    {"failed": text}   {"forked": worker, "pid": pid, "threads": [name, ...]}
+    to the parent     {"ready": true}    {"failed": text}   {"refused": text}   (by mpload, which says what to do)
+                      {"forked": worker, "pid": pid, "threads": [name, ...]}
                       {"ended": worker, "pid": pid, "status": exit status, or minus the signal}
 
 Workers keep the zygote's end of the socket open, so that the parent reads end of file when all of them are gone.
@@ -27,6 +28,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from mpload.errors import MploadError
 from mpload.transport.kernel import die_with_parent, outlive_parent_thread, set_process_name, thread_names
 from mpload.transport.worker import WorkerSetup, Workplace, run_worker
 
@@ -158,6 +160,9 @@ def main(arguments: Sequence[str]) -> int:
             os.close(setup_fd)
             place = Workplace.enter(setup)
             del setup
+        except MploadError as error:
+            _is_told(control, {"refused": str(error)[:8000]})
+            return 1
         except BaseException:  # noqa: BLE001  the user's modules may do anything when imported
             _is_told(control, {"failed": traceback.format_exc()[-8000:]})
             return 1

@@ -1,0 +1,249 @@
+"""Columns of a sidecar, read by position: in any process, and without pyarrow.
+
+Nothing is mapped. A map of a file that somebody cuts ends the process by SIGBUS, and a read of it is merely short; the
+page cache is shared either way. Two kinds of reads:
+
+- `SidecarFile.offsets` looks up where lines start, 16 bytes a sample. The text proves them: a line starts after a
+  newline and ends with one.
+- A `SidecarColumn` reads whole blocks of 512 rows, and compares each with the checksum that was stored with it.
+"""
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpload.errors import ArgumentError, SidecarError
+from mpload.index.openfile import OpenFile
+from mpload.units import KIB
+
+__all__ = [
+    "BATCH_ROWS",
+    "DTYPES",
+    "Place",
+    "SidecarColumn",
+    "SidecarFile",
+    "SidecarLayout",
+    "check_sample_ids",
+    "checks_of",
+]
+
+BATCH_ROWS: Final = 1 << 20
+"""Rows of every record batch of a sidecar but the last."""
+
+DTYPES: Final = MappingProxyType(
+    {"offset": np.dtype(np.uint64), "label": np.dtype(np.int64), "nbytes": np.dtype(np.int64)}
+)
+
+_ROW_BYTES = 8
+_CHECK_BYTES = 8  # CRC-32 in hexadecimal digits: Arrow's metadata are text
+_BLOCK_ROWS = 512  # a page of 4 KiB: what a cold read costs anyway
+_READ_ROWS = 1 << 17
+_SPARE_BYTES = 2 * KIB  # for each id: reading so much in vain costs about as much as one more call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where something of every record batch lies in the file."""
+
+    first_bytes: int
+    """Its offset in the first full record batch."""
+    stride_bytes: int
+    """From one full record batch to the next."""
+    last_bytes: int
+    """Its offset in the last, shorter record batch; unused where all are full."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SidecarLayout:
+    """What a process needs to read a sidecar without pyarrow."""
+
+    path: Path
+    file_bytes: int
+    num_samples: int
+    digest: str
+    columns: Mapping[str, Place]
+    """Where the rows of each column lie."""
+    checks: Place
+    """Where the checksums of a record batch's blocks lie: those of all blocks of the first column, then the next."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            object.__setattr__(self, name, value)
+
+    def rows_at(self, name: str, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return where the rows of `sample_ids` lie in the file."""
+        place, num_full = self.columns[name], self.num_samples // BATCH_ROWS
+        batches = sample_ids >> 20
+        starts = np.where(batches < num_full, place.first_bytes + batches * place.stride_bytes, place.last_bytes)
+        places: NDArray[np.int64] = starts + (sample_ids & (BATCH_ROWS - 1)) * _ROW_BYTES
+        return places
+
+
+_REBUILD = "Delete it and open the index again: it is rebuilt from the text"
+
+
+class SidecarFile:
+    """A sidecar that is open for reading.
+
+    Memory: what is asked for, and a descriptor. Process: may be forked, since reads share no position.
+
+    Raises:
+        SidecarError: it is not the file that the layout describes.
+        StorageError: it cannot be opened.
+    """
+
+    def __init__(self, layout: SidecarLayout) -> None:
+        self._layout = layout
+        self._file = OpenFile(layout.path)
+        if self._file.stamp()[0] != layout.file_bytes:
+            raise SidecarError(f"{layout.path}: is not the sidecar that was opened. Open the index again")
+        self.columns: Mapping[str, SidecarColumn] = MappingProxyType(
+            {name: SidecarColumn(self._file, layout, name) for name in layout.columns}
+        )
+
+    def offsets(self, sample_ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where the lines of `sample_ids`, at least one, start, and the lines after them (for the last: itself).
+
+        Not compared with checksums: whoever reads the lines sees whether they are some.
+        """
+        first, last = int(sample_ids.min()), min(int(sample_ids.max()) + 1, self._layout.num_samples - 1)
+        start, end = self._layout.rows_at("offset", np.array([first, last])).tolist()
+        if first >> 20 == last >> 20 and end - start <= len(sample_ids) * _SPARE_BYTES:
+            rows = np.frombuffer(_read(self._file, [start], end - start + _ROW_BYTES), np.int64)
+            return rows[sample_ids - first], rows[np.minimum(sample_ids + 1, last) - first]
+        following = np.minimum(sample_ids + 1, self._layout.num_samples - 1)
+        places = self._layout.rows_at("offset", np.concatenate([sample_ids, following]))
+        here, there = places.reshape(2, -1)
+        if (there - here == _ROW_BYTES).all():
+            rows = np.frombuffer(_read(self._file, here.tolist(), 2 * _ROW_BYTES), np.int64)
+            return rows[::2], rows[1::2]
+        rows = np.frombuffer(_read(self._file, places.tolist(), _ROW_BYTES), np.int64)
+        return rows[: len(here)], rows[len(here) :]
+
+
+class SidecarColumn:
+    """A read-only column of one number a sample: array-like, read from the file when it is asked for.
+
+    `column[i]`, `column[a:b]` and `column[ids]` give NumPy values; `np.asarray(column)` is all of it, 8 bytes a sample;
+    `blocks()` walks any number of samples without that.
+
+    Raises:
+        SidecarError: what was read is not what was written.
+    """
+
+    def __init__(self, file: OpenFile, layout: SidecarLayout, name: str) -> None:
+        self._file = file
+        self._layout = layout
+        self._name = name
+        self.shape = (layout.num_samples,)
+        self.dtype = DTYPES[name]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def blocks(self) -> Iterator[NDArray[Any]]:
+        """Yield the column in order, in arrays of at most 2**17 rows."""
+        for start in range(0, len(self), _READ_ROWS):
+            yield self._rows(start, min(start + _READ_ROWS, len(self)))
+
+    def take(self, sample_ids: NDArray[np.int64]) -> NDArray[Any]:
+        """Return the rows of `sample_ids`, int64 [n] each in [0, N), as a new array."""
+        out: NDArray[Any] = np.empty(sample_ids.shape, self.dtype)
+        order = np.argsort(sample_ids, kind="stable")
+        blocks = sample_ids[order] // _BLOCK_ROWS
+        seams = np.flatnonzero(np.diff(blocks)) + 1
+        for places in np.split(order, seams) if len(order) else ():
+            start = int(sample_ids[places[0]]) // _BLOCK_ROWS * _BLOCK_ROWS
+            rows = self._rows(start, min(start + _BLOCK_ROWS, len(self)))
+            out[places] = rows[sample_ids[places] - start]
+        return out
+
+    def _rows(self, start: int, stop: int) -> NDArray[Any]:
+        """Return the rows from `start` to `stop` (exclusive), which lie in one record batch, read-only."""
+        batch = start // BATCH_ROWS * BATCH_ROWS
+        batch_rows = min(BATCH_ROWS, len(self) - batch)
+        first_block = (start - batch) // _BLOCK_ROWS
+        first = batch + first_block * _BLOCK_ROWS
+        last = min(-(-stop // _BLOCK_ROWS) * _BLOCK_ROWS, batch + batch_rows)
+        place = int(self._layout.rows_at(self._name, np.array([first]))[0])
+        data = _read(self._file, [place], (last - first) * _ROW_BYTES)
+        number = list(self._layout.columns).index(self._name) * _num_blocks(batch_rows) + first_block
+        checks = checks_of(data, first)
+        if _read(self._file, [self._checks_at(batch) + number * _CHECK_BYTES], len(checks)) != checks:
+            raise SidecarError(
+                f"{self._layout.path}: is damaged: {self._name} of samples {first} to {last - 1} does not have the "
+                f"checksum that was stored with it. {_REBUILD}"
+            )
+        return np.frombuffer(data, self.dtype)[start - first : stop - first]
+
+    def _checks_at(self, batch: int) -> int:
+        place = self._layout.checks
+        if len(self) - batch < BATCH_ROWS:
+            return place.last_bytes
+        return place.first_bytes + batch // BATCH_ROWS * place.stride_bytes
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, slice):
+            start, stop, step = key.indices(len(self))
+            if step != 1:
+                return self.take(np.arange(start, stop, step, dtype=np.int64))
+            out: NDArray[Any] = np.empty(max(stop - start, 0), self.dtype)
+            for first in range(start // _READ_ROWS * _READ_ROWS, stop, _READ_ROWS):
+                low, high = max(first, start), min(first + _READ_ROWS, stop)
+                out[low - start : high - start] = self._rows(low, high)
+            return out
+        ids = np.asarray(key)
+        if ids.dtype == np.bool_:
+            ids = np.flatnonzero(ids)
+        if ids.size and (ids.min() < -len(self) or ids.max() >= len(self)):
+            raise IndexError(f"row {key} is outside [0, {len(self)})")
+        ids = np.where(ids < 0, ids + len(self), ids).astype(np.int64)
+        return self.take(ids.reshape(-1)).reshape(ids.shape)[()]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        if copy is False:
+            raise ValueError(f"a column of {len(self)} rows lies in a file: use blocks(), or allow a copy")
+        return np.asarray(self[:], dtype)
+
+    def __repr__(self) -> str:
+        return f"<SidecarColumn {self.dtype}[{len(self)}]>"
+
+
+def _num_blocks(num_rows: int) -> int:
+    """Return how many blocks so many rows of a record batch make."""
+    return -(-num_rows // _BLOCK_ROWS)
+
+
+def checks_of(rows: bytes, first_row: int) -> bytes:
+    """Return the checksums of blocks of rows, one after another; a block that lies elsewhere has another one."""
+    data = memoryview(rows)
+    block_bytes = _BLOCK_ROWS * _ROW_BYTES
+    return b"".join(
+        b"%08x" % zlib.crc32(data[start : start + block_bytes], (first_row + start // _ROW_BYTES) & 0xFFFFFFFF)
+        for start in range(0, len(data), block_bytes)
+    )
+
+
+def check_sample_ids(sample_ids: NDArray[np.int64], num_samples: int) -> None:
+    """Raise `ArgumentError` unless every id is in [0, num_samples)."""
+    if sample_ids.size and (int(sample_ids.min()) < 0 or int(sample_ids.max()) >= num_samples):
+        raise ArgumentError(
+            f"sample_ids must be in [0, {num_samples}), got {int(sample_ids.min())} to {int(sample_ids.max())}"
+        )
+
+
+def _read(file: OpenFile, places: Sequence[int], num_bytes: int) -> bytes:
+    """Return the bytes at all places, one after another."""
+    data = b"".join([file.read(place, num_bytes) for place in places])
+    if len(data) != len(places) * num_bytes:
+        raise SidecarError(f"{file.path}: was cut while it was in use. {_REBUILD}")
+    return data
