@@ -2,18 +2,20 @@
 
 import csv
 import io
+import itertools
 import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpload import open_index
 from mpload.errors import ArgumentError, IndexFormatError
 from mpload.index.columns import Column, ColumnType, LmdbValue, RowValue, Span, format_columns, parse_columns
-from mpload.index.scan import Scan
+from mpload.index.scan import Scan, _scan_fast
 from mpload.index.text import MAX_LINE_BYTES, Dialect, Header, format_header, format_line, parse_line, read_header
 
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
@@ -92,7 +94,15 @@ def test_a_header_reads_back(
     suffix=st.sampled_from(["txt", "csv"]),
     native=st.booleans(),
     columns=st.sampled_from(
-        ["a:path", "a:path label:int", "a:span label:int b:str", "a:path b:float", "a:path b:str c:int"]
+        [
+            "a:path",
+            "a:path label:int",
+            "a:span label:int b:str",
+            "a:path b:float",
+            "a:path b:str c:int",
+            "a:lmdb",
+            "a:row",
+        ]
     ),
 )
 def test_the_fast_scan_finds_what_reading_line_by_line_finds(
@@ -127,6 +137,44 @@ def test_the_fast_scan_finds_what_reading_line_by_line_finds(
     if text.endswith(b"\n\n") and header.dialect is Dialect.NATIVE:
         return  # the line that this test's shortcut takes away
     assert fast == slow
+
+
+LIKELY = {
+    ColumnType.FLOAT: st.text("0123456789+-.eE_ ni", max_size=6) | st.floats().map(str),
+    ColumnType.LMDB: st.text("0a%@:\xe9", max_size=5),
+    ColumnType.ROW: st.text("01:@a%", max_size=9) | st.from_regex(r"[0-9]{1,10}:[0-9]{1,19}:a@b", fullmatch=True),
+    ColumnType.SPAN: st.text("01+@a", max_size=7),
+}
+
+
+@settings(max_examples=600)
+@given(st.data(), st.sampled_from(sorted(LIKELY)), st.integers(1, 3))
+def test_the_fast_scan_takes_no_cell_that_is_none(data: st.DataObject, kind: ColumnType, num_lines: int) -> None:
+    header = Header(columns=columns_of([kind, ColumnType.INT]))
+    lines = [f"{data.draw(LIKELY[kind])}\t{number}".encode("latin-1") for number in range(num_lines)]
+    buffer = bytearray(b"".join(line + b"\n" for line in lines))
+    if _scan_fast(np.frombuffer(buffer, np.uint8), header, buffer) is not None:
+        assert [parse_line(header, line)[1] for line in lines] == list(range(num_lines))
+
+
+@pytest.mark.parametrize(
+    ("columns", "cells"),
+    [
+        ("a:path b:float", [["x", 0.5], ["y", -1e-300], ["z", 3.0], ["u", 12345678.25], ["v", 1e22]]),
+        ("a:lmdb b:int", [[LmdbValue("d/train.lmdb", b"0001"), 1], [LmdbValue("t", b"a@:\xff"), 2]]),
+        ("a:row b:int", [[RowValue("a.parquet", 0, 17, "image.bytes"), 1], [RowValue("@", 9**9, 10**17, "\xe9"), 2]]),
+        ("a:span b:float c:str", [[Span("a.tar", 512, 10**17), 0.0, "text"], [Span("\xe9", 0, 0), 1.5, "\xe9"]]),
+    ],
+)
+def test_all_types_are_scanned_fast(columns: str, cells: list[list[Any]]) -> None:
+    """Reading line by line takes thirty times as long."""
+    header = Header(columns=parse_columns(columns))
+    buffer = bytearray(b"".join(map(format_line, cells)))
+    found = _scan_fast(np.frombuffer(buffer, np.uint8), header, buffer)
+    assert found is not None
+    starts = found[0].tolist()
+    lines = [buffer[start:end].rstrip(b"\n") for start, end in itertools.pairwise([*starts, len(buffer)])]
+    assert [parse_line(header, bytes(line)) for line in lines] == cells
 
 
 PLAIN = [

@@ -1,8 +1,8 @@
 """One pass over an index text: where each line starts, its label, and a digest of all lines.
 
 Blocks of lines are scanned by NumPy. Whatever a block holds that the fast scan does not understand (a quote, a long
-number, a broken line) sends the whole block through `parse_line`, which either reads it or says what is wrong: the fast
-scan may give up, but it never decides what a line means.
+number, a broken line) sends the whole block through `line_parser`, which either reads it or says what is wrong: the
+fast scan may give up, but it never decides what a line means.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mpload.errors import IndexFormatError
 from mpload.index.columns import ColumnType
-from mpload.index.text import MAX_LINE_BYTES, Dialect, Header, parse_line
+from mpload.index.text import MAX_LINE_BYTES, Dialect, Header, line_parser
 from mpload.units import MIB
 
 __all__ = ["Scan", "ScanBlock"]
@@ -23,6 +23,8 @@ __all__ = ["Scan", "ScanBlock"]
 _BLOCK_BYTES = MIB  # stays in the second-level cache through the passes below
 _TAB, _NEWLINE, _CR, _BLANK, _MINUS, _COMMA = b"\t\n\r -,"
 _MAX_FAST_DIGITS = 18  # every number of so many digits fits int64
+_MAX_ROW_GROUP_DIGITS = 9
+_MAX_FLOAT_BYTES = 32  # Python writes 24 at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +103,7 @@ class Scan:
         starts: list[int] = []
         labels: list[int] = []
         label_column = self.header.label_column
+        parse = line_parser(self.header)
         start = 0
         for number, line in enumerate(block[:-1].split(b"\n")):
             if self.header.dialect is not Dialect.NATIVE and not line.strip():
@@ -111,7 +114,7 @@ class Scan:
                 if len(line) > MAX_LINE_BYTES:
                     raise self._error(self._line_number(number), _TOO_LONG)
                 try:
-                    cells = parse_line(self.header, line)
+                    cells = parse(line)
                 except ValueError as error:
                     raise self._error(self._line_number(number), str(error)) from error
                 starts.append(start)
@@ -173,10 +176,14 @@ def _scan_fast(text: NDArray[np.uint8], header: Header, buffer: bytearray) -> _S
                 fine = values is not None
                 if number == header.label_column:
                     labels = values
+            case ColumnType.FLOAT:
+                fine = _are_floats(text, first, end)
+            case ColumnType.LMDB:
+                fine = _are_lmdb_values(text, first, end)
+            case ColumnType.ROW:
+                fine = _are_rows(text, first, end)
             case ColumnType.STR:
                 fine = True
-            case _:
-                fine = False
         if not fine:
             return None
     return starts, labels
@@ -237,12 +244,71 @@ def _parse_integers(
 
 def _are_spans(text: NDArray[np.uint8], first: NDArray[np.int64], end: NDArray[np.int64]) -> bool:
     """Whether every cell `text[first:end]` is a span OFFSET+LENGTH@PATH."""
-    plus = np.append(np.flatnonzero(text == ord("+")), text.size)
-    at = np.append(np.flatnonzero(text == ord("@")), text.size)
-    plus = plus[np.searchsorted(plus, first)]
-    at = at[np.searchsorted(at, first)]
+    plus = _next(text, b"+", first)
+    at = _next(text, b"@", first)
     return bool(
         ((plus < at) & (at + 1 < end)).all()
         and _parse_integers(text, first, plus, signed=False) is not None
         and _parse_integers(text, plus + 1, at, signed=False) is not None
     )
+
+
+def _are_lmdb_values(text: NDArray[np.uint8], first: NDArray[np.int64], end: NDArray[np.int64]) -> bool:
+    """Whether every cell is KEY@PATH, in ASCII: bytes that are no UTF-8 are not allowed in a key."""
+    at = _next(text, b"@", first)
+    return bool(((first < at) & (at + 1 < end)).all() and text.max() < 0x80)
+
+
+def _are_rows(text: NDArray[np.uint8], first: NDArray[np.int64], end: NDArray[np.int64]) -> bool:
+    """Whether every cell is ROWGROUP:ROW:COLUMN@PATH."""
+    colon = _next(text, b":", first)
+    second = _next(text, b":", np.minimum(colon + 1, end))
+    at = _next(text, b"@", first)
+    return bool(
+        ((colon < second) & (second + 1 < at) & (at + 1 < end) & (colon - first <= _MAX_ROW_GROUP_DIGITS)).all()
+        and _parse_integers(text, first, colon, signed=False) is not None
+        and _parse_integers(text, colon + 1, second, signed=False) is not None
+    )
+
+
+def _next(text: NDArray[np.uint8], byte: bytes, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where `byte` stands next, at or after each of `places`; the text's size where nowhere."""
+    found = np.append(np.flatnonzero(text == ord(byte)), text.size)
+    return found[np.searchsorted(found, places)]
+
+
+def _are_floats(text: NDArray[np.uint8], first: NDArray[np.int64], end: NDArray[np.int64]) -> bool:
+    """Whether every cell is a short decimal number: an automaton that goes through all cells at once."""
+    lengths = end - first
+    if lengths.min() < 1 or lengths.max() > _MAX_FLOAT_BYTES:
+        return False
+    states = np.zeros(len(first), np.uint8)
+    for place in range(int(lengths.max())):
+        following = _FLOATS[states, text[np.minimum(first + place, end)]]
+        states = np.where(lengths > place, following, states)
+    return bool(_IS_FLOAT[states].all())
+
+
+def _float_automaton() -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    r"""Return the table [states, 256] of what follows on each byte, and which states are those of whole numbers.
+
+    They are those of `[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?`.
+    """
+    start, sign, digits, dot, fraction, exponent, exponent_sign, exponent_digits, broken = range(9)
+    table = np.full((9, 256), broken, np.uint8)
+    ways = [
+        (start, b"+-", sign), (start, b"0123456789", digits), (start, b".", dot),
+        (sign, b"0123456789", digits), (sign, b".", dot),
+        (digits, b"0123456789", digits), (digits, b".", fraction), (digits, b"eE", exponent),
+        (dot, b"0123456789", fraction),
+        (fraction, b"0123456789", fraction), (fraction, b"eE", exponent),
+        (exponent, b"+-", exponent_sign), (exponent, b"0123456789", exponent_digits),
+        (exponent_sign, b"0123456789", exponent_digits),
+        (exponent_digits, b"0123456789", exponent_digits),
+    ]  # fmt: skip
+    for state, characters, following in ways:
+        table[state, list(characters)] = following
+    return table, np.isin(np.arange(9), (digits, fraction, exponent_digits))
+
+
+_FLOATS, _IS_FLOAT = _float_automaton()
