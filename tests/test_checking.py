@@ -69,6 +69,24 @@ def test_each_fault_of_a_file_is_a_finding_at_its_line(tmp_path: Path) -> None:
     assert [found.sample_id for found in check_index(allowed)] == [3, 300]
 
 
+@pytest.mark.parametrize("leads", ["absolute", "upwards", "link"])
+def test_paths_of_a_plain_list_may_lead_anywhere_and_those_of_an_index_may_not(tmp_path: Path, leads: str) -> None:
+    folder = tmp_path / "lists"
+    folder.mkdir()
+    (tmp_path / "a.jpg").write_bytes(JPEG)
+    (folder / "link.jpg").symlink_to(tmp_path / "a.jpg")
+    path = {"absolute": str(tmp_path / "a.jpg"), "upwards": "../a.jpg", "link": "link.jpg"}[leads]
+    plain, declared = folder / "plain.txt", folder / "index.txt"
+    plain.write_text(f"{path} 0\n")
+    declared.write_text(f"#mpload 1\n#columns image:path label:int\n{path}\t0\n")
+    for text, allows, num_findings in [
+        (plain, None, 0), (plain, True, 0), (plain, False, 1), (declared, None, 1), (declared, True, 0),
+    ]:  # fmt: skip
+        findings = list(check_index(open_index(text, allow_outside_root=allows)))
+        assert len(findings) == num_findings, (text.name, allows)
+        assert all("outside of the root" in finding.cause for finding in findings)
+
+
 def test_whatever_a_decoder_raises_is_a_finding(tmp_path: Path) -> None:
     index = make_index(tmp_path, 2)
 

@@ -4,6 +4,7 @@ import csv
 import io
 import itertools
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from mpload import open_index
 from mpload.errors import ArgumentError, IndexFormatError
+from mpload.index.checking import check_lines
 from mpload.index.columns import Column, ColumnType, LmdbValue, RowValue, Span, format_columns, parse_columns
 from mpload.index.scan import Scan, _scan_fast
 from mpload.index.text import MAX_LINE_BYTES, Dialect, Header, format_header, format_line, parse_line, read_header
@@ -225,6 +227,8 @@ BROKEN = [
     (b"a.jpg\t1_0\n", r":3: label '1_0' is not an integer"),
     (b"x" * 2**20 + b"\t1\n", r":3: is longer than 262144 bytes"),
     (b"a.jpg\t1\n" + b"x" * 2**20, r":4: is longer than 262144 bytes"),
+    (b"a.jpg\t1\nb.jpg\t2\n", r":5: label 2 is beyond the 2 names in #classes\. Fix the line, or name all classes"),
+    (b"a\\\\b.jpg\t1\nb.jpg\t2\n", r":5: label 2 is beyond the 2 names in #classes"),  # not by the fast scan
     (b"", r"holds no sample\. Make an index: mpload index"),
 ]
 
@@ -232,9 +236,26 @@ BROKEN = [
 @pytest.mark.parametrize(("body", "message"), BROKEN)
 def test_a_broken_line_is_named_with_its_number_and_rule(tmp_path: Path, body: bytes, message: str) -> None:
     path = write(tmp_path / "train.txt", body)
+    if "#classes" in message:
+        path.write_bytes(format_header(columns=parse_columns("image:path label:int"), classes=["cat", "dog"]) + body)
+        assert [re.search(message, str(finding)) is not None for finding in check_lines(path)] == [True]
     with pytest.raises(IndexFormatError, match=message):
         open_index(path)
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_label_below_zero_is_of_no_class(tmp_path: Path) -> None:
+    path = tmp_path / "train.txt"
+    path.write_bytes(b"#mpload 1\n#columns image:path label:int\n#classes cat\tdog\na.jpg\t-100\nb.jpg\t1\n")
+    assert open_index(path).labels[:].tolist() == [-100, 1]
+
+
+def test_a_byte_order_mark_changes_nothing(tmp_path: Path) -> None:
+    plain = write(tmp_path / "plain.txt", b"a.jpg\t1\nb.jpg\t2\n")
+    (tmp_path / "marked.txt").write_bytes(b"\xef\xbb\xbf" + plain.read_bytes())
+    index, marked = open_index(plain), open_index(tmp_path / "marked.txt")
+    assert [record.cells for record in marked] == [record.cells for record in index] == [("a.jpg", 1), ("b.jpg", 2)]
+    assert (marked.fingerprint, marked.columns, marked.root) == (index.fingerprint, index.columns, index.root)
 
 
 def test_the_line_number_is_right_far_down_a_long_file(tmp_path: Path) -> None:
@@ -252,6 +273,9 @@ HEADERS = [
     (b"#mpload 1\n#columns image\na\n", r"column 'image' is not NAME:TYPE"),
     (b"#mpload 1\n#columns label:int\n1\n", r"no path, span, lmdb or row column"),
     (b"#mpload 1\r\n#columns image:path\r\na\r\n", r":1: ends with CRLF"),
+    (b"#mpload 1\n#root a\0b\n#columns image:path\na\n", r":2: holds a NUL byte"),
+    (b"# mine\n\n#mpload 1\n#columns image:path\na\n", r":3: '#mpload' stands below other lines\. Delete those above"),
+    (b"\xef\xbb\xbf\n#mpload 1\n#columns image:path\na\n", r":2: '#mpload' stands below other lines"),
     (b"", r"holds no sample"),
     (b"\n\n", r"holds no sample"),
     (b"path,label\n", r"holds no sample"),

@@ -10,7 +10,7 @@ from mpload.errors import IndexFormatError
 from mpload.index.columns import Cell, LmdbValue, RowValue, Span, parse_columns
 from mpload.index.opening import root_of
 from mpload.index.rows import Rows, absolute, is_outside, shown, with_prefix
-from mpload.index.text import MAX_LINE_BYTES, Dialect, Header, parse_line, read_header
+from mpload.index.text import MAX_LINE_BYTES, Dialect, Header, check_label, parse_line, read_header
 from mpload.storage.remote import check_url, is_url
 from mpload.units import MIB
 
@@ -31,7 +31,9 @@ class Line:
             raise ValueError(f"is longer than {MAX_LINE_BYTES} bytes, the limit of a line. Is this file an index?")
         if header.dialect is not Dialect.NATIVE and not self.text.strip():
             raise ValueError("is blank, and samples follow. Delete the blank line")
-        return parse_line(header, self.text)
+        cells = parse_line(header, self.text)
+        check_label(header, cells)
+        return cells
 
 
 def read_lines(path: Path, header: Header) -> Iterator[Line]:

@@ -12,14 +12,14 @@ __all__ = ["open_index", "root_of"]
 
 
 def open_index(
-    path: str | os.PathLike[str], *, allow_outside_root: bool = False, progress: Progress | None = None
+    path: str | os.PathLike[str], *, allow_outside_root: bool | None = None, progress: Progress | None = None
 ) -> Index:
     """Open an index text, or any plain list of `path label` lines; build its sidecar where none fits.
 
     Args:
         path: the text. Its sidecar lies beside it, or in the user's cache folder where the text's folder is read-only.
-        allow_outside_root: let paths of an index lead out of its root, by `..`, by a link or as absolute paths. Plain
-            lists, which declare no root, may always do that.
+        allow_outside_root: whether paths may lead out of the root, by `..`, by a link or as absolute paths. None: those
+            of an index may not; those of a plain list, which declares no root, may.
         progress: told the number of samples done while a sidecar is being built.
 
     Raises:
@@ -34,13 +34,14 @@ def open_index(
         raise IndexFormatError(f"{text}: is a directory. Make an index of it: mpload index {text} -o train.txt")
     header = read_header(text)
     layout = ensure_sidecar(text, header, progress=progress)
-    declared = header.dialect is Dialect.NATIVE
+    if allow_outside_root is None:
+        allow_outside_root = header.dialect is not Dialect.NATIVE
     return Index(
         path=text.absolute(),
         header=header,
         layout=layout,
         root=root_of(text, header),
-        confined=declared and not allow_outside_root,
+        confined=not allow_outside_root,
     )
 
 

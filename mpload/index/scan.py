@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mpload.errors import IndexFormatError
 from mpload.index.columns import ColumnType
-from mpload.index.text import MAX_LINE_BYTES, Dialect, Header, line_parser
+from mpload.index.text import MAX_LINE_BYTES, Dialect, Header, check_label, line_parser
 from mpload.units import MIB
 
 __all__ = ["Scan", "ScanBlock"]
@@ -115,6 +115,7 @@ class Scan:
                     raise self._error(self._line_number(number), _TOO_LONG)
                 try:
                     cells = parse(line)
+                    check_label(self.header, cells)
                 except ValueError as error:
                     raise self._error(self._line_number(number), str(error)) from error
                 starts.append(start)
@@ -186,6 +187,8 @@ def _scan_fast(text: NDArray[np.uint8], header: Header, buffer: bytearray) -> _S
                 fine = True
         if not fine:
             return None
+    if labels is not None and header.classes and labels.max() >= len(header.classes):
+        return None
     return starts, labels
 
 

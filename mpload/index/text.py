@@ -31,6 +31,7 @@ __all__ = [
     "MAX_LINE_BYTES",
     "Dialect",
     "Header",
+    "check_label",
     "format_header",
     "format_line",
     "line_parser",
@@ -40,6 +41,8 @@ __all__ = [
 
 FORMAT_VERSION = 1
 MAX_LINE_BYTES = 256 * KIB
+_MAGIC = b"#mpload"
+_BOM = b"\xef\xbb\xbf"  # what some editors put before UTF-8
 _MAX_DIRECTIVE_BYTES = 16 * MIB  # 20 thousand class names take less than 1 MB
 
 _INTEGER = re.compile(r"-?\d{1,19}")
@@ -83,6 +86,20 @@ class Header:
         return next(iter(named or integers), None)
 
 
+def check_label(header: Header, cells: Sequence[Cell]) -> None:
+    """Raise `ValueError` where the label of a line is beyond the classes that the index names.
+
+    Labels below 0 are of no class: what losses are told to ignore.
+    """
+    if header.classes and header.label_column is not None:
+        label = cells[header.label_column]
+        if isinstance(label, int) and label >= len(header.classes):
+            raise ValueError(
+                f"{header.columns[header.label_column].name} {label} is beyond the {len(header.classes)} names in "
+                "#classes. Fix the line, or name all classes, the first of which is 0"
+            )
+
+
 def read_header(path: Path) -> Header:
     """Read the directives of the index at `path`, or work out how a plain list is laid out.
 
@@ -91,8 +108,10 @@ def read_header(path: Path) -> Header:
         OSError: the file cannot be read.
     """
     with path.open("rb") as file:
-        if file.read(7) == b"#mpload":
-            file.seek(0)
+        start = len(_BOM) if file.read(len(_BOM)) == _BOM else 0
+        file.seek(start)
+        if file.read(len(_MAGIC)) == _MAGIC:
+            file.seek(start)
             return _read_directives(path, file)
         file.seek(0)
         return _sniff(path, file.read(2 * MAX_LINE_BYTES))
@@ -146,7 +165,7 @@ def line_parser(header: Header) -> Callable[[bytes], list[Cell]]:
 
     def parse(line: bytes) -> list[Cell]:
         if b"\0" in line:
-            raise ValueError("holds a NUL byte. Is this file text in UTF-8?")
+            raise ValueError(_NUL)
         texts = split(header, line)
         if len(texts) != len(columns):
             raise ValueError(
@@ -160,7 +179,7 @@ def line_parser(header: Header) -> Callable[[bytes], list[Cell]]:
 
 def _read_directives(path: Path, file: BinaryIO) -> Header:
     found: dict[str, str] = {}
-    body_bytes = 0
+    body_bytes = file.tell()
     number = 0
     while (raw := file.readline(_MAX_DIRECTIVE_BYTES)).startswith(b"#"):
         number += 1
@@ -170,6 +189,8 @@ def _read_directives(path: Path, file: BinaryIO) -> Header:
         line = raw.removesuffix(b"\n").decode("utf-8", "surrogateescape")
         if line.endswith("\r"):
             raise IndexFormatError(f"{path}:{number}: {_CRLF}")
+        if "\0" in line:
+            raise IndexFormatError(f"{path}:{number}: {_NUL}")
         name, _, value = line[1:].partition(" ")
         if name not in {"mpload", "root", "columns", "classes"} or name in found:
             what = "stands twice" if name in found else "is unknown; known are mpload, root, columns, classes"
@@ -200,7 +221,7 @@ def _read_directives(path: Path, file: BinaryIO) -> Header:
 
 
 def _sniff(path: Path, head: bytes) -> Header:
-    position = 3 if head.startswith(b"\xef\xbb\xbf") else 0
+    position = len(_BOM) if head.startswith(_BOM) else 0
     num_lines = 0
     while head.startswith((b"# ", b"#\n", b"#\r\n", b"\n", b"\r\n"), position):  # comments and blank lines
         end = head.find(b"\n", position)
@@ -210,7 +231,9 @@ def _sniff(path: Path, head: bytes) -> Header:
     if not head[position:].strip():
         raise IndexFormatError(f"{path}: {_EMPTY}")
     if b"\0" in first:
-        raise IndexFormatError(f"{path}:{num_lines + 1}: holds a NUL byte. Is this file text in UTF-8?")
+        raise IndexFormatError(f"{path}:{num_lines + 1}: {_NUL}")
+    if first.startswith(_MAGIC):
+        raise IndexFormatError(f"{path}:{num_lines + 1}: '#mpload' stands below other lines. Delete those above it")
     if path.suffix.lower() == ".csv":
         dialect = Dialect.COMMA
     elif b"\t" in first.strip():
@@ -351,5 +374,6 @@ def _unescape(text: str) -> str:
     return _ESCAPE.sub(one, text)
 
 
+_NUL = "holds a NUL byte. Is this file text in UTF-8?"
 _CRLF = "ends with CRLF, where an index has plain newlines. Convert it: sed -i 's/\\r$//' FILE"
 _EMPTY = "holds no sample. Make an index: mpload index FOLDER -o train.txt"
