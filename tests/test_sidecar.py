@@ -26,6 +26,7 @@ from mpload.index.columns import Cell
 from mpload.index.lookup import BATCH_ROWS, SidecarFile, checks_of
 from mpload.index.sidecar import SIDECAR_VERSION, rewrite_sidecar
 from mpload.index.sizes import measure_sizes
+from mpload.units import KIB
 
 HEAD = b"#mpload 1\n#columns image:path label:int\n"
 
@@ -82,6 +83,43 @@ def test_labels_are_read_in_parts_and_as_whole_columns(large: Index) -> None:
     assert sum(block.size for block in labels.blocks()) == len(large)
     with pytest.raises(IndexError):
         labels[len(large)]
+
+
+bounds = st.none() | st.integers(-3 * BATCH_ROWS, 3 * BATCH_ROWS)
+
+
+@settings(max_examples=20, deadline=None)
+@given(bounds, bounds, st.none() | st.sampled_from([1, -1, 7, 100_003, -100_003]))
+def test_slices_of_a_column_are_those_of_an_array(
+    large: Index, start: int | None, stop: int | None, step: int | None
+) -> None:
+    part = slice(start, stop, step)
+    np.testing.assert_array_equal(large.labels[part], (np.arange(len(large)) % 1000)[part])
+
+
+def test_a_pickled_column_is_read_where_it_arrives(large: Index) -> None:
+    pickled = pickle.dumps(large.labels)
+    assert len(pickled) < 2000
+    assert pickle.loads(pickled)[[-1, 5]].tolist() == [(len(large) - 1) % 1000, 5]
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs Linux")
+def test_a_cold_lookup_reads_pages_and_not_their_surroundings(large: Index, tmp_path: Path) -> None:
+    index = open_index(shutil.copy(large.path, tmp_path / "train.txt"))
+    for path in (index.path, index.sidecar.path):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    ids = np.random.default_rng(0).integers(0, len(index), 256)
+
+    def num_read_bytes() -> int:
+        return int(Path("/proc/self/io").read_text().partition("read_bytes: ")[2].split()[0])
+
+    before = num_read_bytes()
+    index.records(ids)
+    if num_read_bytes() == before:
+        pytest.skip("this file system cannot be made to read from a device")
+    assert num_read_bytes() - before < len(ids) * 16 * KIB  # a page of the sidecar, one or two of the text
 
 
 def test_ids_out_of_range_are_refused(large: Index) -> None:

@@ -136,6 +136,8 @@ class SidecarColumn:
     `column[i]`, `column[a:b]` and `column[ids]` give NumPy values; `np.asarray(column)` is all of it, 8 bytes a sample;
     `blocks()` walks any number of samples without that.
 
+    Process: may be forked, and pickled for any process of the same machine.
+
     Raises:
         SidecarError: what was read is not what was written.
     """
@@ -196,7 +198,8 @@ class SidecarColumn:
             start, stop, step = key.indices(len(self))
             if step != 1:
                 return self.take(np.arange(start, stop, step, dtype=np.int64))
-            out: NDArray[Any] = np.empty(max(stop - start, 0), self.dtype)
+            stop = max(start, stop)
+            out: NDArray[Any] = np.empty(stop - start, self.dtype)
             for first in range(start // _READ_ROWS * _READ_ROWS, stop, _READ_ROWS):
                 low, high = max(first, start), min(first + _READ_ROWS, stop)
                 out[low - start : high - start] = self._rows(low, high)
@@ -214,8 +217,15 @@ class SidecarColumn:
             raise ValueError(f"a column of {len(self)} rows lies in a file: use blocks(), or allow a copy")
         return np.asarray(self[:], dtype)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return _open_column, (self._layout, self._name)
+
     def __repr__(self) -> str:
         return f"<SidecarColumn {self.dtype}[{len(self)}]>"
+
+
+def _open_column(layout: SidecarLayout, name: str) -> SidecarColumn:
+    return SidecarFile(layout).columns[name]
 
 
 def _num_blocks(num_rows: int) -> int:
