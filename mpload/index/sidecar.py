@@ -3,15 +3,16 @@
 It is derived and disposable: built in one pass and constant memory, published by a rename, rebuilt when the text has
 changed.
 Columns: `offset: uint64`, `label: int64` where the text has a label column, `nbytes: int64` where sizes were asked for.
-Uncompressed record batches of 2**20 rows, so that a column's rows lie at regular places of the file. Those places stand
-in the metadata of the schema, with a checksum over all that they say; so every process reads columns without pyarrow
-(`mpload.index.lookup`), and opening takes a few small reads. The metadata of each record batch hold the checksums of
-its blocks of rows.
+Uncompressed record batches of 2**20 rows, so that a column's rows lie at regular places of the file. The schema's
+metadata name those places, under a checksum of their own, so that opening takes a few small reads and every process
+reads columns without pyarrow (`mpload.index.lookup`). The metadata of each record batch hold the checksums of its rows,
+block by block.
 """
 
 import contextlib
 import hashlib
 import json
+import operator
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,14 +28,7 @@ from numpy.typing import NDArray
 
 from mpload.errors import SidecarError
 from mpload.index.columns import format_columns
-from mpload.index.lookup import (
-    BATCH_ROWS,
-    DTYPES,
-    Place,
-    SidecarFile,
-    SidecarLayout,
-    checks_of,
-)
+from mpload.index.lookup import BATCH_ROWS, DTYPES, Place, SidecarFile, SidecarLayout, checks_of
 from mpload.index.scan import Scan
 from mpload.index.text import MAX_LINE_BYTES, Header
 from mpload.units import MIB
@@ -221,9 +215,10 @@ def _write(
 
 
 def _check_of(metadata: Mapping[bytes, bytes], totals: Mapping[str, Any]) -> str:
-    """Return a checksum of all that the metadata of a sidecar say, but for itself."""
-    words = [[key.hex(), text.hex()] for key, text in sorted(metadata.items())]
-    return hashlib.blake2b(json.dumps([words, totals], sort_keys=True).encode(), digest_size=16).hexdigest()
+    """Return the checksum of a sidecar's metadata."""
+    words = [word for pair in sorted(metadata.items()) for word in pair]
+    text = json.dumps(totals, sort_keys=True).encode()
+    return hashlib.blake2b(b"\n".join([*words, text]), digest_size=16).hexdigest()
 
 
 def _places_in(path: Path, num_rows: int) -> dict[str, Any]:
@@ -309,7 +304,7 @@ def _locate(path: Path, text: Path, header: Header) -> SidecarLayout:
         _check_boundaries(layout, text, header)
     except FileNotFoundError:
         raise
-    except (pa.ArrowException, OSError, LookupError, ValueError, TypeError, AttributeError) as error:
+    except (pa.ArrowException, OSError, LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise SidecarError(f"{path}: is no sidecar, or a broken one: {error}. It is rebuilt from the text") from error
     return layout
 
@@ -329,9 +324,9 @@ def _read(path: Path, text: Path, header: Header) -> SidecarLayout:
         raise SidecarError(f"{path}: has labels where the text has none, or none where it has")
     return SidecarLayout(
         path=path,
-        file_bytes=totals["file_bytes"],
-        num_samples=totals["num_samples"],
-        digest=totals["digest"],
+        file_bytes=operator.index(totals["file_bytes"]),
+        num_samples=operator.index(totals["num_samples"]),
+        digest=str(totals["digest"]),
         columns={name: _place(numbers) for name, numbers in totals["columns"].items()},
         checks=_place(totals["checks"]),
     )
@@ -343,7 +338,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def _place(numbers: list[int]) -> Place:
-    first, stride, last = numbers
+    first, stride, last = map(operator.index, numbers)
     return Place(first_bytes=first, stride_bytes=stride, last_bytes=last)
 
 
