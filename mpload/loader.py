@@ -262,7 +262,7 @@ class MPLoader:
             del made  # nothing here may keep it
 
     def _made_by_workers(self, epoch: Epoch) -> Iterator[Any]:
-        pool = self._pool or self._start()
+        pool = self._usable_pool()
         plan = self._source.plan_of(epoch)
         # All batches but a ragged last one are full; an empty one is nothing for a worker.
         num_tasks = plan.num_batches - (plan.num_batches > 0 and not plan.size(plan.num_batches - 1))
@@ -275,6 +275,13 @@ class MPLoader:
         )
         empty = (self._source.made_here(epoch, batch, Timings()) for batch in range(num_tasks, plan.num_batches))
         return chain(map(self._shown, self._stream), empty)
+
+    def _usable_pool(self) -> WorkerPool:
+        """Return the pool, or a new one where an error has closed it."""
+        if self._pool is not None and self._pool.is_closed:
+            self._telemetry.keep(self._pool)
+            self._engine = None
+        return self._pool or self._start()
 
     def _shown(self, filled: FilledBatch) -> Any:
         self._telemetry.stats.num_samples += filled.task.num_samples

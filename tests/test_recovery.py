@@ -48,11 +48,16 @@ def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
 
 @contextmanager
 def disturbed(pool: WorkerPool, disturb: Callable[[dict[str, int]], None], every_seconds: float) -> Iterator[None]:
-    """Call `disturb` with the pool's process ids again and again, from a thread."""
+    """Call `disturb` with the pool's process ids, from a thread, again and again and ever later.
+
+    On a busy machine a zygote may take longer to start than any fixed time, and would never be ready.
+    """
     end = threading.Event()
 
     def run() -> None:
-        while not end.wait(every_seconds):
+        wait_seconds = every_seconds
+        while not end.wait(wait_seconds):
+            wait_seconds *= 1.01 if every_seconds < 0.1 else 1.2
             disturb(dict(pool.pids))
 
     thread = threading.Thread(target=run)

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mpload.transport.limits import shared_memory
+
 __all__ = ["PAGE_VERSION", "StatsPage", "read_pages"]
 
 PAGE_VERSION = 1
@@ -31,8 +33,7 @@ class StatsPage:
     """The writer's side. Lives as long as this object."""
 
     def __init__(self) -> None:
-        fd = os.memfd_create(_NAME)
-        os.ftruncate(fd, _PAGE_BYTES)
+        fd = shared_memory(_NAME, _PAGE_BYTES)
         self._map = mmap.mmap(fd, _PAGE_BYTES)  # which has a descriptor of its own
         os.close(fd)
         self._turn_to(1)

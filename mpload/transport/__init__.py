@@ -13,6 +13,7 @@ zygote    the process that workers are forked from (`python -m mpload.transport.
 fresh     a worker in a process of its own (`python -m mpload.transport.fresh`)
 launch    the parent's side of the zygote
 kernel    what Linux alone can do for a process
+limits    what the system refuses, in words
 crew      the workers of a pool: as many as wanted, replaced as they die, killed when stuck
 batches   what goes into a pool and what comes out
 pool      WorkerPool: joins these, delivers in order, does again what died on the way

@@ -28,6 +28,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mpload.transport.chunks import Chunk
+from mpload.transport.limits import shared_memory
 
 __all__ = ["MAX_TASK_NUMBERS", "MAX_WORKERS", "BoardFds", "ChunkQueue", "ParentBoard", "WorkerBoard", "WorkerRow"]
 
@@ -193,12 +194,14 @@ class ParentBoard:
     """The owner's side: posts chunks and reads where workers are."""
 
     def __init__(self, *, num_plain_entries: int) -> None:
-        self._fd = os.memfd_create("mpload-board")
-        os.ftruncate(self._fd, _num_cells(num_plain_entries) * _CELL_BYTES)
-        self._map = _map(self._fd, num_plain_entries)
-        self._cells, self._urgent, self._plain = _cells_of(self._map, num_plain_entries)
-        self._tokens, self._posted = os.pipe2(os.O_CLOEXEC)
+        with contextlib.ExitStack() as made:
+            self._fd = shared_memory("mpload-board", _num_cells(num_plain_entries) * _CELL_BYTES)
+            made.callback(os.close, self._fd)
+            self._map = _map(self._fd, num_plain_entries)
+            self._tokens, self._posted = os.pipe2(os.O_CLOEXEC)
+            made.pop_all()
         os.set_blocking(self._posted, False)
+        self._cells, self._urgent, self._plain = _cells_of(self._map, num_plain_entries)
         self._num_rows = 0
         self._fence = threading.Lock()
         self.fds = BoardFds(board=self._fd, tokens=self._tokens, num_plain_entries=num_plain_entries)

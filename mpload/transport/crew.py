@@ -2,14 +2,23 @@
 
 import signal
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
-from mpload.errors import ArgumentError, WorkerError
+from mpload.errors import ArgumentError, MploadWarning, WorkerError
 from mpload.transport.board import MAX_WORKERS, ParentBoard, WorkerRow
-from mpload.transport.launch import WorkerEnded, WorkerForked, ZygoteProcess, describe_status
+from mpload.transport.launch import (
+    WorkerEnded,
+    WorkerForked,
+    WorkerRefused,
+    ZygoteDiedError,
+    ZygoteProcess,
+    describe_status,
+)
+from mpload.transport.limits import RefusedError, refusal
 
 __all__ = ["Crew", "Death", "ObservedClock"]
 
@@ -82,6 +91,9 @@ class Crew:
         self._stuck: dict[int, str] = {}
         self._num_leaving = 0
         self._stalled_since: float | None = None
+        self._zygotes_end: str | None = None  # how the zygote ended that is yet to be replaced
+        self._deaths: list[Death] = []  # yet to be told
+        self._refused: WorkerRefused | None = None
         self._history: deque[tuple[float, str]] = deque()
         self._num_failed_starts = 0
         self.num_wanted = 0
@@ -102,6 +114,28 @@ class Crew:
             self._board.wake(1)
         self._fork_missing()
 
+    def start(self) -> None:
+        """Start the zygote. One that is killed while it starts is replaced, as it is later.
+
+        Raises:
+            WorkerError: it cannot load the work, dies over it again and again, or was killed more often than
+                `max_restarts` or for longer than `start_timeout_seconds`.
+            RefusedError: the system gives no process or descriptor.
+        """
+        deadline = time.monotonic() + self._start_timeout_seconds
+        num_own_deaths = 0
+        while True:
+            try:
+                self._zygote.start()
+            except ZygoteDiedError as error:
+                note = self._oom_note()
+                self._record(f"{error}{note}")
+                num_own_deaths += not error.is_from_outside or bool(note)
+                if num_own_deaths > _FAILED_STARTS or time.monotonic() > deadline:
+                    raise
+            else:
+                return
+
     def holds(self, serial: int) -> bool:
         """Whether a living worker has taken the chunk of this serial number."""
         return any(self._board.row(worker).serial == serial for worker in self._pids)
@@ -116,21 +150,42 @@ class Crew:
 
         Raises:
             WorkerError: more workers than `max_restarts` died within an hour, or the zygote does not start again.
+            RefusedError: the system gives no process or descriptor. The next look tries again.
         """
         now = self._clock.look()
-        deaths = []
         for event in self._zygote.read():
             self._asked.pop(event.worker, None)
             if isinstance(event, WorkerForked):
                 self._pids[event.worker] = event.pid
+            elif isinstance(event, WorkerRefused):
+                del self._pids[event.worker]
+                self._refused = event
             elif (death := self._ended(event)) is not None:
-                deaths.append(death)
+                self._deaths.append(death)
+        if self._refused is not None and not self._asked:
+            self._do_without(refusal(self._refused.error_number))
         self._judge(now)
         overdue = any(now - asked > _ZYGOTE_SECONDS for asked in self._asked.values())
-        if self._zygote.is_dead() or overdue or self._is_stalled(now):
-            deaths.append(self._replace_zygote(overdue=not self._zygote.is_dead()))
+        if self._zygotes_end is None and (self._zygote.is_dead() or overdue or self._is_stalled(now)):
+            self._zygotes_end = self._bury_zygote(overdue=not self._zygote.is_dead())
+        if self._zygotes_end is not None:
+            self.start()
+            self._deaths.append(Death(worker=None, cause=self._zygotes_end))
+            self._zygotes_end = None
         self._fork_missing()
+        deaths, self._deaths = self._deaths, []
         return deaths
+
+    def _do_without(self, why: str) -> None:
+        """Be content with the workers that there are."""
+        self._refused = None
+        text = f"a worker cannot start: {why}"
+        num_workers = len(self._pids) - self._num_leaving
+        if num_workers < 1:
+            raise RefusedError(text)
+        if num_workers < self.num_wanted:
+            warnings.warn(f"{text}. Going on with {num_workers} of {self.num_wanted}", MploadWarning, stacklevel=2)
+            self.num_wanted = num_workers
 
     def _ended(self, event: WorkerEnded) -> Death | None:
         row = self._board.row(event.worker)
@@ -185,7 +240,8 @@ class Crew:
             self._stalled_since = now
         return now - self._stalled_since > self._sample_timeout_seconds
 
-    def _replace_zygote(self, *, overdue: bool) -> Death:
+    def _bury_zygote(self, *, overdue: bool) -> str:
+        """Kill what is left of the zygote and its workers; return how it ended."""
         self._zygote.kill()
         cause = "the zygote did not answer" if overdue else f"the zygote died: {self._zygote.end_cause()}"
         cause += self._oom_note()
@@ -194,16 +250,7 @@ class Crew:
         self._num_leaving = 0
         self._stalled_since = None
         self._record(cause)
-        for attempt in range(_FAILED_STARTS + 1):
-            try:
-                self._zygote.start()
-            except WorkerError as error:  # who killed it once may do so again while it loads
-                if attempt == _FAILED_STARTS:
-                    raise
-                self._record(str(error))
-            else:
-                break
-        return Death(worker=None, cause=cause)
+        return cause
 
     def _record(self, line: str) -> None:
         self.num_deaths += 1

@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-__all__ = ["be_killed_first", "die_with_parent", "outlive_parent_thread", "set_process_name", "thread_names"]
+__all__ = ["be_killed_first", "die_with_parent", "set_process_name", "thread_names"]
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -17,16 +17,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def die_with_parent(parent_pid: int) -> None:
     """Have the kernel kill this process when its parent dies; exit at once where that has happened already.
 
-    "Parent" is the thread that started this process: only for parents that start processes from their main thread.
+    It is killed even while it is stopped. "Parent" is the thread that started this process: one that lives on as long
+    as its process does must do that.
     """
     _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
     if os.getppid() != parent_pid:
         os._exit(1)
-
-
-def outlive_parent_thread() -> None:
-    """Undo `die_with_parent`."""
-    _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(0))
 
 
 def set_process_name(name: str) -> None:
@@ -46,8 +42,12 @@ def be_killed_first() -> None:
 
 def thread_names() -> list[str]:
     """Return the names of this process's threads but the main one."""
-    main = str(os.getpid())
-    return [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir() if task.name != main]
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        if task.name != str(os.getpid()):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                names.append((task / "comm").read_text().strip())
+    return names
 
 
 def _prctl(option: int, argument: ctypes.c_ulong | ctypes.c_char_p) -> None:

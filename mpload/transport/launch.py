@@ -1,6 +1,7 @@
 """The parent's side of the zygote: starts it, asks it for workers, hears how they ended, and ends it."""
 
 import contextlib
+import errno
 import json
 import os
 import pickle
@@ -9,17 +10,28 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import warnings
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
 import cloudpickle  # type: ignore[import-untyped]
 
 from mpload.errors import ArgumentError, MploadWarning, WorkerError
+from mpload.transport.limits import shared_memory, told_as_refused
 from mpload.transport.worker import Work, WorkerSetup
 
-__all__ = ["WorkerEnded", "WorkerForked", "ZygoteProcess", "describe_status", "pickle_work"]
+__all__ = [
+    "WorkerEnded",
+    "WorkerForked",
+    "WorkerRefused",
+    "ZygoteDiedError",
+    "ZygoteProcess",
+    "describe_status",
+    "pickle_work",
+]
 
 _THREAD_LIMITS = (
     "OMP_NUM_THREADS",
@@ -32,6 +44,7 @@ _THREAD_LIMITS = (
 """Libraries read these when they are imported, and would start threads in a process that is about to fork."""
 _MESSAGE_BYTES = 1 << 16
 _END_SECONDS = 2.0
+_UNKNOWN_END = "it is not known how: this process ignores SIGCHLD"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +65,21 @@ class WorkerEnded:
     """Exit status, or minus the number of the signal that killed it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRefused:
+    """A worker could not be started, for this error of the system's."""
+
+    worker: int
+    error_number: int
+
+
+class ZygoteDiedError(WorkerError):
+    """A zygote died while it started."""
+
+    is_from_outside: bool = False
+    """Whether it was killed (SIGKILL)."""
+
+
 class ZygoteProcess:
     """The zygote of one pool, restarted under the same object where it dies.
 
@@ -65,9 +93,11 @@ class ZygoteProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._has_warned = False
-        self._setup_fd = os.memfd_create("mpload-setup")
+        self._let_go = threading.Event()
+        pickled = pickle.dumps(setup)
+        self._setup_fd = shared_memory("mpload-setup", len(pickled))
         with open(self._setup_fd, "wb", closefd=False) as file:
-            file.write(pickle.dumps(setup))
+            file.write(pickled)
 
     @property
     def pid(self) -> int:
@@ -85,31 +115,70 @@ class ZygoteProcess:
         """Start the process and wait until it has loaded the work.
 
         Raises:
-            WorkerError: it could not load the work, died over it, or took longer than `start_timeout_seconds`.
+            WorkerError: it could not load the work, or took longer than `start_timeout_seconds`.
+            ZygoteDiedError: it died over it.
+            RefusedError: the system gives no process or descriptor. It may be tried again.
         """
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        arguments = [sys.executable, "-P", "-m", "mpload.transport.zygote"]
-        arguments += [str(number) for number in (theirs.fileno(), self._setup_fd, os.getpid(), int(self._starts_fresh))]
-        package_folder = str(Path(__file__).resolve().parents[2])
-        paths = [package_folder, *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {**os.environ, **dict.fromkeys(_THREAD_LIMITS, "1"), "PYTHONPATH": os.pathsep.join(paths)}
-        # A child inherits what is blocked: Ctrl-C cannot hit the zygote before it has said that it ignores it.
-        with theirs:
-            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-            try:
-                self._process = subprocess.Popen(
-                    arguments,
-                    stdin=subprocess.DEVNULL,
-                    env=environment,
-                    pass_fds=(*self._fds, self._setup_fd, theirs.fileno()),
-                )
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        with told_as_refused("workers cannot start"):
+            control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                try:
+                    self._from_lasting_thread(theirs.fileno())
+                except BaseException:
+                    control.close()
+                    raise
+        if self._control is not None:
+            self._control.close()
+        self._control = control
         try:
             self._await_ready()
         except BaseException:
             self.kill()
             raise
+
+    def _from_lasting_thread(self, control_fd: int) -> None:
+        """Start the process from a thread that lives as long as this process, since it is killed when that ends.
+
+        That is the main thread. In place of any other, one of our own starts it, and waits until the zygote is dead.
+        """
+        if threading.get_native_id() == os.getpid():
+            self._launch(control_fd)
+            return
+        launched: Future[None] = Future()
+        let_go = self._let_go = threading.Event()
+
+        def run() -> None:
+            try:
+                self._launch(control_fd)
+                launched.set_result(None)
+            except BaseException as error:  # noqa: BLE001  raised by who waits for it
+                launched.set_exception(error)
+            else:
+                let_go.wait()  # no limit: whoever sees the zygote dead sets it, and a daemon thread keeps nobody
+
+        try:
+            threading.Thread(target=run, name="mpload-launch", daemon=True).start()
+        except RuntimeError as error:
+            raise BlockingIOError(errno.EAGAIN, str(error)) from error
+        launched.result()
+
+    def _launch(self, control_fd: int) -> None:
+        arguments = [sys.executable, "-P", "-m", "mpload.transport.zygote"]
+        arguments += [str(number) for number in (control_fd, self._setup_fd, os.getpid(), int(self._starts_fresh))]
+        package_folder = str(Path(__file__).resolve().parents[2])
+        paths = [package_folder, *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, **dict.fromkeys(_THREAD_LIMITS, "1"), "PYTHONPATH": os.pathsep.join(paths)}
+        # A child inherits what is blocked: Ctrl-C cannot hit the zygote before it has said that it ignores it.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            self._process = subprocess.Popen(
+                arguments,
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                pass_fds=(*self._fds, self._setup_fd, control_fd),
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def _await_ready(self) -> None:
         if not _readable(self.control, self._timeout_seconds):
@@ -119,9 +188,12 @@ class ZygoteProcess:
             )
         message = self._receive()
         if not message:
-            raise WorkerError(f"workers cannot start: the zygote died while it loaded the work ({self.end_cause()})")
+            cause = self.end_cause()
+            error = ZygoteDiedError(f"workers cannot start: the zygote died while it loaded the work ({cause})")
+            error.is_from_outside = cause in {describe_status(-signal.SIGKILL), _UNKNOWN_END}
+            raise error
         told = json.loads(message)
-        if "refused" in told:  # by mpload, which says why and what to do
+        if "error" in told:  # by mpload, which says why and what to do
             raise WorkerError(f"workers cannot start: {told['refused']}")
         if "failed" in told:
             raise WorkerError(
@@ -144,14 +216,16 @@ class ZygoteProcess:
             return False
         return True
 
-    def read(self) -> list[WorkerForked | WorkerEnded]:
+    def read(self) -> list[WorkerForked | WorkerRefused | WorkerEnded]:
         """Return what the zygote has told since the last call, without waiting."""
-        events: list[WorkerForked | WorkerEnded] = []
+        events: list[WorkerForked | WorkerRefused | WorkerEnded] = []
         while _readable(self.control, 0) and (message := self._receive()):
             told = json.loads(message)
             if "forked" in told:
                 self._warn_of(told["threads"])
                 events.append(WorkerForked(worker=told["forked"], pid=told["pid"]))
+            elif "refused" in told:
+                events.append(WorkerRefused(worker=told["refused"], error_number=told["errno"]))
             else:
                 events.append(WorkerEnded(worker=told["ended"], pid=told["pid"], status=told["status"]))
         return events
@@ -179,19 +253,24 @@ class ZygoteProcess:
         return self._process.poll() is not None
 
     def end_cause(self) -> str:
-        """Wait for the end of the process and return how it ended."""
+        """Return how the process ended, which it must have or be about to."""
         assert self._process is not None
-        status = self._process.wait(_END_SECONDS)
+        try:
+            status = self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:  # it has closed its socket, and lives on
+            self._process.kill()
+            status = self._process.wait()
+        if not status and signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+            return _UNKNOWN_END
         return describe_status(status)
 
     def kill(self) -> None:
-        """Kill the zygote, and its workers with it, and wait until all are gone."""
+        """Kill the zygote, and its workers with it, and wait until all are gone. May be called again."""
         if self._process is not None and self._control is not None:
             self._process.kill()
             self._process.wait()
             self._await_end(_END_SECONDS)
-            self._control.close()
-            self._control = None
+        self._let_go.set()
 
     def close(self) -> None:
         """End the zygote and its workers, politely at first, and let go of everything. May be called again."""

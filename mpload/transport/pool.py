@@ -6,6 +6,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Self
 
@@ -18,6 +19,7 @@ from mpload.transport.chunks import MAX_CHUNKS, Chunk, after_death, cut
 from mpload.transport.crew import Crew, Death
 from mpload.transport.inbox import Inbox
 from mpload.transport.launch import ZygoteProcess, pickle_work
+from mpload.transport.limits import RefusedError, told_as_refused
 from mpload.transport.messages import Failure, Timings, cannot_open
 from mpload.transport.ragged import RaggedArray
 from mpload.transport.ring import SlotRing
@@ -69,30 +71,22 @@ class WorkerPool:
 
         Raises:
             ArgumentError: `work` cannot be pickled, or a number is out of range.
-            WorkerError: the work does not load in the zygote.
+            WorkerError: the work does not load in the zygote, or the system gives no memory, descriptor or process.
         """
         if sys.platform != "linux":
             raise WorkerError(f"worker pools need Linux (memfd, pidfd), this is {sys.platform}. Use num_workers=0")
         options = options or PoolOptions()
         pickled = pickle_work(work)
         self._owner_pid = os.getpid()
-        self._ring = SlotRing(num_slots=num_slots, layout=layout, huge_pages=options.huge_pages)
-        self._board = ParentBoard(num_plain_entries=num_slots * MAX_CHUNKS)
-        self._inbox = Inbox()
-        setup = WorkerSetup(
-            ring_fd=self._ring.fd,
-            answers_fd=self._inbox.fd,
-            board=self._board.fds,
-            num_slots=num_slots,
-            layout=layout,
-            huge_pages=options.huge_pages,
-            work=pickled,
-            sys_path=tuple(map(str, sys.path)),
-            python_path=os.environ.get("PYTHONPATH"),
-        )
-        self._zygote = ZygoteProcess(
-            setup, starts_fresh=options.starts_fresh, start_timeout_seconds=options.start_timeout_seconds
-        )
+        with ExitStack() as made, told_as_refused("workers cannot start"):
+            self._ring = SlotRing(num_slots=num_slots, layout=layout, huge_pages=options.huge_pages)
+            made.callback(self._ring.close)
+            self._board = ParentBoard(num_plain_entries=num_slots * MAX_CHUNKS)
+            made.callback(self._board.close)
+            self._inbox = Inbox()
+            made.callback(self._inbox.close)
+            self._zygote = self._make_zygote(pickled, options)
+            made.pop_all()
         self._crew = Crew(
             self._zygote,
             self._board,
@@ -114,9 +108,28 @@ class WorkerPool:
         """Batches that `stream` keeps under way at most; may be set while it runs, to use less memory."""
         self._close = weakref.finalize(self, _shut, self._owner_pid, self._zygote, self._board, self._ring, self._inbox)
         self._whole = _Whole(self._close)
-        with self._whole:
-            self._zygote.start()
+        try:
+            self._crew.start()
             self._crew.resize(num_workers)
+        except BaseException:
+            self._close()
+            raise
+
+    def _make_zygote(self, pickled_work: bytes, options: PoolOptions) -> ZygoteProcess:
+        setup = WorkerSetup(
+            ring_fd=self._ring.fd,
+            answers_fd=self._inbox.fd,
+            board=self._board.fds,
+            num_slots=self._ring.num_slots,
+            layout=self._ring.layout,
+            huge_pages=options.huge_pages,
+            work=pickled_work,
+            sys_path=tuple(map(str, sys.path)),
+            python_path=os.environ.get("PYTHONPATH"),
+        )
+        return ZygoteProcess(
+            setup, starts_fresh=options.starts_fresh, start_timeout_seconds=options.start_timeout_seconds
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -127,6 +140,11 @@ class WorkerPool:
     def close(self) -> None:
         """End all processes and let go of all memory that is not lent. May be called again."""
         self._close()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it is of no use any more: it was closed, or an error has left a step half done."""
+        return not self._close.alive
 
     @property
     def num_free_slots(self) -> int:
@@ -369,7 +387,10 @@ class WorkerPool:
 
 
 class _Whole:
-    """Closes a pool where an error, or Ctrl-C, leaves a step half done; while the pool waits, Ctrl-C does no harm."""
+    """Closes a pool where an error, or Ctrl-C, leaves a step half done; while the pool waits, Ctrl-C does no harm.
+
+    What the system refuses is asked for before anything else is done, and again in the next step.
+    """
 
     def __init__(self, close: Callable[[], object]) -> None:
         self._close = close
@@ -378,7 +399,7 @@ class _Whole:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
+        if kind is not None and not issubclass(kind, RefusedError):
             self._close()
 
 

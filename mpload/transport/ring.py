@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError
+from mpload.transport.limits import shared_memory
 from mpload.transport.ragged import RaggedArray
 from mpload.transport.slots import Field, Part, SlotLayout
 
@@ -35,9 +36,8 @@ class SlotRing:
     def __init__(self, *, num_slots: int, layout: SlotLayout, huge_pages: bool = False) -> None:
         if num_slots < 1:
             raise ArgumentError(f"num_slots must be at least 1, got {num_slots}")
-        fd = os.memfd_create("mpload-ring")
+        fd = shared_memory("mpload-ring", num_slots * layout.slot_bytes)
         try:
-            os.ftruncate(fd, num_slots * layout.slot_bytes)
             self._open(fd, num_slots=num_slots, layout=layout, huge_pages=huge_pages)
         except BaseException:
             os.close(fd)

@@ -7,8 +7,9 @@ reaps its workers and tells the parent how they ended.
 It talks with the parent in JSON over a socket, one object a message:
 
     to the zygote     {"fork": worker}   {"kill": worker}   end of file: let workers leave, then go
-    to the parent     {"ready": true}    {"failed": text}   {"refused": text}   (by mpload, which says what to do)
+    to the parent     {"ready": true}    {"failed": text}   {"error": text}   (of mpload, which says what to do)
                       {"forked": worker, "pid": pid, "threads": [name, ...]}
+                      {"refused": worker, "errno": of the fork}
                       {"ended": worker, "pid": pid, "status": exit status, or minus the signal}
 
 Workers keep the zygote's end of the socket open, so that the parent reads end of file when all of them are gone.
@@ -29,7 +30,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpload.errors import MploadError
-from mpload.transport.kernel import die_with_parent, outlive_parent_thread, set_process_name, thread_names
+from mpload.transport.kernel import die_with_parent, set_process_name, thread_names
 from mpload.transport.worker import WorkerSetup, Workplace, run_worker
 
 __all__ = ["main"]
@@ -40,23 +41,19 @@ _MESSAGE_BYTES = 1 << 16
 
 
 class _Zygote:
-    def __init__(self, control: socket.socket, *, parent_pidfd: int, setup_fd: int, place: Workplace | None) -> None:
+    def __init__(self, control: socket.socket, *, setup_fd: int, place: Workplace | None) -> None:
         self._control = control
-        self._parent_pidfd = parent_pidfd
         self._setup_fd = setup_fd
         self._place = place  # None: workers are processes of their own
         self._workers: dict[int, tuple[int, int]] = {}  # by pidfd: number, pid
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
-        self._poll.register(parent_pidfd, select.POLLIN)
 
     def run(self) -> int:
-        """Serve the parent until it closes the socket or dies."""
+        """Serve the parent until it closes the socket. Where it dies, the kernel kills this process and its workers."""
         while True:
-            # No time limit: the three things that can happen here are all watched, and an idle loader costs nothing.
+            # No time limit: the two things that can happen here are both watched, and an idle loader costs nothing.
             for fd, _ in self._poll.poll():
-                if fd == self._parent_pidfd:
-                    return 1  # the kernel kills the workers
                 if fd in self._workers:
                     self._reap(fd)
                 elif fd == self._control.fileno():
@@ -68,16 +65,29 @@ class _Zygote:
     def _obey(self, request: dict[str, int]) -> None:
         if "fork" in request:
             number = request["fork"]
-            threads = thread_names()
-            pid = self._fork(number) if self._place else self._spawn(number)
-            pidfd = os.pidfd_open(pid)
-            self._workers[pidfd] = number, pid
-            self._poll.register(pidfd, select.POLLIN)
-            self._tell({"forked": number, "pid": pid, "threads": threads})
+            try:
+                threads = thread_names()
+                pid = self._start(number)
+            except OSError as error:
+                self._tell({"refused": number, "errno": error.errno})
+            else:
+                self._tell({"forked": number, "pid": pid, "threads": threads})
         else:
             for number, pid in self._workers.values():
                 if number == request["kill"]:
                     os.kill(pid, signal.SIGKILL)
+
+    def _start(self, number: int) -> int:
+        pid = self._fork(number) if self._place else self._spawn(number)
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:  # no free descriptor
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        self._workers[pidfd] = number, pid
+        self._poll.register(pidfd, select.POLLIN)
+        return pid
 
     def _fork(self, number: int) -> int:
         assert self._place is not None
@@ -89,7 +99,7 @@ class _Zygote:
             return pid
         status = 1
         try:
-            for fd in (*self._workers, self._parent_pidfd):
+            for fd in self._workers:
                 os.close(fd)
             status = run_worker(number, self._place, parent_pid=zygote_pid)
         except BaseException:  # noqa: BLE001  nothing may run on into the zygote's loop
@@ -143,9 +153,10 @@ def _is_told(control: socket.socket, message: dict[str, Any]) -> bool:
 def main(arguments: Sequence[str]) -> int:
     """Be the zygote of the process that started this one."""
     control_fd, setup_fd, parent_pid, starts_fresh = map(int, arguments)
-    # The parent waits until we are ready, so its thread lives that long; later it may end without the parent's ending.
     die_with_parent(parent_pid)
-    parent_pidfd = os.pidfd_open(parent_pid)
+    # Ignored by a parent, it stays ignored over exec, and then nobody learns how a child ended: neither we of our
+    # workers, nor a library in a worker of a process that it starts.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # blocked by the parent until here
     set_process_name("mpload-zygote")
@@ -161,17 +172,16 @@ def main(arguments: Sequence[str]) -> int:
             place = Workplace.enter(setup)
             del setup
         except MploadError as error:
-            _is_told(control, {"refused": str(error)[:8000]})
+            _is_told(control, {"error": str(error)[:8000]})
             return 1
         except BaseException:  # noqa: BLE001  the user's modules may do anything when imported
             _is_told(control, {"failed": traceback.format_exc()[-8000:]})
             return 1
-    outlive_parent_thread()
     gc.collect()
     gc.freeze()
     if not _is_told(control, {"ready": True}):
         return 1
-    return _Zygote(control, parent_pidfd=parent_pidfd, setup_fd=setup_fd, place=place).run()
+    return _Zygote(control, setup_fd=setup_fd, place=place).run()
 
 
 if __name__ == "__main__":

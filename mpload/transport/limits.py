@@ -1,0 +1,61 @@
+"""What the system refuses, said so that a reader knows which limit it is and what to do."""
+
+import errno
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from mpload.errors import WorkerError
+
+__all__ = ["RefusedError", "refusal", "shared_memory", "told_as_refused"]
+
+
+class RefusedError(WorkerError):
+    """The system gives no descriptor, process or memory at present. What failed may be tried again."""
+
+
+_LIMITS = {
+    errno.EMFILE: (resource.RLIMIT_NOFILE, "RLIMIT_NOFILE", "open files", "Close files, or raise it: ulimit -n"),
+    errno.EFBIG: (resource.RLIMIT_FSIZE, "RLIMIT_FSIZE", "bytes in a file", "Raise it: ulimit -f"),
+    errno.EAGAIN: (
+        resource.RLIMIT_NPROC, "RLIMIT_NPROC", "processes of this user",
+        "Use fewer workers, or raise it (ulimit -u) or the container's limit (pids.max)",
+    ),
+}  # fmt: skip
+
+
+@contextmanager
+def told_as_refused(what: str) -> Iterator[None]:
+    """Turn an OSError into `RefusedError`, which says `what` failed, over which limit, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise RefusedError(f"{what}: {refusal(error.errno or 0)}") from error
+
+
+def refusal(error_number: int) -> str:
+    """Return an error number of the system's in words, with the limit that it stands for and the next step."""
+    text = os.strerror(error_number)
+    if error_number not in _LIMITS:
+        return text
+    which, name, unit, remedy = _LIMITS[error_number]
+    limit = resource.getrlimit(which)[0]
+    allowed = "any number of" if limit == resource.RLIM_INFINITY else f"{limit:,}"
+    return f"{text}. {name} allows {allowed} {unit}. {remedy}"
+
+
+def shared_memory(name: str, num_bytes: int) -> int:
+    """Return the descriptor of so much new shared memory, which is all zeros and vanishes with its last user.
+
+    Raises:
+        RefusedError: the system does not give it.
+    """
+    with told_as_refused(f"no shared memory of {num_bytes:,} bytes for {name}"):
+        fd = os.memfd_create(name)
+        try:
+            os.ftruncate(fd, num_bytes)
+        except OSError:
+            os.close(fd)
+            raise
+    return fd
