@@ -5,11 +5,15 @@ import os
 import termios
 import threading
 from array import array
+from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
-from mpload.transport.board import ChunkQueue, ParentBoard, WorkerBoard
+from mpload.transport.board import ParentBoard, WorkerBoard
 from mpload.transport.chunks import Chunk
+from mpload.transport.queue import ChunkQueue
 from tests.transport_works import wait_until
 
 
@@ -203,3 +207,120 @@ def test_a_sleeping_worker_is_woken(board: ParentBoard) -> None:
         board.wake(1)
         thread.join(5)
         assert taken == [(serial, chunk(serial))]
+
+
+class Counted:
+    """Cells that count how often they are looked at."""
+
+    def __init__(self, cells: "memoryview[int]") -> None:
+        self.cells, self.num_reads = cells, 0
+
+    def __getitem__(self, key: Any) -> Any:
+        self.num_reads += 1
+        return self.cells[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.cells[key] = value
+
+
+def num_reads_of_a_turn(num_workers: int, *, num_ahead: int) -> float:
+    """Return how many cells a worker reads to reserve chunks and take one, while all others read ahead too."""
+    serial = num_waiting = num_workers * (num_ahead + 2)
+    board = ParentBoard(num_plain_entries=4 * num_waiting)
+    workers = [worker_of(board, number) for number in range(num_workers)]
+    for each in range(1, num_waiting + 1):
+        assert board.post(each, chunk(each))
+    counted = [Counted(worker._cells) for worker in workers]
+    for worker, cells in zip(workers, counted, strict=True):
+        worker._plain._cells = cells  # type: ignore[assignment]
+    for turn in range(6 * num_workers):
+        if turn == 3 * num_workers:  # by now everybody has its share
+            for cells in counted:
+                cells.num_reads = 0
+        worker = workers[turn % num_workers]
+        assert len(worker.reserve(num_ahead)) == num_ahead
+        assert worker.take() is not None
+        serial += 1
+        assert board.post(serial, chunk(serial))
+    board.close()
+    return sum(cells.num_reads for cells in counted) / (3 * num_workers)
+
+
+def test_a_turn_costs_the_same_however_many_workers_read_ahead() -> None:
+    few, many = num_reads_of_a_turn(4, num_ahead=8), num_reads_of_a_turn(256, num_ahead=8)
+    assert many < 1.2 * few
+
+
+class Board:
+    """What a board should do, in the plainest words: it looks at all that waits, each time."""
+
+    def __init__(self) -> None:
+        self.waiting: list[int] = []
+        self.generations: dict[int, int] = {}
+        self.readers: dict[int, int] = {}  # by serial number
+        self.generation = 0
+
+    def take(self, reader: int) -> int:
+        def is_free(serial: int) -> bool:
+            return self.generations[serial] != self.generation or self.readers.get(serial, reader) == reader
+
+        serial = next(filter(is_free, self.waiting), self.waiting[0])
+        self.waiting.remove(serial)
+        return serial
+
+    def reserve(self, reader: int, num_chunks: int) -> list[int]:
+        current = [serial for serial in self.waiting if self.generations[serial] == self.generation]
+        mine = [serial for serial in current if self.readers.get(serial, reader) == reader]
+        own = [serial for serial in mine if serial in self.readers]
+        fresh = [serial for serial in mine if serial not in self.readers]
+        chosen = sorted(own + fresh[: max(0, num_chunks - len(own))])
+        self.readers.update(dict.fromkeys(chosen, reader))
+        return chosen[:num_chunks]
+
+    def free(self, reader: int) -> None:
+        self.readers = {serial: each for serial, each in self.readers.items() if each != reader}
+
+
+WORKERS = st.integers(0, 3)
+STEPS = st.one_of(
+    st.tuples(st.just("post"), st.integers(1, 4)),
+    st.tuples(st.just("take"), WORKERS),
+    st.tuples(st.just("reserve"), WORKERS, st.integers(1, 5)),
+    st.tuples(st.sampled_from(["cancel"])),
+    st.tuples(st.sampled_from(["replace", "leave"]), WORKERS),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(STEPS, max_size=60))
+@example([("post", 4), ("reserve", 0, 2), ("replace", 0), ("leave", 0), ("take", 1)])
+@example([("post", 4), ("reserve", 0, 2), ("replace", 0), ("reserve", 1, 5), ("take", 0)])
+@example([("post", 4), ("reserve", 0, 4), ("cancel",), ("post", 2), ("reserve", 1, 2), ("take", 0), ("take", 1)])
+def test_workers_take_and_reserve_what_a_look_at_all_that_waits_would_find(steps: list[tuple[Any, ...]]) -> None:
+    board, plain, serial = ParentBoard(num_plain_entries=16), Board(), 0
+    workers = [worker_of(board, number) for number in range(4)]
+    for what, *numbers in steps:
+        if what == "post":
+            for _ in range(numbers[0]):
+                if board.post(serial + 1, chunk(serial + 1)):
+                    serial += 1
+                    plain.waiting.append(serial)
+                    plain.generations[serial] = plain.generation
+        elif what == "cancel":
+            board.cancel()
+            plain.generation += 1
+        elif what == "replace":  # it was killed, and another has its number
+            workers[numbers[0]] = worker_of(board, numbers[0])
+        elif what == "leave":
+            board.post_stop()
+            assert workers[numbers[0]].take() is None
+            plain.free(numbers[0])
+        elif what == "reserve":
+            reserved = workers[numbers[0]].reserve(numbers[1])
+            assert reserved == [chunk(each) for each in plain.reserve(*numbers)]
+        elif plain.waiting:
+            expected = plain.take(numbers[0])
+            is_current = plain.generations[expected] == plain.generation
+            assert workers[numbers[0]].take() == (expected, chunk(expected) if is_current else None)
+        assert board.queued_serials() == set(plain.waiting)
+    board.close()

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mpload.transport.fence import Fence
 from mpload.transport.limits import shared_memory
 
 __all__ = ["PAGE_VERSION", "StatsPage", "read_pages"]
@@ -36,6 +37,7 @@ class StatsPage:
         fd = shared_memory(_NAME, _PAGE_BYTES)
         self._map = mmap.mmap(fd, _PAGE_BYTES)  # which has a descriptor of its own
         os.close(fd)
+        self._fence = Fence()
         self._turn_to(1)
         self._map[: _HEAD.size] = _HEAD.pack(_MAGIC, PAGE_VERSION, self._sequence, 0)
         self.write({})
@@ -50,8 +52,10 @@ class StatsPage:
         if len(text) > _PAGE_BYTES - _HEAD.size:
             return
         self._turn_to(self._sequence | 1)
+        self._fence()
         self._map[_LENGTH] = _WORD.pack(len(text))
         self._map[_HEAD.size : _HEAD.size + len(text)] = text
+        self._fence()
         self._turn_to(self._sequence + 1)
 
     def _turn_to(self, sequence: int) -> None:
@@ -80,16 +84,20 @@ def read_pages(pid: int) -> list[dict[str, Any]]:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
+    fence = Fence()
     with path.open("rb") as file:
         for _ in range(_ATTEMPTS):
+            before = os.pread(file.fileno(), _HEAD.size, 0)
+            fence()
             page = os.pread(file.fileno(), _PAGE_BYTES, 0)
+            fence()
+            after = os.pread(file.fileno(), _HEAD.size, 0)
             if len(page) < _PAGE_BYTES:  # its loader is about to make it
                 return None
             magic, version, sequence, length = _HEAD.unpack_from(page)
             if magic != _MAGIC or version != PAGE_VERSION:
                 return None
-            after = _HEAD.unpack(os.pread(file.fileno(), _HEAD.size, 0))
-            if sequence % 2 == 0 and after[2] == sequence:
+            if sequence % 2 == 0 and before == after == page[: _HEAD.size]:
                 facts: dict[str, Any] = json.loads(page[_HEAD.size : _HEAD.size + length])
                 return facts
     return None

@@ -5,6 +5,8 @@ slots     what a slot holds: fixed and ragged fields, laid out by arithmetic
 ragged    fields whose shape varies from sample to sample
 ring      the slots: one nameless shared map, and the lifetime of what is lent from it
 chunks    parts of a batch: how a batch is cut, and what is redone after a death
+fence     order between accesses to shared memory, on every processor
+queue     chunks that wait, in shared memory
 board     shared memory from which workers take chunks, and on which they say where they are
 messages  what workers answer: a few integers, and failures as plain data
 inbox     where those answers arrive

@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass, field
 
 from mpload.errors import ArgumentError
-from mpload.transport.board import MAX_TASK_NUMBERS
 from mpload.transport.messages import Failure, Timings
+from mpload.transport.queue import MAX_TASK_NUMBERS
 from mpload.transport.ring import SlotArrays
 
 __all__ = ["BatchTask", "FilledBatch", "KilledSample", "PendingBatch", "PoolOptions", "PoolStats"]

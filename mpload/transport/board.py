@@ -8,7 +8,8 @@ while the parent is busy with a training step. What makes this safe to kill at a
   between leaves a chunk that is both in a row and in the queue, which the parent can see. None is ever in neither.
 - A worker that finds nothing says in its row that it sleeps, looks once more, and then reads from a pipe, into which
   the parent writes a byte for each sleeper that it has work for: busy workers cost it no system call. A byte that dies
-  with its reader is put back by the parent; one too many only wakes a worker for nothing.
+  with its reader is put back by the parent; one too many only wakes a worker for nothing. Between saying and looking,
+  and between posting and looking who sleeps, is a `Fence`: else, on every processor, each could miss the other.
 
 There are two queues: `urgent` for what is done again after a death, else a batch would wait behind the ones after it.
 
@@ -22,31 +23,26 @@ import fcntl
 import mmap
 import os
 import termios
-import threading
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpload.transport.chunks import Chunk
+from mpload.transport.fence import Fence
 from mpload.transport.limits import shared_memory
+from mpload.transport.queue import ENTRY_CELLS, HEADER_CELLS, READER, TASK, ChunkQueue
 
-__all__ = ["MAX_TASK_NUMBERS", "MAX_WORKERS", "BoardFds", "ChunkQueue", "ParentBoard", "WorkerBoard", "WorkerRow"]
+__all__ = ["MAX_WORKERS", "BoardFds", "ParentBoard", "WorkerBoard", "WorkerRow"]
 
 MAX_WORKERS = 256
-MAX_TASK_NUMBERS = 10
-"""Integers that may describe a batch."""
 
 # The board is an array of int64 cells: a header, a row a worker, and the entries of two queues.
 _CELL_BYTES = 8
 _GENERATION = 0
-_HEADS, _TAILS = (8, 16), (24, 32)  # of the urgent and the plain queue, each in a cache line of its own
-_ROWS = 40
+_ROWS = HEADER_CELLS
 _ROW_CELLS = 8
 _SERIAL, _SAMPLE, _SLEEPS = 0, 1, 2  # of a row
 _ENTRIES = _ROWS + MAX_WORKERS * _ROW_CELLS
-_READER = 6  # of an entry: the number of the worker that reads ahead for it, plus one; 0: nobody
-_TASK = 7
-_ENTRY_CELLS = _TASK + MAX_TASK_NUMBERS
 _URGENT, _PLAIN = 0, 1
 _URGENT_ENTRIES = 256
 
@@ -55,105 +51,22 @@ _STOP = -3
 _NO_SAMPLE = -1
 
 
-class ChunkQueue:
-    """A queue of chunks in cells of the board: the parent posts at the tail, workers take at the head."""
-
-    def __init__(self, cells: "memoryview[int]", *, number: int, first_cell: int, num_entries: int) -> None:
-        self._cells = cells
-        self._head, self._tail = _HEADS[number], _TAILS[number]
-        self._first = first_cell
-        self._num_entries = num_entries
-
-    @property
-    def is_full(self) -> bool:
-        """Whether nothing can be posted until a worker takes something."""
-        return self._cells[self._tail] - self._cells[self._head] >= self._num_entries
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to take."""
-        return self._cells[self._tail] <= self._cells[self._head]
-
-    def post(self, entry: Sequence[int]) -> None:
-        """Put `entry` at the tail."""
-        place = self._place(self._cells[self._tail])
-        self._cells[place : place + len(entry)] = memoryview(array("q", entry))
-        self._cells[self._tail] += 1
-
-    def serials(self) -> Iterator[int]:
-        """Yield the serial numbers of what waits."""
-        for position in range(self._cells[self._head], self._cells[self._tail]):
-            if serial := self._cells[self._place(position)]:
-                yield serial
-
-    def first_for(self, reader: int, *, generation: int) -> int | None:
-        """Return the position of the first entry that no other than `reader` reads ahead for, else of the first."""
-        self._skip_taken()
-        others = None
-        for position in range(self._cells[self._head], self._cells[self._tail]):
-            place = self._place(position)
-            if not self._cells[place]:
-                continue
-            if self._cells[place + _READER] in {0, reader} or self._cells[place + 1] != generation:
-                return position
-            if others is None:
-                others = position
-        return others
-
-    def peek(self, position: int) -> list[int]:
-        """Return the entry at `position`."""
-        place = self._place(position)
-        return self._cells[place : place + _ENTRY_CELLS].tolist()
-
-    def drop(self, position: int) -> None:
-        """Take out the entry at `position`."""
-        self._cells[self._place(position)] = 0
-        self._skip_taken()
-
-    def reserve(self, reader: int, *, generation: int, num_entries: int) -> list[list[int]]:
-        """Return the first `num_entries` entries that `reader` reads ahead for, with new ones where they are fewer."""
-        reserved: list[list[int]] = []
-        for position in range(self._cells[self._head], self._cells[self._tail]):
-            if len(reserved) >= num_entries:
-                break
-            place = self._place(position)
-            if self._cells[place] > 0 and self._cells[place + 1] == generation:
-                if not self._cells[place + _READER]:
-                    self._cells[place + _READER] = reader
-                if self._cells[place + _READER] == reader:
-                    reserved.append(self.peek(position))
-        return reserved
-
-    def free(self, reader: int) -> None:
-        """Reserve nothing for `reader` any more."""
-        for position in range(self._cells[self._head], self._cells[self._tail]):
-            if self._cells[self._place(position) + _READER] == reader:
-                self._cells[self._place(position) + _READER] = 0
-
-    def _skip_taken(self) -> None:
-        while (
-            self._cells[self._head] < self._cells[self._tail] and not self._cells[self._place(self._cells[self._head])]
-        ):
-            self._cells[self._head] += 1
-
-    def _place(self, position: int) -> int:
-        return self._first + position % self._num_entries * _ENTRY_CELLS
-
-
 def _map(fd: int, num_plain_entries: int) -> mmap.mmap:
     return mmap.mmap(fd, _num_cells(num_plain_entries) * _CELL_BYTES)
 
 
-def _cells_of(shared: mmap.mmap, num_plain_entries: int) -> "tuple[memoryview[int], ChunkQueue, ChunkQueue]":
+def _cells_of(
+    shared: mmap.mmap, fence: Fence, num_plain_entries: int
+) -> "tuple[memoryview[int], ChunkQueue, ChunkQueue]":
     cells = memoryview(shared).cast("q")
-    plain_first = _ENTRIES + _URGENT_ENTRIES * _ENTRY_CELLS
-    urgent = ChunkQueue(cells, number=_URGENT, first_cell=_ENTRIES, num_entries=_URGENT_ENTRIES)
-    plain = ChunkQueue(cells, number=_PLAIN, first_cell=plain_first, num_entries=num_plain_entries)
+    plain_first = _ENTRIES + _URGENT_ENTRIES * ENTRY_CELLS
+    urgent = ChunkQueue(cells, fence, number=_URGENT, first_cell=_ENTRIES, num_entries=_URGENT_ENTRIES)
+    plain = ChunkQueue(cells, fence, number=_PLAIN, first_cell=plain_first, num_entries=num_plain_entries)
     return cells, urgent, plain
 
 
 def _num_cells(num_plain_entries: int) -> int:
-    return _ENTRIES + (_URGENT_ENTRIES + num_plain_entries) * _ENTRY_CELLS
+    return _ENTRIES + (_URGENT_ENTRIES + num_plain_entries) * ENTRY_CELLS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,9 +114,9 @@ class ParentBoard:
             self._tokens, self._posted = os.pipe2(os.O_CLOEXEC)
             made.pop_all()
         os.set_blocking(self._posted, False)
-        self._cells, self._urgent, self._plain = _cells_of(self._map, num_plain_entries)
+        self._fence = Fence()
+        self._cells, self._urgent, self._plain = _cells_of(self._map, self._fence, num_plain_entries)
         self._num_rows = 0
-        self._fence = threading.Lock()
         self.fds = BoardFds(board=self._fd, tokens=self._tokens, num_plain_entries=num_plain_entries)
 
     def post(self, serial: int, chunk: Chunk, *, urgent: bool = False) -> bool:
@@ -219,13 +132,12 @@ class ParentBoard:
         """Tell one worker, whichever comes first, to leave; return False where the queue is full."""
         if self._urgent.is_full:
             return False
-        self._urgent.post((_STOP, *[0] * (_TASK - 1)))
+        self._urgent.post((_STOP, *[0] * (TASK - 1)))
         return True
 
     def wake(self, num_workers: int) -> None:
         """Wake as many workers, one for each chunk posted, where so many sleep."""
-        with self._fence:  # what was posted is seen by others before we look who sleeps
-            pass
+        self._fence()  # who does not see what was posted has said before that it sleeps
         num_asleep = sum(self._cells[_ROWS + _SLEEPS : _ROWS + self._num_rows * _ROW_CELLS : _ROW_CELLS])
         if not num_asleep:
             return
@@ -245,8 +157,10 @@ class ParentBoard:
         return not (self._urgent.is_empty and self._plain.is_empty)
 
     def queued_serials(self) -> set[int]:
-        """Return the serial numbers of all chunks that wait for a worker."""
-        return {*self._urgent.serials(), *self._plain.serials()}
+        """Return the serial numbers of all chunks that wait for a worker; the row of one who took any is seen then."""
+        serials = {*self._urgent.serials(), *self._plain.serials()}
+        self._fence()
+        return serials
 
     def row(self, worker: int) -> WorkerRow:
         """Return where worker number `worker` is."""
@@ -278,8 +192,9 @@ class WorkerBoard:
     def __init__(self, fds: BoardFds) -> None:
         self._fd = fds.board
         self._tokens = fds.tokens
+        self._fence = Fence()
         self._cells, self._urgent, self._plain = _cells_of(
-            _map(fds.board, fds.num_plain_entries), fds.num_plain_entries
+            _map(fds.board, fds.num_plain_entries), self._fence, fds.num_plain_entries
         )
         self._row = _ROWS
         self._reader = 1
@@ -298,6 +213,7 @@ class WorkerBoard:
         while True:
             is_idle = self._urgent.is_empty and self._plain.is_empty
             self._cells[self._row + _SLEEPS] = is_idle  # before a last look: what is posted after it comes with a byte
+            self._fence()
             entry = self._take_locked()
             if entry is None and is_idle and not os.read(self._tokens, 1):
                 return None
@@ -335,9 +251,10 @@ class WorkerBoard:
         # This order is what keeps a chunk from being lost: first it is mine, then it is gone.
         self._cells[self._row + _SAMPLE] = _NO_SAMPLE
         self._cells[self._row + _SERIAL] = entry[0] if entry[0] != _STOP else _STOPPED
+        self._fence()
         queue.drop(position)
         if entry[0] == _STOP:
-            self._plain.free(self._reader)
+            self._plain.free(self._reader, generation=self._cells[_GENERATION])
         return entry
 
     def at(self, sample: int) -> None:
@@ -346,5 +263,5 @@ class WorkerBoard:
 
 
 def _chunk_of(entry: Sequence[int]) -> Chunk:
-    _, _, slot, first, last, num_numbers = entry[:_READER]
-    return Chunk(batch=0, slot=slot, first=first, last=last, task=tuple(entry[_TASK : _TASK + num_numbers]))
+    _, _, slot, first, last, num_numbers = entry[:READER]
+    return Chunk(batch=0, slot=slot, first=first, last=last, task=tuple(entry[TASK : TASK + num_numbers]))
