@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mpload.errors import MploadWarning
-from mpload.machine import num_usable_cores, refaulted_bytes
+from mpload.machine import refaulted_bytes
 from mpload.scaling import runnable_seconds
 from mpload.telemetry.stats import LoaderStats, Stage
 from mpload.units import MIB, format_bytes, format_seconds
@@ -97,9 +97,16 @@ def _waits(span: LoaderStats, limit: Stage, now: Circumstances) -> str:
 class Adviser:
     """Looks at the statistics when told to, and warns of each subject once."""
 
-    def __init__(self, *, is_auto: bool, image_excess: Callable[[], float]) -> None:
-        """Know a loader: whether its number of workers is its own choice, and how much too large its images are."""
+    def __init__(self, *, is_auto: bool, num_cores: int, image_excess: Callable[[], float]) -> None:
+        """Know a loader.
+
+        Args:
+            is_auto: whether its number of workers is its own choice.
+            num_cores: that its workers have.
+            image_excess: returns how much too large its images are.
+        """
         self._is_auto = is_auto
+        self._num_cores = num_cores
         self._image_excess = image_excess
         self._last: LoaderStats | None = None
         self._runnable: dict[int, float] = {}
@@ -114,7 +121,7 @@ class Adviser:
         if last is None:
             return
         now = Circumstances(
-            num_cores=num_usable_cores(),
+            num_cores=self._num_cores,
             is_auto=self._is_auto,
             runnable_seconds=sum(seconds - before.get(pid, 0.0) for pid, seconds in self._runnable.items()),
             refaulted_bytes=self._refaulted - refaulted,

@@ -6,12 +6,13 @@ from typing import Self
 
 from mpload.budget import MIN_SLOTS, WORKER_BYTES, MemoryBudget
 from mpload.governor import Governor
-from mpload.machine import address_space_bytes, num_oom_kills, num_usable_cores
+from mpload.machine import address_space_bytes, num_oom_kills
 from mpload.scaling import Scaler
 from mpload.sources import Source
 from mpload.storage.ahead import DEFAULT_AHEAD_BYTES
 from mpload.telemetry.stats import LoaderStats
 from mpload.transport.batches import PoolOptions
+from mpload.transport.board import MAX_WORKERS
 from mpload.transport.pool import WorkerPool
 from mpload.transport.slots import Field, RaggedField, SlotLayout
 
@@ -21,6 +22,7 @@ _SAMPLES_AHEAD = 64
 """Samples that are under way for each worker, so that none waits for the consumer."""
 _WORKERS_PER_CORE = 8
 _MAX_WORKERS = 64
+"""More than cores, that is: those that wait for storage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,17 +33,17 @@ class WorkerRange:
     most: int
 
     @classmethod
-    def auto(cls, budget: MemoryBudget, *, least_slots_bytes: int) -> Self:
+    def auto(cls, budget: MemoryBudget, *, num_cores: int, least_slots_bytes: int) -> Self:
         """Begin with one a core; up to eight a core may come to be, within half of the budget.
 
         Args:
             budget: of slots and workers.
+            num_cores: that they have.
             least_slots_bytes: what slots take at least.
         """
-        cores = num_usable_cores()
         room = (budget.total_bytes - least_slots_bytes) // WORKER_BYTES
-        now = max(1, min(cores, room))
-        return cls(now=now, most=max(now, min(_WORKERS_PER_CORE * cores, _MAX_WORKERS, room // 2)))
+        now = max(1, min(num_cores, room, MAX_WORKERS))
+        return cls(now=now, most=max(now, min(_WORKERS_PER_CORE * num_cores, _MAX_WORKERS, room // 2)))
 
 
 class Engine:
@@ -53,6 +55,7 @@ class Engine:
         fields: tuple[Field | RaggedField, ...],
         *,
         num_workers: int | None,
+        num_cores: int,
         budget: MemoryBudget,
         options: PoolOptions,
     ) -> None:
@@ -62,6 +65,7 @@ class Engine:
             source: what they make.
             fields: of a slot.
             num_workers: how many; None: as many as help.
+            num_cores: that they have.
             budget: of all that they take.
             options: how they are treated.
         """
@@ -72,7 +76,7 @@ class Engine:
         # Slots of values of varying shape reserve far more than they come to use.
         self._slot_bytes = 0 if self._is_ragged else self._layout.slot_bytes
         if num_workers is None:
-            workers = WorkerRange.auto(budget, least_slots_bytes=MIN_SLOTS * self._slot_bytes)
+            workers = WorkerRange.auto(budget, num_cores=num_cores, least_slots_bytes=MIN_SLOTS * self._slot_bytes)
         else:
             workers = WorkerRange(now=num_workers, most=num_workers)
         ahead_bytes = self._read_ahead_bytes(workers.most)

@@ -17,7 +17,6 @@ from mpload.device.prefetcher import DevicePrefetcher
 from mpload.engine import Engine
 from mpload.errors import ArgumentError
 from mpload.iterations import Iteration, OnHost
-from mpload.machine import MemoryGauge
 from mpload.mapwork import MapDataset
 from mpload.order import OrderChoice
 from mpload.progress import Epoch
@@ -26,6 +25,7 @@ from mpload.sources import source_of
 from mpload.telemetry.counting import Telemetry
 from mpload.telemetry.showing import show_progress
 from mpload.telemetry.stats import LoaderStats
+from mpload.topology import detect_share
 from mpload.transport.batches import BatchTask, FilledBatch, PoolOptions
 from mpload.transport.messages import Timings
 from mpload.transport.pool import WorkerPool
@@ -57,7 +57,7 @@ class MPLoader:
             workers that wait for storage; 0 makes batches in this process.
         memory_budget: bytes, or a text like `"4GiB"`, for slots and workers together; `"auto"`: half of what is
             available. Bounds the number of batches made ahead; fewer are, and a warning says so, while memory runs
-            short.
+            short. Where several ranks share a machine, `"auto"` divides its cores and its memory by them.
         options: how workers are treated: timeouts, restarts, fresh processes in place of forks.
         device: where batches are handed out, images as float32 in [0, 1]: short for a `DevicePrefetcher` around the
             loader, which can do more. None: as they are, on the host.
@@ -92,7 +92,9 @@ class MPLoader:
             raise ArgumentError(f"num_workers must be 'auto' or at least 0, got {num_workers!r}")
         self.dataset = dataset
         self._num_workers = None if isinstance(num_workers, str) else num_workers
-        self.memory_budget = MemoryBudget.parse(memory_budget, available_bytes=MemoryGauge().look().free_bytes)
+        share = detect_share()
+        self._num_cores = share.num_cores
+        self.memory_budget = MemoryBudget.parse(memory_budget, available_bytes=share.memory_bytes)
         self._options = options or PoolOptions()
         self._epoch: Epoch | None = None
         self._num_received = 0
@@ -100,7 +102,9 @@ class MPLoader:
         """Number of the iteration that is under way."""
         self._stream: Generator[FilledBatch, None, None] | None = None
         self._telemetry = Telemetry(with_page=num_workers != 0)
-        adviser = Adviser(is_auto=num_workers == "auto", image_excess=self._source.image_excess)
+        adviser = Adviser(
+            is_auto=num_workers == "auto", num_cores=share.num_cores, image_excess=self._source.image_excess
+        )
         self._telemetry.listen(adviser, every_seconds=_ADVICE_SECONDS)
         self._engine: Engine | None = None
         self._is_closed = False
@@ -293,6 +297,7 @@ class MPLoader:
             self._source,
             self._fields,
             num_workers=self._num_workers,
+            num_cores=self._num_cores,
             budget=self.memory_budget,
             options=self._options,
         )

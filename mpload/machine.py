@@ -17,6 +17,7 @@ __all__ = [
     "SystemUsage",
     "address_space_bytes",
     "available_bytes",
+    "num_allowed_cores",
     "num_oom_kills",
     "num_usable_cores",
     "refaulted_bytes",
@@ -237,12 +238,19 @@ def refaulted_bytes(*, cgroup_folder: Path = _CGROUP_FOLDER, cgroup_members: Pat
     return found.get("workingset_refault_file", 0) * mmap.PAGESIZE
 
 
-def num_usable_cores(*, cgroup_folder: Path = _CGROUP_FOLDER, cgroup_members: Path = _CGROUP_MEMBERS) -> int:
+def num_usable_cores(
+    *, of: int | None = None, cgroup_folder: Path = _CGROUP_FOLDER, cgroup_members: Path = _CGROUP_MEMBERS
+) -> int:
     """Return how many cores this process may keep busy: by its affinity, and by the quota of each container.
 
-    A part of a core counts as one. The arguments are those of `MemoryGauge`.
+    A part of a core counts as one.
+
+    Args:
+        of: so many cores, in place of those of this process's affinity.
+        cgroup_folder: as in `MemoryGauge`.
+        cgroup_members: as in `MemoryGauge`.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = num_allowed_cores() if of is None else of
     for folder in _cgroups(cgroup_folder, cgroup_members):
         quota, _, period = _read(folder / "cpu.max").partition(" ")
         if not quota:  # version 1
@@ -250,6 +258,16 @@ def num_usable_cores(*, cgroup_folder: Path = _CGROUP_FOLDER, cgroup_members: Pa
         if quota.isdigit() and period.isdigit():  # "max" and "-1" are no quota
             cores = min(cores, -(-int(quota) // int(period)))
     return max(1, cores)
+
+
+def num_allowed_cores(pid: int = 0) -> int:
+    """Return how many cores the affinity of a process has; 0 is this one."""
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    try:
+        return len(os.sched_getaffinity(pid))
+    except OSError:  # it has ended
+        return len(os.sched_getaffinity(0))
 
 
 def _cgroups(root: Path, members: Path) -> Iterator[Path]:

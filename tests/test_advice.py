@@ -89,7 +89,7 @@ def test_images_are_compared_with_what_the_decoder_makes(photo_tree: Path) -> No
 
 @pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
 def test_each_thing_is_said_once_by_a_real_loader() -> None:
-    adviser = Adviser(is_auto=False, image_excess=lambda: 1.0)
+    adviser = Adviser(is_auto=False, num_cores=2, image_excess=lambda: 1.0)
     with (
         MPLoader(Sleeping(400), batch_size=5, num_workers=2, topology=Topology()) as loader,
         warnings.catch_warnings(record=True) as found,
