@@ -18,6 +18,7 @@ kernel    what Linux alone can do for a process
 limits    what the system refuses, in words
 crew      the workers of a pool: as many as wanted, replaced as they die, killed when stuck
 batches   what goes into a pool and what comes out
+closing   how a pool ends
 pool      WorkerPool: joins these, delivers in order, does again what died on the way
 ```
 

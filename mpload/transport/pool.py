@@ -16,10 +16,11 @@ from mpload.errors import ArgumentError, WorkerError
 from mpload.transport.batches import BatchTask, FilledBatch, KilledSample, PendingBatch, PoolOptions, PoolStats
 from mpload.transport.board import ParentBoard
 from mpload.transport.chunks import MAX_CHUNKS, Chunk, after_death, cut
+from mpload.transport.closing import Whole, shut
 from mpload.transport.crew import Crew, Death
 from mpload.transport.inbox import Inbox
 from mpload.transport.launch import ZygoteProcess, pickle_work
-from mpload.transport.limits import RefusedError, told_as_refused
+from mpload.transport.limits import told_as_refused
 from mpload.transport.messages import Failure, Timings, cannot_open
 from mpload.transport.ragged import RaggedArray
 from mpload.transport.ring import SlotRing
@@ -106,8 +107,8 @@ class WorkerPool:
         self.stats = PoolStats()
         self.depth = num_slots
         """Batches that `stream` keeps under way at most; may be set while it runs, to use less memory."""
-        self._close = weakref.finalize(self, _shut, self._owner_pid, self._zygote, self._board, self._ring, self._inbox)
-        self._whole = _Whole(self._close)
+        self._close = weakref.finalize(self, shut, self._owner_pid, self._zygote, self._board, self._ring, self._inbox)
+        self._whole = Whole(self._close)
         try:
             self._crew.start()
             self._crew.resize(num_workers)
@@ -384,32 +385,3 @@ class WorkerPool:
             else:
                 array[chunk.first] = np.zeros((), array.dtype)
         self._account(chunk, (Failure(sample=chunk.first, cause=cause, details={"killed": True}),), Timings())
-
-
-class _Whole:
-    """Closes a pool where an error, or Ctrl-C, leaves a step half done; while the pool waits, Ctrl-C does no harm.
-
-    What the system refuses is asked for before anything else is done, and again in the next step.
-    """
-
-    def __init__(self, close: Callable[[], object]) -> None:
-        self._close = close
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and not issubclass(kind, RefusedError):
-            self._close()
-
-
-def _shut(owner_pid: int, zygote: ZygoteProcess, board: ParentBoard, ring: SlotRing, inbox: Inbox) -> None:
-    if os.getpid() == owner_pid:
-        board.cancel()
-        board.close()  # idle workers leave at once
-        zygote.close()
-    else:
-        zygote.abandon()
-        board.close()
-    inbox.close()
-    ring.close()
