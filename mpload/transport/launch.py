@@ -194,7 +194,7 @@ class ZygoteProcess:
             raise error
         told = json.loads(message)
         if "error" in told:  # by mpload, which says why and what to do
-            raise WorkerError(f"workers cannot start: {told['refused']}")
+            raise WorkerError(f"workers cannot start: {told['error']}")
         if "failed" in told:
             raise WorkerError(
                 "workers cannot start: the work does not load in a new process. A module that it needs may be missing "
