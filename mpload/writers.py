@@ -69,7 +69,9 @@ class PrometheusWriter:
             lines.append(f"# TYPE {full} {'counter' if is_counter else 'gauge'}")
             lines.append(f"{full} {totals[name] if is_counter else value:.17g}")
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        temporary.write_text("\n".join(lines) + "\n", encoding="ascii")
+        temporary.unlink(missing_ok=True)  # collectors' folders are shared: whatever lies there is not written through
+        with temporary.open("x", encoding="ascii") as file:
+            file.write("\n".join(lines) + "\n")
         temporary.replace(self._path)
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from mpload import MPDataset, MPLoader, PartialCache, RandomResizedCrop, RawBytes, Shuffle, Topology, build_index
 from mpload.cache.entries import HEAD_BYTES, make_entry, payload_fits, read_head, split_parts
+from mpload.cache.folder import segment_name
 from mpload.cache.opened import OpenCache
 from mpload.errors import ArgumentError, MploadWarning, SampleError
 from mpload.index.opening import open_index
@@ -84,7 +85,7 @@ def num_held(cache: OpenCache, num_samples: int) -> int:
 
 
 def segments(cache: OpenCache) -> list[Path]:
-    return [cache.folder.segment_path(number) for number in cache.folder.segments()]
+    return [cache.folder.path / segment_name(number) for number in cache.folder.segments()]
 
 
 # --- what it promises

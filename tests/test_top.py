@@ -140,6 +140,15 @@ def test_prometheus_reads_the_latest_figures(tmp_path: Path) -> None:
     assert [child.name for child in tmp_path.iterdir()] == [path.name]
 
 
+def test_prometheus_writes_through_no_link_that_others_have_put_there(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / f".mpload.prom.{os.getpid()}").symlink_to(victim)
+    spans(PrometheusWriter(tmp_path / "mpload.prom"), num_epochs=1)
+    assert "mpload_samples_total" in (tmp_path / "mpload.prom").read_text()
+    assert victim.read_text() == "precious"
+
+
 def test_tensorboard_gets_scalars_over_samples() -> None:
     class Board:
         def __init__(self) -> None:

@@ -3,7 +3,9 @@
 ```
 choice    PartialCache: what users write as `cache=`; from a size limit to the fraction that fits
 opened    OpenCache: one index's cache, asked for every sample by the pipeline
-folder    CacheFolder: the files of one data set's cache: who may write where, and how much
+folder    CacheFolder: the files of one data set's cache: what lies where
+writer    SegmentWriter: a process's own segment, and how much of the limit is left
+trusted   opens these files, and nothing that somebody else has put in their place
 entries   what one sample looks like in a segment
 compact   the form of an image that `what="resized"` keeps
 ```

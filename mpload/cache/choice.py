@@ -39,6 +39,11 @@ class PartialCache:
     exactly its share from the second epoch on. Whatever happens to the cache's files, a sample's bytes are those of its
     source, checked by a checksum on each hit; a full or read-only disk ends the filling with one warning.
 
+    The checksum finds damage, not forgery: whoever may write to the cache decides what is in it. So in a folder that
+    every user may write to (`/tmp`, `/dev/shm`) only files of this user and root are used, and a folder of another user
+    is refused with one warning. Users who trust each other share a cache in a folder of their group
+    (`chgrp GROUP DIR; chmod 2770 DIR`) with `umask 002`; with another umask those who came later can only read it.
+
     Attributes:
         dir: folder; every data set (index, root and form) has its own below it.
         max_bytes: limit of one data set's files, over all processes and runs: bytes, or a text like `"20GiB"`.

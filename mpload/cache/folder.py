@@ -1,13 +1,12 @@
-"""The files of one data set's cache: table, segments and lock; who may write where, and how much."""
+"""The files of one data set's cache: table, segments and lock; what lies where, and how much it takes."""
 
 import errno
-import fcntl
 import json
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,20 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from mpload.cache.entries import HEAD_BYTES, Head, payload_fits, read_head
-from mpload.units import KIB, MIB
+from mpload.cache.trusted import open_file, open_folder, try_lock, write_file
 
-__all__ = ["FORMAT", "CacheFolder", "SegmentWriter", "caches_in", "key_of"]
+__all__ = ["FORMAT", "OFFSET_BITS", "CacheFolder", "caches_in", "key_of", "segment_name"]
 
 FORMAT = "mpload-cache-1"
 _MAGIC = b"mpcache1"
 _PAGE_BYTES = 4096
 _KEY_AT, _LIMIT_AT, _RUN_AT = 8, 16, 24  # in the table's first page
-_OFFSET_BITS = 40
+OFFSET_BITS = 40
 _SEGMENT = re.compile(r"segment-\d{6}")
-_SEGMENT_BYTES = 256 * MIB
 _SCANNED_ROWS = 1 << 20
+_ABOUT_BYTES = 1 << 20
+_LOCK_SECONDS = 30.0
+_LOOK_SECONDS = 0.002
 
 
 class CacheFolder:
@@ -41,6 +42,7 @@ class CacheFolder:
         self.key = key
         self.table = -1
         self.is_writable = False
+        self._folder = -1
         self._segments: dict[int, int] = {}
 
     @property
@@ -54,61 +56,81 @@ class CacheFolder:
         Raises:
             OSError: the folder cannot be written to.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(mode=0o775, parents=True, exist_ok=True)
+        self._enter()
         with self.locked():
             if not self._table_fits():
                 self._remove_segments(0)
-                fresh = self.path / f".table-{os.getpid()}"
-                with fresh.open("wb") as file:
-                    file.write(_MAGIC + self.key.to_bytes(8, "little") + bytes(_PAGE_BYTES - 16))
-                    file.truncate(self.table_bytes)
-                fresh.replace(self.path / "table")
-                (self.path / "about.json").write_text(json.dumps(about, indent=2), encoding="utf-8")
+                page = _MAGIC + self.key.to_bytes(8, "little") + bytes(_PAGE_BYTES - 16)
+                write_file("about.json", json.dumps(about, indent=2).encode(), folder=self._folder)
+                write_file("table", page, folder=self._folder, num_bytes=self.table_bytes)
             elif not any(self._is_held(number) for number in self.segments()):
                 self._write_fact(_LIMIT_AT, 0)  # an earlier run's shortage of memory is over
 
     def _table_fits(self) -> bool:
         try:
-            with (self.path / "table").open("rb") as file:
-                start = file.read(16)
-                return start == _MAGIC + self.key.to_bytes(8, "little") and os.fstat(file.fileno()).st_size == (
-                    self.table_bytes
-                )
+            with self._opened("table", os.O_RDONLY) as table:
+                start = _MAGIC + self.key.to_bytes(8, "little")
+                return os.pread(table, 16, 0) == start and os.fstat(table).st_size == self.table_bytes
         except OSError:
             return False
 
     def open(self) -> None:
         """Open the table, for writing too where that is allowed; raises `OSError` where there is none that fits."""
+        self._enter()
         if not self._table_fits():
             raise FileNotFoundError(errno.ENOENT, "no table of this data set", str(self.path / "table"))
         try:
-            self.table = os.open(self.path / "table", os.O_RDWR | os.O_CLOEXEC)
+            self.table = self.open_file("table", os.O_RDWR)
             self.is_writable = True
         except OSError:
-            self.table = os.open(self.path / "table", os.O_RDONLY | os.O_CLOEXEC)
+            self.table = self.open_file("table", os.O_RDONLY)
 
     def close(self) -> None:
         """Close all files."""
-        for descriptor in (*self._segments.values(), self.table):
+        for descriptor in (*self._segments.values(), self.table, self._folder):
             if descriptor >= 0:
                 os.close(descriptor)
         self._segments.clear()
-        self.table, self.is_writable = -1, False
+        self._folder, self.table, self.is_writable = -1, -1, False
+
+    def _enter(self) -> None:
+        if self._folder < 0:
+            self._folder = open_folder(self.path)
+
+    def open_file(self, name: str, flags: int) -> int:
+        """Return a descriptor of a file of the cache; see `mpload.cache.trusted`."""
+        return open_file(name, flags, folder=self._folder)
+
+    @contextmanager
+    def _opened(self, name: str, flags: int) -> Iterator[int]:
+        descriptor = self.open_file(name, flags)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder's lock, which the kernel takes from a process that dies."""
-        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        """Hold the folder's lock, which the kernel takes from a process that dies.
+
+        Raises:
+            TimeoutError: another process, stopped perhaps, does not give it back.
+        """
+        with self._opened("lock", os.O_RDWR | os.O_CREAT) as lock:
+            deadline = time.monotonic() + _LOCK_SECONDS
+            while not try_lock(lock):
+                if time.monotonic() > deadline:
+                    raise TimeoutError(
+                        errno.ETIMEDOUT, f"another process has held the lock for {_LOCK_SECONDS:g} seconds"
+                    )
+                time.sleep(_LOOK_SECONDS)  # the kernel has no lock with a limit
             yield
-        finally:
-            os.close(descriptor)
 
     @staticmethod
     def segment_of(place: bytes) -> int:
         """Return the number of the segment that a place lies in."""
-        return int.from_bytes(place[_OFFSET_BITS // 8 :], "little")
+        return int.from_bytes(place[OFFSET_BITS // 8 :], "little")
 
     def place_of(self, sample_id: int) -> bytes:
         """Return where a sample's entry starts: 8 bytes, all 0 where it has none."""
@@ -120,7 +142,7 @@ class CacheFolder:
 
     def read(self, sample_id: int, place: bytes) -> tuple[Head, bytes] | None:
         """Return the entry of a sample that `place` points to, or None where it is damaged, gone or another's."""
-        number, offset = divmod(int.from_bytes(place, "little"), 1 << _OFFSET_BITS)
+        number, offset = divmod(int.from_bytes(place, "little"), 1 << OFFSET_BITS)
         descriptor = self._segments.get(number)
         try:
             if descriptor is None:
@@ -140,13 +162,9 @@ class CacheFolder:
         if len(self._segments) >= 256:
             while self._segments:
                 os.close(self._segments.popitem()[1])
-        descriptor = os.open(self.segment_path(number), os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = self.open_file(segment_name(number), os.O_RDONLY)
         self._segments[number] = descriptor
         return descriptor
-
-    def segment_path(self, number: int) -> Path:
-        """Return the file of segment `number`."""
-        return self.path / f"segment-{number:06}"
 
     def segments(self) -> dict[int, int]:
         """Return the size of each segment in bytes, by number, ascending."""
@@ -200,8 +218,9 @@ class CacheFolder:
         """Delete the cache, and nothing else that lies in its folder."""
         with self.locked():
             self._remove_segments(0)
-            for name in ("table", "about.json", "lock"):
-                (self.path / name).unlink(missing_ok=True)
+            for name in ("table", "about.json", "lock", ".table.unfinished", ".about.json.unfinished"):
+                with suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=self._folder)
         with suppress(OSError):  # foreign files lie in it
             self.path.rmdir()
 
@@ -215,144 +234,51 @@ class CacheFolder:
             total -= num_bytes
 
     def _remove_segment(self, number: int) -> None:
-        os.truncate(self.segment_path(number), 0)  # gives space back even while others have it open
-        self.segment_path(number).unlink()
+        with suppress(OSError), self._opened(segment_name(number), os.O_RDWR) as segment:
+            os.ftruncate(segment, 0)  # gives space back even while others have it open
+        os.unlink(segment_name(number), dir_fd=self._folder)
 
     def _is_held(self, number: int) -> bool:
-        with self.segment_path(number).open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-        return False
+        try:
+            with self._opened(segment_name(number), os.O_RDONLY) as segment:
+                return not try_lock(segment)
+        except OSError:  # gone, or none of the cache's
+            return False
 
     def _fact(self, at: int) -> int:
         return int.from_bytes(os.pread(self.table, 8, at), "little")
 
     def _write_fact(self, at: int, value: int) -> None:
-        with (self.path / "table").open("r+b", buffering=0) as file:
-            os.pwrite(file.fileno(), value.to_bytes(8, "little"), at)
+        with self._opened("table", os.O_RDWR) as table:
+            os.pwrite(table, value.to_bytes(8, "little"), at)
 
 
-class SegmentWriter:
-    """Appends entries to a segment that no other process writes to.
-
-    Process: belongs to the process that made it; the kernel frees its segment when that dies.
-    """
-
-    def __init__(self, folder: CacheFolder, *, max_bytes: int) -> None:
-        self._folder = folder
-        self._max_bytes = max_bytes
-        self._step_bytes = min(4 * MIB, max(64 * KIB, max_bytes // 256))
-        self._number = 0
-        self._descriptor = -1
-        self._end = self._reserved = 0
-        self._refused_bytes: int | None = None
-        self.pid = os.getpid()
-
-    def append(self, head: bytes, payload: bytes) -> bytes | None:
-        """Write an entry and return its place, or None where it does not fit under the limit.
-
-        Raises:
-            OSError: the disk is full, or fails otherwise.
-        """
-        num_bytes = len(head) + len(payload)
-        if self._refused_bytes is not None and num_bytes >= self._refused_bytes:
-            return None
-        if self._descriptor >= 0 and not os.fstat(self._descriptor).st_nlink:  # the cache was shrunk or cleared
-            self._leave()
-        if self._end + num_bytes > self._reserved and not self._reserve(num_bytes):
-            self._refused_bytes = num_bytes
-            return None
-        if os.pwritev(self._descriptor, [head, payload], self._end) != num_bytes:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        place = (self._number << _OFFSET_BITS) + self._end
-        self._end += num_bytes
-        return place.to_bytes(8, "little")
-
-    def leave(self, number: int) -> None:
-        """Write to segment `number` no more, if that is the one, and try again what did not fit before."""
-        if number == self._number:
-            self._leave()
-        self._refused_bytes = None
-
-    def close(self) -> None:
-        """Give back what was reserved and not used."""
-        if self._descriptor >= 0 and self.pid == os.getpid():
-            os.ftruncate(self._descriptor, self._end)
-        self._leave()
-
-    def _leave(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-        self._descriptor, self._end, self._reserved = -1, 0, 0
-
-    def _reserve(self, num_bytes: int) -> bool:
-        with self._folder.locked():
-            if self._descriptor >= 0 and self._end and self._end + num_bytes > _SEGMENT_BYTES:
-                os.ftruncate(self._descriptor, self._end)
-                self._leave()
-            sizes = self._folder.segments()
-            if self._descriptor < 0 and not self._adopt(sizes, num_bytes):
-                self._number = next(number for number in count(1) if not self._folder.segment_path(number).exists())
-                path = self._folder.segment_path(self._number)
-                self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._end = self._reserved = 0
-            limit = min(self._max_bytes, self._folder.limit_bytes() or self._max_bytes)
-            spare = limit - self._folder.used_bytes()
-            wanted = self._end + num_bytes - self._reserved
-            if wanted > spare:
-                return False
-            reserved = self._reserved + max(wanted, min(self._step_bytes, spare))
-            if wanted > 0:
-                os.ftruncate(self._descriptor, reserved)
-                self._reserved = reserved
-            return True
-
-    def _adopt(self, sizes: dict[int, int], num_bytes: int) -> bool:
-        """Go on with a segment whose writer has ended, behind its last entry."""
-        for number, size in sizes.items():
-            if size >= _SEGMENT_BYTES * 0.9:
-                continue
-            path = self._folder.segment_path(number)
-            try:
-                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            except OSError:  # another user's, or no regular file
-                continue
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                os.close(descriptor)
-                continue
-            self._number, self._descriptor, self._reserved = number, descriptor, size
-            self._end = self._end_of(descriptor, size)
-            if self._end + num_bytes <= _SEGMENT_BYTES:
-                return True
-            self._leave()
-        return False
-
-    def _end_of(self, descriptor: int, size: int) -> int:
-        end = 0
-        while head := read_head(os.pread(descriptor, HEAD_BYTES, end), key=self._folder.key):
-            following = end + HEAD_BYTES + head.payload_bytes
-            if following > size:
-                break
-            end = following
-        return end
+def segment_name(number: int) -> str:
+    """Return the name of segment `number`."""
+    return f"segment-{number:06}"
 
 
 def caches_in(folder: Path) -> list[tuple[CacheFolder, dict[str, Any]]]:
-    """Return the caches below `folder` and what is said about each; what is none is passed over."""
+    """Return the caches below `folder` and what is said about each; what is none, or a link, is passed over."""
     found = []
     for path in sorted(folder.iterdir()):
         try:
-            about = json.loads((path / "about.json").read_text(encoding="utf-8"))
+            about = _about(path)
             if about["format"] == FORMAT:
                 found.append((CacheFolder(path, num_samples=int(about["num_samples"]), key=key_of(about)), about))
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return found
+
+
+def _about(path: Path) -> dict[str, Any]:
+    folder = open_folder(path)
+    try:
+        with os.fdopen(open_file("about.json", os.O_RDONLY, folder=folder), "rb") as file:
+            about: dict[str, Any] = json.loads(file.read(_ABOUT_BYTES))
+            return about
+    finally:
+        os.close(folder)
 
 
 def key_of(about: dict[str, Any]) -> int:

@@ -13,7 +13,8 @@ from xxhash import xxh3_64_intdigest
 
 from mpload.cache.compact import compact
 from mpload.cache.entries import make_entry, split_parts
-from mpload.cache.folder import CacheFolder, SegmentWriter
+from mpload.cache.folder import CacheFolder
+from mpload.cache.writer import SegmentWriter
 from mpload.errors import MploadWarning
 from mpload.units import format_bytes
 
