@@ -1,5 +1,6 @@
 """LMDB: values are read by key in any process, its own library's files are indexed in place, broken ones are errors."""
 
+import json
 import os
 import pickle
 import random
@@ -8,16 +9,22 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
+from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
-from mpload import MPDataset, MPLoader, RawBytes, Topology, build_index, open_index
-from mpload.errors import ArgumentError, MploadWarning, OutsideRootError, StorageError
+from mpload import ErrorPolicy, MPDataset, MPLoader, RawBytes, Topology, build_index, open_index
+from mpload.errors import ArgumentError, MploadError, MploadWarning, OutsideRootError, SampleError, StorageError
 from mpload.storage.lmdb import LmdbStorage
+from mpload.storage.lmdbscan import scan_lmdb
+from mpload.storage.lmdbwriter import ComparingLmdb
 from mpload.storage.ranges import LmdbRange
+from mpload.transport.batches import PoolOptions
 from tests.photos import make_photo_tree
 
 lmdb = pytest.importorskip("lmdb")
@@ -81,6 +88,73 @@ def test_a_database_of_no_images_says_so_and_runs_nothing(tmp_path: Path) -> Non
     make_lmdb(tmp_path / "a", {b"1": pickle.dumps({"x": 1}), b"2": b"text"})
     with pytest.raises(ArgumentError, match=r"no value is an image \(some look pickled, and mpload runs nothing"):
         build_index(tmp_path / "a", tmp_path / "a.txt")
+
+
+def flip_leaf(path: Path, *, page: int) -> None:
+    """Have one of the leaves of a data file say that it is none, over which liblmdb ends its process."""
+    data = bytearray(path.read_bytes())
+    leaves = [start for start in range(2 * 4096, len(data), 4096) if data[start + 10 : start + 12] == b"\x02\0"]
+    data[leaves[page] + 10] = 0
+    path.write_bytes(data)
+
+
+def many_values(num_values: int) -> dict[bytes, bytes]:
+    return {f"{number:06d}.jpg".encode(): image(number % 7) for number in range(num_values)}
+
+
+def test_a_damaged_file_is_an_error_of_the_process_that_indexes_it_and_not_its_end(tmp_path: Path) -> None:
+    path = make_lmdb(tmp_path / "a", many_values(500))
+    flip_leaf(path, page=3)
+    with pytest.raises(StorageError, match=r"a: the process that read it ended by SIGABRT \(.*Assert.*mdb_copy"):
+        build_index(path, tmp_path / "a.txt")
+    assert [file.name for file in tmp_path.iterdir() if file.name != "a-lock"] == ["a"]
+
+
+def test_a_damaged_pack_is_an_error_of_the_process_that_verifies_it(tmp_path: Path) -> None:
+    values = many_values(500)
+    flip_leaf(make_lmdb(tmp_path / "a", values), page=3)
+    with ComparingLmdb(tmp_path / "a") as same, pytest.raises(StorageError, match="ended by SIGABRT"):
+        deque(same.put(key, value) for key, value in values.items())
+
+
+def test_no_mutation_of_a_file_ends_the_process_that_indexes_it(tmp_path: Path) -> None:
+    whole = make_lmdb(tmp_path / "a", many_values(100)).read_bytes()
+    chance = random.Random(5)
+    ends: set[str] = set()
+    for _ in range(12):
+        mutated = bytearray(whole)
+        for _ in range(chance.randrange(1, 5)):
+            mutated[4096 * chance.randrange(len(whole) // 4096) + chance.randrange(40)] ^= 1 << chance.randrange(8)
+        (tmp_path / "mutated").write_bytes(mutated)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", MploadWarning)
+                build_index(tmp_path / "mutated", tmp_path / "a.txt")
+        except MploadError as error:
+            ends.add(type(error).__name__ if "mutated" in str(error) else str(error))
+        else:
+            ends.add("read")
+    assert {"read", "StorageError"} <= ends <= {"read", "StorageError", "ArgumentError"}
+
+
+def test_a_file_without_an_end_is_not_read_for_ever(tmp_path: Path) -> None:
+    path = make_lmdb(tmp_path / "a", many_values(500))
+    data = bytearray(path.read_bytes())
+    entries = (500).to_bytes(8, "little")
+    for at in (found for found in range(len(data)) if data[found : found + 8] == entries):
+        data[at : at + 8] = (499).to_bytes(8, "little")
+    path.write_bytes(data)
+    with pytest.raises(StorageError, match="more keys than it says"):
+        build_index(path, tmp_path / "a.txt")
+
+
+def test_the_process_that_reads_a_file_ends_with_whoever_asked(tmp_path: Path) -> None:
+    path = make_lmdb(tmp_path / "a", many_values(20_000))
+    values = scan_lmdb(str(path), whole=[""])
+    assert next(values) == (b"000000.jpg", image(0))
+    (child,) = psutil.Process().children()
+    values.close()
+    assert not child.is_running()
 
 
 # Reads
@@ -215,6 +289,17 @@ def test_a_truncated_file_is_an_error_and_kills_nobody(root: Path) -> None:
             LmdbStorage(root).read([LmdbRange("cut", key=b"1")])
 
 
+def test_a_truncated_file_is_the_same_error_when_it_is_read_again(root: Path) -> None:
+    (root / "cut").write_bytes((root / "a").read_bytes()[:-4096])
+    storage, errors = LmdbStorage(root), []
+    for _ in range(3):
+        with pytest.raises(StorageError, match="its pages take") as caught:
+            storage.read([LmdbRange("cut", key=b"1")])
+        errors.append(caught.value)  # and with it all that its traceback holds
+    (root / "cut").write_bytes((root / "a").read_bytes())
+    assert storage.read([LmdbRange("cut", key=b"1")]) == [image(1)]
+
+
 def test_flipped_bytes_of_a_head_never_give_another_value(root: Path, tmp_path: Path) -> None:
     # Only of the two pages that say where all others are: LMDB itself has no checksums for these.
     data = (root / "a").read_bytes()
@@ -255,3 +340,30 @@ def test_workers_of_a_loader_read_lmdb(tmp_path: Path) -> None:
     with MPLoader(dataset, num_workers=2) as loader:
         found = [data for batch in loader for data in batch[0]]
     assert found == [path.read_bytes() for path in files]
+
+
+@pytest.mark.parametrize("action", ["raise", "skip"])
+def test_a_file_that_is_cut_while_workers_read_it_is_bad_samples_and_not_the_end_of_training(
+    tmp_path: Path, action: str
+) -> None:
+    path = make_lmdb(tmp_path / "a", many_values(400))
+    made = build_index(path, tmp_path / "a.txt")
+    assert isinstance(made, Path)
+    policy = ErrorPolicy(action=action, report=tmp_path / "bad.jsonl", max_error_fraction=1.0)
+    dataset = MPDataset(made, decode=RawBytes(), batch_size=200, topology=Topology(), on_error=policy)
+    with MPLoader(dataset, num_workers=1, options=PoolOptions(max_restarts=1000)) as loader:
+        assert len(list(loader)) == 2  # the file is mapped now
+        data = path.read_bytes()
+        leaf = data.rfind(b"000399.jpg") // 4096 * 4096
+        os.truncate(path, leaf)
+        if action == "raise":
+            with pytest.raises(SampleError, match=r"000\d{3}\.jpg@a.*(SIGBUS|its pages take)"):
+                list(loader)
+            return
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", MploadWarning)
+            found = [value for batch in loader for value in batch]
+    bad = [json.loads(line) for line in (tmp_path / "bad.jsonl").read_text().splitlines()]
+    assert 0 < len(bad) < 400
+    assert len(found) == 400 - len(bad)
+    assert all(each["paths"][0].endswith("@a") for each in bad)

@@ -6,22 +6,24 @@ have a folder, `cat/007.jpg`, folders are classes, numbered in the order of thei
 """
 
 import os
+import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from itertools import chain
+from contextlib import closing, contextmanager
+from itertools import chain, islice
 from pathlib import Path
 
-from mpload.errors import ArgumentError, StorageError
+from mpload.errors import ArgumentError
 from mpload.index.columns import Cell, ColumnType, LmdbValue, parse_columns
 from mpload.index.grouping import Member, Sample, column_name, found_columns, group_members, label_in, split_name
 from mpload.index.images import looks_like_image
 from mpload.index.rows import LeftOut, Reason, Rows, place_below, rename_columns, shown
-from mpload.storage.lmdb import open_lmdb
+from mpload.storage.lmdbscan import scan_lmdb
 
 __all__ = ["LMDB_MAGIC", "data_file", "open_lmdb_rows"]
 
 LMDB_MAGIC = slice(16, 20)  # of a data file made on this kind of machine
 _MAGIC_BYTES = (b"\xde\xc0\xef\xbe", b"\xbe\xef\xc0\xde")
+_PICKLED = re.compile(rb"\x80[\x02-\x05]")
 _MAX_CLASSES = 1 << 20
 
 
@@ -94,30 +96,22 @@ def open_lmdb_rows(
 
 
 def _members(file: str, path: str, extensions: tuple[str, ...], left_out: LeftOut) -> Iterator[Member]:
-    opened = open_lmdb(file)
-    import lmdb  # noqa: PLC0415  an optional package, there since `open_lmdb`
-
-    try:
-        with opened.environment.begin(buffers=True) as transaction, transaction.cursor() as cursor:
-            for stored_key, value in cursor:
-                raw = bytes(stored_key)
-                name = os.fsdecode(raw)
-                where = f"{shown(file)}: key {shown(name)}"
-                key, extension = split_name(name)
-                if key and f".{extension}".endswith(extensions):
-                    yield Member(name=name, key=key, column=column_name(extension), cell=LmdbValue(path, raw))
+    with closing(scan_lmdb(file, whole=(".cls", ".json"))) as values:
+        for raw, value in values:
+            name = os.fsdecode(raw)
+            key, extension = split_name(name)
+            if key and f".{extension}".endswith(extensions):
+                yield Member(name=name, key=key, column=column_name(extension), cell=LmdbValue(path, raw))
+                continue
+            if key and extension in {"cls", "json"}:
+                label = label_in(f"{shown(file)}: key {shown(name)}", value, extension)
+                if label is not None:
+                    yield Member(name=name, key=key, label=label)
                     continue
-                if key and extension in {"cls", "json"}:
-                    label = label_in(where, bytes(value), extension)
-                    if label is not None:
-                        yield Member(name=name, key=key, label=label)
-                        continue
-                elif looks_like_image(value):
-                    yield Member(name=name, key=name, column="image", cell=LmdbValue(path, raw))
-                    continue
-                left_out.add(Reason.NO_IMAGE, f"{file}: {name}")
-    except lmdb.Error as error:
-        raise StorageError(f"{shown(file)}: is a damaged LMDB: {error}. Write or copy it again (mdb_copy)") from error
+            elif looks_like_image(value):
+                yield Member(name=name, key=name, column="image", cell=LmdbValue(path, raw))
+                continue
+            left_out.add(Reason.NO_IMAGE, f"{file}: {name}")
 
 
 def _classes(samples: Iterator[Sample]) -> tuple[str, ...]:
@@ -137,9 +131,7 @@ def _classes(samples: Iterator[Sample]) -> tuple[str, ...]:
 
 
 def _hint(file: str) -> str:
-    opened = open_lmdb(file)
-    with opened.environment.begin() as transaction, transaction.cursor() as cursor:
-        values = (value for _, value in zip(range(8), cursor.iternext(keys=False), strict=False))
-        if any(value[:1] == b"\x80" and value.endswith(b".") for value in values):
+    with closing(scan_lmdb(file, whole=())) as values:
+        if any(_PICKLED.match(value) for _, value in islice(values, 8)):
             return " (some look pickled, and mpload runs nothing that it reads)"
     return ""

@@ -5,6 +5,7 @@ ranges   ByteRange, and the planner that merges neighbouring runs of bytes into 
 confined  where a path really leads, and that it stays inside the root
 local    LocalStorage: files and shards below a root folder
 lmdb     LmdbStorage: values of LMDB data files
+lmdbscan  scan_lmdb: all of such a file, read by a process of its own
 lmdbwriter  LmdbWriter: makes such a file
 parquet  ParquetStorage: values of Parquet files
 remote   RemoteStorage: objects behind URLs

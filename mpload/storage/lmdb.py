@@ -16,7 +16,7 @@ from mpload.units import format_count
 if TYPE_CHECKING:
     import lmdb
 
-__all__ = ["LmdbFile", "LmdbStorage", "open_lmdb"]
+__all__ = ["COPY_IT", "LmdbFile", "LmdbStorage", "open_lmdb"]
 
 _INSTALL = "pip install 'mpload[lmdb]'"
 
@@ -122,20 +122,20 @@ def open_lmdb(path: str) -> LmdbFile:
         try:
             environment = lmdb.open(path, subdir=False, readonly=True, lock=False, readahead=False, max_spare_txns=16)
         except (lmdb.Error, OSError) as error:
-            raise StorageError(f"{shown(path)}: cannot be opened as LMDB: {shown(str(error))}. {_COPY}") from error
-        found = LmdbFile(path, environment)
+            raise StorageError(f"{shown(path)}: cannot be opened as LMDB: {shown(str(error))}. {COPY_IT}") from error
         # A read behind the end of a mapped file kills the process: see that all pages are there.
         num_bytes = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
         if facts.st_size < num_bytes:
+            environment.close()  # else it would be open for as long as anybody keeps the error
             raise StorageError(
                 f"{shown(path)}: has {format_count(facts.st_size)} bytes, and its pages take "
-                f"{format_count(num_bytes)}. {_COPY}"
+                f"{format_count(num_bytes)}. {COPY_IT}"
             )
-        _open_files[facts.st_dev, facts.st_ino] = found
+        found = _open_files[facts.st_dev, facts.st_ino] = LmdbFile(path, environment)
         return found
 
 
-_COPY = "Is its copy complete? Write or copy it again (mdb_copy)"
+COPY_IT = "Is its copy complete? Write or copy it again (mdb_copy)"
 
 
 class LmdbStorage:
@@ -149,7 +149,8 @@ class LmdbStorage:
 
     Memory: what `read` returns; pages of the files are page cache.
     Process: may be forked, which waits for reads under way, and pickled; files are opened anew in each process. Any
-    thread may read.
+    thread may read. A file that is cut while it is open ends the process that reads it (SIGBUS), for liblmdb maps it: a
+    worker is replaced and its sample a bad one, with `num_workers=0` it is the training process that ends.
     """
 
     max_parallel_reads = 16

@@ -1,11 +1,12 @@
 """Writing an LMDB data file, key after key."""
 
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from mpload.errors import ArgumentError, StorageError
-from mpload.storage.lmdb import open_lmdb
+from mpload.storage.lmdbscan import scan_lmdb
 from mpload.units import MIB
 
 __all__ = ["ComparingLmdb", "LmdbWriter"]
@@ -107,23 +108,18 @@ class ComparingLmdb:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = open_lmdb(str(path))
-        self._transaction: Any = self._file.environment.begin()
-        self._cursor: Any = self._transaction.cursor()
-        self._goes_on: bool = self._cursor.first()
+        self._there = scan_lmdb(str(path), whole=("",))
 
     def put(self, key: bytes, value: bytes) -> None:
         """Compare the value that comes next."""
-        if not self._goes_on or self._cursor.item() != (key, value):
+        if next(self._there, None) != (key, value):
             raise StorageError(f"{self._path}: differs from what the index makes, at key {key!r}")
-        self._goes_on = self._cursor.next()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, _: object, __: TracebackType | None) -> None:
-        surplus = self._cursor.key() if self._goes_on else None
-        self._cursor.close()
-        self._transaction.abort()
-        if kind is None and surplus is not None:
-            raise StorageError(f"{self._path}: goes on where it should end, at key {surplus!r}")
+        with closing(self._there):
+            surplus = next(self._there, None) if kind is None else None
+        if surplus is not None:
+            raise StorageError(f"{self._path}: goes on where it should end, at key {surplus[0]!r}")
