@@ -9,7 +9,11 @@ from mpload.units import MIB, format_bytes, parse_bytes
 __all__ = ["MIN_SLOTS", "WORKER_BYTES", "BudgetPlan", "MemoryBudget"]
 
 WORKER_BYTES = 16 * MIB
-"""What a worker may come to take besides slots: a few MB when it starts, and the images that it decodes."""
+"""What a worker may come to take besides slots: a few MB when it starts, and the images that it decodes.
+
+A crop of a plain JPEG takes some rows. Other images take 6 to 9 bytes a pixel while they are decoded, GIFs 13: those of
+more than one or two megapixels take more than this, as far as the decoder's `Limits.max_pixels` lets them.
+"""
 MIN_SLOTS = 3
 """One that is filled, one that is ready, one that the consumer holds."""
 _AUTO_SHARE = 2

@@ -7,13 +7,22 @@ ignored, alpha is dropped (a TIFF's is blended with black), of 16 bits a channel
 
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 import cv2
 import imagesize  # type: ignore[import-untyped]
 
 from mpload.errors import ArgumentError, DecodeError
-from mpload.jpeg import Backend, ImageBytes, Jpeg, decode_with_opencv, read_header, read_segments, size_in_frame
+from mpload.jpeg import (
+    Backend,
+    ImageBytes,
+    Jpeg,
+    decode_with_opencv,
+    has_more_scans,
+    read_header,
+    read_segments,
+    size_in_frame,
+)
 from mpload.resize import Box, Pixels, View, resize_into
 from mpload.units import GIB
 
@@ -31,6 +40,9 @@ __all__ = [
 ]
 
 MAX_PIXELS: Final = 178_956_970  # where Pillow calls an image a decompression bomb: 0.5 GB of RGB
+MAX_SCANS: Final = 64  # encoders write about ten, each of which goes over the whole picture
+MAX_PIXELS_PER_BYTE: Final = 10_000  # PNG, which packs blank bilevel pictures, comes to 8,258
+_ALWAYS_PLAUSIBLE_PIXELS = 1 << 24
 MAX_BYTES: Final = GIB  # which holds that many pixels stored plainly, 16 bits a channel
 _JPEG_START = b"\xff\xd8\xff"
 _SIGNATURES = (  # of the start of another file, and what may follow it
@@ -50,7 +62,13 @@ class Limits:
 
     Attributes:
         max_bytes: The largest file; where its size is known before it is read, it is not read either.
-        max_pixels: The largest image, by the size its header gives.
+        max_pixels: The largest image, by the size its header gives. While an image other than a JPEG of one scan is
+            decoded, a worker takes 6 to 9 bytes for each of its pixels (13 for a GIF), which no `memory_budget` knows
+            of beforehand: at this default up to 2.3 GB. Lower it where workers have less.
+        max_pixels_per_byte: The most pixels that a byte of a file may stand for, in images of more than 16 million: a
+            file of 35 bytes can say that it is a GIF of 13,000 x 13,000.
+        max_scans: The most scans of a JPEG (progressive ones have several): each takes as long as a plain JPEG, and
+            may be one of some bytes.
         allow_truncated: Take a JPEG that breaks off: the pixels that are there, the rest gray (of a progressive one the
             whole image, blurred). Other formats are refused when they break off.
 
@@ -60,10 +78,12 @@ class Limits:
 
     max_bytes: int = MAX_BYTES
     max_pixels: int = MAX_PIXELS
+    max_pixels_per_byte: int = MAX_PIXELS_PER_BYTE
+    max_scans: int = MAX_SCANS
     allow_truncated: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("max_bytes", "max_pixels"):
+        for name in ("max_bytes", "max_pixels", "max_pixels_per_byte", "max_scans"):
             if getattr(self, name) < 1:
                 raise ArgumentError(f"{name} must be positive, got {getattr(self, name)}")
 
@@ -72,10 +92,16 @@ class Limits:
         if num_bytes > self.max_bytes:
             raise DecodeError(f"{num_bytes:,} bytes exceed max_bytes={self.max_bytes:,}")
 
-    def check_pixels(self, height: int, width: int) -> None:
-        """Raise `DecodeError` where an image of `height` and `width` is too large."""
-        if height * width > self.max_pixels:
-            raise DecodeError(f"{width}x{height} = {height * width:,} pixels exceed max_pixels={self.max_pixels:,}")
+    def check_pixels(self, height: int, width: int, num_bytes: int) -> None:
+        """Raise `DecodeError` where an image of `height` and `width` is too large, or too large for its file."""
+        num_pixels = height * width
+        if num_pixels > self.max_pixels:
+            raise DecodeError(f"{width}x{height} = {num_pixels:,} pixels exceed max_pixels={self.max_pixels:,}")
+        if num_pixels > max(_ALWAYS_PLAUSIBLE_PIXELS, num_bytes * self.max_pixels_per_byte):
+            raise DecodeError(
+                f"{width}x{height} = {num_pixels:,} pixels in {num_bytes:,} bytes exceed "
+                f"max_pixels_per_byte={self.max_pixels_per_byte:,}"
+            )
 
 
 DEFAULT_LIMITS: Final = Limits()
@@ -139,7 +165,7 @@ def open_image(
     if data[:3] == _JPEG_START:
         return _open_jpeg(data, upright=upright, limits=limits, backend=backend)
     kind = _kind_of(data)
-    width, height = imagesize.get(BytesIO(data), exif_rotation=False)
+    width, height = _tiff_size(data) if kind == "TIFF" else imagesize.get(BytesIO(data), exif_rotation=False)
     _check_size(kind, height, width, data, limits)
     if kind == "PNG":
         _check_png_chunks(data)
@@ -147,7 +173,7 @@ def open_image(
     pixels = decode_with_opencv(data, flags)
     if pixels is None:
         raise DecodeError(f"{kind} is damaged, truncated, or of a kind that OpenCV {cv2.__version__} cannot decode")
-    limits.check_pixels(*pixels.shape[:2])
+    limits.check_pixels(*pixels.shape[:2], len(data))
     return _Decoded(pixels)
 
 
@@ -160,6 +186,8 @@ def _open_jpeg(data: ImageBytes, *, upright: bool, limits: Limits, backend: Back
     else:
         width, height = imagesize.get(BytesIO(data), exif_rotation=False)
     _check_size("JPEG", height, width, data, limits)
+    if not frame and has_more_scans(data, limits.max_scans):  # else it has one
+        raise DecodeError(f"the JPEG has more than max_scans={limits.max_scans} scans")
     return Jpeg(
         data=data,
         stored_height=height,
@@ -174,7 +202,7 @@ def _open_jpeg(data: ImageBytes, *, upright: bool, limits: Limits, backend: Back
 def _check_size(kind: str, height: int, width: int, data: ImageBytes, limits: Limits) -> None:
     if height <= 0 or width <= 0:
         raise DecodeError(f"{kind} header is damaged or cut off: it gives no size ({len(data):,} bytes in all)")
-    limits.check_pixels(height, width)
+    limits.check_pixels(height, width, len(data))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +236,22 @@ def _kind_of(data: ImageBytes) -> str:
             return kind
     what = f"starts with {start!r}" if start else "0 bytes"
     raise DecodeError(f"not an image: {what}. JPEG, PNG, WebP, BMP, TIFF and GIF are decoded")
+
+
+def _tiff_size(data: ImageBytes) -> tuple[int, int]:
+    """Return width and height of the first image, by the tags that libtiff takes: of several alike the first."""
+    order: Literal["little", "big"] = "little" if bytes(data[:2]) == b"II" else "big"
+
+    def number(start: int, num_bytes: int) -> int:
+        return int.from_bytes(data[start : start + num_bytes], order)
+
+    directory = number(4, 4)
+    found = {256: 0, 257: 0}
+    for entry in range(directory + 2, directory + 2 + 12 * number(directory, 2), 12):
+        tag, num_bytes = number(entry, 2), {1: 1, 3: 2, 4: 4}.get(number(entry + 2, 2), 0)
+        if found.get(tag) == 0:
+            found[tag] = number(entry + 8, num_bytes)
+    return found[256], found[257]
 
 
 def _check_png_chunks(data: ImageBytes) -> None:

@@ -5,6 +5,7 @@ that libjpeg warns of) goes the other way, so that errors and odd files are the 
 below the last one that a view needs is not seen; a file that breaks off there is.
 """
 
+import re
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final, Literal, Protocol, cast
@@ -24,6 +25,7 @@ __all__ = [
     "backend",
     "check_backend",
     "decode_with_opencv",
+    "has_more_scans",
     "read_header",
     "read_segments",
     "size_in_frame",
@@ -44,6 +46,9 @@ _DAMAGE = (
     "instead of RST",
 )
 
+
+_SCAN, _END = b"\xff\xda", b"\xff\xd9"
+_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]", re.DOTALL)  # of a segment with a length, or the end
 
 _NOT_NEEDED = "extraneous bytes before marker 0xd9"
 _MARGIN_ROWS = 4  # upsampling looks at the rows below
@@ -241,7 +246,9 @@ def decode_with_opencv(data: ImageBytes, flags: int) -> Pixels | None:
         pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
     except cv2.error:
         return None
-    return None if pixels is None else cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)  # type: ignore[return-value]
+    if pixels is None:
+        return None
+    return cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB, dst=pixels)  # type: ignore[return-value]  # no second image
 
 
 def _rgb_from_cmyk(inverted: Pixels) -> Pixels:
@@ -286,6 +293,22 @@ def read_segments(data: ImageBytes) -> tuple[int, int]:
             orientation = _tiff_orientation(bytes(data[position + 10 : position + 2 + length]))
         position += 2 + length
     return orientation or 1, 0
+
+
+def has_more_scans(data: ImageBytes, num_scans: int) -> bool:
+    """Whether a JPEG has more than `num_scans` scans, before the marker that ends it."""
+    values = np.frombuffer(data, np.uint8)
+    markers = values[np.flatnonzero(values[:-1] == _SCAN[0]) + 1]
+    if np.count_nonzero(markers == _SCAN[1]) <= num_scans:  # some of these may stand in a thumbnail, or behind the end
+        return False
+    data = bytes(data)
+    position = 2
+    while (found := _MARKER.search(data, position)) is not None and found[0] != _END:
+        num_scans -= found[0] == _SCAN
+        if num_scans < 0:
+            return True
+        position = found.start() + 2 + int.from_bytes(data[found.start() + 2 : found.start() + 4], "big")
+    return False
 
 
 def size_in_frame(data: ImageBytes, frame: int) -> tuple[int, int]:
