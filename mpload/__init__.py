@@ -72,6 +72,9 @@ _MODULES = {
     "verify_pack": "mpload.packing",
 }
 
+_SUBMODULES = ("decode",)
+"""Those whose functions are called by their full name: `mpload.decode.backend()`."""
+
 __all__ = [
     "BlockShuffle",
     "DevicePrefetcher",
@@ -112,6 +115,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return import_module(f"mpload.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module 'mpload' has no attribute {name!r}")
     return getattr(import_module(_MODULES[name]), name)

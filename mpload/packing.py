@@ -17,7 +17,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
-from multiprocessing import get_context
+from multiprocessing import current_process, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import BinaryIO
@@ -45,6 +45,10 @@ _VERSION = 1
 _INDEX, _MANIFEST, _LOCK = "index.txt", "pack.json", ".lock"
 _PROBED_SAMPLES = 256  # to tell how large samples are once they are packed
 _BLOCK_BYTES = tarfile.BLOCKSIZE
+_GUARD = (
+    "workers cannot start: each of them imports the script that called this, and ended over it. Put what the script "
+    'does under `if __name__ == "__main__":`, or give num_workers=1'
+)
 
 
 def pack_index(
@@ -63,18 +67,18 @@ def pack_index(
         index: what to pack; labels and other cells come along.
         out: a folder, made where it is missing.
         options: what the shards hold.
-        num_workers: processes; the bytes written do not depend on it.
+        num_workers: processes; the bytes written do not depend on it. Several import the script that calls this, which
+            must do so under `if __name__ == "__main__":`.
         progress: told the number of samples packed so far.
 
     Memory: constant: one sample for each worker.
 
     Raises:
-        ArgumentError: `out` holds something else, or another pack.
+        ArgumentError: `out` holds something else, or another pack; workers cannot start.
         SampleError: a sample cannot be read or decoded. Shards that are finished are kept.
         StorageError: a shard cannot be written, or a worker was killed. Shards that are finished are kept.
     """
-    if num_workers < 1:
-        raise ArgumentError(f"num_workers must be at least 1, got {num_workers}")
+    _check_workers(num_workers)
     folder = Path(out).absolute()
     packer = _prepare(index, folder, options or PackOptions())
     with _locked(folder):
@@ -103,6 +107,7 @@ def verify_pack(
         ArgumentError: `out` holds no such pack.
         StorageError: a shard is not, byte for byte, what the index makes; which one and where.
     """
+    _check_workers(num_workers)
     folder = Path(out).absolute()
     if not (folder / _INDEX).exists():
         raise ArgumentError(f"{folder}: holds no finished pack. Pack it first: mpload pack INDEX -o {folder}")
@@ -300,6 +305,13 @@ def _padded(num_bytes: int) -> int:
     return num_bytes + -num_bytes % _BLOCK_BYTES
 
 
+def _check_workers(num_workers: int) -> None:
+    if num_workers < 1:
+        raise ArgumentError(f"num_workers must be at least 1, got {num_workers}")
+    if num_workers > 1 and getattr(current_process(), "_inheriting", False):  # a worker is importing the script
+        raise ArgumentError(_GUARD)
+
+
 def _each(work: Callable[[int], int], shards: Sequence[int] | range, num_workers: int) -> Iterator[int]:
     """Do the shards, at most twice as many at once as there are workers; yield those that are done."""
     if num_workers == 1:
@@ -307,7 +319,8 @@ def _each(work: Callable[[int], int], shards: Sequence[int] | range, num_workers
         return
     context = get_context("spawn")
     end, ours = context.Pipe(duplex=False)  # closed when workers are to end, also where this process is killed
-    with ProcessPoolExecutor(num_workers, context, initializer=_await_end, initargs=(end,)) as pool:
+    begun, begins = context.Pipe(duplex=False)  # readable as soon as a worker has started
+    with ProcessPoolExecutor(num_workers, context, initializer=_begin, initargs=(end, begins)) as pool:
         todo = iter(shards)
         try:
             with _ignoring_interrupts():
@@ -318,6 +331,8 @@ def _each(work: Callable[[int], int], shards: Sequence[int] | range, num_workers
                     yield future.result()
                     running |= {pool.submit(work, shard) for shard in [next(todo, None)] if shard is not None}
         except BrokenProcessPool as error:
+            if not begun.poll():
+                raise ArgumentError(_GUARD) from error
             raise StorageError(
                 "a worker was killed, for lack of memory perhaps. Run the same command again: finished shards are kept"
             ) from error
@@ -339,8 +354,9 @@ def _ignoring_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _await_end(end: Connection) -> None:
-    """End this worker as soon as the other side of `end` is closed, whatever it does."""
+def _begin(end: Connection, begins: Connection) -> None:
+    """Tell that this worker has started, and end it as soon as the other side of `end` is closed."""
+    begins.send_bytes(b"begun")
 
     def watch() -> None:
         end.poll(None)

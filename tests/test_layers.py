@@ -1,6 +1,7 @@
 """Imports point down, torch stays in its layer, and the public surface is what it was."""
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -158,6 +159,17 @@ def test_what_runs_without_torch_starts_without_torch(module: str) -> None:
 @pytest.mark.parametrize("module", ["pipeline", "index.index", "order", "sharding"])
 def test_what_workers_need_starts_without_pyarrow(module: str) -> None:
     assert "pyarrow" not in loaded_by(f"import mpload.{module}")
+
+
+def test_every_name_that_the_readme_uses_is_there_in_a_fresh_interpreter() -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    names = sorted(set(re.findall(r"\bmpload(?:\.[A-Za-z_]\w*)+(?=\()", readme)))
+    assert "mpload.decode.backend" in names
+    for name in names:
+        if name.count(".") == 1:
+            assert hasattr(mpload, name.removeprefix("mpload."))
+        else:  # the longer ones depend on what was imported before
+            subprocess.run([sys.executable, "-c", f"import mpload; {name}"], check=True, timeout=60)
 
 
 def test_the_public_surface_is_what_it_was() -> None:

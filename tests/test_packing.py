@@ -162,6 +162,30 @@ def test_workers_end_at_once_with_a_pack_that_a_signal_ends(index: Path, tmp_pat
     assert not any(out.glob("shard-*.tar"))
 
 
+UNGUARDED = """
+import sys
+import mpload
+try:
+    mpload.pack_index(sys.argv[1], sys.argv[2], num_workers=2)
+except mpload.MploadError as error:
+    print(f"{type(error).__name__}: {error}")
+"""
+
+
+def test_a_script_without_a_guard_is_told_of_it(index: Path, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(UNGUARDED)
+    command = [sys.executable, tmp_path / "script.py", index, tmp_path / "pack"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    told = ran.stdout.splitlines()
+    assert len(told) >= 1
+    assert all(line.startswith("ArgumentError: workers cannot start") for line in told)
+    assert all('if __name__ == "__main__":' in line for line in told)
+    guarded = "if __name__ == '__main__':\n" + "".join(f"    {line}\n" for line in UNGUARDED.splitlines())
+    (tmp_path / "script.py").write_text(guarded)
+    assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout == ""
+    assert open_index(tmp_path / "pack" / "index.txt")
+
+
 LMDB = PackOptions(shard_bytes=40 * KIB, format=ShardFormat.LMDB)
 
 

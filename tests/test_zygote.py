@@ -198,7 +198,7 @@ def test_threads_that_imports_start_are_told_once(tmp_path: Path, monkeypatch: p
     import starts_a_thread  # type: ignore[import-not-found]
 
     with WorkerPool(Numbers(starts_a_thread.sample), LAYOUT, num_slots=3, num_workers=2) as pool:
-        with pytest.warns(MploadWarning, match=r'1 thread\(s\).*start="fresh"') as told:
+        with pytest.warns(MploadWarning, match=r"1 thread\(s\).*PoolOptions\(starts_fresh=True\)") as told:
             assert len(list(pool.stream(tasks(20)))) == 20
         assert len(told) == 1
         os.kill(pid_of(pool, "mpload-worker-0"), signal.SIGKILL)
