@@ -173,7 +173,7 @@ def open_image(
     pixels = decode_with_opencv(data, flags)
     if pixels is None:
         raise DecodeError(f"{kind} is damaged, truncated, or of a kind that OpenCV {cv2.__version__} cannot decode")
-    limits.check_pixels(*pixels.shape[:2], len(data))
+    limits.check_pixels(pixels.shape[0], pixels.shape[1], len(data))
     return _Decoded(pixels)
 
 

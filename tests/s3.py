@@ -1,8 +1,11 @@
 """A real S3 endpoint on loopback, in a process of its own, with a bucket `photos`."""
 
+import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,16 +21,21 @@ SECRETS = {"AWS_ACCESS_KEY_ID": "AKIATHISISASECRET", "AWS_SECRET_ACCESS_KEY": "t
 class S3:
     """Puts objects into the bucket."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, log: Path) -> None:
         import boto3
 
         self.endpoint = endpoint
+        self._log = log
         self._client = boto3.client("s3", endpoint_url=endpoint)
         self._client.create_bucket(Bucket="photos")
 
     def put(self, objects: Mapping[str, bytes]) -> None:
         for key, data in objects.items():
             self._client.put_object(Bucket="photos", Key=key, Body=data)
+
+    def num_lists(self) -> int:
+        """Return how many pages of lists were asked for so far."""
+        return self._log.read_text().count("list-type=2")
 
     def put_folder(self, folder: Path, prefix: str) -> None:
         for path in sorted(folder.rglob("*")):
@@ -36,8 +44,12 @@ class S3:
 
 
 @contextmanager
-def s3_server() -> Iterator[S3]:
-    """Start a server; until the end the environment says where it is, and how to sign requests."""
+def s3_server(*, page_objects: int = 1000) -> Iterator[S3]:
+    """Start a server; until the end the environment says where it is, and how to sign requests.
+
+    Args:
+        page_objects: how many objects a page of a list holds.
+    """
     pytest.importorskip("obstore")
     pytest.importorskip("moto")
     pytest.importorskip("flask_cors")
@@ -45,9 +57,14 @@ def s3_server() -> Iterator[S3]:
         port = found.getsockname()[1]
     endpoint = f"http://127.0.0.1:{port}"
     settings = {**SECRETS, "AWS_ENDPOINT_URL": endpoint, "AWS_REGION": "us-east-1", "AWS_DEFAULT_REGION": "us-east-1"}
-    server = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    log = Path(tempfile.mkdtemp()) / "requests"
+    with log.open("wb") as file:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-p", str(port)],
+            stdout=subprocess.DEVNULL,
+            stderr=file,
+            env={**os.environ, "MOTO_S3_DEFAULT_MAX_KEYS": str(page_objects)},
+        )
     patch = pytest.MonkeyPatch()
     try:
         for name, value in settings.items():
@@ -62,8 +79,9 @@ def s3_server() -> Iterator[S3]:
                 if server.poll() is not None or time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)
-        yield S3(endpoint)
+        yield S3(endpoint, log)
     finally:
         patch.undo()
         server.terminate()
         server.wait(10)
+        shutil.rmtree(log.parent)

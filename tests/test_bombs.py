@@ -4,6 +4,7 @@ import struct
 import subprocess
 import sys
 import zlib
+from typing import Any
 
 import cv2
 import numpy as np
@@ -142,4 +143,4 @@ def test_bytes_of_any_kind_are_counted() -> None:
 @pytest.mark.parametrize("name", ["max_scans", "max_pixels_per_byte"])
 def test_a_limit_is_positive(name: str) -> None:
     with pytest.raises(ArgumentError, match=f"{name} must be positive"):
-        Limits(**{name: 0})
+        Limits(**dict[str, Any]({name: 0}))

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import warnings
-from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -110,11 +109,16 @@ def test_a_damaged_file_is_an_error_of_the_process_that_indexes_it_and_not_its_e
     assert [file.name for file in tmp_path.iterdir() if file.name != "a-lock"] == ["a"]
 
 
+def put_all(same: ComparingLmdb, values: Mapping[bytes, bytes]) -> None:
+    for key, value in values.items():
+        same.put(key, value)
+
+
 def test_a_damaged_pack_is_an_error_of_the_process_that_verifies_it(tmp_path: Path) -> None:
     values = many_values(500)
     flip_leaf(make_lmdb(tmp_path / "a", values), page=3)
     with ComparingLmdb(tmp_path / "a") as same, pytest.raises(StorageError, match="ended by SIGABRT"):
-        deque(same.put(key, value) for key, value in values.items())
+        put_all(same, values)
 
 
 def test_no_mutation_of_a_file_ends_the_process_that_indexes_it(tmp_path: Path) -> None:

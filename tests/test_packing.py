@@ -174,7 +174,7 @@ except mpload.MploadError as error:
 
 def test_a_script_without_a_guard_is_told_of_it(index: Path, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(UNGUARDED)
-    command = [sys.executable, tmp_path / "script.py", index, tmp_path / "pack"]
+    command = [sys.executable, *map(str, (tmp_path / "script.py", index, tmp_path / "pack"))]
     ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     told = ran.stdout.splitlines()
     assert len(told) >= 1

@@ -26,6 +26,7 @@ __all__ = ["IMAGE_EXTENSIONS", "FolderOptions", "open_folder"]
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """Those of torchvision."""
 
+_Class = tuple[str, Iterator[str]]
 _MAX_CLASS_NAMES_BYTES = 15 << 20  # a directive of an index holds 16 MiB
 
 
@@ -79,8 +80,9 @@ def open_folder(
     types = None if columns is None else [column.type for column in parse_columns(columns)]
     unlabelled = types is not None and ColumnType.INT not in types and ColumnType.SPAN not in types
     with ExitStack() as stack:
-        keys = walk.images("") if unlabelled else walk.top()
-        loose = stack.enter_context(sorted_strings(keys, folder=scratch))
+        found = walk.images("") if unlabelled else walk.top()
+        keys = stack.enter_context(sorted_strings(found, folder=scratch))
+        loose = keys if unlabelled else itertools.islice(keys, walk.num_loose)
         first_loose = next(loose, None)
         if walk.shards:
             _refuse_images_beside_shards(walk, first_loose)
@@ -88,12 +90,12 @@ def open_folder(
             tars = open_tars(shards, extensions=options.extensions, columns=columns, root=root or folder)
             yield stack.enter_context(tars)
             return
-        beside_classes = walk.left_out.take(Reason.EXTENSION)  # of no interest where there are class folders
+        beside_classes = walk.beside.take(Reason.EXTENSION)  # of no interest where there are class folders
         classes = sorted(walk.classes)
-        labelled = _labelled(walk, classes, scratch, prefix)
+        labelled = _labelled(walk, classes, walk.in_classes(keys, loose, scratch), prefix)
         if (first := next(labelled, None)) is not None:
             if first_loose is not None:
-                walk.left_out.add(Reason.BESIDE_CLASSES, _path(first_loose), 1 + sum(1 for _ in loose))
+                walk.left_out.add(Reason.BESIDE_CLASSES, _path(first_loose), walk.num_loose)
             if len("\t".join(classes).encode("utf-8", "surrogateescape")) > _MAX_CLASS_NAMES_BYTES:
                 raise ArgumentError(
                     f"{folder}: the names of its {len(classes)} class folders are too long for an index. "
@@ -123,15 +125,16 @@ def open_folder(
             )
 
 
-def _labelled(walk: "_Walk | RemoteWalk", classes: list[str], scratch: Path, prefix: str) -> Iterator[tuple[Cell, ...]]:
-    empty = []
-    for number, name in enumerate(classes):
-        with sorted_strings(walk.images(name), folder=scratch) as keys:
-            key = None
-            for key in keys:
-                yield prefix + _path(key), number
-            if key is None:
-                empty.append(name)
+def _labelled(
+    walk: "_Walk | RemoteWalk", classes: list[str], in_classes: Iterator[_Class], prefix: str
+) -> Iterator[tuple[Cell, ...]]:
+    numbers = {name: number for number, name in enumerate(classes)}
+    seen = set()
+    for name, keys in in_classes:
+        for key in keys:
+            yield prefix + _path(key), numbers[name]
+            seen.add(name)
+    empty = [name for name in classes if name not in seen]
     if empty and len(empty) < len(classes):
         names = ", ".join(map(shown, empty[:5])) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
         raise ArgumentError(
@@ -151,7 +154,8 @@ def _refuse_images_beside_shards(walk: "_Walk | RemoteWalk", image: str | None) 
 
 
 def _path(key: str) -> str:
-    directory, _, name = key.rpartition("\0")
+    above, _, name = key.rpartition("\0")
+    directory = above.rpartition("\0")[2]  # behind the class, in keys that have it
     return f"{directory}/{name}" if directory else name
 
 
@@ -171,8 +175,11 @@ class _Walk:
     folder: str
     options: FolderOptions
     left_out: LeftOut = field(default_factory=LeftOut)
+    beside: LeftOut = field(default_factory=LeftOut)
+    """What lies beside the class folders."""
     classes: list[str] = field(default_factory=list)
     shards: list[str] = field(default_factory=list)
+    num_loose: int = 0
 
     def top(self) -> Iterator[str]:
         """Yield the images that lie in the folder itself, and note what folders and shards do."""
@@ -184,7 +191,14 @@ class _Walk:
                     case _Kind.SHARD:
                         self.shards.append(entry.name)
                     case _Kind.IMAGE:
+                        self.num_loose += 1
                         yield f"\0{entry.name}"
+
+    def in_classes(self, _keys: Iterator[str], _loose: Iterator[str], scratch: Path) -> Iterator[_Class]:
+        """Yield each class and its images, in order."""
+        for name in sorted(self.classes):
+            with sorted_strings(self.images(name), folder=scratch) as keys:
+                yield name, keys
 
     def images(self, start: str) -> Iterator[str]:
         """Yield all images below the folder `start`."""
@@ -232,7 +246,7 @@ class _Walk:
             refuse_compressed_name(f"{self.folder}/{entry.name}")
         is_shard = shards and ending.endswith(".tar")
         if not is_image and not is_shard:
-            self.left_out.add(Reason.EXTENSION, example)
+            (self.beside if shards else self.left_out).add(Reason.EXTENSION, example)
             return None
         if not entry.is_file(follow_symlinks=follow):
             self.left_out.add(Reason.NO_FILE, example)

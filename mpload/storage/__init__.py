@@ -9,6 +9,7 @@ lmdbscan  scan_lmdb: all of such a file, read by a process of its own
 lmdbwriter  LmdbWriter: makes such a file
 parquet  ParquetStorage: values of Parquet files
 remote   RemoteStorage: objects behind URLs
+listing  list_in_parts: keys that a provider lists page after page, asked for at several places at once
 opening  open_storage: which of them an index is read from
 ahead    ReadAhead: samples read before they are asked for, by threads, where a storage is slow to answer
 ```

@@ -11,9 +11,9 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 from mpload.errors import ArgumentError, MploadError, StorageError
 from mpload.storage.confined import shown
@@ -28,7 +28,7 @@ _END, _FAILED, _REFUSED = 0xFFFF_FFFF, 0xFFFF_FFFE, 0xFFFF_FFFD  # in place of a
 _BUFFER_BYTES = 1 << 16
 
 
-def scan_lmdb(path: str, *, whole: Sequence[str]) -> Iterator[tuple[bytes, bytes]]:
+def scan_lmdb(path: str, *, whole: Sequence[str]) -> Generator[tuple[bytes, bytes]]:
     """Yield each key and its value, or the value's first 16 bytes where the key has none of the endings `whole`.
 
     Args:
@@ -70,7 +70,7 @@ def scan_lmdb(path: str, *, whole: Sequence[str]) -> Iterator[tuple[bytes, bytes
             child.stdout.close()
 
 
-def _received(stream: BinaryIO) -> Iterator[tuple[bytes, bytes]]:
+def _received(stream: IO[bytes]) -> Iterator[tuple[bytes, bytes]]:
     while True:
         key_bytes, value_bytes = _LENGTHS.unpack(_exactly(stream, _LENGTHS.size))
         if key_bytes == _END:
@@ -81,7 +81,7 @@ def _received(stream: BinaryIO) -> Iterator[tuple[bytes, bytes]]:
         yield _exactly(stream, key_bytes), _exactly(stream, value_bytes)
 
 
-def _exactly(stream: BinaryIO, num_bytes: int) -> bytes:
+def _exactly(stream: IO[bytes], num_bytes: int) -> bytes:
     data = stream.read(num_bytes)
     if len(data) < num_bytes:
         raise EOFError
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str]) -> None:
             out.write(_LENGTHS.pack(_REFUSED if isinstance(error, ArgumentError) else _FAILED, len(text)) + text)
 
 
-def _send(out: BinaryIO, path: str, whole: tuple[bytes, ...]) -> None:
+def _send(out: IO[bytes], path: str, whole: tuple[bytes, ...]) -> None:
     opened = open_lmdb(path)
     import lmdb  # noqa: PLC0415  an optional package, there since `open_lmdb`
 

@@ -14,10 +14,12 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from mpload.errors import ArgumentError, OutsideRootError, StorageError
+from mpload.storage.listing import Object, is_plain, list_in_parts
 from mpload.storage.ranges import ByteRange
 from mpload.units import format_count
 
@@ -29,6 +31,8 @@ __all__ = ["RemoteStorage", "check_url", "is_url", "list_objects"]
 _SCHEMES = ("s3", "gs", "az", "http", "https")
 _BODY_ATTEMPTS = 4
 _FIRST_WAIT_SECONDS = 0.2
+_PARALLEL_LISTS = 16
+_PAGE_OBJECTS = 1000  # what providers send at once
 _STATUS = re.compile(r"status code: (\d{3}[ \w-]{0,30})")
 _CAUSES = ("timed out", "timeout", "connection refused", "dns error", "connection closed", "error trying to connect")
 
@@ -197,9 +201,12 @@ def check_url(url: str) -> None:
 
 
 def list_objects(url: str) -> Iterator[tuple[str, int]]:
-    """Yield path, relative to `url`, and bytes of all objects below `url`, as the provider lists them.
+    """Yield path, relative to `url`, and bytes of all objects below `url`, in no order.
 
-    Memory: a page of the list.
+    A bucket of S3, whose list can begin behind any key, is listed at several places at once; others from the first key
+    to the last.
+
+    Memory: some pages of the list.
 
     Raises:
         ArgumentError: the URL cannot be listed, or obstore is not installed.
@@ -212,13 +219,22 @@ def list_objects(url: str) -> Iterator[tuple[str, int]]:
         )
     bucket, prefix = _split(f"{url.rstrip('/')}/")
     store = _open_bucket(bucket, url, timeout_seconds=60.0, retry_seconds=300.0, max_retries=10)
+    library = _obstore(url)
+
+    def pages_after(last: str) -> Iterator[list[Object]]:
+        offset = prefix + last if last else None
+        for page in library.list(store, prefix=prefix or None, offset=offset, chunk_size=_PAGE_OBJECTS):
+            yield [(each["path"][len(prefix) :], each["size"]) for each in page if each["path"].startswith(prefix)]
+
+    is_sorted = bucket.startswith("s3:") and not bucket.endswith("--x-s3")  # directory buckets have no order
     failure = None
     try:
-        for page in _obstore(url).list(store, prefix=prefix or None, chunk_size=1000):
-            for found in page:
-                path = found["path"]
-                if path.startswith(prefix):
-                    yield path[len(prefix) :], found["size"]
+        if is_sorted and is_plain(prefix):
+            yield from list_in_parts(pages_after, num_threads=_PARALLEL_LISTS)
+        else:
+            yield from chain.from_iterable(pages_after(""))
+    except StorageError as error:
+        failure = StorageError(f"{_shown(url)}: {error}")
     except Exception as error:  # noqa: BLE001  as above
         failure = _failure(url, error)
     if failure is not None:
