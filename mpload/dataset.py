@@ -22,7 +22,6 @@ from mpload.progress import Epoch, SharedProgress
 from mpload.sharding import Plan, State, Tail, Topology
 from mpload.storage.local import PageCache
 from mpload.tensors import as_named_tensors, as_tensors
-from mpload.topology import detect_topology
 
 __all__ = ["MPDataset"]
 
@@ -95,7 +94,6 @@ class MPDataset(IterableDataset[Any]):
         self.tail = Tail(tail)
         self.as_dict = as_dict
         self.shuffle: OrderChoice = (Shuffle() if shuffle else Sequential()) if isinstance(shuffle, bool) else shuffle
-        self._topology = topology
         self.pipeline = Pipeline(
             index=self.index,
             decode=ImageDecoder() if decode is None else decode,
@@ -109,15 +107,13 @@ class MPDataset(IterableDataset[Any]):
             self.cache = cache.open(self.index, read=self.pipeline.read, sources_are_files=storage is None)
         self.pipeline.cache = self.cache
         self.order_of(Epoch(seed=seed, number=0))  # checks the seed
-        self.progress = SharedProgress(seed=seed)
+        self.progress = SharedProgress(seed=seed, topology=topology)
         self._cursor: _Cursor | None = None
 
     @property
     def topology(self) -> Topology:
-        """Rank and world size, detected at the first use where none was given."""
-        if self._topology is None:
-            self._topology = detect_topology()
-        return self._topology
+        """Rank and world size: those that were given, or those that are seen now."""
+        return self.progress.topology
 
     @property
     def epoch(self) -> int:
@@ -135,8 +131,11 @@ class MPDataset(IterableDataset[Any]):
         return as_tensors(columns)
 
     def __len__(self) -> int:
-        """Return the number of batches, or samples, of this rank that the next iteration yields over all workers."""
-        plan = self.plan()
+        """Return the number of batches, or samples, of this rank in a whole epoch, also where the next one is resumed.
+
+        Frameworks count the batches of a resumed epoch from its beginning.
+        """
+        plan = self.plan_of(self.progress.next.whole)
         # One by one, a ragged last sample may be another rank's.
         return plan.num_samples_of_rank if self.batch_size is None and self.tail is Tail.RAGGED else plan.num_batches
 
@@ -227,13 +226,12 @@ class MPDataset(IterableDataset[Any]):
         return Plan(
             num_samples=len(self.index),
             batch_size=self.batch_size or 1,
-            topology=self.topology,
+            topology=epoch.topology or self.topology,
             tail=self.tail,
             start=epoch.position,
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        _ = self.topology  # a worker process may not see what this one sees
         return {**self.__dict__, "_cursor": None}
 
 
@@ -322,6 +320,6 @@ class _EpochIterator(Iterator[Any]):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where this worker of as many workers stood."""
         epoch = self._dataset.epoch_of(state_dict["start"])
-        self._dataset.progress.enter(epoch, worker=self._worker, num_workers=self._num_workers)
+        epoch = self._dataset.progress.enter(epoch, worker=self._worker, num_workers=self._num_workers)
         self._cursor.epoch, self._cursor.next_batch = epoch, state_dict["next_batch"]
         self._begin()

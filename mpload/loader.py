@@ -120,8 +120,11 @@ class MPLoader:
         self.close()
 
     def __len__(self) -> int:
-        """Return the number of batches that the next iteration yields."""
-        return self._source.plan_of(self._source.progress.next).num_batches
+        """Return the number of batches of this rank in a whole epoch, also where the next one is resumed.
+
+        Frameworks count the batches of a resumed epoch from its beginning.
+        """
+        return self._source.plan_of(self._source.progress.next.whole).num_batches
 
     def __iter__(self) -> Iterator[Any]:
         return self.iterate_on_host() if self._prefetcher is None else iter(self._prefetcher)
@@ -272,7 +275,13 @@ class MPLoader:
         num_tasks = plan.num_batches - (plan.num_batches > 0 and not plan.size(plan.num_batches - 1))
         self._stream = pool.stream(
             BatchTask(
-                numbers=BatchNumber(seed=epoch.seed, epoch=epoch.number, start=epoch.position, batch=batch).numbers,
+                numbers=BatchNumber(
+                    seed=epoch.seed,
+                    epoch=epoch.number,
+                    start=epoch.position,
+                    batch=batch,
+                    topology=plan.topology,
+                ).numbers,
                 num_samples=plan.size(batch),
             )
             for batch in range(num_tasks)

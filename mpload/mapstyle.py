@@ -34,11 +34,11 @@ class MapSource:
         order: OrderChoice,
         seed: int,
         tail: Tail,
-        topology: Topology,
+        topology: Topology | None,
     ) -> None:
         self.batch_size = batch_size
         self.num_samples = len(dataset)
-        self.progress = SharedProgress(seed=seed)
+        self.progress = SharedProgress(seed=seed, topology=topology)
         self.cache_in_memory = None
         self.reads_ahead = False
         self._order = order
@@ -48,7 +48,6 @@ class MapSource:
             num_samples=self.num_samples,
             order=order,
             batch_size=batch_size,
-            topology=topology,
             tail=tail,
         )
         self.order_of(Epoch(seed=seed, number=0))  # checks the seed
@@ -69,7 +68,7 @@ class MapSource:
         return Plan(
             num_samples=self.num_samples,
             batch_size=self.batch_size,
-            topology=self._work.topology,
+            topology=epoch.topology or self.progress.topology,
             tail=self._work.tail,
             start=epoch.position,
         )

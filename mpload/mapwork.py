@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mpload.augment import SampleRng
 from mpload.errors import ArgumentError, SampleError
 from mpload.order import OrderChoice
-from mpload.sharding import Plan, Tail, Topology
+from mpload.sharding import Plan, Tail
 from mpload.transport.batches import BatchTask
 from mpload.transport.pool import WorkerPool
 from mpload.transport.slots import Field, RaggedField, SlotLayout
@@ -176,7 +176,6 @@ class MapWork:
     num_samples: int
     order: OrderChoice
     batch_size: int
-    topology: Topology
     tail: Tail
     template: Any = None
     _rng: SampleRng = field(default_factory=lambda: SampleRng(seed=0, epoch=0), repr=False)
@@ -189,7 +188,7 @@ class MapWork:
         plan = Plan(
             num_samples=self.num_samples,
             batch_size=self.batch_size,
-            topology=self.topology,
+            topology=number.topology,
             tail=self.tail,
             start=number.start,
         )

@@ -20,7 +20,6 @@ from mpload.order import OrderChoice, Sequential, Shuffle
 from mpload.policy import ErrorAction, substitute_for
 from mpload.progress import Epoch, SharedProgress
 from mpload.sharding import Plan, Tail, Topology
-from mpload.topology import detect_topology
 from mpload.transport.batches import FilledBatch, KilledSample
 from mpload.transport.messages import Timings
 from mpload.transport.slots import Field, RaggedField
@@ -134,7 +133,7 @@ def source_of(
         order=(Shuffle() if shuffle else Sequential()) if isinstance(shuffle, bool) else shuffle,
         seed=seed,
         tail=Tail(tail),
-        topology=topology or detect_topology(),
+        topology=topology,
     )
 
 
@@ -185,7 +184,6 @@ class IndexSource:
             pipeline=dataset.pipeline,
             order=dataset.shuffle,
             batch_size=self.batch_size,
-            topology=dataset.topology,
             tail=dataset.tail,
         )
 

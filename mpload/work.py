@@ -44,19 +44,23 @@ class BatchNumber:
     start: int
     """The position where the epoch was begun or resumed."""
     batch: int
+    topology: Topology
+    """Which rank the batch is for: it travels with each batch since workers start before a process group may exist."""
     substitute: int = -1
     """The sample_id that takes the place of a sample which kills workers; -1: none."""
 
     @property
     def numbers(self) -> tuple[int, ...]:
         """The integers that travel."""
-        return self.seed, self.epoch, self.start, self.batch, self.substitute
+        rank, world_size = self.topology.rank, self.topology.world_size
+        return self.seed, self.epoch, self.start, self.batch, self.substitute, rank, world_size
 
     @classmethod
     def of(cls, numbers: Sequence[int]) -> "BatchNumber":
         """Read what `numbers` holds."""
-        seed, epoch, start, batch, substitute = numbers
-        return cls(seed=seed, epoch=epoch, start=start, batch=batch, substitute=substitute)
+        seed, epoch, start, batch, substitute, rank, world_size = numbers
+        topology = Topology(rank=rank, world_size=world_size)
+        return cls(seed=seed, epoch=epoch, start=start, batch=batch, topology=topology, substitute=substitute)
 
 
 @runtime_checkable
@@ -81,7 +85,6 @@ class PipelineWork:
     pipeline: Pipeline
     order: OrderChoice
     batch_size: int
-    topology: Topology
     tail: Tail
     _known: tuple[BatchNumber | None, NDArray[np.int64]] = field(
         default=(None, np.empty(0, np.int64)), init=False, repr=False, compare=False
@@ -108,7 +111,7 @@ class PipelineWork:
         return Plan(
             num_samples=len(self.pipeline.index),
             batch_size=self.batch_size,
-            topology=self.topology,
+            topology=number.topology,
             tail=self.tail,
             start=number.start,
         )
