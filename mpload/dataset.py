@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from mpload.cache.choice import PartialCache
 from mpload.decode import ImageDecoder
 from mpload.errors import ArgumentError, StateError
+from mpload.frameworks import Reader, reader
 from mpload.index.index import Index, Record
 from mpload.index.opening import open_index
 from mpload.order import Order, OrderChoice, Sequential, Shuffle
@@ -61,6 +62,9 @@ class MPDataset(IterableDataset[Any]):
         page_cache: `"drop"` gives the page cache of local files back after each read: for jobs whose container is
             charged for it, over data that does not fit into memory anyway. `"keep"` leaves it to the kernel.
         as_dict: yield `{"image": ..., "label": ...}` in place of tuples.
+
+    A `SampleError` that you catch ends one batch (or sample), not the epoch: the next `next()` gives the one after it,
+    and a state counts the failed one as received.
 
     Memory: constant in the number of samples, in every process.
     Process: may be forked and pickled; workers of a DataLoader share the table of epochs with their parent.
@@ -143,7 +147,7 @@ class MPDataset(IterableDataset[Any]):
         info = get_worker_info()
         worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
         epoch = self.progress.begin(worker=worker, num_workers=num_workers)
-        self._cursor = _Cursor(epoch=epoch, next_batch=worker)
+        self._cursor = _Cursor(epoch=epoch, next_batch=worker, is_read_ahead=reader() is not Reader.PLAIN)
         return _EpochIterator(self, self._cursor, worker=worker, num_workers=num_workers)
 
     def set_epoch(self, epoch: int) -> None:
@@ -166,9 +170,14 @@ class MPDataset(IterableDataset[Any]):
                 Needed where a DataLoader's workers iterate, since they run ahead; else the dataset counts itself.
 
         Raises:
-            StateError: workers iterate and `num_batches` is not given.
+            StateError: workers, or Accelerate, iterate and `num_batches` is not given; or Accelerate reads for all ranks.
         """
         current = self.progress.current
+        if current is not None and self.progress.is_dealt and get_worker_info() is None:
+            raise StateError(
+                "Accelerate reads this dataset for all ranks, so that it knows of no rank where it stands. Use "
+                "accelerate.skip_first_batches, or an MPLoader and accelerator.register_for_checkpointing(loader)"
+            )
         following = self.progress.next
         if self._cursor is not None and get_worker_info() is not None:
             at = self._cursor.epoch  # StatefulDataLoader asks the worker's iterator for the rest
@@ -178,12 +187,13 @@ class MPDataset(IterableDataset[Any]):
             at = self._position_after(current, num_batches)
         elif current is None:
             at = following
-        elif self._cursor is not None and self.progress.reader_pid == os.getpid():
+        elif self._cursor is not None and self.progress.reader_pid == os.getpid() and not self._cursor.is_read_ahead:
             at = self._position_after(current, self._cursor.next_batch)
         else:
             raise StateError(
-                "the workers of a DataLoader read this dataset, ahead of the batches you have received. Pass "
-                "state_dict(num_batches=received in this epoch), or use torchdata's StatefulDataLoader"
+                "the workers of a DataLoader, or Accelerate, read this dataset, ahead of the batches you have "
+                "received. Pass state_dict(num_batches=received in this epoch), or use an MPLoader, or torchdata's "
+                "StatefulDataLoader"
             )
         state = State(
             fingerprint=self.index.fingerprint,
@@ -243,6 +253,8 @@ class _Cursor:
     """The epoch that is read, from where it was begun."""
     next_batch: int
     """Number of the batch, or sample, that comes next."""
+    is_read_ahead: bool
+    """Whether more was read than the user has received."""
 
 
 class _EpochIterator(Iterator[Any]):
@@ -267,13 +279,14 @@ class _EpochIterator(Iterator[Any]):
         cursor = self._cursor
         if cursor.next_batch >= self._plan.num_batches:
             raise StopIteration
+        number = cursor.next_batch
+        cursor.next_batch += self._num_workers  # first, so that a batch that fails is over
         batch = self._dataset.pipeline.batch(
-            self._sample_ids(cursor.next_batch),
+            self._sample_ids(number),
             seed=cursor.epoch.seed,
             epoch=cursor.epoch.number,
-            following=lambda: self._sample_ids(cursor.next_batch + self._num_workers),
+            following=lambda: self._sample_ids(cursor.next_batch),
         )
-        cursor.next_batch += self._num_workers
         return self._dataset.shown(batch.columns)
 
     def _sample_ids(self, batch: int) -> NDArray[np.int64]:

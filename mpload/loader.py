@@ -15,12 +15,13 @@ from mpload.budget import MemoryBudget
 from mpload.dataset import MPDataset
 from mpload.device.prefetcher import DevicePrefetcher
 from mpload.engine import Engine
-from mpload.errors import ArgumentError
+from mpload.errors import ArgumentError, SampleError, TooManyBadSamples
+from mpload.frameworks import AccelerateIteration, is_accelerate_used
 from mpload.iterations import Iteration, OnHost
 from mpload.mapwork import MapDataset
 from mpload.order import OrderChoice
 from mpload.progress import Epoch
-from mpload.sharding import Tail, Topology
+from mpload.sharding import Plan, Tail, Topology
 from mpload.sources import source_of
 from mpload.telemetry.counting import Telemetry
 from mpload.telemetry.showing import show_progress
@@ -36,6 +37,7 @@ from mpload.writers import Report, StatsWriter
 __all__ = ["MPLoader"]
 
 _ADVICE_SECONDS = 20.0
+_OF_A_DATA_LOADER = frozenset({"batch_sampler", "collate_fn", "drop_last", "generator", "pin_memory", "sampler"})
 
 
 class MPLoader:
@@ -45,7 +47,8 @@ class MPLoader:
     whichever workers die: a dead one is replaced and its part done again. A batch is a view of its slot, which is used
     again when the last of its tensors has died. Hold as many as you like: beyond the slots they are copies.
 
-    Iterating again goes on to the next epoch. `with MPLoader(...) as loader`, or `close()`, ends the workers; so does
+    Iterating again goes on to the next epoch. A `SampleError` that you catch ends one batch, not the epoch: the next
+    `next()` gives the batch after it, and a state counts the failed one as received. `with MPLoader(...) as loader`, or `close()`, ends the workers; so does
     the loader's own end.
 
     Args:
@@ -70,6 +73,10 @@ class MPLoader:
         SampleError: none of the first samples could be made, where one has to be made to know its shape.
         WorkerError: workers cannot be started.
     """
+
+    # What accelerator.prepare_data_loader looks for: nothing is to be wrapped, and save_state saves the state_dict.
+    _is_accelerate_prepared = True
+    use_stateful_dataloader = True
 
     def __init__(
         self,
@@ -127,7 +134,8 @@ class MPLoader:
         return self._source.plan_of(self._source.progress.next.whole).num_batches
 
     def __iter__(self) -> Iterator[Any]:
-        return self.iterate_on_host() if self._prefetcher is None else iter(self._prefetcher)
+        batches = self.iterate_on_host() if self._prefetcher is None else iter(self._prefetcher)
+        return AccelerateIteration(batches, self._current_plan) if is_accelerate_used() else batches
 
     def iterate_on_host(self) -> Iterator[Any]:
         """Begin an iteration whose batches stay on the host, as all do without a `device`."""
@@ -194,6 +202,20 @@ class MPLoader:
         return 0 if self._pool is None else self._pool.num_workers
 
     @property
+    def batch_size(self) -> int:
+        """Samples of a full batch of this rank."""
+        return self._source.batch_size
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_A_DATA_LOADER:
+            raise AttributeError(
+                f"an MPLoader has no {name!r}, since it is no DataLoader that could be taken apart and built anew: it "
+                "shards and resumes by itself. Iterate it as it is, without skip_first_batches, setup_dataloaders or "
+                "prepare_data_loader, and keep its state_dict(): the README says how, for each framework"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
+    @property
     def first_place(self) -> int:
         """Place of this rank's first sample in a global batch."""
         plan = self._source.plan_of(self._source.progress.next)
@@ -238,9 +260,16 @@ class MPLoader:
         if self._engine is not None:
             self._engine.look(self._telemetry.stats)
         self._telemetry.look(self._pool, num_workers=self.num_workers)
-        batch = self._telemetry.take(partial(next, batches))
+        try:
+            batch = self._telemetry.take(partial(next, batches))
+        except (SampleError, TooManyBadSamples):
+            self._num_received += 1  # or a state would repeat the batch
+            raise
         self._num_received += 1
         return batch
+
+    def _current_plan(self) -> Plan:
+        return self._source.plan_of(self._epoch or self._source.progress.next)
 
     def _check_current(self, iteration: int) -> None:
         if iteration != self.iteration:
@@ -260,13 +289,15 @@ class MPLoader:
 
     def _made_here(self, epoch: Epoch) -> Iterator[Any]:
         plan = self._source.plan_of(epoch)
-        for batch in range(plan.num_batches):
+
+        def make(batch: int) -> Any:
             started_ns, stats = time.perf_counter_ns(), self._telemetry.stats
             made = self._source.made_here(epoch, batch, stats.timings)
             stats.timings.total_ns += time.perf_counter_ns() - started_ns
             stats.num_samples += plan.size(batch)
-            yield made
-            del made  # nothing here may keep it
+            return made
+
+        return map(make, range(plan.num_batches))  # a generator would end with the first batch that fails
 
     def _made_by_workers(self, epoch: Epoch) -> Iterator[Any]:
         pool = self._usable_pool()

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch.utils.data import get_worker_info
 
 from mpload.errors import ArgumentError
+from mpload.frameworks import Reader, reader
 from mpload.sharding import Topology
 from mpload.topology import detect_topology
 
@@ -22,7 +23,8 @@ _MAX_WORKERS = 512
 _NEXT, _CURRENT = slice(0, 3), slice(3, 6)
 _READER = 6
 _RANKS = slice(7, 9)
-_SHAPE = _MAX_WORKERS, 9
+_DEALT = 9
+_SHAPE = _MAX_WORKERS, _DEALT + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,9 +94,22 @@ class SharedProgress:
 
     @property
     def topology(self) -> Topology:
-        """Which rank reads: as was said, or as it is seen now."""
+        """Which rank reads: as was said, or as it is seen now; alone where what is read is dealt out to the ranks.
+
+        Raises:
+            ArgumentError: it is dealt out, although `topology` has told which part to read.
+        """
+        is_dealt = reader() is Reader.DEALER
         if self._topology is not None:
+            if is_dealt and self._topology.world_size > 1:
+                raise ArgumentError(
+                    f"topology= says rank {self._topology.rank} of {self._topology.world_size}, and Accelerate deals "
+                    "out what is read to the ranks once more: most samples would be missed. Leave topology= out, or "
+                    "use an MPLoader, which Accelerate leaves alone"
+                )
             return self._topology
+        if is_dealt:
+            return Topology()
         if self._seen_by_parent is not None and self._unpickled_in == os.getpid() and get_worker_info() is not None:
             return self._seen_by_parent  # a worker that was spawned sees no process group
         return detect_topology()
@@ -117,6 +132,11 @@ class SharedProgress:
         """The process that began the current epoch; 0 where there is none."""
         return int(self._table[0, _READER])
 
+    @property
+    def is_dealt(self) -> bool:
+        """Whether the current epoch is read for all ranks, by something that deals it out."""
+        return bool(self._table[0, _DEALT])
+
     def set_next(self, epoch: Epoch, *, worker: int | None = None) -> None:
         """Fix the epoch that all workers, or just one, begin next.
 
@@ -124,7 +144,7 @@ class SharedProgress:
             ArgumentError: the topology is not what it was in earlier iterations.
         """
         rows = slice(None) if worker is None else slice(worker, worker + 1)
-        if worker is None:
+        if worker is None and not self.is_dealt:
             self._check_same(0, self.topology)
         self._table[rows, _NEXT] = torch.tensor([epoch.seed, epoch.number, epoch.position])
         self._table[rows, _READER] = 0
@@ -149,7 +169,8 @@ class SharedProgress:
         self._check_same(worker, topology)
         place = epoch.seed, epoch.number, epoch.position
         following = epoch.seed, epoch.number + 1, 0
-        row = torch.tensor([*following, *place, os.getpid(), topology.rank, topology.world_size])
+        is_dealt = self._topology is None and reader() is Reader.DEALER
+        row = torch.tensor([*following, *place, os.getpid(), topology.rank, topology.world_size, is_dealt])
         self._table[worker] = row
         # Rows beyond num_workers have no worker of their own in this epoch: whoever uses them later goes on from here.
         self._table[num_workers:] = row

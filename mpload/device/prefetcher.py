@@ -12,7 +12,7 @@ from mpload.device.normalise import Normaliser
 from mpload.device.seeding import BatchKey, PerSample, transformed
 from mpload.device.streams import Mark, SideStream, side_stream
 from mpload.device.unpacking import Unpacker
-from mpload.errors import ArgumentError
+from mpload.errors import ArgumentError, SampleError
 from mpload.topology import detect_topology
 
 __all__ = ["DevicePrefetcher", "DeviceStats"]
@@ -51,6 +51,19 @@ class _Sent:
     batch: Any
     ready: Mark
     state: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """Stands for a batch that failed: a generator that raises would be over."""
+
+    error: SampleError
+
+
+def _received(batch: Any) -> Any:
+    if isinstance(batch, _Failed):
+        raise batch.error
+    return batch
 
 
 class DevicePrefetcher:
@@ -136,7 +149,7 @@ class DevicePrefetcher:
     def __iter__(self) -> Iterator[Any]:
         self._iteration += 1
         self.forget_state()
-        return self._batches(iter(self.loader), self._iteration)
+        return map(_received, self._batches(iter(self.loader), self._iteration))
 
     def set_epoch(self, epoch: int) -> None:
         """Fix the epoch that the next iteration reads."""
@@ -211,6 +224,12 @@ class DevicePrefetcher:
                     if landed is None:
                         try:
                             landed = self._fetched(source)
+                        except SampleError as raised:  # one batch has failed, and the next one comes
+                            failed = _Failed(raised)
+                            ahead.append(_Sent(batch=failed, ready=self._stream.mark(), state=self._loader_state()))
+                            del failed
+                            num_fetched += 1
+                            continue
                         except Exception as raised:  # noqa: BLE001  its turn comes behind the batches before it
                             error = raised
                         num_fetched += 1

@@ -1,0 +1,97 @@
+"""What training frameworks do with a data loader, and how a loader gets on with it."""
+
+import sys
+from collections.abc import Callable, Iterator
+from enum import Enum, auto
+from types import FrameType
+from typing import Any
+
+from mpload.errors import SampleError
+from mpload.sharding import Plan, Tail
+
+__all__ = ["AccelerateIteration", "Reader", "is_accelerate_used", "reader"]
+
+class Reader(Enum):
+    """Who reads a dataset, where that matters."""
+
+    PLAIN = auto()
+    AHEAD = auto()
+    """It holds a batch back, to know the last one."""
+    DEALER = auto()
+    """It reads for all ranks, and deals out what it reads."""
+
+
+_READERS = {
+    ("accelerate.data_loader", "DataLoaderDispatcher"): Reader.DEALER,
+    ("accelerate.data_loader", "IterableDatasetShard"): Reader.DEALER,
+    ("transformers.trainer_pt_utils", "IterableDatasetShard"): Reader.DEALER,
+    ("accelerate.data_loader", "DataLoaderShard"): Reader.AHEAD,
+}
+
+
+def reader() -> Reader:
+    """Return who is reading now, as the call stack shows it.
+
+    Accelerate, and with it the Hugging Face Trainer, deals out an IterableDataset's samples among the ranks by itself,
+    and does not tell the dataset. A DataLoader's workers that were forked still have the stack of their parent.
+    """
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  the documented way to the call stack
+    while frame is not None:
+        name = frame.f_code.co_qualname.partition(".")[0]
+        if found := _READERS.get((frame.f_globals.get("__name__", ""), name)):
+            return found
+        frame = frame.f_back
+    return Reader.PLAIN
+
+
+def is_accelerate_used() -> bool:
+    """Whether the script has made an `Accelerator`."""
+    accelerate = sys.modules.get("accelerate.state")
+    return accelerate is not None and bool(accelerate.GradientState._shared_state)  # noqa: SLF001
+
+
+class AccelerateIteration(Iterator[Any]):
+    """An iteration that tells Accelerate when it is at an epoch's last batch.
+
+    `accelerator.accumulate` then takes the optimizer's last step, and `gather_for_metrics` leaves padding out.
+    """
+
+    def __init__(self, batches: Iterator[Any], plan: Callable[[], Plan]) -> None:
+        """Follow an iteration.
+
+        Args:
+            batches: of the iteration.
+            plan: returns the plan of its epoch; asked after the first batch.
+        """
+        from accelerate.state import GradientState  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+        self._batches = batches
+        self._plan = plan
+        self._gradients = GradientState()
+        self._num_left: int | None = None
+        self.end_of_dataloader = False
+        """Whether the batch that was received last is the epoch's last."""
+        self.remainder = -1
+        """Samples of the last global batch that are no padding; 0: there is no padding."""
+
+    def __next__(self) -> Any:
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self._gradients._remove_dataloader(self)  # noqa: SLF001
+            raise
+        except SampleError:
+            self._count()
+            raise
+        self._count()
+        return batch
+
+    def _count(self) -> None:
+        if self._num_left is None:
+            plan = self._plan()
+            self._num_left = plan.num_batches
+            padded = plan.tail == Tail.PAD
+            self.remainder = (plan.num_samples - plan.start) % plan.global_batch_size if padded else 0
+            self._gradients._add_dataloader(self)  # noqa: SLF001  which keeps a weak reference
+        self._num_left -= 1
+        self.end_of_dataloader = not self._num_left
