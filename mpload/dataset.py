@@ -64,7 +64,7 @@ class MPDataset(IterableDataset[Any]):
         as_dict: yield `{"image": ..., "label": ...}` in place of tuples.
 
     A `SampleError` that you catch ends one batch (or sample), not the epoch: the next `next()` gives the one after it,
-    and a state counts the failed one as received.
+    and a state counts the failed one as received; in torchdata's StatefulDataLoader with workers, from the next one on.
 
     Memory: constant in the number of samples, in every process.
     Process: may be forked and pickled; workers of a DataLoader share the table of epochs with their parent.
@@ -170,7 +170,8 @@ class MPDataset(IterableDataset[Any]):
                 Needed where a DataLoader's workers iterate, since they run ahead; else the dataset counts itself.
 
         Raises:
-            StateError: workers, or Accelerate, iterate and `num_batches` is not given; or Accelerate reads for all ranks.
+            StateError: workers, or Accelerate, iterate and `num_batches` is not given; or Accelerate reads for all
+                ranks.
         """
         current = self.progress.current
         if current is not None and self.progress.is_dealt and get_worker_info() is None:

@@ -3,13 +3,16 @@
 import sys
 from collections.abc import Callable, Iterator
 from enum import Enum, auto
-from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpload.errors import SampleError
 from mpload.sharding import Plan, Tail
 
+if TYPE_CHECKING:
+    from types import FrameType
+
 __all__ = ["AccelerateIteration", "Reader", "is_accelerate_used", "reader"]
+
 
 class Reader(Enum):
     """Who reads a dataset, where that matters."""
@@ -63,11 +66,9 @@ class AccelerateIteration(Iterator[Any]):
             batches: of the iteration.
             plan: returns the plan of its epoch; asked after the first batch.
         """
-        from accelerate.state import GradientState  # type: ignore[import-not-found,import-untyped,unused-ignore]
-
         self._batches = batches
         self._plan = plan
-        self._gradients = GradientState()
+        self._gradients = sys.modules["accelerate.state"].GradientState()
         self._num_left: int | None = None
         self.end_of_dataloader = False
         """Whether the batch that was received last is the epoch's last."""

@@ -198,7 +198,7 @@ def _room() -> NDArray[np.int64]:
 
 def _where_others_find_it(table: torch.Tensor) -> torch.Tensor:
     """Return a table in memory that spawned processes share too, where there is some; unchanged if it is."""
-    if table.is_shared():
+    if table.is_shared():  # type: ignore[no-untyped-call]
         return table
     try:
         return table.clone().share_memory_()  # type: ignore[no-any-return,no-untyped-call]

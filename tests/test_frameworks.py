@@ -1,4 +1,4 @@
-"""Real training jobs inside real frameworks: each epoch visits each sample once, and ranks get what they would alone."""
+"""Real training jobs inside real frameworks: each epoch has each sample once, over all ranks."""
 
 import json
 import os

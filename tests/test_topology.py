@@ -1,22 +1,20 @@
-"""The world is looked at in one place, and believed in this order."""
+"""The world is looked at in one place, when an iteration begins, and believed in this order."""
 
 import json
-import os
-import subprocess
-import sys
-import textwrap
+import pickle
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch.distributed
+from torch.multiprocessing.spawn import start_processes
+from torch.utils.data import DataLoader
 
-from mpload import Topology, detect_topology
-from mpload.budget import MIN_SLOTS, WORKER_BYTES, MemoryBudget
-from mpload.engine import WorkerRange
+from mpload import MPLoader, Topology, detect_topology
 from mpload.errors import ArgumentError
-from mpload.machine import num_usable_cores
-from mpload.topology import LocalRanks, detect_share, local_ranks
-from mpload.transport.board import MAX_WORKERS
-from mpload.units import GIB
+from tests.mapstyles import Named
+from tests.test_dataset import ids, numbers, numbers_index
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
 SRUN = {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "4"}
@@ -58,107 +56,82 @@ def test_an_initialised_process_group_comes_first(monkeypatch: pytest.MonkeyPatc
     assert detect_topology() == Topology(rank=3, world_size=8)
 
 
-LOCAL_TORCHRUN = TORCHRUN | {"LOCAL_WORLD_SIZE": "8"}
-LOCAL_SRUN = SRUN | {"SLURM_STEP_TASKS_PER_NODE": "8(x2),4", "SLURM_CPUS_ON_NODE": "64", "SLURM_NODEID": "1"}
-LOCAL_MPIRUN = MPIRUN | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
-LIGHTNING = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "LOCAL_RANK": "1"}
+def loader_of(kind: str, folder: Path) -> Iterable[Any]:
+    if kind.startswith("map"):
+        return MPLoader(Named(43), batch_size=4, tail="ragged", num_workers=int(kind[-1]))
+    dataset = numbers(folder, 43, topology=None, tail="ragged")
+    match kind[:-1]:
+        case "bare":
+            return dataset
+        case "stock":
+            return DataLoader(dataset, batch_size=None, num_workers=int(kind[-1]))
+        case "spawn":
+            workers = int(kind[-1])
+            return DataLoader(dataset, batch_size=None, num_workers=workers, multiprocessing_context="spawn")
+        case _:
+            return MPLoader(dataset, num_workers=int(kind[-1]))
 
 
-@pytest.mark.parametrize(
-    ("environment", "count", "cores"),
-    [
-        ({}, 1, 80),
-        (LOCAL_TORCHRUN, 8, 32),
-        (LOCAL_SRUN, 8, 64),
-        (LOCAL_SRUN | {"SLURM_NODEID": "2"}, 4, 64),
-        (LOCAL_SRUN | {"SLURM_NODEID": "3"}, 1, 80),  # there is no such node
-        (LOCAL_MPIRUN, 4, 96),
-        (LIGHTNING, 2, 32),
-        (LIGHTNING | {"MASTER_ADDR": "localhost"}, 2, 32),
-        (LIGHTNING | {"MASTER_ADDR": "10.0.0.1"}, 1, 80),  # the other rank may be anywhere
-        (LOCAL_SRUN | LOCAL_TORCHRUN, 8, 32),  # srun started torchrun
-        (LOCAL_TORCHRUN | {"LOCAL_WORLD_SIZE": "many"}, 1, 80),
-        ({"SLURM_NTASKS_PER_NODE": "8", "SLURM_PROCID": "0"}, 1, 80),  # a batch script without srun is one process
-    ],
-)
-def test_the_ranks_of_a_machine_and_their_cores_are_known(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], count: int, cores: int
+def labels_of(batches: Iterable[Any]) -> list[int]:
+    return [label for _, labels in batches for label in labels.tolist()]
+
+
+KINDS = ["bare0", "stock0", "stock1", "spawn1", "loader0", "loader1", "map0", "map1"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_are_looked_at_when_an_iteration_begins_and_may_not_change(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mpload.topology.num_usable_cores", lambda of=80: min(of, 96))
-    assert local_ranks(environment, machine_cores=96, parent_cores=32) == LocalRanks(
-        count=count, num_common_cores=cores
-    )
+    loader: Any = loader_of(kind, tmp_path)
+    assert len(loader) == 11  # alone, as it seems
+    if kind == "bare0":
+        loader = pickle.loads(pickle.dumps(loader))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    if not kind.startswith("map"):
+        monkeypatch.setenv("RANK", "0")
+        other = labels_of(numbers(tmp_path, 43, topology=None, tail="ragged"))
+        monkeypatch.setenv("RANK", "1")
+        assert sorted(labels_of(loader) + other) == list(range(43))
+    else:
+        assert len(labels_of(loader)) == 20
+    assert len(loader) == 6
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(ArgumentError, match="was read as rank 1 of 2 before, and now as rank 1 of 3"):
+        list(loader)
+    if isinstance(loader, MPLoader):
+        loader.close()
 
 
-@pytest.mark.parametrize(
-    ("usable", "common", "count", "cores"),
-    [
-        (96, 96, 1, 96),
-        (96, 96, 8, 12),  # nobody is bound
-        (12, 96, 8, 12),  # each is bound to its own
-        (48, 96, 8, 12),  # four of them to each socket
-        (6, 96, 8, 6),  # to fewer than there are
-        (8, 8, 8, 1),  # a container of eight cores
-        (2, 2, 8, 1),
-    ],
-)
-def test_cores_are_divided_by_the_ranks_once(usable: int, common: int, count: int, cores: int) -> None:
-    assert LocalRanks(count=count, num_common_cores=common).cores_of_one(usable) == cores
+def rank_main(rank: int, dataset: Any, folder: Path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    loader = DataLoader(dataset, batch_size=None, num_workers=1)
+    (folder / f"{rank}.json").write_text(json.dumps([labels_of(loader) for _ in range(3)]))
+    torch.distributed.barrier()
 
 
-def test_a_quota_is_common_to_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpload.topology.num_usable_cores", lambda of=96: min(of, 16))
-    ranks = local_ranks(LOCAL_TORCHRUN, machine_cores=96, parent_cores=96)
-    assert ranks.cores_of_one(num_usable=16) == 2
+@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_ranks_that_come_from_one_process_share_the_samples_and_no_epochs(start_method: str, tmp_path: Path) -> None:
+    dataset = numbers(tmp_path, 43, topology=None, tail="ragged")
+    len(dataset)
+    start: Any = start_processes
+    start(rank_main, args=(dataset, tmp_path), nprocs=2, start_method=start_method)
+    of_ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    for one, other in zip(*of_ranks, strict=True):
+        assert sorted(one + other) == list(range(43))
+    assert of_ranks[0][0] != of_ranks[0][1] != of_ranks[0][2]
 
 
-@pytest.mark.parametrize(("cores", "now", "most"), [(1, 1, 8), (12, 12, 64), (96, 96, 96), (384, 256, 256)])
-def test_auto_is_a_worker_a_core_and_never_more_than_there_may_be(cores: int, now: int, most: int) -> None:
-    budget = MemoryBudget(total_bytes=512 * GIB)
-    found = WorkerRange.auto(budget, num_cores=cores, least_slots_bytes=0)
-    assert found == WorkerRange(now=now, most=most)
-    assert most <= MAX_WORKERS
-
-
-def test_auto_keeps_within_the_budget_on_many_cores() -> None:
-    slot_bytes = 38 * 10**6
-    budget = MemoryBudget(total_bytes=MIN_SLOTS * slot_bytes + 40 * WORKER_BYTES)
-    assert WorkerRange.auto(budget, num_cores=384, least_slots_bytes=MIN_SLOTS * slot_bytes).now == 40
-
-
-def test_a_process_alone_has_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*LOCAL_TORCHRUN, *LOCAL_SRUN, *LOCAL_MPIRUN, *LIGHTNING):
-        monkeypatch.delenv(name, raising=False)
-    assert detect_share().num_cores == num_usable_cores()
-    all_bytes = detect_share().memory_bytes
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    assert detect_share().num_cores == max(1, num_usable_cores() // 8)
-    assert detect_share().memory_bytes == pytest.approx(all_bytes / 8, rel=0.2)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="workers need Linux")
-def test_ranks_of_torchrun_share_cores_and_memory(tmp_path: Path) -> None:
-    for number in range(8):
-        (tmp_path / f"{number}.bin").write_bytes(b"x")
-    (tmp_path / "train.txt").write_text("".join(f"{number}.bin\t{number}\n" for number in range(8)))
-    (tmp_path / "train.py").write_text(
-        textwrap.dedent(f"""
-        import json, os
-        from mpload import MPDataset, MPLoader, RawBytes
-
-        with MPLoader(MPDataset({str(tmp_path / "train.txt")!r}, decode=RawBytes(), batch_size=2)) as loader:
-            found = [len(list(loader)), loader.num_workers, loader.memory_budget.total_bytes]
-            open({str(tmp_path)!r} + "/rank" + os.environ["RANK"], "w").write(json.dumps(found))
-        """)
-    )
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(tmp_path / "train.py")]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    subprocess.run(
-        [sys.executable, *command], check=True, capture_output=True, timeout=200, cwd=tmp_path, env=environment
-    )
-    alone_bytes = detect_share().memory_bytes // 2
-    for rank in range(2):
-        num_batches, num_workers, budget_bytes = json.loads((tmp_path / f"rank{rank}").read_text())
-        assert (num_batches, num_workers) == (2, max(1, num_usable_cores() // 2))
-        assert budget_bytes < 0.7 * alone_bytes
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_the_length_is_the_whole_epochs_also_after_a_resume(num_workers: int, tmp_path: Path) -> None:
+    numbers_index(tmp_path, 76)
+    with MPLoader(numbers(tmp_path, 76), num_workers=num_workers) as loader:
+        batches = iter(loader)
+        received = ids(next(batches) for _ in range(5))
+        state = loader.state_dict()
+        loader.load_state_dict(state)
+        assert len(loader) == 19
+        received += ids(loader)
+        assert len(received) == 19
+        assert len(ids(loader)) == 19

@@ -12,11 +12,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from mpload import MPDataset, MPLoader
+from mpload import MPDataset, MPLoader, Topology
+from mpload.errors import ArgumentError, StateError
 from tests.decoders import number_in
 
 NUM_EPOCHS = 2
@@ -88,12 +90,8 @@ def accelerate(folder: Path) -> Result:
             last = len(loader) - 1
             assert stepped == [number % 4 == 3 or number == last for number in range(last + 1)], stepped
         found["MPLoader"] = epochs
-        try:
+        with pytest.raises(AttributeError, match=r"keep its state_dict\(\)"):
             skip_first_batches(loader, 2)
-        except AttributeError as error:
-            assert "keep its state_dict()" in str(error), error
-        else:
-            raise AssertionError("an MPLoader was taken apart")
 
     with make_loader(folder, tail="pad") as padded:  # the last batch of two ranks holds samples twice
         gathered = [accelerator.gather_for_metrics(labels).tolist() for _, labels in padded]
@@ -118,6 +116,13 @@ def accelerate(folder: Path) -> Result:
             rest.set_epoch(1)
             epochs.append(before + labels_of(rest))
             found[f"DataLoader dispatch={dispatch} workers={num_workers}"] = epochs
+            with pytest.raises(StateError, match="Accelerate"):
+                dealt.state_dict()
+        if accelerator.num_processes > 1:
+            topology = Topology(rank=accelerator.process_index, world_size=2)
+            twice = accelerator.prepare(DataLoader(dataset(folder, 48, topology=topology, **options)))
+            with pytest.raises(ArgumentError, match="deals out what is read to the ranks once more"):
+                len(twice)
     rank = accelerator.process_index
     accelerator.end_training()
     return rank, found
@@ -148,7 +153,7 @@ def accelerate_resumed(accelerator: Any, folder: Path) -> dict[str, Epochs]:
 
 
 def lightning(folder: Path) -> Result:
-    """Train with Lightning, with loaders that are older than the process group, and resume in the middle of an epoch."""
+    """Train with Lightning, with loaders older than the process group, and resume in the middle of an epoch."""
     import pytorch_lightning as pl  # type: ignore[import-not-found,unused-ignore]
     from pytorch_lightning.callbacks import ModelCheckpoint  # type: ignore[import-not-found,unused-ignore]
 
@@ -240,13 +245,17 @@ class Numbers(nn.Module):
         self.linear = nn.Linear(1, 1)
         self.labels: list[list[int]] = []
 
-    def forward(self, number: torch.Tensor, label: torch.Tensor) -> dict[str, torch.Tensor]:
-        self.labels.append(label.tolist())
+    def forward(
+        self, number: torch.Tensor, label: torch.Tensor | None = None, labels: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        given = labels if label is None else label  # the Trainer's own collator renames it
+        assert given is not None
+        self.labels.append(given.tolist())
         return {"loss": loss_of(self.linear, number)}
 
 
 def transformers(folder: Path) -> Result:
-    """Train with the Hugging Face Trainer, by a dataset and by an MPLoader, and resume each in the middle of an epoch."""
+    """Train with the Hugging Face Trainer, by a dataset and by an MPLoader; resume each amid an epoch."""
     import transformers as hf  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     found: dict[str, Epochs] = {}
@@ -335,15 +344,13 @@ def ray(folder: Path) -> None:
                 loader.set_epoch(epoch)
                 epochs.append(labels_of(loader))
             found["MPLoader"] = epochs
-            try:
-                prepare_data_loader(loader)
-            except AttributeError as error:
-                assert "keep its state_dict()" in str(error), error
+            with pytest.raises(AttributeError, match=r"keep its state_dict\(\)"):
+                prepare_data_loader(loader)  # type: ignore[arg-type,unused-ignore]  # what a user may try
         stock = prepare_data_loader(DataLoader(dataset(folder), batch_size=None, num_workers=1))
         found["DataLoader"] = [labels_of(stock) for _ in range(NUM_EPOCHS)]
         write(folder, torch.distributed.get_rank(), found)
 
-    cluster.init(num_cpus=3, include_dashboard=False, logging_level="warning")
+    cluster.init(num_cpus=3, include_dashboard=False)
     trainer = TorchTrainer(
         train,
         scaling_config=ScalingConfig(num_workers=2, use_gpu=False),
