@@ -48,8 +48,10 @@ class MPLoader:
     again when the last of its tensors has died. Hold as many as you like: beyond the slots they are copies.
 
     Iterating again goes on to the next epoch. `with MPLoader(...) as loader`, or `close()`, ends the workers; so does
-    the loader's own end. A `SampleError` that you catch ends one batch, not the epoch: the next `next()` gives the batch
-    after it, and a state counts the failed one as received.
+    the loader's own end.
+
+    A `SampleError` that you catch ends one batch, not the epoch: the next `next()` gives the batch after it, and a
+    state counts the failed one as received.
 
     Args:
         dataset: an `MPDataset` with a `batch_size`, or any map-style dataset (`__len__` and `__getitem__`), whose

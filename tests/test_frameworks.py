@@ -16,20 +16,14 @@ from tests.test_dataset import ids, numbers, numbers_index
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
 
 JOBS = [
-    pytest.param("torchrun", "torch", 2),
-    *(
-        pytest.param(name, module, num_ranks, marks=pytest.mark.slow)
-        for name, module, num_ranks in (
-            ("accelerate", "accelerate", 1),
-            ("accelerate", "accelerate", 2),
-            ("lightning", "pytorch_lightning", 1),
-            ("lightning", "pytorch_lightning", 2),
-            ("fabric", "lightning_fabric", 2),
-            ("transformers", "transformers", 1),
-            ("transformers", "transformers", 2),
-            ("ray", "ray", 2),
-        )
-    ),
+    ("accelerate", "accelerate", 1),
+    ("accelerate", "accelerate", 2),
+    ("lightning", "pytorch_lightning", 1),
+    ("lightning", "pytorch_lightning", 2),
+    ("fabric", "lightning_fabric", 2),
+    ("transformers", "transformers", 1),
+    ("transformers", "transformers", 2),
+    ("ray", "ray", 2),
 ]
 
 
@@ -57,6 +51,7 @@ def run_job(folder: Path, framework: str, num_ranks: int) -> None:
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("framework", "module", "num_ranks"), JOBS)
 def test_every_epoch_has_every_sample_once(tmp_path: Path, framework: str, module: str, num_ranks: int) -> None:

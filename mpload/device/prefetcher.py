@@ -60,10 +60,21 @@ class _Failed:
     error: SampleError
 
 
-def _received(batch: Any) -> Any:
-    if isinstance(batch, _Failed):
-        raise batch.error
-    return batch
+class _Received(Iterator[Any]):
+    """The batches as the consumer receives them, or the error of one that failed."""
+
+    def __init__(self, batches: Generator[Any, None, None]) -> None:
+        self._batches = batches
+        self.close = batches.close
+
+    def __next__(self) -> Any:
+        batch = next(self._batches)
+        if isinstance(batch, _Failed):
+            try:
+                raise batch.error
+            finally:
+                del batch  # the error's traceback holds this frame
+        return batch
 
 
 class DevicePrefetcher:
@@ -143,13 +154,13 @@ class DevicePrefetcher:
         self._moved_bytes = 0
 
     def __len__(self) -> int:
-        """Return the number of batches that the next iteration yields."""
+        """Return the loader's length."""
         return len(self.loader)  # type: ignore[arg-type]  # as with any iterable, some have one
 
     def __iter__(self) -> Iterator[Any]:
         self._iteration += 1
         self.forget_state()
-        return map(_received, self._batches(iter(self.loader), self._iteration))
+        return _Received(self._batches(iter(self.loader), self._iteration))
 
     def set_epoch(self, epoch: int) -> None:
         """Fix the epoch that the next iteration reads."""
