@@ -6,15 +6,16 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError
 
-__all__ = ["SampleRng", "adapt_transform", "global_generators"]
+__all__ = ["GlobalGenerators", "SampleRng", "adapt_transform", "seed_generators"]
 
+_T = TypeVar("_T")
 _VERSION = b"mpload rng 1"
 _MAX_WORD = (1 << 64) - 1
 
@@ -91,7 +92,7 @@ def adapt_transform(transform: Callable[..., Any]) -> Callable[[NDArray[Any], np
       [C, H, W] for an array [H, W, C], and must return a tensor like it, which becomes an array again.
     - Any other callable is called with the array, and with `rng=` where it has a parameter of that name.
 
-    The last two, without `rng`, may draw from the global generators: see `global_generators`.
+    The last two, without `rng`, may draw from the global generators, which they seed: see `GlobalGenerators`.
 
     Raises:
         ArgumentError: `transform` is no callable, or an albumentations transform older than version 2.
@@ -112,37 +113,88 @@ def adapt_transform(transform: Callable[..., Any]) -> Callable[[NDArray[Any], np
     return _PlainTransform(transform)
 
 
-@contextmanager
-def global_generators(rng: np.random.Generator) -> Iterator[None]:
-    """Let what is called meanwhile draw a sample's numbers from `random`, `np.random` and, where it is loaded, `torch`.
+class GlobalGenerators:
+    """The global generators of `random`, `np.random` and, where it is loaded, torch, for callables that draw from them.
 
-    Without this, forked workers would all draw the same numbers, and others after each restart. `np.random` draws from
-    `rng` itself; the others get a seed from it. Afterwards each goes on where it was, but for the second of two normal
-    numbers that `np.random` made at once. Takes 24 microseconds, most of them for `random`, where a photo takes
-    1,500 to decode.
+    A sample gets its own numbers from them: otherwise forked workers would all draw the same ones. Seeding takes as
+    long as making a sample of text. So until a callable draws, the generators are only watched: twins draw in step
+    with them, and are out of step when somebody else has drawn. Then the sample is made again, seeded as all after it.
 
     Args:
-        rng: The sample's generator; one number is drawn from it.
+        seeds: seed them from the first sample on.
 
     Process:
-        One thread at a time: the generators are the whole process's.
+        Not to be pickled. One thread at a time: the generators are the whole process's.
     """
+
+    __slots__ = ("_numpy", "_numpy_twin", "_torch_bytes", "_twin", "seeds")
+
+    def __init__(self, *, seeds: bool) -> None:
+        self.seeds = seeds
+        self._twin = random.Random(0)
+        self._numpy, self._numpy_twin = np.random.MT19937(0), np.random.MT19937(0)
+        self._torch_bytes = b""
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Let samples be made meanwhile; afterwards each generator goes on where it was (15 microseconds).
+
+        But for the second of two normal numbers that `np.random` made at once: to keep it too takes 60 microseconds.
+        """
+        torch = sys.modules.get("torch")
+        torch_state = None if torch is None else torch.default_generator.get_state()
+        self._torch_bytes = b"" if torch_state is None else _bytes(torch_state)
+        python_state = random.getstate()
+        self._twin.setstate(python_state)
+        numpy_bits = np.random.get_bit_generator()  # type: ignore[attr-defined]  # its stubs lack it
+        np.random.set_bit_generator(self._numpy)  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            if torch is not None:
+                torch.default_generator.set_state(torch_state)
+            np.random.set_bit_generator(numpy_bits)  # type: ignore[attr-defined]
+            random.setstate(python_state)
+
+    def make(self, make: Callable[[], _T]) -> _T:
+        """Return what `make` returns, which seeds the generators where `seeds` is set.
+
+        It is called again where it drew numbers that were not seeded: those of a watched generator, and torch's in the
+        call that has imported it, as many libraries do only when they are called.
+        """
+        while True:
+            was_seeding, had_torch = self.seeds, "torch" in sys.modules
+            try:
+                made = make()
+            except Exception:
+                if self._was_seeded(was_seeding, had_torch):
+                    raise
+            else:
+                if self._was_seeded(was_seeding, had_torch):
+                    return made
+
+    def _was_seeded(self, was_seeding: bool, had_torch: bool) -> bool:
+        """Return whether all that was drawn in a call came from a seed of its sample; if not, seed from now on."""
+        torch = sys.modules.get("torch")
+        if was_seeding and had_torch == (torch is not None):
+            return True
+        self.seeds = (
+            was_seeding
+            or had_torch != (torch is not None)
+            or random.random() != self._twin.random()
+            or self._numpy.random_raw() != self._numpy_twin.random_raw()
+            or (torch is not None and _bytes(torch.default_generator.get_state()) != self._torch_bytes)
+        )
+        return not self.seeds
+
+
+def seed_generators(rng: np.random.Generator) -> None:
+    """Seed the global generators with a number that `rng` draws (9 microseconds, most of them for `random`)."""
     seed = int(rng.integers(1 << 63))
-    torch_generator = None if (torch := sys.modules.get("torch")) is None else torch.default_generator
-    torch_state = None if torch_generator is None else torch_generator.get_state()
-    python_state = random.getstate()
-    numpy_bits = np.random.get_bit_generator()  # type: ignore[attr-defined]  # its stubs lack it
     random.seed(seed)
-    np.random.set_bit_generator(rng.bit_generator)  # type: ignore[attr-defined]
-    if torch_generator is not None:  # torch.manual_seed takes fifty times as long: it looks for accelerators
-        torch_generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        if torch_generator is not None:
-            torch_generator.set_state(torch_state)
-        np.random.set_bit_generator(numpy_bits)  # type: ignore[attr-defined]
-        random.setstate(python_state)
+    np.random.seed(seed >> 31)  # noqa: NPY002  not torch's bits: both would draw the same numbers
+    if (torch := sys.modules.get("torch")) is not None:  # torch.manual_seed is slow: it looks for accelerators
+        torch.default_generator.manual_seed(seed)
 
 
 class _PlainTransform:
@@ -155,8 +207,8 @@ class _PlainTransform:
     def __call__(self, image: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
         if self._takes_rng:
             return _checked(self._transform(image, rng=rng), self._transform)
-        with global_generators(rng):
-            return _checked(self._transform(image), self._transform)
+        seed_generators(rng)
+        return _checked(self._transform(image), self._transform)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _PlainTransform, (self._transform,)
@@ -173,7 +225,8 @@ class _TorchTransform:
 
     def __call__(self, image: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
         tensor = self._torch.from_numpy(np.require(image, requirements=["C", "W"]))
-        with global_generators(rng), self._torch.no_grad():
+        seed_generators(rng)
+        with self._torch.no_grad():
             result = self._transform(tensor.permute(2, 0, 1) if image.ndim == 3 else tensor)
         if not isinstance(result, self._torch.Tensor):
             raise ArgumentError(f"transform {_name(self._transform)} returned {type(result).__name__}, not a tensor")
@@ -236,6 +289,11 @@ class _PythonRandom(random.Random):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _PythonRandom, (self.generator,)
+
+
+def _bytes(tensor: Any) -> bytes:
+    state: bytes = tensor.numpy().tobytes()  # compared three times as fast as tensors are
+    return state
 
 
 def _sample_rng(seed: int, epoch: int) -> SampleRng:

@@ -300,7 +300,9 @@ class _EpochIterator(Iterator[Any]):
             while self._block:
                 number, record = self._block.popleft()
                 cursor.next_batch = number + self._num_workers
-                made = self._dataset.pipeline.sample(record, seed=cursor.epoch.seed, epoch=cursor.epoch.number)
+                pipeline = self._dataset.pipeline
+                with pipeline.lent_generators():
+                    made = pipeline.sample(record, seed=cursor.epoch.seed, epoch=cursor.epoch.number)
                 if made is not None:
                     return self._dataset.shown(made[1])
             if cursor.next_batch >= self._plan.num_batches:

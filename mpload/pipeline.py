@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter_ns
@@ -11,9 +11,10 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from mpload.augment import SampleRng, adapt_transform
-from mpload.decode import RawBytes
+from mpload.augment import GlobalGenerators, SampleRng, adapt_transform, seed_generators
+from mpload.decode import ImageDecoder, NumpyDecoder, RandomResizedCrop, RawBytes, ResizeCenterCrop
 from mpload.errors import MploadError, SampleError
+from mpload.gpudecode import GpuDecode
 from mpload.image import Limits
 from mpload.index.columns import Cell, ColumnType, LmdbValue, RowValue, Span
 from mpload.index.index import Index, Record
@@ -27,7 +28,8 @@ from mpload.units import KIB
 __all__ = ["Batch", "Pipeline", "Sample", "SampleCache", "StageTimes", "Storage", "stack"]
 
 _BLOCK_GAP_BYTES = 64 * KIB
-_DECODE, _TRANSFORM = 0, 1  # streams of a sample's randomness
+_DECODE, _TRANSFORM, _GLOBALS = 0, 1, 3  # streams of a sample's randomness; map-style datasets have 2
+_OUR_DECODERS = frozenset({ImageDecoder, RandomResizedCrop, ResizeCenterCrop, RawBytes, NumpyDecoder, GpuDecode})
 
 Sample = tuple[Any, ...]
 """One value per column of the index: what the decoder or transform made of a source, else the cell."""
@@ -128,6 +130,7 @@ class Pipeline:
         self._decode_takes_rng = _takes(decode, "rng")
         self.output_shape: tuple[int, ...] | None = getattr(decode, "output_shape", None)
         """What the decoder makes of any image, uint8; None where that varies."""
+        self._may_draw_globally = transform is not None or type(decode) not in _OUR_DECODERS
         self.reads_in_place = isinstance(decode, RawBytes) and decode.as_array and transform is None
         """Whether samples are bytes in arrays, which are read to where they are wanted."""
         self._start()
@@ -138,6 +141,7 @@ class Pipeline:
         self.ahead = ReadAhead(self._storage, max_bytes=self.read_ahead_bytes)
         self._bad = BadSamples(self.policy, index_path=self.index.path)
         self._rng: SampleRng | None = None
+        self._generators = GlobalGenerators(seeds=self.transform is not None)
         self.times = StageTimes()
 
     @property
@@ -169,11 +173,12 @@ class Pipeline:
         records = self.index.records(sample_ids)
         if self.ahead.is_active:
             self.look_ahead(records if following is None else [*records, *self.index.records(following())])
-        for record in records:
-            row = None if outs is None else [out[len(made)] for out in outs]
-            if (result := self.sample(record, seed=seed, epoch=epoch, outs=row)) is not None:
-                ids.append(result[0])
-                made.append(result[1])
+        with self.lent_generators():
+            for record in records:
+                row = None if outs is None else [out[len(made)] for out in outs]
+                if (result := self.sample(record, seed=seed, epoch=epoch, outs=row)) is not None:
+                    ids.append(result[0])
+                    made.append(result[1])
         if not made and len(sample_ids):
             raise SampleError(
                 f"{self.index.path}: all {len(sample_ids)} samples of a batch failed; see the error report"
@@ -185,6 +190,10 @@ class Pipeline:
         for number, out in zip(self.sources, outs or (), strict=False):
             columns[number] = out[: len(made)]
         return Batch(sample_ids=np.array(ids, np.int64), columns=tuple(columns))
+
+    def lent_generators(self) -> AbstractContextManager[None]:
+        """Lend the process's global generators to `sample`, where callables of the user's may draw from them."""
+        return self._generators.lent() if self._may_draw_globally else nullcontext()
 
     def sample(
         self,
@@ -198,6 +207,8 @@ class Pipeline:
         on_bad: Callable[[BadSample], None] | None = None,
     ) -> tuple[int, Sample] | None:
         """Make one sample: its sample_id and values, or those of its substitute, or None where it is to be skipped.
+
+        Called while `lent_generators`, or where nobody minds that the global generators are seeded.
 
         Where it `writes_in_place`, `outs` are the arrays of its sources; where it `reads_in_place`, `rooms` give them.
         `store` is called with the values; what it raises is the sample's fault too. `on_bad` is told of each sample
@@ -287,14 +298,27 @@ class Pipeline:
         rooms: Sequence[Room] | None,
         store: Callable[[Sample], None] | None,
     ) -> Sample:
-        values: list[Any] = list(record.cells)
-        times = self.times
         start_ns = perf_counter_ns()
         data = self._read_in_place(record, rooms) if self.reads_in_place else self._read_or_cached(record)
-        times.read_ns += perf_counter_ns() - start_ns
+        self.times.read_ns += perf_counter_ns() - start_ns
+        if self._may_draw_globally:
+            made = self._generators.make(lambda: self._values(record, data, rng, outs))
+        else:
+            made = self._values(record, data, rng, outs)
+        if store is not None:
+            store(made)
+        return made
+
+    def _values(
+        self, record: Record, data: Sequence[Any], rng: SampleRng, outs: Sequence[NDArray[np.uint8]] | None
+    ) -> Sample:
+        values: list[Any] = list(record.cells)
+        times = self.times
         # Every source of a sample meets the same random numbers: image pairs are cropped and transformed alike.
         for place, number in enumerate(self.sources):
             start_ns = perf_counter_ns()
+            if self._generators.seeds:
+                seed_generators(rng.for_sample(record.sample_id, stream=_GLOBALS))
             arguments: dict[str, Any] = {}
             if self._decode_takes_rng:
                 arguments["rng"] = rng.for_sample(record.sample_id, stream=_DECODE)
@@ -307,10 +331,7 @@ class Pipeline:
                 value = self._transform(value, rng.for_sample(record.sample_id, stream=_TRANSFORM))
                 times.transform_ns += perf_counter_ns() - decoded_ns
             values[number] = value
-        made = tuple(values)
-        if store is not None:
-            store(made)
-        return made
+        return tuple(values)
 
     def describe(self, record: Record, cause: str) -> BadSample:
         """Return what is to be told of a sample that failed."""
@@ -339,7 +360,7 @@ class Pipeline:
         self._start()
 
 
-_PER_PROCESS = frozenset({"_transform", "_storage", "ahead", "_bad", "_rng", "times"})
+_PER_PROCESS = frozenset({"_transform", "_storage", "ahead", "_bad", "_rng", "_generators", "times"})
 
 
 def _open_storage(index: Index, decode: Callable[..., Any], page_cache: PageCache | str) -> Storage:

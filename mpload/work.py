@@ -135,20 +135,21 @@ class PipelineWork:
             self._look_ahead(records, report)
         if pipeline.reads_blocks and number.substitute < 0:
             self._read_blocks(number, first, last)
-        for place, record in enumerate(records, first):
-            report.at(place)
-            bad: list[BadSample] = []
-            made = pipeline.sample(
-                record,
-                seed=number.seed,
-                epoch=number.epoch,
-                outs=[array[place] for array in targets] if writes else None,
-                rooms=[partial(_room, array, place) for array in targets] if reads else None,
-                store=partial(_store, to_store, place),
-                on_bad=bad.append,
-            )
-            if bad:
-                _tell(report, place, bad, is_made=made is not None)
+        with pipeline.lent_generators():
+            for place, record in enumerate(records, first):
+                report.at(place)
+                bad: list[BadSample] = []
+                made = pipeline.sample(
+                    record,
+                    seed=number.seed,
+                    epoch=number.epoch,
+                    outs=[array[place] for array in targets] if writes else None,
+                    rooms=[partial(_room, array, place) for array in targets] if reads else None,
+                    store=partial(_store, to_store, place),
+                    on_bad=bad.append,
+                )
+                if bad:
+                    _tell(report, place, bad, is_made=made is not None)
         hits_now, misses_now = _cache_counts(pipeline)
         report.timings.num_cache_hits += hits_now - hits
         report.timings.num_cache_misses += misses_now - misses

@@ -1,5 +1,6 @@
 """Decoders and transforms of the tests that workers import: a module that imports little."""
 
+import random
 import time
 from typing import Any
 
@@ -43,3 +44,48 @@ def greedy_number(data: bytes) -> NDArray[np.int64]:
     if number[0] == 13:
         np.ones(1 << 30, np.uint8)
     return number
+
+
+def drawn_number(data: bytes) -> NDArray[np.float64]:
+    """Decode a sample's number, and draw from the global generators of `random` and NumPy."""
+    drawn = [random.random(), random.gauss(0, 1), *np.random.rand(2), *np.random.randn(1)]  # noqa: NPY002
+    return np.array([np.frombuffer(data, np.int64)[0], *drawn])
+
+
+def sometimes_drawn(data: bytes) -> NDArray[np.float64]:
+    """Draw for every third sample only."""
+    number = int(np.frombuffer(data, np.int64)[0])
+    return np.array([number, np.random.rand() if number % 3 == 2 else -1.0])  # noqa: NPY002
+
+
+def torch_drawn(data: bytes) -> NDArray[np.float64]:
+    """Draw from torch, which is imported only here, as many libraries do."""
+    import torch
+
+    return np.array([np.frombuffer(data, np.int64)[0], *torch.rand(2).tolist()])
+
+
+def torch_drawing(array: NDArray[Any]) -> NDArray[np.float64]:
+    """Transform an array as `torch_drawn` does, after changing it in place."""
+    import torch
+
+    array = array.copy() if not array.flags.writeable else array
+    array += 1
+    return np.array([array[0], *torch.rand(2).tolist()])
+
+
+def own_seed(data: bytes) -> NDArray[np.float64]:
+    """Seed the global generator anew, as the images of a pair often are."""
+    number = int(np.frombuffer(data, np.int64)[0])
+    np.random.seed(number)  # noqa: NPY002
+    return np.array([number, np.random.rand()])  # noqa: NPY002
+
+
+def failing_now_and_then(data: bytes) -> NDArray[np.int64]:
+    if random.random() < 0.2:
+        raise ValueError("by chance")
+    return np.frombuffer(data, np.int64)
+
+
+def drawn_with_rng(data: bytes, rng: np.random.Generator) -> NDArray[np.float64]:
+    return np.array([np.frombuffer(data, np.int64)[0], rng.random(), random.random()])

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats  # type: ignore[import-untyped]
 
-from mpload.augment import SampleRng, adapt_transform
+from mpload.augment import GlobalGenerators, SampleRng, adapt_transform
 from mpload.errors import ArgumentError
 from tests.photos import photo
 
@@ -59,7 +59,8 @@ def digest(pixels: Image) -> str:
 
 def digests(transform: Any, sample_ids: list[int], *, seed: int = 1, epoch: int = 2) -> list[str]:
     adapted, rng = adapt_transform(transform), SampleRng(seed=seed, epoch=epoch)
-    return [digest(adapted(PHOTO, rng.for_sample(sample_id, stream=1))) for sample_id in sample_ids]
+    with GlobalGenerators(seeds=True).lent():
+        return [digest(adapted(PHOTO, rng.for_sample(sample_id, stream=1))) for sample_id in sample_ids]
 
 
 # Randomness of a sample
