@@ -12,7 +12,8 @@ MploadError
 ├── DecodeError        (ValueError)       bytes are no image that the decoder takes
 ├── SampleError        (RuntimeError)     one sample failed: says which, where it stands, and why
 ├── TooManyBadSamples  (RuntimeError)     more samples failed than the error policy allows
-└── WorkerError        (RuntimeError)     worker processes cannot start, or die too often
+├── WorkerError        (RuntimeError)     worker processes cannot start, or die too often
+└── WorkerTraceback    (RuntimeError)     where code failed in a worker: the cause of what is raised here
 ```
 
 Each can be caught as `MploadError` and as the builtin beside it, and can be built from its message alone: a DataLoader
@@ -33,6 +34,7 @@ __all__ = [
     "StorageError",
     "TooManyBadSamples",
     "WorkerError",
+    "WorkerTraceback",
 ]
 
 
@@ -89,3 +91,16 @@ class WorkerError(MploadError, RuntimeError):
 
     history: tuple[str, ...] = ()
     """Every death that is remembered, oldest first: which process, why, and over which samples."""
+
+
+class WorkerTraceback(MploadError, RuntimeError):  # noqa: N818  it is the trace of an error
+    """The traceback of an error in a worker, as text: the last `__cause__` of what is raised here in its stead."""
+
+
+def cause_of(error: BaseException) -> str:
+    """Return why `error` was raised, with its type unless it is ours, whose messages speak for themselves."""
+    try:
+        text = str(error)
+    except (Exception, SystemExit) as failure:  # noqa: BLE001  an error of the user's, whose text is the user's code
+        return f"{type(error).__name__}, whose __str__ raised {type(failure).__name__}"
+    return text if isinstance(error, MploadError) else f"{type(error).__name__}: {text}"

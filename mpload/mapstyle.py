@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import collate
 
-from mpload.errors import SampleError, StateError
+from mpload.errors import SampleError, StateError, cause_of
 from mpload.mapwork import Leaf, LeafKind, MapDataset, MapWork, kept_generators, leaves_of, template_of
 from mpload.order import Order, OrderChoice
 from mpload.progress import Epoch, SharedProgress
@@ -136,9 +136,8 @@ class MapSource:
     def _sample(self, sample_id: int, epoch: Epoch) -> Any:
         try:
             return self._work.sample(sample_id, seed=epoch.seed, epoch=epoch.number)
-        except Exception as error:
-            cause = f"{type(error).__name__}: {error}"
-            raise SampleError(self._describe(sample_id, cause)) from error
+        except (Exception, SystemExit) as error:
+            raise SampleError(self._describe(sample_id, cause_of(error))) from error
 
     def _empty(self) -> Any:
         """Return a batch of no samples: what a rank gets where a ragged epoch has none left for it."""
@@ -154,7 +153,7 @@ class MapSource:
         """
         for failure in filled.failures:
             (sample_id,) = self._sample_ids(filled.task.numbers, failure.sample)
-            raise SampleError(self._describe(sample_id, failure.cause))
+            raise SampleError(self._describe(sample_id, failure.cause)) from failure.origin
         return _collated(self._work.template, filled.arrays)
 
     def instead_of(self, killed: KilledSample) -> tuple[int, ...] | None:

@@ -237,7 +237,8 @@ class MapWork:
             pool.submit(BatchTask(numbers=(), num_samples=1))
             filled = pool.next()
             if filled.failures:
-                raise SampleError(f"{type(self.dataset).__name__}: {filled.failures[0].cause}")
+                failure = filled.failures[0]
+                raise SampleError(f"{type(self.dataset).__name__}: {failure.cause}") from failure.origin
             # From our own worker's memory: by value, since classes of the user's script have no name that both know.
             return replace(self, template=cloudpickle.loads(filled.arrays["template"][0].tobytes()))
 

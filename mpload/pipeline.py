@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mpload.augment import GlobalGenerators, SampleRng, adapt_transform, seed_generators
 from mpload.decode import ImageDecoder, NumpyDecoder, RandomResizedCrop, RawBytes, ResizeCenterCrop
-from mpload.errors import MploadError, SampleError
+from mpload.errors import MploadError, SampleError, cause_of
 from mpload.gpudecode import GpuDecode
 from mpload.image import Limits
 from mpload.index.columns import Cell, ColumnType, LmdbValue, RowValue, Span
@@ -222,19 +222,19 @@ class Pipeline:
         try:
             return record.sample_id, self._make(record, self._rng, outs, rooms, store)
         except (Exception, SystemExit) as error:  # whatever the user's callables raise meets the policy
-            bad = self.describe(record, _cause_of(error))
+            bad = self.describe(record, cause_of(error), error)
             if self.policy.action is ErrorAction.RAISE:
                 raise SampleError(str(bad)) from error
             on_bad(bad)
-        if self.policy.action is ErrorAction.SKIP:
-            return None
-        candidates = substitute_for(record.sample_id, num_samples=len(self.index), seed=seed, epoch=epoch)
-        for substitute in self.index.records(candidates):
-            try:
-                return substitute.sample_id, self._make(substitute, self._rng, outs, rooms, store)
-            except (Exception, SystemExit) as error:  # noqa: BLE001  as above
-                on_bad(self.describe(substitute, _cause_of(error)))
-        raise SampleError(f"{bad}; and so did {len(candidates)} substitutes for it")
+            if self.policy.action is ErrorAction.SKIP:
+                return None
+            candidates = substitute_for(record.sample_id, num_samples=len(self.index), seed=seed, epoch=epoch)
+            for substitute in self.index.records(candidates):
+                try:
+                    return substitute.sample_id, self._make(substitute, self._rng, outs, rooms, store)
+                except (Exception, SystemExit) as its_error:  # noqa: BLE001  as above
+                    on_bad(self.describe(substitute, cause_of(its_error), its_error))
+            raise SampleError(f"{bad}; and so did {len(candidates)} substitutes for it") from error
 
     def read(self, record: Record) -> list[bytes]:
         """Return the bytes of each source of a sample, from where they lie."""
@@ -333,11 +333,11 @@ class Pipeline:
             values[number] = value
         return tuple(values)
 
-    def describe(self, record: Record, cause: str) -> BadSample:
+    def describe(self, record: Record, cause: str, error: BaseException | None = None) -> BadSample:
         """Return what is to be told of a sample that failed."""
         sources = tuple(str(record.cells[number]) for number in self.sources)
         where = self.index.where(record.sample_id)
-        return BadSample(sample_id=record.sample_id, where=where, paths=sources, cause=cause)
+        return BadSample(sample_id=record.sample_id, where=where, paths=sources, cause=cause, error=error)
 
     def saw(self, num_samples: int, *, epoch: int) -> None:
         """Count samples that were asked for, of which bad ones are a fraction."""
@@ -394,10 +394,6 @@ def _range_of(cell: Cell) -> ByteRange:
 
 def _path_of(cell: Cell) -> str:
     return cell if isinstance(cell, str) else getattr(cell, "path", "")
-
-
-def _cause_of(error: BaseException) -> str:
-    return str(error) if isinstance(error, MploadError) else f"{type(error).__name__}: {error}"
 
 
 def _takes(function: Callable[..., Any], name: str) -> bool:

@@ -63,6 +63,8 @@ class BadSample:
     where: str
     paths: tuple[str, ...]
     cause: str
+    error: BaseException | None = None
+    """What was raised, where that was in this process."""
 
     def __str__(self) -> str:
         return f"{self.where}: sample {self.sample_id} ({', '.join(self.paths)}): {self.cause}"

@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset
 
 from mpload.cache.opened import OpenCache
 from mpload.dataset import MPDataset
-from mpload.errors import ArgumentError, MploadError, SampleError
+from mpload.errors import ArgumentError, MploadError, SampleError, TooManyBadSamples
 from mpload.mapstyle import MapSource
 from mpload.mapwork import MapDataset
 from mpload.order import OrderChoice, Sequential, Shuffle
@@ -228,10 +228,13 @@ class IndexSource:
         for failure in filled.failures:
             details = failure.details
             if not (details.get("skipped") or details.get("substituted") or details.get("killed")):
-                raise SampleError(failure.cause)
+                raise SampleError(failure.cause) from failure.origin
             own = self._sample_id(number, failure.sample), failure.cause
             for sample_id, cause in details.get("bad", [own]):
-                self._write_down(sample_id, cause, epoch=number.epoch)
+                try:
+                    self._write_down(sample_id, cause, epoch=number.epoch)
+                except TooManyBadSamples as error:
+                    raise error from failure.origin
             if not details.get("substituted"):
                 failed.append(failure.sample)
         if not failed:

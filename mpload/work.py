@@ -22,6 +22,7 @@ from mpload.pipeline import DTYPES, Pipeline, Sample, stack
 from mpload.policy import BadSample
 from mpload.sharding import Plan, Tail, Topology
 from mpload.transport.batches import BatchTask
+from mpload.transport.messages import Failure, told_of
 from mpload.transport.pool import WorkerPool
 from mpload.transport.ragged import RaggedArray
 from mpload.transport.slots import Field, RaggedField, SlotLayout
@@ -190,8 +191,9 @@ class PipelineWork:
 
 def _tell(report: ChunkReport, place: int, bad: Sequence[BadSample], *, is_made: bool) -> None:
     """Tell whoever hands batches out of a sample that was skipped or substituted: it counts over all workers."""
-    told = [(each.sample_id, each.cause) for each in bad]
-    report.failed(place, bad[0].cause, {"substituted" if is_made else "skipped": True, "bad": told})
+    told = {"substituted" if is_made else "skipped": True, "bad": [(each.sample_id, each.cause) for each in bad]}
+    error = bad[0].error
+    report.failed(place, bad[0].cause, told if error is None else told | told_of(error))
 
 
 def _cache_counts(pipeline: Pipeline) -> tuple[int, int]:
@@ -325,7 +327,7 @@ class _Probe:
         bad: list[BadSample] = []  # to be counted and reported when their turn comes
         made = self.pipeline.sample(self.pipeline.index[task[0]], seed=0, epoch=0, on_bad=bad.append)
         if made is None:
-            raise SampleError(str(bad[0]))
+            raise SampleError(str(bad[0])) from bad[0].error
         described = [
             {"shape": list(value.shape), "dtype": value.dtype.str}
             if isinstance(value, np.ndarray)
@@ -349,7 +351,7 @@ def _told(pipeline: Pipeline) -> list[dict[str, Any]] | None:
 
 def _probe(pipeline: Pipeline) -> list[dict[str, Any]]:
     layout = SlotLayout(num_samples=1, fields=(RaggedField(name="described"),))
-    causes = []
+    failures: list[Failure] = []
     with WorkerPool(_Probe(pipeline=pipeline), layout, num_slots=1, num_workers=1) as pool:
         for sample_id in range(min(_PROBED_SAMPLES, len(pipeline.index))):
             pool.submit(BatchTask(numbers=(sample_id,), num_samples=1))
@@ -357,5 +359,6 @@ def _probe(pipeline: Pipeline) -> list[dict[str, Any]]:
             if not filled.failures:
                 described: list[dict[str, Any]] = json.loads(filled.arrays["described"][0].tobytes())
                 return described
-            causes.append(filled.failures[0].cause)
-    raise SampleError(f"{pipeline.index.path}: none of the first {len(causes)} samples could be made: {causes[0]}")
+            failures.append(filled.failures[0])
+    cause = f"none of the first {len(failures)} samples could be made: {failures[0].cause}"
+    raise SampleError(f"{pipeline.index.path}: {cause}") from failures[0].origin

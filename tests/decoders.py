@@ -1,6 +1,7 @@
 """Decoders and transforms of the tests that workers import: a module that imports little."""
 
 import random
+import threading
 import time
 from typing import Any
 
@@ -89,3 +90,44 @@ def failing_now_and_then(data: bytes) -> NDArray[np.int64]:
 
 def drawn_with_rng(data: bytes, rng: np.random.Generator) -> NDArray[np.float64]:
     return np.array([np.frombuffer(data, np.int64)[0], rng.random(), random.random()])
+
+
+class UnspeakableError(Exception):
+    """Takes two arguments, holds what cannot be pickled, and cannot say what it is."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(first, second)
+        self.lock = threading.Lock()
+
+    def __str__(self) -> str:
+        raise ZeroDivisionError("no words")
+
+
+def deep_function(number: int) -> None:
+    if number % 20 == 7:
+        raise KeyError("deep", number)
+
+
+def deeply_broken(data: bytes) -> NDArray[np.int64]:
+    deep_function(int(np.frombuffer(data, np.int64)[0]))
+    return np.frombuffer(data, np.int64)
+
+
+def unspeakable(data: bytes) -> NDArray[np.int64]:
+    if np.frombuffer(data, np.int64)[0] % 20 == 7:
+        raise UnspeakableError(1, 2)
+    return np.frombuffer(data, np.int64)
+
+
+def always_unspeakable(data: bytes) -> NDArray[np.int64]:
+    raise UnspeakableError(1, len(data))
+
+
+def too_deep(data: bytes) -> NDArray[np.int64]:
+    def descend(levels: int, values: str) -> None:
+        if not levels:
+            raise ValueError("at the bottom: " + values)
+        descend(levels - 1, values)
+
+    descend(levels=300, values="x" * 100)
+    return np.frombuffer(data, np.int64)

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tests.decoders import UnspeakableError, deep_function
+
 
 class Pair(NamedTuple):
     image: Any
@@ -122,4 +124,17 @@ class Computing(Sized):
         ends = time.thread_time() + 0.005
         while time.thread_time() < ends:
             pass
+        return i
+
+
+class DeeplyBroken(Sized):
+    def __getitem__(self, i: int) -> int:
+        deep_function(i)
+        return i
+
+
+class Unspeakable(Sized):
+    def __getitem__(self, i: int) -> int:
+        if i == 7:
+            raise UnspeakableError(1, 2)
         return i

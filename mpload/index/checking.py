@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mpload.errors import MploadError, SidecarError, StorageError
+from mpload.errors import MploadError, SidecarError, StorageError, cause_of
 from mpload.index.columns import Cell, ColumnType, LmdbValue, RowValue, Span
 from mpload.index.index import Index
 from mpload.index.lists import Line, path_of, read_lines
@@ -197,10 +197,8 @@ class _Check:
             return None
         try:
             self._decode(data)
-        except MploadError as error:
-            return str(error)
         except Exception as error:  # noqa: BLE001  whatever a decoder says is what the caller wants to know
-            return f"{type(error).__name__}: {error}"
+            return cause_of(error)
         return None
 
 

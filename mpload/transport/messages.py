@@ -1,18 +1,25 @@
 """What workers answer: a few integers, and failures as plain data. Nothing here is ever unpickled."""
 
+import builtins
 import json
 import struct
+import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from mpload.errors import MploadError, WorkerError
+from mpload import errors
+from mpload.errors import SampleError, WorkerError, WorkerTraceback, cause_of
 
-__all__ = ["Answer", "Failure", "Timings", "cannot_open", "cause_of"]
+__all__ = ["Answer", "Failure", "Timings", "cannot_open", "cause_of", "told_of"]
 
 _HEAD = struct.Struct("<8q")
 _TEXT_CHARACTERS = 16_000
 """Of all failures in an answer: with JSON's escapes it stays below the 208 KiB that a socket takes at once."""
+
+_KNOWN = {module.__name__: module for module in (builtins, errors)}
+"""Where errors are defined that are made anew from their name and arguments."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,12 +58,36 @@ class Failure:
     """Its place in the batch."""
     cause: str
     details: Mapping[str, Any] = field(default_factory=dict)
-    """What else the work said about it, as JSON can carry it."""
+    """What else the work said about it, as JSON can carry it; `traceback` may be cut at its start."""
+
+    @property
+    def origin(self) -> BaseException | None:
+        """What was raised in the worker, for `raise ... from`: the error itself where it is plain, and its traceback.
+
+        None where nothing was raised. No object comes from the worker: a builtin error, or one of ours, is made anew.
+        """
+        if not (text := self.details.get("traceback")):
+            return None
+        trace = WorkerTraceback(f'\n"""\n{text.rstrip()}\n"""')
+        module, name, arguments = self.details.get("error", ("", "", ()))
+        kind = getattr(_KNOWN.get(module), name, None)
+        if isinstance(kind, type) and issubclass(kind, BaseException):
+            with suppress(Exception):  # some take other arguments than they show
+                error = kind(*arguments)
+                error.__cause__ = trace
+                return error
+        return trace
 
 
-def cause_of(error: BaseException) -> str:
-    """Return why `error` was raised, with its type unless it is ours, whose messages speak for themselves."""
-    return str(error) if isinstance(error, MploadError) else f"{type(error).__name__}: {error}"
+def told_of(error: BaseException) -> dict[str, Any]:
+    """Return the details of a `Failure` from which `Failure.origin` is made."""
+    if isinstance(error, SampleError) and error.__cause__ is not None:
+        error = error.__cause__
+    told: dict[str, Any] = {"traceback": "".join(traceback.format_exception(error))}
+    kind = type(error)
+    if kind.__module__ in _KNOWN and all(type(each) in {str, int, float, bool, type(None)} for each in error.args):
+        told["error"] = kind.__module__, kind.__name__, error.args
+    return told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +109,17 @@ class Answer:
         limit = _TEXT_CHARACTERS // len(self.failures)
         texts = []
         for failure in self.failures:
-            details = json.dumps(dict(failure.details), default=str)
+            told = {name: value for name, value in failure.details.items() if name != "traceback"}
+            details = json.dumps(told, default=str)
             if len(failure.cause) + len(details) > limit:
-                details = json.dumps({name: True for name, value in failure.details.items() if value is True})
-            texts.append((failure.sample, failure.cause[:limit], details))
+                details = json.dumps({name: True for name, value in told.items() if value is True})
+            texts.append([failure.sample, failure.cause[:limit], details, ""])
+        left = _TEXT_CHARACTERS - sum(len(cause) + len(details) for _, cause, details, _ in texts)
+        share = left // (2 * len(texts))
+        for text, failure in zip(texts, self.failures, strict=True):
+            trace = str(failure.details.get("traceback", ""))
+            room = left // 2 + share if text is texts[0] else share  # it is most often the first one that is raised
+            text[3] = trace[max(0, len(trace) - room) :]
         return head + json.dumps(texts).encode()
 
     @classmethod
@@ -91,7 +129,10 @@ class Answer:
         failures: tuple[Failure, ...] = ()
         if len(message) > _HEAD.size:
             texts = json.loads(message[_HEAD.size :])
-            failures = tuple(Failure(sample=s, cause=cause, details=json.loads(d)) for s, cause, d in texts)
+            failures = tuple(
+                Failure(sample=s, cause=cause, details=json.loads(d) | ({"traceback": trace} if trace else {}))
+                for s, cause, d, trace in texts
+            )
         timings = Timings(
             read_ns=read_ns,
             decode_ns=decode_ns,

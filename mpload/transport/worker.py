@@ -7,7 +7,6 @@ import signal
 import socket
 import sys
 import time
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -17,7 +16,7 @@ import numpy as np
 from mpload.transport.board import BoardFds, WorkerBoard
 from mpload.transport.chunks import Chunk
 from mpload.transport.kernel import be_killed_first, die_with_parent, set_process_name
-from mpload.transport.messages import Answer, Failure, Timings, cause_of
+from mpload.transport.messages import Answer, Failure, Timings, cause_of, told_of
 from mpload.transport.ragged import RaggedArray
 from mpload.transport.ring import SlotArrays, SlotRing
 from mpload.transport.slots import SlotLayout
@@ -144,7 +143,7 @@ def run_worker(number: int, place: Workplace, *, parent_pid: int) -> int:
 
 def tell_cannot_open(number: int, answers: socket.socket, error: BaseException) -> None:
     """Tell the parent, from the handler of `error`, that worker `number` cannot work."""
-    failure = Failure(sample=-1, cause=cause_of(error), details={"traceback": traceback.format_exc()[-8000:]})
+    failure = Failure(sample=-1, cause=cause_of(error), details=told_of(error))
     answers.send(Answer(worker=number, serial=0, failures=(failure,)).encode())
 
 
@@ -193,7 +192,7 @@ def _blank(arrays: SlotArrays, sample: int, error: BaseException, report: ChunkR
             array.begin(sample, sample + 1)
         else:
             array[sample] = np.zeros((), array.dtype)
-    report.failed(sample, cause_of(error), {"type": type(error).__name__, "traceback": traceback.format_exc()})
+    report.failed(sample, cause_of(error), told_of(error))
 
 
 def _use_one_core() -> None:
