@@ -21,6 +21,8 @@ PART = 4  # a crop is a quarter of the image high and wide
 class SameCrop:
     """A random quarter of an image, at a place that both images of a pair have: a multiple of 1/24 of each side."""
 
+    makes_images = True  # so batches show them channels first
+
     def __init__(self) -> None:
         self._decode = mpload.ImageDecoder()
 

@@ -18,6 +18,7 @@ __all__ = ["GlobalGenerators", "SampleRng", "adapt_transform", "seed_generators"
 _T = TypeVar("_T")
 _VERSION = b"mpload rng 1"
 _MAX_WORD = (1 << 64) - 1
+_IMAGE_LIBRARIES = frozenset({"albumentations", "kornia", "torchvision"})
 
 
 class SampleRng:
@@ -83,16 +84,30 @@ class SampleRng:
         return f"SampleRng(seed={self.seed}, epoch={self.epoch})"
 
 
-def adapt_transform(transform: Callable[..., Any]) -> Callable[[NDArray[Any], np.random.Generator], NDArray[Any]]:
+def takes_images(transform: Callable[..., Any] | None) -> bool:
+    """Return whether a transform is one, or a `torch.nn.Module` made of ones, of a library that knows images only."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(transform, torch.nn.Module):
+        return any(_is_of(module, _IMAGE_LIBRARIES) for module in transform.modules())
+    return _is_of(transform, _IMAGE_LIBRARIES)
+
+
+def adapt_transform(
+    transform: Callable[..., Any], *, on_images: bool | None = True
+) -> Callable[[NDArray[Any], np.random.Generator], NDArray[Any]]:
     """Return `transform` as a function of an array and the sample's generator.
 
     - An albumentations transform or `Compose` is called as `transform(image=array)["image"]` and draws from the
       sample's generator alone; a seed of its own is overridden.
     - A `torch.nn.Module` or a transform of torchvision is called with a tensor that shares the array's memory,
-      [C, H, W] for an array [H, W, C], and must return a tensor like it, which becomes an array again.
+      [C, H, W] for an image [H, W, C], and must return a tensor like it, which becomes an array again.
     - Any other callable is called with the array, and with `rng=` where it has a parameter of that name.
 
     The last two, without `rng`, may draw from the global generators, which they seed: see `GlobalGenerators`.
+
+    Args:
+        transform: a callable.
+        on_images: whether arrays of three dimensions are images; None: nobody says, and a torch module refuses them.
 
     Raises:
         ArgumentError: `transform` is no callable, or an albumentations transform older than version 2.
@@ -102,14 +117,14 @@ def adapt_transform(transform: Callable[..., Any]) -> Callable[[NDArray[Any], np
     """
     if not callable(transform):
         raise ArgumentError(f"transform must be a callable on an array, got {transform!r}")
-    if any(base.__module__.partition(".")[0] == "albumentations" for base in type(transform).__mro__):
+    if _is_of(transform, frozenset({"albumentations"})):
         if not hasattr(transform, "set_random_state"):
             raise ArgumentError(
                 f"{_name(transform)} cannot be seeded: it needs albumentations 2. pip install -U albumentations"
             )
         return _Albumentations(transform)
     if _is_torch(transform):
-        return _TorchTransform(transform)
+        return _TorchTransform(transform, on_images)
     return _PlainTransform(transform)
 
 
@@ -217,24 +232,30 @@ class _PlainTransform:
 class _TorchTransform:
     """Calls a torch module with tensors. Finds torch loaded, by whoever made or unpickled the module."""
 
-    __slots__ = ("_torch", "_transform")
+    __slots__ = ("_on_images", "_torch", "_transform")
 
-    def __init__(self, transform: Callable[..., Any]) -> None:
+    def __init__(self, transform: Callable[..., Any], on_images: bool | None) -> None:
         self._transform = transform
+        self._on_images = on_images
         self._torch = sys.modules["torch"]
 
     def __call__(self, image: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+        if self._on_images is None and image.ndim == 3:
+            raise ArgumentError(
+                f"transform {_name(self._transform)} would get an image as [C, H, W] and an array as it is, but nobody "
+                f"says which this {image.dtype}{list(image.shape)} is. Give decode makes_images: True or False"
+            )
         tensor = self._torch.from_numpy(np.require(image, requirements=["C", "W"]))
         seed_generators(rng)
         with self._torch.no_grad():
-            result = self._transform(tensor.permute(2, 0, 1) if image.ndim == 3 else tensor)
+            result = self._transform(tensor.permute(2, 0, 1) if self._on_images and image.ndim == 3 else tensor)
         if not isinstance(result, self._torch.Tensor):
             raise ArgumentError(f"transform {_name(self._transform)} returned {type(result).__name__}, not a tensor")
         array: NDArray[Any] = result.numpy()
-        return np.ascontiguousarray(array.transpose(1, 2, 0) if array.ndim == 3 else array)
+        return np.ascontiguousarray(array.transpose(1, 2, 0) if self._on_images and array.ndim == 3 else array)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _TorchTransform, (self._transform,)
+        return _TorchTransform, (self._transform, self._on_images)
 
 
 class _Albumentations:
@@ -303,7 +324,11 @@ def _sample_rng(seed: int, epoch: int) -> SampleRng:
 def _is_torch(transform: Callable[..., Any]) -> bool:
     torch = sys.modules.get("torch")
     is_module = torch is not None and isinstance(transform, torch.nn.Module)
-    return is_module or any(base.__module__.partition(".")[0] == "torchvision" for base in type(transform).__mro__)
+    return is_module or _is_of(transform, frozenset({"torchvision"}))
+
+
+def _is_of(transform: Any, libraries: frozenset[str]) -> bool:
+    return any(base.__module__.partition(".")[0] in libraries for base in type(transform).__mro__)
 
 
 def _takes_rng(transform: Callable[..., Any]) -> bool:

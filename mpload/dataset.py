@@ -38,16 +38,20 @@ class MPDataset(IterableDataset[Any]):
     A batch, or sample, has one value per column of the index, as a tuple (bare where there is one column only), or as
     a dict by the columns' names where `as_dict` is set:
 
-    - path, span: what `decode` and `transform` made of the bytes. Arrays become tensors, images [H, W, C] in memory are
-      shown as [B, C, H, W] (`channels_last`; a sample: [C, H, W]); arrays of several shapes become a list of tensors.
+    - path, span: what `decode` and `transform` made of the bytes. Arrays become tensors, of several shapes a list of
+      tensors. Images, [H, W, C] in memory, are shown as [B, C, H, W] (`channels_last`; a sample: [C, H, W]); every
+      other array keeps its axes. Images are what `ImageDecoder`, `RandomResizedCrop` and `ResizeCenterCrop` make, or a
+      decoder with an attribute `makes_images = True`, or transforms of albumentations, torchvision and kornia.
     - int: int64 [B]; float: float64 [B]; str: a list. A sample has the plain number or string.
 
     Args:
         index: a path for `open_index`, or an `Index`.
         decode: makes an array of an image's bytes: `ImageDecoder()`, `RandomResizedCrop(224)`, `ResizeCenterCrop(224)`,
-            `RawBytes()`, or any callable `bytes -> array`, with a second parameter `rng` if it wants randomness.
-        transform: a callable on the decoded array, [H, W, C] in and out; an albumentations transform is recognised and
-            seeded per sample; other callables get a generator if they have a parameter `rng`.
+            `RawBytes()`, or any callable `bytes -> array`, with a second parameter `rng` if it wants randomness. What
+            it draws from the global generators of `random`, NumPy and torch belongs to seed, epoch and sample too.
+        transform: a callable on the decoded array, images [H, W, C] in and out; an albumentations transform is
+            recognised and seeded per sample; other callables get a generator if they have a parameter `rng`, and may
+            draw from the global ones like `decode`.
         batch_size: samples of a batch of this rank; None yields samples.
         tail: what happens where the samples do not fill the last global batch: `"pad"` wraps round to the epoch's first
             samples, `"drop"` leaves the rest out, `"ragged"` gives every sample exactly once in short or empty batches.
@@ -70,7 +74,7 @@ class MPDataset(IterableDataset[Any]):
     Process: may be forked and pickled; workers of a DataLoader share the table of epochs with their parent.
 
     Raises:
-        ArgumentError: an argument breaks a rule.
+        ArgumentError: an argument breaks a rule, or one of several columns of files holds masks, not photographs.
         IndexFormatError, SidecarError, OSError: the index cannot be opened.
     """
 
@@ -106,6 +110,7 @@ class MPDataset(IterableDataset[Any]):
             storage=storage,
             page_cache=page_cache,
         )
+        self.pipeline.refuse_masks()
         self.cache = None
         if cache is not None:
             self.cache = cache.open(self.index, read=self.pipeline.read, sources_are_files=storage is None)
@@ -130,9 +135,10 @@ class MPDataset(IterableDataset[Any]):
 
     def shown(self, columns: Sequence[Any]) -> Any:
         """Return the columns of a batch, or the values of a sample, as the dataset yields them."""
+        are_images = self.pipeline.makes_images
         if self.as_dict:
-            return as_named_tensors((column.name for column in self.index.columns), columns)
-        return as_tensors(columns)
+            return as_named_tensors((column.name for column in self.index.columns), columns, are_images=are_images)
+        return as_tensors(columns, are_images=are_images)
 
     def __len__(self) -> int:
         """Return the number of batches, or samples, of this rank in a whole epoch, also where the next one is resumed.

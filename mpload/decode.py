@@ -6,6 +6,8 @@ What the pipeline may rely on, here and in a decoder of the user's own:
 - It gets `rng=`, the sample's generator, where it has a parameter of that name. It draws from that, or from the global
   generators of `random`, NumPy and torch, which then give the sample's numbers too, and the same number of times for
   every image, so that the images of one sample are cropped alike.
+- Where it has `makes_images`, true, its arrays [..., H, W, C] are images, which batches show as [..., C, H, W]; arrays
+  of other decoders keep their axes.
 - Where it has `output_shape`, every result has that shape and is uint8; it then takes `out=`, a C-contiguous uint8
   array of that shape, writes every pixel there and returns it.
 - Bytes it cannot decode are a `DecodeError`.
@@ -18,7 +20,7 @@ import math
 from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from io import BytesIO
 from tokenize import TokenError
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.lib import format as npy
@@ -107,6 +109,7 @@ class ImageDecoder:
     exif_orientation: bool = True
     limits: Limits = DEFAULT_LIMITS
     max_pixels: InitVar[int | None] = None
+    makes_images: ClassVar[bool] = True
 
     def __post_init__(self, max_pixels: int | None) -> None:
         _shorten(self, max_pixels)
@@ -156,6 +159,7 @@ class RandomResizedCrop:
     exif_orientation: bool = True
     limits: Limits = DEFAULT_LIMITS
     max_pixels: InitVar[int | None] = None
+    makes_images: ClassVar[bool] = True
 
     def __post_init__(self, max_pixels: int | None) -> None:
         _check_size("size", self.size)
@@ -225,6 +229,7 @@ class ResizeCenterCrop:
     exif_orientation: bool = True
     limits: Limits = DEFAULT_LIMITS
     max_pixels: InitVar[int | None] = None
+    makes_images: ClassVar[bool] = True
 
     def __post_init__(self, max_pixels: int | None) -> None:
         _check_size("size", self.size)
@@ -291,6 +296,8 @@ class NumpyDecoder:
 
     Attributes:
         max_bytes: The largest file.
+        makes_images: Arrays are images [H, W, C], as `pack` stores decoded ones, and batches show them as [C, H, W];
+            otherwise they keep their axes.
 
     Raises:
         ArgumentError: `max_bytes` is not positive.
@@ -298,6 +305,7 @@ class NumpyDecoder:
 
     _: KW_ONLY
     max_bytes: int = MAX_BYTES
+    makes_images: bool = False
 
     def __post_init__(self) -> None:
         _ = self.limits

@@ -6,77 +6,36 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter_ns
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpload.augment import GlobalGenerators, SampleRng, adapt_transform, seed_generators
+from mpload.augment import GlobalGenerators, SampleRng, adapt_transform, seed_generators, takes_images
 from mpload.decode import ImageDecoder, NumpyDecoder, RandomResizedCrop, RawBytes, ResizeCenterCrop
-from mpload.errors import MploadError, SampleError, cause_of
+from mpload.errors import MploadError, SampleError, StorageError, cause_of
 from mpload.gpudecode import GpuDecode
-from mpload.image import Limits
-from mpload.index.columns import Cell, ColumnType, LmdbValue, RowValue, Span
+from mpload.index.columns import ColumnType
 from mpload.index.index import Index, Record
+from mpload.masks import PhotographsOnly
 from mpload.policy import BadSample, BadSamples, ErrorAction, ErrorPolicy, substitute_for
+from mpload.reading import PageStorage, Room, RoomStorage, SampleCache, Storage, path_of, range_of, storage_of
 from mpload.storage.ahead import DEFAULT_AHEAD_BYTES, ReadAhead
-from mpload.storage.local import PageCache
-from mpload.storage.opening import open_storage
-from mpload.storage.ranges import ByteRange, LmdbRange, RowRange, merged
+from mpload.storage.local import LocalStorage, PageCache
+from mpload.storage.ranges import ByteRange, merged
 from mpload.units import KIB
 
 __all__ = ["Batch", "Pipeline", "Sample", "SampleCache", "StageTimes", "Storage", "stack"]
 
 _BLOCK_GAP_BYTES = 64 * KIB
 _DECODE, _TRANSFORM, _GLOBALS = 0, 1, 3  # streams of a sample's randomness; map-style datasets have 2
-_OUR_DECODERS = frozenset({ImageDecoder, RandomResizedCrop, ResizeCenterCrop, RawBytes, NumpyDecoder, GpuDecode})
+_IMAGE_DECODERS = (ImageDecoder, RandomResizedCrop, ResizeCenterCrop, GpuDecode)
+_OUR_DECODERS = frozenset({*_IMAGE_DECODERS, RawBytes, NumpyDecoder})
+_FILES = frozenset({ColumnType.PATH, ColumnType.SPAN})
+_LOOKED_AT = 4  # samples that are searched for masks before the first epoch
 
 Sample = tuple[Any, ...]
 """One value per column of the index: what the decoder or transform made of a source, else the cell."""
-Room = Callable[[int], NDArray[np.uint8]]
-"""Returns an array uint8 [n] for so many bytes; asked again, the former is forgotten."""
-
-
-class Storage(Protocol):
-    """Where bytes come from."""
-
-    def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """Return the bytes of each range; raise `StorageError` where they cannot be had."""
-        ...
-
-
-@runtime_checkable
-class PageStorage(Protocol):
-    """A storage whose bytes come through the page cache of the machine."""
-
-    def prefetch(self, item: ByteRange) -> None:
-        """Bring bytes into the page cache, by large reads."""
-        ...
-
-    def forget(self, item: ByteRange) -> None:
-        """Take what `prefetch` has brought out of the page cache, where that is wished."""
-        ...
-
-
-@runtime_checkable
-class RoomStorage(Protocol):
-    """A storage that reads to where the bytes are wanted."""
-
-    def read_into(self, item: ByteRange, room: Room) -> NDArray[np.uint8]:
-        """Read a range into the array uint8 [n] that `room(n)` returns, and return that."""
-        ...
-
-
-class SampleCache(Protocol):
-    """Keeps the bytes of samples nearer than where they come from."""
-
-    def read(self, sample_id: int, paths: Sequence[str], read: Callable[[], list[bytes]]) -> list[bytes]:
-        """Return the bytes of a sample's sources, which lie in `paths`: kept ones, or what `read` gives."""
-        ...
-
-    def has(self, sample_id: int) -> bool:
-        """Whether something is kept for a sample, so that its sources will hardly be read."""
-        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -130,14 +89,53 @@ class Pipeline:
         self._decode_takes_rng = _takes(decode, "rng")
         self.output_shape: tuple[int, ...] | None = getattr(decode, "output_shape", None)
         """What the decoder makes of any image, uint8; None where that varies."""
+        declared = _declared_images(decode)
+        self.makes_images = bool(declared) or takes_images(transform)
+        """Whether arrays of three and more dimensions are images [..., H, W, C]."""
+        self._gives_images = True if self.makes_images else declared
         self._may_draw_globally = transform is not None or type(decode) not in _OUR_DECODERS
+        guard = self._guard()
+        self._files_guard = guard if isinstance(decode, _IMAGE_DECODERS) else None
+        self._arrays_guard = None if isinstance(decode, _IMAGE_DECODERS) else guard
         self.reads_in_place = isinstance(decode, RawBytes) and decode.as_array and transform is None
         """Whether samples are bytes in arrays, which are read to where they are wanted."""
         self._start()
 
+    def _guard(self) -> PhotographsOnly | None:
+        """Return what keeps masks from being treated like photographs, where samples are of several files."""
+        is_image_decoder = isinstance(self.decode, _IMAGE_DECODERS)
+        if len(self.sources) < 2 or not (is_image_decoder or takes_images(self.transform)):
+            return None
+        changing = self.transform if self.transform is not None else self.decode
+        return PhotographsOnly(
+            columns=tuple(self.index.columns[number].name for number in self.sources),
+            treatment=getattr(changing, "__qualname__", type(changing).__qualname__),
+            keeps_gray=isinstance(self.decode, ImageDecoder) and self.transform is None,
+        )
+
+    def refuse_masks(self) -> None:
+        """Look at names of columns, and at a few samples where that is cheap, for what would be destroyed.
+
+        Raises:
+            ArgumentError: there is something, see `mpload.masks`.
+        """
+        guard = self._files_guard or self._arrays_guard
+        if guard is None:
+            return
+        if not guard.keeps_gray:
+            guard.check_names()
+        types = {self.index.columns[number].type for number in self.sources}
+        if self._files_guard is not None and types <= _FILES and isinstance(self._storage, LocalStorage):
+            sample_ids = np.linspace(0, len(self.index) - 1, num=_LOOKED_AT, dtype=np.int64)
+            for record in self.index.records(sample_ids):
+                with suppress(StorageError):  # the sample meets it when its turn comes
+                    guard.check_values(self.read(record))
+
     def _start(self) -> None:
-        self._transform = None if self.transform is None else adapt_transform(self.transform)
-        self._storage = self.storage or _open_storage(self.index, self.decode, self.page_cache)
+        self._transform = (
+            None if self.transform is None else adapt_transform(self.transform, on_images=self._gives_images)
+        )
+        self._storage = self.storage or storage_of(self.index, self.decode, self.page_cache)
         self.ahead = ReadAhead(self._storage, max_bytes=self.read_ahead_bytes)
         self._bad = BadSamples(self.policy, index_path=self.index.path)
         self._rng: SampleRng | None = None
@@ -243,7 +241,7 @@ class Pipeline:
     def _read_or_cached(self, record: Record) -> list[bytes]:
         if self.cache is None:
             return self.read(record)
-        paths = [_path_of(record.cells[number]) for number in self.sources]
+        paths = [path_of(record.cells[number]) for number in self.sources]
         return self.cache.read(record.sample_id, paths, lambda: self.read(record))
 
     def _read_in_place(self, record: Record, rooms: Sequence[Room] | None) -> list[NDArray[np.uint8]]:
@@ -288,7 +286,7 @@ class Pipeline:
                         self.ahead.run(partial(act, item))
 
     def _ranges(self, record: Record) -> list[ByteRange]:
-        return [_range_of(record.cells[number]) for number in self.sources]
+        return [range_of(record.cells[number]) for number in self.sources]
 
     def _make(
         self,
@@ -301,6 +299,8 @@ class Pipeline:
         start_ns = perf_counter_ns()
         data = self._read_in_place(record, rooms) if self.reads_in_place else self._read_or_cached(record)
         self.times.read_ns += perf_counter_ns() - start_ns
+        if self._files_guard is not None:
+            self._files_guard.check(data)
         if self._may_draw_globally:
             made = self._generators.make(lambda: self._values(record, data, rng, outs))
         else:
@@ -314,6 +314,7 @@ class Pipeline:
     ) -> Sample:
         values: list[Any] = list(record.cells)
         times = self.times
+        decoded: list[Any] = []
         # Every source of a sample meets the same random numbers: image pairs are cropped and transformed alike.
         for place, number in enumerate(self.sources):
             start_ns = perf_counter_ns()
@@ -328,6 +329,9 @@ class Pipeline:
             decoded_ns = perf_counter_ns()
             times.decode_ns += decoded_ns - start_ns
             if self._transform is not None:
+                if self._arrays_guard is not None:
+                    decoded.append(value)
+                    self._arrays_guard.check_arrays(decoded)
                 value = self._transform(value, rng.for_sample(record.sample_id, stream=_TRANSFORM))
                 times.transform_ns += perf_counter_ns() - decoded_ns
             values[number] = value
@@ -363,37 +367,12 @@ class Pipeline:
 _PER_PROCESS = frozenset({"_transform", "_storage", "ahead", "_bad", "_rng", "_generators", "times"})
 
 
-def _open_storage(index: Index, decode: Callable[..., Any], page_cache: PageCache | str) -> Storage:
-    limits = getattr(decode, "limits", None)
-    kinds = {_RANGE_TYPES.get(column.type, ByteRange) for column in index.columns if column.type.is_source}
-    return open_storage(
-        index.root,
-        kinds,
-        allow_outside_root=not index.confined,
-        max_bytes=limits.max_bytes if isinstance(limits, Limits) else None,
-        page_cache=page_cache,
-    )
-
-
-_RANGE_TYPES: dict[ColumnType, type[ByteRange]] = {ColumnType.LMDB: LmdbRange, ColumnType.ROW: RowRange}
-
-
-def _range_of(cell: Cell) -> ByteRange:
-    match cell:
-        case str():
-            return ByteRange(cell)
-        case Span():
-            return ByteRange(cell.path, cell.offset_bytes, cell.length_bytes)
-        case LmdbValue():
-            return LmdbRange(cell.path, key=cell.key)
-        case RowValue():
-            return RowRange(cell.path, row_group=cell.row_group, row=cell.row, column=cell.column)
-        case _:
-            raise AssertionError(f"{cell} says nothing of bytes")
-
-
-def _path_of(cell: Cell) -> str:
-    return cell if isinstance(cell, str) else getattr(cell, "path", "")
+def _declared_images(decode: Callable[..., Any]) -> bool | None:
+    """Return whether a decoder says that it makes images; None where it says nothing."""
+    while isinstance(decode, partial):
+        decode = decode.func
+    declared = getattr(decode, "makes_images", None)
+    return None if declared is None else bool(declared)
 
 
 def _takes(function: Callable[..., Any], name: str) -> bool:

@@ -131,3 +131,20 @@ def too_deep(data: bytes) -> NDArray[np.int64]:
 
     descend(levels=300, values="x" * 100)
     return np.frombuffer(data, np.int64)
+
+
+def cube(data: bytes) -> NDArray[np.uint8]:
+    """Decode a sample into [5, 7, 9], which is no image."""
+    return np.full((5, 7, 9), data[0], np.uint8)
+
+
+def picture(data: bytes) -> NDArray[np.uint8]:
+    """Decode a sample into an image of [4, 6, 3]."""
+    return np.arange(72, dtype=np.uint8).reshape(4, 6, 3) + np.uint8(data[0])
+
+
+picture.makes_images = True  # type: ignore[attr-defined]
+
+
+def undeclared(data: bytes) -> NDArray[np.uint8]:
+    return picture(data)
