@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import collate
 
 from mpload.errors import SampleError, StateError, cause_of
-from mpload.mapwork import Leaf, LeafKind, MapDataset, MapWork, kept_generators, leaves_of, template_of
+from mpload.mapwork import NUMBER_TYPES, Leaf, LeafKind, MapDataset, MapWork, kept_generators, leaves_of, template_of
 from mpload.order import Order, OrderChoice
 from mpload.progress import Epoch, SharedProgress
 from mpload.sharding import Plan, State, Tail, Topology
@@ -169,6 +170,16 @@ class MapSource:
         return f"sample {sample_id} of {type(self._work.dataset).__name__}: {cause}"
 
 
+def _tensor(array: NDArray[Any], leaf: Leaf) -> torch.Tensor:
+    tensor = torch.from_numpy(array)
+    return tensor.view(getattr(torch, leaf.torch_dtype)) if leaf.torch_dtype else tensor
+
+
+def _number(kind: int, bits: int) -> bool | int | float:
+    """Return the number that a worker wrote."""
+    return float(np.int64(bits).view(np.float64)) if NUMBER_TYPES[kind] is float else NUMBER_TYPES[kind](bits)
+
+
 def _collated(template: Any, arrays: Mapping[str, Any]) -> Any:
     """Return a batch with the containers that `default_collate` makes of a sample's."""
 
@@ -180,8 +191,10 @@ def _collated(template: Any, arrays: Mapping[str, Any]) -> Any:
                 return type(leaves)(value.tobytes().decode("utf-8", "surrogatepass") for value in array)
             case LeafKind.BYTES:
                 return type(leaves)(value.tobytes() for value in array)
+            case LeafKind.NUMBER if array.dtype.names:
+                return default_collate([_number(kind, bits) for kind, bits in array.tolist()])
             case LeafKind.ARRAY if isinstance(array, RaggedArray):
-                return default_collate(list(array))
-        return torch.from_numpy(array)
+                return default_collate([_tensor(value, leaf) for value in array])
+        return _tensor(array, leaf)
 
     return collate([template], collate_fn_map={Leaf: batch_of})

@@ -25,9 +25,12 @@ from mpload.transport.worker import ChunkReport
 from mpload.units import MIB
 from mpload.work import BatchNumber
 
-__all__ = ["Leaf", "LeafKind", "MapDataset", "MapWork", "leaves_of", "template_of"]
+__all__ = ["NUMBER_TYPES", "Leaf", "LeafKind", "MapDataset", "MapWork", "leaves_of", "template_of"]
 
 _MAX_SAMPLE_BYTES = 256 * MIB
+NUMBER = np.dtype([("kind", np.int64), ("bits", np.int64)])
+"""A number of Python's: its place in `NUMBER_TYPES`, and the int or the bits of the float."""
+NUMBER_TYPES = (bool, int, float)
 _STREAM = 2  # of a sample's randomness; the pipeline of an index has 0 and 1
 
 
@@ -48,6 +51,8 @@ class LeafKind(StrEnum):
 
     ARRAY = auto()
     """A tensor, array or number: a tensor [B, ...]."""
+    NUMBER = auto()
+    """A number of Python's, in some samples an int and in others a float: a tensor [B], of what is in a batch."""
     TEXT = auto()
     BYTES = auto()
 
@@ -62,6 +67,8 @@ class Leaf:
     kind: LeafKind
     shape: tuple[int, ...] = ()
     dtype: str = "uint8"
+    torch_dtype: str = ""
+    """Of a tensor whose dtype NumPy lacks, such as `bfloat16`: its bits travel as integers."""
     varies: bool = False
     """Whether shapes differ among the samples that were looked at."""
 
@@ -73,6 +80,8 @@ class Leaf:
     @property
     def field(self) -> Field | RaggedField:
         """How a slot carries the leaf."""
+        if self.kind is LeafKind.NUMBER:
+            return Field(name=self.name, dtype=NUMBER)
         if self.kind is LeafKind.ARRAY and not self.varies:
             return Field(name=self.name, shape=self.shape, dtype=self.dtype)
         num_dims = len(self.shape) if self.kind is LeafKind.ARRAY else 1
@@ -88,11 +97,17 @@ def template_of(sample: Any) -> Any:
     leaves: list[Leaf] = []
 
     def walk(value: Any, path: str) -> Any:
-        array = _as_array(value, path)
-        if array is not None:
+        found = _as_array(value, path)
+        if found is not None:
+            array, torch_dtype = found
             leaf = Leaf(
-                number=len(leaves), path=path, kind=LeafKind.ARRAY, shape=array.shape, dtype=array.dtype.str
-            )  # fmt: skip
+                number=len(leaves),
+                path=path,
+                kind=LeafKind.ARRAY,
+                shape=array.shape,
+                dtype=array.dtype.str,
+                torch_dtype=torch_dtype,
+            )
         elif isinstance(value, str | bytes):
             leaf = Leaf(number=len(leaves), path=path, kind=LeafKind.TEXT if isinstance(value, str) else LeafKind.BYTES)
         elif isinstance(value, Mapping):
@@ -141,25 +156,35 @@ def _pairs(template: Any, value: Any, path: str = "sample") -> Iterator[tuple[Le
             yield from _pairs(inner, value[number], f"{path}[{number}]")
 
 
-def _as_array(value: Any, path: str) -> NDArray[Any] | None:
-    """Return a tensor, array or number as an array, None where `value` is something else."""
+def _as_array(value: Any, path: str) -> tuple[NDArray[Any], str] | None:
+    """Return a tensor, array or number as an array, and its torch dtype if NumPy lacks it; None for other values."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        try:
-            value = value.numpy(force=True)
-        except TypeError as error:
-            raise ArgumentError(f"{path} is a {value.dtype} tensor: {error}. Return another dtype") from error
+        return _of_tensor(torch, value, path)
     match value:
         case np.ndarray() | np.generic() if value.dtype.kind in "biufc":
-            return np.asarray(value)
+            return np.asarray(value), ""
         case bool():
-            return np.asarray(value, np.bool_)
+            return np.asarray(value, np.bool_), ""
         case int():
-            return np.asarray(value, np.int64)
+            return np.asarray(value, np.int64), ""
         case float():
-            return np.asarray(value, np.float64)
+            return np.asarray(value, np.float64), ""
         case _:
             return None
+
+
+def _of_tensor(torch: Any, tensor: Any, path: str) -> tuple[NDArray[Any], str]:
+    if tensor.requires_grad:
+        raise ArgumentError(f"{path} requires grad, which ends where a process does. Return {path}.detach()")
+    try:
+        return tensor.numpy(force=True), ""
+    except TypeError as error:
+        try:
+            bits = tensor.cpu().view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])
+            return bits.numpy(), str(tensor.dtype).removeprefix("torch.")
+        except (KeyError, NotImplementedError, RuntimeError, TypeError):  # sparse, quantised
+            raise ArgumentError(f"{path} is a {tensor.dtype} tensor: {error}. Return another dtype") from error
 
 
 @dataclass(kw_only=True)
@@ -251,16 +276,23 @@ def _put(array: Any, place: int, leaf: Leaf, value: Any) -> None:
         case LeafKind.BYTES if isinstance(value, bytes):
             array.put(place, value)
             return
-    made = _as_array(value, leaf.path) if leaf.kind is LeafKind.ARRAY else None
-    if made is None:
+        case LeafKind.NUMBER if isinstance(value, int | float) and not isinstance(value, np.generic):
+            is_float = isinstance(value, float)
+            kind = NUMBER_TYPES.index(bool if isinstance(value, bool) else float if is_float else int)
+            array[place] = kind, np.float64(value).view(np.int64) if is_float else value
+            return
+    found = _as_array(value, leaf.path) if leaf.kind is LeafKind.ARRAY else None
+    if found is None:
         raise ArgumentError(
             f"{leaf.path} is a {type(value).__name__}, the first sample's is not. Return one type always"
         )
+    made, torch_dtype = found
     is_alike = made.ndim == len(leaf.shape) if leaf.varies else made.shape == leaf.shape
-    if not is_alike or made.dtype != np.dtype(leaf.dtype):
+    if not is_alike or made.dtype != np.dtype(leaf.dtype) or torch_dtype != leaf.torch_dtype:
         raise ArgumentError(
-            f"{leaf.path}: this sample is {made.dtype}{list(made.shape)}, the first one is "
-            f"{np.dtype(leaf.dtype)}{list(leaf.shape)}. Make __getitem__ return one shape and dtype for all samples"
+            f"{leaf.path}: this sample is {torch_dtype or made.dtype}{list(made.shape)}, the first one is "
+            f"{leaf.torch_dtype or np.dtype(leaf.dtype)}{list(leaf.shape)}. Make __getitem__ return one shape and dtype "
+            "for all samples"
         )
     if leaf.varies:
         array.put(place, made)
@@ -286,25 +318,29 @@ class _Probe:
         num_samples = self.work.num_samples
         template: Any = None
         shapes: dict[int, set[tuple[int, ...]]] = {}
+        types: dict[int, set[type]] = {}
         for sample_id in sorted({0, min(1, num_samples - 1), num_samples // 2, num_samples - 1}):
             sample = self.work.sample(sample_id, seed=0, epoch=0)
             template = template_of(sample) if template is None else template
             for leaf, value in _pairs(template, sample):
-                array = _as_array(value, leaf.path)
-                shapes.setdefault(leaf.number, set()).add(() if array is None else array.shape)
-        varying = {number for number, found in shapes.items() if len(found) > 1}
-        arrays["template"].put(first, cloudpickle.dumps(_marked(template, varying)))
+                found = _as_array(value, leaf.path)
+                shapes.setdefault(leaf.number, set()).add(() if found is None else found[0].shape)
+                types.setdefault(leaf.number, set()).add(type(value))
+        varying = {number for number, several in shapes.items() if len(several) > 1}
+        mixed = {number for number, several in types.items() if len(several) > 1 and several <= set(NUMBER_TYPES)}
+        arrays["template"].put(first, cloudpickle.dumps(_marked(template, varying, mixed)))
 
 
-def _marked(template: Any, varying: set[int]) -> Any:
-    """Return the template with the leaves of these numbers marked as varying."""
+def _marked(template: Any, varying: set[int], mixed: set[int]) -> Any:
+    """Return the template with the leaves of these numbers marked: shapes that vary, ints and floats that mix."""
     if isinstance(template, Leaf):
-        return replace(template, varies=template.number in varying)
+        kind = LeafKind.NUMBER if template.number in mixed else template.kind
+        return replace(template, varies=template.number in varying, kind=kind)
     if isinstance(template, MutableMapping):
         for key in template:
-            template[key] = _marked(template[key], varying)
+            template[key] = _marked(template[key], varying, mixed)
         return template
-    items = [_marked(item, varying) for item in template]
+    items = [_marked(item, varying, mixed) for item in template]
     return type(template)(*items) if hasattr(template, "_fields") else type(template)(items)
 
 

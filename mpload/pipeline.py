@@ -25,7 +25,7 @@ from mpload.storage.local import LocalStorage, PageCache
 from mpload.storage.ranges import ByteRange, merged
 from mpload.units import KIB
 
-__all__ = ["Batch", "Pipeline", "Sample", "SampleCache", "StageTimes", "Storage", "stack"]
+__all__ = ["Batch", "PageStorage", "Pipeline", "Sample", "SampleCache", "StageTimes", "Storage", "stack"]
 
 _BLOCK_GAP_BYTES = 64 * KIB
 _DECODE, _TRANSFORM, _GLOBALS = 0, 1, 3  # streams of a sample's randomness; map-style datasets have 2
@@ -297,7 +297,9 @@ class Pipeline:
         store: Callable[[Sample], None] | None,
     ) -> Sample:
         start_ns = perf_counter_ns()
-        data = self._read_in_place(record, rooms) if self.reads_in_place else self._read_or_cached(record)
+        data: Sequence[Any] = (
+            self._read_in_place(record, rooms) if self.reads_in_place else self._read_or_cached(record)
+        )
         self.times.read_ns += perf_counter_ns() - start_ns
         if self._files_guard is not None:
             self._files_guard.check(data)

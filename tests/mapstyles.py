@@ -138,3 +138,35 @@ class Unspeakable(Sized):
         if i == 7:
             raise UnspeakableError(1, 2)
         return i
+
+
+class Halves(Sized):
+    """Tensors of dtypes that NumPy lacks."""
+
+    def __getitem__(self, i: int) -> Any:
+        import torch
+
+        values = torch.arange(i, i + 6, dtype=torch.float32).reshape(2, 3) / 8
+        eighth = values.to(torch.float8_e4m3fn)
+        return values.bfloat16().T, eighth, torch.tensor(i, dtype=torch.bfloat16), values[: 1 + i // 5].bfloat16()
+
+
+class Mixed(Sized):
+    """Numbers that are ints, floats and bools by turns, in batches of their own and together."""
+
+    def __getitem__(self, i: int) -> Any:
+        return i if i % 2 else i + 0.1, [2**60 + i, i / 3, True][(i // 5) % 3], (True, 2, 3)[i % 3]
+
+
+class WithGrad(Sized):
+    def __getitem__(self, i: int) -> Any:
+        import torch
+
+        return {"x": torch.full((2,), float(i), requires_grad=True)}
+
+
+class Turning(Sized):
+    """Floats before sample 7, and an int there."""
+
+    def __getitem__(self, i: int) -> Any:
+        return i if i == 7 else float(i)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import albumentations
+import albumentations  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 import torch
@@ -22,11 +22,15 @@ from tests.test_dataset import numbers_index
 WAYS = ["alone", "one by one", "DataLoader", "0", "2"] if sys.platform == "linux" else ["alone", "DataLoader"]
 
 
+def first(batch: Any) -> torch.Tensor:
+    found: torch.Tensor = batch[0] if isinstance(batch, tuple | list) else batch
+    return found
+
+
 def batches(index: Path, how: str, **options: Any) -> torch.Tensor:
     """Return the first column of an index, [n, ...]."""
     options = {"batch_size": None if how == "one by one" else 2, "tail": "ragged", "topology": Topology(), **options}
     dataset = MPDataset(index, **options)
-    first = lambda batch: batch[0] if isinstance(batch, tuple | list) else batch
     if how == "alone":
         return torch.cat([first(batch) for batch in dataset])
     if how == "one by one":

@@ -14,11 +14,28 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from mpload import BlockShuffle, MPDataset, MPLoader, Shuffle, Topology, build_index
 from mpload.errors import ArgumentError, SampleError, StateError
-from tests.mapstyles import Broken, Dicts, Drawn, Growing, Killing, Named, Odd, Sized, Strange, Tensors, Texts, Tuples
+from tests.mapstyles import (
+    Broken,
+    Dicts,
+    Drawn,
+    Growing,
+    Halves,
+    Killing,
+    Mixed,
+    Named,
+    Odd,
+    Sized,
+    Strange,
+    Tensors,
+    Texts,
+    Tuples,
+    Turning,
+    WithGrad,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
 
-KINDS = [Tuples, Dicts, Named, Texts, Tensors, Growing]
+KINDS = [Tuples, Dicts, Named, Texts, Tensors, Growing, Halves, Mixed]
 
 
 def loader(dataset: Any, **options: Any) -> MPLoader:
@@ -156,6 +173,16 @@ def test_a_sample_of_another_shape_is_named() -> None:
         message = r"sample 7 of Odd: sample: this sample is float64\[3\], the first one is float64\[2\]"
         with pytest.raises(SampleError, match=message):
             list(batches)
+
+
+def test_what_cannot_cross_a_process_is_an_error_that_says_so() -> None:
+    with pytest.raises(SampleError, match=r"sample\['x'\] requires grad, .* Return sample\['x'\]\.detach\(\)"):
+        loader(WithGrad(), num_workers=1)
+    with loader(WithGrad(), num_workers=0) as batches:
+        assert next(iter(batches))["x"].requires_grad
+    message = r"sample 7 of Turning: sample: this sample is int64\[\], the first one is float64\[\]"
+    with loader(Turning(), num_workers=1) as batches, pytest.raises(SampleError, match=message):
+        list(batches)
 
 
 def test_a_class_of_the_script_itself_works() -> None:

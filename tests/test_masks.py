@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import albumentations
+import albumentations  # type: ignore[import-untyped]
 import cv2
 import numpy as np
 import pytest

@@ -55,7 +55,8 @@ def by_map_style(index: Path, num_workers: int) -> MploadError:
 def test_an_error_comes_with_file_line_and_cause(index: Path, raise_it: Any, num_workers: int) -> None:
     error = raise_it(index, num_workers)
     assert isinstance(error, SampleError)
-    assert (type(error.__cause__), error.__cause__.args) == (KeyError, ("deep", 7))
+    assert isinstance(error.__cause__, KeyError)
+    assert error.__cause__.args == ("deep", 7)
     assert "decoders.py" in text_of(error)
     assert 'raise KeyError("deep", number)' in text_of(error)
 

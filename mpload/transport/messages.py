@@ -107,20 +107,19 @@ class Answer:
         if not self.failures:
             return head
         limit = _TEXT_CHARACTERS // len(self.failures)
-        texts = []
+        texts: list[tuple[int, str, str]] = []
         for failure in self.failures:
             told = {name: value for name, value in failure.details.items() if name != "traceback"}
             details = json.dumps(told, default=str)
             if len(failure.cause) + len(details) > limit:
                 details = json.dumps({name: True for name, value in told.items() if value is True})
-            texts.append([failure.sample, failure.cause[:limit], details, ""])
-        left = _TEXT_CHARACTERS - sum(len(cause) + len(details) for _, cause, details, _ in texts)
+            texts.append((failure.sample, failure.cause[:limit], details))
+        left = _TEXT_CHARACTERS - sum(len(cause) + len(details) for _, cause, details in texts)
         share = left // (2 * len(texts))
-        for text, failure in zip(texts, self.failures, strict=True):
-            trace = str(failure.details.get("traceback", ""))
-            room = left // 2 + share if text is texts[0] else share  # it is most often the first one that is raised
-            text[3] = trace[max(0, len(trace) - room) :]
-        return head + json.dumps(texts).encode()
+        rooms = [left // 2 + share, *[share] * (len(texts) - 1)]  # it is most often the first one that is raised
+        traces = [str(failure.details.get("traceback", "")) for failure in self.failures]
+        ends = [trace[max(0, len(trace) - room) :] for trace, room in zip(traces, rooms, strict=True)]
+        return head + json.dumps([(*text, end) for text, end in zip(texts, ends, strict=True)]).encode()
 
     @classmethod
     def decode(cls, message: bytes | bytearray) -> "Answer":
