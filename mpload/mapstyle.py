@@ -17,7 +17,7 @@ from mpload.progress import Epoch, SharedProgress
 from mpload.sharding import Plan, State, Tail, Topology
 from mpload.transport.batches import FilledBatch, KilledSample
 from mpload.transport.messages import Timings
-from mpload.transport.ragged import RaggedArray
+from mpload.transport.ragged import RaggedArray, sample_room_bytes
 from mpload.transport.slots import Field, RaggedField
 from mpload.work import BatchNumber
 
@@ -117,7 +117,9 @@ class MapSource:
         """Return the fields of a slot; some samples are made to find out, in a process of their own."""
         self._work = self._work.looked_at()
         leaves = leaves_of(self._work.template) if self.num_samples else []
-        return tuple(leaf.field for leaf in leaves) or (Field(name="nothing", dtype="uint8"),)
+        num_ragged = sum(leaf.is_ragged for leaf in leaves)
+        room_bytes = sample_room_bytes(batch_size=self.batch_size, num_fields=num_ragged)
+        return tuple(leaf.field(room_bytes=room_bytes) for leaf in leaves) or (Field(name="nothing", dtype="uint8"),)
 
     def work(self) -> MapWork:
         """Return what workers do."""

@@ -22,12 +22,10 @@ from mpload.transport.batches import BatchTask
 from mpload.transport.pool import WorkerPool
 from mpload.transport.slots import Field, RaggedField, SlotLayout
 from mpload.transport.worker import ChunkReport
-from mpload.units import MIB
 from mpload.work import BatchNumber
 
 __all__ = ["NUMBER_TYPES", "Leaf", "LeafKind", "MapDataset", "MapWork", "leaves_of", "template_of"]
 
-_MAX_SAMPLE_BYTES = 256 * MIB
 NUMBER = np.dtype([("kind", np.int64), ("bits", np.int64)])
 """A number of Python's: its place in `NUMBER_TYPES`, and the int or the bits of the float."""
 NUMBER_TYPES = (bool, int, float)
@@ -78,14 +76,18 @@ class Leaf:
         return str(self.number)
 
     @property
-    def field(self) -> Field | RaggedField:
-        """How a slot carries the leaf."""
+    def is_ragged(self) -> bool:
+        """Whether its values may be of any size."""
+        return self.varies or self.kind in {LeafKind.TEXT, LeafKind.BYTES}
+
+    def field(self, *, room_bytes: int) -> Field | RaggedField:
+        """Return how a slot carries the leaf; `room_bytes` are for values of any size."""
         if self.kind is LeafKind.NUMBER:
             return Field(name=self.name, dtype=NUMBER)
-        if self.kind is LeafKind.ARRAY and not self.varies:
+        if not self.is_ragged:
             return Field(name=self.name, shape=self.shape, dtype=self.dtype)
         num_dims = len(self.shape) if self.kind is LeafKind.ARRAY else 1
-        return RaggedField(name=self.name, dtype=self.dtype, num_dims=num_dims, max_sample_bytes=_MAX_SAMPLE_BYTES)
+        return RaggedField(name=self.name, dtype=self.dtype, num_dims=num_dims, max_sample_bytes=room_bytes)
 
 
 def template_of(sample: Any) -> Any:
@@ -291,8 +293,8 @@ def _put(array: Any, place: int, leaf: Leaf, value: Any) -> None:
     if not is_alike or made.dtype != np.dtype(leaf.dtype) or torch_dtype != leaf.torch_dtype:
         raise ArgumentError(
             f"{leaf.path}: this sample is {torch_dtype or made.dtype}{list(made.shape)}, the first one is "
-            f"{leaf.torch_dtype or np.dtype(leaf.dtype)}{list(leaf.shape)}. Make __getitem__ return one shape and dtype "
-            "for all samples"
+            f"{leaf.torch_dtype or np.dtype(leaf.dtype)}{list(leaf.shape)}. Make __getitem__ return one shape and "
+            "dtype for all samples"
         )
     if leaf.varies:
         array.put(place, made)

@@ -174,7 +174,7 @@ class IndexSource:
 
     def prepare(self) -> tuple[Field | RaggedField, ...]:
         """Return the fields of a slot; where the pipeline does not say, a sample is made in a process of its own."""
-        self._forms = forms_of(self._dataset.pipeline)
+        self._forms = forms_of(self._dataset.pipeline, batch_size=self.batch_size)
         return tuple(form.field for form in self._forms)
 
     def work(self) -> PipelineWork:

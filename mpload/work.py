@@ -24,14 +24,12 @@ from mpload.sharding import Plan, Tail, Topology
 from mpload.transport.batches import BatchTask
 from mpload.transport.messages import Failure, told_of
 from mpload.transport.pool import WorkerPool
-from mpload.transport.ragged import RaggedArray
+from mpload.transport.ragged import RaggedArray, sample_room_bytes
 from mpload.transport.slots import Field, RaggedField, SlotLayout
 from mpload.transport.worker import ChunkReport
-from mpload.units import MIB
 
 __all__ = ["BatchNumber", "Form", "Kind", "PipelineWork", "columns_of", "forms_of"]
 
-_MAX_SAMPLE_BYTES = 256 * MIB
 _PROBED_SAMPLES = 8
 _MAX_CHUNKS_AHEAD = 32
 
@@ -249,7 +247,7 @@ class Form:
     kind: Kind
 
 
-def forms_of(pipeline: Pipeline) -> list[Form]:
+def forms_of(pipeline: Pipeline, *, batch_size: int) -> list[Form]:
     """Return how each column of a pipeline's samples is carried.
 
     Where the pipeline does not say, a sample is made to find out: in a process of its own, since it is the user's code
@@ -260,6 +258,7 @@ def forms_of(pipeline: Pipeline) -> list[Form]:
     """
     described = None if pipeline.writes_in_place else _told(pipeline) or _probe(pipeline)
     forms = []
+    room_bytes = sample_room_bytes(batch_size=batch_size, num_fields=len(pipeline.sources))
     for number, column in enumerate(pipeline.index.columns):
         if number not in pipeline.sources:
             dtype = DTYPES.get(column.type)
@@ -274,7 +273,7 @@ def forms_of(pipeline: Pipeline) -> list[Form]:
             continue
         value = described[number]
         if value["shape"] is None:
-            ragged = RaggedField(name=column.name, max_sample_bytes=_MAX_SAMPLE_BYTES)
+            ragged = RaggedField(name=column.name, max_sample_bytes=room_bytes)
             forms.append(Form(field=ragged, kind=Kind.BYTES))
         elif pipeline.output_shape is not None:
             field = Field(name=column.name, shape=tuple(value["shape"]), dtype=value["dtype"])
@@ -284,7 +283,7 @@ def forms_of(pipeline: Pipeline) -> list[Form]:
                 name=column.name,
                 dtype=value["dtype"],
                 num_dims=len(value["shape"]),
-                max_sample_bytes=_MAX_SAMPLE_BYTES,
+                max_sample_bytes=room_bytes,
             )
             forms.append(Form(field=ragged, kind=Kind.VARIED))
     return forms

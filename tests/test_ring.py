@@ -198,7 +198,7 @@ def test_ragged_images_keep_their_shape_and_may_be_written_in_place() -> None:
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        (b"x" * 1001, "Raise max_sample_bytes"),
+        (b"x" * 1001, "Make samples or batches smaller"),
         (np.zeros((2, 2), np.uint8), "1 dimensions"),
         (np.zeros(2), "holds uint8"),
     ],

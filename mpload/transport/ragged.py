@@ -8,10 +8,27 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mpload.errors import ArgumentError
+from mpload.machine import address_space_bytes
 from mpload.transport.slots import ALIGN_BYTES, RaggedField, round_up
-from mpload.units import format_bytes
+from mpload.units import MIB, format_bytes
 
-__all__ = ["RaggedArray"]
+__all__ = ["RaggedArray", "sample_room_bytes"]
+
+_ADDRESS_BYTES = 1 << 45
+"""Address space that a loader reserves at most: a quarter of what a process has on x86-64 and ARM."""
+_SAMPLES_UNDER_WAY = 1 << 14
+"""Beside four batches: 64 for each of 256 workers."""
+_LIMITED_BYTES = 256 * MIB
+
+
+def sample_room_bytes(*, batch_size: int, num_fields: int = 1) -> int:
+    """Return how large samples of ragged fields may be: as large as batches of all workers fit the address space.
+
+    Some 2 GiB in batches of up to a thousand, 40 MiB in batches of 200,000. Where `RLIMIT_AS` limits the address space,
+    256 MiB at most.
+    """
+    room_bytes = _ADDRESS_BYTES // ((_SAMPLES_UNDER_WAY + 4 * batch_size) * max(1, num_fields))
+    return max(1, room_bytes if address_space_bytes() is None else min(room_bytes, _LIMITED_BYTES))
 
 
 class RaggedArray:
@@ -64,8 +81,9 @@ class RaggedArray:
         start = int(self._starts[sample]) if sample == self._newest else self._next_bytes
         if num_bytes > self.field.max_sample_bytes or start + num_bytes > self._end_bytes:
             raise ArgumentError(
-                f"field {self.field.name!r}: a sample of {format_bytes(num_bytes)} does not fit, max_sample_bytes is "
-                f"{format_bytes(self.field.max_sample_bytes)}. Raise max_sample_bytes"
+                f"field {self.field.name!r}: a sample of {format_bytes(num_bytes)} does not fit; a batch of "
+                f"{len(self)} keeps {format_bytes(self.field.max_sample_bytes)} for each. "
+                "Make samples or batches smaller"
             )
         self._starts[sample], self._shapes[sample], self._newest = start, shape, sample
         self._next_bytes = start + round_up(num_bytes, ALIGN_BYTES)
