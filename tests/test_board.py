@@ -2,9 +2,12 @@
 
 import fcntl
 import os
+import sys
 import termios
 import threading
 from array import array
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -30,6 +33,34 @@ def worker_of(board: ParentBoard, number: int) -> WorkerBoard:
     worker = WorkerBoard(board.fds)
     worker.sit_down(number)
     return worker
+
+
+def before_each_instruction(run: Callable[[], object], look: Callable[[], object]) -> int:
+    """Call `look` before each instruction of the transport that `run` executes; return how many there were.
+
+    What `look` sees is what another process may see at that moment, and what a SIGKILL would leave behind.
+    """
+    num_instructions = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal num_instructions
+        if not frame.f_globals["__name__"].startswith("mpload.transport."):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            num_instructions += 1
+            sys.settrace(None)  # what `look` calls is not traced
+            look()
+            sys.settrace(trace)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        run()
+    finally:
+        sys.settrace(before)
+    return num_instructions
 
 
 def test_chunks_are_taken_in_order_and_urgent_ones_first(board: ParentBoard) -> None:
@@ -77,6 +108,84 @@ def test_a_worker_killed_while_it_takes_a_chunk_leaves_it_in_the_queue(
     board.wake(1)
     assert worker_of(board, 1).take() == (1, chunk(1))
     assert board.queued_serials() == set()
+
+
+def test_no_instruction_of_taking_leaves_a_chunk_that_is_nowhere_or_blames_the_sample_before(
+    board: ParentBoard,
+) -> None:
+    worker, other = worker_of(board, 0), worker_of(board, 1)
+    for serial in (1, 2, 3, 4):
+        assert board.post(serial, chunk(serial))
+    other.reserve(1)
+    assert worker.take() == (2, chunk(2))  # from the middle
+    worker.at(3)
+
+    def look() -> None:
+        row = board.row(0)
+        assert board.queued_serials() >= {1, 3, 4} - {row.serial}
+        assert row.sample is None or row.serial != 3
+
+    assert before_each_instruction(worker.take, look) > 50
+    assert board.row(0).serial == 3
+
+
+def test_no_instruction_of_posting_shows_an_entry_that_is_not_whole(board: ParentBoard) -> None:
+    worker = worker_of(board, 0)
+    for serial in range(1, 5):  # so that the places hold old entries
+        board.post(serial, chunk(serial))
+        assert worker.take() == (serial, chunk(serial))
+
+    def look() -> None:
+        shown = [worker._plain.peek(4)[:2]] if not worker._plain.is_empty else []
+        assert shown in ([], [[9, 0]])
+        assert worker._plain.is_empty or worker._plain.peek(4)[2:6] == [3, 7, 9, 2]
+
+    assert before_each_instruction(lambda: board.post(9, chunk(7)), look) > 20
+    assert worker.take() == (9, chunk(7))
+
+
+def test_a_chunk_posted_at_any_instruction_of_looking_for_one_reaches_its_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Post:
+        """Posts a chunk before instruction `at` of a worker, or when the worker sleeps if it has fewer."""
+
+        def __init__(self, at: int) -> None:
+            self.at = at
+            self.num_instructions = 0
+            self.board = ParentBoard(num_plain_entries=4)
+            self.board.expect(0)
+            self.has_come = self.came_last = False
+
+        def look(self) -> None:
+            self.num_instructions += 1
+            if self.num_instructions == self.at and not self.has_come:
+                self.come()
+
+        def come(self) -> None:
+            self.has_come = True
+            assert self.board.post(1, chunk(1))
+            self.board.wake(1)
+
+        def read(self, fd: int, num_bytes: int) -> bytes:
+            if not self.has_come:
+                self.came_last = True
+                self.come()
+            assert num_unread(self.board), f"posted before instruction {self.at}, and the worker sleeps for ever"
+            return read(fd, num_bytes)
+
+    read, at, came_last = os.read, 0, False
+    while not came_last:
+        at += 1
+        post = Post(at)
+        monkeypatch.setattr(os, "read", post.read)
+        worker = worker_of(post.board, 0)
+        taken: list[object] = []
+        before_each_instruction(lambda worker=worker, taken=taken: taken.append(worker.take()), post.look)  # type: ignore[misc]
+        assert taken == [(1, chunk(1))]
+        came_last = post.came_last
+        post.board.close()
+    assert at > 50
 
 
 def test_cancelled_chunks_are_taken_but_not_filled(board: ParentBoard) -> None:

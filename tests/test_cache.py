@@ -352,9 +352,12 @@ DAMAGES: dict[str, Callable[[OpenCache], None]] = {
 }
 
 
+@pytest.mark.parametrize("check_source", [True, False])
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_files_are_misses_and_never_wrong_data(files: Path, tmp_path: Path, damage: str) -> None:
-    choice = PartialCache(tmp_path / "cache", fraction=1.0, max_bytes="64MiB")
+def test_damaged_files_are_misses_and_never_wrong_data(
+    files: Path, tmp_path: Path, damage: str, check_source: bool
+) -> None:
+    choice = PartialCache(tmp_path / "cache", fraction=1.0, max_bytes="64MiB", check_source=check_source)
     running = raw(files, choice)
     read_epoch(running)
     DAMAGES[damage](opened(running))

@@ -224,18 +224,37 @@ def test_cancelling_frees_slots_that_are_ready() -> None:
 @pytest.mark.parametrize("how", ["raise", "sys.exit"])
 def test_samples_that_raise_are_failures_and_leave_the_rest_alone(how: str) -> None:
     def sample(batch: int, place: int) -> None:
-        if batch == 1 and place in {3, 17}:
+        if batch == 5 and place in {3, 17}:
             die(how)
 
     with WorkerPool(Numbers(sample), LAYOUT, num_slots=2, num_workers=2) as pool:
-        for number, batch in enumerate(pool.stream(tasks(4))):
-            bad = (3, 17) if number == 1 else ()
+        for number, batch in enumerate(pool.stream(tasks(8))):
+            bad = (3, 17) if number == 5 else ()  # by then its slot has held other batches
             assert tuple(failure.sample for failure in batch.failures) == bad
             assert_right(batch.arrays, number, bad=bad)
             for failure in batch.failures:
                 assert failure.cause in {"ValueError: no good", "SystemExit: enough"}
                 assert "in die" in failure.details["traceback"]
         assert pool.num_deaths == 0
+
+
+class FailsHalfway(Numbers):
+    def fill(
+        self, task: tuple[int, ...], arrays: Mapping[str, Any], first: int, last: int, report: ChunkReport
+    ) -> None:
+        for sample in range(first, last):
+            super().fill(task, arrays, sample, sample + 1, report)
+            if sample % 5 == 2:
+                raise ValueError("after it was written")
+
+
+@pytest.mark.parametrize("num_samples", [3, 32])
+def test_a_failed_sample_leaves_nothing_of_what_was_written(num_samples: int) -> None:
+    with WorkerPool(FailsHalfway(), LAYOUT, num_slots=2, num_workers=2) as pool:
+        bad = tuple(range(2, num_samples, 5))
+        for number, batch in enumerate(pool.stream(tasks(4, num_samples))):
+            assert tuple(failure.sample for failure in batch.failures) == bad
+            assert_right(batch.arrays, number, num_samples=num_samples, bad=bad)
 
 
 class Tells(Numbers):
