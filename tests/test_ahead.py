@@ -31,6 +31,7 @@ from mpload.storage.local import LocalStorage
 from mpload.storage.ranges import ByteRange
 from mpload.transport.batches import PoolOptions
 from tests.storages import SLOW_SECONDS, HangingFiles, SlowFiles, SlowPages
+from tests.transport_works import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, and page cache of Linux")
 
@@ -89,7 +90,7 @@ RANGES = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     ranges=st.lists(RANGES, min_size=1, max_size=20),
     plans=st.lists(st.lists(st.integers(0, 19), max_size=12, unique=True), max_size=4),
@@ -384,11 +385,14 @@ def test_a_stock_loader_reads_ahead_too(files: Path) -> None:
 
 def test_the_zygote_has_one_thread_and_workers_have_theirs(files: Path) -> None:
     with MPLoader(slow(files), num_workers=2) as loader:
-        for _ in range(3):
+
+        def all_have_some() -> bool:
             plain(loader)
-        num_threads = {name: psutil.Process(pid).num_threads() for name, pid in loader.pids.items()}
-    assert num_threads.pop("mpload-zygote") == 1
-    assert all(number > 1 for number in num_threads.values())
+            num_threads = {name: psutil.Process(pid).num_threads() for name, pid in loader.pids.items()}
+            assert num_threads.pop("mpload-zygote") == 1
+            return len(num_threads) == 2 and all(number > 1 for number in num_threads.values())
+
+        assert wait_until(all_have_some)  # on a busy machine one may have had nothing to do in an epoch
 
 
 def test_killed_workers_that_read_ahead_lose_and_repeat_nothing(files: Path) -> None:
@@ -396,7 +400,8 @@ def test_killed_workers_that_read_ahead_lose_and_repeat_nothing(files: Path) -> 
     wanted = expected(files, 6)
     options = PoolOptions(max_restarts=1000)
     with MPLoader(slow(files, batch_size=16), num_workers=3, options=options) as loader:
-        for epoch in wanted:
+        for number in itertools.count():
+            loader.set_epoch(number % 6)
             found = []
             for data, labels in loader:
                 found.append((data, labels.tolist()))
@@ -404,8 +409,9 @@ def test_killed_workers_that_read_ahead_lose_and_repeat_nothing(files: Path) -> 
                 if workers and chance.random() < 0.4:
                     with suppress(ProcessLookupError):  # one that was killed before, which nobody has missed yet
                         os.kill(chance.choice(workers), signal.SIGKILL)
-            assert found == epoch
-        assert loader.stats().num_deaths > 3
+            assert found == wanted[number % 6]
+            if number >= 5 and loader.stats().num_deaths > 3:
+                break
 
 
 def test_a_read_that_hangs_meets_the_time_limit_of_a_sample(files: Path) -> None:
@@ -518,7 +524,7 @@ def test_prefetch_brings_all_of_a_span_whose_ends_lie_in_the_page_cache(written:
 # --- whole blocks
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     num_samples=st.integers(1, 400),
     block_samples=st.integers(1, 40),

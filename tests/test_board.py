@@ -314,7 +314,7 @@ def test_a_sleeping_worker_is_woken(board: ParentBoard) -> None:
             assert wait_until(lambda: bool(worker._cells[worker._row + 2]))
         board.post(serial, chunk(serial))
         board.wake(1)
-        thread.join(5)
+        thread.join(60)
         assert taken == [(serial, chunk(serial))]
 
 

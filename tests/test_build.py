@@ -53,7 +53,7 @@ file_names = st.binary(min_size=1, max_size=20).filter(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(folders=st.dictionaries(file_names, st.sets(file_names, min_size=1, max_size=3), min_size=1, max_size=3))
 def test_any_name_that_a_file_can_have_survives(
     tmp_path_factory: pytest.TempPathFactory, folders: dict[bytes, set[bytes]]

@@ -88,7 +88,7 @@ def test_batches_do_not_depend_on_the_start_method(folder: Path, start_method: s
 shuffles = st.sampled_from([False, True, BlockShuffle(block_samples=8, window_blocks=3), Sequential(), Shuffle()])
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     num_samples=st.sampled_from([1, 2, 3, 31, 32, 33, 64, 65, 100]),
     world_size=st.integers(1, 5),
@@ -119,7 +119,7 @@ def test_the_ranks_of_an_epoch_cover_it_as_the_tail_says(
         assert len(seen) == len(set(seen)) == num_samples // (batch_size * world_size) * batch_size * world_size
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     num_samples=st.integers(1, 80),
     worlds=st.tuples(st.integers(1, 4), st.integers(1, 4)),

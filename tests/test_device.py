@@ -126,7 +126,7 @@ def test_without_a_dtype_images_stay_as_they_are() -> None:
         assert images.stride() == images_of(number).stride()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     seed=st.integers(0, 10_000),
     depth=st.integers(1, 4),

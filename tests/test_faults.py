@@ -154,12 +154,18 @@ def stop_a_worker(loader: MPLoader, chance: random.Random) -> None:
 
 @contextlib.contextmanager
 def disturbed(loader: MPLoader, disturb: Callable[[MPLoader, random.Random], None], seconds: float) -> Iterator[None]:
-    """Call `disturb` at random times, every `seconds` on average."""
+    """Call `disturb` at random times, every `seconds` on average, where a batch has come since the time before.
+
+    On a busy machine nobody would live long enough to make one, and samples would be blamed for it.
+    """
     end, chance = threading.Event(), random.Random(0)
 
     def run() -> None:
+        num_batches = -1
         while not end.wait(chance.uniform(0, 2 * seconds)):
-            disturb(loader, chance)
+            if loader._pool is not None and loader._pool.stats.num_batches > num_batches:
+                num_batches = loader._pool.stats.num_batches
+                disturb(loader, chance)
 
     thread = threading.Thread(target=run)
     thread.start()

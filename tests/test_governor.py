@@ -248,7 +248,9 @@ with warnings.catch_warnings(record=True) as said, MPLoader(dataset, num_workers
         del values, labels
         time.sleep(0.04)
         depths.append(loader._pool.depth)
-        free = gauge.look().free_bytes
+        # What slots that are under way have not taken yet is not free: on a busy machine most are still empty.
+        coming = max(0, loader._pool.depth * loader._pool.ring.layout.slot_bytes - loader._pool.ring.used_bytes)
+        free = gauge.look().free_bytes - coming
         if 35 < number < 90 and free > 60 * MIB:  # the neighbour: training itself
             held.append(bytearray(b"x") * min(10 * MIB, free - 55 * MIB))
         elif number == 110:

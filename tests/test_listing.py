@@ -48,7 +48,7 @@ class Bucket:
 KEYS = st.sets(st.text(st.sampled_from("ab09/.é#~"), min_size=1, max_size=6), max_size=120)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(keys=KEYS, page_keys=st.integers(1, 7), num_threads=st.integers(1, 4))
 @example(keys={f"{n:06d}.jpg" for n in range(1000)}, page_keys=3, num_threads=8)
 @example(keys={f"{n % 7}/{n:x}" for n in range(1000)}, page_keys=5, num_threads=3)

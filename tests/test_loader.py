@@ -26,7 +26,7 @@ from mpload.memory import anonymous_bytes
 from mpload.transport.batches import PoolOptions
 from tests.decoders import add_noise, broken, changing, slow_number
 from tests.test_dataset import flat, ids, numbers
-from tests.transport_works import leaves_nothing
+from tests.transport_works import is_alive, leaves_nothing, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
 
@@ -405,12 +405,9 @@ def test_the_end_of_the_parent_is_the_end_of_all(folder: Path, how: signal.Signa
         pids = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
         assert len(pids) >= 2  # the zygote, and workers that have started so far
         process.send_signal(how)
-        out, _ = process.communicate(timeout=20)
+        out, _ = process.communicate(timeout=60)
         assert ("interrupted" in out) == (how is signal.SIGINT)
-    deadline = time.monotonic() + 2
-    while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+    assert wait_until(lambda: not any(map(is_alive, pids)))
 
 
 @pytest.mark.slow

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
 from mpload import MPDataset, MPLoader, RandomResizedCrop, Topology, build_index
 from mpload.errors import ArgumentError
 from tests.test_dataset import ids, numbers
+from tests.transport_works import is_alive, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_the_short_form_ends_with_its_loader(folder: Path) -> None:
     del loader
     assert len(list(batches)) == 25  # an iteration keeps the loader
     del batches
-    assert not any(map(psutil.pid_exists, pids))
+    assert wait_until(lambda: not any(map(is_alive, pids)))
 
 
 def test_images_of_the_short_form_are_float_in_0_to_1(photo_tree: Path) -> None:

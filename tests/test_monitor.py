@@ -4,6 +4,7 @@ import contextlib
 import csv
 import os
 import pty
+import signal
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ from mpload.monitor import MemoryMonitor, Reading, find_growth, write_csv, write
 from mpload.processes import ProcessTree
 from mpload.units import MIB
 from tests.photos import make_photo_tree
+from tests.transport_works import wait_until
 
 TREE = """
 import os, sys, time
@@ -89,8 +91,9 @@ if __name__ == "__main__":
 """
 
 
-def train(tmp_path: Path, what: str) -> "subprocess.Popen[str]":
-    """Start a training run with eight workers over real photographs; a line is printed after each epoch."""
+@contextlib.contextmanager
+def train(tmp_path: Path, what: str) -> "Iterator[subprocess.Popen[bytes]]":
+    """Start a training run with eight workers over real photographs, and wait until it has made an epoch."""
     make_photo_tree(tmp_path / "photos", num_images=64, num_classes=2, seed=0)
     files = sorted((tmp_path / "photos").rglob("*.JPEG"))
     index = tmp_path / "train.txt"
@@ -98,51 +101,45 @@ def train(tmp_path: Path, what: str) -> "subprocess.Popen[str]":
     index.write_text(f"#mpload 1\n#root {tmp_path}/photos\n#columns image:path label:int\n{lines}")
     (tmp_path / "train.py").write_text(TRAINING)
     command = [sys.executable, "-W", "ignore", *map(str, (tmp_path / "train.py", index, tmp_path)), what]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    with (tmp_path / "epochs").open("w") as epochs, subprocess.Popen(command, stdout=epochs) as run:
+        try:
+            assert wait_until(lambda: num_epochs(tmp_path) > 0 or run.poll() is not None)
+            yield run
+        finally:
+            run.kill()
 
 
-def watch(run: "subprocess.Popen[str]", *, seconds: float, interval_seconds: float, until_found: bool) -> set[int]:
-    """Return the processes that were reported to grow at any time from the end of the first epoch on."""
-    assert run.stdout is not None
-    assert run.stdout.readline() == "epoch\n"
+def num_epochs(tmp_path: Path) -> int:
+    """Return how many epochs the training run has made so far."""
+    return len((tmp_path / "epochs").read_text().splitlines())
+
+
+def watch(
+    run: "subprocess.Popen[bytes]", *, interval_seconds: float, until: Callable[[float, set[int]], bool]
+) -> set[int]:
+    """Return the processes that were reported to grow until `until(seconds, processes)`."""
     monitor = MemoryMonitor(run.pid, interval_seconds=interval_seconds)
     found: set[int] = set()
-    while (reading := monitor.read()).seconds < seconds and not (found and until_found):
+    while not until((reading := monitor.read()).seconds, found):
         found |= {growth.pid for growth in monitor.growth()}
         time.sleep(interval_seconds)
     assert len(reading.processes) == 10  # eight workers, what they are forked from, and the script
     return found
 
 
-def end(run: "subprocess.Popen[str]") -> int:
-    """Kill a training run; return how many epochs it made after the first."""
-    run.kill()
-    assert run.stdout is not None
-    with run.stdout as lines:
-        num_epochs = len(lines.readlines())
-    run.wait()
-    return num_epochs
-
-
 def test_a_leak_of_one_megabyte_a_second_in_one_of_eight_workers_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mpload.monitor._CORE_SHARE", 0.2)  # it is the number of readings that takes time
-    run = train(tmp_path, "leaks")
-    try:
-        found = watch(run, seconds=60.0, interval_seconds=0.2, until_found=True)
-    finally:
-        end(run)
+    with train(tmp_path, "leaks") as run:
+        found = watch(run, interval_seconds=0.2, until=lambda seconds, found: bool(found) or seconds > 60)
     assert found == {int((tmp_path / "leaker").read_text())}
 
 
 @pytest.mark.quiet
 def test_it_is_found_within_a_minute_at_one_percent_of_a_core_and_nothing_else_is(tmp_path: Path) -> None:
-    run = train(tmp_path, "leaks")
-    try:
-        found = watch(run, seconds=60.0, interval_seconds=1.0, until_found=False)
-    finally:
-        end(run)
+    with train(tmp_path, "leaks") as run:
+        found = watch(run, interval_seconds=1.0, until=lambda seconds, _: seconds > 60)
     assert found == {int((tmp_path / "leaker").read_text())}
 
 
@@ -151,12 +148,10 @@ def test_in_a_clean_run_of_several_epochs_no_leak_is_ever_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
     monkeypatch.setattr("mpload.monitor._CORE_SHARE", 0.01 * 60 / seconds)
-    run = train(tmp_path, "clean")
-    try:
-        found = watch(run, seconds=seconds, interval_seconds=seconds / 60, until_found=False)
-    finally:
-        num_epochs = end(run)
-    assert num_epochs >= 3
+    with train(tmp_path, "clean") as run:
+        found = watch(
+            run, interval_seconds=seconds / 60, until=lambda now, _: now > seconds and num_epochs(tmp_path) > 3
+        )
     assert found == set()
 
 
@@ -420,7 +415,7 @@ def drawn_colours(path: Path) -> set[tuple[float, ...]]:
 
 
 def test_the_plot_shows_the_limit_and_the_rss(tmp_path: Path) -> None:
-    assert run("--interval", "0.05", "--plot", tmp_path / "memory.png", "--", "sleep", "0.3").returncode == 0
+    assert run("--interval", "0.05", "--plot", tmp_path / "memory.png", "--", "sleep", "2").returncode == 0
     assert drawn_colours(tmp_path / "memory.png") >= {(40, 39, 214), (0, 0, 0)}  # blue, green, red
 
 
@@ -444,12 +439,20 @@ def test_a_command_that_a_signal_ends_gives_the_code_a_shell_would(tmp_path: Pat
     assert run("--", "sh", "-c", "kill -9 $$").returncode == 137
 
 
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler of its own for a signal."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    caught = next(line.split()[1] for line in lines if line.startswith("SigCgt"))
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
 def test_a_command_hears_sigterm_and_decides(tmp_path: Path) -> None:
-    script = "trap 'echo saved; exit 3' TERM; sleep 0.3; echo ready; while true; do sleep 0.1; done"
+    script = "trap 'echo saved; exit 3' TERM; echo ready; while true; do sleep 0.1; done"
     command = [sys.executable, "-m", "mpload", "monitor", "--csv", f"{tmp_path}/memory.csv", "--", "sh", "-c", script]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
         assert watching.stdout is not None
         assert watching.stdout.readline() == "ready\n"
+        assert wait_until(lambda: catches(watching.pid, signal.SIGTERM))
         watching.terminate()
         output, errors = watching.communicate(timeout=60)
     assert (watching.returncode, output) == (3, "saved\n"), errors

@@ -41,7 +41,7 @@ def test_each_value_is_the_float64_one_rounded_once(
     assert torch.equal(out, reference(images).to(dtype))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     shape=st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(0, 5), st.integers(0, 5)),
     dtype=st.sampled_from(DTYPES),

@@ -67,13 +67,13 @@ def test_every_epoch_is_a_bijection_around_powers_of_two(num_samples: int) -> No
 
 
 @given(choice=choices, num_samples=st.integers(0, 5000), seed=seeds, epoch=seeds)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_every_epoch_is_a_bijection(choice: OrderChoice, num_samples: int, seed: int, epoch: int) -> None:
     assert_bijection(order_of(choice, num_samples, seed=seed, epoch=epoch))
 
 
 @given(num_values=st.integers(1, 2**62), seed=seeds, data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_inverse_of_a_permutation_finds_every_place_however_many_there_are(
     num_values: int, seed: int, data: st.DataObject
 ) -> None:
@@ -85,7 +85,7 @@ def test_inverse_of_a_permutation_finds_every_place_however_many_there_are(
 
 
 @given(choice=choices, num_samples=st.integers(1, 2**62), seed=seeds, data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_huge_epochs_give_distinct_ids_in_range(
     choice: OrderChoice, num_samples: int, seed: int, data: st.DataObject
 ) -> None:
@@ -98,7 +98,7 @@ def test_huge_epochs_give_distinct_ids_in_range(
 
 
 @given(choice=choices, num_samples=st.integers(1, 3000), seed=seeds, data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_positions_in_any_sequence_give_what_the_whole_epoch_gives_there(
     choice: OrderChoice, num_samples: int, seed: int, data: st.DataObject
 ) -> None:
@@ -158,7 +158,7 @@ def windows_of(choice: BlockShuffle, ids: NDArray[np.int64]) -> list[NDArray[np.
 
 
 @given(choice=block_shuffles, num_samples=st.integers(1, 5000), seed=seeds)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_window_of_positions_touches_at_most_window_blocks_blocks_and_no_other_window_does(
     choice: BlockShuffle, num_samples: int, seed: int
 ) -> None:
@@ -169,7 +169,7 @@ def test_a_window_of_positions_touches_at_most_window_blocks_blocks_and_no_other
 
 
 @given(choice=block_shuffles, num_samples=st.integers(1, 5000), seed=seeds)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_run_as_long_as_a_window_touches_at_most_three_windows(
     choice: BlockShuffle, num_samples: int, seed: int
 ) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mpload.errors import ArgumentError, StateError
 from mpload.sharding import Plan, State, Tail, Topology
 
-many_cases = settings(max_examples=500, deadline=None)
+many_cases = settings(max_examples=500)
 nums_samples = st.one_of(
     st.integers(0, 300),
     st.builds(lambda bits, around: (1 << bits) + around, st.integers(1, 9), st.integers(-1, 1)),

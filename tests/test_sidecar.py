@@ -88,7 +88,7 @@ def test_labels_are_read_in_parts_and_as_whole_columns(large: Index) -> None:
 bounds = st.none() | st.integers(-3 * BATCH_ROWS, 3 * BATCH_ROWS)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(bounds, bounds, st.none() | st.sampled_from([1, -1, 7, 100_003, -100_003]))
 def test_slices_of_a_column_are_those_of_an_array(
     large: Index, start: int | None, stop: int | None, step: int | None
@@ -217,7 +217,7 @@ def facts(index: Index) -> tuple[str, list[int], list[tuple[Cell, ...]]]:
     return index.fingerprint, index.labels[:].tolist(), [record.cells for record in index]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_damaged_small_sidecar_is_rebuilt(sized: Path, data: st.DataObject) -> None:
     index = open_index(sized)

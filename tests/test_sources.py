@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 import pytest
 import simplejpeg  # type: ignore[import-untyped]
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpload import build_index, open_index
@@ -206,7 +206,6 @@ def test_a_directory_that_fails_while_it_is_read_is_an_error(tmp_path: Path, mon
 # Sorting
 
 
-@settings(deadline=None)  # it writes files
 @given(
     strings=st.lists(st.text("ab\0\n\\\xff\udcff\udc80\ud800\uffee\U0001f600"), max_size=60),
     run_bytes=st.integers(1, 2000),

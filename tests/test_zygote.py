@@ -17,7 +17,17 @@ from mpload.errors import ArgumentError, MploadWarning, WorkerError
 from mpload.transport.batches import BatchTask, PoolOptions
 from mpload.transport.pool import WorkerPool
 from mpload.transport.slots import Field, RaggedField, SlotLayout
-from tests.transport_works import LAYOUT, Numbers, assert_right, children, leaves_nothing, pid_of, tasks
+from tests.transport_works import (
+    LAYOUT,
+    Numbers,
+    assert_right,
+    children,
+    is_alive,
+    leaves_nothing,
+    pid_of,
+    tasks,
+    wait_until,
+)
 
 REPOSITORY = Path(__file__).parents[1]
 FACTS = SlotLayout(num_samples=4, fields=(RaggedField(name="text", max_sample_bytes=10_000),))
@@ -258,7 +268,7 @@ def test_a_pool_that_nobody_closes_goes_with_its_process(how: str) -> None:
     """)
     pids = {int(pid) for pid in done.stdout.split()}
     assert len(pids) == 3
-    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    assert wait_until(lambda: not any(map(is_alive, pids)))
     assert "Traceback" not in done.stderr or how == "raise"
 
 

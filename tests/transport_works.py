@@ -84,7 +84,22 @@ def is_alive(pid: int) -> bool:
     return state not in {"Z", "X"}
 
 
-def wait_until(condition: Callable[[], bool], limit_seconds: float = 10.0) -> bool:
+class Gate:
+    """What workers wait at until the test opens it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "open"
+
+    def open(self) -> None:
+        self.path.touch()
+
+    def wait(self, *_: object) -> None:
+        while not self.path.exists():
+            time.sleep(0.005)
+
+
+def wait_until(condition: Callable[[], bool], limit_seconds: float = 60.0) -> bool:
+    """Wait for an event. The limit is for what never comes: on a busy machine seconds are nothing."""
     deadline = time.monotonic() + limit_seconds
     while not condition():
         if time.monotonic() > deadline:
