@@ -223,7 +223,7 @@ def run(container: Container, program: str, *words: str) -> dict[str, Any]:
         [*join, sys.executable, "-c", program, *words],
         stdout=subprocess.PIPE,
         text=True,
-        timeout=60,
+        timeout=110,
         check=False,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
     )
@@ -241,18 +241,19 @@ from tests.decoders import large_number
 dataset = MPDataset(sys.argv[1], decode=large_number, batch_size=8, seed=3, shuffle=True, topology=Topology())
 with warnings.catch_warnings(record=True) as said, MPLoader(dataset, num_workers=1, memory_budget="300MiB") as loader:
     warnings.simplefilter("always")
-    gauge, held, ids, depths = MemoryGauge(), [], [], []
+    gauge, ring, held, ids, depths = MemoryGauge(), loader._pool.ring, [], [], []
     for number, (values, labels) in enumerate(loader):
         assert (values[:, -1] == labels).all()
         ids.append(labels.tolist())
         del values, labels
         time.sleep(0.04)
         depths.append(loader._pool.depth)
-        # What slots that are under way have not taken yet is not free: on a busy machine most are still empty.
-        coming = max(0, loader._pool.depth * loader._pool.ring.layout.slot_bytes - loader._pool.ring.used_bytes)
-        free = gauge.look().free_bytes - coming
-        if 35 < number < 90 and free > 60 * MIB:  # the neighbour: training itself
-            held.append(bytearray(b"x") * min(10 * MIB, free - 55 * MIB))
+        if 35 < number < 90:  # the neighbour: training itself
+            while ring.used_bytes < (loader._pool.depth - 1) * 8 * 2 * MIB:
+                time.sleep(0.01)  # on a busy machine workers have yet to take what only seems free
+            free = gauge.look().free_bytes
+            if free > 60 * MIB:
+                held.append(bytearray(b"x") * min(10 * MIB, free - 55 * MIB))
         elif number == 110:
             held.clear()
     deaths = loader.stats().num_deaths
