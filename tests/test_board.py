@@ -246,6 +246,15 @@ def test_cancelled_chunks_are_nobodys(board: ParentBoard) -> None:
     assert other.take() == (1, None)
 
 
+def test_cancelled_chunks_are_taken_first_whoever_had_reserved_them(board: ParentBoard) -> None:
+    reader, other = worker_of(board, 0), worker_of(board, 1)
+    board.post(1, chunk(1))
+    assert reader.reserve(1) == [chunk(1)]
+    board.cancel()
+    board.post(2, chunk(2))
+    assert [other.take(), other.take()] == [(1, None), (2, chunk(2))]
+
+
 def test_a_worker_that_leaves_reserves_nothing_any_more(board: ParentBoard) -> None:
     leaving, other = worker_of(board, 0), worker_of(board, 1)
     for serial in (1, 2):
@@ -301,6 +310,24 @@ def test_workers_that_do_not_sleep_cost_no_byte_and_those_that_do_one_each(board
         board.wake(1)
         assert num_unread(board) == 1
     assert [worker.take(), worker.take()] == [(2, chunk(2)), (3, chunk(3))]
+
+
+def test_nobody_is_woken_who_has_woken_up_or_died(board: ParentBoard) -> None:
+    for number in (5, 3):  # a row behind those of the others is looked at too
+        board.expect(number)
+    worker = worker_of(board, 5)
+    worker._cells[worker._row + 2] = 1  # it sleeps
+    board.post(1, chunk(1))
+    board.wake(1)
+    assert num_unread(board) == 1
+    assert worker.take() == (1, chunk(1))
+    board.post(2, chunk(2))
+    board.wake(2)
+    assert num_unread(board) == 1
+    worker._cells[worker._row + 2] = 1  # it dies in its sleep
+    board.expect(5)
+    board.wake(2)
+    assert num_unread(board) == 1
 
 
 def test_a_sleeping_worker_is_woken(board: ParentBoard) -> None:

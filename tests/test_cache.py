@@ -200,6 +200,18 @@ def test_a_size_limit_implies_the_fraction(files: Path, tmp_path: Path) -> None:
     assert opened(raw(files, PartialCache(tmp_path / "other"))).fraction == 1.0
 
 
+def test_the_fraction_counts_all_that_lies_beside_the_bytes(tmp_path: Path) -> None:
+    num_samples = 40_000
+    cache = opened(raw(numbers_index(tmp_path, num_samples), PartialCache(tmp_path / "cache", max_bytes=MIB)))
+    taken = cache.folder.table_bytes + cache.fraction * num_samples * (HEAD_BYTES + 8)
+    assert 0.96 * MIB < taken < 0.98 * MIB
+
+
+def test_forms_have_checksums_of_their_own(files: Path, tmp_path: Path) -> None:
+    keys = {opened(raw(files, PartialCache(tmp_path, what=what))).folder.key for what in ("bytes", "resized")}
+    assert len(keys) == 2
+
+
 def test_the_limit_holds_over_processes_and_runs(files: Path, tmp_path: Path) -> None:
     for run in range(3):
         dataset = raw(files, PartialCache(tmp_path / "cache", max_bytes=2 * MIB, fraction=1.0), seed=run)
@@ -489,6 +501,7 @@ def assert_goes_on_with_one_warning(files: Path, folder: Path) -> None:
     assert len(told) == 1
     counts = opened(dataset).counts
     assert 0.2 * NUM_FILES < counts.hits / 2 < 0.8 * NUM_FILES
+    assert counts.damaged == 0, "what was cut off by the end of the disk was published"
     opened(dataset).close()
 
 

@@ -5,6 +5,7 @@ import math
 import multiprocessing
 import os
 import resource
+import select
 import signal
 import time
 from collections.abc import Mapping
@@ -80,20 +81,31 @@ def test_a_deadly_sample_is_found_and_nothing_else_is_blamed(
     todo = [Chunk(batch=1, slot=0, first=first, last=first + size, task=())]
     filled: list[int] = []
     blamed: list[int] = []
-    num_deaths = 0
+    num_deaths = num_alone = 0
     while todo:
         chunk = todo.pop()
         if not chunk.first <= deadly < chunk.last:
             filled += range(chunk.first, chunk.last)
             continue
         num_deaths += 1
+        num_alone += chunk.num_samples == 1
         again = after_death(chunk, deadly if is_marked else None, is_from_outside=is_from_outside)
         todo += again
         blamed += [] if again else [chunk.first]
     assert sorted(filled + blamed) == list(range(first, first + size))
     assert blamed == ([deadly] if first <= deadly < first + size else [])
     assert num_deaths <= (4 if is_marked else 2 * (size.bit_length() + 1)) + 4 * is_from_outside
-    assert not blamed or num_deaths >= (6 if is_from_outside else 2)
+    assert num_alone == (6 if is_from_outside else 2) * len(blamed), "in company it does not count"
+
+
+@given(first=st.integers(0, 50), size=st.integers(2, 64), sample=st.integers(-2, 120))
+def test_a_chunk_is_split_into_itself_wherever_its_worker_is_said_to_have_been(
+    first: int, size: int, sample: int
+) -> None:
+    chunk = Chunk(batch=1, slot=0, first=first, last=first + size, task=(), num_deaths=1)
+    parts = after_death(chunk, sample)
+    assert len(parts) > 1
+    assert [at for part in parts for at in range(part.first, part.last)] == list(range(first, first + size))
 
 
 DETAILS = st.dictionaries(st.text(max_size=9), st.none() | st.integers() | st.text(max_size=9), max_size=3)
@@ -222,6 +234,12 @@ def test_an_abandoned_stream_leaves_a_usable_pool() -> None:
         assert wait_until(lambda: pool.num_free_slots == 4)
 
 
+def test_a_stream_of_no_depth_makes_one_batch_at_a_time() -> None:
+    with WorkerPool(Numbers(), LAYOUT, num_slots=3, num_workers=1) as pool:
+        pool.depth = 0
+        assert [batch.task.numbers for batch in pool.stream(tasks(3))] == [(0,), (1,), (2,)]
+
+
 def test_cancelling_frees_slots_that_are_ready() -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=4, num_workers=2) as pool:
         for task in tasks(4):
@@ -248,6 +266,22 @@ def test_samples_that_raise_are_failures_and_leave_the_rest_alone(how: str) -> N
                 assert failure.cause in {"ValueError: no good", "SystemExit: enough"}
                 assert "in die" in failure.details["traceback"]
         assert pool.num_deaths == 0
+
+
+def test_failures_come_in_the_order_of_their_samples(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+
+    def sample(batch: int, place: int) -> None:
+        if place == 3:
+            gate.wait()
+        if place in {3, 17}:
+            die("raise")
+
+    with WorkerPool(Numbers(sample), LAYOUT, num_slots=2, num_workers=2) as pool:
+        pool.submit(tasks(1)[0])
+        assert select.select([pool._inbox._ours], [], [], 60)[0]  # the second half has been answered
+        gate.open()
+        assert [failure.sample for failure in pool.next().failures] == [3, 17]
 
 
 class FailsHalfway(Numbers):
@@ -335,6 +369,14 @@ def test_workers_may_come_and_go_while_batches_stream() -> None:
         for number, batch in enumerate(pool.stream(tasks(20))):
             assert_right(batch.arrays, number)
         assert wait_until(lambda: len(children()) == 3)
+
+
+def test_workers_that_are_not_wanted_any_more_leave_though_there_is_nothing_to_do() -> None:
+    with WorkerPool(Numbers(), LAYOUT, num_slots=2, num_workers=4) as pool:
+        assert len(list(pool.stream(tasks(4)))) == 4
+        assert wait_until(lambda: len(children()) == 5)
+        pool.num_workers = 1
+        assert wait_until(lambda: len(children()) == 2)
 
 
 def test_pools_are_independent() -> None:

@@ -315,7 +315,62 @@ def test_a_sample_that_kills_its_workers_is_found_and_named(how: str, cause: str
             assert_right(batch.arrays, number, bad=bad)
         # Twice in company, then alone: twice, or six times. A busy machine may hold up others for half a second too.
         num_deaths = 8 if how == "kill" else 4
-        assert pool.num_deaths >= num_deaths if how in {"hang", "stop"} else pool.num_deaths == num_deaths
+        assert num_deaths <= pool.num_deaths <= num_deaths + 3 * (how in {"hang", "stop"})
+
+
+class DiesAfterwards(Numbers):
+    def fill(self, task: tuple[int, ...], arrays: Any, first: int, last: int, report: ChunkReport) -> None:
+        for sample in range(first, last):
+            super().fill(task, arrays, sample, sample + 1, report)
+            if sample == 13:
+                os._exit(7)
+
+
+def test_a_sample_that_kills_its_workers_leaves_nothing_of_what_was_written() -> None:
+    with WorkerPool(DiesAfterwards(), LAYOUT, num_slots=2, num_workers=2) as pool:
+        for number, batch in enumerate(pool.stream(tasks(3))):
+            assert [failure.sample for failure in batch.failures] == [13]
+            assert_right(batch.arrays, number, bad=(13,))
+
+
+def test_a_worker_that_hangs_while_it_opens_is_replaced(tmp_path: Path) -> None:
+    class HangsOnce(Numbers):
+        def open(self) -> None:
+            try:
+                (tmp_path / "once").touch(exist_ok=False)
+            except FileExistsError:
+                return
+            time.sleep(3600)
+
+    with WorkerPool(HangsOnce(), LAYOUT, num_slots=2, num_workers=1) as pool:
+        pool._crew._start_timeout_seconds = 0.5  # not of the zygote, which takes longer on a busy machine
+        check_stream(pool, 3)
+        assert pool.num_deaths >= 1
+
+
+def test_workers_that_have_nothing_to_do_are_left_alone() -> None:
+    with WorkerPool(Numbers(), LAYOUT, num_slots=2, num_workers=2) as pool:
+        check_stream(pool, 3)
+        assert wait_until(pool._crew.are_idle)
+        pool._crew._sample_timeout_seconds = 0.05
+        started = pool._crew._clock.look()
+        while pool._crew._clock.look() < started + 0.5:
+            pool._look(0.02)
+        assert pool.num_deaths == 0
+
+
+def test_a_dead_worker_is_replaced_while_batches_are_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpload.transport.pool._CREW_SECONDS", 0.0)
+    with WorkerPool(Numbers(), LAYOUT, num_slots=4, num_workers=1) as pool:
+        for task in tasks(4):
+            pool.submit(task)
+        pid_of(pool, "mpload-worker-0")
+        while pool._issued:
+            pool._look(0.1)
+        kill_all_workers(pool.pids)
+        assert select.select([pool._zygote.control], [], [], 60)[0]
+        assert_right(pool.next().arrays, 0)
+        assert pool.num_deaths == 1
 
 
 class NeverMarks(Numbers):
@@ -350,6 +405,24 @@ def test_the_caller_may_have_another_sample_put_in_place_of_a_deadly_one() -> No
     assert asked == [KilledSample(task=(1,), sample=5, cause="killed its worker (SIGSEGV)")]
     assert not any(batch.failures for batch in batches)
     assert batches[1].arrays["label"].tolist() == [70_005 if place == 5 else 1000 + place for place in range(32)]
+
+
+def test_a_sample_put_in_place_of_a_deadly_one_may_lose_a_worker_too(tmp_path: Path) -> None:
+    class Substitutes(Numbers):
+        def fill(self, task: tuple[int, ...], arrays: Any, first: int, last: int, report: ChunkReport) -> None:
+            if first <= 5 < last and (len(task) == 1 or not (tmp_path / "once").exists()):
+                if len(task) > 1:
+                    (tmp_path / "once").touch()
+                die("segfault")
+            super().fill(task[-1:], arrays, first, last, report)
+
+    def substitute(killed: KilledSample) -> tuple[int, ...] | None:
+        return (*killed.task, 70) if len(killed.task) == 1 else None
+
+    with WorkerPool(Substitutes(), LAYOUT, num_slots=1, num_workers=1, on_killed=substitute) as pool:
+        batch = next(pool.stream(tasks(1)))
+    assert not batch.failures
+    assert batch.arrays["label"][5] == 70_005
 
 
 def test_the_caller_may_end_the_job_over_a_deadly_sample() -> None:

@@ -112,6 +112,19 @@ def test_a_copied_slot_is_free_at_once_and_the_copy_never_changes() -> None:
     assert [value.tobytes() for value in copy["text"]] == [b"", b"", b"seven"]
 
 
+def test_the_slot_that_came_back_last_is_taken_first() -> None:
+    ring = SlotRing(num_slots=3, layout=LAYOUT)
+    slots = [ring.take(), ring.take()]
+    for slot in slots:
+        assert slot is not None
+        ring.give_back(slot)
+        assert ring.take() == slot  # warm in the caches
+        lent = ring.lend(slot, 4)
+        del lent
+        assert ring.take() == slot
+    ring.close()
+
+
 def test_lent_arrays_outlive_a_closed_ring() -> None:
     ring = SlotRing(num_slots=2, layout=LAYOUT)
     slot = ring.take()
@@ -193,6 +206,39 @@ def test_ragged_images_keep_their_shape_and_may_be_written_in_place() -> None:
     assert ragged[1].shape == (4, 6)
     assert ragged[2].shape == (0, 0)
     assert ragged.copy()[1].tolist() == [[2.5] * 6] * 4
+
+
+def test_a_chunk_that_is_begun_again_holds_nothing() -> None:
+    ragged = SlotRing(num_slots=1, layout=LAYOUT).views(0)["text"]
+    ragged.begin(0, 4)
+    for sample in range(4):
+        ragged.put(sample, b"before")
+    ragged.begin(1, 3)
+    assert [value.tobytes() for value in ragged] == [b"before", b"", b"", b"before"]
+
+
+def test_ragged_values_begin_where_any_vector_load_may() -> None:
+    ragged = SlotRing(num_slots=1, layout=LAYOUT).views(0)["text"]
+    ragged.begin(0, 4)
+    for sample in range(4):
+        ragged.put(sample, b"x" * (sample + 1))
+        assert ragged[sample].ctypes.data % ALIGN_BYTES == 0
+
+
+def test_samples_written_again_and_again_never_reach_into_the_next_chunk() -> None:
+    ring = SlotRing(num_slots=1, layout=LAYOUT)
+    mine, others = ring.views(0)["text"], ring.views(0)["text"]
+    mine.begin(0, 2)
+    others.begin(2, 4)
+    others.put(2, b"y" * 1000)
+
+    def write_again_and_again() -> None:
+        for turn in range(10):
+            mine.put(turn % 2, b"x" * 1000)
+
+    with pytest.raises(ArgumentError, match="does not fit"):
+        write_again_and_again()
+    assert mine[2].tobytes() == b"y" * 1000
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+from mpload.cache.compact import compact
 from mpload.errors import DecodeError
 from mpload.image import open_image
 from mpload.jpeg import Backend, backend
@@ -70,3 +71,12 @@ def test_a_truncated_image_has_no_smaller_copy(name: Backend) -> None:
     data = encode(Image.fromarray(photo(300, 400, np.random.default_rng(2))), "JPEG")
     with pytest.raises(DecodeError, match="truncated"):
         shrunk_jpeg(open_image(data[: len(data) // 2], backend=name), short_side=48, quality=95)
+
+
+def test_the_compact_form_of_an_image_that_is_small_or_would_become_larger_is_the_image_itself() -> None:
+    small, large = (Image.fromarray(photo(*size, np.random.default_rng(0))) for size in ((256, 400), (300, 400)))
+    for image, quality in ((small, 100), (large, 2)):
+        data = encode(image, "JPEG", quality=quality)
+        assert compact(data) == data
+    data = encode(large, "JPEG", quality=100)
+    assert len(compact(data)) < len(data)
