@@ -183,6 +183,7 @@ def test_a_chunk_posted_at_any_instruction_of_looking_for_one_reaches_its_worker
         taken: list[object] = []
         before_each_instruction(lambda worker=worker, taken=taken: taken.append(worker.take()), post.look)  # type: ignore[misc]
         assert taken == [(1, chunk(1))]
+        assert not worker._cells[worker._row + 2]  # it does not say that it sleeps while it works
         came_last = post.came_last
         post.board.close()
     assert at > 50
@@ -312,20 +313,15 @@ def test_workers_that_do_not_sleep_cost_no_byte_and_those_that_do_one_each(board
     assert [worker.take(), worker.take()] == [(2, chunk(2)), (3, chunk(3))]
 
 
-def test_nobody_is_woken_who_has_woken_up_or_died(board: ParentBoard) -> None:
-    for number in (5, 3):  # a row behind those of the others is looked at too
+def test_nobody_is_woken_who_has_died_in_its_sleep(board: ParentBoard) -> None:
+    for number in (5, 3):  # a row behind that of the latest is looked at too
         board.expect(number)
     worker = worker_of(board, 5)
     worker._cells[worker._row + 2] = 1  # it sleeps
-    board.post(1, chunk(1))
-    board.wake(1)
-    assert num_unread(board) == 1
-    assert worker.take() == (1, chunk(1))
-    board.post(2, chunk(2))
-    board.wake(2)
-    assert num_unread(board) == 1
-    worker._cells[worker._row + 2] = 1  # it dies in its sleep
     board.expect(5)
+    board.wake(2)
+    assert num_unread(board) == 0
+    worker._cells[worker._row + 2] = 1
     board.wake(2)
     assert num_unread(board) == 1
 

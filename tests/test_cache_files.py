@@ -165,7 +165,12 @@ def test_a_writer_whose_segment_is_gone_begins_another(folder: Path) -> None:
 def test_a_fork_writes_to_a_segment_of_its_own(folder: Path) -> None:
     cache = opened(folder)
     fill(cache, 1)
-    in_a_fork(lambda: (fill(cache, 2), cache.close()))
+
+    def fill_and_close() -> None:
+        fill(cache, 2)
+        cache.close()
+
+    in_a_fork(fill_and_close)
     fill(cache, 3)
     assert len(cache.folder.segments()) == 2
     cache.close()

@@ -29,6 +29,7 @@ from tests.transport_works import (
     LAYOUT,
     Gate,
     Numbers,
+    are_asleep,
     assert_right,
     children,
     die,
@@ -374,7 +375,7 @@ def test_workers_may_come_and_go_while_batches_stream() -> None:
 def test_workers_that_are_not_wanted_any_more_leave_though_there_is_nothing_to_do() -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=2, num_workers=4) as pool:
         assert len(list(pool.stream(tasks(4)))) == 4
-        assert wait_until(lambda: len(children()) == 5)
+        assert wait_until(lambda: len(children()) == 5 and are_asleep(pool))
         pool.num_workers = 1
         assert wait_until(lambda: len(children()) == 2)
 

@@ -26,6 +26,7 @@ from tests.transport_works import (
     LAYOUT,
     Gate,
     Numbers,
+    are_asleep,
     assert_right,
     children,
     die,
@@ -357,6 +358,36 @@ def test_workers_that_have_nothing_to_do_are_left_alone() -> None:
         while pool._crew._clock.look() < started + 0.5:
             pool._look(0.02)
         assert pool.num_deaths == 0
+
+
+def test_a_wake_that_is_lost_is_made_up_for_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    with WorkerPool(Numbers(), LAYOUT, num_slots=2, num_workers=2) as pool:
+        wake = pool._board.wake
+
+        def lose(_: int) -> None:
+            monkeypatch.setattr(pool._board, "wake", wake)
+
+        check_stream(pool, 3)
+        for _ in range(2):
+            assert wait_until(lambda: are_asleep(pool))
+            monkeypatch.setattr(pool._board, "wake", lose)  # as where a byte dies with its reader
+            check_stream(pool, 1)
+            assert not pool._crew.look()
+            pool._crew._clock._now_seconds += 3600  # much later it happens again
+        assert pool.num_deaths == 0
+
+
+def test_dead_workers_cost_the_zygote_no_descriptor() -> None:
+    with WorkerPool(Numbers(), LAYOUT, num_slots=2, num_workers=1) as pool:
+        nums_fds = []
+        for number in range(4):
+            check_stream(pool, 2)
+            pid = pid_of(pool, "mpload-worker-0")
+            nums_fds.append(len(list(Path(f"/proc/{pool.pids['mpload-zygote']}/fd").iterdir())))
+            kill(pid)
+            while pool.num_deaths <= number:
+                pool._look(0.1)
+        assert len(set(nums_fds)) == 1
 
 
 def test_a_dead_worker_is_replaced_while_batches_are_ready(monkeypatch: pytest.MonkeyPatch) -> None:

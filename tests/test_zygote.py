@@ -197,6 +197,18 @@ def test_workers_inherit_no_descriptor_of_the_users(starts_fresh: bool) -> None:
     os.close(write)
 
 
+@pytest.mark.parametrize("starts_fresh", [False, True])
+def test_what_workers_start_inherits_nothing_of_the_pools(starts_fresh: bool) -> None:
+    def find() -> str:
+        import subprocess
+
+        return subprocess.run(["ls", "-l", "/proc/self/fd"], close_fds=False, capture_output=True, text=True).stdout  # noqa: PLW1510
+
+    found = found_in_a_worker(find, PoolOptions(starts_fresh=starts_fresh))
+    assert "pipe:" in found  # its own output
+    assert "mpload" not in found
+
+
 def test_threads_that_imports_start_are_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "starts_a_thread.py").write_text(
         "import os, threading\n"

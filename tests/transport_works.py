@@ -1,10 +1,13 @@
 """Works for the tests of the transport: what each sample holds is a function of its task and place."""
 
 import ctypes
+import fcntl
 import os
 import signal
 import sys
+import termios
 import time
+from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -113,6 +116,13 @@ def pid_of(pool: WorkerPool, name: str) -> int:
     while name not in pool.pids:
         pool._look(0.1)
     return pool.pids[name]
+
+
+def are_asleep(pool: WorkerPool) -> bool:
+    """Whether all workers have nothing to do, and nothing that will wake them for nothing."""
+    num_unread = array("i", [0])
+    fcntl.ioctl(pool._board.fds.tokens, termios.FIONREAD, num_unread)
+    return pool._crew.are_idle() and not num_unread[0]
 
 
 def num_fds() -> int:
