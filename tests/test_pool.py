@@ -166,6 +166,15 @@ def test_workers_prefetch_while_the_parent_is_away() -> None:
         assert wait_until(lambda: {int(label[31]) // 1000 for label in newest} == set(range(6)))
 
 
+def test_workers_that_sleep_are_woken_when_a_batch_is_submitted() -> None:
+    with WorkerPool(Numbers(), LAYOUT, num_slots=2, num_workers=2) as pool:
+        assert len(list(pool.stream(tasks(3)))) == 3
+        assert wait_until(lambda: are_asleep(pool))
+        pool.submit(tasks(8)[7])
+        labels = [pool.ring.views(slot)["label"] for slot in range(2)]  # the parent only watches memory
+        assert wait_until(lambda: any(int(label[31]) // 1000 == 7 for label in labels))
+
+
 def test_a_stream_keeps_no_more_batches_under_way_than_its_depth() -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=5, num_workers=2) as pool:
         for number, batch in enumerate(pool.stream(tasks(20))):
