@@ -91,6 +91,9 @@ class LateStream:
         assert isinstance(mark, LateMark)
         self.consumer.items.append(mark)
 
+    def lend(self, tensor: torch.Tensor) -> None:
+        pass
+
     def finish(self) -> None:
         self.run_until(lambda: not self.side.items and not self.consumer.items)
 

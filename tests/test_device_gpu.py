@@ -154,21 +154,24 @@ def test_batches_may_be_used_on_any_stream_that_is_current_when_they_are_asked_f
         close(images, large(number))
 
 
-def test_device_memory_is_what_stats_say_and_release_gives_it_back() -> None:
+def test_device_memory_is_what_stats_say_and_is_torchs_again_when_batches_die() -> None:
     gc.collect()
     torch.accelerator.synchronize()
     before = memory_allocated()
     loader = DevicePrefetcher(LargeBatches(pinned=True), dtype=torch.bfloat16, depth=3, **NORMALISED)
-    for images, labels in loader:  # noqa: B007
-        pass
-    del images, labels
+    batches = iter(loader)
+    held = [next(batches) for _ in range(3)]
     stats = loader.stats()
-    batch_bytes = 2 * np.prod(SHAPE) + 256
-    assert stats.batch_bytes == 3 * batch_bytes
+    assert stats.batch_bytes == 3 * (2 * np.prod(SHAPE) + 256)
     assert stats.conversion_bytes == np.prod(SHAPE) + 256
     assert stats.pinned_bytes == 0
     # The table of the conversion, and the allocator's rounding to 512 bytes.
     assert 0 <= memory_allocated() - before - stats.device_bytes < 8192
+    del held
+    stats = loader.stats()
+    assert stats.batch_bytes == 0
+    assert 0 <= memory_allocated() - before - stats.device_bytes < 8192
+    del batches
     loader.release()
     assert memory_allocated() - before < 8192
 

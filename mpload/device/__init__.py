@@ -2,9 +2,9 @@
 
 ```
 prefetcher  DevicePrefetcher: what users put around a loader
-carrier     Carrier: over the bus into a landing buffer, converted into buffers that the user holds
+carrier     Carrier: over the bus into a landing buffer, converted into tensors that the user holds
 streams     queues of work beside the consumer's: an accelerator's, or none
-staging     Arena: one block of memory for all tensors of a batch; batches as trees of values
+staging     batches as trees of values; Allotment, Arena: the memory that their tensors lie in
 pinning     host memory that the driver copies from directly: the loader's slots, or a copy
 normalise   Normaliser: uint8 to a normalised dtype in one pass
 seeding     PerSample: random numbers of torch that belong to a batch or a sample

@@ -3,6 +3,8 @@
 import warnings
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
+from itertools import compress
 from typing import Any
 
 import torch
@@ -10,7 +12,7 @@ from numpy.typing import NDArray
 
 from mpload.device.normalise import Normaliser
 from mpload.device.pinning import PinnedMemory
-from mpload.device.staging import Arena, TensorSpec, map_tensors
+from mpload.device.staging import Allotment, Arena, BatchMemory, TensorSpec, map_tensors, tensors_of
 from mpload.device.streams import Mark, SideStream
 from mpload.errors import MploadWarning
 
@@ -25,11 +27,15 @@ class Carrier:
     """Moves one batch after the other, in two steps, both queued on a stream and not waited for.
 
     `land` copies a batch's bytes into the landing buffer; on the CPU there is none. `settle` converts and copies them
-    from there into one of `num_arenas` sets of buffers, one that nobody holds any more. So the bytes of a batch cross
-    the bus while the user still holds all the others.
+    from there, while fewer than `num_batches` are held, into the memory that is handed out. So the bytes of a batch
+    cross the bus while the user still holds all the others.
 
-    Memory: on the device `num_arenas` batches as they are handed out and one as it comes; on the host two pinned ones,
-    unless what comes is pinned already.
+    On an accelerator that memory is torch's allocator's, asked for on the consumer's stream: a batch is what any tensor
+    is that was made there. The CPU's allocator would fault every page in again for each batch; there, and where
+    addresses are to stay, batches take turns in arenas.
+
+    Memory: on the device `num_batches` batches as they are handed out and one as it comes; on the host what of two
+    batches is not pinned already.
     """
 
     def __init__(
@@ -37,9 +43,11 @@ class Carrier:
         device: torch.device,
         *,
         stream: SideStream,
-        num_arenas: int,
+        num_batches: int,
         normaliser: Normaliser | None,
         channels_last: bool,
+        stable_addresses: bool,
+        is_transformed: bool,
     ) -> None:
         has_bus = device.type != "cpu"
         self._device = device
@@ -50,9 +58,12 @@ class Carrier:
         self._pins = has_bus and stream.is_async
         self._can_register = self._pins and device.type == "cuda"
         self._landing = Arena(device)
-        self._arenas = [Arena(device) for _ in range(num_arenas)]
+        self._is_transformed = is_transformed
+        """Whether what is settled goes on to a transform on the stream, not to the consumer."""
+        kind = Arena if stable_addresses or not has_bus else Allotment
+        self._memories: list[BatchMemory] = [kind(device) for _ in range(num_batches)]
         self._turn = 0
-        """The arena that has waited longest."""
+        """The memory that has waited longest."""
         self._pinned = [Arena(_CPU, pin_memory=True) for _ in range(_NUM_COPYING if self._pins else 0)]
         self._registered: PinnedMemory | None = None
         self._copying: deque[tuple[Mark, Any]] = deque()
@@ -60,12 +71,12 @@ class Carrier:
         self.moved_bytes = 0
         """Bytes of the tensors that have come."""
         self.num_extra_batches = 0
-        """Batches that needed new buffers, because the user held all there were."""
+        """Batches that were settled though `num_batches` were held."""
 
     @property
     def batch_bytes(self) -> int:
-        """Memory of the arenas."""
-        return sum(arena.num_bytes for arena in self._arenas)
+        """Memory of the batches that were settled."""
+        return sum(memory.num_bytes for memory in self._memories)
 
     @property
     def landing_bytes(self) -> int:
@@ -102,19 +113,25 @@ class Carrier:
             self._registered = None
 
     def finish(self) -> None:
-        """Wait until no copy is under way, and let go of the host batches."""
-        self._let_go(num_left=0)
+        """Wait until all that was queued is done, and let go of the host batches."""
+        self._stream.mark().synchronize()
+        self._copying.clear()
 
-    def begin(self) -> None:
-        """Order what follows behind what the consumer has queued so far; let go of host batches that were copied."""
-        self._stream.follow_consumer()
+    def release(self) -> None:
+        """Give memory back when all that was queued is done; what is held stays with its holders."""
+        self.unpin()
+        for memory in (self._landing, *self._pinned, *self._memories):
+            memory.replace()
+
+    def let_go(self) -> None:
+        """Let go of host batches whose copies are done."""
         while self._copying and self._copying[0][0].query():
             self._copying.popleft()
 
     def reclaim(self, *, but: int) -> None:
-        """Count the arenas as free whoever still holds them, but for those that `but` batches settled in last."""
-        for number in range(len(self._arenas) - but):
-            self._arenas[(self._turn + number) % len(self._arenas)].reclaim()
+        """Count memory as free whoever still holds it, but for that which `but` batches settled in last."""
+        for number in range(len(self._memories) - but):
+            self._memories[(self._turn + number) % len(self._memories)].reclaim()
 
     def land(self, batch: Any) -> Any:
         """Queue the copies of a batch, which is kept until they are done, and return it as it lies on the device.
@@ -122,14 +139,16 @@ class Carrier:
         Waits for the copies of the batch before the last: so the host never gets far ahead of the device, with more and
         more slots in its hands.
         """
-        tensors = _tensors(batch)
+        tensors = tensors_of(batch)
         self.moved_bytes += sum(tensor.nbytes for tensor in tensors)
         if not self._lands:
             return batch
-        self._let_go(num_left=_NUM_COPYING - 1)
-        sources = tensors
-        if self._pins and not all(tensor.is_pinned() or tensor.device.type != "cpu" for tensor in tensors):
-            sources = self._staged(tensors)
+        while len(self._copying) >= _NUM_COPYING:
+            copied, _ = self._copying.popleft()
+            copied.synchronize()
+        if any(tensor.device.type != "cpu" for tensor in tensors):
+            self._stream.follow_consumer()  # who has queued what makes them
+        sources = self._staged(tensors) if self._pins else tensors
         with self._stream.entered():
             landed = self._landing.cut([TensorSpec.of(tensor) for tensor in tensors])
         for target, source in zip(landed, sources, strict=True):
@@ -137,41 +156,41 @@ class Carrier:
         self._copying.append((self._stream.mark(), batch))
         return _with_tensors(batch, landed)
 
-    def _let_go(self, *, num_left: int) -> None:
-        while len(self._copying) > num_left:
-            copied, _ = self._copying.popleft()
-            copied.synchronize()
-
     def _staged(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return copies in pinned memory, from where the bus takes them without the host's help."""
+        """Return what the bus takes without the host's help: copies in pinned memory of those that lie elsewhere."""
+        is_loose = [tensor.device.type == "cpu" and not tensor.is_pinned() for tensor in tensors]
+        if not any(is_loose):
+            return tensors
         self._pinned.reverse()  # now first: the one that was read before the last, which is done
-        staged = self._pinned[0].cut([TensorSpec.of(tensor) for tensor in tensors])
-        for target, tensor in zip(staged, tensors, strict=True):
-            target.copy_(tensor)
-        return staged
+        loose = list(compress(tensors, is_loose))
+        staged = iter(self._pinned[0].cut([TensorSpec.of(tensor) for tensor in loose]))
+        return [
+            next(staged).copy_(tensor) if needs else tensor for tensor, needs in zip(tensors, is_loose, strict=True)
+        ]
 
     def settle(self, landed: Any, *, at_any_cost: bool) -> Any | None:
         """Queue the conversion of a batch that `land` returned, and return it as the user will see it.
 
-        Returns None where all arenas are held, or with `at_any_cost` leaves one to its holder and takes new memory.
+        Returns None where all batches are held, or with `at_any_cost` leaves one to its holder and takes new memory.
         """
-        arena = next((each for each in self._in_turn() if not each.is_held), None)
-        if arena is None:
+        memory = next((each for each in self._in_turn() if not each.is_held), None)
+        if memory is None:
             if not at_any_cost:
                 return None
-            arena = self._arenas[self._turn]
-            arena.replace()
+            memory = self._memories[self._turn]
+            memory.replace()
             self.num_extra_batches += 1
-        self._turn = (self._arenas.index(arena) + 1) % len(self._arenas)
-        tensors = _tensors(landed)
-        with self._stream.entered():
-            outs = arena.cut([self._spec(tensor) for tensor in tensors])
+        self._turn = (self._memories.index(memory) + 1) % len(self._memories)
+        tensors = tensors_of(landed)
+        with self._stream.entered() if self._is_transformed else nullcontext():
+            outs = memory.cut([self._spec(tensor) for tensor in tensors])
+        self._stream.follow_consumer()  # whose work may still use what the memory held before
         for tensor, out in zip(tensors, outs, strict=True):
             self._stream.queue(self._convert, tensor, out)
         return _with_tensors(landed, outs)
 
-    def _in_turn(self) -> list[Arena]:
-        return [*self._arenas[self._turn :], *self._arenas[: self._turn]]
+    def _in_turn(self) -> list[BatchMemory]:
+        return [*self._memories[self._turn :], *self._memories[: self._turn]]
 
     def _spec(self, tensor: torch.Tensor) -> TensorSpec:
         if self._normaliser is None or not self._normaliser.takes(tensor):
@@ -186,12 +205,6 @@ class Carrier:
             out.copy_(tensor)
         else:
             self._normaliser.write(tensor, out)
-
-
-def _tensors(batch: Any) -> list[torch.Tensor]:
-    tensors: list[torch.Tensor] = []
-    map_tensors(batch, tensors.append)
-    return tensors
 
 
 def _with_tensors(batch: Any, tensors: list[torch.Tensor]) -> Any:

@@ -10,6 +10,7 @@ import torch
 from mpload.device.carrier import Carrier
 from mpload.device.normalise import Normaliser
 from mpload.device.seeding import BatchKey, PerSample, transformed
+from mpload.device.staging import tensors_of
 from mpload.device.streams import Mark, SideStream, side_stream
 from mpload.device.unpacking import Unpacker
 from mpload.errors import ArgumentError, SampleError
@@ -28,15 +29,18 @@ class DeviceStats:
     num_batches: int
     """Batches handed out."""
     num_extra_batches: int
-    """Batches that needed memory beside `batch_bytes`, because the user held all of that."""
+    """Batches that were made ready beyond `depth`, because the user held as many."""
     moved_bytes: int
     """Bytes of tensors that came from the loader, the ones ahead of the consumer too."""
     batch_bytes: int
-    """Device memory of up to `depth` batches as they are handed out."""
+    """Device memory of batches as they are handed out: those ahead and those still held, up to `depth`.
+
+    With `stable_addresses`, and on the CPU, that of `depth` batches, which stays.
+    """
     conversion_bytes: int
     """Device memory of one batch as it comes, which waits to be converted; none on the CPU."""
     pinned_bytes: int
-    """Host memory that copies start from; none where the loader's own is pinned."""
+    """Host memory that copies start from; none for tensors that the loader has pinned."""
 
     @property
     def device_bytes(self) -> int:
@@ -85,9 +89,11 @@ class DevicePrefetcher:
     they are; what is no tensor passes through. Tuples, lists, mappings and dataclasses may be nested.
 
     On an accelerator copies and conversion are queued on a stream of their own, and events order them with the stream
-    that is current when a batch is asked for: use a batch on that one. The CPU does the same when it is asked.
+    that is current when a batch is asked for. Its tensors are as if they had been made on that one, so torch's own
+    rules hold: another stream that uses them waits for it first, and you call `tensor.record_stream(other)` before you
+    drop them. The CPU does the same when it is asked.
 
-    A batch's memory is used again when the last of its tensors has died, so a batch never changes while it is held.
+    A tensor's memory is used again when it has died, so a batch never changes while it is held.
     With `depth=2` one batch may be held while the next one is asked for, as a loop's variable does, and the bytes of
     the batch after it cross the bus meanwhile; with `depth=3` that is converted ahead too. Who holds more gets batches
     in new memory: correct, just slower. See `stats().num_extra_batches`.
@@ -102,17 +108,18 @@ class DevicePrefetcher:
         mean: of each channel, of pixels in [0, 1].
         std: of each channel.
         channels_last: memory format of the images; else contiguous.
-        depth: sets of buffers on the device.
+        depth: batches on the device that are made ahead or held by the user.
         stable_addresses: batches of the same shapes come at `depth` sets of addresses, in turn, as CUDA graphs want
-            them. A batch is then good **until the next one is asked for**, held or not.
+            them. A batch is then good **until the next one is asked for**, held or not, and `record_stream` does
+            nothing: let the stream that asks wait for all others that use it.
         device_transform: gets the batch on the device, on the side stream, and returns what is handed out. torch's
             random numbers within depend on seed, epoch, global batch and rank only; those outside are untouched.
             `PerSample(transform)` gives each image its own.
         seed: for `device_transform`, with a loader whose state names none.
         stream: where the work is queued; None: a new stream of `device`.
 
-    Memory: `depth` batches, and on an accelerator one batch of uint8 images beside them; on the host two pinned
-    batches, unless the loader's are pinned. An `MPLoader`'s slots are, on CUDA. See `stats` and `release`.
+    Memory: up to `depth` batches, and on an accelerator one batch of uint8 images beside them; on the host what of two
+    batches the loader has not pinned. An `MPLoader`'s slots are, on CUDA. See `stats` and `release`.
     Process: belongs to the thread that iterates.
 
     Raises:
@@ -139,19 +146,24 @@ class DevicePrefetcher:
         self.loader = loader
         self.device = _device(device)
         self.depth = depth
-        self._normaliser = None if dtype is None else Normaliser(dtype=dtype, mean=mean, std=std)
-        self._channels_last = channels_last
+        normaliser = None if dtype is None else Normaliser(dtype=dtype, mean=mean, std=std)
         self._stable_addresses = stable_addresses
         self._transform = device_transform
         self._seed = seed
         self._stream = side_stream(self.device) if stream is None else stream
         self._unpack = Unpacker(self.device)
-        self._carrier = self._new_carrier()
+        self._carrier = Carrier(
+            self.device,
+            stream=self._stream,
+            num_batches=depth,
+            normaliser=normaliser,
+            channels_last=channels_last,
+            stable_addresses=stable_addresses,
+            is_transformed=device_transform is not None,
+        )
         self._iteration = 0
         self._state: dict[str, Any] | None = None
         self._num_batches = 0
-        self._num_extra_batches = 0
-        self._moved_bytes = 0
 
     def __len__(self) -> int:
         """Return the loader's length."""
@@ -186,8 +198,8 @@ class DevicePrefetcher:
         """Return what was done so far, and the memory taken now."""
         return DeviceStats(
             num_batches=self._num_batches,
-            num_extra_batches=self._num_extra_batches + self._carrier.num_extra_batches,
-            moved_bytes=self._moved_bytes + self._carrier.moved_bytes,
+            num_extra_batches=self._carrier.num_extra_batches,
+            moved_bytes=self._carrier.moved_bytes,
             batch_bytes=self._carrier.batch_bytes,
             conversion_bytes=self._carrier.landing_bytes,
             pinned_bytes=self._carrier.pinned_bytes,
@@ -199,19 +211,7 @@ class DevicePrefetcher:
         Tensors that are still held keep theirs. The loader has its own `release`.
         """
         self._iteration += 1
-        self._carrier.unpin()
-        self._num_extra_batches += self._carrier.num_extra_batches
-        self._moved_bytes += self._carrier.moved_bytes
-        self._carrier = self._new_carrier()
-
-    def _new_carrier(self) -> Carrier:
-        return Carrier(
-            self.device,
-            stream=self._stream,
-            num_arenas=self.depth,
-            normaliser=self._normaliser,
-            channels_last=self._channels_last,
-        )
+        self._carrier.release()
 
     def _batches(self, source: Iterator[Any], iteration: int) -> Generator[Any, None, None]:
         carrier = self._carrier
@@ -227,7 +227,7 @@ class DevicePrefetcher:
             while True:
                 if iteration != self._iteration:
                     raise ArgumentError("a newer iteration was begun, or the prefetcher was released: use that one")
-                carrier.begin()
+                carrier.let_go()
                 if self._stable_addresses:
                     carrier.reclaim(but=len(ahead))
                 num_fetched = 0
@@ -256,12 +256,7 @@ class DevicePrefetcher:
                     number += 1
                 if not ahead:
                     break
-                sent = ahead.popleft()
-                self._stream.lead_consumer(sent.ready)
-                self._state = sent.state
-                self._num_batches += 1
-                yield sent.batch
-                del sent
+                yield self._handed_over(ahead.popleft())  # so that nothing here keeps it meanwhile
         finally:
             carrier.finish()
         if error is not None:
@@ -287,6 +282,15 @@ class DevicePrefetcher:
             with self._stream.entered():
                 batch = transformed(self._transform, batch, key=self._key(state, number), device=self.device)
         return _Sent(batch=batch, ready=self._stream.mark(), state=state)
+
+    def _handed_over(self, sent: _Sent) -> Any:
+        """Return a batch that is the consumer's, on the stream that is current."""
+        self._stream.lead_consumer(sent.ready)
+        for tensor in tensors_of(sent.batch):
+            self._stream.lend(tensor)
+        self._state = sent.state
+        self._num_batches += 1
+        return sent.batch
 
     def _key(self, state: Mapping[str, Any] | None, number: int) -> BatchKey:
         place = getattr(self.loader, "first_place", None)

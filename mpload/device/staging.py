@@ -1,13 +1,13 @@
-"""Batches as trees of values, and one block of memory that holds all tensors of one."""
+"""Batches as trees of values, and the memory that their tensors lie in."""
 
 import dataclasses
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-__all__ = ["Arena", "TensorSpec", "map_tensors"]
+__all__ = ["Allotment", "Arena", "BatchMemory", "TensorSpec", "map_tensors", "tensors_of"]
 
 _ALIGN_BYTES = 256
 """Where tensors start: what accelerators' own allocators keep to, which wide loads count on."""
@@ -32,6 +32,21 @@ def map_tensors(batch: Any, function: Callable[[torch.Tensor], Any]) -> Any:
         names = [each.name for each in dataclasses.fields(batch) if each.init]
         return dataclasses.replace(batch, **{name: map_tensors(getattr(batch, name), function) for name in names})
     return batch
+
+
+def tensors_of(batch: Any) -> list[torch.Tensor]:
+    """Return the tensors of a batch, in the order of `map_tensors`."""
+    if isinstance(batch, torch.Tensor):
+        return [batch]
+    if isinstance(batch, Mapping):
+        values = list(batch.values())
+    elif isinstance(batch, list | tuple):
+        values = list(batch)
+    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        values = [getattr(batch, each.name) for each in dataclasses.fields(batch) if each.init]
+    else:
+        return []
+    return [tensor for value in values for tensor in tensors_of(value)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +76,71 @@ class TensorSpec:
             num, channels, height, width = self.shape
             return values.view(num, height, width, channels).permute(0, 3, 1, 2)
         return values.view(self.shape)
+
+    def empty(self, device: torch.device) -> torch.Tensor:
+        """Return such a tensor in memory of its own."""
+        layout = torch.channels_last if self.channels_last else torch.contiguous_format
+        return torch.empty(self.shape, dtype=self.dtype, device=device, memory_format=layout)
+
+
+class BatchMemory(Protocol):
+    """Where the tensors of one batch lie while it is held; then those of another."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes now."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether what was cut last is still in use."""
+
+    def replace(self) -> None:
+        """Leave what was cut last to those who hold it."""
+
+    def reclaim(self) -> None:
+        """Count what was cut last as free, whoever still holds it."""
+
+    def cut(self, specs: list[TensorSpec]) -> list[torch.Tensor]:
+        """Return a tensor for each of `specs`, its values whatever was there."""
+
+
+class Allotment:
+    """Tensors that torch's allocator is asked for anew each time, and has back when their last view has died.
+
+    They belong to the stream that is current at `cut`, and `record_stream` tells the allocator of others, as with any
+    tensor. They count as held while the largest one is: labels that somebody collects hold no images.
+
+    Memory: `num_bytes`, none once the largest tensor has died.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._cut_bytes = 0
+        self._lease: weakref.ref[torch.UntypedStorage] | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the tensors that were cut last, while they are held."""
+        return self._cut_bytes if self.is_held else 0
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the largest of the tensors that were cut last, a view or what autograd keeps of it, is alive."""
+        return self._lease is not None and self._lease() is not None
+
+    def replace(self) -> None:
+        """Leave the tensors to those who still hold them."""
+        self._lease = None
+
+    reclaim = replace
+
+    def cut(self, specs: list[TensorSpec]) -> list[torch.Tensor]:
+        """Return a tensor for each of `specs`, its values whatever was there."""
+        tensors = [spec.empty(self._device) for spec in specs]
+        largest = max(tensors, key=lambda tensor: tensor.nbytes, default=None)
+        self._lease = None if largest is None else weakref.ref(largest.untyped_storage())
+        self._cut_bytes = sum(tensor.nbytes for tensor in tensors)
+        return tensors
 
 
 class Arena:

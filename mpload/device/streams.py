@@ -43,6 +43,9 @@ class SideStream(Protocol):
     def lead_consumer(self, mark: Mark) -> None:
         """Begin what the consumer queues from now on only when `mark` is reached."""
 
+    def lend(self, tensor: torch.Tensor) -> None:
+        """Have torch's allocator use the memory of `tensor` again only when the consumer's work is done with it."""
+
 
 class _Reached:
     def query(self) -> bool:
@@ -73,6 +76,9 @@ class InlineStream:
         """Change nothing."""
 
     def lead_consumer(self, mark: Mark) -> None:
+        """Change nothing."""
+
+    def lend(self, tensor: torch.Tensor) -> None:
         """Change nothing."""
 
 
@@ -116,6 +122,11 @@ class AcceleratorStream:
         if not isinstance(mark, torch.Event):
             raise TypeError(f"a mark of this stream is an event, got {type(mark).__name__}")
         torch.accelerator.current_stream(self._device).wait_event(mark)
+
+    def lend(self, tensor: torch.Tensor) -> None:
+        """Tell the allocator of the stream that is current, where that is not the tensor's own."""
+        if tensor.device == self._device:
+            tensor.record_stream(torch.accelerator.current_stream(self._device))
 
 
 def side_stream(device: torch.device) -> SideStream:

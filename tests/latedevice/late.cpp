@@ -228,6 +228,7 @@ struct Block {
   void* data;
   size_t num_bytes;
   Stream stream;
+  std::vector<Stream> others = {};  // which `record_stream` named: free only when they have come to where it was let go
 };
 
 class Memory final : public c10::Allocator {
@@ -238,6 +239,7 @@ class Memory final : public c10::Allocator {
     if (rounded == 0) return {nullptr, nullptr, &free_block, stream.device()};
     std::lock_guard lock(mutex_);
     allocated_[stream.device_index()] += rounded;
+    reclaim();
     auto& freed = freed_[{stream.device_index(), stream.id(), rounded}];
     if (freed.empty()) freed.push_back(new Block{std::aligned_alloc(512, rounded), rounded, stream});
     Block* block = freed.back();
@@ -249,6 +251,13 @@ class Memory final : public c10::Allocator {
   void copy_data(void*, const void*, size_t) const override { TORCH_CHECK(false, "not on the late device"); }
   c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
 
+  void record_stream(const c10::DataPtr& data, const Stream& stream) {
+    if (data.get() == nullptr || data.get_deleter() != &free_block) return;  // as CUDA's does: a part of a block, say
+    auto* block = static_cast<Block*>(data.get_context());
+    std::lock_guard lock(mutex_);
+    if (stream != block->stream) block->others.push_back(stream);
+  }
+
   size_t allocated_bytes(DeviceIndex device) {
     std::lock_guard lock(mutex_);
     return allocated_[device];
@@ -257,8 +266,23 @@ class Memory final : public c10::Allocator {
  private:
   static void free_block(void* context);
 
+  void reclaim() {
+    std::erase_if(waiting_, [this](auto& each) {
+      for (auto& point : each.second) {
+        if (!point->is_reached()) return false;
+      }
+      free_for_its_stream(each.first);
+      return true;
+    });
+  }
+
+  void free_for_its_stream(Block* block) {
+    freed_[{block->stream.device_index(), block->stream.id(), block->num_bytes}].push_back(block);
+  }
+
   std::mutex mutex_;
   std::map<std::tuple<DeviceIndex, StreamId, size_t>, std::vector<Block*>> freed_;
+  std::vector<std::pair<Block*, std::vector<std::shared_ptr<Point>>>> waiting_;
   size_t allocated_[kNumDevices] = {};
 };
 
@@ -272,7 +296,14 @@ void Memory::free_block(void* context) {
   auto* block = static_cast<Block*>(context);
   std::lock_guard lock(memory()->mutex_);
   memory()->allocated_[block->stream.device_index()] -= block->num_bytes;
-  memory()->freed_[{block->stream.device_index(), block->stream.id(), block->num_bytes}].push_back(block);
+  std::vector<std::shared_ptr<Point>> points;
+  for (const Stream& stream : block->others) points.push_back(queue_of(stream).mark());
+  block->others.clear();
+  if (points.empty()) {
+    memory()->free_for_its_stream(block);
+  } else {
+    memory()->waiting_.emplace_back(block, std::move(points));
+  }
 }
 
 // Pinned host memory: copies from it read it when their turn comes. It is overwritten when it is freed, too.
@@ -310,6 +341,27 @@ bool is_pinned(const void* data) {
   if (next == pinned().begin()) return false;
   auto [start, num_bytes] = *std::prev(next);
   return static_cast<const char*>(data) < start + num_bytes;
+}
+
+// Host memory of others can be registered as pinned, as with CUDA's driver, and is left as it is when that ends.
+
+constexpr int kInvalidValue = 1, kAlreadyRegistered = 712, kNotRegistered = 713;
+
+int host_register(const char* data, size_t num_bytes) {
+  if (num_bytes == 0) return kInvalidValue;
+  std::lock_guard lock(pinned_mutex);
+  auto next = pinned().lower_bound(data + num_bytes);
+  if (next != pinned().begin()) {
+    auto [start, length] = *std::prev(next);
+    if (start + length > data) return kAlreadyRegistered;
+  }
+  pinned()[data] = num_bytes;
+  return 0;
+}
+
+int host_unregister(const char* data) {
+  std::lock_guard lock(pinned_mutex);
+  return pinned().erase(data) == 1 ? 0 : kNotRegistered;
 }
 
 struct Hooks final : at::PrivateUse1HooksInterface {
@@ -474,6 +526,9 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Tensor", static_cast<at::Tensor& (*)(at::Tensor&, const at::Tensor&)>(at::cpu::set_));
   m.impl("set_.source_Storage", static_cast<at::Tensor& (*)(at::Tensor&, at::Storage)>(at::cpu::set_));
   m.impl("set_.source_Storage_storage_offset", at::cpu::set__symint);
+  m.impl("record_stream", [](at::Tensor& self, Stream stream) {
+    memory()->record_stream(self.storage().data_ptr(), stream);
+  });
   m.impl("_copy_from", copy_from);
   m.impl("_copy_from_and_resize", copy_from_and_resize);
   m.impl("_local_scalar_dense", local_scalar);
@@ -484,6 +539,12 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromB
 TORCH_LIBRARY(late, m) {
   m.def("allocated_bytes(int device) -> int", [](int64_t device) {
     return static_cast<int64_t>(memory()->allocated_bytes(static_cast<DeviceIndex>(device)));
+  });
+  m.def("host_register(int address, int num_bytes) -> int", [](int64_t address, int64_t num_bytes) {
+    return static_cast<int64_t>(host_register(reinterpret_cast<const char*>(address), num_bytes));
+  });
+  m.def("host_unregister(int address) -> int", [](int64_t address) {
+    return static_cast<int64_t>(host_unregister(reinterpret_cast<const char*>(address)));
   });
   m.def("occupy(int device, float seconds) -> ()", [](int64_t device, double seconds) {
     queue_of(stream_of(static_cast<DeviceIndex>(device))).add([seconds] {

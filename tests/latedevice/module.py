@@ -31,6 +31,26 @@ def occupy(seconds: float) -> None:
     torch.ops.late.occupy(current_device(), seconds)
 
 
+class Driver:
+    """What `torch.cuda.cudart()` gives, as far as it is about pinned memory."""
+
+    @staticmethod
+    def cudaHostRegister(address: int, num_bytes: int, flags: int) -> int:  # noqa: N802
+        return int(torch.ops.late.host_register(address, num_bytes))
+
+    @staticmethod
+    def cudaHostUnregister(address: int) -> int:  # noqa: N802
+        return int(torch.ops.late.host_unregister(address))
+
+    @staticmethod
+    def cudaGetErrorString(error: int) -> str:  # noqa: N802
+        return f"error {error}"
+
+
+def cudart() -> Driver:
+    return Driver()
+
+
 def get_rng_state(device: int) -> torch.Tensor:
     """Return the CPU's: its kernels draw the device's random numbers."""
     return torch.get_rng_state()
