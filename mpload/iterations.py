@@ -32,8 +32,8 @@ class HostLoader(Protocol):
         """Return where the run stands, counting the batches that are on their way to a device."""
         ...
 
-    def lock_slots(self) -> NDArray[np.uint8] | None:
-        """Return the memory of all slots, for a driver to pin it."""
+    def lock_slot(self, address: int) -> NDArray[np.uint8] | None:
+        """Return the part of a slot that holds `address`, to be pinned."""
         ...
 
     @property
@@ -55,9 +55,9 @@ class OnHost:
         """Return where the run stands, counting the batches that are on their way to the device."""
         return self._loader.state_on_host()
 
-    def lock_slots(self) -> NDArray[np.uint8] | None:
-        """Return the memory of all slots, for a driver to pin it."""
-        return self._loader.lock_slots()
+    def lock_slot(self, address: int) -> NDArray[np.uint8] | None:
+        """Return the part of a slot that holds `address`, to be pinned."""
+        return self._loader.lock_slot(address)
 
     @property
     def first_place(self) -> int:

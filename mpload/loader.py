@@ -30,7 +30,6 @@ from mpload.topology import detect_share
 from mpload.transport.batches import BatchTask, FilledBatch, PoolOptions
 from mpload.transport.messages import Timings
 from mpload.transport.pool import WorkerPool
-from mpload.transport.slots import RaggedField
 from mpload.work import BatchNumber
 from mpload.writers import Report, StatsWriter
 
@@ -223,14 +222,12 @@ class MPLoader:
         plan = self._source.plan_of(self._source.progress.next)
         return plan.topology.rank * plan.batch_size
 
-    def lock_slots(self) -> NDArray[np.uint8] | None:
-        """Return the memory of all slots, which from now on is never given back to the kernel, for a driver to pin it.
+    def lock_slot(self, address: int) -> NDArray[np.uint8] | None:
+        """Return the part of a slot that holds `address`, to be pinned: all fields of one shape. None elsewhere.
 
-        None where there are none, or they reserve more than they use.
+        That part is never given back to the kernel from now on.
         """
-        if self._pool is None or any(isinstance(field, RaggedField) for field in self._fields):
-            return None
-        return self._pool.ring.lock()
+        return None if self._pool is None else self._pool.ring.lock(address)
 
     @property
     def pids(self) -> dict[str, int]:

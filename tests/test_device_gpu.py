@@ -37,6 +37,10 @@ pytestmark = pytest.mark.gpu
 needs_cuda = pytest.mark.skipif(
     torch.accelerator.is_available() and not torch.cuda.is_available(), reason="the accelerator is no CUDA device"
 )
+needs_driver = pytest.mark.skipif(
+    torch.accelerator.is_available() and not hasattr(torch.get_device_module(), "cudart"),
+    reason="the accelerator has no driver that registers memory",
+)
 DEVICE = torch.accelerator.current_accelerator() or torch.device("cuda")
 NORMALISED: dict[str, Any] = {"device": DEVICE, "mean": MEAN, "std": STD}
 SHAPE = (32, 3, 224, 224)
@@ -192,7 +196,7 @@ def dataset(photos: Path, decode: Any) -> MPDataset:
     return MPDataset(photos, decode=decode, batch_size=5, shuffle=True, topology=Topology())
 
 
-@needs_cuda
+@needs_driver
 def test_the_slots_of_an_mploader_are_pinned_once_and_copied_from_directly(photos: Path) -> None:
     crop = RandomResizedCrop(64)
     alone = dataset(photos, crop)
@@ -206,9 +210,43 @@ def test_the_slots_of_an_mploader_are_pinned_once_and_copied_from_directly(photo
             assert loader.stats().pinned_bytes == 0
             if epoch == 1:
                 inner.release()  # the next epoch's slots are others
-        assert next(iter(inner))[0].is_pinned()
+        assert any(images.is_pinned() for images, _ in inner)
         loader.release()
-        assert not next(iter(inner))[0].is_pinned()
+        assert not any(images.is_pinned() for images, _ in inner)
+
+
+@needs_driver
+def test_images_beside_values_of_varying_shape_are_copied_from_their_slots_too(photo_tree: Path) -> None:
+    index = photo_tree.with_name("ragged.txt")
+    lines = [
+        f"{path.relative_to(photo_tree)}\t{number}\t{'x' * number}\n"
+        for number, path in enumerate(sorted(photo_tree.rglob("*.JPEG")))
+    ]
+    index.write_text(f"#mpload 1\n#root {photo_tree}\n#columns image:path label:int text:str\n{''.join(lines)}")
+    crop = RandomResizedCrop(64)
+    expected = list(dataset(index, crop))
+    with MPLoader(dataset(index, crop), num_workers=2) as inner:
+        loader = DevicePrefetcher(inner, device=DEVICE, dtype=None)
+        for (images, labels, texts), (pixels, numbers, words) in zip(loader, expected, strict=True):
+            assert torch.equal(images.cpu(), pixels)
+            assert labels.tolist() == numbers.tolist()
+            assert texts == words
+        assert loader.stats().pinned_bytes == 0
+
+
+@needs_driver
+def test_two_prefetchers_of_one_loader_share_what_is_pinned(photos: Path) -> None:
+    crop = RandomResizedCrop(64)
+    alone = dataset(photos, crop)
+    expected = [list(alone) for _ in range(4)]
+    with MPLoader(dataset(photos, crop), num_workers=2) as inner:
+        loaders = [DevicePrefetcher(inner, device=DEVICE, dtype=None) for _ in range(2)]
+        for epoch, batches in enumerate(expected):
+            loader = loaders[epoch % 2]
+            for (images, _), (pixels, _) in zip(loader, batches, strict=True):
+                assert torch.equal(images.cpu(), pixels)
+                loaders[1 - epoch % 2].release()  # while copies from slots that it has pinned may be under way
+            assert loader.stats().pinned_bytes == 0
 
 
 def test_the_short_form_brings_batches_to_the_device_too(photos: Path) -> None:

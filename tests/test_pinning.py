@@ -1,38 +1,100 @@
 """Pinned memory, as far as it can be seen without a driver."""
 
+import os
 import weakref
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from numpy.typing import NDArray
 
-from mpload.device.pinning import PinnedMemory
+from mpload.device.pinning import Pinner
+from mpload.errors import MploadWarning
+
+SLOT_BYTES = 4096
 
 
-def test_the_driver_hears_of_pinned_memory_once_and_again_before_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    registered: list[int] = []
+class Driver:
+    """Notes what is registered."""
 
-    def register(address: int, num_bytes: int, flags: int) -> int:
-        registered.append(address)
+    def __init__(self, *, refuses: bool = False) -> None:
+        self.registered: list[int] = []
+        self.refuses = refuses
+
+    def __call__(self) -> SimpleNamespace:
+        return SimpleNamespace(
+            cudaHostRegister=self.register,
+            cudaHostUnregister=self.unregister,
+            cudaGetErrorString=lambda error: f"error {error}",
+        )
+
+    def register(self, address: int, num_bytes: int, flags: int) -> int:
+        if not self.refuses:
+            self.registered.append(address)
+        return int(self.refuses)
+
+    def unregister(self, address: int) -> int:
+        self.registered.remove(address)
         return 0
 
-    def unregister(address: int) -> int:
-        registered.remove(address)
-        return 0
 
-    driver = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=unregister)
-    monkeypatch.setattr("mpload.device.pinning._driver", lambda: driver)
-    first, second = np.zeros(4096, np.uint8), np.zeros(4096, np.uint8)
-    one, other = PinnedMemory(first), PinnedMemory(second)
-    assert one.is_of(first[:])
-    assert not one.is_of(second)
-    assert registered == [first.ctypes.data, second.ctypes.data]
-    one.release()
-    one.release()
-    assert registered == [second.ctypes.data]
-    alive = weakref.ref(second)
-    del second
+class Slots:
+    """Two slots of a loader."""
+
+    def __init__(self) -> None:
+        self.memory = np.zeros(2 * SLOT_BYTES, np.uint8)
+
+    def tensor(self, slot: int) -> torch.Tensor:
+        return torch.from_numpy(self.memory[slot * SLOT_BYTES + 64 :][:64])
+
+    def address(self, slot: int) -> int:
+        return self.memory.ctypes.data + slot * SLOT_BYTES
+
+    def lock(self, address: int) -> NDArray[np.uint8] | None:
+        slot = (address - self.memory.ctypes.data) // SLOT_BYTES
+        return self.memory[slot * SLOT_BYTES :][:SLOT_BYTES] if 0 <= slot < 2 else None
+
+
+def test_slots_are_pinned_as_they_are_met_and_the_driver_hears_before_they_go() -> None:
+    driver, slots, others = Driver(), Slots(), Slots()
+    pinner = Pinner(torch.device("cpu"), cudart=driver)
+    assert pinner.pin(slots.tensor(1), slots.lock)
+    assert driver.registered == [slots.address(1)]
+    assert pinner.pin(slots.tensor(0), slots.lock)
+    assert driver.registered == [slots.address(1), slots.address(0)]
+    assert not pinner.pin(torch.zeros(3), slots.lock)
+    assert pinner.pin(others.tensor(0), others.lock)
+    assert driver.registered == [others.address(0)]  # a loader's old slots are let go
+    pinner.release()
+    pinner.release()
+    assert driver.registered == []
+    assert pinner.pin(slots.tensor(0), slots.lock)
+    alive = weakref.ref(slots.memory)
+    del slots
     assert alive() is not None
-    del other
-    assert registered == []
+    del pinner
+    assert driver.registered == []
     assert alive() is None
+
+
+def test_a_driver_that_refuses_is_asked_once() -> None:
+    slots = Slots()
+    pinner = Pinner(torch.device("cpu"), cudart=Driver(refuses=True))
+    with pytest.warns(MploadWarning, match="batches are copied once more on the host: the driver says error 1"):
+        assert not pinner.pin(slots.tensor(0), slots.lock)
+    assert not pinner.pin(slots.tensor(0), slots.lock)
+
+
+def test_a_forked_child_does_not_talk_to_its_parents_driver() -> None:
+    driver, slots = Driver(), Slots()
+    pinner = Pinner(torch.device("cpu"), cudart=driver)
+    pinner.pin(slots.tensor(0), slots.lock)
+    child = os.fork()
+    if child == 0:
+        pinner.release()
+        del pinner
+        os._exit(len(driver.registered))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    pinner.release()
+    assert driver.registered == []

@@ -156,17 +156,30 @@ def test_memory_is_used_as_it_is_written_and_can_be_given_back() -> None:
 
 
 def test_memory_that_a_device_may_read_stays_where_it_is() -> None:
-    layout = SlotLayout(num_samples=1, fields=(Field(name="x", shape=(MIB,), dtype="uint8"),))
-    ring = SlotRing(num_slots=2, layout=layout)
-    slot = ring.take()
-    assert slot is not None
-    ring.views(slot)["x"][:] = 7
-    memory = ring.lock()
-    assert memory.nbytes == 2 * layout.slot_bytes
-    ring.give_back(slot)
+    ragged = RaggedField(name="r", max_sample_bytes=MIB)
+    layout = SlotLayout(num_samples=2, fields=(ragged, Field(name="x", shape=(MIB,), dtype="uint8")))
+    assert layout.fixed_bytes == 2 * MIB  # and no pages of what ragged fields reserve
+    ring = SlotRing(num_slots=3, layout=layout)
+    slots = [slot for _ in range(2) if (slot := ring.take()) is not None]
+    for slot in slots:
+        views = ring.views(slot)
+        views["x"][:] = 7
+        views["r"].begin(0, 2)
+        views["r"].put(0, bytes(MIB))
+    read = ring.views(slots[0])
+    address = read["x"][1].ctypes.data
+    memory = ring.lock(address)
+    assert memory is not None
+    assert memory.nbytes == 2 * MIB
+    assert ring.lock(read["r"][0].ctypes.data) is None
+    assert ring.lock(address - MIB - 1 - slots[0] * layout.slot_bytes) is None  # before the ring
+    assert ring.lock(address + 3 * layout.slot_bytes) is None
+    for slot in slots:
+        ring.give_back(slot)
     ring.drop_free_memory()
+    assert ring.used_bytes == 2 * MIB
     ring.close()
-    assert (memory[slot * layout.slot_bytes :][:MIB] == 7).all()
+    assert (memory == 7).all()
 
 
 def test_rings_leave_no_descriptor() -> None:

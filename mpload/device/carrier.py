@@ -1,6 +1,5 @@
 """Carries batches from the host to a device: over the bus first, then converted into buffers that the user holds."""
 
-import warnings
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -11,10 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from mpload.device.normalise import Normaliser
-from mpload.device.pinning import PinnedMemory
+from mpload.device.pinning import Pinner
 from mpload.device.staging import Allotment, Arena, BatchMemory, TensorSpec, map_tensors, tensors_of
 from mpload.device.streams import Mark, SideStream
-from mpload.errors import MploadWarning
 
 __all__ = ["Carrier"]
 
@@ -56,7 +54,7 @@ class Carrier:
         self._channels_last = channels_last
         self._lands = has_bus or stream.is_async
         self._pins = has_bus and stream.is_async
-        self._can_register = self._pins and device.type == "cuda"
+        self._pinner = Pinner(device) if self._pins else None
         self._landing = Arena(device)
         self._is_transformed = is_transformed
         """Whether what is settled goes on to a transform on the stream, not to the consumer."""
@@ -65,7 +63,6 @@ class Carrier:
         self._turn = 0
         """The memory that has waited longest."""
         self._pinned = [Arena(_CPU, pin_memory=True) for _ in range(_NUM_COPYING if self._pins else 0)]
-        self._registered: PinnedMemory | None = None
         self._copying: deque[tuple[Mark, Any]] = deque()
         """Host batches that are read until their mark is reached, oldest first."""
         self.moved_bytes = 0
@@ -88,30 +85,6 @@ class Carrier:
         """Pinned host memory of its own."""
         return sum(arena.num_bytes for arena in self._pinned)
 
-    def pin(self, lock: Callable[[], NDArray[Any] | None]) -> None:
-        """Let copies start directly from the host memory that `lock` returns, and no more from what it returned before.
-
-        `lock` is only called where that can be done.
-        """
-        if not self._can_register or (memory := lock()) is None:
-            return
-        if self._registered is not None and self._registered.is_of(memory):
-            return
-        self.unpin()
-        try:
-            with self._stream.entered():  # which makes its device the current one
-                self._registered = PinnedMemory(memory)
-        except RuntimeError as error:
-            self._can_register = False
-            warnings.warn(f"batches are copied once more on the host: {error}", MploadWarning, stacklevel=4)
-
-    def unpin(self) -> None:
-        """Let go of the memory that was pinned, when all copies from it are done."""
-        self.finish()
-        if self._registered is not None:
-            self._registered.release()
-            self._registered = None
-
     def finish(self) -> None:
         """Wait until all that was queued is done, and let go of the host batches."""
         self._stream.mark().synchronize()
@@ -119,7 +92,9 @@ class Carrier:
 
     def release(self) -> None:
         """Give memory back when all that was queued is done; what is held stays with its holders."""
-        self.unpin()
+        self.finish()
+        if self._pinner is not None:
+            self._pinner.release()
         for memory in (self._landing, *self._pinned, *self._memories):
             memory.replace()
 
@@ -133,8 +108,10 @@ class Carrier:
         for number in range(len(self._memories) - but):
             self._memories[(self._turn + number) % len(self._memories)].reclaim()
 
-    def land(self, batch: Any) -> Any:
+    def land(self, batch: Any, *, lock: Callable[[int], NDArray[Any] | None]) -> Any:
         """Queue the copies of a batch, which is kept until they are done, and return it as it lies on the device.
+
+        Copies start directly from the slots that `lock` returns, see `Pinner.pin`.
 
         Waits for the copies of the batch before the last: so the host never gets far ahead of the device, with more and
         more slots in its hands.
@@ -148,7 +125,7 @@ class Carrier:
             copied.synchronize()
         if any(tensor.device.type != "cpu" for tensor in tensors):
             self._stream.follow_consumer()  # who has queued what makes them
-        sources = self._staged(tensors) if self._pins else tensors
+        sources = tensors if self._pinner is None else self._staged(tensors, self._pinner, lock)
         with self._stream.entered():
             landed = self._landing.cut([TensorSpec.of(tensor) for tensor in tensors])
         for target, source in zip(landed, sources, strict=True):
@@ -156,9 +133,15 @@ class Carrier:
         self._copying.append((self._stream.mark(), batch))
         return _with_tensors(batch, landed)
 
-    def _staged(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    def _staged(
+        self, tensors: list[torch.Tensor], pinner: Pinner, lock: Callable[[int], NDArray[Any] | None]
+    ) -> list[torch.Tensor]:
         """Return what the bus takes without the host's help: copies in pinned memory of those that lie elsewhere."""
-        is_loose = [tensor.device.type == "cpu" and not tensor.is_pinned() for tensor in tensors]
+        with self._stream.entered():  # which makes its device the current one
+            is_loose = [
+                tensor.device.type == "cpu" and not tensor.is_pinned() and not pinner.pin(tensor, lock)
+                for tensor in tensors
+            ]
         if not any(is_loose):
             return tensors
         self._pinned.reverse()  # now first: the one that was read before the last, which is done

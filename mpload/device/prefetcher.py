@@ -270,11 +270,10 @@ class DevicePrefetcher:
         batch = next(source, _END)
         if batch is _END:
             return None
-        if (lock_slots := getattr(self.loader, "lock_slots", None)) is not None:
-            self._carrier.pin(lock_slots)  # now that the loader has its slots, which may be others than before
         with self._stream.entered():
             batch = self._unpack(batch)
-        return self._carrier.land(batch), self._loader_state()
+        lock = getattr(self.loader, "lock_slot", _no_slot)
+        return self._carrier.land(batch, lock=lock), self._loader_state()
 
     def _sent(self, batch: Any, state: dict[str, Any] | None, number: int) -> _Sent:
         """Return a settled batch, transformed, as soon as the device gets to it."""
@@ -307,6 +306,10 @@ class DevicePrefetcher:
         if not hasattr(self.loader, method):
             raise ArgumentError(f"{type(self.loader).__name__} has no {method}; an MPLoader has")
         return getattr(self.loader, method)  # type: ignore[no-any-return]
+
+
+def _no_slot(_: int) -> None:
+    """Say that an address lies in no slot."""
 
 
 def _device(device: torch.device | str | None) -> torch.device:

@@ -30,7 +30,7 @@ class SlotRing:
 
     Memory: `num_slots * layout.slot_bytes` at most, used as it is first written; shared memory without a name
     (`memfd`), which vanishes with the last process that maps it and does not count against `/dev/shm`. One contiguous,
-    page-aligned map, so that a device layer can register it as pinned memory in one call.
+    page-aligned map, whose slots a device layer can register as pinned memory.
     Process: pass `fd` on to other processes, which `attach` to it; only the owner lends.
     """
 
@@ -66,7 +66,7 @@ class SlotRing:
         self.num_slots = num_slots
         self.layout = layout
         self._free = deque(range(num_slots))
-        self._is_locked = False
+        self._locked: set[int] = set()
         self._returned: deque[int] = deque()  # filled by finalizers, in whichever thread the last view dies
         self._lent: dict[int, weakref.ref[_Lease]] = {}
 
@@ -120,18 +120,27 @@ class SlotRing:
         self.give_back(slot)
         return copies
 
-    def lock(self) -> NDArray[np.uint8]:
-        """Return the memory of all slots, which is never given back to the kernel from now on: a device may read it."""
-        self._is_locked = True
-        return np.ndarray((self.num_slots * self.layout.slot_bytes,), np.uint8, self._map)
+    def lock(self, address: int) -> NDArray[np.uint8] | None:
+        """Return the part of a slot that `address` lies in, if that part holds the fields of one shape; else None.
+
+        It is never given back to the kernel from now on: a device may read it.
+        """
+        start = np.ndarray((0,), np.uint8, self._map).ctypes.data
+        slot, offset = divmod(address - start, self.layout.slot_bytes)
+        if not 0 <= slot < self.num_slots or offset >= self.layout.fixed_bytes:
+            return None
+        self._locked.add(slot)
+        return np.ndarray((self.layout.fixed_bytes,), np.uint8, self._map, slot * self.layout.slot_bytes)
 
     def drop_free_memory(self) -> None:
         """Give the memory of all free slots back to the kernel; they take new memory when they are filled again."""
-        if self._is_locked:  # the device would go on reading what was there
-            return
         self._collect()
         for slot in self._free:
-            self._map.madvise(mmap.MADV_REMOVE, slot * self.layout.slot_bytes, self.layout.slot_bytes)
+            # Of what is locked the device would go on reading what was there.
+            kept_bytes = self.layout.fixed_bytes if slot in self._locked else 0
+            start, num_bytes = slot * self.layout.slot_bytes + kept_bytes, self.layout.slot_bytes - kept_bytes
+            if num_bytes:
+                self._map.madvise(mmap.MADV_REMOVE, start, num_bytes)
 
     def close(self) -> None:
         """Let go of the memory; arrays that are still lent keep theirs until they die. May be called again."""

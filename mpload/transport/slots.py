@@ -88,12 +88,17 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotLayout:
-    """Where the fields of a batch of at most `num_samples` samples lie in a slot; slots are whole pages."""
+    """Where the fields of a batch of at most `num_samples` samples lie in a slot; slots are whole pages.
+
+    Those of one shape lie in front, so that they can be pinned without what ragged ones reserve.
+    """
 
     num_samples: int
     fields: tuple[Field | RaggedField, ...]
     parts: dict[str, tuple[Part, ...]] = field(init=False, repr=False, compare=False)
     """By field: its array; of a ragged one its starts int64 [B], shapes int64 [B, num_dims], bytes uint8 [B * room]."""
+    fixed_bytes: int = field(init=False)
+    """Whole pages at a slot's start that hold all fields of one shape; 0 where there are none."""
     slot_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -102,15 +107,18 @@ class SlotLayout:
         names = [each.name for each in self.fields]
         if len(set(names)) != len(names) or not names:
             raise ArgumentError(f"a slot needs fields of different names, got {names}")
-        offset = 0
+        offset = fixed_bytes = 0
         parts: dict[str, tuple[Part, ...]] = {}
-        for each in self.fields:
+        for each in sorted(self.fields, key=lambda each: isinstance(each, RaggedField)):
             placed = []
             for shape, dtype in _arrays(each, self.num_samples):
                 placed.append(Part(offset_bytes=offset, shape=shape, dtype=dtype))
                 offset = round_up(placed[-1].end_bytes, ALIGN_BYTES)
             parts[each.name] = tuple(placed)
+            if isinstance(each, Field):
+                fixed_bytes = round_up(offset, mmap.PAGESIZE)
         object.__setattr__(self, "parts", parts)
+        object.__setattr__(self, "fixed_bytes", fixed_bytes)
         object.__setattr__(self, "slot_bytes", round_up(max(offset, 1), mmap.PAGESIZE))
 
 

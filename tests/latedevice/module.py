@@ -21,6 +21,10 @@ def set_device(index: int) -> None:
     torch.accelerator.set_device_index(index)
 
 
+def synchronize(device: torch.device | int | None = None) -> None:
+    torch.accelerator.synchronize(device)
+
+
 def memory_allocated(index: int = 0) -> int:
     """Return the bytes of device memory that tensors have now."""
     return int(torch.ops.late.allocated_bytes(index))
