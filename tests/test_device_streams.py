@@ -1,6 +1,7 @@
 """DevicePrefetcher on an accelerator whose user, loader or decoder has streams and device tensors of its own."""
 
 import gc
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -168,3 +169,16 @@ def test_labels_that_are_collected_hold_no_images() -> None:
     loader.release()
     assert memory_allocated() - before < large(0).nbytes
     assert [each.unique().tolist() for each in labels] == [[number] for number in range(8)]
+
+
+def test_the_default_device_may_be_the_accelerator() -> None:
+    torch.set_default_device(DEVICE)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            loader = DevicePrefetcher(LargeBatches(2), mean=(0.0,) * 3, device_transform=doubled)
+            seen = [images.clone() for images, _ in loader]
+    finally:
+        torch.set_default_device(None)
+    for number, images in enumerate(seen):
+        torch.testing.assert_close(images.cpu(), large(number).float() / 255 * 2)

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -137,6 +137,19 @@ def test_a_file_that_breaks_off_meets_the_error_policy_in_the_worker(
             ((images, labels),) = DevicePrefetcher(inner, device="cpu")
     assert images.shape == (3, 3, 32, 32)
     assert len(labels) == 3
+
+
+def test_encoded_images_are_found_wherever_they_lie_in_a_batch(photo_tree: Path) -> None:
+    class Pair(NamedTuple):
+        images: Any
+        texts: list[str]
+
+    crop = RandomResizedCrop(32)
+    data = next(iter(sorted(photo_tree.rglob("*.JPEG")))).read_bytes()
+    batch = {"pair": Pair([called_encoded(crop, data)], ["a"])}
+    ((images, texts),) = (found["pair"] for found in DevicePrefetcher([batch], device="cpu", dtype=None))
+    assert np.array_equal(images[0].permute(1, 2, 0).numpy(), called(crop, data))
+    assert texts == ["a"]
 
 
 def damaged(data: bytes) -> bytes:

@@ -63,8 +63,8 @@ class Carrier:
         self._turn = 0
         """The memory that has waited longest."""
         self._pinned = [Arena(_CPU, pin_memory=True) for _ in range(_NUM_COPYING if self._pins else 0)]
-        self._copying: deque[tuple[Mark, Any]] = deque()
-        """Host batches that are read until their mark is reached, oldest first."""
+        self._copying: deque[tuple[Mark, list[torch.Tensor]]] = deque()
+        """What is read until its mark is reached, batch by batch, oldest first."""
         self.moved_bytes = 0
         """Bytes of the tensors that have come."""
         self.num_extra_batches = 0
@@ -130,7 +130,7 @@ class Carrier:
             landed = self._landing.cut([TensorSpec.of(tensor) for tensor in tensors])
         for target, source in zip(landed, sources, strict=True):
             self._stream.queue(self._copy, source, target)
-        self._copying.append((self._stream.mark(), batch))
+        self._copying.append((self._stream.mark(), tensors))
         return _with_tensors(batch, landed)
 
     def _staged(

@@ -41,8 +41,9 @@ class Normaliser:
             raise ArgumentError(f"mean must be finite and std positive, got mean {tuple(mean)}, std {tuple(std)}")
         self.dtype = dtype
         self.num_channels = len(mean)
-        means, stds = torch.tensor(mean, dtype=torch.float64), torch.tensor(std, dtype=torch.float64)
-        table = ((torch.arange(256, dtype=torch.float64)[:, None] / 255 - means) / stds).to(dtype)
+        with torch.device("cpu"):  # whatever the default device is
+            means, stds = torch.tensor(mean, dtype=torch.float64), torch.tensor(std, dtype=torch.float64)
+            table = ((torch.arange(256, dtype=torch.float64)[:, None] / 255 - means) / stds).to(dtype)
         self._table = _as_numbers(table).numpy()[None]  # [1, 256, channels], as OpenCV wants it
         self._scale = (1 / (255 * stds)).float()[:, None, None]
         self._bias = (-means / stds).float()[:, None, None]

@@ -119,7 +119,8 @@ class DevicePrefetcher:
         stream: where the work is queued; None: a new stream of `device`.
 
     Memory: up to `depth` batches, and on an accelerator one batch of uint8 images beside them; on the host what of two
-    batches the loader has not pinned. An `MPLoader`'s slots are, on CUDA. See `stats` and `release`.
+    batches the loader has not pinned. An `MPLoader`'s slots are, on CUDA, until `release`; a batch that you take from
+    that loader itself meanwhile is pinned too, so hold it until a `non_blocking` copy of yours is done. See `stats`.
     Process: belongs to the thread that iterates.
 
     Raises:

@@ -2,40 +2,63 @@
 
 import dataclasses
 import weakref
+from collections import UserDict
 from collections.abc import Callable, Mapping
+from copy import copy
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 
-__all__ = ["Allotment", "Arena", "BatchMemory", "TensorSpec", "map_tensors", "tensors_of"]
+__all__ = ["Allotment", "Arena", "BatchMemory", "TensorSpec", "map_leaves", "map_tensors", "tensors_of"]
 
 _ALIGN_BYTES = 256
 """Where tensors start: what accelerators' own allocators keep to, which wide loads count on."""
 
 
+_PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
+"""Classes of which batches hold many, and which are never gone through."""
+
+
 def map_tensors(batch: Any, function: Callable[[torch.Tensor], Any]) -> Any:
-    """Return `batch` with `function(tensor)` for each tensor, always in the same order.
+    """Return `batch` with `function(tensor)` for each tensor, always in the same order; see `map_leaves`."""
+    return map_leaves(batch, function, is_leaf=lambda value: isinstance(value, torch.Tensor))
+
+
+def map_leaves(batch: Any, function: Callable[[Any], Any], *, is_leaf: Callable[[Any], bool]) -> Any:
+    """Return `batch` with `function(value)` for each value that is a leaf.
 
     Tuples, named tuples, lists, mappings and dataclasses are gone through, whatever they hold; other values stay as
-    they are.
+    they are. Dicts and lists of other classes stay of these, with what else they have, as transformers' BatchEncoding.
     """
-    if isinstance(batch, torch.Tensor):
+    if type(batch) in _PLAIN:
+        return batch
+    if is_leaf(batch):
         return function(batch)
+    # No closure: one that calls itself would keep `function`, and the tensors it knows, until garbage is collected.
+    mapped = partial(map_leaves, function=function, is_leaf=is_leaf)
+    if isinstance(batch, dict | UserDict):
+        mapping = copy(batch)
+        mapping.update({key: mapped(value) for key, value in batch.items()})
+        return mapping
     if isinstance(batch, Mapping):
-        return {key: map_tensors(value, function) for key, value in batch.items()}
-    if isinstance(batch, list | tuple):
-        values = [map_tensors(value, function) for value in batch]
-        if isinstance(batch, list):
-            return values
-        return type(batch)(*values) if hasattr(batch, "_fields") else tuple(values)
+        return {key: mapped(value) for key, value in batch.items()}
+    if isinstance(batch, list):
+        items = copy(batch)
+        items[:] = map(mapped, batch)
+        return items
+    if isinstance(batch, tuple):
+        return type(batch)(*map(mapped, batch)) if hasattr(batch, "_fields") else tuple(map(mapped, batch))
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         names = [each.name for each in dataclasses.fields(batch) if each.init]
-        return dataclasses.replace(batch, **{name: map_tensors(getattr(batch, name), function) for name in names})
+        return dataclasses.replace(batch, **{name: mapped(getattr(batch, name)) for name in names})
     return batch
 
 
 def tensors_of(batch: Any) -> list[torch.Tensor]:
     """Return the tensors of a batch, in the order of `map_tensors`."""
+    if type(batch) in _PLAIN:
+        return []
     if isinstance(batch, torch.Tensor):
         return [batch]
     if isinstance(batch, Mapping):

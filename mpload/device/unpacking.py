@@ -1,7 +1,7 @@
 """Images that workers have left to the device: decoded, cropped and resized there, or on the CPU where it cannot."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Protocol
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.nn.functional import interpolate
 
+from mpload.device.staging import map_leaves
 from mpload.errors import DecodeError, MploadWarning, SampleError
 from mpload.gpudecode import EncodedImage
 from mpload.image import open_image
@@ -51,18 +52,16 @@ class Unpacker:
         self._find_decoder = find_decoder
 
     def __call__(self, batch: Any) -> Any:
-        """Return a batch, a tree of tuples, lists and mappings, without encoded images.
+        """Return a batch, a tree as `map_leaves` knows it, without encoded images.
 
         Raises:
             SampleError: a JPEG is damaged.
         """
-        if isinstance(batch, list) and batch and all(map(EncodedImage.is_one, batch)):
-            return self._images([EncodedImage.of(sample) for sample in batch])
-        if isinstance(batch, Mapping):
-            return {key: self(value) for key, value in batch.items()}
-        if isinstance(batch, list | tuple) and not hasattr(batch, "_fields"):
-            return type(batch)(map(self, batch))
-        return batch
+        return map_leaves(
+            batch,
+            lambda samples: self._images([EncodedImage.of(sample) for sample in samples]),
+            is_leaf=lambda value: isinstance(value, list) and bool(value) and all(map(EncodedImage.is_one, value)),
+        )
 
     @cached_property
     def _decoder(self) -> DeviceDecoder | None:
