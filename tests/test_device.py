@@ -149,6 +149,18 @@ def test_containers_stay_of_their_classes_and_the_loaders_own_are_left_alone() -
     assert found["ids"].data_ptr() != encoding["ids"].data_ptr()
 
 
+class Marked(torch.Tensor):
+    """A tensor of another class, as torchvision's tv_tensors are."""
+
+
+def test_tensors_that_are_not_plain_stay_what_they_are() -> None:
+    batch = images_of(0), torch.eye(3).to_sparse(), torch.arange(4).as_subclass(Marked)
+    ((images, sparse, marked),) = DevicePrefetcher([batch], **NORMALISED)
+    assert torch.equal(images, reference(images_of(0)).float())
+    assert torch.equal(sparse.to_dense(), torch.eye(3))
+    assert (type(marked), marked.tolist()) == (Marked, [0, 1, 2, 3])
+
+
 def test_without_a_dtype_images_stay_as_they_are() -> None:
     for number, (images, _) in enumerate(DevicePrefetcher(Batches(), device="cpu", dtype=None)):
         assert torch.equal(images, images_of(number))

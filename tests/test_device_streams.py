@@ -182,3 +182,18 @@ def test_the_default_device_may_be_the_accelerator() -> None:
         torch.set_default_device(None)
     for number, images in enumerate(seen):
         torch.testing.assert_close(images.cpu(), large(number).float() / 255 * 2)
+
+
+class Marked(torch.Tensor):
+    """A tensor of another class, as torchvision's tv_tensors are."""
+
+
+def test_tensors_of_other_classes_stay_of_these() -> None:
+    batches = [(large(number), torch.full((4,), number).as_subclass(Marked)) for number in range(4)]
+    loader = DevicePrefetcher(batches, device_transform=as_it_is, **RAW)
+    seen = []
+    for number, (images, marked) in enumerate(loader):
+        keep_busy()
+        seen.append(images.clone())
+        assert (type(marked), marked.device.type, marked.tolist()) == (Marked, DEVICE.type, [number] * 4)
+    check(seen)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mpload.device.normalise import Normaliser
 from mpload.device.pinning import Pinner
-from mpload.device.staging import Allotment, Arena, BatchMemory, TensorSpec, map_tensors, tensors_of
+from mpload.device.staging import Allotment, Arena, BatchMemory, TensorSpec, is_plain, map_tensors, tensors_of
 from mpload.device.streams import Mark, SideStream
 
 __all__ = ["Carrier"]
@@ -116,7 +116,7 @@ class Carrier:
         Waits for the copies of the batch before the last: so the host never gets far ahead of the device, with more and
         more slots in its hands.
         """
-        tensors = tensors_of(batch)
+        tensors = _plain_tensors(batch)
         self.moved_bytes += sum(tensor.nbytes for tensor in tensors)
         if not self._lands:
             return batch
@@ -131,7 +131,8 @@ class Carrier:
         for target, source in zip(landed, sources, strict=True):
             self._stream.queue(self._copy, source, target)
         self._copying.append((self._stream.mark(), tensors))
-        return _with_tensors(batch, landed)
+        # Other tensors know best how they are copied; that is waited for, and done on the consumer's stream.
+        return _with_tensors(batch, landed, others=lambda tensor: tensor.to(self._device))
 
     def _staged(
         self, tensors: list[torch.Tensor], pinner: Pinner, lock: Callable[[int], NDArray[Any] | None]
@@ -164,7 +165,7 @@ class Carrier:
             memory.replace()
             self.num_extra_batches += 1
         self._turn = (self._memories.index(memory) + 1) % len(self._memories)
-        tensors = tensors_of(landed)
+        tensors = _plain_tensors(landed)
         with self._stream.entered() if self._is_transformed else nullcontext():
             outs = memory.cut([self._spec(tensor) for tensor in tensors])
         self._stream.follow_consumer()  # whose work may still use what the memory held before
@@ -190,6 +191,15 @@ class Carrier:
             self._normaliser.write(tensor, out)
 
 
-def _with_tensors(batch: Any, tensors: list[torch.Tensor]) -> Any:
+def _plain_tensors(batch: Any) -> list[torch.Tensor]:
+    return [tensor for tensor in tensors_of(batch) if is_plain(tensor)]
+
+
+def _with_tensors(
+    batch: Any,
+    tensors: list[torch.Tensor],
+    *,
+    others: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
+) -> Any:
     following = iter(tensors)
-    return map_tensors(batch, lambda _: next(following))
+    return map_tensors(batch, lambda tensor: next(following) if is_plain(tensor) else others(tensor))

@@ -86,7 +86,8 @@ class DevicePrefetcher:
 
     Images are uint8 tensors [B, C, H, W] with as many channels as `mean`; they become `(pixel / 255 - mean) / std` of
     `dtype`. What workers have left to the device (`GpuDecode`) becomes such images first. Other tensors are copied as
-    they are; what is no tensor passes through. Tuples, lists, mappings and dataclasses may be nested.
+    they are, sparse ones and those of other classes by their own `to`; what is no tensor passes through. Tuples, lists,
+    mappings and dataclasses may be nested.
 
     On an accelerator copies and conversion are queued on a stream of their own, and events order them with the stream
     that is current when a batch is asked for. Its tensors are as if they had been made on that one, so torch's own
@@ -110,8 +111,9 @@ class DevicePrefetcher:
         channels_last: memory format of the images; else contiguous.
         depth: batches on the device that are made ahead or held by the user.
         stable_addresses: batches of the same shapes come at `depth` sets of addresses, in turn, as CUDA graphs want
-            them. A batch is then good **until the next one is asked for**, held or not, and `record_stream` does
-            nothing: let the stream that asks wait for all others that use it.
+            them; a batch larger than all before, and `release`, bring other addresses. A batch is then good **until the
+            next one is asked for**, held or not, and `record_stream` does nothing: let the stream that asks wait for
+            all others that use it.
         device_transform: gets the batch on the device, on the side stream, and returns what is handed out. torch's
             random numbers within depend on seed, epoch, global batch and rank only; those outside are untouched.
             `PerSample(transform)` gives each image its own.

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-__all__ = ["Allotment", "Arena", "BatchMemory", "TensorSpec", "map_leaves", "map_tensors", "tensors_of"]
+__all__ = ["Allotment", "Arena", "BatchMemory", "TensorSpec", "is_plain", "map_leaves", "map_tensors", "tensors_of"]
 
 _ALIGN_BYTES = 256
 """Where tensors start: what accelerators' own allocators keep to, which wide loads count on."""
@@ -70,6 +70,12 @@ def tensors_of(batch: Any) -> list[torch.Tensor]:
     else:
         return []
     return [tensor for value in values for tensor in tensors_of(value)]
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Say whether a tensor is dense and of torch's own class: nothing more than a shape, a dtype and values."""
+    is_dense = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
+    return is_dense and type(tensor) in {torch.Tensor, torch.nn.Parameter}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

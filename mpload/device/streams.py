@@ -125,7 +125,7 @@ class AcceleratorStream:
 
     def lend(self, tensor: torch.Tensor) -> None:
         """Tell the allocator of the stream that is current, where that is not the tensor's own."""
-        if tensor.device == self._device:
+        if tensor.device == self._device and tensor.layout is torch.strided:
             tensor.record_stream(torch.accelerator.current_stream(self._device))
 
 
