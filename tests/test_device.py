@@ -2,7 +2,6 @@
 
 import gc
 import itertools
-from collections import OrderedDict, UserDict, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,46 +118,6 @@ def test_what_is_no_image_arrives_as_it_is() -> None:
     assert moved["gray"].dtype == torch.uint8
     assert moved["complex"].dtype == torch.complex64
     assert moved["gray"].data_ptr() != batch["gray"].data_ptr()  # type: ignore[attr-defined]
-
-
-class Encoding(UserDict[str, Any]):
-    """As transformers' BatchEncoding: a dict that has more."""
-
-    extra: Any = None
-
-
-@dataclass
-class Checked:
-    labels: torch.Tensor
-
-    def __post_init__(self) -> None:
-        if self.labels.ndim != 1:
-            raise ValueError("labels have one dimension")
-
-
-def test_containers_stay_of_their_classes_and_the_loaders_own_are_left_alone() -> None:
-    encoding = Encoding(ids=torch.arange(3))
-    encoding.extra = "tokens"
-    counts: dict[str, Any] = defaultdict(int, {"labels": Checked(torch.arange(2))})
-    batch = [encoding, counts, OrderedDict(b=torch.zeros(1), a=1)]
-    ((found, found_counts, found_ordered),) = DevicePrefetcher([batch], **NORMALISED)
-    assert (type(found), found.extra, found["ids"].tolist()) == (Encoding, "tokens", [0, 1, 2])
-    assert found_counts["missing"] == 0
-    assert found_counts["labels"].labels.tolist() == [0, 1]
-    assert (type(found_ordered), list(found_ordered)) == (OrderedDict, ["b", "a"])
-    assert found["ids"].data_ptr() != encoding["ids"].data_ptr()
-
-
-class Marked(torch.Tensor):
-    """A tensor of another class, as torchvision's tv_tensors are."""
-
-
-def test_tensors_that_are_not_plain_stay_what_they_are() -> None:
-    batch = images_of(0), torch.eye(3).to_sparse(), torch.arange(4).as_subclass(Marked)
-    ((images, sparse, marked),) = DevicePrefetcher([batch], **NORMALISED)
-    assert torch.equal(images, reference(images_of(0)).float())
-    assert torch.equal(sparse.to_dense(), torch.eye(3))
-    assert (type(marked), marked.tolist()) == (Marked, [0, 1, 2, 3])
 
 
 def test_without_a_dtype_images_stay_as_they_are() -> None:

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from itertools import compress
 from typing import Any
 
@@ -131,8 +131,8 @@ class Carrier:
         for target, source in zip(landed, sources, strict=True):
             self._stream.queue(self._copy, source, target)
         self._copying.append((self._stream.mark(), tensors))
-        # Other tensors know best how they are copied; that is waited for, and done on the consumer's stream.
-        return _with_tensors(batch, landed, others=lambda tensor: tensor.to(self._device))
+        with self._user_entered():  # other tensors know best how they are copied, which is waited for
+            return _with_tensors(batch, landed, others=lambda tensor: tensor.to(self._device))
 
     def _staged(
         self, tensors: list[torch.Tensor], pinner: Pinner, lock: Callable[[int], NDArray[Any] | None]
@@ -166,12 +166,16 @@ class Carrier:
             self.num_extra_batches += 1
         self._turn = (self._memories.index(memory) + 1) % len(self._memories)
         tensors = _plain_tensors(landed)
-        with self._stream.entered() if self._is_transformed else nullcontext():
+        with self._user_entered():
             outs = memory.cut([self._spec(tensor) for tensor in tensors])
         self._stream.follow_consumer()  # whose work may still use what the memory held before
         for tensor, out in zip(tensors, outs, strict=True):
             self._stream.queue(self._convert, tensor, out)
         return _with_tensors(landed, outs)
+
+    def _user_entered(self) -> AbstractContextManager[None]:
+        """Make the stream on which a settled batch is used the current one."""
+        return self._stream.entered() if self._is_transformed else nullcontext()
 
     def _in_turn(self) -> list[BatchMemory]:
         return [*self._memories[self._turn :], *self._memories[: self._turn]]
