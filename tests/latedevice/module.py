@@ -52,6 +52,7 @@ class Driver:
 
 
 def cudart() -> Driver:
+    torch.empty(1).pin_memory()  # initialises the device, as CUDA does here: before that torch takes nothing for pinned
     return Driver()
 
 
