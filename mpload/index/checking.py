@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mpload.errors import MploadError, SidecarError, StorageError, cause_of
+from mpload.errors import SidecarError, StorageError, cause_of
 from mpload.index.columns import Cell, ColumnType, LmdbValue, RowValue, Span
 from mpload.index.index import Index
 from mpload.index.lists import Line, path_of, read_lines
