@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from bench_peers import ENTRIES, CannotRunError, Entry, prepare, running, trial
+from contestants import ENTRIES, CannotRunError, Entry, prepare, running, trial, write_listing
 from records import write_record
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -29,23 +29,10 @@ CONTESTANTS = (
     "mpload",
     "DataLoader, simplejpeg",
     "SPDL, simplejpeg",
-    "SPDL, simplejpeg, processes",
+    "mlx-data",
     "tf.data",
     "DALI on the CPU",
 )
-
-
-def write_listing(data: Path, times: int) -> Path:
-    """Write a list that holds every photograph `times` times."""
-    folders = sorted((data / "photos").iterdir())
-    lines = [
-        f"{path.relative_to(data)} {label}\n"
-        for label, folder in enumerate(folders)
-        for path in sorted(folder.iterdir())
-    ]
-    listing = data / f"listing-{times}.txt"
-    listing.write_text("".join(lines * times), encoding="utf-8")
-    return listing
 
 
 def race_sizes(
@@ -116,7 +103,7 @@ def main() -> None:
         for entry, python in able.items():
             case = {"contestant": entry.name, "num_images": num_images}
             try:
-                num_workers = 2 if arguments.quick else trial(entry, python, data, "uint8", (1, 2, 3))
+                num_workers = 2 if arguments.quick else trial(entry, python, data, "uint8", (1, 2, 3)).num_workers
                 found = list(race_sizes(entry, python, listing, num_workers, batch_sizes, arguments.rounds))
             except CannotRunError as error:
                 unable[entry] = str(error)

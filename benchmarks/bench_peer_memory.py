@@ -29,9 +29,8 @@ from typing import Any
 import cv2
 import numpy as np
 import psutil
-from bench_peers import BATCH_SIZE, ENTRIES, CannotRunError, Entry, environment, running
-from records import RECORDS, write_record
-from report import latest
+from contestants import BATCH_SIZE, ENTRIES, CannotRunError, Entry, environment, running
+from records import RECORDS, latest, write_record
 
 from mpload.benching.memory import Outcome
 from mpload.index.opening import open_index
@@ -49,10 +48,11 @@ FREE_WAIT_SECONDS = 30.0
 LISTS = {
     "mpload": ("mpload", "no list: a map of 16 bytes a sample that all processes share"),
     "DataLoader, simplejpeg": ("DataLoader, list", "a list that processes copy as they read it"),
-    "Grain, OpenCV": ("Grain", "a list in every process"),
+    "HF datasets, simplejpeg": ("HF datasets", "a mapped Arrow table, and a permutation of all its rows"),
+    "Grain, simplejpeg": ("Grain", "a list in every process"),
     "SPDL, simplejpeg": ("SPDL", "threads: one list"),
-    "SPDL, simplejpeg, processes": ("SPDL, processes", "a list that processes copy as they read it"),
     "DALI on the CPU": ("DALI on the CPU", "threads: one list, in C++"),
+    "mlx-data": ("mlx-data", "threads: one list, in C++"),
     "tf.data": ("tf.data", "threads: one tensor, and a shuffle buffer for all paths"),
 }
 """By its name in the race: what a contestant is called here, and what it keeps."""

@@ -1,270 +1,153 @@
 """Which loader is fastest: the same photographs, the same transform, the same machine, the same run?
 
-    python benchmarks/bench_peers.py --environments DIR [--outputs uint8 float32 bytes] [--num-images 2000] [--rounds 5]
+    python benchmarks/bench_peers.py --environments DIR --data DIR [--outputs uint8 float32 bytes] [--only NAME ...]
     python benchmarks/bench_peers.py --quick
 
-Contestants take turns, epoch by epoch, each in a process of its own that waits while others run, so that what slows
-the machine down for a while slows all of them; what counts are ratios within a round. Each runs with the number of
-workers or threads (1 to 3, for bytes 0 to 2) that served it best in a trial of two epochs, float32 with that of uint8.
-Everything is read from warm page cache. Bytes are tensors of its slots with mpload, bytes objects elsewhere. Peers live
-in virtual environments of their own under `--environments`, made from `benchmarks/peers/requirements-*.txt` where they
-are not there; one that cannot be installed or fails is listed with the reason. `--quick` runs those that mpload's own
-tests need. Records: benchmarks/records/peers.jsonl, of the fastest alone over more images leaders.jsonl.
+Each contestant is set up as its authors advise, with the fastest decoder that fits into it, and says which that is.
+Contestants take turns, each in a process of its own that waits while others run; every round draws another order, so
+that nobody always comes after the same one. A turn lasts `--seconds` at least. Who reads a plain list gets one that
+makes an epoch as long as that, which names photographs again and again; who reads files of its own runs epoch after
+epoch. Each has the number of workers or threads (2 or 3, for bytes 0 to 2) that served it best in a trial over few
+photographs; float32 takes that of uint8. Everything is read from warm page cache.
+
+Epoch 0 is looked at and not timed: every sample has to come once, shapes, dtypes and means have to agree, and no two
+crops may be alike; a later epoch that repeats crops fails too. Bytes are tensors of its slots with mpload, else bytes
+objects or what the loader has instead. Peers live in virtual environments of their own under `--environments`, made
+from `benchmarks/peers/requirements-*.txt` where they are not there; one that cannot be installed, or fails, is listed
+with the reason. `--quick` runs those that mpload needs itself. Records: benchmarks/records/peers.jsonl, with the rate
+of every turn and a digest of the code that ran; of the fastest alone over more rounds: leaders.jsonl.
 """
 
 import argparse
 import json
+import math
+import random
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from records import write_record
+from contestants import (
+    BATCH_SIZE,
+    ENTRIES,
+    OUTPUTS,
+    CannotRunError,
+    Entry,
+    Running,
+    prepare,
+    running,
+    trial,
+    write_listing,
+)
+from records import code_digest, write_record
 
 from mpload.monitor import MemoryMonitor
 
-HERE = Path(__file__).parent
-BATCH_SIZE = 64
-OUTPUTS = ("uint8", "float32", "bytes")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """A contestant."""
-
-    name: str
-    module: str
-    distribution: str
-    environment: str
-    note: str = ""
-    """What a reader of the table has to know."""
-
-
-OWN = "own"
-"""The environment that this benchmark runs in."""
-ENTRIES = (
-    Entry(name="mpload", module="ours", distribution="mpload", environment=OWN),
-    Entry(name="mpload, without its native decoder", module="ours", distribution="mpload", environment=OWN),
-    Entry(
-        name="bare loop", module="bare", distribution="mpload", environment=OWN, note="one process, no batches to make"
-    ),
-    Entry(
-        name="loop in C",
-        module="climit",
-        distribution="mpload",
-        environment=OWN,
-        note="no loader: mpload's codec alone",
-    ),
-    Entry(name="DataLoader, PIL", module="stock", distribution="torch", environment=OWN, note="antialiases"),
-    Entry(name="DataLoader, OpenCV + albumentations", module="stock", distribution="torch", environment=OWN),
-    Entry(name="DataLoader, simplejpeg", module="stock", distribution="torch", environment=OWN),
-    Entry(
-        name="WebDataset, PIL",
-        module="wds",
-        distribution="webdataset",
-        environment="wds",
-        note="antialiases; tar shards",
-    ),
-    Entry(name="WebDataset, OpenCV", module="wds", distribution="webdataset", environment="wds", note="tar shards"),
-    Entry(
-        name="mosaicml-streaming, PIL",
-        module="mosaic",
-        distribution="mosaicml-streaming",
-        environment="mosaic",
-        note="antialiases; its own shards",
-    ),
-    Entry(
-        name="litData, PIL", module="lit", distribution="litdata", environment="lit", note="antialiases; its own chunks"
-    ),
-    Entry(name="Grain, OpenCV", module="grains", distribution="grain", environment="grain"),
-    Entry(name="SPDL, simplejpeg", module="spdls", distribution="spdl", environment="spdl", note="threads"),
-    Entry(name="SPDL, simplejpeg, processes", module="spdls", distribution="spdl", environment="spdl"),
-    Entry(
-        name="DALI on the CPU",
-        module="dali",
-        distribution="nvidia-dali-cuda120",
-        environment="dali",
-        note="threads; antialiases",
-    ),
-    Entry(name="tf.data", module="tfdata", distribution="tensorflow-cpu", environment="tf", note="threads; unsteady"),
-    Entry(
-        name="FFCV",
-        module="ffcvs",
-        distribution="ffcv",
-        environment="ffcv",
-        note="photos encoded anew, in its own file",
-    ),
-)
 QUICK_MODULES = {"ours", "bare", "stock"}
 REST_SECONDS = 1.0
 """Between two turns: some loaders go on reading ahead after an epoch, and would slow down whoever comes next."""
-NUM_PROCESSES = {"bare": (0,), "climit": (2,)}
-"""Of contestants that are no loaders; others try several numbers of workers."""
-
-
-class CannotRunError(Exception):
-    """A contestant cannot run; says why."""
-
-
-@dataclass(slots=True)
-class Running:
-    """A contestant's process."""
-
-    entry: Entry
-    num_workers: int
-    process: subprocess.Popen[str]
-    log: Path
-    seconds: list[float] = field(default_factory=list)
-    peak: dict[str, int] = field(default_factory=dict)
-    first: dict[str, Any] = field(default_factory=dict)
-
-    def run(self, epoch: int) -> dict[str, Any]:
-        """Let it run an epoch."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        try:
-            self.process.stdin.write(f"{epoch}\n")
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            pass
-        for line in self.process.stdout:
-            if line.startswith('{"num_samples"'):
-                found: dict[str, Any] = json.loads(line)
-                if not found["num_samples"]:
-                    raise CannotRunError("an epoch without a sample")
-                return found
-        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-        raise CannotRunError(lines[-1][:300] if lines else f"exit code {self.process.wait()}")
+WORKER_COUNTS = {"bare": (0,), "climit": (2,), "ffcvs": (2,)}
+"""Of contestants without a choice: those that are no loaders, and FFCV, which takes as many threads as there are cores
+and compiles for a minute. Others try several numbers of workers."""
+TRIAL_IMAGES = 1280
+NEAR_MEAN = {"uint8": 5.0, "float32": 0.1}
+"""How far the mean of a contestant's pixels may be from that of mpload's."""
+MEAN_LABEL, NEAR_MEAN_LABEL = 4.5, 0.2  # the photographs are spread over ten classes
+MAX_REPEATED = 3
+"""Crops of one batch that may have come before: of small photographs, whole, twice by chance."""
 
 
 @contextmanager
-def running(entry: Entry, python: Path, data: Path, output: str, num_workers: int, **more: object) -> Iterator[Running]:
-    """Start a contestant, and end it and its workers; `more` are options of `peers.run`."""
-    log = data / f"{entry.module}.log"
-    options = {
-        "name": entry.name,
-        "data": data,
-        "output": output,
-        "batch-size": BATCH_SIZE,
-        "num-workers": num_workers,
-        "distribution": entry.distribution,
-        "started": time.time(),
-        **more,
-    }
-    command = [str(python), "-W", "ignore", "-m", "peers.run", entry.module]
-    for option, value in options.items():
-        command += [f"--{option.replace('_', '-')}", str(value)]
-    with log.open("w") as errors:
-        process = subprocess.Popen(
-            command, cwd=HERE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
-        )
-        try:
-            yield Running(entry, num_workers, process, log)
-        finally:
-            assert process.stdin is not None
-            process.stdin.close()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+def entered(
+    entry: Entry, python: Path, data: Path, output: str, *, num_images: int, seconds: float, is_quick: bool
+) -> Iterator[Running]:
+    """Start a contestant as it is best, and let it run the epoch that is looked at."""
+    worker_counts: tuple[int, ...] = (2,) if is_quick else (2, 3) if output != "bytes" else (0, 1, 2)
+    best = trial(entry, python, data / "trial", output, WORKER_COUNTS.get(entry.module, worker_counts))
+    times = math.ceil(seconds * best.images_per_second / num_images) if entry.reads_list else 1
+    listing = write_listing(data, times) if entry.reads_list and times > 1 else None
+    with running(entry, python, data, output, best.num_workers, listing=listing) as contestant:
+        with MemoryMonitor(contestant.process.pid, interval_seconds=0.1) as monitor:
+            contestant.first = contestant.run(0)
+        contestant.num_epochs = 1
+        contestant.peak = {"pss": monitor.peak.pss_bytes, "uss": monitor.peak.uss_bytes}
+        yield contestant
 
 
-def environment(name: str, folder: Path | None) -> Path:
-    """Return the interpreter of an environment, which is made where it is not there."""
-    if folder is None or name == OWN:
-        return Path(sys.executable)
-    python = folder / name / "bin" / "python"
-    if not (folder / name / "done").exists():
-        subprocess.run([sys.executable, "-m", "venv", folder / name], check=True)
-        requirements = HERE / "peers" / f"requirements-{name}.txt"
-        command = [str(python), "-m", "pip", "install", "-q", "-r", str(requirements)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise CannotRunError(f"cannot be installed: {(done.stderr.strip().splitlines() or ['?'])[-1][:300]}")
-        (folder / name / "done").touch()
-    return python
+def check(contestant: Running, output: str, num_images: int, mean: float | None) -> None:
+    """See that a contestant does what all do; `mean` is that of mpload's pixels."""
+    if not contestant.entry.is_loader:
+        return
+    found, looked = contestant.first, contestant.first["looked"]
+    times = max(1, round(found["num_samples"] / num_images))
+    num_distinct = num_images if output == "bytes" else num_images * times
+    faults = []
+    if abs(found["num_samples"] - num_images * times) > BATCH_SIZE:
+        faults.append(f"{found['num_samples']} samples of {num_images} files")
+    if looked["num_distinct"] < 0.98 * num_distinct:
+        faults.append(f"{looked['num_distinct']} of {num_distinct} are distinct")
+    if abs(looked["mean_label"] - MEAN_LABEL) > NEAR_MEAN_LABEL:
+        faults.append(f"a mean label of {looked['mean_label']}, not {MEAN_LABEL}")
+    if output != "bytes":
+        if looked["shapes"] != [[224, 224, 3]] or looked["dtypes"] != [output]:
+            faults.append(f"{looked['dtypes']} of {looked['shapes']}")
+        if mean is not None and abs(looked["mean"] - mean) > NEAR_MEAN[output]:
+            faults.append(f"a mean of {looked['mean']}, mpload's is {mean}")
+    if faults:
+        raise CannotRunError(f"not what the others do: {'; '.join(faults)}")
 
 
-def prepare(
-    entries: list[Entry], folder: Path | None, data: Path, num_images: int
-) -> tuple[dict[Entry, Path], dict[Entry, str]]:
-    """Make the photographs and what contestants want instead; return who can run, and who cannot and why."""
-    sys.path.insert(0, str(HERE.parent))
-    from tests.photos import make_photo_tree
-
-    if not (data / "photos").exists():
-        make_photo_tree(data / "photos", num_images=num_images, num_classes=10, seed=0, grain=10)
-    able, unable, ready = {}, {}, set()
-    for entry in entries:
-        try:
-            python = environment(entry.environment, folder)
-            if entry.module not in ready:
-                options = [entry.module, "--prepare", "--data", str(data)]
-                command = [str(python), "-W", "ignore", "-m", "peers.run", *options]
-                done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False)
-                if done.returncode:
-                    raise CannotRunError((done.stderr.strip().splitlines() or ["?"])[-1][:300])
-                ready.add(entry.module)
-            able[entry] = python
-        except CannotRunError as error:
-            unable[entry] = str(error)
-    return able, unable
-
-
-def trial(entry: Entry, python: Path, data: Path, output: str, worker_counts: tuple[int, ...]) -> int:
-    """Return the number of workers that serves a contestant best; what was found is kept in `data`."""
-    if len(worker_counts) == 1:
-        return worker_counts[0]
-    kept = data / f"{'bytes' if output == 'bytes' else 'pixels'}-{entry.name.replace(' ', '_')}.trial"
-    if kept.exists():
-        return int(kept.read_text())
-    seconds = {}
-    for num_workers in worker_counts:
-        with running(entry, python, data, output, num_workers) as contestant:
-            contestant.run(0)
-            seconds[num_workers] = min(contestant.run(number)["seconds"] for number in (1, 2))
-    print(f"  {entry.name}: {', '.join(f'{n} workers {taken:.2f} s' for n, taken in seconds.items())}", flush=True)
-    best = min(seconds, key=lambda num_workers: seconds[num_workers])
-    kept.write_text(str(best))
-    return best
+def turn(contestant: Running, output: str, seconds: float) -> None:
+    """Let a contestant run whole epochs until so many seconds are over."""
+    taken, num_samples = 0.0, 0
+    while taken < seconds:
+        found = contestant.run(contestant.num_epochs)
+        contestant.num_epochs += 1
+        taken += found["seconds"]
+        num_samples += found["num_samples"]
+        if output != "bytes" and found["num_repeated"] > MAX_REPEATED:
+            raise CannotRunError(f"{found['num_repeated']} crops of a batch are those of the first epoch")
+    contestant.seconds.append(taken / num_samples)
 
 
 def race(
-    able: dict[Entry, Path], data: Path, output: str, *, rounds: int, is_quick: bool
+    able: dict[Entry, Path], data: Path, output: str, *, num_images: int, rounds: int, seconds: float, is_quick: bool
 ) -> tuple[list[Running], dict[Entry, str]]:
     """Let the contestants take turns; return them with their times, and those that failed with the reason."""
-    worker_counts = (2,) if is_quick else (1, 2, 3) if output != "bytes" else (0, 1, 2)
     unable: dict[Entry, str] = {}
+    contestants: list[Running] = []
+    mean = None
     with ExitStack() as stack:
-        field_of = []
         for entry, python in able.items():
-            try:
-                best = trial(entry, python, data, output, NUM_PROCESSES.get(entry.module, worker_counts))
-                contestant = stack.enter_context(running(entry, python, data, output, best))
-                with MemoryMonitor(contestant.process.pid, interval_seconds=0.1) as monitor:
-                    contestant.first = contestant.run(0)
-                contestant.peak = {"pss": monitor.peak.pss_bytes, "uss": monitor.peak.uss_bytes}
-                field_of.append(contestant)
-            except CannotRunError as error:
-                unable[entry] = str(error)
+            if output not in entry.outputs:
+                continue
+            with ExitStack() as attempt:  # which ends the process of one that fails
+                try:
+                    contestant = attempt.enter_context(
+                        entered(entry, python, data, output, num_images=num_images, seconds=seconds, is_quick=is_quick)
+                    )
+                    check(contestant, output, num_images, mean)
+                except CannotRunError as error:
+                    unable[entry] = str(error)
+                    continue
+                stack.enter_context(attempt.pop_all())
+            contestants.append(contestant)
+            if entry.name == "mpload" and output != "bytes":
+                mean = contestant.first["looked"]["mean"]
         for number in range(rounds):
-            for contestant in list(field_of):
+            order = list(contestants)
+            random.Random(number).shuffle(order)
+            for contestant in order:
                 time.sleep(REST_SECONDS)
                 try:
-                    found = contestant.run(number + 1)
+                    turn(contestant, output, seconds)
                 except CannotRunError as error:
                     unable[contestant.entry] = str(error)
-                    field_of.remove(contestant)
-                else:
-                    contestant.seconds.append(found["seconds"] / found["num_samples"])
-    return field_of, unable
+                    contestants.remove(contestant)
+    return contestants, unable
 
 
 def main() -> None:
@@ -273,61 +156,79 @@ def main() -> None:
     parser.add_argument("--environments", type=Path, help="folder of the virtual environments")
     parser.add_argument("--data", type=Path, help="folder to keep the photographs in; none: a temporary one")
     parser.add_argument("--outputs", nargs="+", choices=OUTPUTS, default=OUTPUTS)
-    parser.add_argument("--only", nargs="+", metavar="MODULE", help="only the contestants of these modules")
-    parser.add_argument("--num-images", type=int, default=2000)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="only these contestants, or all of these modules")
+    parser.add_argument("--num-images", type=int, default=4000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=5.0, help="a turn's, at least")
     parser.add_argument("--records", default="peers", help="file below benchmarks/records that records go to")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.num_images, arguments.rounds, arguments.only = 128, 1, sorted(QUICK_MODULES)
-        arguments.outputs = ("uint8",)
+        arguments.outputs, arguments.seconds = ("uint8",), 0.1
     elif arguments.environments is None:
         parser.error("--environments is needed, or --quick")
-    entries = [entry for entry in ENTRIES if not arguments.only or entry.module in arguments.only]
+    wanted = arguments.only and set(arguments.only)
+    entries = [entry for entry in ENTRIES if not wanted or wanted & {entry.name, entry.module}]
     folder = None if arguments.quick else arguments.environments.absolute()
     with ExitStack() as stack:
         data = (arguments.data or Path(stack.enter_context(tempfile.TemporaryDirectory()))).absolute()
         data.mkdir(parents=True, exist_ok=True)
+        trial_images = min(TRIAL_IMAGES, arguments.num_images)
         able, unable = prepare(entries, folder, data, arguments.num_images)
+        able, failed = prepare(list(able), folder, data / "trial", trial_images)
+        unable |= failed
         for output in arguments.outputs:
             print(output, flush=True)
-            found, failed = race(able, data, output, rounds=arguments.rounds, is_quick=arguments.quick)
-            for case, figures in rows(found, {**unable, **failed}, output, arguments.num_images):
+            found, failed = race(
+                able,
+                data,
+                output,
+                num_images=arguments.num_images,
+                rounds=arguments.rounds,
+                seconds=arguments.seconds,
+                is_quick=arguments.quick,
+            )
+            failed |= {entry: reason for entry, reason in unable.items() if output in entry.outputs}
+            for case, figures in rows(found, failed, data, output, arguments.num_images):
                 print(json.dumps({**case, **figures}), flush=True)
                 if not arguments.quick:
                     write_record(arguments.records, case, figures)
 
 
 def rows(
-    found: list[Running], unable: dict[Entry, str], output: str, num_images: int
+    found: list[Running], unable: dict[Entry, str], data: Path, output: str, num_images: int
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Yield a record's case and figures for each contestant, the fastest first."""
+    code = code_digest()
     ours = next((each.seconds for each in found if each.entry.name == "mpload"), None)
     for each in sorted(found, key=lambda each: statistics.median(each.seconds)):
-        rates = [1 / seconds for seconds in each.seconds]
+        codecs = json.loads((data / f"{each.entry.module}.codecs").read_text(encoding="utf-8"))
         yield (
             {
                 "output": output,
                 "contestant": each.entry.name,
                 "version": each.first["version"],
                 "note": each.entry.note,
+                "is_loader": each.entry.is_loader,
+                "decodes_with": codecs[each.entry.name] if output != "bytes" else "",
                 "batch_size": BATCH_SIZE,
                 "num_images": num_images,
+                "epoch_samples": each.first["num_samples"],
                 "num_workers": each.num_workers,
+                "code": code,
             },
             {
-                "images_per_second": round(statistics.median(rates), 1),
-                "images_per_second_min": round(min(rates), 1),
-                "images_per_second_max": round(max(rates), 1),
+                "images_per_second": [round(1 / seconds, 1) for seconds in each.seconds],
                 "ratio_to_mpload": ours
-                and round(statistics.median(mine / its for mine, its in zip(ours, each.seconds, strict=True)), 3),
+                and [round(mine / its, 3) for mine, its in zip(ours, each.seconds, strict=True)],
                 "peak_pss_bytes": each.peak["pss"],
                 "peak_uss_bytes": each.peak["uss"],
                 "first_batch_seconds": round(each.first["first_batch_seconds"], 3),
+                "looked": each.first["looked"],
             },
         )
     for entry, reason in unable.items():
-        yield {"output": output, "contestant": entry.name, "num_images": num_images}, {"failed": reason}
+        yield {"output": output, "contestant": entry.name, "num_images": num_images, "code": code}, {"failed": reason}
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench_peers import BATCH_SIZE, OWN, CannotRunError, Entry, Running, prepare, running, trial
+from contestants import BATCH_SIZE, OWN, CannotRunError, Entry, Running, prepare, running, trial
 from records import write_record
 
 SHORT_SIDE = 256
@@ -151,7 +151,7 @@ def race(
             place = data / SMALL if offer.files.startswith(SMALL) else data
             try:
                 if not is_quick and offer.files != "cache":  # which a trial would fill: as many as without
-                    best = trial(offer.entry, python, place, "uint8", (1, 2, 3))
+                    best = trial(offer.entry, python, place, "uint8", (1, 2, 3)).num_workers
                 contestant = stack.enter_context(running(offer.entry, python, place, "uint8", best))
                 contestant.first = contestant.run(0)
                 contestants[offer] = contestant

@@ -1,5 +1,6 @@
 """Append what a benchmark found to `benchmarks/records/NAME.jsonl`, with the machine and the versions it ran on."""
 
+import hashlib
 import json
 import os
 import platform
@@ -11,9 +12,11 @@ from typing import Any
 
 import psutil
 
-__all__ = ["RECORDS", "write_record"]
+__all__ = ["RECORDS", "Record", "code_digest", "latest", "read_records", "write_record"]
 
 RECORDS = Path(__file__).parent / "records"
+
+Record = dict[str, Any]
 
 
 def write_record(name: str, case: dict[str, Any], figures: dict[str, Any]) -> None:
@@ -32,6 +35,33 @@ def write_record(name: str, case: dict[str, Any], figures: dict[str, Any]) -> No
     RECORDS.mkdir(exist_ok=True)
     with (RECORDS / f"{name}.jsonl").open("a", encoding="utf-8") as lines:
         lines.write(json.dumps(record) + "\n")
+
+
+def read_records(name: str) -> list[Record]:
+    """Return the lines of `records/NAME.jsonl`."""
+    return [json.loads(line) for line in (RECORDS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def latest(name: str, *keys: str) -> list[Record]:
+    """Return of each case the last record in `records/NAME.jsonl`, in the order in which they were first measured.
+
+    With `keys`, cases that agree in these are one.
+    """
+    records: dict[str, Record] = {}
+    for record in read_records(name):
+        case = record["case"]
+        records[json.dumps([case.get(key) for key in keys] if keys else case, sort_keys=True)] = record
+    return list(records.values())
+
+
+def code_digest() -> str:
+    """Return what tells one state of the code that races, mpload's and the contestants', from another."""
+    root = Path(__file__).parents[1]
+    files = (path for folder in ("mpload", "benchmarks/peers") for path in (root / folder).rglob("*"))
+    digest = hashlib.blake2b(digest_size=8)
+    for path in sorted(path for path in files if path.suffix in {".py", ".c", ".h", ".txt"}):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
 
 
 def _cpu_model() -> str:

@@ -7,14 +7,14 @@ the latest record of each case. `--check` writes nothing, and fails where the RE
 """
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from records import RECORDS
+from ahead import ahead
+from records import Record, latest
+from standings import Standing, standings
 
 from mpload.benching.memory import MemoryCase, MemoryResult, Outcome
 from mpload.benching.memory_report import memory_tables
@@ -22,21 +22,6 @@ from mpload.units import format_bytes, format_count, format_seconds
 
 README = Path(__file__).parents[1] / "README.md"
 PLACE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-
-Record = dict[str, Any]
-
-
-def latest(name: str, *keys: str) -> list[Record]:
-    """Return of each case the last record in `records/NAME.jsonl`, in the order in which they were first measured.
-
-    With `keys`, cases that agree in these are one.
-    """
-    records: dict[str, Record] = {}
-    for line in (RECORDS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
-        case = record["case"]
-        records[json.dumps([case.get(key) for key in keys] if keys else case, sort_keys=True)] = record
-    return list(records.values())
 
 
 def markdown(header: list[str], rows: list[list[str]], *, num_names: int = 1) -> str:
@@ -70,33 +55,38 @@ def memory() -> str:
 
 
 def throughput() -> str:
-    """Return images a second of every contestant, by what batches hold."""
-    found: dict[str, dict[str, Record]] = {}
-    notes: dict[str, str] = {}
-    for record in latest("peers", "contestant", "output"):
-        case = record["case"]
-        found.setdefault(case["contestant"], {})[case["output"]] = record["figures"]
-        notes[case["contestant"]] = case.get("note") or notes.get(case["contestant"], "")
-    outputs = {"uint8": "uint8", "float32": "normalised float32", "bytes": "bytes, shuffled"}
-    raced = {output for of_contestant in found.values() for output in of_contestant}
-    outputs = {output: title for output, title in outputs.items() if output in raced}
+    return race_table("peers")
 
-    def cell(figures: Record | None) -> str:
-        if figures is None or "images_per_second" not in figures:
+
+def leaders() -> str:
+    return race_table("leaders")
+
+
+def race_table(name: str) -> str:
+    """Return images a second of every contestant of a race, by what batches hold."""
+    found = standings(name)
+    titles = {"uint8": "uint8", "float32": "normalised float32", "bytes": "bytes"}
+    outputs = [output for output in titles if any(output in of_contestant for of_contestant in found.values())]
+
+    def cell(standing: Standing | None) -> str:
+        if standing is None or not standing.rates:
             return "-"
-        return f"{figures['images_per_second']:,.0f} ({figures['ratio_to_mpload']:.2f})"
+        rates = f"{standing.rate:,.0f} ({min(standing.rates):,.0f}-{max(standing.rates):,.0f})"
+        return f"{rates} {standing.ratio:.2f}"
 
-    def rate(contestant: str) -> float:
-        rates = [float(found[contestant].get(output, {}).get("images_per_second", 0)) for output in outputs]
-        return max(rates[:2]) or rates[-1] / 1e6  # who has nothing but bytes comes last
+    def place(contestant: str) -> list[float]:
+        of_contestant = found[contestant]
+        return [of_contestant[output].rate if output in of_contestant else 0.0 for output in outputs]
 
     rows = []
-    for contestant in sorted(found, key=rate, reverse=True):
-        figures = found[contestant]
-        reasons = [each["failed"] for each in figures.values() if "failed" in each]
-        note = notes[contestant] if len(reasons) < len(figures) else "; ".join(sorted(set(reasons)))
-        rows.append([contestant, *(cell(figures.get(output)) for output in outputs), note])
-    return markdown(["images a second (mpload is 1)", *outputs.values(), ""], rows)
+    for contestant in sorted(found, key=place, reverse=True):
+        of_contestant = found[contestant]
+        failed = sorted({standing.failed for standing in of_contestant.values() if standing.failed})
+        note = "; ".join([next(iter(of_contestant.values())).note, *failed]).strip("; ")
+        codec = next((standing.codec for standing in of_contestant.values() if standing.codec), "-")
+        rows.append([contestant, *(cell(of_contestant.get(output)) for output in outputs), codec, note])
+    table = markdown(["", *(titles[output] for output in outputs), "JPEG decoder", ""], rows)
+    return table.replace("---: | ---: |\n", "--- | --- |\n", 1)  # the last two columns are words
 
 
 def peer_memory() -> str:
@@ -199,7 +189,9 @@ def start() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "ahead": ahead,
     "batch-sizes": batch_sizes,
+    "leaders": leaders,
     "memory": memory,
     "peer-memory": peer_memory,
     "repeated": repeated,

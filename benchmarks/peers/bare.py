@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from peers.race import Contestant, Epoch, Output, Race, paths_and_labels
+from peers.race import Batch, Contestant, Epoch, Output, Race, paths_and_labels
 
 __all__ = ["CONTESTANTS"]
 
@@ -12,15 +12,16 @@ __all__ = ["CONTESTANTS"]
 def start(race: Race) -> Epoch:
     if race.output is not Output.BYTES:
         raise SystemExit("the bare loop reads bytes only")
-    paths = [path for path, _ in paths_and_labels(race)]
+    samples = paths_and_labels(race)
 
-    def epoch(number: int) -> Iterator[int]:
-        order = list(paths)
+    def epoch(number: int) -> Iterator[Batch]:
+        order = list(samples)
         random.Random(number).shuffle(order)
         for first in range(0, len(order), race.batch_size):
-            yield len([Path(path).read_bytes() for path in order[first : first + race.batch_size]])
+            paths, labels = zip(*order[first : first + race.batch_size], strict=True)
+            yield [Path(path).read_bytes() for path in paths], labels
 
     return epoch
 
 
-CONTESTANTS: dict[str, Contestant] = {"bare loop": start}
+CONTESTANTS: dict[str, Contestant] = {"bare loop": Contestant(start=start, library=None)}

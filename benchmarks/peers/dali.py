@@ -1,11 +1,11 @@
-"""DALI's CPU pipeline: crop-aware decoding in threads of its own."""
+"""DALI's CPU pipeline: crop-aware decoding in threads of its own, as fast as its options make it."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from nvidia.dali import fn, pipeline_def, types
 
-from peers.race import CROP, MEAN, STD, Contestant, Epoch, Output, Race, paths_and_labels
+from peers.race import CROP, MEAN, STD, Batch, Contestant, Epoch, Output, Race, paths_and_labels
 
 __all__ = ["CONTESTANTS"]
 
@@ -18,13 +18,17 @@ def start(race: Race) -> Epoch:
         samples = paths_and_labels(race)
         source = {"files": [path for path, _ in samples], "labels": [label for _, label in samples]}
 
-    @pipeline_def(batch_size=race.batch_size, num_threads=max(1, race.num_workers), device_id=None)  # type: ignore[untyped-decorator]
+    @pipeline_def(  # type: ignore[untyped-decorator]
+        batch_size=race.batch_size, num_threads=max(1, race.num_workers), device_id=None, exec_dynamic=True
+    )
     def photos() -> Any:
         data, label = fn.readers.file(**source, random_shuffle=True, name="photos")
         if race.output is Output.BYTES:
             return data, label
-        images = fn.decoders.image_random_crop(data, device="cpu", output_type=types.RGB, random_area=[0.08, 1.0])
-        images = fn.resize(images, size=(CROP, CROP))
+        images = fn.decoders.image_random_crop(
+            data, device="cpu", output_type=types.RGB, random_area=[0.08, 1.0], use_fast_idct=True
+        )
+        images = fn.resize(images, size=(CROP, CROP), antialias=False)
         flip = fn.random.coin_flip()
         if race.output is Output.UINT8:
             return fn.flip(images, horizontal=flip), label
@@ -32,7 +36,7 @@ def start(race: Race) -> Epoch:
             images,
             mirror=flip,
             dtype=types.FLOAT,
-            output_layout="CHW",
+            output_layout="HWC",
             mean=[255 * mean for mean in MEAN],
             std=[255 * std for std in STD],
         ), label
@@ -41,16 +45,25 @@ def start(race: Race) -> Epoch:
     pipeline.build()
     num_samples = pipeline.epoch_size("photos")
 
-    def epoch(number: int) -> Iterator[int]:
+    def epoch(number: int) -> Iterator[Batch]:
         del number
         left = num_samples
         while left > 0:
-            images, _ = pipeline.run()
-            num = min(left, len(images))
-            left -= num
-            yield num
+            images, labels = pipeline.run()
+            yield Files(images) if race.output is Output.BYTES else images, labels.as_array()[:left, 0]
+            left -= len(images)
 
     return epoch
 
 
-CONTESTANTS: dict[str, Contestant] = {"DALI on the CPU": start}
+class Files:
+    """A sequence, as the others have it, that makes nothing before it is asked."""
+
+    def __init__(self, images: Any) -> None:
+        self.images = images
+
+    def __getitem__(self, place: int) -> Any:
+        return self.images.at(place)
+
+
+CONTESTANTS: dict[str, Contestant] = {"DALI on the CPU": Contestant(start=start, library="dali")}

@@ -14,7 +14,7 @@ from ffcv.transforms import NormalizeImage, RandomHorizontalFlip, ToTensor, ToTo
 from ffcv.writer import DatasetWriter
 from PIL import Image
 
-from peers.race import CROP, MEAN, STD, Contestant, Epoch, Output, Race, paths_and_labels
+from peers.race import CROP, MEAN, STD, Batch, Contestant, Epoch, Output, Race, paths_and_labels
 
 __all__ = ["CONTESTANTS", "prepare"]
 
@@ -52,12 +52,11 @@ def start(race: Race) -> Epoch:
         drop_last=False,
     )
 
-    def epoch(number: int) -> Iterator[int]:
+    def epoch(number: int) -> Iterator[Batch]:
         del number
-        for images, _ in loader:
-            yield len(images)
+        yield from loader
 
     return epoch
 
 
-CONTESTANTS: dict[str, Contestant] = {"FFCV": start}
+CONTESTANTS: dict[str, Contestant] = {"FFCV": Contestant(start=start, library="ffcv")}

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import grain
-import numpy as np
 
-from peers.crops import crop_with
-from peers.race import MEAN, STD, Contestant, Epoch, Output, Race, paths_and_labels
+from peers.crops import as_columns, crop_with, finished
+from peers.race import Batch, Contestant, Epoch, Output, Race, paths_and_labels
 
 __all__ = ["CONTESTANTS"]
 
@@ -21,21 +20,15 @@ def grains(library: str) -> Contestant:
     def start(race: Race) -> Epoch:
         crop = crop_with(library, race.output)
         samples = paths_and_labels(race)
-        mean, scale = 255 * np.array(MEAN, np.float32), 1 / (255 * np.array(STD, np.float32))
 
         def make(sample: tuple[str, int]) -> Any:
             path, label = sample
             made = crop(Path(path).read_bytes())
-            if race.output is Output.FLOAT32:
-                made = (made.astype(np.float32) - mean) * scale
-            return made, label
-
-        def collate(made: Any) -> Any:
-            return list(made)
+            return (made if race.output is Output.BYTES else finished(made, race.output)), label
 
         batches = grain.MapDataset.source(samples).shuffle(seed=0).map(make)
         if race.output is Output.BYTES:
-            batches = batches.batch(race.batch_size, batch_fn=collate)
+            batches = batches.batch(race.batch_size, batch_fn=as_columns)
         else:
             batches = batches.batch(race.batch_size)
         num_batches = len(batches)
@@ -45,17 +38,16 @@ def grains(library: str) -> Contestant:
             iterable = iterable.mp_prefetch(grain.MultiprocessingOptions(num_workers=race.num_workers))
         iterator = iter(iterable)  # one for all epochs: starting its processes takes seconds
 
-        def epoch(number: int) -> Iterator[int]:
+        def epoch(number: int) -> Iterator[Batch | None]:
             if number:  # what was made while others had their turn
                 for _ in islice(iterator, (AHEAD + 3) * max(1, race.num_workers)):
                     pass
-            yield 0
-            for batch in islice(iterator, num_batches):
-                yield len(batch) if race.output is Output.BYTES else len(batch[1])
+            yield None
+            yield from islice(iterator, num_batches)
 
         return epoch
 
-    return start
+    return Contestant(start=start, library=library)
 
 
-CONTESTANTS: dict[str, Contestant] = {"Grain, OpenCV": grains("albumentations")}
+CONTESTANTS: dict[str, Contestant] = {"Grain, simplejpeg": grains("simplejpeg")}

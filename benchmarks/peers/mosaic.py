@@ -8,8 +8,8 @@ from typing import Any
 from streaming import MDSWriter, StreamingDataset
 from torch.utils.data import DataLoader, default_collate
 
-from peers.crops import as_tensor, crop_with
-from peers.race import Contestant, Epoch, Output, Race, paths_and_labels
+from peers.crops import as_columns, channels_first, crop_with, finished
+from peers.race import Batch, Contestant, Epoch, Output, Race, paths_and_labels
 
 __all__ = ["CONTESTANTS", "prepare"]
 
@@ -32,7 +32,7 @@ class Photos(StreamingDataset):  # type: ignore[misc]
     def __getitem__(self, number: int) -> Any:
         sample = super().__getitem__(number)
         made = self.crop(sample["image"])
-        return (made if self.output is Output.BYTES else as_tensor(made, self.output)), sample["label"]
+        return (made if self.output is Output.BYTES else finished(made, self.output)), sample["label"]
 
 
 def mosaic(library: str) -> Contestant:
@@ -42,20 +42,19 @@ def mosaic(library: str) -> Contestant:
             batch_size=race.batch_size,
             num_workers=race.num_workers,
             persistent_workers=race.num_workers > 0,
-            collate_fn=list if race.output is Output.BYTES else default_collate,
+            collate_fn=as_columns if race.output is Output.BYTES else default_collate,
         )
 
-        def epoch(number: int) -> Iterator[int]:
+        def epoch(number: int) -> Iterator[Batch]:
             del number
-            for batch in loader:
-                yield len(batch) if race.output is Output.BYTES else len(batch[1])
+            for images, labels in loader:
+                yield (images if race.output is Output.BYTES else channels_first(images)), labels
 
         return epoch
 
-    return start
+    return Contestant(start=start, library=library)
 
 
 CONTESTANTS: dict[str, Contestant] = {
-    "mosaicml-streaming, PIL": mosaic("pil"),
     "mosaicml-streaming, simplejpeg": mosaic("simplejpeg"),
 }

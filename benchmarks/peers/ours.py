@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import mpload
-from peers.race import CROP, MEAN, STD, Contestant, Epoch, Output, Race
+from peers.race import CROP, MEAN, STD, Batch, Contestant, Epoch, Output, Race
 
 __all__ = ["CONTESTANTS", "prepare"]
 
@@ -33,15 +33,13 @@ def ours(index: str = "train.txt", *, has_cache: bool = False, **decoder_options
         if race.output is Output.FLOAT32:
             loader = mpload.DevicePrefetcher(loader, device="cpu", dtype=torch.float32, mean=MEAN, std=STD)
 
-        def epoch(number: int) -> Iterator[int]:
+        def epoch(number: int) -> Iterator[Batch]:
             loader.set_epoch(number)
-            for images, labels in loader:
-                assert len(images) == len(labels)
-                yield len(labels)
+            yield from loader
 
         return epoch
 
-    return start
+    return Contestant(start=start, library=decoder_options.get("backend", "mpload"))
 
 
 CONTESTANTS: dict[str, Contestant] = {

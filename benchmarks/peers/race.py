@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum, auto
 from pathlib import Path
+from typing import Any
 
-__all__ = ["CROP", "MEAN", "STD", "Contestant", "Epoch", "Output", "Race", "paths_and_labels"]
+__all__ = ["CROP", "MEAN", "STD", "Batch", "Contestant", "Epoch", "Output", "Race", "paths_and_labels"]
 
 CROP = 224
 """Height and width of the images, in pixels."""
@@ -17,7 +18,7 @@ class Output(StrEnum):
     """What batches hold."""
 
     UINT8 = auto()
-    """RandomResizedCrop(224) and a flip, uint8."""
+    """RandomResizedCrop(224) and a flip, uint8, channels last in memory."""
     FLOAT32 = auto()
     """The same, normalised float32."""
     BYTES = auto()
@@ -37,12 +38,22 @@ class Race:
     """A plain list of paths below its folder, with labels, to be read instead of the photographs in `data`."""
 
 
-Epoch = Callable[[int], Iterator[int]]
-"""Runs an epoch, by its number, and yields the number of samples of each batch.
+Batch = tuple[Any, Any]
+"""Images or bytes as the loader hands them out, and as many labels."""
+Epoch = Callable[[int], Iterator[Batch | None]]
+"""Runs an epoch, by its number.
 
-One that had batches ready before its turn throws them away first, and yields 0 where the clock is to begin.
+One that had batches ready before its turn throws them away first, and yields None where the clock is to begin.
 """
-Contestant = Callable[[Race], Epoch]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contestant:
+    """A loader and what it decodes with."""
+
+    start: Callable[[Race], Epoch]
+    library: str | None
+    """A name in `peers.codecs`; None where nothing is decoded."""
 
 
 def paths_and_labels(race: Race) -> list[tuple[str, int]]:

@@ -3,8 +3,9 @@
 python -m peers.run MODULE --prepare --data DIR
 python -m peers.run MODULE --name NAME --data DIR --output uint8 --batch-size 64 --num-workers 2 --started SECONDS
 
-With `--max-batches` an epoch ends early, and all that was made for it is kept until the next; `--listing` is a list to
-read instead of the photographs.
+Preparing writes what the contestants of MODULE read, and MODULE.codecs: what each decodes with. Epoch 0 is looked at in
+full, and its answer says what was seen. With `--max-batches` an epoch ends early, and all that was made for it is kept
+until the next; `--listing` is a list to read instead of the photographs.
 """
 
 import argparse
@@ -16,9 +17,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from peers.codecs import codec
+from peers.look import Look
 from peers.race import Output, Race
 
 __all__: list[str] = []
+
+
+def prepare(module: Any, name: str, data: Path) -> None:
+    if hasattr(module, "prepare"):
+        module.prepare(data)
+    codecs = {name: codec(each.library) if each.library else "" for name, each in module.CONTESTANTS.items()}
+    (data / f"{name}.codecs").write_text(json.dumps(codecs), encoding="utf-8")
 
 
 def main() -> None:
@@ -37,8 +47,7 @@ def main() -> None:
     arguments = parser.parse_args()
     module = importlib.import_module(f"peers.{arguments.module}")
     if arguments.prepare:
-        if hasattr(module, "prepare"):
-            module.prepare(arguments.data)
+        prepare(module, arguments.module, arguments.data)
         return
     race = Race(
         data=arguments.data,
@@ -48,17 +57,23 @@ def main() -> None:
         listing=arguments.listing,
     )
     made = time.time()
-    epoch = module.CONTESTANTS[arguments.name](race)
+    epoch = module.CONTESTANTS[arguments.name].start(race)
+    look = Look(race.output)
+    is_first_epoch = True
     for line in sys.stdin:
-        start, first, num_samples, num_batches = time.perf_counter(), 0.0, 0, 0
-        batches = epoch(int(line))
-        for num in batches:
-            if not num:
+        start, first, num_samples, num_batches, num_repeated = time.perf_counter(), 0.0, 0, 0, 0
+        for batch in epoch(int(line)):
+            if batch is None:
                 start = time.perf_counter()
                 continue
             first = first or time.time()
-            num_samples += num
+            if is_first_epoch:
+                look.first_epoch(batch)
+            elif not num_batches:
+                num_repeated = look.later_epoch(batch)
+            num_samples += len(batch[1])
             num_batches += 1
+            del batch  # which may be what the loader waits for
             if num_batches == arguments.max_batches:
                 break
         found: dict[str, Any] = {
@@ -68,7 +83,10 @@ def main() -> None:
             "first_batch_seconds": first - arguments.started,
             "start_seconds": first - made,
             "version": version(arguments.distribution),
+            "num_repeated": num_repeated,
+            "looked": look.facts() if is_first_epoch else None,
         }
+        is_first_epoch = False
         print(json.dumps(found), flush=True)
 
 

@@ -1,7 +1,8 @@
-"""SPDL: its threads around a decoder that lets go of the interpreter lock, or its pool of processes.
+"""SPDL: its threads around a decoder that lets go of the interpreter lock.
 
-Both are what its documentation would have one compare. A pipeline is built once and runs an epoch as often as it is
-iterated; stages have a thread for each of their tasks, and decoded crops are put together by one copy.
+One task makes a whole batch, as its examples do: each task is a hop between an event loop and a thread. One sample a
+task is entered too, since that is how a dataset's `__getitem__` is taken over. (Decoding by its own `spdl.io`, which is
+FFmpeg, takes twice as long here.) A pipeline is built once and runs an epoch as often as it is iterated.
 """
 
 import queue
@@ -14,15 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 from spdl.pipeline import PipelineBuilder
-from spdl.pipeline.defs import MAIN_PROCESS, ProcessPoolExecutorConfig
 from spdl.source import DistributedRandomSampler
 
-from peers.crops import Crop, as_tensor, crop_with
-from peers.race import Contestant, Epoch, Output, Race, paths_and_labels
+from peers.crops import Crop, as_columns, channels_first, crop_with, finished
+from peers.race import CROP, Batch, Contestant, Epoch, Output, Race, paths_and_labels
 
 __all__ = ["CONTESTANTS"]
 
-Stage = Callable[[Any], Any]
+Samples = list[tuple[str, int]]
 
 
 class Orders:
@@ -43,47 +43,49 @@ class Orders:
             return
 
 
-def make(place: int, samples: list[tuple[str, int]], crop: Crop, output: Output) -> Any:
+def make(place: int, samples: Samples, crop: Crop, output: Output) -> Any:
     path, label = samples[place]
     made = crop(Path(path).read_bytes())
-    return (as_tensor(made, output) if output is Output.FLOAT32 else made), label
+    return (made if output is Output.BYTES else finished(made, output)), label
 
 
 def collate(made: list[tuple[Any, int]], output: Output) -> Any:
-    images: Any
-    images, labels = zip(*made, strict=True)
-    if output is Output.UINT8:
-        images = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)  # the pixels are copied as they lie
-    elif output is Output.FLOAT32:
-        images = torch.stack(images)
-    return images, torch.tensor(labels)
+    images, labels = as_columns(made)
+    return (images if output is Output.BYTES else torch.from_numpy(np.stack(images))), torch.tensor(labels)
 
 
-def with_threads(orders: Orders, make_one: Stage, collate_all: Stage, race: Race) -> Any:
+def make_batch(places: list[int], samples: Samples, crop: Crop, output: Output) -> Any:
+    if output is Output.BYTES:
+        return collate([make(place, samples, crop, output) for place in places], output)
+    dtype = np.uint8 if output is Output.UINT8 else np.float32
+    images, labels = np.empty((len(places), CROP, CROP, 3), dtype), np.empty(len(places), np.int64)
+    for row, place in enumerate(places):
+        images[row], labels[row] = make(place, samples, crop, output)
+    return torch.from_numpy(images), torch.from_numpy(labels)
+
+
+def whole_batches(orders: Orders, samples: Samples, crop: Crop, race: Race) -> Any:
     num_threads = max(1, race.num_workers)
     return (
         PipelineBuilder()
         .add_source(orders, continuous=True)
-        .pipe(make_one, concurrency=num_threads)
         .aggregate(race.batch_size)
-        .pipe(collate_all)
+        .pipe(partial(make_batch, samples=samples, crop=crop, output=race.output), concurrency=num_threads)
         .add_sink(3)
-        .build(num_threads=num_threads + 1)
+        .build(num_threads=num_threads)
     )
 
 
-def with_processes(orders: Orders, make_one: Stage, collate_all: Stage, race: Race) -> Any:
-    num_together = 16  # samples that cross to another process at a time
+def single_samples(orders: Orders, samples: Samples, crop: Crop, race: Race) -> Any:
+    num_threads = max(1, race.num_workers)
     return (
         PipelineBuilder()
         .add_source(orders, continuous=True)
-        .to(ProcessPoolExecutorConfig(max_workers=max(1, race.num_workers)), buffer_size=num_together)
-        .pipe(make_one)
+        .pipe(partial(make, samples=samples, crop=crop, output=race.output), concurrency=num_threads)
         .aggregate(race.batch_size)
-        .pipe(collate_all)
-        .to(MAIN_PROCESS, buffer_size=max(1, num_together // race.batch_size))
+        .pipe(partial(collate, output=race.output))
         .add_sink(3)
-        .build(num_threads=2)
+        .build(num_threads=num_threads + 1)
     )
 
 
@@ -91,18 +93,17 @@ def spdls(library: str, build: Callable[..., Any]) -> Contestant:
     def start(race: Race) -> Epoch:
         torch.set_num_threads(1)
         samples = paths_and_labels(race)
-        make_one = partial(make, samples=samples, crop=crop_with(library, race.output), output=race.output)
-        collate_all = partial(collate, output=race.output)
+        crop = crop_with(library, race.output)
         orders = Orders(len(samples))
         pipeline: Any = None
 
-        def epoch(number: int) -> Iterator[int]:
+        def epoch(number: int) -> Iterator[Batch]:
             nonlocal orders, pipeline
-            pipeline = pipeline or build(orders, make_one, collate_all, race)
+            pipeline = pipeline or build(orders, samples, crop, race)
             orders.turns.put(number)
             try:
-                for _, labels in pipeline:
-                    yield len(labels)
+                for images, labels in pipeline:
+                    yield (images if race.output is Output.BYTES else channels_first(images)), labels
             except GeneratorExit:  # in the middle of an epoch, of which its threads would wait to give the rest
                 pipeline.stop()
                 orders, pipeline = Orders(len(samples)), None
@@ -110,10 +111,10 @@ def spdls(library: str, build: Callable[..., Any]) -> Contestant:
 
         return epoch
 
-    return start
+    return Contestant(start=start, library=library)
 
 
 CONTESTANTS: dict[str, Contestant] = {
-    "SPDL, simplejpeg": spdls("simplejpeg", with_threads),
-    "SPDL, simplejpeg, processes": spdls("simplejpeg", with_processes),
+    "SPDL, simplejpeg": spdls("simplejpeg", whole_batches),
+    "SPDL, simplejpeg, a task a sample": spdls("simplejpeg", single_samples),
 }

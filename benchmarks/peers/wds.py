@@ -8,8 +8,8 @@ from typing import Any
 import webdataset
 from torch.utils.data import default_collate
 
-from peers.crops import as_tensor, crop_with
-from peers.race import Contestant, Epoch, Output, Race, paths_and_labels
+from peers.crops import as_columns, channels_first, crop_with, finished
+from peers.race import Batch, Contestant, Epoch, Output, Race, paths_and_labels
 
 __all__ = ["CONTESTANTS", "prepare"]
 
@@ -32,7 +32,7 @@ def wds(library: str) -> Contestant:
         def make(sample: tuple[bytes, bytes]) -> Any:
             data, label = sample
             made = crop(data)
-            return (made if is_bytes else as_tensor(made, race.output)), int(label)
+            return (made if is_bytes else finished(made, race.output)), int(label)
 
         shards = sorted(str(path) for path in (race.data / "wds").glob("*.tar"))
         dataset = (
@@ -40,24 +40,22 @@ def wds(library: str) -> Contestant:
             .shuffle(1000)
             .to_tuple("jpg", "cls")
             .map(make)
-            .batched(race.batch_size, collation_fn=list if is_bytes else default_collate)
+            .batched(race.batch_size, collation_fn=as_columns if is_bytes else default_collate)
         )
         loader = webdataset.WebLoader(
             dataset, batch_size=None, num_workers=race.num_workers, persistent_workers=race.num_workers > 0
         )
 
-        def epoch(number: int) -> Iterator[int]:
+        def epoch(number: int) -> Iterator[Batch]:
             del number
-            for batch in loader:
-                yield len(batch) if is_bytes else len(batch[1])
+            for images, labels in loader:
+                yield (images if is_bytes else channels_first(images)), labels
 
         return epoch
 
-    return start
+    return Contestant(start=start, library=library)
 
 
 CONTESTANTS: dict[str, Contestant] = {
-    "WebDataset, PIL": wds("pil"),
-    "WebDataset, OpenCV": wds("albumentations"),
     "WebDataset, simplejpeg": wds("simplejpeg"),
 }

@@ -1,0 +1,102 @@
+"""Every case in which the records show a peer ahead of mpload."""
+
+from collections.abc import Iterable, Iterator
+
+from records import latest
+from standings import standings
+
+from mpload.benching.memory import Outcome
+from mpload.units import format_bytes, format_count, format_seconds
+
+__all__ = ["ahead"]
+
+OUTPUTS = {"uint8": "uint8 crops", "float32": "float32 crops", "bytes": "bytes"}
+Better = tuple[str, list[str]]
+"""A case, and who is ahead in it with what."""
+
+
+def ahead() -> str:
+    """Return a list with a line for each case in which a peer is ahead."""
+    cases: Iterable[Better] = [*_speed(), *_first_batch(), *_peak(), *_batch_sizes(), *_memory(), *_start()]
+    lines = [f"- {case}: {', '.join(names)}.\n" for case, names in cases if names]
+    return "".join(lines) or "- in no column.\n"
+
+
+def _is_peer(contestant: str) -> bool:
+    return contestant.partition(",")[0] != "mpload"
+
+
+def _speed() -> Iterator[Better]:
+    for output, title in OUTPUTS.items():
+        yield (
+            f"images a second, {title}",
+            [
+                f"{contestant} ({found[output].ratio:.2f} of mpload's)"
+                for contestant, found in standings("peers").items()
+                if output in found and found[output].is_loader and found[output].ratios and _is_peer(contestant)
+                if found[output].ratio > 1
+            ],
+        )
+
+
+def _first_batch() -> Iterator[Better]:
+    found = {name: of.get("uint8") for name, of in standings("peers").items() if _is_peer(name) or name == "mpload"}
+    seconds = {
+        name: standing.figures["first_batch_seconds"]
+        for name, standing in found.items()
+        if standing and standing.rates and standing.is_loader
+    }
+    ours = seconds["mpload"]
+    names = [f"{name} ({format_seconds(taken)})" for name, taken in seconds.items() if taken < ours]
+    yield f"from the command to the first batch (mpload {format_seconds(ours)})", names
+
+
+def _peak() -> Iterator[Better]:
+    found = {name: of.get("uint8") for name, of in standings("peers").items() if _is_peer(name) or name == "mpload"}
+    peaks = {
+        name: standing.figures["peak_pss_bytes"]
+        for name, standing in found.items()
+        if standing and standing.rates and standing.is_loader
+    }
+    ours = peaks["mpload"]
+    names = [f"{name} ({format_bytes(peak)})" for name, peak in peaks.items() if peak < ours]
+    yield f"memory in that race, whose list is short (mpload {format_bytes(ours)})", names
+
+
+def _batch_sizes() -> Iterator[Better]:
+    rates: dict[int, dict[str, float]] = {}
+    for record in latest("batch_sizes", "contestant", "batch_size"):
+        if "failed" not in record["figures"]:
+            of_size = rates.setdefault(record["case"]["batch_size"], {})
+            of_size[record["case"]["contestant"]] = record["figures"]["images_per_second"]
+    for size, of_size in sorted(rates.items()):
+        ours = of_size["mpload"]
+        names = [f"{name} ({rate:,.0f})" for name, rate in of_size.items() if rate > ours]
+        yield f"batches of {size} (mpload {ours:,.0f} images a second)", names
+
+
+def _memory() -> Iterator[Better]:
+    peaks: dict[tuple[int, int], dict[str, int]] = {}
+    for record in latest("peer_memory"):
+        case, figures = record["case"], record["figures"]
+        if "num_batches" not in case and figures["outcome"] == Outcome.DONE and not figures["failed"]:
+            peaks.setdefault((case["num_workers"], case["num_samples"]), {})[case["contestant"]] = figures[
+                "peak_pss_bytes"
+            ]
+    for (num_workers, num_samples), of_case in sorted(peaks.items(), reverse=True):
+        ours = of_case["mpload"]
+        names = [f"{name} ({format_bytes(peak)})" for name, peak in of_case.items() if peak < ours]
+        yield f"memory, {format_count(num_samples)} files, {num_workers} workers (mpload {format_bytes(ours)})", names
+
+
+def _start() -> Iterator[Better]:
+    seconds: dict[tuple[float, int], dict[str, float]] = {}
+    for record in latest("start"):
+        case = record["case"]
+        of_case = seconds.setdefault((case["resumed_share"], case["num_samples"]), {})
+        of_case[case["loader"]] = record["figures"]["first_batch_seconds"]
+    for (share, num_samples), of_case in sorted(seconds.items()):
+        ours = of_case["mpload"]
+        names = [f"{name} ({format_seconds(taken)})" for name, taken in of_case.items() if taken < ours]
+        where = f", resumed at {share:.0%}" if share else ""
+        yield f"first batch of {format_count(num_samples)} samples{where} (mpload {format_seconds(ours)})", names

@@ -1,0 +1,62 @@
+"""Hugging Face datasets: an Arrow table of paths, mapped, whose transform makes a whole batch at once."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from peers.crops import channels_first, crop_with, finished
+from peers.race import Batch, Contestant, Epoch, Output, Race, paths_and_labels
+
+__all__ = ["CONTESTANTS"]
+
+
+def rows(race: Race) -> Iterator[dict[str, Any]]:
+    for path, label in paths_and_labels(race):
+        yield {"path": path, "label": label}
+
+
+def start(race: Race, library: str) -> Epoch:
+    datasets.disable_progress_bars()
+    crop = crop_with(library, race.output)
+
+    def make(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        files = (crop(Path(path).read_bytes()) for path in columns["path"])
+        images = list(files) if race.output is Output.BYTES else [finished(each, race.output) for each in files]
+        return {"image": images, "label": columns["label"]}
+
+    def collate(samples: list[dict[str, Any]]) -> Batch:
+        images: Any = [sample["image"] for sample in samples]
+        if race.output is not Output.BYTES:
+            images = torch.from_numpy(np.stack(images))
+        return images, torch.tensor([sample["label"] for sample in samples])
+
+    place = race.listing or race.data / "photos"
+    cache = str(place.with_name(f"{place.name}.arrow"))
+    table: Any = datasets.Dataset.from_generator(rows, gen_kwargs={"race": race}, cache_dir=cache)
+    loader: DataLoader[Any] = DataLoader(
+        table.with_transform(make),
+        batch_size=race.batch_size,
+        shuffle=True,
+        num_workers=race.num_workers,
+        persistent_workers=race.num_workers > 0,
+        collate_fn=collate,
+    )
+
+    def epoch(number: int) -> Iterator[Batch]:
+        del number
+        for images, labels in loader:
+            yield (images if race.output is Output.BYTES else channels_first(images)), labels
+
+    return epoch
+
+
+def hf(library: str) -> Contestant:
+    return Contestant(start=lambda race: start(race, library), library=library)
+
+
+CONTESTANTS: dict[str, Contestant] = {"HF datasets, simplejpeg": hf("simplejpeg")}
