@@ -17,7 +17,7 @@ Better = tuple[str, list[str]]
 
 def ahead() -> str:
     """Return a list with a line for each case in which a peer is ahead."""
-    cases: Iterable[Better] = [*_speed(), *_first_batch(), *_peak(), *_batch_sizes(), *_memory(), *_start()]
+    cases: Iterable[Better] = [*_speed(), *_first_batch(), *_batch_sizes(), *_memory(), *_start()]
     lines = [f"- {case}: {', '.join(names)}.\n" for case, names in cases if names]
     return "".join(lines) or "- in no column.\n"
 
@@ -51,18 +51,6 @@ def _first_batch() -> Iterator[Better]:
     yield f"from the command to the first batch (mpload {format_seconds(ours)})", names
 
 
-def _peak() -> Iterator[Better]:
-    found = {name: of.get("uint8") for name, of in standings("peers").items() if _is_peer(name) or name == "mpload"}
-    peaks = {
-        name: standing.figures["peak_pss_bytes"]
-        for name, standing in found.items()
-        if standing and standing.rates and standing.is_loader
-    }
-    ours = peaks["mpload"]
-    names = [f"{name} ({format_bytes(peak)})" for name, peak in peaks.items() if peak < ours]
-    yield f"memory in that race, whose list is short (mpload {format_bytes(ours)})", names
-
-
 def _batch_sizes() -> Iterator[Better]:
     rates: dict[int, dict[str, float]] = {}
     for record in latest("batch_sizes", "contestant", "batch_size"):
@@ -83,7 +71,10 @@ def _memory() -> Iterator[Better]:
             peaks.setdefault((case["num_workers"], case["num_samples"]), {})[case["contestant"]] = figures[
                 "peak_pss_bytes"
             ]
-    for (num_workers, num_samples), of_case in sorted(peaks.items(), reverse=True):
+    most, longest = (max(values) for values in zip(*peaks, strict=True))
+    for (num_workers, num_samples), of_case in sorted(peaks.items()):
+        if num_workers != most and num_samples != longest:  # not in the table
+            continue
         ours = of_case["mpload"]
         names = [f"{name} ({format_bytes(peak)})" for name, peak in of_case.items() if peak < ours]
         yield f"memory, {format_count(num_samples)} files, {num_workers} workers (mpload {format_bytes(ours)})", names

@@ -52,7 +52,7 @@ REST_SECONDS = 1.0
 WORKER_COUNTS = {"bare": (0,), "climit": (2,), "ffcvs": (2,)}
 """Of contestants without a choice: those that are no loaders, and FFCV, which takes as many threads as there are cores
 and compiles for a minute. Others try several numbers of workers."""
-TRIAL_IMAGES = 1280
+TRIAL_IMAGES = 640
 NEAR_MEAN = {"uint8": 5.0, "float32": 0.1}
 """How far the mean of a contestant's pixels may be from that of mpload's."""
 MEAN_LABEL, NEAR_MEAN_LABEL = 4.5, 0.2  # the photographs are spread over ten classes

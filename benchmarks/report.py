@@ -72,7 +72,7 @@ def race_table(name: str) -> str:
         if standing is None or not standing.rates:
             return "-"
         rates = f"{standing.rate:,.0f} ({min(standing.rates):,.0f}-{max(standing.rates):,.0f})"
-        return f"{rates} {standing.ratio:.2f}"
+        return f"{rates} {standing.ratio:.2f}" if standing.ratios else rates
 
     def place(contestant: str) -> list[float]:
         of_contestant = found[contestant]

@@ -1,6 +1,7 @@
 """Hugging Face datasets: an Arrow table of paths, mapped, whose transform makes a whole batch at once."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,13 @@ import torch
 from torch.utils.data import DataLoader
 
 from peers.crops import channels_first, crop_with, finished
-from peers.race import Batch, Contestant, Epoch, Output, Race, paths_and_labels
+from peers.race import Batch, Contestant, Epoch, Output, Race, each_path_and_label
 
 __all__ = ["CONTESTANTS"]
 
 
 def rows(race: Race) -> Iterator[dict[str, Any]]:
-    for path, label in paths_and_labels(race):
+    for path, label in each_path_and_label(race):
         yield {"path": path, "label": label}
 
 
@@ -37,7 +38,8 @@ def start(race: Race, library: str) -> Epoch:
 
     place = race.listing or race.data / "photos"
     cache = str(place.with_name(f"{place.name}.arrow"))
-    table: Any = datasets.Dataset.from_generator(rows, gen_kwargs={"race": race}, cache_dir=cache)
+    listed = replace(race, output=Output.BYTES, batch_size=1, num_workers=0)  # one table for all that read this list
+    table: Any = datasets.Dataset.from_generator(rows, gen_kwargs={"race": listed}, cache_dir=cache)
     loader: DataLoader[Any] = DataLoader(
         table.with_transform(make),
         batch_size=race.batch_size,

@@ -1,22 +1,16 @@
 """mlx-data: Apple's loader of plain files, in threads, all of it in C++."""
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import mlx.data
 
-from peers.crops import ROW_MEAN, ROW_SCALE
+from peers.crops import finished
 from peers.race import CROP, Batch, Contestant, Epoch, Output, Race, paths_and_labels
 
 __all__ = ["CONTESTANTS"]
-
-
-def normalised(images: Any) -> Any:
-    """Of a batch, in numpy: it has no operation for that."""
-    rows = images.reshape(len(images), CROP, -1) - ROW_MEAN
-    rows *= ROW_SCALE
-    return rows.reshape(images.shape)
 
 
 def start(race: Race) -> Epoch:
@@ -41,7 +35,7 @@ def start(race: Race) -> Epoch:
             .batch(race.batch_size)
         )
         if race.output is Output.FLOAT32:
-            images = images.key_transform("image", normalised)
+            images = images.key_transform("image", partial(finished, output=race.output))
         for batch in images.ordered_prefetch(2 * num_threads, num_threads):
             yield batch["image"], batch["label"]
 

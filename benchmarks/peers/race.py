@@ -6,7 +6,18 @@ from enum import StrEnum, auto
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CROP", "MEAN", "STD", "Batch", "Contestant", "Epoch", "Output", "Race", "paths_and_labels"]
+__all__ = [
+    "CROP",
+    "MEAN",
+    "STD",
+    "Batch",
+    "Contestant",
+    "Epoch",
+    "Output",
+    "Race",
+    "each_path_and_label",
+    "paths_and_labels",
+]
 
 CROP = 224
 """Height and width of the images, in pixels."""
@@ -56,12 +67,19 @@ class Contestant:
     """A name in `peers.codecs`; None where nothing is decoded."""
 
 
+def each_path_and_label(race: Race) -> Iterator[tuple[str, int]]:
+    """Yield what is to be read, one after the other."""
+    if race.listing is not None:
+        labels: dict[str, int] = {}  # one object a class, as with folders
+        with race.listing.open(encoding="utf-8") as lines:
+            for line in lines:
+                path, _, label = line.rpartition(" ")
+                yield f"{race.listing.parent}/{path}", labels.setdefault(label, int(label))
+        return
+    for number, folder in enumerate(sorted((race.data / "photos").iterdir())):
+        yield from ((str(path), number) for path in sorted(folder.iterdir()))
+
+
 def paths_and_labels(race: Race) -> list[tuple[str, int]]:
     """Return the list that most data sets keep."""
-    if race.listing is not None:
-        with race.listing.open(encoding="utf-8") as lines:
-            cells = (line.rpartition(" ") for line in lines)
-            labels: dict[str, int] = {}  # one object a class, as with folders
-            return [(f"{race.listing.parent}/{path}", labels.setdefault(label, int(label))) for path, _, label in cells]
-    folders = sorted((race.data / "photos").iterdir())
-    return [(str(path), label) for label, folder in enumerate(folders) for path in sorted(folder.iterdir())]
+    return list(each_path_and_label(race))
