@@ -35,6 +35,7 @@ def start(race: Race) -> Epoch:
     datago.initialize_logging(log_level="warn")
     client = datago.DatagoClient(json.dumps(options))
     threads = ThreadPoolExecutor(2)
+    torch.set_num_threads(1)  # in each of them
     dtype = np.uint8 if race.output is Output.UINT8 else np.float32
 
     def make(samples: list[Any]) -> Batch:

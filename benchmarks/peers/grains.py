@@ -1,5 +1,6 @@
 """Grain, Google's loader for JAX: its worker processes over a list of paths."""
 
+import os
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -20,6 +21,7 @@ def grains(library: str) -> Contestant:
     def start(race: Race) -> Epoch:
         crop = crop_with(library, race.output)
         samples = paths_and_labels(race)
+        os.environ["OMP_NUM_THREADS"] = "1"  # of torch, which normalises in each of its processes
 
         def make(sample: tuple[str, int]) -> Any:
             path, label = sample

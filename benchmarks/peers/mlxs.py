@@ -1,5 +1,6 @@
-"""mlx-data: Apple's loader of plain files, in threads, all of it in C++."""
+"""mlx-data: Apple's loader of plain files, in threads, all of it in C++, but for values it cannot normalise."""
 
+import os
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
@@ -18,6 +19,7 @@ def start(race: Race) -> Epoch:
         [{"image": path.encode(), "label": label} for path, label in paths_and_labels(race)]
     )
     num_threads = max(1, race.num_workers)
+    os.environ["OMP_NUM_THREADS"] = "1"  # of torch, which normalises in each of them
 
     def epoch(number: int) -> Iterator[Batch]:
         del number
@@ -32,11 +34,11 @@ def start(race: Race) -> Epoch:
             .image_random_area_crop("image", (0.08, 1.0), (3 / 4, 4 / 3))
             .image_resize("image", CROP, CROP)
             .image_random_h_flip("image", 0.5)
-            .batch(race.batch_size)
         )
+        batches = images.ordered_prefetch(2 * race.batch_size, num_threads).batch(race.batch_size)
         if race.output is Output.FLOAT32:
-            images = images.key_transform("image", partial(finished, output=race.output))
-        for batch in images.ordered_prefetch(2 * num_threads, num_threads):
+            batches = batches.key_transform("image", partial(finished, output=race.output)).prefetch(2, 1)
+        for batch in batches:
             yield batch["image"], batch["label"]
 
     return epoch
