@@ -4,6 +4,7 @@ import csv
 import io
 import itertools
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,27 @@ def test_the_fast_scan_finds_what_reading_line_by_line_finds(
     if text.endswith(b"\n\n") and header.dialect is Dialect.NATIVE:
         return  # the line that this test's shortcut takes away
     assert fast == slow
+
+
+@pytest.mark.parametrize("blank", ["", " ", "\t \v", "\f"])
+def test_a_path_of_blanks_in_a_csv_is_empty(tmp_path: Path, blank: str) -> None:
+    path = tmp_path / "train.csv"
+    path.write_bytes(f"label,path\n0,a.jpg\n1,{blank}\n".encode())
+    with pytest.raises(IndexFormatError, match=r"train\.csv:3: cell path:path is empty"):
+        open_index(path)
+
+
+@pytest.mark.parametrize("name", ["\u3000", "\xa0a.jpg", "\x85", "a\u2028"])
+def test_blanks_that_are_not_ascii_belong_to_a_name(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "train.csv"
+    path.write_bytes(f"label,path\n0, {name} \n".encode())
+    assert open_index(path)[0].cells == (0, name)
+
+
+def test_a_blank_before_a_name_is_scanned_fast() -> None:
+    header = Header(columns=parse_columns("label:int path:path"), dialect=Dialect.COMMA)
+    buffer = bytearray(b"0, a.jpg\n1,b.jpg\n")
+    assert _scan_fast(np.frombuffer(buffer, np.uint8), header, buffer) is not None
 
 
 LIKELY = {
@@ -295,6 +317,12 @@ def test_a_folder_or_a_missing_file_is_no_index(tmp_path: Path) -> None:
         open_index(tmp_path)
     with pytest.raises(FileNotFoundError):
         open_index(tmp_path / "missing.txt")
+
+
+def test_a_pipe_is_no_index_and_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "train.txt")
+    with pytest.raises(IndexFormatError, match=r"train\.txt: is no regular file"):
+        open_index(tmp_path / "train.txt")
 
 
 def test_a_missing_last_newline_loses_nothing(tmp_path: Path) -> None:

@@ -3,9 +3,9 @@
 import os
 from pathlib import Path
 
-from mpload.errors import IndexFormatError
+from mpload.errors import IndexChangedError, IndexFormatError
 from mpload.index.index import Index
-from mpload.index.sidecar import Progress, ensure_sidecar
+from mpload.index.sidecar import Progress, TextStamp, ensure_sidecar
 from mpload.index.text import Dialect, Header, read_header
 
 __all__ = ["open_index", "root_of"]
@@ -23,6 +23,7 @@ def open_index(
         progress: told the number of samples done while a sidecar is being built.
 
     Raises:
+        IndexChangedError: the text was replaced at the same time.
         IndexFormatError: the file is empty, no index, or has a broken line.
         SidecarError: there is no place to write the sidecar.
         OSError: the text cannot be read.
@@ -32,17 +33,23 @@ def open_index(
     text = Path(path).expanduser()
     if text.is_dir():
         raise IndexFormatError(f"{text}: is a directory. Make an index of it: mpload index {text} -o train.txt")
+    if text.exists() and not text.is_file():
+        raise IndexFormatError(f"{text}: is no regular file, and an index is read by position. Copy it into one")
+    stamp = TextStamp.of(text)
     header = read_header(text)
     layout = ensure_sidecar(text, header, progress=progress)
     if allow_outside_root is None:
         allow_outside_root = header.dialect is not Dialect.NATIVE
-    return Index(
+    index = Index(
         path=text.absolute(),
         header=header,
         layout=layout,
         root=root_of(text, header),
         confined=not allow_outside_root,
     )
+    if TextStamp.of(text) != stamp:  # header, sidecar and lines may be of different texts
+        raise IndexChangedError(f"{text}: changed while it was being opened. Open it again")
+    return index
 
 
 def root_of(text: Path, header: Header) -> str:

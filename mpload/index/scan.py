@@ -170,6 +170,8 @@ def _scan_fast(text: NDArray[np.uint8], header: Header, buffer: bytearray) -> _S
         match column.type:
             case ColumnType.PATH:
                 fine = bool((first < end).all())
+                if header.dialect is Dialect.COMMA:  # blanks around a cell do not count
+                    fine = fine and _are_more_than_blanks(text, first, end)
             case ColumnType.SPAN:
                 fine = _are_spans(text, first, end)
             case ColumnType.INT:
@@ -243,6 +245,15 @@ def _parse_integers(
             return None
         values += np.where(lengths > place, digits, 0) * np.int64(10**place)
     return np.where(negative, -values, values)
+
+
+def _are_more_than_blanks(text: NDArray[np.uint8], first: NDArray[np.int64], end: NDArray[np.int64]) -> bool:
+    """Whether every cell holds something besides blanks."""
+    blank = text[first] <= _BLANK
+    if not blank.any():
+        return True
+    others = np.append(np.flatnonzero(text > _BLANK), text.size)
+    return bool((others[np.searchsorted(others, first[blank])] < end[blank]).all())
 
 
 def _are_spans(text: NDArray[np.uint8], first: NDArray[np.int64], end: NDArray[np.int64]) -> bool:

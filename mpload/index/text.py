@@ -291,7 +291,7 @@ def _split_tab(header: Header, line: bytes) -> list[str]:  # noqa: ARG001
 def _split_comma(header: Header, line: bytes) -> list[str]:  # noqa: ARG001
     text = line.removesuffix(b"\r").decode("utf-8", "surrogateescape")
     if '"' not in text:
-        return [cell.strip() for cell in text.split(",")]
+        return [cell.strip(" \t\r\v\f") for cell in text.split(",")]
     if text.count('"') % 2:
         raise ValueError("a quote is left open; a sample is one line, so a quoted cell cannot hold a newline")
     try:
