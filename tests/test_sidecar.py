@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import re
 import shutil
 import stat
 import subprocess
@@ -26,7 +27,7 @@ from mpload.index.columns import Cell
 from mpload.index.lookup import BATCH_ROWS, SidecarFile, checks_of
 from mpload.index.sidecar import SIDECAR_VERSION, rewrite_sidecar
 from mpload.index.sizes import measure_sizes
-from mpload.units import KIB
+from mpload.units import KIB, MIB
 
 HEAD = b"#mpload 1\n#columns image:path label:int\n"
 
@@ -95,6 +96,38 @@ def test_slices_of_a_column_are_those_of_an_array(
 ) -> None:
     part = slice(start, stop, step)
     np.testing.assert_array_equal(large.labels[part], (np.arange(len(large)) % 1000)[part])
+
+
+@pytest.mark.parametrize("dtype", ["i1", "u1", "i2", "u8"])
+def test_ids_of_any_integer_type_give_rows(large: Index, dtype: str) -> None:
+    assert large.labels[np.array([5, 127], dtype)].tolist() == [5, 127]
+    if dtype.startswith("i"):
+        assert large.labels[np.array([-1], dtype)].tolist() == [(len(large) - 1) % 1000]
+
+
+@pytest.mark.parametrize("key", [1.5, [0.0], float("nan"), "a", None, True, [True, False], 1j], ids=repr)
+def test_what_is_neither_ids_nor_a_mask_of_all_rows_is_refused(large: Index, key: object) -> None:
+    with pytest.raises(IndexError, match="is no row, slice, array of rows, or mask of"):
+        large.labels[key]
+
+
+def test_a_mask_of_all_rows_selects_rows_and_an_empty_list_none(large: Index) -> None:
+    mask = np.zeros(len(large), np.bool_)
+    mask[[3, BATCH_ROWS]] = True
+    assert large.labels[mask].tolist() == [3, BATCH_ROWS % 1000]
+    assert large.labels[[]].tolist() == []
+
+
+def num_bytes_read() -> int:
+    """Return what this process has read by system calls, of the page cache too."""
+    return int(Path("/proc/self/io").read_text().partition("rchar: ")[2].split()[0])
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs Linux")
+def test_going_through_a_column_reads_it_once(large: Index) -> None:
+    before = num_bytes_read()
+    assert sum(islice(large.labels, 10_000)) == 10 * sum(range(1000))
+    assert num_bytes_read() - before < 2 * MIB
 
 
 def test_a_pickled_column_is_read_where_it_arrives(large: Index) -> None:
@@ -300,7 +333,7 @@ def check_lines_of(index: Index) -> list[Finding]:
 def test_rows_of_another_place_are_no_rows(large: Index) -> None:
     """A disk may give a block that is whole, and was asked for by somebody else."""
     rows = large.labels[:512].tobytes()
-    assert checks_of(rows, 0) != checks_of(rows, 512)
+    assert len({checks_of(rows, row, seed=seed) for row in (0, 512) for seed in (0, 1 << 31)}) == 4
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -343,6 +376,45 @@ def test_an_index_that_is_replaced_before_workers_start_is_named(tmp_path: Path)
     make_text(tmp_path / "new.txt", 5).replace(text)
     with pytest.raises(WorkerError, match=r"cannot start: .*train\.txt: changed after it was opened\. Open it again$"):
         MPLoader(dataset, num_workers=1, memory_budget="1GiB")
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_column_gives_no_rows_of_another_text_that_took_its_place(tmp_path: Path, in_place: bool) -> None:
+    text = make_text(tmp_path / "train.txt", 1000)
+    labels = open_index(text).labels
+    pickled, mtime_ns = pickle.dumps(labels), text.stat().st_mtime_ns
+    text.write_bytes(text.read_bytes().replace(b"d/7.jpg\t7\n", b"d/7.jpg\t9\n"))
+    os.utime(text, ns=(mtime_ns + 1, mtime_ns + 1))
+    if in_place:
+        shutil.copyfile(open_index(shutil.copy2(text, tmp_path / "new.txt")).sidecar.path, f"{text}.mpx")
+    else:
+        open_index(text)
+        assert labels[7] == 7
+        labels = pickle.loads(pickled)
+    with pytest.raises(SidecarError, match="is damaged, or of another state of the text: label of samples 0 to 511"):
+        labels[7]
+
+
+def test_a_text_that_is_replaced_while_it_is_being_opened_is_an_error(tmp_path: Path) -> None:
+    text, other = tmp_path / "train.txt", tmp_path / "other.txt"
+    for path, classes in ((text, b"cat\tdog"), (other, b"dog\tcat")):
+        path.write_bytes(b"#mpload 1\n#columns image:path label:int\n#classes " + classes + b"\na.jpg\t0\n")
+    code = (
+        "import os, sys, mpload\n"
+        "def replace(event, arguments):\n"
+        "    if event == 'open' and str(arguments[0]).endswith('.mpx') and os.path.exists(sys.argv[2]):\n"
+        "        os.replace(sys.argv[2], sys.argv[1])\n"
+        "sys.addaudithook(replace)\n"
+        "try:\n"
+        "    print(mpload.open_index(sys.argv[1]).classes)\n"
+        "except mpload.MploadError as error:\n"
+        "    print(type(error).__name__, error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, text, other], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert re.search(r"^IndexChangedError .*changed while it was being opened", done.stdout), done
+    assert not other.exists()
 
 
 def test_a_pipe_in_place_of_a_sidecar_is_replaced(tmp_path: Path) -> None:
@@ -452,6 +524,19 @@ def test_a_pickled_index_needs_no_pyarrow(tmp_path: Path) -> None:
         [sys.executable, "-c", code, tmp_path / "index.pickle"], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == "Record(99: image='d/99.jpg', label=99) []"
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs Linux")
+def test_building_for_many_classes_does_not_read_the_sidecar_back(tmp_path: Path) -> None:
+    text = make_text(tmp_path / "train.txt", 600_000)
+    classes = "\t".join(f"class_number_{number}" for number in range(20_000)).encode()
+    num_bytes = []
+    for head in (HEAD, HEAD + b"#classes " + classes + b"\n"):
+        text.write_bytes(text.read_bytes().replace(HEAD, head))
+        before = num_bytes_read()
+        index = open_index(text)
+        num_bytes.append(num_bytes_read() - before)
+    assert num_bytes[1] - num_bytes[0] < index.sidecar.file_bytes // 2
 
 
 def test_a_text_without_labels_says_so(tmp_path: Path) -> None:

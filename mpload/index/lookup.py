@@ -71,6 +71,8 @@ class SidecarLayout:
     """Where the rows of each column lie."""
     checks: Place
     """Where the checksums of a record batch's blocks lie: those of all blocks of the first column, then the next."""
+    seed: int
+    """What the checksums start from: another number for another state of the text."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -133,8 +135,8 @@ class SidecarFile:
 class SidecarColumn:
     """A read-only column of one number a sample: array-like, read from the file when it is asked for.
 
-    `column[i]`, `column[a:b]` and `column[ids]` give NumPy values; `np.asarray(column)` is all of it, 8 bytes a sample;
-    `blocks()` walks any number of samples without that.
+    `column[i]`, `column[a:b]`, `column[ids]` and `column[mask]` give NumPy values; `np.asarray(column)` is all of it,
+    8 bytes a sample; `blocks()` walks any number of samples without that.
 
     Process: may be forked, and pickled for any process of the same machine.
 
@@ -151,6 +153,10 @@ class SidecarColumn:
 
     def __len__(self) -> int:
         return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        for block in self.blocks():
+            yield from block
 
     def blocks(self) -> Iterator[NDArray[Any]]:
         """Yield the column in order, in arrays of at most 2**17 rows."""
@@ -179,11 +185,11 @@ class SidecarColumn:
         place = int(self._layout.rows_at(self._name, np.array([first]))[0])
         data = _read(self._file, [place], (last - first) * _ROW_BYTES)
         number = list(self._layout.columns).index(self._name) * _num_blocks(batch_rows) + first_block
-        checks = checks_of(data, first)
+        checks = checks_of(data, first, seed=self._layout.seed)
         if _read(self._file, [self._checks_at(batch) + number * _CHECK_BYTES], len(checks)) != checks:
             raise SidecarError(
-                f"{self._layout.path}: is damaged: {self._name} of samples {first} to {last - 1} does not have the "
-                f"checksum that was stored with it. {_REBUILD}"
+                f"{self._layout.path}: is damaged, or of another state of the text: {self._name} of samples {first} to "
+                f"{last - 1} does not have the checksum that was stored with it. {_REBUILD}"
             )
         return np.frombuffer(data, self.dtype)[start - first : stop - first]
 
@@ -205,11 +211,16 @@ class SidecarColumn:
                 out[low - start : high - start] = self._rows(low, high)
             return out
         ids = np.asarray(key)
-        if ids.dtype == np.bool_:
+        if ids.dtype == np.bool_ and ids.shape == self.shape:
             ids = np.flatnonzero(ids)
+        if not ids.size:
+            ids = ids.astype(np.int64)  # NumPy makes floats of []
+        if ids.dtype.kind not in "iu":
+            raise IndexError(f"{key!r} is no row, slice, array of rows, or mask of {len(self)} rows")
         if ids.size and (ids.min() < -len(self) or ids.max() >= len(self)):
             raise IndexError(f"row {key} is outside [0, {len(self)})")
-        ids = np.where(ids < 0, ids + len(self), ids).astype(np.int64)
+        ids = ids.astype(np.int64)
+        ids = np.where(ids < 0, ids + len(self), ids)
         return self.take(ids.reshape(-1)).reshape(ids.shape)[()]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
@@ -233,12 +244,12 @@ def _num_blocks(num_rows: int) -> int:
     return -(-num_rows // _BLOCK_ROWS)
 
 
-def checks_of(rows: bytes, first_row: int) -> bytes:
+def checks_of(rows: bytes, first_row: int, *, seed: int) -> bytes:
     """Return the checksums of blocks of rows, one after another; a block that lies elsewhere has another one."""
     data = memoryview(rows)
     block_bytes = _BLOCK_ROWS * _ROW_BYTES
     return b"".join(
-        b"%08x" % zlib.crc32(data[start : start + block_bytes], (first_row + start // _ROW_BYTES) & 0xFFFFFFFF)
+        b"%08x" % zlib.crc32(data[start : start + block_bytes], seed ^ (first_row + start // _ROW_BYTES) & 0xFFFFFFFF)
         for start in range(0, len(data), block_bytes)
     )
 

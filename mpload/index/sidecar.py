@@ -15,10 +15,11 @@ import json
 import operator
 import os
 import secrets
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import platformdirs
@@ -192,6 +193,7 @@ def _write(
         "mpload.classes": json.dumps(header.classes),
     }
     metadata = {key.encode(): text.encode("utf-8", "replace") for key, text in known.items()}
+    seed = _seed_of(metadata)
     with path.open("wb") as file:
         writer = None
         done = 0
@@ -200,7 +202,7 @@ def _write(
                 fields = [pa.field(name, pa.from_numpy_dtype(DTYPES[name]), nullable=False) for name in batch]
                 schema = pa.schema(fields, metadata=dict([*metadata.items(), (_TOTALS, token.encode())]))
                 writer = pa.ipc.new_file(file, schema)
-            checks = b"".join(checks_of(values.tobytes(), done) for values in batch.values())
+            checks = b"".join(checks_of(values.tobytes(), done, seed=seed) for values in batch.values())
             arrays = [pa.array(values) for values in batch.values()]
             writer.write_batch(pa.record_batch(arrays, schema=schema), custom_metadata={_CHECKS.encode(): checks})
             done += len(batch["offset"])
@@ -219,6 +221,11 @@ def _check_of(metadata: Mapping[bytes, bytes], totals: Mapping[str, Any]) -> str
     words = [word for pair in sorted(metadata.items()) for word in pair]
     text = json.dumps(totals, sort_keys=True).encode()
     return hashlib.blake2b(b"\n".join([*words, text]), digest_size=16).hexdigest()
+
+
+def _seed_of(metadata: Mapping[bytes, bytes]) -> int:
+    """Return what the checksums of rows start from: rows of another text are not taken for those of this one."""
+    return zlib.crc32(metadata[b"mpload.text"])
 
 
 def _places_in(path: Path, num_rows: int) -> dict[str, Any]:
@@ -273,26 +280,23 @@ def _regroup(rows: Iterable[_Rows]) -> Iterator[_Rows]:
 def _patch(path: Path, token: bytes, value: bytes) -> None:
     """Replace `token` in the schema, which an Arrow file holds at its start and again at its end."""
     size = path.stat().st_size
+    window = min(1 << 16, size)
     with path.open("r+b") as file:
-        for window in (1 << 16, size):
-            length = min(window, size)
-            places = set()
-            for start in (0, size - length):
-                file.seek(start)
-                data = file.read(length)
-                places |= {start + at for at in _find_all(data, token)}
-            if len(places) >= 2:
-                break
+        while len(places := _find_at_ends(file, token, size, window)) < 2 and window < size:
+            window = min(4 * window, size)  # many classes or record batches: never read much more than the schema
         for place in places:
             file.seek(place)
             file.write(value)
 
 
-def _find_all(data: bytes, token: bytes) -> Iterator[int]:
-    at = data.find(token)
-    while at >= 0:
-        yield at
-        at = data.find(token, at + 1)
+def _find_at_ends(file: BinaryIO, token: bytes, size: int, window: int) -> set[int]:
+    """Return where `token` stands first in the first `window` bytes of a file, and last in its last ones."""
+    file.seek(0)
+    places = {file.read(window).find(token)}
+    file.seek(size - window)
+    if (place := file.read(window).rfind(token)) >= 0:
+        places.add(size - window + place)
+    return places - {-1}
 
 
 def _locate(path: Path, text: Path, header: Header) -> SidecarLayout:
@@ -329,6 +333,7 @@ def _read(path: Path, text: Path, header: Header) -> SidecarLayout:
         digest=str(totals["digest"]),
         columns={name: _place(numbers) for name, numbers in totals["columns"].items()},
         checks=_place(totals["checks"]),
+        seed=_seed_of(metadata),
     )
 
 
