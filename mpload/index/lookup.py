@@ -182,19 +182,20 @@ class SidecarColumn:
         first_block = (start - batch) // _BLOCK_ROWS
         first = batch + first_block * _BLOCK_ROWS
         last = min(-(-stop // _BLOCK_ROWS) * _BLOCK_ROWS, batch + batch_rows)
-        place = int(self._layout.rows_at(self._name, np.array([first]))[0])
+        place = self._start_of(self._layout.columns[self._name], batch) + (first - batch) * _ROW_BYTES
         data = _read(self._file, [place], (last - first) * _ROW_BYTES)
         number = list(self._layout.columns).index(self._name) * _num_blocks(batch_rows) + first_block
         checks = checks_of(data, first, seed=self._layout.seed)
-        if _read(self._file, [self._checks_at(batch) + number * _CHECK_BYTES], len(checks)) != checks:
+        place = self._start_of(self._layout.checks, batch) + number * _CHECK_BYTES
+        if _read(self._file, [place], len(checks)) != checks:
             raise SidecarError(
                 f"{self._layout.path}: is damaged, or of another state of the text: {self._name} of samples {first} to "
                 f"{last - 1} does not have the checksum that was stored with it. {_REBUILD}"
             )
         return np.frombuffer(data, self.dtype)[start - first : stop - first]
 
-    def _checks_at(self, batch: int) -> int:
-        place = self._layout.checks
+    def _start_of(self, place: Place, batch: int) -> int:
+        """Return where something of the record batch that starts with row `batch` lies."""
         if len(self) - batch < BATCH_ROWS:
             return place.last_bytes
         return place.first_bytes + batch // BATCH_ROWS * place.stride_bytes
