@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 
 import torch.distributed
 
@@ -15,16 +16,16 @@ __all__ = ["LocalRanks", "MachineShare", "detect_share", "detect_topology", "loc
 
 _VARIABLES = (
     ("RANK", "WORLD_SIZE"),  # torchrun, Accelerate, DeepSpeed
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),  # OpenMPI's mpirun, which starts one helper a machine with srun
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # srun; a batch script's own process has the first one only
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),  # OpenMPI's mpirun
 )
 
 
 def detect_topology(environment: Mapping[str, str] | None = None) -> Topology:
     """Return rank and world size of this process.
 
-    An initialised `torch.distributed` is asked first, then the variables of torchrun, of SLURM's srun and of OpenMPI's
-    mpirun; where there is nothing of that, the process is alone.
+    An initialised `torch.distributed` is asked first, then the variables of torchrun, of OpenMPI's mpirun and of
+    SLURM's srun; where there is nothing of that, the process is alone.
 
     Raises:
         ArgumentError: the variables contradict one another or are no numbers.
@@ -95,7 +96,9 @@ def local_ranks(environment: Mapping[str, str], *, machine_cores: int, parent_co
     - `WORLD_SIZE` where `MASTER_ADDR` is this machine's own address, which no other reaches (Lightning, `mp.spawn`):
       the parent's.
 
-    Otherwise this process is alone. A variable that makes no sense says nothing.
+    The first says it outright. Of the others the largest counts, since launchers nest: srun starts one shell, or one
+    helper of mpirun's, and that starts the ranks. Without any this process is alone. A variable that makes no sense
+    says nothing.
 
     Args:
         environment: the variables.
@@ -104,15 +107,18 @@ def local_ranks(environment: Mapping[str, str], *, machine_cores: int, parent_co
     """
     cores_of_node = _positive(environment.get("SLURM_CPUS_ON_NODE")) or machine_cores
     master = environment.get("MASTER_ADDR", "")
-    for text, cores in (
-        (environment.get("LOCAL_WORLD_SIZE"), parent_cores),
+    said = (
         (_tasks_here(environment), cores_of_node),
         (environment.get("OMPI_COMM_WORLD_LOCAL_SIZE"), machine_cores),
         (environment.get("WORLD_SIZE") if master.startswith(_LOOPBACK) else None, parent_cores),
-    ):
-        if count := _positive(text):
-            return LocalRanks(count=count, num_common_cores=num_usable_cores(of=cores))
-    return LocalRanks(num_common_cores=num_usable_cores())
+    )
+    if count := _positive(environment.get("LOCAL_WORLD_SIZE")):
+        cores = parent_cores
+    else:
+        count, cores = max(((_positive(text) or 0, cores) for text, cores in said), key=itemgetter(0))
+    if not count:
+        return LocalRanks(num_common_cores=num_usable_cores())
+    return LocalRanks(count=count, num_common_cores=num_usable_cores(of=cores))
 
 
 def _tasks_here(environment: Mapping[str, str]) -> str | None:

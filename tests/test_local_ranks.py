@@ -38,6 +38,9 @@ LIGHTNING = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "LOCAL_RANK": "1"}
         (LIGHTNING | {"MASTER_ADDR": "localhost"}, 2, 32),
         (LIGHTNING | {"MASTER_ADDR": "10.0.0.1"}, 1, 80),  # the other rank may be anywhere
         (LOCAL_SRUN | LOCAL_TORCHRUN, 8, 32),  # srun started torchrun
+        (LOCAL_SRUN | {"SLURM_STEP_TASKS_PER_NODE": "1(x2)"} | LOCAL_MPIRUN, 4, 96),  # srun started mpirun's helper
+        (LOCAL_SRUN | {"SLURM_STEP_TASKS_PER_NODE": "1(x2)"} | LIGHTNING, 2, 32),  # a shell by srun --pty
+        (LOCAL_TORCHRUN | LIGHTNING | {"LOCAL_WORLD_SIZE": "1"}, 1, 32),  # a container a rank
         (LOCAL_TORCHRUN | {"LOCAL_WORLD_SIZE": "many"}, 1, 80),
         ({"SLURM_NTASKS_PER_NODE": "8", "SLURM_PROCID": "0"}, 1, 80),  # a batch script without srun is one process
     ],

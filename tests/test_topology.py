@@ -29,6 +29,7 @@ MPIRUN = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
         (SRUN, Topology(rank=2, world_size=4)),
         (MPIRUN, Topology(rank=1, world_size=2)),
         (TORCHRUN | SRUN | MPIRUN, Topology(rank=3, world_size=8)),
+        (SRUN | MPIRUN, Topology(rank=1, world_size=2)),  # mpirun starts its helpers with srun
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, Topology()),  # a batch script without srun is one process
     ],
 )
