@@ -159,6 +159,7 @@ class Crew:
                 self._pids[event.worker] = event.pid
             elif isinstance(event, WorkerRefused):
                 del self._pids[event.worker]
+                self._seen.pop(event.worker, None)
                 self._refused = event
             elif (death := self._ended(event)) is not None:
                 self._deaths.append(death)
