@@ -1,10 +1,10 @@
 """`MPLoader`: the batches of a dataset through shared memory, made by worker processes that cost little."""
 
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import chain
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -32,6 +32,9 @@ from mpload.transport.messages import Timings
 from mpload.transport.pool import WorkerPool
 from mpload.work import BatchNumber
 from mpload.writers import Report, StatsWriter
+
+if TYPE_CHECKING:
+    from mpload.transport.stream import Stream
 
 __all__ = ["MPLoader"]
 
@@ -108,7 +111,7 @@ class MPLoader:
         self._num_received = 0
         self.iteration = 0
         """Number of the iteration that is under way."""
-        self._stream: Generator[FilledBatch, None, None] | None = None
+        self._stream: Stream | None = None
         self._telemetry = Telemetry(with_page=num_workers != 0)
         adviser = Adviser(
             is_auto=num_workers == "auto", num_cores=share.num_cores, image_excess=self._source.image_excess

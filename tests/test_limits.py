@@ -68,6 +68,31 @@ def test_a_zygote_that_finds_no_descriptors_is_replaced_when_there_are_some() ->
     assert (done.stdout, done.stderr) == (3 * said + "1\n", "")
 
 
+def test_an_iteration_that_was_refused_descriptors_loses_no_batch_and_repeats_none() -> None:
+    done = run_script("""
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        with make() as pool:
+            check(pool)
+            stream = pool.stream(tasks(20))
+            assert_right(next(stream).arrays, 0)
+            killed = pool.pids
+            os.kill(killed["mpload-zygote"], signal.SIGKILL)
+            assert wait_until(lambda: not any(map(is_alive, killed.values())))
+            held, num_seen, num_errors = use_up_descriptors(), 1, 0
+            while num_errors < 3:
+                try:
+                    assert_right(next(stream).arrays, num_seen)
+                    num_seen += 1
+                except WorkerError:
+                    num_errors += 1
+            for fd in held: os.close(fd)
+            for number, batch in enumerate(stream, num_seen):
+                assert_right(batch.arrays, number)
+            print(number)
+    """)
+    assert (done.stdout, done.stderr) == ("19\n", "")
+
+
 def test_a_pool_that_finds_no_descriptors_leaves_none_open() -> None:
     done = run_script("""
         make().close()

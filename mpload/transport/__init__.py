@@ -19,6 +19,7 @@ limits    what the system refuses, in words
 crew      the workers of a pool: as many as wanted, replaced as they die, killed when stuck
 batches   what goes into a pool and what comes out
 closing   how a pool ends
+stream    the batches of one iteration, in order
 pool      WorkerPool: joins these, delivers in order, does again what died on the way
 ```
 

@@ -5,7 +5,7 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Self
@@ -25,6 +25,7 @@ from mpload.transport.messages import Failure, Timings, cannot_open
 from mpload.transport.ragged import RaggedArray
 from mpload.transport.ring import SlotRing
 from mpload.transport.slots import SlotLayout
+from mpload.transport.stream import Stream
 from mpload.transport.worker import Work, WorkerSetup
 
 __all__ = ["WorkerPool"]
@@ -234,21 +235,14 @@ class WorkerPool:
             del self._batches[self._line.popleft()]
             return self._deliver(batch)
 
-    def stream(self, tasks: Iterable[BatchTask]) -> Generator[FilledBatch, None, None]:
-        """Yield the batches of `tasks` in order, keeping `depth` under way; closed early, it cancels the rest."""
-        todo = iter(tasks)
-        task = next(todo, None)
-        try:
-            while task is not None or self._line:
-                while task is not None and self.num_free_slots and len(self._line) < max(1, self.depth):
-                    self.submit(task)
-                    task = next(todo, None)
-                if self._line:
-                    yield self.next()
-                else:
-                    self._look(_LOOK_SECONDS)  # for slots of batches that were cancelled
-        finally:
-            self.cancel()
+    def stream(self, tasks: Iterable[BatchTask]) -> Stream:
+        """Return the batches of `tasks` in order; while they are taken, `depth` are kept under way."""
+        return Stream(self, self._whole, tasks)
+
+    def wait(self) -> None:
+        """Wait a moment until something is heard, such as that a slot of a cancelled batch is free."""
+        self._check_usable()
+        self._look(_LOOK_SECONDS)
 
     def cancel(self) -> None:
         """Forget all batches that are not yet delivered. Their slots are free as soon as no worker writes into them."""
