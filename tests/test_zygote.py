@@ -63,6 +63,23 @@ def run_script(text: str, *arguments: str, **environment: str) -> subprocess.Com
     )  # fmt: skip
 
 
+def test_a_parent_that_hangs_up_with_messages_unread_ends_zygote_and_workers_without_a_word() -> None:
+    done = run_script("""
+        import select
+        from mpload.transport.pool import WorkerPool
+        from tests.transport_works import LAYOUT, Numbers, tasks
+
+        pool = WorkerPool(Numbers(), LAYOUT, num_slots=2, num_workers=1)
+        list(pool.stream(tasks(2)))
+        zygote = pool._zygote
+        zygote.fork(1)
+        assert select.select([zygote.control], [], [], 20)[0]
+        zygote.abandon()
+        assert zygote.end_cause() == "exit status 0"
+    """)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_zygote_whose_parent_stops_listening_while_it_starts_says_nothing() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:

@@ -129,7 +129,7 @@ def run_worker(number: int, place: Workplace, *, parent_pid: int) -> int:
     set_process_name(f"mpload-worker-{number}")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     place.board.sit_down(number)
-    with contextlib.suppress(BrokenPipeError):  # the parent has gone, and so do we
+    with contextlib.suppress(ConnectionError):  # the parent has gone, and so do we
         _use_one_core()
         try:
             place.work.open()

@@ -57,10 +57,16 @@ class _Zygote:
                 if fd in self._workers:
                     self._reap(fd)
                 elif fd == self._control.fileno():
-                    message = self._control.recv(_MESSAGE_BYTES)
+                    message = self._hear()
                     if not message:
                         return self._finish()
                     self._obey(json.loads(message))
+
+    def _hear(self) -> bytes:
+        try:
+            return self._control.recv(_MESSAGE_BYTES)
+        except ConnectionResetError:  # the parent has hung up with messages of ours unread
+            return b""
 
     def _obey(self, request: dict[str, int]) -> None:
         if "fork" in request:
@@ -145,7 +151,7 @@ def _is_told(control: socket.socket, message: dict[str, Any]) -> bool:
     """Tell the parent something; return whether it still listens."""
     try:
         control.send(json.dumps(message).encode())
-    except BrokenPipeError:
+    except ConnectionError:
         return False
     return True
 
