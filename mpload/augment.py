@@ -161,6 +161,8 @@ class GlobalGenerators:
         self._torch_bytes = b"" if torch_state is None else _bytes(torch_state)
         python_state = random.getstate()
         self._twin.setstate(python_state)
+        if python_state[2] is not None:  # the second of two normal numbers: the script's, and drawn without a trace
+            random.setstate((*python_state[:2], None))
         numpy_bits = np.random.get_bit_generator()  # type: ignore[attr-defined]  # its stubs lack it
         np.random.set_bit_generator(self._numpy)  # type: ignore[attr-defined]
         try:
@@ -181,7 +183,7 @@ class GlobalGenerators:
             was_seeding, had_torch = self.seeds, "torch" in sys.modules
             try:
                 made = make()
-            except Exception:
+            except (Exception, SystemExit):
                 if self._was_seeded(was_seeding, had_torch):
                     raise
             else:

@@ -88,6 +88,17 @@ def failing_now_and_then(data: bytes) -> NDArray[np.int64]:
     return np.frombuffer(data, np.int64)
 
 
+def leaving_now_and_then(data: bytes) -> NDArray[np.int64]:
+    if random.random() < 0.2:
+        raise SystemExit(1)
+    return np.frombuffer(data, np.int64)
+
+
+def one_normal(data: bytes) -> NDArray[np.float64]:
+    """Draw one normal number: `random.gauss` makes two at once, and keeps the second one."""
+    return np.array([np.frombuffer(data, np.int64)[0], random.gauss(0, 1)])
+
+
 def drawn_with_rng(data: bytes, rng: np.random.Generator) -> NDArray[np.float64]:
     return np.array([np.frombuffer(data, np.int64)[0], rng.random(), random.random()])
 
@@ -121,6 +132,14 @@ def unspeakable(data: bytes) -> NDArray[np.int64]:
 
 def always_unspeakable(data: bytes) -> NDArray[np.int64]:
     raise UnspeakableError(1, len(data))
+
+
+def wordy(data: bytes) -> NDArray[np.int64]:
+    raise ValueError("x" * 10_000_000)
+
+
+def immense(data: bytes) -> NDArray[np.int64]:
+    raise ValueError(10**5000)  # so long that Python refuses to write it down
 
 
 def too_deep(data: bytes) -> NDArray[np.int64]:

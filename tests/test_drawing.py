@@ -50,6 +50,7 @@ DRAWING: dict[str, dict[str, Any]] = {
     "decode, from torch": {"decode": decoders.torch_drawn},
     "decode, before a transform": {"decode": decoders.drawn_number, "transform": decoders.add_noise},
     "transform, from torch": {"decode": decoders.number_in, "transform": decoders.torch_drawing},
+    "decode, one of two normal numbers": {"decode": decoders.one_normal},
     "decode, by a seed of its own": {"decode": decoders.own_seed},
 }
 
@@ -73,16 +74,27 @@ def test_what_is_drawn_differs_from_sample_to_sample_and_epoch_to_epoch(index: P
 
 
 @needs_linux
-def test_which_samples_fail_by_chance_depends_on_seed_epoch_and_sample_alone(index: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("decode", [decoders.failing_now_and_then, decoders.leaving_now_and_then])
+def test_which_samples_fail_by_chance_depends_on_seed_epoch_and_sample_alone(
+    index: Path, tmp_path: Path, decode: Any
+) -> None:
     def kept(how: str) -> list[list[int]]:
         policy = ErrorPolicy(action="skip", report=tmp_path / "errors.jsonl", max_error_fraction=1)
         with pytest.warns(match="a bad sample"):
-            found = epochs(index, how, decode=decoders.failing_now_and_then, on_error=policy)
+            found = epochs(index, how, decode=decode, on_error=policy)
         return [epoch[:, 0].tolist() for epoch in found]
 
     expected = kept("alone")
     assert all(20 < len(epoch) < NUM_SAMPLES for epoch in expected)
     assert kept("2") == expected != kept("0")[::-1]
+
+
+def test_a_normal_number_that_the_script_has_left_over_is_no_sample_s(index: Path) -> None:
+    random.seed(1)
+    expected = epochs(index, "alone", decode=decoders.one_normal)
+    random.gauss(0, 1)
+    left_over = epochs(index, "alone", decode=decoders.one_normal)
+    assert all(torch.equal(epoch, other) for epoch, other in zip(left_over, expected, strict=True))
 
 
 def of_everything() -> list[float]:
