@@ -123,6 +123,18 @@ def test_a_long_traceback_keeps_its_end(index: Path) -> None:
     assert 'raise ValueError("at the bottom: " + values)' in text
 
 
+def test_an_error_of_many_words_names_the_line_too(index: Path) -> None:
+    error = by_pipeline(index, 2, decoders.wordy)
+    assert len(str(error)) < 20_000
+    assert 'raise ValueError("x" * 10_000_000)' in text_of(error)
+
+
+def test_an_error_with_a_number_that_cannot_be_written_is_a_failure_like_any_other(index: Path) -> None:
+    error = by_pipeline(index, 2, decoders.immense)
+    assert "whose __str__ raised ValueError" in str(error)
+    assert "raise ValueError(10**5000)" in text_of(error)
+
+
 def test_a_stock_data_loader_s_worker_names_the_line(index: Path) -> None:
     from torch.utils.data import DataLoader
 

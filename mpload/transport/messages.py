@@ -18,6 +18,8 @@ _HEAD = struct.Struct("<8q")
 _TEXT_CHARACTERS = 16_000
 """Of all failures in an answer: with JSON's escapes it stays below the 208 KiB that a socket takes at once."""
 
+_GAP = "\n...\n"
+
 _KNOWN = {module.__name__: module for module in (builtins, errors)}
 """Where errors are defined that are made anew from their name and arguments."""
 
@@ -58,7 +60,7 @@ class Failure:
     """Its place in the batch."""
     cause: str
     details: Mapping[str, Any] = field(default_factory=dict)
-    """What else the work said about it, as JSON can carry it; `traceback` may be cut at its start."""
+    """What else the work said about it, as JSON can carry it; `traceback` may lack its middle."""
 
     @property
     def origin(self) -> BaseException | None:
@@ -85,9 +87,24 @@ def told_of(error: BaseException) -> dict[str, Any]:
         error = error.__cause__
     told: dict[str, Any] = {"traceback": "".join(traceback.format_exception(error))}
     kind = type(error)
-    if kind.__module__ in _KNOWN and all(type(each) in {str, int, float, bool, type(None)} for each in error.args):
+    if kind.__module__ in _KNOWN and all(map(_is_plain, error.args)):
         told["error"] = kind.__module__, kind.__name__, error.args
     return told
+
+
+def _is_plain(argument: object) -> bool:
+    """Return whether JSON carries a value as it is; Python refuses to write down ints of more than 4,300 digits."""
+    if type(argument) is int:
+        return argument.bit_length() <= 64
+    return type(argument) in {str, float, bool, type(None)}
+
+
+def _shortened(trace: str, room: int) -> str:
+    """Return the start of a traceback, which names the lines of an error with a long message, and its end."""
+    if len(trace) <= room:
+        return trace
+    half = (room - len(_GAP)) // 2
+    return trace[:half] + _GAP + trace[-half:] if half > 0 else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +123,7 @@ class Answer:
         head = _HEAD.pack(self.worker, self.serial, *numbers, times.num_cache_hits, times.num_cache_misses)
         if not self.failures:
             return head
-        limit = _TEXT_CHARACTERS // len(self.failures)
+        limit = _TEXT_CHARACTERS // (2 * len(self.failures))  # the other half is for tracebacks
         texts: list[tuple[int, str, str]] = []
         for failure in self.failures:
             told = {name: value for name, value in failure.details.items() if name != "traceback"}
@@ -118,8 +135,8 @@ class Answer:
         share = left // (2 * len(texts))
         rooms = [left // 2 + share, *[share] * (len(texts) - 1)]  # it is most often the first one that is raised
         traces = [str(failure.details.get("traceback", "")) for failure in self.failures]
-        ends = [trace[max(0, len(trace) - room) :] for trace, room in zip(traces, rooms, strict=True)]
-        return head + json.dumps([(*text, end) for text, end in zip(texts, ends, strict=True)]).encode()
+        traces = [_shortened(trace, room) for trace, room in zip(traces, rooms, strict=True)]
+        return head + json.dumps([(*text, trace) for text, trace in zip(texts, traces, strict=True)]).encode()
 
     @classmethod
     def decode(cls, message: bytes | bytearray) -> "Answer":
