@@ -212,6 +212,8 @@ def _store(columns: Sequence[tuple[int, str, Any]], place: int, sample: Sample) 
 
 def _put(array: NDArray[Any] | RaggedArray, place: int, name: str, value: Any) -> None:
     if isinstance(array, RaggedArray):
+        if not isinstance(value, str | bytes | np.ndarray):
+            raise _not_carried(name, value)
         array.put(place, value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value)
         return
     if isinstance(value, np.ndarray | np.generic):
@@ -226,6 +228,13 @@ def _put(array: NDArray[Any] | RaggedArray, place: int, name: str, value: Any) -
             "Make the transform return one shape and dtype for all samples"
         )
     array[place] = value
+
+
+def _not_carried(name: str, value: object) -> ArgumentError:
+    return ArgumentError(
+        f"column {name!r}: this sample is of type {type(value).__name__}, which workers cannot hand on. Make decode or "
+        "transform return a NumPy array, or bytes"
+    )
 
 
 class Kind(StrEnum):
@@ -275,7 +284,7 @@ def forms_of(pipeline: Pipeline, *, batch_size: int) -> list[Form]:
         if value["shape"] is None:
             ragged = RaggedField(name=column.name, max_sample_bytes=room_bytes)
             forms.append(Form(field=ragged, kind=Kind.BYTES))
-        elif pipeline.output_shape is not None:
+        elif pipeline.output_shape is not None or not value["shape"]:
             field = Field(name=column.name, shape=tuple(value["shape"]), dtype=value["dtype"])
             forms.append(Form(field=field, kind=Kind.ALIKE))
         else:
@@ -327,6 +336,9 @@ class _Probe:
         made = self.pipeline.sample(self.pipeline.index[task[0]], seed=0, epoch=0, on_bad=bad.append)
         if made is None:
             raise SampleError(str(bad[0])) from bad[0].error
+        for number in self.pipeline.sources:
+            if not isinstance(value := made[1][number], bytes | np.ndarray):
+                raise _not_carried(self.pipeline.index.columns[number].name, value)
         described = [
             {"shape": list(value.shape), "dtype": value.dtype.str}
             if isinstance(value, np.ndarray)

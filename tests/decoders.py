@@ -14,6 +14,10 @@ def number_in(data: bytes) -> NDArray[np.int64]:
     return np.frombuffer(data, np.int64)
 
 
+def number_without_dimensions(data: bytes) -> NDArray[np.int64]:
+    return np.array(np.frombuffer(data, np.int64)[0])
+
+
 def slow_number(data: bytes) -> NDArray[np.int64]:
     time.sleep(0.002)
     return np.frombuffer(data, np.int64)

@@ -114,3 +114,17 @@ def test_what_a_library_of_image_transforms_returns_is_an_image(tmp_path: Path, 
         transform=albumentations.Compose([albumentations.CenterCrop(4, 2)]),
     )
     assert found.shape == (5, 3, 4, 2)
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_an_array_without_dimensions_is_a_number(tmp_path: Path, how: str) -> None:
+    found = batches(numbers_index(tmp_path, 5), how, decode=decoders.number_without_dimensions)
+    assert found.tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
+@pytest.mark.parametrize("value", ["text", ["a", "list"], {"a": 1}, None, 5, torch.ones(2, dtype=torch.uint8)])
+def test_what_workers_cannot_hand_on_as_it_is_is_refused(tmp_path: Path, value: Any) -> None:
+    dataset = MPDataset(numbers_index(tmp_path, 5), decode=lambda _: value, batch_size=2)
+    with pytest.raises(SampleError, match=rf"'number'.* {type(value).__name__}, .*NumPy array"):
+        MPLoader(dataset, num_workers=1)
