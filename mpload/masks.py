@@ -18,7 +18,7 @@ from mpload.image import ImageBytes
 __all__ = ["PhotographsOnly", "values_of"]
 
 _NAMES = re.compile(
-    r"(?:^|[^a-z])(?:annotations?|depth|disparity|instances?|labels?|masks?|panoptic|segm?|segmentations?|semantic|trimap)"
+    r"(?:^|[^a-z])(?:annotations?|depth|disparity|ground_?truth|gt|instances?|labels?|masks?|panoptic|segm?|segmentations?|semantic|trimap)"
     r"(?:$|[^a-z])"
 )
 _MOST_IDS = 32
@@ -44,7 +44,8 @@ class PhotographsOnly:
     def check_names(self) -> None:
         """Raise `ArgumentError` where a column is no photograph, by its name."""
         for column in self.columns:
-            if _NAMES.search(column.lower()):
+            words = re.sub("(?<=[a-z])(?=[A-Z])", "_", column).lower()  # imageMask
+            if _NAMES.search(words):
                 raise ArgumentError(
                     f"column {column!r} holds no photographs, by its name, and would be destroyed: all columns of "
                     f"files go through {self.treatment}. {_ADVICE}; or give it another name if it does hold photographs"

@@ -101,7 +101,9 @@ def test_masks_among_themselves_are_refused(tmp_path: Path, kind: str) -> None:
         dataset(index_of(tmp_path, *[(MASKS[kind], MASKS[kind])] * 3))
 
 
-@pytest.mark.parametrize("name", ["mask", "image_mask", "Label", "seg2", "semantic_segmentation", "depth"])
+@pytest.mark.parametrize(
+    "name", ["mask", "image_mask", "imageMask", "Label", "seg2", "semantic_segmentation", "depth", "gt", "ground_truth"]
+)
 def test_a_column_that_is_called_a_mask_is_refused(tmp_path: Path, name: str) -> None:
     index = index_of(tmp_path, *[(PHOTOGRAPHS["jpg"], PHOTOGRAPHS["png"])] * 3, names=f"image:path {name}:path")
     for options in (
@@ -113,7 +115,7 @@ def test_a_column_that_is_called_a_mask_is_refused(tmp_path: Path, name: str) ->
             dataset(index, **options)
 
 
-@pytest.mark.parametrize("name", ["unmasked", "masked_photo", "sego", "labelled", "target", "hr"])
+@pytest.mark.parametrize("name", ["unmasked", "masked_photo", "sego", "gtsrb", "DEPTHWISE", "labelled", "target", "hr"])
 def test_other_names_are_no_masks(tmp_path: Path, name: str) -> None:
     dataset(index_of(tmp_path, *[(PHOTOGRAPHS["jpg"], PHOTOGRAPHS["png"])] * 3, names=f"image:path {name}:path"))
 
