@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError
 
-__all__ = ["GlobalGenerators", "SampleRng", "adapt_transform", "seed_generators"]
+__all__ = ["GlobalGenerators", "SampleRng", "adapt_transform", "seed_generators", "seeds_generators", "takes_images"]
 
 _T = TypeVar("_T")
 _VERSION = b"mpload rng 1"
@@ -128,6 +128,11 @@ def adapt_transform(
     return _PlainTransform(transform)
 
 
+def seeds_generators(adapted: object) -> bool:
+    """Return whether an adapted transform seeds the global generators; others draw from the one that they are given."""
+    return isinstance(adapted, _TorchTransform) or (isinstance(adapted, _PlainTransform) and not adapted.takes_rng)
+
+
 class GlobalGenerators:
     """The global generators of `random`, `np.random` and, where it is loaded, torch, for callables that draw from them.
 
@@ -215,14 +220,14 @@ def seed_generators(rng: np.random.Generator) -> None:
 
 
 class _PlainTransform:
-    __slots__ = ("_takes_rng", "_transform")
+    __slots__ = ("_transform", "takes_rng")
 
     def __init__(self, transform: Callable[..., Any]) -> None:
         self._transform = transform
-        self._takes_rng = _takes_rng(transform)
+        self.takes_rng = _takes_rng(transform)
 
     def __call__(self, image: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
-        if self._takes_rng:
+        if self.takes_rng:
             return _checked(self._transform(image, rng=rng), self._transform)
         seed_generators(rng)
         return _checked(self._transform(image), self._transform)

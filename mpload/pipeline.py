@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpload.augment import GlobalGenerators, SampleRng, adapt_transform, seed_generators, takes_images
+from mpload.augment import GlobalGenerators, SampleRng, adapt_transform, seed_generators, seeds_generators, takes_images
 from mpload.decode import ImageDecoder, NumpyDecoder, RandomResizedCrop, RawBytes, ResizeCenterCrop
 from mpload.errors import MploadError, SampleError, StorageError, cause_of
 from mpload.gpudecode import GpuDecode
@@ -139,7 +139,7 @@ class Pipeline:
         self.ahead = ReadAhead(self._storage, max_bytes=self.read_ahead_bytes)
         self._bad = BadSamples(self.policy, index_path=self.index.path)
         self._rng: SampleRng | None = None
-        self._generators = GlobalGenerators(seeds=self.transform is not None)
+        self._generators = GlobalGenerators(seeds=seeds_generators(self._transform))
         self.times = StageTimes()
 
     @property
