@@ -73,6 +73,6 @@ def test_slots_of_all_workers_fit_the_address_space(batch_size: int, num_fields:
 def test_slots_that_do_not_fit_the_address_space_are_an_error_with_the_numbers() -> None:
     layout = SlotLayout(num_samples=1, fields=(RaggedField(name="x", max_sample_bytes=1 << 47),))
     with pytest.raises(
-        WorkerError, match=r"2 slots reserve 256\.0 TiB of address space, which this process does not get"
+        WorkerError, match=r"2 slots reserve 256\.0 TiB of address space: Cannot allocate memory\. .* Lower batch_size"
     ):
         SlotRing(num_slots=2, layout=layout)

@@ -22,6 +22,10 @@ _LIMITS = {
         resource.RLIMIT_NPROC, "RLIMIT_NPROC", "processes of this user",
         "Use fewer workers, or raise it (ulimit -u) or the container's limit (pids.max)",
     ),
+    errno.ENOMEM: (
+        resource.RLIMIT_AS, "RLIMIT_AS", "bytes of address space",
+        "Lower batch_size or num_workers, or close other loaders",
+    ),
 }  # fmt: skip
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpload.errors import ArgumentError, WorkerError
-from mpload.transport.limits import shared_memory
+from mpload.errors import ArgumentError
+from mpload.transport.limits import shared_memory, told_as_refused
 from mpload.transport.ragged import RaggedArray
 from mpload.transport.slots import Field, Part, SlotLayout
 from mpload.units import format_bytes
@@ -52,13 +52,9 @@ class SlotRing:
         return ring
 
     def _open(self, fd: int, *, num_slots: int, layout: SlotLayout, huge_pages: bool) -> None:
-        try:
-            self._map = mmap.mmap(fd, num_slots * layout.slot_bytes)
-        except OSError as error:
-            raise WorkerError(
-                f"{num_slots} slots reserve {format_bytes(num_slots * layout.slot_bytes)} of address space, which this "
-                f"process does not get ({error.strerror}). Lower batch_size or num_workers, or close other loaders"
-            ) from error
+        num_bytes = num_slots * layout.slot_bytes
+        with told_as_refused(f"{num_slots} slots reserve {format_bytes(num_bytes)} of address space"):
+            self._map = mmap.mmap(fd, num_bytes)
         if huge_pages:
             with contextlib.suppress(OSError):  # a wish: kernels may be built or set up without them for shared memory
                 self._map.madvise(mmap.MADV_HUGEPAGE)
