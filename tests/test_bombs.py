@@ -36,6 +36,17 @@ def tiff(*widths: int, height: int, num_bytes: int = 100) -> bytes:
     return b"II*\0" + struct.pack("<I", 8 + num_bytes) + bytes(num_bytes) + directory
 
 
+def blank_page(width: int, height: int) -> bytes:
+    """Return a bilevel TIFF by CCITT group 4, which takes a bit for a row that is like the one above, as white is."""
+    num_bytes = -(-height // 8)
+    longs = [(256, width), (257, height), (273, 8), (278, height), (279, num_bytes)]
+    shorts = [(258, 1), (259, 4), (262, 0), (277, 1)]
+    entries = [struct.pack("<HHII", tag, 4, 1, value) for tag, value in longs]
+    entries += [struct.pack("<HHIHH", tag, 3, 1, value, 0) for tag, value in shorts]
+    directory = struct.pack("<H", len(entries)) + b"".join(sorted(entries)) + bytes(4)
+    return b"II*\0" + struct.pack("<I", 8 + num_bytes) + b"\xff" * num_bytes + directory
+
+
 def png(side: int, *, bits: int, rows: bytes) -> bytes:
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -60,7 +71,9 @@ BOMBS = {
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_few_bytes_are_no_image_of_many_pixels(name: str) -> None:
     assert len(BOMBS[name]) < 300
-    with pytest.raises(DecodeError, match=r"13000x13000 = 169,000,000 pixels in \d+ bytes exceed max_pixels_per_byte"):
+    with pytest.raises(
+        DecodeError, match=r"13000x13000 = 169,000,000 pixels in \d+ bytes exceed max_pixels_per_byte=100,000"
+    ):
         open_image(BOMBS[name])
 
 
@@ -71,6 +84,15 @@ def test_a_blank_mask_is_an_image_however_well_it_is_packed() -> None:
     assert open_image(mask).pixels().shape == (side, side, 3)
     with pytest.raises(DecodeError, match="max_pixels_per_byte=1,000"):
         open_image(mask, limits=Limits(max_pixels_per_byte=1_000))
+
+
+def test_a_blank_page_is_an_image_however_well_it_is_packed() -> None:
+    width, height = 4_960, 7_016  # A4 at 600 dpi
+    page = blank_page(width, height)
+    assert width * height / len(page) > 30_000  # pixels a byte
+    pixels = open_image(page).pixels()
+    assert pixels.shape == (height, width, 3)
+    assert pixels.min() == 255
 
 
 PEAK = """

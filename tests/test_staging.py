@@ -1,6 +1,6 @@
 """Batches of many kinds on their way to a device: what is no plain tensor in a tuple stays what it is."""
 
-from collections import OrderedDict, UserDict, defaultdict
+from collections import Counter, OrderedDict, UserDict, defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,11 @@ def test_containers_stay_of_their_classes_and_the_loaders_own_are_left_alone() -
     assert found_counts["labels"].labels.tolist() == [0, 1]
     assert (type(found_ordered), list(found_ordered)) == (OrderedDict, ["b", "a"])
     assert found["ids"].data_ptr() != encoding["ids"].data_ptr()
+
+
+def test_the_counts_of_a_counter_are_not_added_to_themselves() -> None:
+    ((_, counts),) = DevicePrefetcher([(images_of(0), Counter("aab"))], **NORMALISED)
+    assert (type(counts), dict(counts)) == (Counter, {"a": 2, "b": 1})
 
 
 class Marked(torch.Tensor):

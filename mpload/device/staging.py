@@ -39,7 +39,8 @@ def map_leaves(batch: Any, function: Callable[[Any], Any], *, is_leaf: Callable[
     mapped = partial(map_leaves, function=function, is_leaf=is_leaf)
     if isinstance(batch, dict | UserDict):
         mapping = copy(batch)
-        mapping.update({key: mapped(value) for key, value in batch.items()})
+        for key, value in batch.items():
+            mapping[key] = mapped(value)  # `update` adds in a Counter
         return mapping
     if isinstance(batch, Mapping):
         return {key: mapped(value) for key, value in batch.items()}
