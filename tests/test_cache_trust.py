@@ -138,6 +138,13 @@ def test_a_link_in_place_of_the_folder_is_not_followed(tmp_path: Path) -> None:
     assert sorted((path.name, path.read_bytes()) for path in (tmp_path / "elsewhere").iterdir()) == before
 
 
+@pytest.mark.parametrize("about", ['{"format": "mpload-cache-1", "num_samples": Infinity}', "[" * 200_000])
+def test_a_folder_that_says_nonsense_of_itself_is_no_cache(tmp_path: Path, about: str) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "about.json").write_text(about)
+    assert mpload("info", tmp_path)[:2] == (0, "no caches\n")
+
+
 def test_clearing_removes_links_and_leaves_what_they_lead_to(tmp_path: Path) -> None:
     inside = read_epoch(tmp_path).folder.path
     (tmp_path / "victim").write_bytes(PRECIOUS)

@@ -184,6 +184,35 @@ def test_the_default_device_may_be_the_accelerator() -> None:
         torch.testing.assert_close(images.cpu(), large(number).float() / 255 * 2)
 
 
+@pytest.mark.parametrize("transform", [None, as_it_is])
+def test_memory_that_is_released_is_not_written_before_the_consumer_is_done_with_it(transform: Any) -> None:
+    loader = DevicePrefetcher(LargeBatches(), stable_addresses=True, device_transform=transform, **RAW)
+    seen = []
+    for _ in range(8):
+        batches = iter(loader)
+        images, _ = next(batches)
+        keep_busy()
+        seen.append(images.clone())
+        del images, _, batches
+        loader.release()
+    torch.accelerator.synchronize()
+    assert all(torch.equal(images.cpu(), large(0)) for images in seen)
+
+
+def test_nested_tensors_keep_their_memory_until_the_consumer_is_done_with_them() -> None:
+    offsets = torch.tensor([0, 10_000, 40_000])
+    batches = [
+        torch.nested.nested_tensor_from_jagged(torch.full((40_000,), number), offsets=offsets) for number in range(8)
+    ]
+    seen = []
+    for nested in DevicePrefetcher(batches, device_transform=as_it_is, depth=1, **RAW):
+        keep_busy()
+        seen.append(nested.values().clone())
+        del nested
+    torch.accelerator.synchronize()
+    assert [values.cpu().unique().tolist() for values in seen] == [[number] for number in range(8)]
+
+
 class Marked(torch.Tensor):
     """A tensor of another class, as torchvision's tv_tensors are."""
 

@@ -266,7 +266,7 @@ def caches_in(folder: Path) -> list[tuple[CacheFolder, dict[str, Any]]]:
             about = _about(path)
             if about["format"] == FORMAT:
                 found.append((CacheFolder(path, num_samples=int(about["num_samples"]), key=key_of(about)), about))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue
     return found
 

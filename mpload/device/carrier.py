@@ -95,6 +95,7 @@ class Carrier:
         self.finish()
         if self._pinner is not None:
             self._pinner.release()
+        self._stream.follow_consumer()  # whose work may still use what the allocator gets, and gives to this stream
         for memory in (self._landing, *self._pinned, *self._memories):
             memory.replace()
 

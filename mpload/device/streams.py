@@ -125,8 +125,25 @@ class AcceleratorStream:
 
     def lend(self, tensor: torch.Tensor) -> None:
         """Tell the allocator of the stream that is current, where that is not the tensor's own."""
-        if tensor.device == self._device and tensor.layout is torch.strided:
-            tensor.record_stream(torch.accelerator.current_stream(self._device))
+        if tensor.device == self._device:
+            for part in _parts(tensor):
+                part.record_stream(torch.accelerator.current_stream(self._device))
+
+
+_SPARSE_PARTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
+
+
+def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensors that hold the memory of one: those of a sparse one, which has none itself."""
+    if tensor.layout in _SPARSE_PARTS:
+        return [getattr(tensor, name)() for name in _SPARSE_PARTS[tensor.layout]]
+    return [tensor]
 
 
 def side_stream(device: torch.device) -> SideStream:
