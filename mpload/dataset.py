@@ -185,29 +185,36 @@ class MPDataset(IterableDataset[Any]):
                 "Accelerate reads this dataset for all ranks, so that it knows of no rank where it stands. Use "
                 "accelerate.skip_first_batches, or an MPLoader and accelerator.register_for_checkpointing(loader)"
             )
-        following = self.progress.next
         if self._cursor is not None and get_worker_info() is not None:
             at = self._cursor.epoch  # StatefulDataLoader asks the worker's iterator for the rest
         elif num_batches is not None:
             if current is None:
                 raise StateError(f"num_batches={num_batches}, but no epoch has been begun")
-            at = self._position_after(current, num_batches)
+            at = current.after(num_batches, self.plan_of(current))
         elif current is None:
-            at = following
+            at = self.progress.next
         elif self._cursor is not None and self.progress.reader_pid == os.getpid() and not self._cursor.is_read_ahead:
-            at = self._position_after(current, self._cursor.next_batch)
+            at = current.after(self._cursor.next_batch, self.plan_of(current))
         else:
             raise StateError(
                 "the workers of a DataLoader, or Accelerate, read this dataset, ahead of the batches you have "
                 "received. Pass state_dict(num_batches=received in this epoch), or use an MPLoader, or torchdata's "
                 "StatefulDataLoader"
             )
+        return self.state_at(at)
+
+    def state_after(self, epoch: Epoch | None, num_batches: int) -> dict[str, Any]:
+        """Return where a run stands after `num_batches` of an epoch; before the next one where that is None."""
+        return self.state_at(self.progress.next if epoch is None else epoch.after(num_batches, self.plan_of(epoch)))
+
+    def state_at(self, epoch: Epoch) -> dict[str, Any]:
+        """Return the state of a run that goes on with an epoch, from its position."""
         state = State(
             fingerprint=self.index.fingerprint,
             order=self.shuffle.spec,
-            seed=at.seed,
-            epoch=at.number,
-            position=at.position,
+            seed=epoch.seed,
+            epoch=epoch.number,
+            position=epoch.position,
         )
         return state.to_dict()
 
@@ -227,12 +234,6 @@ class MPDataset(IterableDataset[Any]):
         state = State.from_dict(state_dict)
         state.check_fits(fingerprint=self.index.fingerprint, order=self.shuffle.spec, num_samples=len(self.index))
         return Epoch(seed=state.seed, number=state.epoch, position=state.position)
-
-    def _position_after(self, epoch: Epoch, num_batches: int) -> Epoch:
-        position = self.plan_of(epoch).position_after(num_batches)
-        if num_batches >= self.plan_of(epoch).num_batches:
-            return Epoch(seed=epoch.seed, number=epoch.number + 1)
-        return Epoch(seed=epoch.seed, number=epoch.number, position=position)
 
     def order_of(self, epoch: Epoch) -> Order:
         """Return the order of an epoch."""
@@ -329,15 +330,7 @@ class _EpochIterator(Iterator[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return where this worker stands, for torchdata's StatefulDataLoader."""
-        epoch = self._cursor.epoch
-        state = State(
-            fingerprint=self._dataset.index.fingerprint,
-            order=self._dataset.shuffle.spec,
-            seed=epoch.seed,
-            epoch=epoch.number,
-            position=epoch.position,
-        )
-        return {"start": state.to_dict(), "next_batch": self._cursor.next_batch}
+        return {"start": self._dataset.state_at(self._cursor.epoch), "next_batch": self._cursor.next_batch}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where this worker of as many workers stood."""

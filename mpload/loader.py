@@ -170,7 +170,7 @@ class MPLoader:
 
     def state_on_host(self) -> dict[str, Any]:
         """Return where the run stands, counting the batches that are on their way to a device too."""
-        return self._source.state_dict(None if self._epoch is None else self._num_received)
+        return self._source.state_after(self._epoch, self._num_received)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where a state was taken; see `MPDataset.load_state_dict`."""

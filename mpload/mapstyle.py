@@ -82,13 +82,9 @@ class MapSource:
             self.order_of(wanted)  # checks the number
             self.progress.set_next(wanted)
 
-    def state_dict(self, num_batches: int | None) -> dict[str, Any]:
-        """Return where the run stands after `num_batches` of the current epoch; None: before the next one."""
-        at, current = self.progress.next, self.progress.current
-        if num_batches is not None and current is not None:
-            plan = self.plan_of(current)
-            if num_batches < plan.num_batches:
-                at = Epoch(seed=current.seed, number=current.number, position=plan.position_after(num_batches))
+    def state_after(self, epoch: Epoch | None, num_batches: int) -> dict[str, Any]:
+        """Return where the run stands after `num_batches` of an epoch; before the next one where that is None."""
+        at = self.progress.next if epoch is None else epoch.after(num_batches, self.plan_of(epoch))
         state = State(
             fingerprint=self._fingerprint,
             order=self._order.spec,

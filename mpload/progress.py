@@ -14,7 +14,7 @@ from torch.utils.data import get_worker_info
 
 from mpload.errors import ArgumentError
 from mpload.frameworks import Reader, reader
-from mpload.sharding import Topology
+from mpload.sharding import Plan, Topology
 from mpload.topology import detect_topology
 
 __all__ = ["Epoch", "SharedProgress"]
@@ -42,6 +42,12 @@ class Epoch:
         """The same epoch from its beginning."""
         return replace(self, position=0)
 
+    def after(self, num_batches: int, plan: Plan) -> "Epoch":
+        """Return where a run stands that has received so many batches of this epoch's `plan`."""
+        if num_batches >= plan.num_batches:
+            return Epoch(seed=self.seed, number=self.number + 1)
+        return Epoch(seed=self.seed, number=self.number, position=plan.position_after(num_batches))
+
 
 class SharedProgress:
     """A table in shared memory with a row per DataLoader worker: the epoch it begins next, and the one it is in.
@@ -50,7 +56,7 @@ class SharedProgress:
     that live on (`persistent_workers=True`), and the parent learns that fresh workers have begun an epoch.
 
     Process: a DataLoader's workers share the table of their parent, under fork and, where there is a /dev/shm, with
-    `torch.multiprocessing` (spawn). Any other process, a rank that was forked or spawned, has a copy of its own.
+    `torch.multiprocessing` (spawn, forkserver). Any other process, a rank that was forked or spawned, has its own copy.
     """
 
     def __init__(self, *, seed: int, topology: Topology | None = None) -> None:
@@ -65,7 +71,7 @@ class SharedProgress:
         self._unpickled_in = 0
         self._own = self._of_parent = _where_others_find_it(torch.from_numpy(_room()))
         self.set_next(Epoch(seed=seed, number=0))
-        register_after_fork(self, SharedProgress._arrive)
+        register_after_fork(self, SharedProgress._after_fork)
 
     def __getstate__(self) -> dict[str, Any]:
         if get_worker_info() is None:
@@ -78,14 +84,18 @@ class SharedProgress:
         self._unpickled_in = os.getpid()
         self._own = state["table"]
         self._arrive()
-        register_after_fork(self, SharedProgress._arrive)
+        register_after_fork(self, SharedProgress._after_fork)
+
+    def _after_fork(self) -> None:
+        if self._unpickled_in != os.getpid():  # a worker of a forkserver calls this too, after it has unpickled
+            self._arrive()
 
     def _arrive(self) -> None:
         """Keep the table of the process that this one came from, and a copy; it turns out later which one is ours."""
         # By plain bytes: torch may compute with threads, which a forked process does not have.
         self._of_parent, copy = self._own, _room()
         copy[:] = self._of_parent.numpy()
-        copy[:, _RANKS] = 0  # it may be another rank's
+        copy[:, _READER:] = 0  # nobody has begun an epoch here, and it may be another rank's
         self._own = torch.from_numpy(copy)
 
     @property

@@ -71,8 +71,8 @@ class Source(Protocol):
         """Fix the epoch that the next iteration reads."""
         ...
 
-    def state_dict(self, num_batches: int | None) -> dict[str, Any]:
-        """Return where the run stands after `num_batches` of the current epoch; None: before the next one."""
+    def state_after(self, epoch: Epoch | None, num_batches: int) -> dict[str, Any]:
+        """Return where the run stands after `num_batches` of an epoch; before the next one where that is None."""
         ...
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -149,7 +149,7 @@ class IndexSource:
         self.progress = dataset.progress
         self.plan_of = dataset.plan_of
         self.set_epoch = dataset.set_epoch
-        self.state_dict = dataset.state_dict
+        self.state_after = dataset.state_after
         self.load_state_dict = dataset.load_state_dict
         self.cache_in_memory = dataset.cache if dataset.cache is not None and dataset.cache.is_tmpfs() else None
         self.reads_ahead = True

@@ -1,8 +1,10 @@
 """MPDataset: the same batches everywhere, once per epoch, resumed exactly."""
 
+import copy
 import itertools
 import json
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +177,7 @@ def test_iterating_again_goes_on_to_the_next_epoch_however_it_is_read(folder: Pa
     alone = numbers(folder, 50)
     assert [ids(alone) for _ in range(3)] == expected
     for persistent in (False, True):
-        for start_method in ("fork", "spawn") if persistent else ("fork",):
+        for start_method in ("fork", "spawn", "forkserver") if persistent else ("fork", "forkserver"):
             loader = DataLoader(
                 numbers(folder, 50),
                 batch_size=None,
@@ -197,6 +199,18 @@ def test_set_epoch_reaches_workers_that_live_on(folder: Path) -> None:
     alone = numbers(folder, 50)
     alone.set_epoch(7)
     assert ids(alone) == seventh
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda dataset: pickle.loads(pickle.dumps(dataset))])
+def test_a_copy_made_amid_an_epoch_begins_the_next_one(folder: Path, copied: Callable[[MPDataset], MPDataset]) -> None:
+    dataset, alone = numbers(folder, 50), numbers(folder, 50)
+    next(iter(dataset))
+    ids(alone)
+    other = copied(dataset)
+    state = other.state_dict()
+    assert (state["epoch"], state["position"]) == (1, 0)
+    assert ids(other) == ids(alone)
+    assert dataset.state_dict()["position"] == 4
 
 
 def test_another_number_of_workers_goes_on_with_the_same_epoch(folder: Path) -> None:

@@ -147,6 +147,19 @@ def test_a_state_between_the_beginning_of_an_iteration_and_its_first_batch_is_th
             assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (2 * epoch - 1, 8)
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_two_loaders_of_one_dataset_have_an_epoch_each_and_states_of_their_own(folder: Path, num_workers: int) -> None:
+    dataset = numbers(folder, 50)
+    with MPLoader(dataset, num_workers=num_workers) as one, MPLoader(dataset, num_workers=num_workers) as other:
+        batches = iter(one), iter(other)
+        received = [ids(itertools.islice(each, num)) for each, num in zip(batches, (3, 5), strict=True)]
+        for epoch, loader in enumerate((one, other)):
+            resumed, whole = numbers(folder, 50), numbers(folder, 50)
+            whole.set_epoch(epoch)
+            resumed.load_state_dict(loader.state_dict())
+            assert received[epoch] + ids(resumed) == ids(whole)
+
+
 def test_a_new_iteration_ends_the_old_one(folder: Path) -> None:
     with MPLoader(numbers(folder, 200), num_workers=2) as loader:
         old = iter(loader)
