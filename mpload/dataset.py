@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from mpload.cache.choice import PartialCache
 from mpload.decode import ImageDecoder
 from mpload.errors import ArgumentError, StateError
-from mpload.frameworks import Reader, reader
+from mpload.frameworks import Reader, reader, samples_of_a_batch
 from mpload.index.index import Index, Record
 from mpload.index.opening import open_index
 from mpload.order import Order, OrderChoice, Sequential, Shuffle
@@ -33,7 +33,8 @@ class MPDataset(IterableDataset[Any]):
     """Samples or whole batches of an index, each once per epoch over all ranks and workers.
 
     With `batch_size` it yields batches, and a DataLoader only carries them: `DataLoader(dataset, batch_size=None,
-    num_workers=W)`; batch k is made by worker k mod W, so the order does not depend on W. Without, it yields samples.
+    num_workers=W)`; batch k is made by worker k mod W, so the order does not depend on W. Without, it yields samples,
+    and a worker gets those of every W-th batch that the DataLoader makes.
 
     A batch, or sample, has one value per column of the index, as a tuple (bare where there is one column only), or as
     a dict by the columns' names where `as_dict` is set:
@@ -153,7 +154,8 @@ class MPDataset(IterableDataset[Any]):
         info = get_worker_info()
         worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
         epoch = self.progress.begin(worker=worker, num_workers=num_workers)
-        self._cursor = _Cursor(epoch=epoch, next_batch=worker, is_read_ahead=reader() is not Reader.PLAIN)
+        first = worker if self.batch_size else 0
+        self._cursor = _Cursor(epoch=epoch, next_batch=first, is_read_ahead=reader() is not Reader.PLAIN)
         return _EpochIterator(self, self._cursor, worker=worker, num_workers=num_workers)
 
     def set_epoch(self, epoch: int) -> None:
@@ -260,7 +262,7 @@ class _Cursor:
     epoch: Epoch
     """The epoch that is read, from where it was begun."""
     next_batch: int
-    """Number of the batch, or sample, that comes next."""
+    """Number of the batch that comes next; of samples one by one, how many this worker has had."""
     is_read_ahead: bool
     """Whether more was read than the user has received."""
 
@@ -278,7 +280,8 @@ class _EpochIterator(Iterator[Any]):
     def _begin(self) -> None:
         self._plan = self._dataset.plan_of(self._cursor.epoch)
         self._order = self._dataset.order_of(self._cursor.epoch)
-        self._block: deque[tuple[int, Record]] = deque()  # samples that come one by one, with their numbers
+        self._run = 0  # so many samples on end are this worker's; known when one is asked for
+        self._block: deque[tuple[int, Record]] = deque()  # samples that come one by one, with how many there are then
 
     def __next__(self) -> Any:
         return self._next_batch() if self._dataset.batch_size else self._next_sample()
@@ -303,30 +306,31 @@ class _EpochIterator(Iterator[Any]):
 
     def _next_sample(self) -> Any:
         cursor = self._cursor
-        while True:
-            while self._block:
-                number, record = self._block.popleft()
-                cursor.next_batch = number + self._num_workers
-                pipeline = self._dataset.pipeline
-                with pipeline.lent_generators():
-                    made = pipeline.sample(record, seed=cursor.epoch.seed, epoch=cursor.epoch.number)
-                if made is not None:
-                    return self._dataset.shown(made[1])
-            if cursor.next_batch >= self._plan.num_batches:
-                raise StopIteration
-            self._look_up_block()
+        pipeline = self._dataset.pipeline
+        while self._block or self._look_up_block():
+            cursor.next_batch, record = self._block.popleft()
+            with pipeline.lent_generators():
+                made = pipeline.sample(record, seed=cursor.epoch.seed, epoch=cursor.epoch.number)
+            if made is not None:
+                return self._dataset.shown(made[1])
+        raise StopIteration
 
-    def _look_up_block(self) -> None:
+    def _look_up_block(self) -> bool:
+        """Look up the worker's next samples, and return whether there are any."""
         cursor = self._cursor
-        stop = min(cursor.next_batch + _BLOCK_SAMPLES * self._num_workers, self._plan.num_batches)
-        numbers = np.arange(cursor.next_batch, stop, self._num_workers)
+        self._run = self._run or samples_of_a_batch()
+        before = np.arange(cursor.next_batch, cursor.next_batch + _BLOCK_SAMPLES)
+        runs, places = np.divmod(before, self._run)
+        numbers = (runs * self._num_workers + self._worker) * self._run + places
+        numbers = numbers[numbers < self._plan.num_batches]
         sample_ids = self._order.sample_ids(self._plan.single_positions(numbers))
         records = self._dataset.index.records(sample_ids)
         if self._dataset.pipeline.ahead.is_active:
             self._dataset.pipeline.look_ahead(records)
-        self._block.extend(zip(numbers.tolist(), records, strict=False))
+        self._block.extend(zip((before + 1).tolist(), records, strict=False))
         if not self._block:
-            cursor.next_batch += self._num_workers  # a ragged last sample is another rank's
+            cursor.next_batch += len(numbers)  # a ragged last sample is another rank's
+        return bool(self._block)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where this worker stands, for torchdata's StatefulDataLoader."""

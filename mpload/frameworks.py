@@ -11,7 +11,7 @@ from mpload.sharding import Plan, Tail
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["AccelerateIteration", "Reader", "is_accelerate_used", "reader"]
+__all__ = ["AccelerateIteration", "Reader", "is_accelerate_used", "reader", "samples_of_a_batch"]
 
 
 class Reader(Enum):
@@ -45,6 +45,26 @@ def reader() -> Reader:
             return found
         frame = frame.f_back
     return Reader.PLAIN
+
+
+def samples_of_a_batch() -> int:
+    """Return how many samples the DataLoader that reads now makes a batch of, as the call stack shows it; else 1.
+
+    A DataLoader's worker asks for samples one by one, and makes a batch of what it gets. Only if each worker gets the
+    samples of whole batches, there are no more batches than `len` says, which is where frameworks stop.
+    """
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  the documented way to the call stack
+    while frame is not None:
+        match frame.f_globals.get("__name__"), frame.f_code.co_qualname:
+            case (("accelerate.data_loader" | "transformers.trainer_pt_utils"), "IterableDatasetShard.__iter__"):
+                shard = frame.f_locals["self"]  # which makes a batch for all ranks
+                is_split = getattr(shard, "split_batches", False)
+                return int(shard.batch_size) * (1 if is_split else int(shard.num_processes))
+            case "torch.utils.data._utils.fetch", "_IterableDatasetFetcher.fetch":
+                wanted = frame.f_locals["possibly_batched_index"]
+                return len(wanted) if isinstance(wanted, list) else 1
+        frame = frame.f_back
+    return 1
 
 
 def is_accelerate_used() -> bool:

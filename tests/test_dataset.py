@@ -241,6 +241,24 @@ def test_a_state_taken_beside_workers_counts_what_was_received(folder: Path, per
     assert resumed.plan().start == 0
 
 
+@pytest.mark.parametrize("make", [DataLoader, StatefulDataLoader])
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_samples_come_in_the_same_batches_with_any_number_of_workers(folder: Path, make: Any, num_workers: int) -> None:
+    def loader(dataset: MPDataset, num_workers: int) -> Any:
+        return make(dataset, batch_size=4, num_workers=num_workers)
+
+    expected = ids(loader(numbers(folder, 43, batch_size=None), 0))
+    dataset = numbers(folder, 43, batch_size=None)
+    batches = loader(dataset, num_workers)
+    assert len(batches) == len(expected) == 11  # frameworks stop there
+    assert ids(batches) == expected
+    dataset.set_epoch(0)
+    received = ids(itertools.islice(batches, 5))
+    resumed, state = numbers(folder, 43, batch_size=None), dataset.state_dict(num_batches=20)
+    resumed.load_state_dict(state)
+    assert received + ids(loader(resumed, num_workers)) == expected
+
+
 def test_a_finished_epoch_resumes_at_the_next_one(folder: Path) -> None:
     dataset = numbers(folder, 50)
     num_batches = len(ids(dataset))
