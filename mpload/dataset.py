@@ -163,8 +163,17 @@ class MPDataset(IterableDataset[Any]):
 
         Without it each iteration goes on to the next epoch. Naming the epoch that `load_state_dict` has just restored
         keeps the position in it.
+
+        Raises:
+            StateError: Accelerate, which counts epochs from 0, would leave what `load_state_dict` has restored.
         """
         following = self.progress.next
+        if epoch != following.number and following.position and reader() is not Reader.PLAIN:
+            raise StateError(
+                f"what load_state_dict() restored stands in epoch {following.number}, and Accelerate begins epoch "
+                f"{epoch}: the rest of that epoch would be missed. Call the prepared loader's "
+                f"set_epoch({following.number}) first"
+            )
         if epoch != following.number or self.progress.reader_pid:
             wanted = Epoch(seed=following.seed, number=epoch)
             self.order_of(wanted)  # checks the number

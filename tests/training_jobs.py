@@ -118,6 +118,13 @@ def accelerate(folder: Path) -> Result:
             found[f"DataLoader dispatch={dispatch} workers={num_workers}"] = epochs
             with pytest.raises(StateError, match="Accelerate"):
                 dealt.state_dict()
+            restored = dataset(folder, 48, **options)
+            restored.load_state_dict({**restored.state_dict(), "epoch": 1, "position": 8 * accelerator.num_processes})
+            loader = accelerator.prepare(DataLoader(restored, batch_size=4 if options else None))
+            with pytest.raises(StateError, match=r"stands in epoch 1, .* set_epoch\(1\)"):
+                next(iter(loader))
+            loader.set_epoch(1)
+            found[f"DataLoader dispatch={dispatch} workers={num_workers}, restored"] = [before + labels_of(loader)]
         if accelerator.num_processes > 1:
             topology = Topology(rank=accelerator.process_index, world_size=2)
             twice = accelerator.prepare(DataLoader(dataset(folder, 48, topology=topology, **options)))
