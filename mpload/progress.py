@@ -156,7 +156,7 @@ class SharedProgress:
         rows = slice(None) if worker is None else slice(worker, worker + 1)
         if worker is None and not self.is_dealt:
             self._check_same(0, self.topology)
-        self._table[rows, _NEXT] = torch.tensor([epoch.seed, epoch.number, epoch.position])
+        self._table[rows, _NEXT] = torch.tensor([epoch.seed, epoch.number, epoch.position], device="cpu")
         self._table[rows, _READER] = 0
 
     def begin(self, *, worker: int, num_workers: int) -> Epoch:
@@ -180,7 +180,8 @@ class SharedProgress:
         place = epoch.seed, epoch.number, epoch.position
         following = epoch.seed, epoch.number + 1, 0
         is_dealt = self._topology is None and reader() is Reader.DEALER
-        row = torch.tensor([*following, *place, os.getpid(), topology.rank, topology.world_size, is_dealt])
+        cells = [*following, *place, os.getpid(), topology.rank, topology.world_size, is_dealt]
+        row = torch.tensor(cells, device="cpu")  # whatever the default device is
         self._table[worker] = row
         # Rows beyond num_workers have no worker of their own in this epoch: whoever uses them later goes on from here.
         self._table[num_workers:] = row
@@ -210,7 +211,10 @@ def _where_others_find_it(table: torch.Tensor) -> torch.Tensor:
     """Return a table in memory that spawned processes share too, where there is some; unchanged if it is."""
     if table.is_shared():  # type: ignore[no-untyped-call]
         return table
-    try:
-        return table.clone().share_memory_()  # type: ignore[no-any-return,no-untyped-call]
+    try:  # `share_memory_` would copy with OpenMP's threads, and wait for ever in a forked process, which has none
+        shared = torch.UntypedStorage._new_shared(table.nbytes)  # noqa: SLF001  as torch's own collate does
     except RuntimeError:  # no /dev/shm, or a full one: some containers have none
         return table
+    found = torch.empty(0, dtype=torch.int64, device="cpu").set_(shared).reshape(_SHAPE)
+    found.numpy()[:] = table.numpy()
+    return found

@@ -4,6 +4,8 @@ import copy
 import itertools
 import json
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -466,3 +468,25 @@ def test_dicts_hold_the_columns_by_their_names(folder: Path, batch_size: int | N
         assert list(named) == ["number", "label"]
         assert torch.equal(named["number"], values[0])
         assert np.array_equal(named["label"], values[1])
+
+
+def test_a_dataset_can_be_made_in_a_process_that_was_forked_after_openmp_had_threads(folder: Path) -> None:
+    index = numbers_index(folder, 10)
+    script = (
+        "import os, signal, sys, torch, mpload\n"
+        "torch.set_num_threads(2)\n"
+        "torch.ones(1 << 20).add_(1)\n"
+        "if os.fork() == 0:\n"
+        "    signal.alarm(60)\n"
+        "    mpload.MPDataset(sys.argv[1], decode=mpload.RawBytes())\n"
+        "    os._exit(0)\n"
+        "sys.exit(os.wait()[1])\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script, str(index)], check=False, timeout=100)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_default_device_changes_no_batch(folder: Path, num_workers: int) -> None:
+    with torch.device("meta"), MPLoader(numbers(folder, 10), num_workers=num_workers) as loader:
+        assert ids(loader) == ids(numbers(folder, 10))
