@@ -211,8 +211,9 @@ def _where_others_find_it(table: torch.Tensor) -> torch.Tensor:
     """Return a table in memory that spawned processes share too, where there is some; unchanged if it is."""
     if table.is_shared():  # type: ignore[no-untyped-call]
         return table
-    try:  # `share_memory_` would copy with OpenMP's threads, and wait for ever in a forked process, which has none
-        shared = torch.UntypedStorage._new_shared(table.nbytes)  # noqa: SLF001  as torch's own collate does
+    # As torch's own collate does. `share_memory_` would copy with OpenMP's threads, and a forked process has none.
+    try:
+        shared = torch.UntypedStorage._new_shared(table.nbytes)  # type: ignore[no-untyped-call]  # noqa: SLF001
     except RuntimeError:  # no /dev/shm, or a full one: some containers have none
         return table
     found = torch.empty(0, dtype=torch.int64, device="cpu").set_(shared).reshape(_SHAPE)
