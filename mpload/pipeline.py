@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.augment import GlobalGenerators, SampleRng, adapt_transform, seed_generators, seeds_generators, takes_images
+from mpload.batch import Batch, Sample, columns_of_samples
 from mpload.decode import ImageDecoder, NumpyDecoder, RandomResizedCrop, RawBytes, ResizeCenterCrop
 from mpload.errors import MploadError, SampleError, StorageError, cause_of
 from mpload.gpudecode import GpuDecode
@@ -25,7 +26,7 @@ from mpload.storage.local import LocalStorage, PageCache
 from mpload.storage.ranges import ByteRange, merged
 from mpload.units import KIB
 
-__all__ = ["Batch", "PageStorage", "Pipeline", "Sample", "SampleCache", "StageTimes", "Storage", "stack"]
+__all__ = ["PageStorage", "Pipeline", "SampleCache", "StageTimes", "Storage"]
 
 _BLOCK_GAP_BYTES = 64 * KIB
 _DECODE, _TRANSFORM, _GLOBALS = 0, 1, 3  # streams of a sample's randomness; map-style datasets have 2
@@ -33,9 +34,6 @@ _IMAGE_DECODERS = (ImageDecoder, RandomResizedCrop, ResizeCenterCrop, GpuDecode)
 _OUR_DECODERS = frozenset({*_IMAGE_DECODERS, RawBytes, NumpyDecoder})
 _FILES = frozenset({ColumnType.PATH, ColumnType.SPAN})
 _LOOKED_AT = 4  # samples that are searched for masks before the first epoch
-
-Sample = tuple[Any, ...]
-"""One value per column of the index: what the decoder or transform made of a source, else the cell."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,19 +43,6 @@ class StageTimes:
     read_ns: int = 0
     decode_ns: int = 0
     transform_ns: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """Samples side by side, column by column.
-
-    A column is an array [n, ...] where its values have one shape (images: uint8 [n, H, W, 3]; int: int64 [n]; float:
-    float64 [n]), else a list of n values (bytes, strings, arrays of various shapes).
-    """
-
-    sample_ids: NDArray[np.int64]
-    """int64 [n]: the samples that are in the batch, after skipping and substituting."""
-    columns: tuple[NDArray[Any] | list[Any], ...]
 
 
 class Pipeline:
@@ -162,6 +147,8 @@ class Pipeline:
             SampleError: a sample failed and the policy is to raise, or no substitute for it was any better.
             TooManyBadSamples: more failed than the policy allows.
         """
+        if not len(sample_ids) and not self.writes_in_place:
+            return self._empty_batch()
         outs = None
         if self.writes_in_place:
             assert self.output_shape is not None
@@ -181,13 +168,19 @@ class Pipeline:
             raise SampleError(
                 f"{self.index.path}: all {len(sample_ids)} samples of a batch failed; see the error report"
             )
-        columns = [
-            stack([sample[number] for sample in made], DTYPES.get(column.type))
-            for number, column in enumerate(self.index.columns)
-        ]
+        columns = columns_of_samples(made, self.index.columns)
         for number, out in zip(self.sources, outs or (), strict=False):
             columns[number] = out[: len(made)]
         return Batch(sample_ids=np.array(ids, np.int64), columns=tuple(columns))
+
+    def _empty_batch(self) -> Batch:
+        """Return a batch of no samples, with the types and shapes of one of the first sample, if that can be made."""
+        made = None
+        if len(self.index):
+            with suppress(MploadError), self.lent_generators():
+                made = self.sample(self.index[0], seed=0, epoch=0, on_bad=lambda _: None)
+        columns = columns_of_samples([] if made is None else [made[1]], self.index.columns)
+        return Batch(sample_ids=np.empty(0, np.int64), columns=tuple(column[:0] for column in columns))
 
     def lent_generators(self) -> AbstractContextManager[None]:
         """Lend the process's global generators to `sample`, where callables of the user's may draw from them."""
@@ -383,14 +376,3 @@ def _takes(function: Callable[..., Any], name: str) -> bool:
         return name in inspect.signature(function).parameters
     except (TypeError, ValueError):  # builtins that have no signature
         return False
-
-
-def stack(values: list[Any], dtype: type[np.number[Any]] | None) -> NDArray[Any] | list[Any]:
-    """Put the values of a column side by side: an array where they have one shape and type, else the list itself."""
-    if dtype is not None:
-        return np.array(values, dtype)
-    alike = {(value.shape, value.dtype) if isinstance(value, np.ndarray) else None for value in values}
-    return np.stack(values) if len(alike) == 1 and None not in alike else values
-
-
-DTYPES: dict[ColumnType, type[np.number[Any]]] = {ColumnType.INT: np.int64, ColumnType.FLOAT: np.float64}

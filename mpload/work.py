@@ -12,13 +12,14 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from mpload.batch import DTYPES, Sample, stack
 from mpload.cache.opened import OpenCache
 from mpload.decode import ImageDecoder, RawBytes
 from mpload.errors import ArgumentError, MploadError, SampleError
 from mpload.index.index import Record
 from mpload.index.text import MAX_LINE_BYTES
 from mpload.order import Order, OrderChoice
-from mpload.pipeline import DTYPES, Pipeline, Sample, stack
+from mpload.pipeline import Pipeline
 from mpload.policy import BadSample
 from mpload.sharding import Plan, Tail, Topology
 from mpload.transport.batches import BatchTask

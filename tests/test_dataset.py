@@ -1,5 +1,6 @@
 """MPDataset: the same batches everywhere, once per epoch, resumed exactly."""
 
+import contextlib
 import copy
 import itertools
 import json
@@ -490,3 +491,37 @@ def test_a_dataset_can_be_made_in_a_process_that_was_forked_after_openmp_had_thr
 def test_a_default_device_changes_no_batch(folder: Path, num_workers: int) -> None:
     with torch.device("meta"), MPLoader(numbers(folder, 10), num_workers=num_workers) as loader:
         assert ids(loader) == ids(numbers(folder, 10))
+
+
+@pytest.mark.parametrize("num_workers", [None, 0, 1])
+@pytest.mark.parametrize("shape", [(), (2, 3)])
+def test_a_batch_of_no_samples_has_their_type_and_shape(
+    folder: Path, num_workers: int | None, shape: tuple[int, ...]
+) -> None:
+    def decode(data: bytes) -> Any:
+        return np.full(shape, number_in(data), np.int32)
+
+    dataset = MPDataset(
+        numbers_index(folder, 43), decode=decode, batch_size=4, tail="ragged", topology=Topology(rank=1, world_size=2)
+    )
+    with contextlib.ExitStack() as opened:
+        loader = dataset if num_workers is None else opened.enter_context(MPLoader(dataset, num_workers=num_workers))
+        numbers, labels = list(loader)[-1]
+    assert (numbers.shape, numbers.dtype) == ((0, *shape), torch.int32)
+    assert (labels.shape, labels.dtype) == ((0,), torch.int64)
+
+
+def test_a_batch_of_no_samples_comes_where_the_first_sample_is_bad_too(folder: Path, tmp_path: Path) -> None:
+    def decode(data: bytes) -> Any:
+        number = number_in(data)
+        if number == 0:
+            raise ValueError("bad")
+        return number
+
+    dataset = MPDataset(
+        numbers_index(folder, 43), decode=decode, batch_size=4, tail="ragged", topology=Topology(rank=1, world_size=2),
+        on_error=ErrorPolicy(action="skip", report=tmp_path / "report.jsonl"),
+    )  # fmt: skip
+    numbers, labels = list(dataset)[-1]
+    assert len(numbers) == len(labels) == 0
+    assert not (tmp_path / "report.jsonl").exists()

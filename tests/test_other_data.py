@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
+from mpload.batch import Batch
 from mpload.decode import NumpyDecoder
 from mpload.errors import ArgumentError, DecodeError
 from mpload.index.opening import open_index
-from mpload.pipeline import Batch, Pipeline
+from mpload.pipeline import Pipeline
 from mpload.policy import ErrorPolicy
 
 NUMBERS = st.one_of(
