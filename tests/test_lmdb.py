@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -154,9 +155,10 @@ def test_a_file_without_an_end_is_not_read_for_ever(tmp_path: Path) -> None:
 
 def test_the_process_that_reads_a_file_ends_with_whoever_asked(tmp_path: Path) -> None:
     path = make_lmdb(tmp_path / "a", many_values(20_000))
+    before = psutil.Process().children()
     values = scan_lmdb(str(path), whole=[""])
     assert next(values) == (b"000000.jpg", image(0))
-    (child,) = psutil.Process().children()
+    (child,) = set(psutil.Process().children()) - set(before)
     values.close()
     assert not child.is_running()
 
@@ -364,9 +366,14 @@ def test_a_file_that_is_cut_while_workers_read_it_is_bad_samples_and_not_the_end
             with pytest.raises(SampleError, match=r"000\d{3}\.jpg@a.*(SIGBUS|its pages take)"):
                 list(loader)
             return
-        with warnings.catch_warnings():
+        found = []
+        with (
+            warnings.catch_warnings(),
+            suppress(SampleError),
+        ):  # a chunk may be as large as a batch: all of it is bad then
             warnings.simplefilter("ignore", MploadWarning)
-            found = [value for batch in loader for value in batch]
+            for batch in loader:
+                found += batch
     bad = [json.loads(line) for line in (tmp_path / "bad.jsonl").read_text().splitlines()]
     assert 0 < len(bad) < 400
     assert len(found) == 400 - len(bad)

@@ -128,6 +128,17 @@ def test_an_answer_fits_a_message_whatever_went_wrong() -> None:
     assert len(Answer(worker=0, serial=1, failures=failures).encode()) < 200_000
 
 
+def test_samples_that_fail_alike_all_keep_their_causes() -> None:
+    failures = tuple(
+        Failure(sample=n, cause=f"{n}: " + "as the others do " * 20, details={"traceback": f"line {n}\n" * 100})
+        for n in range(256)
+    )
+    answer = Answer(worker=0, serial=1, failures=failures)
+    message = answer.encode()
+    assert len(message) < 200_000
+    assert Answer.decode(message) == answer
+
+
 def test_a_cause_names_foreign_errors() -> None:
     assert cause_of(ValueError("no")) == "ValueError: no"
     assert cause_of(DecodeError("no JPEG")) == "no JPEG"

@@ -259,7 +259,8 @@ class ZygoteProcess:
             status = self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:  # it has closed its socket, and lives on
             self._process.kill()
-            status = self._process.wait()
+            self._process.wait()
+            return "it closed its connection, and went on"
         if not status and signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
             return _UNKNOWN_END
         return describe_status(status)

@@ -4,7 +4,8 @@ import builtins
 import json
 import struct
 import traceback
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -15,8 +16,13 @@ from mpload.errors import SampleError, WorkerError, WorkerTraceback, cause_of
 __all__ = ["Answer", "Failure", "Timings", "cannot_open", "cause_of", "told_of"]
 
 _HEAD = struct.Struct("<8q")
-_TEXT_CHARACTERS = 16_000
-"""Of all failures in an answer: with JSON's escapes it stays below the 208 KiB that a socket takes at once."""
+_TEXT_CHARACTERS = 1_000_000, 16_000
+"""Of all failures in an answer. Compressed, the first stays below `_MESSAGE_BYTES` where failures are alike, as they
+mostly are; the second always does, with JSON's escapes too."""
+_CAUSE_CHARACTERS = 8_000
+"""Of one failure's cause, and of its traceback."""
+_MESSAGE_BYTES = 200_000
+"""A socket takes 208 KiB at once."""
 
 _GAP = "\n...\n"
 
@@ -107,6 +113,24 @@ def _shortened(trace: str, room: int) -> str:
     return trace[:half] + _GAP + trace[-half:] if half > 0 else ""
 
 
+def _written(failures: Sequence[Failure], num_characters: int) -> list[tuple[int, str, str, str]]:
+    """Return place, cause, details (as JSON) and traceback of each failure, in so many characters together."""
+    limit = min(_CAUSE_CHARACTERS, num_characters // (2 * len(failures)))  # the other half is for tracebacks
+    texts: list[tuple[int, str, str]] = []
+    for failure in failures:
+        told = {name: value for name, value in failure.details.items() if name != "traceback"}
+        details = json.dumps(told, default=str)
+        if len(failure.cause) + len(details) > limit:
+            details = json.dumps({name: True for name, value in told.items() if value is True})
+        texts.append((failure.sample, failure.cause[:limit], details))
+    left = num_characters - sum(len(cause) + len(details) for _, cause, details in texts)
+    share = left // (2 * len(texts))
+    rooms = [left // 2 + share, *[share] * (len(texts) - 1)]  # it is most often the first one that is raised
+    traces = [str(failure.details.get("traceback", "")) for failure in failures]
+    traces = [_shortened(trace, min(_CAUSE_CHARACTERS, room)) for trace, room in zip(traces, rooms, strict=True)]
+    return [(*text, trace) for text, trace in zip(texts, traces, strict=True)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """A chunk is done, or (serial 0) a worker could not open what it works with."""
@@ -123,20 +147,11 @@ class Answer:
         head = _HEAD.pack(self.worker, self.serial, *numbers, times.num_cache_hits, times.num_cache_misses)
         if not self.failures:
             return head
-        limit = _TEXT_CHARACTERS // (2 * len(self.failures))  # the other half is for tracebacks
-        texts: list[tuple[int, str, str]] = []
-        for failure in self.failures:
-            told = {name: value for name, value in failure.details.items() if name != "traceback"}
-            details = json.dumps(told, default=str)
-            if len(failure.cause) + len(details) > limit:
-                details = json.dumps({name: True for name, value in told.items() if value is True})
-            texts.append((failure.sample, failure.cause[:limit], details))
-        left = _TEXT_CHARACTERS - sum(len(cause) + len(details) for _, cause, details in texts)
-        share = left // (2 * len(texts))
-        rooms = [left // 2 + share, *[share] * (len(texts) - 1)]  # it is most often the first one that is raised
-        traces = [str(failure.details.get("traceback", "")) for failure in self.failures]
-        traces = [_shortened(trace, room) for trace, room in zip(traces, rooms, strict=True)]
-        return head + json.dumps([(*text, trace) for text, trace in zip(texts, traces, strict=True)]).encode()
+        for num_characters in _TEXT_CHARACTERS:
+            told = zlib.compress(json.dumps(_written(self.failures, num_characters)).encode(), level=1)
+            if len(told) <= _MESSAGE_BYTES:
+                break
+        return head + told
 
     @classmethod
     def decode(cls, message: bytes | bytearray) -> "Answer":
@@ -144,7 +159,7 @@ class Answer:
         worker, serial, read_ns, decode_ns, transform_ns, total_ns, hits, misses = _HEAD.unpack_from(message)
         failures: tuple[Failure, ...] = ()
         if len(message) > _HEAD.size:
-            texts = json.loads(message[_HEAD.size :])
+            texts = json.loads(zlib.decompress(message[_HEAD.size :]))
             failures = tuple(
                 Failure(sample=s, cause=cause, details=json.loads(d) | ({"traceback": trace} if trace else {}))
                 for s, cause, d, trace in texts
