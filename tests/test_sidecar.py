@@ -577,3 +577,17 @@ def test_building_waits_for_nobody_who_died(tmp_path: Path) -> None:
     start = time.monotonic()
     assert len(open_index(text)) == 100
     assert time.monotonic() - start < 30
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_opening_an_index_starts_no_thread(tmp_path: Path) -> None:
+    text = make_text(tmp_path / "train.txt", 10)
+    open_index(text)
+    script = (
+        "import os, sys, mpload.index.sidecar\n"
+        "before = os.listdir('/proc/self/task')\n"
+        "mpload.open_index(sys.argv[1])\n"
+        "print(len(os.listdir('/proc/self/task')) - len(before))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, text], capture_output=True, text=True, check=True)
+    assert done.stdout == "0\n"

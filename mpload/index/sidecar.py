@@ -40,6 +40,8 @@ SIDECAR_VERSION = 2
 _LOCK_SECONDS = 3600.0
 _CHECKS = "mpload.checks"
 _TOTALS = b"mpload.totals"
+_ARROW, _END_BYTES = b"ARROW1\0\0", 10
+"""How an Arrow file begins; its last bytes are the footer's length and the first six of these."""
 _MAX_HEAD_BYTES = 4096
 """What a record batch's message holds above its rows besides the checksums."""
 _SMALL_BYTES = 4 * MIB
@@ -313,9 +315,25 @@ def _locate(path: Path, text: Path, header: Header) -> SidecarLayout:
     return layout
 
 
+def _footer(file: BinaryIO) -> pa.BufferReader:
+    """Return the end of an Arrow file, which says all that a reader wants to know at first.
+
+    From a file Arrow would read it by threads of its own: no process that may fork should have them, and with
+    pyarrow 17 they abort a process that ends soon.
+    """
+    num_bytes = file.seek(0, os.SEEK_END)
+    file.seek(max(0, num_bytes - _END_BYTES))
+    end = file.read()
+    footer_bytes = int.from_bytes(end[:4], "little")
+    if len(end) != _END_BYTES or footer_bytes > num_bytes - _END_BYTES:
+        raise ValueError("it is cut off")
+    file.seek(num_bytes - _END_BYTES - footer_bytes)
+    return pa.BufferReader(_ARROW + file.read())
+
+
 def _read(path: Path, text: Path, header: Header) -> SidecarLayout:
     with open(path, "rb", opener=_open_at_once) as file:
-        metadata = dict(pa.ipc.open_file(file).schema.metadata or {})
+        metadata = dict(pa.ipc.open_file(_footer(file)).schema.metadata or {})
     if metadata[b"mpload.version"] != str(SIDECAR_VERSION).encode():
         raise SidecarError(f"{path}: has version {metadata[b'mpload.version']!r}, not {SIDECAR_VERSION}")
     totals = json.loads(metadata.pop(_TOTALS))
