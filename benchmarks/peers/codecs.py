@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 __all__ = ["codec"]
@@ -44,7 +45,9 @@ def codec(library: str) -> str:
 
 
 def _found(pattern: str) -> Iterator[Path]:
-    for folder in sys.path:
+    spec = find_spec(pattern.partition("/")[0])  # an editable install lies in no folder of sys.path
+    places = spec.submodule_search_locations if spec is not None else None
+    for folder in (*(Path(place).parent for place in places or ()), *sys.path):
         yield from sorted(Path(folder).glob(pattern))
 
 
