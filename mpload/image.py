@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 MAX_PIXELS: Final = 178_956_970  # where Pillow calls an image a decompression bomb: 0.5 GB of RGB
-MAX_SCANS: Final = 64  # encoders write about ten, each of which goes over the whole picture
+MAX_SCANS: Final = 64  # encoders write about ten, and decoding each one touches the whole picture
 MAX_PIXELS_PER_BYTE: Final = 100_000  # a blank page by CCITT takes a bit a row: 8 times its width; a PNG comes to 8,258
 _ALWAYS_PLAUSIBLE_PIXELS = 1 << 24
 MAX_BYTES: Final = GIB  # which holds that many pixels stored plainly, 16 bits a channel

@@ -17,7 +17,7 @@ _ALIGN_BYTES = 256
 
 
 _PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
-"""Classes of which batches hold many, and which are never gone through."""
+"""Classes that hold no tensors. Batches contain many of them, so they are skipped."""
 
 
 def map_tensors(batch: Any, function: Callable[[torch.Tensor], Any]) -> Any:

@@ -89,7 +89,7 @@ class Header:
 def check_label(header: Header, cells: Sequence[Cell]) -> None:
     """Raise `ValueError` where the label of a line is beyond the classes that the index names.
 
-    Labels below 0 are of no class: what losses are told to ignore.
+    Labels below 0 have no class. Losses use them for samples to ignore.
     """
     if header.classes and header.label_column is not None:
         label = cells[header.label_column]
