@@ -131,7 +131,7 @@ def test_a_zygote_that_hangs_up_and_lives_on_is_ended(monkeypatch: pytest.Monkey
 
     class HangsUp(Numbers):
         def __reduce__(self) -> Any:
-            return exec, ("import os, time; os.closerange(3, 100); time.sleep(3600)",)
+            return exec, ("import os, time; os.closerange(3, os.sysconf('SC_OPEN_MAX')); time.sleep(3600)",)
 
     with leaves_nothing(), pytest.raises(WorkerError, match="closed its connection"):
         WorkerPool(HangsUp(), LAYOUT, num_slots=2, num_workers=1, options=PoolOptions(start_timeout_seconds=60))
