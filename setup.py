@@ -11,7 +11,7 @@ def extension(name: str, *, libraries: tuple[str, ...] = ()) -> Extension:
     """Return how the module `mpload.<name>` is built."""
     return Extension(
         f"mpload.{name}",
-        sources=[f"mpload/{name}.c"],
+        sources=[f"mpload/{name.replace('.', '/')}.c"],
         libraries=list(libraries),
         define_macros=[("Py_LIMITED_API", "0x030B0000")] if stable_abi else [],
         extra_compile_args=["-O3"],
@@ -21,6 +21,6 @@ def extension(name: str, *, libraries: tuple[str, ...] = ()) -> Extension:
 
 
 setup(
-    ext_modules=[extension("_jpeg", libraries=("jpeg", "m")), extension("_files")],
+    ext_modules=[extension("images._jpeg", libraries=("jpeg", "m")), extension("storage._files")],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if stable_abi else {},
 )

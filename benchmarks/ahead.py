@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from records import latest
 from standings import standings
 
-from mpload.benching.memory import Outcome
+from mpload.tools.bench.memory import Outcome
 from mpload.units import format_bytes, format_count, format_seconds
 
 __all__ = ["ahead"]

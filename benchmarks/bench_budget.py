@@ -26,11 +26,11 @@ import simplejpeg  # type: ignore[import-untyped]
 from records import write_record
 
 from mpload.cli.photos import SCENES, photo
-from mpload.memory import anonymous_bytes, sum_memory, tree_memory
+from mpload.memory.usage import anonymous_bytes, sum_memory, tree_memory
 from mpload.units import parse_bytes
 
 sys.path.append(str(Path(__file__).parents[1]))
-from tests.containers import Container, memory_container
+from tests.support.containers import Container, memory_container
 
 NUM_PHOTOS = 200
 PHOTO_SIDE = 96

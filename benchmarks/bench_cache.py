@@ -28,12 +28,12 @@ import numpy as np
 from records import RECORDS, write_record
 
 import mpload
-from mpload.pipeline import Pipeline
-from mpload.policy import ErrorPolicy
+from mpload.samples.pipeline import Pipeline
+from mpload.samples.policy import ErrorPolicy
 from mpload.storage.ranges import ByteRange
 
 sys.path.append(str(Path(__file__).parents[1]))
-from tests.photos import make_photo_tree
+from tests.support.photos import make_photo_tree
 
 FRACTIONS = tuple(round(0.1 * step, 1) for step in range(1, 11))
 SAMPLE_BYTES = (4_000, 110_000)

@@ -65,7 +65,7 @@ def loader_batches(batch_samples: int, num_batches: int) -> Iterator[Any]:
     from unittest.mock import patch
 
     import mpload
-    from mpload.sources import IndexSource
+    from mpload.loader.index_source import IndexSource
 
     def idle(_: IndexSource) -> Writes:
         return Writes(pixels=False)

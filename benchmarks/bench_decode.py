@@ -36,17 +36,17 @@ import simplejpeg  # type: ignore[import-untyped]
 from PIL import Image
 from records import write_record
 
-from mpload.augment import SampleRng
-from mpload.decode import RandomResizedCrop, backend, random_crop_box
-from mpload.image import Box, View, open_image
-from mpload.index.build import build_index
+from mpload.images.decoders import RandomResizedCrop, jpeg_backend, random_crop_box
+from mpload.images.image import Box, View, open_image
+from mpload.images.jpeg import Jpeg
 from mpload.index.opening import open_index
-from mpload.jpeg import Jpeg
-from mpload.pipeline import Pipeline
-from mpload.policy import ErrorPolicy
+from mpload.ingest.build import build_index
+from mpload.plan.sample_rng import SampleRng
+from mpload.samples.pipeline import Pipeline
+from mpload.samples.policy import ErrorPolicy
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.photos import make_photo_tree
+from tests.support.photos import make_photo_tree
 
 SIZE = 224
 TURN = 25
@@ -211,7 +211,7 @@ def main() -> None:
             "mpload_simplejpeg": python,
             "mpload_simplejpeg_antialias": pipeline(RandomResizedCrop(SIZE, backend="simplejpeg", antialias=True)),
         }
-        is_native = backend().startswith("native")
+        is_native = jpeg_backend().startswith("native")
         if is_native:
             pipelines["mpload_native"] = pipeline(RandomResizedCrop(SIZE, backend="native"))
             pipelines["mpload_native_antialias"] = pipeline(RandomResizedCrop(SIZE, backend="native", antialias=True))
@@ -225,7 +225,7 @@ def main() -> None:
         else:
             found = measure(contestants, num_images=num_images, rounds=rounds)
         mean_bytes = round(statistics.mean(path.stat().st_size for path in views.paths))
-    case = {"num_images": num_images, "mean_bytes": mean_bytes, "rounds": rounds, "backend": backend()}
+    case = {"num_images": num_images, "mean_bytes": mean_bytes, "rounds": rounds, "backend": jpeg_backend()}
     best = {name: times.min(axis=0).mean() for name, times in found.items()}
     for name, times in found.items():
         figures = {"best_us": best[name], "median_us": statistics.median(times.mean(axis=1))}

@@ -104,7 +104,7 @@ def photo_dataset(
     folder: Path, batch_samples: int, num_images: int, decode: Callable[..., Any] | None = None
 ) -> MPDataset:
     sys.path.insert(0, str(ROOT))
-    from tests.photos import make_photo_tree
+    from tests.support.photos import make_photo_tree
 
     make_photo_tree(folder / "train", num_images=num_images, num_classes=8, seed=0)
     return MPDataset(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from records import write_record
 
-from mpload.benching.lists import write_list
+from mpload.tools.bench.sample_lists import write_list
 
 PREAMBLE = """
 import json, os, resource, sys, time
@@ -24,7 +24,7 @@ import numpy as np
 from mpload.index.opening import open_index
 from mpload.index.scan import Scan
 from mpload.index.text import read_header
-from mpload.memory import process_memory
+from mpload.memory.usage import process_memory
 path = Path(sys.argv[1])
 clock = time.perf_counter
 def timed(function):

@@ -40,7 +40,7 @@ from mpload.storage.ranges import ByteRange
 from mpload.units import KIB, MIB
 
 sys.path.append(str(Path(__file__).parents[1]))
-from tests.photos import make_photo_tree
+from tests.support.photos import make_photo_tree
 
 NUM_WORKERS = 2
 BATCH_SAMPLES = 64

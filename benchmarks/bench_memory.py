@@ -15,8 +15,8 @@ from pathlib import Path
 from records import RECORDS, write_record
 from report import memory_results
 
-from mpload.benching.memory import LOADER_NAMES, MemoryResult, all_cases, measure_memory
-from mpload.benching.memory_report import draw_memory, memory_tables
+from mpload.tools.bench.memory import LOADER_NAMES, MemoryResult, all_cases, measure_memory
+from mpload.tools.bench.memory_report import draw_memory, memory_tables
 from mpload.units import parse_bytes
 
 

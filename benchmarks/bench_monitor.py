@@ -33,7 +33,7 @@ sys.stdin.read()
 
 WATCH = """
 import json, sys, time
-from mpload.monitor import MemoryMonitor
+from mpload.memory.monitor import MemoryMonitor
 pid, seconds = int(sys.argv[1]), float(sys.argv[2])
 monitor = MemoryMonitor(pid, interval_seconds=1.0)
 monitor.read()

@@ -17,7 +17,7 @@ from itertools import product
 import numpy as np
 from records import write_record
 
-from mpload.order import BlockShuffle, OrderChoice, Sequential, Shuffle
+from mpload.plan.order import BlockShuffle, OrderChoice, Sequential, Shuffle
 
 CHOICES: dict[str, OrderChoice] = {
     choice.spec: choice

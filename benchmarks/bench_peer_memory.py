@@ -32,11 +32,11 @@ import psutil
 from contestants import BATCH_SIZE, ENTRIES, CannotRunError, Entry, environment, running
 from records import RECORDS, latest, write_record
 
-from mpload.benching.memory import Outcome
 from mpload.index.opening import open_index
-from mpload.machine import available_bytes
-from mpload.memory import sum_memory
-from mpload.processes import ProcessTree
+from mpload.memory.machine import available_bytes
+from mpload.memory.process_tree import ProcessTree
+from mpload.memory.usage import sum_memory
+from mpload.tools.bench.memory import Outcome
 from mpload.units import GIB, format_bytes
 
 NUM_BATCHES = 500

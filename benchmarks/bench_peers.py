@@ -44,7 +44,7 @@ from contestants import (
 )
 from records import code_digest, write_record
 
-from mpload.monitor import MemoryMonitor
+from mpload.memory.monitor import MemoryMonitor
 
 QUICK_MODULES = {"ours", "bare", "stock"}
 REST_SECONDS = 1.0

@@ -146,7 +146,7 @@ def main() -> None:
         print(json.dumps(measure(**json.loads(arguments.case))))
         return
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    from tests.s3 import s3_server
+    from tests.support.s3 import s3_server
 
     num_reads = 100 if arguments.quick else 600
     found: dict[str, list[dict[str, float]]] = {client: [] for client in CLIENTS}

@@ -247,7 +247,7 @@ def prepare(
 ) -> tuple[dict[Entry, Path], dict[Entry, str]]:
     """Make the photographs and what contestants want instead; return who can run, and who cannot and why."""
     sys.path.insert(0, str(HERE.parent))
-    from tests.photos import make_photo_tree
+    from tests.support.photos import make_photo_tree
 
     if not (data / "photos").exists():
         make_photo_tree(data / "photos", num_images=num_images, num_classes=10, seed=0, grain=10)

@@ -6,7 +6,7 @@
 
 #define _GNU_SOURCE
 #define MPLOAD_JPEG_WITHOUT_PYTHON
-#include "../mpload/_jpeg.c"
+#include "../mpload/images/_jpeg.c"
 
 #include <fcntl.h>
 #include <time.h>

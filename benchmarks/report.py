@@ -16,8 +16,8 @@ from ahead import ahead
 from records import Record, latest
 from standings import Standing, standings
 
-from mpload.benching.memory import MemoryCase, MemoryResult, Outcome
-from mpload.benching.memory_report import memory_tables
+from mpload.tools.bench.memory import MemoryCase, MemoryResult, Outcome
+from mpload.tools.bench.memory_report import memory_tables
 from mpload.units import format_bytes, format_count, format_seconds
 
 README = Path(__file__).parents[1] / "README.md"

@@ -7,73 +7,71 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mpload.budget import MemoryBudget
-    from mpload.cache.choice import PartialCache
-    from mpload.dataset import MPDataset
-    from mpload.decode import ImageDecoder, NumpyDecoder, RandomResizedCrop, RawBytes, ResizeCenterCrop
     from mpload.device.prefetcher import DevicePrefetcher
     from mpload.device.seeding import PerSample
     from mpload.errors import MploadError, MploadWarning
-    from mpload.gpudecode import GpuDecode
-    from mpload.image import Limits
-    from mpload.index.build import build_index
+    from mpload.images.decoders import ImageDecoder, NumpyDecoder, RandomResizedCrop, RawBytes, ResizeCenterCrop
+    from mpload.images.gpu_decode import GpuDecode
+    from mpload.images.image import Limits
+    from mpload.images.jpeg import jpeg_backend
     from mpload.index.columns import Span
-    from mpload.index.folders import FolderOptions
     from mpload.index.index import Index, Record
-    from mpload.index.merge import merge_indexes
     from mpload.index.opening import open_index
-    from mpload.loader import MPLoader
-    from mpload.monitor import MemoryMonitor
-    from mpload.order import BlockShuffle, Sequential, Shuffle
-    from mpload.packed import PackOptions
-    from mpload.packing import pack_index, verify_pack
-    from mpload.policy import ErrorPolicy
-    from mpload.sharding import Topology
-    from mpload.topology import detect_topology
-    from mpload.writers import JsonLinesWriter, PrometheusWriter, TensorBoardWriter
+    from mpload.ingest.build import build_index
+    from mpload.ingest.folder_options import FolderOptions
+    from mpload.ingest.merge import merge_indexes
+    from mpload.loader.dataset import MPDataset
+    from mpload.loader.loader import MPLoader
+    from mpload.memory.budget import MemoryBudget
+    from mpload.memory.monitor import MemoryMonitor
+    from mpload.plan.order import BlockShuffle, Sequential, Shuffle
+    from mpload.plan.topology import Topology, detect_topology
+    from mpload.samples.cache.choice import PartialCache
+    from mpload.samples.policy import ErrorPolicy
+    from mpload.telemetry.writers import JsonLinesWriter, PrometheusWriter, TensorBoardWriter
+    from mpload.tools.pack.options import PackOptions
+    from mpload.tools.pack.packing import pack_index, verify_pack
 
 __version__ = "0.1.0"
 
 _MODULES = {
-    "BlockShuffle": "mpload.order",
+    "BlockShuffle": "mpload.plan.order",
     "DevicePrefetcher": "mpload.device.prefetcher",
-    "ErrorPolicy": "mpload.policy",
-    "FolderOptions": "mpload.index.folders",
-    "GpuDecode": "mpload.gpudecode",
-    "ImageDecoder": "mpload.decode",
+    "ErrorPolicy": "mpload.samples.policy",
+    "FolderOptions": "mpload.ingest.folder_options",
+    "GpuDecode": "mpload.images.gpu_decode",
+    "ImageDecoder": "mpload.images.decoders",
     "Index": "mpload.index.index",
-    "JsonLinesWriter": "mpload.writers",
-    "Limits": "mpload.image",
-    "MPDataset": "mpload.dataset",
-    "MPLoader": "mpload.loader",
-    "MemoryBudget": "mpload.budget",
-    "MemoryMonitor": "mpload.monitor",
+    "JsonLinesWriter": "mpload.telemetry.writers",
+    "Limits": "mpload.images.image",
+    "MPDataset": "mpload.loader.dataset",
+    "MPLoader": "mpload.loader.loader",
+    "MemoryBudget": "mpload.memory.budget",
+    "MemoryMonitor": "mpload.memory.monitor",
     "MploadError": "mpload.errors",
     "MploadWarning": "mpload.errors",
-    "PartialCache": "mpload.cache.choice",
+    "PartialCache": "mpload.samples.cache.choice",
     "PerSample": "mpload.device.seeding",
-    "PackOptions": "mpload.packed",
-    "NumpyDecoder": "mpload.decode",
-    "PrometheusWriter": "mpload.writers",
-    "RandomResizedCrop": "mpload.decode",
-    "RawBytes": "mpload.decode",
+    "PackOptions": "mpload.tools.pack.options",
+    "NumpyDecoder": "mpload.images.decoders",
+    "PrometheusWriter": "mpload.telemetry.writers",
+    "RandomResizedCrop": "mpload.images.decoders",
+    "RawBytes": "mpload.images.decoders",
     "Record": "mpload.index.index",
-    "ResizeCenterCrop": "mpload.decode",
-    "Sequential": "mpload.order",
-    "Shuffle": "mpload.order",
+    "ResizeCenterCrop": "mpload.images.decoders",
+    "Sequential": "mpload.plan.order",
+    "Shuffle": "mpload.plan.order",
     "Span": "mpload.index.columns",
-    "TensorBoardWriter": "mpload.writers",
-    "Topology": "mpload.sharding",
-    "build_index": "mpload.index.build",
-    "detect_topology": "mpload.topology",
-    "merge_indexes": "mpload.index.merge",
+    "TensorBoardWriter": "mpload.telemetry.writers",
+    "Topology": "mpload.plan.topology",
+    "build_index": "mpload.ingest.build",
+    "detect_topology": "mpload.plan.topology",
+    "jpeg_backend": "mpload.images.jpeg",
+    "merge_indexes": "mpload.ingest.merge",
     "open_index": "mpload.index.opening",
-    "pack_index": "mpload.packing",
-    "verify_pack": "mpload.packing",
+    "pack_index": "mpload.tools.pack.packing",
+    "verify_pack": "mpload.tools.pack.packing",
 }
-
-_SUBMODULES = ("decode",)
-"""Those whose functions are called by their full name: `mpload.decode.backend()`."""
 
 __all__ = [
     "BlockShuffle",
@@ -107,6 +105,7 @@ __all__ = [
     "Topology",
     "build_index",
     "detect_topology",
+    "jpeg_backend",
     "merge_indexes",
     "open_index",
     "pack_index",
@@ -115,8 +114,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _SUBMODULES:
-        return import_module(f"mpload.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module 'mpload' has no attribute {name!r}")
     return getattr(import_module(_MODULES[name]), name)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.photos import make_photo_tree
+from tests.support.photos import make_photo_tree
 
 # How long an example takes says how busy the machine is, and nothing about the law that it tests.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -36,7 +36,7 @@ def pytest_configure() -> None:
     Hear Ctrl-C also where a shell has started the tests in the background: commands under test inherit that.
     """
     if os.environ.get("MPLOAD_TEST_DEVICE") == "late":
-        from tests.latedevice import install
+        from tests.support.late_device import install
 
         install()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

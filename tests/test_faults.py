@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 
 from mpload import ErrorPolicy, MPDataset, MPLoader, Topology
 from mpload.errors import ArgumentError, MploadWarning, SampleError, TooManyBadSamples
-from mpload.memory import anonymous_bytes
+from mpload.memory.usage import anonymous_bytes
 from mpload.transport.batches import PoolOptions
 from mpload.units import MIB
-from tests.containers import memory_container
-from tests.faults import FAULTS, OneByte, OneNumber, fourth_ones_are_bad, leaping, with_noise
-from tests.test_dataset import flat, ids, numbers, numbers_index
-from tests.transport_works import leaves_nothing
+from tests.loader.test_dataset import flat, ids, numbers, numbers_index
+from tests.support.containers import memory_container
+from tests.support.faults import FAULTS, OneByte, OneNumber, fourth_ones_are_bad, leaping, with_noise
+from tests.support.transport_works import leaves_nothing
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
 
@@ -219,8 +219,8 @@ def test_hundreds_of_kills_of_anybody_change_no_bit_of_any_epoch(folder: Path) -
 LARGE = """
 import json, resource, sys, warnings
 from mpload import MPDataset, MPLoader, MploadWarning, Topology
-from tests.decoders import large_number
-from tests.test_dataset import ids
+from tests.support.decoders import large_number
+from tests.loader.test_dataset import ids
 warnings.simplefilter("ignore", MploadWarning)  # the budget cannot foresee 16 MB a batch
 if sys.argv[2] != "0":
     resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[2])))
@@ -277,9 +277,9 @@ LEAKING = """
 import json, sys
 import numpy as np
 from mpload import MPDataset, MPLoader, Topology
-from mpload.memory import process_memory
-from tests.decoders import number_in
-from tests.test_dataset import ids
+from mpload.memory.usage import process_memory
+from tests.support.decoders import number_in
+from tests.loader.test_dataset import ids
 leaked = []
 
 def leak(number):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mpload import Topology
-from tests.test_dataset import ids, numbers, numbers_index
+from tests.loader.test_dataset import ids, numbers, numbers_index
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
 
@@ -28,7 +28,7 @@ JOBS = [
 
 
 def run_job(folder: Path, framework: str, num_ranks: int) -> None:
-    script = [str(Path(__file__).with_name("training_jobs.py")), framework, str(folder)]
+    script = [str(Path(__file__).parent / "support" / "training_jobs.py"), framework, str(folder)]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
     launches_itself = num_ranks == 1 or framework in {"lightning", "ray"}
     environment = {

@@ -1,7 +1,8 @@
 """The batches of a fixed index, seed and epoch, frozen: which samples, in which order, with which random crops.
 
-A difference breaks every running experiment. If it is meant: raise the version in `mpload/order.py`
-or `mpload/augment.py`, run `MPLOAD_REGENERATE=1 python -m pytest tests/test_golden_batches.py`, and tell CHANGELOG.md.
+A difference breaks every running experiment. If it is meant: raise the version in `mpload/plan/order.py`
+or `mpload/plan/sample_rng.py`, run `MPLOAD_REGENERATE=1 python -m pytest tests/test_golden_batches.py`, and say so in
+CHANGELOG.md.
 """
 
 import json
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mpload import BlockShuffle, MPDataset, Topology
-from mpload.decode import random_crop_box
+from mpload.images.decoders import random_crop_box
 
 GOLDEN = Path(__file__).parent / "golden" / "batches.json"
 NUM_SAMPLES = 37

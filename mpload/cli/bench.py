@@ -12,13 +12,21 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mpload.benching.decoders import CROP, DECODE, Speed, draw_speeds, installed_backends, measure_speeds, read_images
-from mpload.benching.memory import LOADER_NAMES, all_cases, measure_memory
-from mpload.benching.memory_report import draw_memory, memory_tables
 from mpload.cli.outputs import check_plot
 from mpload.cli.terminal import progress_bar
 from mpload.errors import ArgumentError
 from mpload.index.opening import open_index
+from mpload.tools.bench.decoders import (
+    CROP,
+    DECODE,
+    Speed,
+    draw_speeds,
+    installed_backends,
+    measure_speeds,
+    read_images,
+)
+from mpload.tools.bench.memory import LOADER_NAMES, all_cases, measure_memory
+from mpload.tools.bench.memory_report import draw_memory, memory_tables
 from mpload.units import format_bytes, format_count, parse_bytes
 
 __all__ = ["bench"]

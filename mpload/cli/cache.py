@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from mpload.cache.folder import CacheFolder, caches_in
 from mpload.cli.terminal import progress_bar
 from mpload.errors import StorageError
+from mpload.samples.cache.folder import CacheFolder, caches_in
 from mpload.units import format_bytes, format_count
 
 __all__ = ["cache"]

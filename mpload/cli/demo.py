@@ -20,19 +20,19 @@ from rich.table import Table
 
 from mpload.cli.photos import SCENES, make_photos
 from mpload.cli.terminal import progress_bar
-from mpload.decode import RandomResizedCrop
 from mpload.errors import SampleError
-from mpload.index.build import build_index
+from mpload.images.decoders import RandomResizedCrop
 from mpload.index.columns import Column, ColumnType
 from mpload.index.index import Index
 from mpload.index.opening import open_index
 from mpload.index.text import format_header, format_line
-from mpload.memory import ProcessMemory, tree_memory
-from mpload.sharding import Topology
+from mpload.ingest.build import build_index
+from mpload.memory.usage import ProcessMemory, tree_memory
+from mpload.plan.topology import Topology
 from mpload.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
-    from mpload.dataset import MPDataset
+    from mpload.loader.dataset import MPDataset
 
 __all__ = ["demo"]
 
@@ -130,7 +130,7 @@ class _Epoch:
 
 def _stream(index: Index, *, num_workers: int, batch_size: int) -> bool:
     """Read three epochs, tell what happened, and return whether all was as it must be."""
-    from mpload.dataset import MPDataset  # noqa: PLC0415  torch is loaded here and not before
+    from mpload.loader.dataset import MPDataset  # noqa: PLC0415  torch is loaded here and not before
 
     def dataset() -> "MPDataset":
         decode = RandomResizedCrop(224)
@@ -168,7 +168,7 @@ def _stream(index: Index, *, num_workers: int, batch_size: int) -> bool:
 def _loader(dataset: "MPDataset", *, num_workers: int) -> Iterator[Any]:
     """Give an `MPLoader`; where its workers cannot run, a stock DataLoader."""
     if sys.platform == "linux":
-        from mpload.loader import MPLoader  # noqa: PLC0415  imports torch
+        from mpload.loader.loader import MPLoader  # noqa: PLC0415  imports torch
 
         with MPLoader(dataset, num_workers=num_workers) as loader:
             yield loader

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from mpload.cli.loading import decoder_of, named_object, opened
 from mpload.cli.outputs import check_output
-from mpload.doctor.facts import Job
-from mpload.machine import num_usable_cores
+from mpload.memory.machine import num_usable_cores
+from mpload.tools.doctor.facts import Job
 from mpload.units import format_bytes, format_count
 
 __all__ = ["doctor"]
@@ -56,13 +56,13 @@ def doctor(
     decoder = decoder_of(decode)
     transformed = None if transform is None else named_object(transform, option="--transform")
     # torch is loaded here, when the arguments are known to be right
-    from mpload.doctor.examine import examine  # noqa: PLC0415
+    from mpload.tools.doctor.examine import examine  # noqa: PLC0415
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that more workers than cores are tried is the doctor's idea
         diagnosis = examine(index, decode=decoder, transform=transformed, job=job, seconds=seconds, tell=_tell)
     if html is not None:
-        from mpload.doctor.report import write_report  # noqa: PLC0415
+        from mpload.tools.doctor.report import write_report  # noqa: PLC0415
 
         write_report(diagnosis, html, title=str(path))
     if as_json:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from mpload.index.checking import Finding
+from mpload.ingest.checking import Finding
 from mpload.units import format_count
 
 __all__ = ["Findings", "write_findings"]

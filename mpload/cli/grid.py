@@ -7,13 +7,13 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from mpload.decode import ImageDecoder
 from mpload.errors import MploadError
-from mpload.image import Pixels
+from mpload.images.decoders import ImageDecoder
+from mpload.images.image import Pixels
 from mpload.index.index import Index, Record
-from mpload.order import Shuffle
-from mpload.pipeline import Pipeline
-from mpload.policy import ErrorPolicy
+from mpload.plan.order import Shuffle
+from mpload.samples.pipeline import Pipeline
+from mpload.samples.policy import ErrorPolicy
 
 __all__ = ["contact_sheet", "write_png"]
 

@@ -9,9 +9,9 @@ import typer
 
 from mpload.cli.terminal import progress_bar
 from mpload.errors import ArgumentError
-from mpload.index.build import build_index
-from mpload.index.folders import IMAGE_EXTENSIONS, FolderOptions
 from mpload.index.opening import open_index
+from mpload.ingest.build import build_index
+from mpload.ingest.folder_options import IMAGE_EXTENSIONS, FolderOptions
 from mpload.units import format_count, format_seconds
 
 __all__ = ["index"]

@@ -12,13 +12,13 @@ from mpload.cli.grid import contact_sheet, write_png
 from mpload.cli.outputs import check_output, check_picture
 from mpload.cli.summary import summarise
 from mpload.cli.terminal import progress_bar
-from mpload.decode import ImageDecoder
 from mpload.errors import ArgumentError, IndexFormatError
-from mpload.index.checking import check_index, check_lines
+from mpload.images.decoders import ImageDecoder
 from mpload.index.index import Index
 from mpload.index.opening import open_index
 from mpload.index.sidecar import find_sidecar
 from mpload.index.text import read_header
+from mpload.ingest.checking import check_index, check_lines
 
 __all__ = ["inspect"]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from mpload.cli.terminal import progress_bar
-from mpload.decode import RandomResizedCrop
 from mpload.errors import ArgumentError
+from mpload.images.decoders import RandomResizedCrop
 from mpload.index.index import Index
 from mpload.index.opening import open_index
 

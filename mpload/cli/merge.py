@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from mpload.cli.terminal import progress_bar
-from mpload.index.merge import merge_indexes
 from mpload.index.opening import open_index
+from mpload.ingest.merge import merge_indexes
 from mpload.units import format_count
 
 __all__ = ["merge"]

@@ -16,9 +16,9 @@ from rich.table import Table
 
 from mpload.cli.outputs import check_output, check_plot
 from mpload.errors import ArgumentError, MploadError
-from mpload.machine import SystemUsage
-from mpload.memory import ProcessMemory
-from mpload.monitor import MemoryMonitor, Reading, write_csv, write_parquet
+from mpload.memory.machine import SystemUsage
+from mpload.memory.monitor import MemoryMonitor, Reading, write_csv, write_parquet
+from mpload.memory.usage import ProcessMemory
 from mpload.units import MIB, format_bytes, format_seconds
 
 __all__ = ["monitor"]

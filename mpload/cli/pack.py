@@ -8,7 +8,7 @@ import typer
 from mpload.cli.terminal import progress_bar
 from mpload.errors import ArgumentError
 from mpload.index.opening import open_index
-from mpload.packing import PackOptions, ShardFormat, pack_index, verify_pack
+from mpload.tools.pack.packing import PackOptions, ShardFormat, pack_index, verify_pack
 from mpload.units import format_bytes, format_count, parse_bytes
 
 __all__ = ["pack"]

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mpload.sizing import Demand, Machine, Stage, remedies, stages
+from mpload.tools.demand import Demand, Machine, Stage, remedies, stages
 from mpload.units import format_bytes, parse_bytes
 
 __all__ = ["plan"]

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 
 from mpload.errors import MploadError
-from mpload.memory import anonymous_pss_bytes
+from mpload.memory.usage import anonymous_pss_bytes
 from mpload.telemetry.page import read_pages
 from mpload.units import format_bytes, format_count, format_seconds
 

@@ -17,7 +17,7 @@ from mpload.errors import ArgumentError
 from mpload.units import format_bytes, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
-    from mpload.tuning import Outcome, Point, Tuning
+    from mpload.tools.tune import Outcome, Point, Tuning
 
 __all__ = ["tune"]
 
@@ -48,7 +48,7 @@ def tune(
     decoder = decoder_of(decode)
     transformed = None if transform is None else named_object(transform, option="--transform")
     # torch is loaded here, when the arguments are known to be right
-    from mpload.tuning import tune as search  # noqa: PLC0415
+    from mpload.tools.tune import tune as search  # noqa: PLC0415
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that more workers than cores are tried is what was asked for

@@ -14,7 +14,7 @@ from mpload.device.staging import tensors_of
 from mpload.device.streams import Mark, SideStream, side_stream
 from mpload.device.unpacking import Unpacker
 from mpload.errors import ArgumentError, SampleError
-from mpload.topology import detect_topology
+from mpload.plan.topology import detect_topology
 
 __all__ = ["DevicePrefetcher", "DeviceStats"]
 

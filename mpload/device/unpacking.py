@@ -12,8 +12,8 @@ from torch.nn.functional import interpolate
 
 from mpload.device.staging import map_leaves
 from mpload.errors import DecodeError, MploadWarning, SampleError
-from mpload.gpudecode import EncodedImage
-from mpload.image import open_image
+from mpload.images.gpu_decode import EncodedImage
+from mpload.images.image import open_image
 
 __all__ = ["DeviceDecoder", "Unpacker", "device_decoder"]
 

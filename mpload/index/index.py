@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from mpload.errors import IndexChangedError, IndexFormatError
 from mpload.index.columns import Cell, Column, format_columns
 from mpload.index.lookup import SidecarColumn, SidecarFile, SidecarLayout, check_sample_ids
-from mpload.index.openfile import OpenFile
+from mpload.index.open_file import OpenFile
 from mpload.index.text import MAX_LINE_BYTES, Header, line_parser, parse_line
 from mpload.storage.ranges import merge_nearby
 from mpload.units import KIB, MIB

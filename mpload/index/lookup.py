@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError, SidecarError
-from mpload.index.openfile import OpenFile
+from mpload.index.open_file import OpenFile
 from mpload.units import KIB
 
 __all__ = [

@@ -55,14 +55,14 @@ class PageCache(StrEnum):
 
 
 class _Native(Protocol):
-    """The module `mpload._files`."""
+    """The module `mpload.storage._files`."""
 
     def open_beneath(self, folder: int, path: str) -> tuple[int, int] | None: ...
 
 
 def _find_native() -> _Native | None:
     try:
-        return cast("_Native", import_module("mpload._files"))
+        return cast("_Native", import_module("mpload.storage._files"))
     except ImportError:  # not built
         return None
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum, auto
 
-from mpload.memory import anonymous_pss_bytes
+from mpload.memory.usage import anonymous_pss_bytes
 from mpload.transport.messages import Timings
 from mpload.units import format_bytes, format_count, format_seconds
 

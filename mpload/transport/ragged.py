@@ -1,6 +1,7 @@
 """Fields whose shape varies: one byte area a slot, with where each sample starts and what shape it has."""
 
 import math
+import resource
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -8,7 +9,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mpload.errors import ArgumentError
-from mpload.machine import address_space_bytes
 from mpload.transport.slots import ALIGN_BYTES, RaggedField, round_up
 from mpload.units import MIB, format_bytes
 
@@ -28,7 +28,8 @@ def sample_room_bytes(*, batch_size: int, num_fields: int = 1) -> int:
     256 MiB at most.
     """
     room_bytes = _ADDRESS_BYTES // ((_SAMPLES_UNDER_WAY + 4 * batch_size) * max(1, num_fields))
-    return max(1, room_bytes if address_space_bytes() is None else min(room_bytes, _LIMITED_BYTES))
+    is_limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+    return max(1, min(room_bytes, _LIMITED_BYTES) if is_limited else room_bytes)
 
 
 class RaggedArray:

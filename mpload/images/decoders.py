@@ -1,0 +1,383 @@
+"""From the bytes of one image to the pixels of a sample: uint8 RGB, [height, width, 3].
+
+What the pipeline may rely on, here and in a decoder of the user's own:
+
+- A decoder is called with the bytes of one image first, and returns an array (or anything else that batches hold).
+- It gets `rng=`, the sample's generator, where it has a parameter of that name. It draws from that, or from the global
+  generators of `random`, NumPy and torch, which then give the sample's numbers too, and the same number of times for
+  every image, so that the images of one sample are cropped alike.
+- Where it has `makes_images`, true, its arrays [..., H, W, C] are images, which batches show as [..., C, H, W]; arrays
+  of other decoders keep their axes.
+- Where it has `output_shape`, every result has that shape and is uint8; it then takes `out=`, a C-contiguous uint8
+  array of that shape, writes every pixel there and returns it.
+- Bytes it cannot decode are a `DecodeError`.
+- Where it has `limits`, a file of more than `limits.max_bytes` is not even read.
+
+The decoders below are values: compared, pickled and shown by what they were built with.
+"""
+
+import math
+from dataclasses import KW_ONLY, InitVar, dataclass, replace
+from io import BytesIO
+from tokenize import TokenError
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from mpload.errors import ArgumentError, DecodeError
+from mpload.images.image import DEFAULT_LIMITS, MAX_BYTES, Box, Image, ImageBytes, Limits, Pixels, View, open_image
+from mpload.images.jpeg import Backend, check_backend, jpeg_backend
+
+__all__ = [
+    "ImageDecoder",
+    "NumpyDecoder",
+    "RandomResizedCrop",
+    "RawBytes",
+    "ResizeCenterCrop",
+    "jpeg_backend",
+    "random_crop_box",
+]
+
+_NUM_TRIES = 10  # torchvision's
+
+
+def random_crop_box(
+    height: int,
+    width: int,
+    rng: np.random.Generator,
+    *,
+    scale: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+) -> Box:
+    """Choose the region of an image that a random resized crop shows.
+
+    The same choice as torchvision's `RandomResizedCrop.get_params`: up to ten times an area uniform in `scale` (of the
+    image's) and an aspect ratio (width to height) log-uniform in `ratio`, at a uniform place where it fits; else the
+    largest centred crop within `ratio`. One thing is stricter: whether a crop fits is decided before it is rounded to
+    whole pixels. So images of the same shape and different resolution always show the same region.
+
+    Args:
+        height: The image's, in pixels.
+        width: The image's, in pixels.
+        rng: Is asked for 22 doubles, whatever the image and however many tries it takes.
+        scale: Smallest and largest area, as parts of the image's.
+        ratio: Smallest and largest width to height.
+    """
+    draws = rng.random(2 * _NUM_TRIES + 2).tolist()
+    log_low, log_high = math.log(ratio[0]), math.log(ratio[1])
+    aspect = width / height
+    for attempt in range(0, 2 * _NUM_TRIES, 2):
+        area = scale[0] + (scale[1] - scale[0]) * draws[attempt]
+        crop_ratio = math.exp(log_low + (log_high - log_low) * draws[attempt + 1])
+        crop_width = math.sqrt(area * crop_ratio / aspect)  # as a part of the image's width
+        crop_height = math.sqrt(area / crop_ratio * aspect)
+        if crop_width <= 1 and crop_height <= 1:
+            pixels_high = max(1, round(crop_height * height))
+            pixels_wide = max(1, round(crop_width * width))
+            return Box(
+                top=int(draws[-2] * (height - pixels_high + 1)),
+                left=int(draws[-1] * (width - pixels_wide + 1)),
+                height=pixels_high,
+                width=pixels_wide,
+            )
+    if aspect < ratio[0]:
+        pixels_high, pixels_wide = max(1, min(height, round(width / ratio[0]))), width
+    elif aspect > ratio[1]:
+        pixels_high, pixels_wide = height, max(1, min(width, round(height * ratio[1])))
+    else:
+        pixels_high, pixels_wide = height, width
+    top, left = (height - pixels_high) // 2, (width - pixels_wide) // 2
+    return Box(top=top, left=left, height=pixels_high, width=pixels_wide)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageDecoder:
+    """Decode the whole image, at its own size.
+
+    Attributes:
+        exif_orientation: Turn and mirror the image as its EXIF data says.
+        limits: Which files are refused: too large, truncated.
+        max_pixels: The `max_pixels` of `limits`, for short.
+
+    Raises:
+        ArgumentError: `max_pixels` is not positive.
+    """
+
+    _: KW_ONLY
+    exif_orientation: bool = True
+    limits: Limits = DEFAULT_LIMITS
+    max_pixels: InitVar[int | None] = None
+    makes_images: ClassVar[bool] = True
+
+    def __post_init__(self, max_pixels: int | None) -> None:
+        _shorten(self, max_pixels)
+
+    def __call__(self, data: ImageBytes) -> Pixels:
+        """Return the pixels, uint8 RGB [height, width, 3], C-contiguous.
+
+        Raises:
+            DecodeError: `data` is no whole image of a known format, or exceeds `limits`.
+        """
+        image = open_image(data, upright=self.exif_orientation, limits=self.limits)
+        return np.ascontiguousarray(image.pixels())
+
+
+@dataclass(frozen=True, slots=True)
+class RandomResizedCrop:
+    """Crop a random part of the image, resize it to `size`, and mirror it half of the time.
+
+    The region is chosen as `random_crop_box` says, the resize is bilinear. A large JPEG is decoded at 1/2, 1/4 or 1/8
+    of its size where the region still has at least as many pixels as the result. With the native decoder only the
+    region is decoded: damage to the rows below it is not seen, a file that breaks off there is.
+
+    Attributes:
+        size: Height and width of the result; one number for both.
+        scale: Smallest and largest area of the region, as parts of the image's.
+        ratio: Smallest and largest width to height of the region.
+        flip: How often the result is mirrored left to right, 0 to 1.
+        antialias: Where the region shrinks, mix all its pixels (a triangle filter, as torchvision does), not the four
+            around each centre.
+        backend: What decodes a JPEG: `"native"`, `"simplejpeg"`, or with `"auto"` the first of them that is here. Crops
+            are the same, pixels within 2 of 255.
+        exif_orientation: Turn and mirror the image as its EXIF data says, before anything else.
+        limits: Which files are refused: too large, truncated.
+        max_pixels: The `max_pixels` of `limits`, for short.
+
+    Raises:
+        ArgumentError: A number is out of range.
+    """
+
+    size: int | tuple[int, int]
+    _: KW_ONLY
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.5
+    antialias: bool = False
+    backend: Backend = "auto"
+    exif_orientation: bool = True
+    limits: Limits = DEFAULT_LIMITS
+    max_pixels: InitVar[int | None] = None
+    makes_images: ClassVar[bool] = True
+
+    def __post_init__(self, max_pixels: int | None) -> None:
+        _check_size("size", self.size)
+        _check_interval("scale", self.scale)
+        _check_interval("ratio", self.ratio)
+        if self.scale[1] > 1:
+            raise ArgumentError(f"scale is a part of the image's area and ends at 1 or below, got {self.scale}")
+        if not 0 <= self.flip <= 1:
+            raise ArgumentError(f"flip must be in [0, 1], got {self.flip}")
+        check_backend(self.backend)
+        _shorten(self, max_pixels)
+
+    @property
+    def output_shape(self) -> tuple[int, int, int]:
+        """The shape of every result: (height, width, 3)."""
+        return (*_pair(self.size), 3)
+
+    def __call__(self, data: ImageBytes, rng: np.random.Generator, out: Pixels | None = None) -> Pixels:
+        """Return a random crop, uint8 RGB `output_shape`.
+
+        Args:
+            data: The bytes of one image.
+            rng: Is asked for 23 doubles, whatever the image: equal generators crop and mirror all images alike.
+            out: Where to write the pixels, C-contiguous uint8 `output_shape`; a new array where None.
+
+        Raises:
+            DecodeError: `data` is no whole image of a known format, or exceeds `limits`.
+        """
+        out = _output(out, self.output_shape)
+        image = open_image(data, upright=self.exif_orientation, limits=self.limits, backend=self.backend)
+        image.draw(self.view(image, rng), out)
+        return out
+
+    def view(self, image: Image, rng: np.random.Generator) -> View:
+        """Choose what to show of an image; asks `rng` for 23 doubles."""
+        box = random_crop_box(image.height, image.width, rng, scale=self.scale, ratio=self.ratio)
+        mirror = rng.random() < self.flip
+        return View(box=box, full=_pair(self.size), mirror=mirror, antialias=self.antialias)
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeCenterCrop:
+    """Resize the image so that its shorter side is `resize`, and crop the middle: the usual way to evaluate.
+
+    The sizes and places are those of torchvision's `Resize` and `CenterCrop`, the resize is bilinear.
+
+    Attributes:
+        size: Height and width of the result; one number for both.
+        resize: Length of the image's shorter side before the crop, in pixels; None is `size` * 256 / 224.
+        antialias: Where the image shrinks, mix all its pixels (a triangle filter, as torchvision does), not the four
+            around each centre.
+        backend: What decodes a JPEG: `"native"`, `"simplejpeg"`, or with `"auto"` the first of them that is here. Crops
+            are the same, pixels within 2 of 255.
+        exif_orientation: Turn and mirror the image as its EXIF data says, before anything else.
+        limits: Which files are refused: too large, truncated.
+        max_pixels: The `max_pixels` of `limits`, for short.
+
+    Raises:
+        ArgumentError: A number is out of range, or `resize` is shorter than a side of the crop.
+    """
+
+    size: int | tuple[int, int]
+    _: KW_ONLY
+    resize: int | None = None
+    antialias: bool = False
+    backend: Backend = "auto"
+    exif_orientation: bool = True
+    limits: Limits = DEFAULT_LIMITS
+    max_pixels: InitVar[int | None] = None
+    makes_images: ClassVar[bool] = True
+
+    def __post_init__(self, max_pixels: int | None) -> None:
+        _check_size("size", self.size)
+        if self.resize is not None and self.resize < max(_pair(self.size)):
+            raise ArgumentError(
+                f"resize must be at least as long as the crop, got resize={self.resize} for size={self.size}",
+            )
+        check_backend(self.backend)
+        _shorten(self, max_pixels)
+
+    @property
+    def output_shape(self) -> tuple[int, int, int]:
+        """The shape of every result: (height, width, 3)."""
+        return (*_pair(self.size), 3)
+
+    def __call__(self, data: ImageBytes, out: Pixels | None = None) -> Pixels:
+        """Return the middle of the resized image, uint8 RGB `output_shape`.
+
+        Args:
+            data: The bytes of one image.
+            out: Where to write the pixels, C-contiguous uint8 `output_shape`; a new array where None.
+
+        Raises:
+            DecodeError: `data` is no whole image of a known format, or exceeds `limits`.
+        """
+        out = _output(out, self.output_shape)
+        image = open_image(data, upright=self.exif_orientation, limits=self.limits, backend=self.backend)
+        image.draw(self.view(image), out)
+        return out
+
+    def view(self, image: Image) -> View:
+        """Say what is shown of an image."""
+        height, width = _pair(self.size)
+        short_side = round(max(height, width) * 256 / 224) if self.resize is None else self.resize
+        box = _middle_strip(image.height, image.width)
+        if box.height < box.width:
+            full = (short_side, short_side * box.width // box.height)
+        else:
+            full = (short_side * box.height // box.width, short_side)
+        window = Box(top=round((full[0] - height) / 2), left=round((full[1] - width) / 2), height=height, width=width)
+        return View(box=box, full=full, window=window, antialias=self.antialias)
+
+
+@dataclass(frozen=True, slots=True)
+class RawBytes:
+    """Leave the bytes as they are.
+
+    Attributes:
+        as_array: Give them as an array, so that batches hold tensors, uint8 [n] each, as `torchvision.io.decode_jpeg`
+            takes them. An MPLoader hands such tensors out without copying them, where it has to copy each `bytes`.
+    """
+
+    _: KW_ONLY
+    as_array: bool = False
+
+    def __call__(self, data: ImageBytes) -> bytes | NDArray[np.uint8]:
+        """Return `data` as bytes, or as an array uint8 [n] that may be read-only and share `data`'s memory."""
+        return np.frombuffer(data, np.uint8) if self.as_array else bytes(data)
+
+
+@dataclass(frozen=True, slots=True)
+class NumpyDecoder:
+    """Read the array of a `.npy` file: numbers only, and nothing in it is run or unpickled.
+
+    Attributes:
+        max_bytes: The largest file.
+        makes_images: Arrays are images [H, W, C], as `pack` stores decoded ones, and batches show them as [C, H, W];
+            otherwise they keep their axes.
+
+    Raises:
+        ArgumentError: `max_bytes` is not positive.
+    """
+
+    _: KW_ONLY
+    max_bytes: int = MAX_BYTES
+    makes_images: bool = False
+
+    def __post_init__(self) -> None:
+        _ = self.limits
+
+    @property
+    def limits(self) -> Limits:
+        """What the pipeline refuses to read."""
+        return Limits(max_bytes=self.max_bytes)
+
+    def __call__(self, data: ImageBytes) -> NDArray[Any]:
+        """Return the array, C-contiguous, in this machine's byte order; it may be read-only and share `data`'s memory.
+
+        Raises:
+            DecodeError: `data` is no whole `.npy` file, holds other than numbers, or exceeds `max_bytes`.
+        """
+        self.limits.check_bytes(len(data))
+        file = BytesIO(data)
+        try:
+            version = npy.read_magic(file)
+            read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+            shape, is_fortran, dtype = read_header(file)
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError, TokenError) as error:
+            raise DecodeError(f"not a .npy file, or its header is damaged: {error}") from error
+        if dtype.kind not in "biufc" or dtype.shape:
+            raise DecodeError(f"the .npy file holds {dtype}. Only arrays of numbers are read")
+        expected_bytes, num_bytes = math.prod(shape) * dtype.itemsize, len(data) - file.tell()
+        if min(shape, default=0) < 0 or expected_bytes != num_bytes:
+            raise DecodeError(
+                f".npy is damaged or truncated: {num_bytes:,} bytes follow its header, {dtype}{list(shape)} has "
+                f"{expected_bytes:,}"
+            )
+        array = np.frombuffer(data, dtype, math.prod(shape), file.tell()) if num_bytes else np.empty(0, dtype)
+        array = array.reshape(shape, order="F" if is_fortran else "C")
+        return np.ascontiguousarray(array, dtype.newbyteorder("=")).reshape(shape)
+
+
+def _middle_strip(height: int, width: int) -> Box:
+    """Return the whole image, but of a very long one the middle: 1 x 100,000 pixels would become 20 GB.
+
+    As much is cut off one end as off the other, so the middle stays where it was.
+    """
+    cut_rows, cut_columns = max(0, height - 4 * width) // 2, max(0, width - 4 * height) // 2
+    return Box(top=cut_rows, left=cut_columns, height=height - 2 * cut_rows, width=width - 2 * cut_columns)
+
+
+def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else size
+
+
+def _output(out: Pixels | None, shape: tuple[int, int, int]) -> Pixels:
+    if out is None:
+        return np.empty(shape, np.uint8)
+    if out.shape != shape or out.dtype != np.uint8 or not out.flags.c_contiguous:
+        layout = "C-contiguous" if out.flags.c_contiguous else "not C-contiguous"
+        raise ArgumentError(f"out must be a C-contiguous uint8 {shape}, got {out.dtype} {out.shape}, {layout}")
+    return out
+
+
+def _check_size(name: str, size: object) -> None:
+    sides = size if isinstance(size, tuple) and len(size) == 2 else (size,)
+    if not all(isinstance(side, int) and side > 0 for side in sides):
+        raise ArgumentError(f"{name} must be a positive number of pixels, or (height, width), got {size!r}")
+
+
+def _check_interval(name: str, interval: object) -> None:
+    match interval:
+        case (int() | float() as low, int() | float() as high) if 0 < low <= high < math.inf:
+            return
+    raise ArgumentError(f"{name} must be two positive numbers, the smaller first, got {interval!r}")
+
+
+def _shorten(decoder: ImageDecoder | RandomResizedCrop | ResizeCenterCrop, max_pixels: int | None) -> None:
+    """Put `max_pixels` where it belongs, so that decoders which do the same are equal however they were written."""
+    if max_pixels is not None:
+        object.__setattr__(decoder, "limits", replace(decoder.limits, max_pixels=max_pixels))

@@ -1,0 +1,358 @@
+"""JPEG: decoded by the native module where it was built, else and in all unusual cases by simplejpeg, last by OpenCV.
+
+Both are libjpeg-turbo. The native module decodes no more than a view needs; what it declines (CMYK, damage, anything
+that libjpeg warns of) goes the other way, so that errors and odd files are the same with and without it. Damage to rows
+below the last one that a view needs is not seen; a file that breaks off there is.
+"""
+
+import re
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final, Literal, Protocol, cast
+
+import cv2
+import numpy as np
+import simplejpeg  # type: ignore[import-untyped]
+
+from mpload.errors import ArgumentError, DecodeError
+from mpload.images.resize import Box, Pixels, View, resize_into
+
+__all__ = [
+    "BACKENDS",
+    "Backend",
+    "ImageBytes",
+    "Jpeg",
+    "check_backend",
+    "decode_with_opencv",
+    "has_more_scans",
+    "jpeg_backend",
+    "read_header",
+    "read_segments",
+    "size_in_frame",
+]
+
+ImageBytes = bytes | bytearray | memoryview
+Backend = Literal["auto", "native", "simplejpeg"]
+"""What decodes JPEGs: the native module where there is one; it or an error; simplejpeg."""
+BACKENDS: Final = ("auto", "native", "simplejpeg")
+
+# What libjpeg-turbo says of a picture that is damaged. What else it complains of (bytes between two segments, an odd
+# version number) leaves the pixels whole, and other decoders pass it over.
+_TRUNCATED = "Premature end of JPEG"
+_DAMAGE = (
+    "premature end of data segment",
+    "bad Huffman code",
+    "bad arithmetic code",
+    "instead of RST",
+)
+
+
+_SCAN, _END = b"\xff\xda", b"\xff\xd9"
+_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]", re.DOTALL)  # of a segment with a length, or the end
+
+_NOT_NEEDED = "extraneous bytes before marker 0xd9"
+_MARGIN_ROWS = 4  # upsampling looks at the rows below
+
+
+class _Native(Protocol):
+    """The module `mpload.images._jpeg`."""
+
+    LIBJPEG_TURBO_VERSION: str
+
+    def decode(self, data: ImageBytes, out: Pixels, *numbers: Any) -> str | None: ...
+
+
+def _find_native() -> _Native | None:
+    try:
+        return cast("_Native", import_module("mpload.images._jpeg"))
+    except ImportError:  # not built, or its libjpeg is not there
+        return None
+
+
+_NATIVE: Final = _find_native()
+
+
+def jpeg_backend() -> str:
+    """Return what decodes JPEGs here: `native (libjpeg-turbo 3.1.0)`, or `simplejpeg`."""
+    return "simplejpeg" if _NATIVE is None else f"native (libjpeg-turbo {_NATIVE.LIBJPEG_TURBO_VERSION})"
+
+
+def check_backend(name: str) -> None:
+    """Raise `ArgumentError` where `name` is no backend, or one that is not here."""
+    if name not in BACKENDS:
+        raise ArgumentError(f"backend must be one of {', '.join(map(repr, BACKENDS))}, got {name!r}")
+    if name == "native" and _NATIVE is None:
+        raise ArgumentError(
+            "backend='native': the native decoder was not built. Install libjpeg-turbo's headers and a C compiler "
+            "(apt install libjpeg62-turbo-dev gcc) and mpload again, or take backend='auto'"
+        )
+
+
+@dataclass(slots=True, kw_only=True)  # frozen ones take longer to make
+class Jpeg:
+    """A JPEG of which only the header is read: what is decoded may depend on its size."""
+
+    data: ImageBytes
+    stored_height: int
+    stored_width: int
+    orientation: int
+    """As EXIF numbers them, 1 to 8."""
+    frame: int
+    """Where the frame's header begins; 0 where the picture is not stored as plainly as `read_segments` says."""
+    allow_truncated: bool
+    backend: Backend
+
+    @property
+    def height(self) -> int:
+        """Of the image as it is shown, in pixels."""
+        return self.stored_width if self.orientation >= 5 else self.stored_height
+
+    @property
+    def width(self) -> int:
+        """Of the image as it is shown, in pixels."""
+        return self.stored_height if self.orientation >= 5 else self.stored_width
+
+    @property
+    def draws_natively(self) -> bool:
+        """Whether `draw` asks the native decoder first."""
+        return self._native is not None
+
+    @property
+    def colors(self) -> str | None:
+        """As simplejpeg names them; None where it cannot read the header, which others then may."""
+        header = read_header(self.data)
+        return None if header is None else header[2]
+
+    def pixels(self) -> Pixels:
+        """Return the whole image, uint8 RGB [height, width, 3]; may be a view that is not contiguous."""
+        return _oriented(self._stored_pixels(denominator=1), self.orientation)
+
+    def region(self, box: Box, *, at_least: tuple[int, int]) -> Pixels:
+        """Return what `box` frames, at a scale that leaves it at least that high and wide if it is now."""
+        denominator = _denominator(box, at_least)
+        scaled = self._scaled_box(box, denominator)
+        pixels = self._first_rows(scaled.top + scaled.height, denominator)
+        region = scaled.of(self._stored_pixels(denominator=denominator) if pixels is None else pixels)
+        return region if self.orientation == 1 else np.ascontiguousarray(_oriented(region, self.orientation))
+
+    def draw(self, view: View, out: Pixels) -> None:
+        """Write what `view` shows into `out`, C-contiguous uint8 [height, width, 3] of the view's window."""
+        native = self._native
+        if native is None or not self._draw_natively(native, view, out):
+            resize_into(out, self.region(view.box, at_least=view.full), view)
+
+    def native_view(self, view: View) -> tuple[int, ...]:
+        """Return `view` of the image as it is stored, in the order that the native decoder takes its numbers."""
+        denominator = _denominator(view.box, view.full)
+        box = self._scaled_box(view.box, denominator)
+        full, window, mirror = view.full, view.window, view.mirror
+        if self.orientation != 1:
+            window = _stored_box(view.shown, self.orientation, *full)
+            full, mirror = full[::-1] if self.orientation >= 5 else full, False
+        top, left = (0, 0) if window is None else (window.top, window.left)
+        return (
+            self.stored_height, self.stored_width, denominator, box.top, box.left, box.height, box.width,
+            *full, top, left, mirror, view.antialias,
+        )  # fmt: skip
+
+    @property
+    def _native(self) -> _Native | None:
+        return None if self.backend == "simplejpeg" else _NATIVE
+
+    def _draw_natively(self, native: _Native, view: View, out: Pixels) -> bool:
+        numbers = self.native_view(view)
+        if self.orientation == 1:
+            return native.decode(self.data, out, *numbers) is None
+        stored = np.empty(out.shape if self.orientation < 5 else (out.shape[1], out.shape[0], 3), np.uint8)
+        if native.decode(self.data, stored, *numbers) is not None:
+            return False
+        upright = _oriented(stored, self.orientation)
+        np.copyto(out, upright[:, ::-1] if view.mirror else upright)
+        return True
+
+    def _scaled_box(self, box: Box, denominator: int) -> Box:
+        """Return where `box` lies in the image as it is stored, decoded at 1 / `denominator` of its size."""
+        if self.orientation != 1:
+            box = _stored_box(box, self.orientation, self.height, self.width)
+        if denominator == 1:
+            return box
+        top, height = _scaled_span(box.top, box.height, denominator, -(-self.stored_height // denominator))
+        left, width = _scaled_span(box.left, box.width, denominator, -(-self.stored_width // denominator))
+        return Box(top=top, left=left, height=height, width=width)
+
+    def _first_rows(self, num_rows: int, denominator: int) -> Pixels | None:
+        """Decode no more than `num_rows` at that scale, by a header that gives no more; None where that cannot be done.
+
+        libjpeg-turbo then complains of the bytes that it did not need, but only when all rows are written and the end
+        of the file is found.
+        """
+        height = (num_rows + _MARGIN_ROWS) * denominator
+        if self.frame == 0 or height >= self.stored_height:
+            return None
+        at = self.frame + 5
+        data = b"".join((self.data[:at], height.to_bytes(2, "big"), self.data[at + 2 :]))
+        pixels = np.empty((num_rows + _MARGIN_ROWS, -(-self.stored_width // denominator), 3), np.uint8)
+        try:
+            simplejpeg.decode_jpeg(
+                data,
+                "RGB",
+                min_height=pixels.shape[0],
+                min_width=pixels.shape[1],
+                min_factor=denominator,
+                buffer=pixels,
+            )
+        except (ValueError, KeyError) as error:
+            return pixels if str(error).endswith(_NOT_NEEDED) else None
+        return pixels
+
+    def _stored_pixels(self, *, denominator: int) -> Pixels:
+        """Decode to RGB, at 1, 1/2, 1/4 or 1/8 of the size (other scales take longer than 1)."""
+        cause = "its header is unusual, and OpenCV cannot decode it"
+        if (colors := self.colors) is not None:
+            try:
+                return self._decode(colors, denominator, strict=True)
+            except ValueError as error:
+                cause = str(error)
+                if _TRUNCATED in cause and self.allow_truncated:
+                    return self._decode(colors, denominator, strict=False)
+                if _TRUNCATED in cause:
+                    raise DecodeError(f"JPEG is truncated: it ends after {len(self.data):,} bytes") from error
+                if any(damage in cause for damage in _DAMAGE):
+                    raise DecodeError(f"JPEG is damaged: {cause}") from error
+        decoded = decode_with_opencv(self.data, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
+        if decoded is None or decoded.shape[:2] != (self.stored_height, self.stored_width):
+            raise DecodeError(f"JPEG cannot be decoded: {cause}")
+        if denominator == 1:
+            return decoded
+        height, width = (-(-side // denominator) for side in decoded.shape[:2])
+        return np.asarray(cv2.resize(decoded, (width, height), interpolation=cv2.INTER_AREA), np.uint8)
+
+    def _decode(self, colors: str, denominator: int, *, strict: bool) -> Pixels:
+        is_cmyk = colors in {"CMYK", "YCCK"}
+        pixels: Pixels = simplejpeg.decode_jpeg(
+            self.data,
+            "CMYK" if is_cmyk else "RGB",
+            min_height=-(-self.stored_height // denominator),
+            min_width=-(-self.stored_width // denominator),
+            min_factor=denominator,
+            strict=strict,
+        )
+        return _rgb_from_cmyk(pixels) if is_cmyk else pixels
+
+
+def decode_with_opencv(data: ImageBytes, flags: int) -> Pixels | None:
+    """Return the image, uint8 RGB [height, width, 3]; None where OpenCV cannot decode it."""
+    try:
+        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
+    except cv2.error:
+        return None
+    if pixels is None:
+        return None
+    return cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB, dst=pixels)  # type: ignore[return-value]  # no second image
+
+
+def _rgb_from_cmyk(inverted: Pixels) -> Pixels:
+    """Convert as Pillow does: CMYK is stored inverted, as Photoshop began, and inks are multiplied."""
+    black = inverted[..., 3:].astype(np.uint16)
+    product = (255 - inverted[..., :3]) * black + 128
+    return (black - ((product >> 8) + product >> 8)).astype(np.uint8)
+
+
+def read_header(data: ImageBytes) -> tuple[int, int, str] | None:
+    """Return height, width and colours as simplejpeg finds them; None where it cannot."""
+    try:
+        height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
+    except (ValueError, KeyError):  # a KeyError is a colour space or subsampling it has no name for
+        return None
+    return height, width, colors
+
+
+def read_segments(data: ImageBytes) -> tuple[int, int]:
+    """Return the orientation, 1 to 8, that the EXIF segment of a JPEG gives, and where its frame's header begins.
+
+    The orientation is 1 where there is none that can be read, the place 0 where the picture is not stored plainly: from
+    top to bottom in one go, in three colours or one, without restarts (whose markers would be met before the end).
+    """
+    position, orientation, frame, restarts, num_bytes = 2, 0, 0, False, len(data)
+    while position + 10 <= num_bytes and data[position] == 0xFF:
+        marker = data[position + 1]
+        if marker == 0xFF:  # fill byte
+            position += 1
+            continue
+        if marker == 0xDA:  # the picture begins
+            is_whole = (
+                frame > 0 and not restarts and data[position + 4] == data[frame + 9] and data[frame + 9] in {1, 3}
+            )
+            return orientation or 1, frame if is_whole else 0
+        length = data[position + 2] << 8 | data[position + 3]
+        if marker in {0xC0, 0xC1}:
+            frame = position
+        elif marker == 0xDD:
+            restarts = True
+        elif marker == 0xE1 and orientation == 0 and data[position + 4 : position + 10] == b"Exif\0\0":
+            orientation = _tiff_orientation(bytes(data[position + 10 : position + 2 + length]))
+        position += 2 + length
+    return orientation or 1, 0
+
+
+def has_more_scans(data: ImageBytes, num_scans: int) -> bool:
+    """Whether a JPEG has more than `num_scans` scans, before the marker that ends it."""
+    values = np.frombuffer(data, np.uint8)
+    markers = values[np.flatnonzero(values[:-1] == _SCAN[0]) + 1]
+    if np.count_nonzero(markers == _SCAN[1]) <= num_scans:  # some of these may stand in a thumbnail, or behind the end
+        return False
+    data = bytes(data)
+    position = 2
+    while (found := _MARKER.search(data, position)) is not None and found[0] != _END:
+        num_scans -= found[0] == _SCAN
+        if num_scans < 0:
+            return True
+        position = found.start() + 2 + int.from_bytes(data[found.start() + 2 : found.start() + 4], "big")
+    return False
+
+
+def size_in_frame(data: ImageBytes, frame: int) -> tuple[int, int]:
+    """Return the height and width that the frame's header at `frame` gives."""
+    return data[frame + 5] << 8 | data[frame + 6], data[frame + 7] << 8 | data[frame + 8]
+
+
+def _tiff_orientation(exif: bytes) -> int:
+    if exif[:2] not in {b"II", b"MM"}:
+        return 1
+    order: Literal["little", "big"] = "little" if exif[:2] == b"II" else "big"
+    directory = int.from_bytes(exif[4:8], order)
+    num_entries = int.from_bytes(exif[directory : directory + 2], order)
+    for entry in range(directory + 2, min(directory + 2 + 12 * num_entries, len(exif) - 11), 12):
+        tag, kind = (int.from_bytes(exif[entry + at : entry + at + 2], order) for at in (0, 2))
+        if tag == 0x0112 and kind == 3:
+            orientation = int.from_bytes(exif[entry + 8 : entry + 10], order)
+            return orientation if 1 <= orientation <= 8 else 1
+    return 1
+
+
+def _oriented(pixels: Pixels, orientation: int) -> Pixels:
+    """Return the view of stored `pixels` that is upright; orientations as EXIF numbers them."""
+    if orientation >= 5:
+        pixels = pixels.transpose(1, 0, 2)
+    return pixels[:: -1 if orientation in {3, 4, 7, 8} else 1, :: -1 if orientation in {2, 3, 6, 7} else 1]
+
+
+def _stored_box(box: Box, orientation: int, height: int, width: int) -> Box:
+    """Return what `_oriented` would turn into `box` of an image that is `height` x `width` as it is shown."""
+    if orientation in {3, 4, 7, 8}:
+        box = box._replace(top=height - box.top - box.height)
+    if orientation in {2, 3, 6, 7}:
+        box = box._replace(left=width - box.left - box.width)
+    if orientation >= 5:
+        box = Box(top=box.left, left=box.top, height=box.width, width=box.height)
+    return box
+
+
+def _denominator(box: Box, at_least: tuple[int, int]) -> int:
+    spare = min(box.height // at_least[0], box.width // at_least[1])
+    return 8 if spare >= 8 else 4 if spare >= 4 else 2 if spare >= 2 else 1
+
+
+def _scaled_span(start: int, length: int, denominator: int, end: int) -> tuple[int, int]:
+    length = min(end, max(1, round(length / denominator)))
+    return min(round(start / denominator), end - length), length

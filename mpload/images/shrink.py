@@ -1,0 +1,51 @@
+"""Smaller copies of images, as JPEG: what packs and caches of resized images keep of them."""
+
+from importlib.metadata import version
+
+import cv2
+import numpy as np
+import simplejpeg  # type: ignore[import-untyped]
+
+from mpload.images.image import Image
+from mpload.images.jpeg import Jpeg, jpeg_backend
+from mpload.images.resize import Box, Pixels, View
+
+__all__ = ["SHRUNK_BY", "shrunk_jpeg"]
+
+SHRUNK_BY = f"{jpeg_backend()} simplejpeg-{version('simplejpeg')} opencv-{cv2.__version__}"
+"""What the bytes of a smaller copy depend on, besides the image: others may round otherwise."""
+
+
+def shrunk_jpeg(image: Image, *, short_side: int, quality: int) -> bytes:
+    """Return the image as it is shown as a JPEG, with a shorter side of `short_side` pixels where it is longer.
+
+    All pixels that one of the result covers are mixed: by a triangle filter where the native decoder draws it, else by
+    their area, which takes longer (but less than the triangle filter in NumPy). Large images are decoded at a
+    power-of-two scale that still covers the target.
+
+    Raises:
+        DecodeError: it cannot be decoded, or not to its end.
+    """
+    pixels = _shrunk(image, _shrunk_size(image, short_side))
+    encoded: bytes = simplejpeg.encode_jpeg(pixels, quality=quality, colorspace="RGB", colorsubsampling="420")
+    return encoded
+
+
+def _shrunk_size(image: Image, short_side: int) -> tuple[int, int]:
+    """Return height and width of the image shrunk to that shorter side; its own where that is no longer."""
+    short = min(image.height, image.width)
+    if short <= short_side:
+        return image.height, image.width
+    return max(1, round(image.height * short_side / short)), max(1, round(image.width * short_side / short))
+
+
+def _shrunk(image: Image, size: tuple[int, int]) -> Pixels:
+    if size == (image.height, image.width):
+        return np.ascontiguousarray(image.pixels())
+    whole = Box(top=0, left=0, height=image.height, width=image.width)
+    if isinstance(image, Jpeg) and image.draws_natively:
+        pixels = np.empty((*size, 3), np.uint8)
+        image.draw(View(box=whole, full=size, antialias=True), pixels)
+        return pixels
+    region = np.ascontiguousarray(image.region(whole, at_least=size))
+    return np.asarray(cv2.resize(region, size[::-1], interpolation=cv2.INTER_AREA), np.uint8)

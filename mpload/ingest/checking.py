@@ -1,0 +1,211 @@
+"""Is an index right, and are the files there? One finding for each fault."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpload.errors import SidecarError, StorageError, cause_of
+from mpload.index.columns import Cell, ColumnType, LmdbValue, RowValue, Span
+from mpload.index.index import Index
+from mpload.index.lookup import SidecarFile
+from mpload.index.sidecar import Progress
+from mpload.index.text import read_header
+from mpload.ingest.lists import Line, path_of, read_lines
+from mpload.ingest.rows import shown
+from mpload.ingest.threads import map_in_threads
+from mpload.storage.local import LocalStorage
+from mpload.storage.ranges import ByteRange
+
+__all__ = ["Finding", "check_index", "check_lines"]
+
+_CHUNK_SAMPLES = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something that is wrong with an index, or with what it points to."""
+
+    where: str
+    """`train.txt:17`, or `train.txt` where it concerns the whole."""
+    sample_id: int | None
+    path: str | None
+    """As it stands in the index; None where the fault is not about a file."""
+    cause: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {shown(self.path) + ': ' if self.path else ''}{self.cause}"
+
+
+def check_lines(path: Path) -> Iterator[Finding]:
+    """Yield a finding for each line of a text that breaks the format: also of one that `open_index` refuses.
+
+    Raises:
+        IndexFormatError: the directives are broken, or there is no sample.
+
+    Memory: constant.
+    """
+    header = read_header(path)
+    for sample_id, line in enumerate(read_lines(path, header)):
+        try:
+            line.parse(header)
+        except ValueError as error:
+            yield Finding(where=f"{path}:{line.number}", sample_id=sample_id, path=None, cause=str(error))
+
+
+def check_index(
+    index: Index,
+    *,
+    decode: Callable[[bytes], object] | None = None,
+    num_workers: int = 8,
+    progress: Progress | None = None,
+) -> Iterator[Finding]:
+    """Yield what is wrong, in the order of the samples.
+
+    Every line is parsed and compared with the sidecar; files must be there, spans lie in their shards, and both inside
+    the root. Files behind a URL and LMDB values are not looked at: one finding says so.
+
+    Args:
+        index: an open index.
+        decode: called with the bytes of every image, in threads; whatever it raises is a finding.
+        num_workers: threads that read and decode.
+        progress: told the number of samples checked.
+
+    Memory: constant: the images of `num_workers` samples.
+    """
+    if (blind := _blind_spot(index)) is not None:
+        yield Finding(where=str(index.path), sample_id=None, path=None, cause=blind)
+    done = 0
+    check = _Check(index, decode)
+    for findings, num_lines in map_in_threads(check, _chunks(index), num_workers=num_workers):
+        yield from findings
+        done += num_lines
+        if progress is not None:
+            progress(done)
+    if done != len(index):
+        yield Finding(
+            where=str(index.path),
+            sample_id=None,
+            path=None,
+            cause=f"has {done} samples, where its sidecar has {len(index)}. {_REBUILD}",
+        )
+
+
+_REBUILD = "Delete the sidecar: it is rebuilt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chunk:
+    first_id: int
+    lines: Sequence[Line]
+    labels: NDArray[np.int64] | None
+    findings: list[Finding] = field(default_factory=list)
+
+
+def _chunks(index: Index) -> Iterator[_Chunk]:
+    """Yield the lines with what the sidecar says of them. The first place where it goes wrong is a finding."""
+    columns = SidecarFile(index.sidecar).columns
+    lines = read_lines(index.path, index.header)
+    first = 0
+    in_step = True
+    while chunk := list(islice(lines, _CHUNK_SAMPLES)):
+        stop = min(first + len(chunk), len(index))
+        finding, labels = None, None
+        try:
+            offsets = columns["offset"][first:stop]
+            labels = columns["label"][first:stop] if "label" in columns else None
+        except SidecarError as error:
+            finding = Finding(where=str(index.path), sample_id=None, path=None, cause=str(error))
+        else:
+            finding = _first_out_of_step(index, first, chunk, offsets)
+        yield _Chunk(first_id=first, lines=chunk, labels=labels, findings=[finding] if finding and in_step else [])
+        in_step = in_step and finding is None
+        first += len(chunk)
+
+
+def _first_out_of_step(
+    index: Index, first_id: int, lines: Sequence[Line], offsets: NDArray[np.uint64]
+) -> Finding | None:
+    found = np.array([line.offset_bytes for line in lines[: len(offsets)]], np.uint64)
+    wrong = np.flatnonzero(found != offsets)
+    if not len(wrong):
+        return None
+    number = int(wrong[0])
+    return Finding(
+        where=f"{index.path}:{lines[number].number}",
+        sample_id=first_id + number,
+        path=None,
+        cause=f"starts at byte {lines[number].offset_bytes}, where the sidecar {index.sidecar.path} says "
+        f"{int(offsets[number])}. {_REBUILD}",
+    )
+
+
+class _Check:
+    """Checks a chunk. Process: called by several threads at once."""
+
+    def __init__(self, index: Index, decode: Callable[[bytes], object] | None) -> None:
+        self._index = index
+        self._decode = decode
+        self._sources = [number for number, column in enumerate(index.columns) if column.type.is_source]
+        self._reads = "://" not in index.root
+
+    def __call__(self, chunk: _Chunk) -> tuple[list[Finding], int]:
+        findings = chunk.findings
+        with LocalStorage(Path(self._index.root), allow_outside_root=not self._index.confined) as storage:
+            for number, line in enumerate(chunk.lines):
+                sample_id = chunk.first_id + number
+                where = f"{self._index.path}:{line.number}"
+                try:
+                    cells = line.parse(self._index.header)
+                except ValueError as error:
+                    findings.append(Finding(where=where, sample_id=sample_id, path=None, cause=str(error)))
+                    continue
+                if (cause := self._label_fault(cells, chunk.labels, number)) is not None:
+                    findings.append(Finding(where=where, sample_id=sample_id, path=None, cause=cause))
+                findings.extend(
+                    Finding(where=where, sample_id=sample_id, path=path_of(cells[source]), cause=cause)
+                    for source in self._sources
+                    if (cause := self._file_fault(storage, cells[source])) is not None
+                )
+        return findings, len(chunk.lines)
+
+    def _label_fault(self, cells: Sequence[Cell], labels: NDArray[np.int64] | None, number: int) -> str | None:
+        column = self._index.header.label_column
+        if labels is None or column is None or number >= len(labels) or cells[column] == labels[number]:
+            return None
+        return (
+            f"has label {cells[column]}, where the sidecar {self._index.sidecar.path} says {labels[number]}. {_REBUILD}"
+        )
+
+    def _file_fault(self, storage: LocalStorage, cell: Cell) -> str | None:
+        if not self._reads or isinstance(cell, LmdbValue | RowValue):
+            return None
+        if isinstance(cell, Span):
+            wanted = ByteRange(cell.path, cell.offset_bytes, cell.length_bytes)
+            there = ByteRange(cell.path, cell.offset_bytes + cell.length_bytes, 0)
+        else:
+            wanted = ByteRange(str(cell))
+            there = ByteRange(str(cell), 0, 0)  # opens it, and reads nothing
+        try:
+            (data,) = storage.read([there if self._decode is None else wanted])
+        except StorageError as error:
+            return str(error).removeprefix(f"{shown(path_of(cell))}: ")
+        if self._decode is None:
+            return None
+        try:
+            self._decode(data)
+        except Exception as error:  # noqa: BLE001  whatever a decoder says is what the caller wants to know
+            return cause_of(error)
+        return None
+
+
+def _blind_spot(index: Index) -> str | None:
+    if "://" in index.root:
+        return f"files at {index.root} are not looked at: only lines and sidecar are checked"
+    for column in index.columns:
+        if column.type in {ColumnType.LMDB, ColumnType.ROW}:
+            return f"{column.type} values are not looked at: only lines, sidecar and files are checked"
+    return None

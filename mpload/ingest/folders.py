@@ -1,0 +1,261 @@
+r"""Folders of images: one folder a class, as torchvision's ImageFolder has it, or one flat folder.
+
+Order: classes by name; in a class directories by path, in a directory files by name, all as `sorted()` orders strings:
+what ImageFolder makes of `sorted(os.walk(...))`. Each directory is read once, by `os.scandir`; the names of a class go
+through an external merge sort (`mpload.ingest.sorting`), so that memory does not grow with them. What it sorts are keys
+`DIRECTORY\0NAME`: no name holds a NUL, and it sorts before everything that can stand in one.
+"""
+
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from mpload.errors import ArgumentError, StorageError
+from mpload.index.columns import Cell, ColumnType, parse_columns
+from mpload.ingest.buckets import RemoteWalk
+from mpload.ingest.folder_options import FolderOptions
+from mpload.ingest.rows import LeftOut, Reason, Rows, place_below, rename_columns, shown
+from mpload.ingest.sorting import sorted_strings
+from mpload.ingest.tars import open_tars, refuse_compressed_name
+
+__all__ = ["open_folder"]
+
+_Class = tuple[str, Iterator[str]]
+_MAX_CLASS_NAMES_BYTES = 15 << 20  # a directive of an index holds 16 MiB
+
+
+@contextmanager
+def open_folder(
+    folder: str,
+    *,
+    options: FolderOptions,
+    scratch: Path,
+    columns: str | None = None,
+    root: str | os.PathLike[str] | None = None,
+) -> Iterator[Rows]:
+    """Open a folder of class folders, a flat folder of images, or a folder of tar shards.
+
+    Args:
+        folder: absolute path, or URL.
+        options: what counts as an image.
+        scratch: where temporary files of the sort may lie.
+        columns: other names for the columns. Without an integer column (`image:path`) class folders are just folders:
+            all images below `folder`, without labels.
+        root: a folder above, which the paths shall be relative to.
+
+    Raises:
+        ArgumentError: there is no image, a class has none, or there are images and tar shards.
+        StorageError: a directory cannot be read.
+    """
+    walk = RemoteWalk(folder, options) if "://" in folder else _Walk(folder, options)
+    place, prefix = place_below(folder, root)
+    types = None if columns is None else [column.type for column in parse_columns(columns)]
+    unlabelled = types is not None and ColumnType.INT not in types and ColumnType.SPAN not in types
+    with ExitStack() as stack:
+        found = walk.images("") if unlabelled else walk.top()
+        keys = stack.enter_context(sorted_strings(found, folder=scratch))
+        loose = keys if unlabelled else itertools.islice(keys, walk.num_loose)
+        first_loose = next(loose, None)
+        if walk.shards:
+            _refuse_images_beside_shards(walk, first_loose)
+            shards = [f"{folder}/{name}" for name in sorted(walk.shards)]
+            tars = open_tars(shards, extensions=options.extensions, columns=columns, root=root or folder)
+            yield stack.enter_context(tars)
+            return
+        beside_classes = walk.beside.take(Reason.EXTENSION)  # of no interest where there are class folders
+        classes = sorted(walk.classes)
+        labelled = _labelled(walk, classes, walk.in_classes(keys, loose, scratch), prefix)
+        if (first := next(labelled, None)) is not None:
+            if first_loose is not None:
+                walk.left_out.add(Reason.BESIDE_CLASSES, _path(first_loose), walk.num_loose)
+            if len("\t".join(classes).encode("utf-8", "surrogateescape")) > _MAX_CLASS_NAMES_BYTES:
+                raise ArgumentError(
+                    f"{folder}: the names of its {len(classes)} class folders are too long for an index. "
+                    "Are these classes? Give columns='image:path' for images without labels"
+                )
+            yield Rows(
+                columns=rename_columns(parse_columns("image:path label:int"), columns),
+                root=place,
+                cells=itertools.chain([first], labelled),
+                classes=tuple(classes),
+                left_out=walk.left_out,
+            )
+            return
+        walk.left_out.add(Reason.EXTENSION, *beside_classes)
+        if first_loose is not None:
+            yield Rows(
+                columns=rename_columns(parse_columns("image:path"), columns),
+                root=place,
+                cells=((prefix + _path(key),) for key in itertools.chain([first_loose], loose)),
+                left_out=walk.left_out,
+            )
+        else:
+            left_out = f" Left out: {walk.left_out}." if walk.left_out else ""
+            raise ArgumentError(
+                f"{folder}: no image found. Images end with {', '.join(options.extensions)}.{left_out} "
+                "Give a folder that holds images, class folders of images, or tar shards"
+            )
+
+
+def _labelled(
+    walk: "_Walk | RemoteWalk", classes: list[str], in_classes: Iterator[_Class], prefix: str
+) -> Iterator[tuple[Cell, ...]]:
+    numbers = {name: number for number, name in enumerate(classes)}
+    seen = set()
+    for name, keys in in_classes:
+        for key in keys:
+            yield prefix + _path(key), numbers[name]
+            seen.add(name)
+    empty = [name for name in classes if name not in seen]
+    if empty and len(empty) < len(classes):
+        names = ", ".join(map(shown, empty[:5])) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
+        raise ArgumentError(
+            f"{walk.folder}: found no image for the classes {names}. Images end with "
+            f"{', '.join(walk.options.extensions)}. Delete or move these folders: each folder is a class with a number"
+        )
+
+
+def _refuse_images_beside_shards(walk: "_Walk | RemoteWalk", image: str | None) -> None:
+    if image is None:
+        image = next(itertools.chain.from_iterable(map(walk.images, walk.classes)), None)
+    if image is not None:
+        raise ArgumentError(
+            f"{walk.folder}: holds both images ({shown(_path(image))}) and tar shards ({shown(min(walk.shards))}). "
+            "Give one kind: a folder of its own, or the shards as a list"
+        )
+
+
+def _path(key: str) -> str:
+    above, _, name = key.rpartition("\0")
+    directory = above.rpartition("\0")[2]  # behind the class, in keys that have it
+    return f"{directory}/{name}" if directory else name
+
+
+class _Kind(Enum):
+    FOLDER = "folder"
+    IMAGE = "image"
+    SHARD = "shard"
+
+
+@dataclass(slots=True)
+class _Walk:
+    """Finds the images below a folder, in no order.
+
+    Memory: one open directory a level, and at the top the names of folders and shards.
+    """
+
+    folder: str
+    options: FolderOptions
+    left_out: LeftOut = field(default_factory=LeftOut)
+    beside: LeftOut = field(default_factory=LeftOut)
+    """What lies beside the class folders."""
+    classes: list[str] = field(default_factory=list)
+    shards: list[str] = field(default_factory=list)
+    num_loose: int = 0
+
+    def top(self) -> Iterator[str]:
+        """Yield the images that lie in the folder itself, and note what folders and shards do."""
+        with self._open("") as entries:
+            for entry in self._read("", entries):
+                match self._kind("", entry, shards=True):
+                    case _Kind.FOLDER:
+                        self.classes.append(entry.name)
+                    case _Kind.SHARD:
+                        self.shards.append(entry.name)
+                    case _Kind.IMAGE:
+                        self.num_loose += 1
+                        yield f"\0{entry.name}"
+
+    def in_classes(self, _keys: Iterator[str], _loose: Iterator[str], scratch: Path) -> Iterator[_Class]:
+        """Yield each class and its images, in order."""
+        for name in sorted(self.classes):
+            with sorted_strings(self.images(name), folder=scratch) as keys:
+                yield name, keys
+
+    def images(self, start: str) -> Iterator[str]:
+        """Yield all images below the folder `start`."""
+        above = [self._identity("")] if start else []
+        stack = [(start, self._identity(start), self._open(start))]
+        try:
+            while stack:
+                directory, _, entries = stack[-1]
+                for entry in self._read(directory, entries):
+                    kind = self._kind(directory, entry)
+                    if kind is _Kind.IMAGE:
+                        yield f"{directory}\0{entry.name}"
+                    elif kind is _Kind.FOLDER:
+                        inner = f"{directory}/{entry.name}" if directory else entry.name
+                        identity = self._identity(inner)
+                        if identity and identity in [*above, *(other for _, other, _ in stack)]:
+                            raise ArgumentError(
+                                f"{shown(self._full(inner))}: is a link to a folder that it lies in. "
+                                "Delete the link, or do not follow links"
+                            )
+                        stack.append((inner, identity, self._open(inner)))
+                        break  # its images first: so no more than one directory a level is open
+                else:
+                    stack.pop()[2].close()
+        finally:
+            for _, _, entries in stack:
+                entries.close()
+
+    def _kind(self, directory: str, entry: os.DirEntry[str], *, shards: bool = False) -> _Kind | None:
+        follow = self.options.follow_links
+        ending = entry.name.lower()
+        is_image = ending.endswith(self.options.extensions)
+        is_folder = entry.is_dir(follow_symlinks=follow)
+        example = f"{directory}/{entry.name}" if directory else entry.name
+        if entry.name.startswith(".") and not self.options.hidden:
+            if is_image or is_folder:
+                self.left_out.add(Reason.HIDDEN, example)
+            return None
+        if is_folder:
+            return _Kind.FOLDER
+        if not follow and entry.is_symlink():
+            self.left_out.add(Reason.LINK, example)
+            return None
+        if shards:
+            refuse_compressed_name(f"{self.folder}/{entry.name}")
+        is_shard = shards and ending.endswith(".tar")
+        if not is_image and not is_shard:
+            (self.beside if shards else self.left_out).add(Reason.EXTENSION, example)
+            return None
+        if not entry.is_file(follow_symlinks=follow):
+            self.left_out.add(Reason.NO_FILE, example)
+            return None
+        return _Kind.IMAGE if is_image else _Kind.SHARD
+
+    def _full(self, directory: str) -> str:
+        return f"{self.folder}/{directory}" if directory else self.folder
+
+    def _identity(self, directory: str) -> tuple[int, int] | None:
+        """Return what tells a directory from any other, where links may lead back to one."""
+        if not self.options.follow_links:
+            return None
+        status = Path(self._full(directory)).stat()
+        return status.st_dev, status.st_ino
+
+    def _open(self, directory: str) -> "os._ScandirIterator[str]":
+        try:
+            return os.scandir(self._full(directory))
+        except OSError as error:
+            raise self._error(directory, error) from error
+
+    def _read(self, directory: str, entries: "os._ScandirIterator[str]") -> Iterator[os.DirEntry[str]]:
+        try:
+            for entry in entries:  # noqa: UP028  `yield from` would close the directory when a reader turns aside
+                yield entry
+        except OSError as error:
+            raise self._error(directory, error) from error
+
+    def _error(self, directory: str, error: OSError) -> StorageError:
+        result = StorageError(
+            f"{shown(self._full(directory))}: the directory cannot be read: {error.strerror or error}. "
+            "Give this user the right to read it, or move it out of the source"
+        )
+        result.errno = error.errno
+        return result

@@ -1,0 +1,137 @@
+"""LMDB data files, indexed in place: a column of keys, one pass over the database.
+
+Keys with an extension are members as in a tar shard (`mpload.ingest.grouping`): `007.jpg`, `007.cls`. A key without a
+known extension is a sample of its own where its value starts like an image. Where no sample has a label and all keys
+have a folder, `cat/007.jpg`, folders are classes, numbered in the order of their names.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from itertools import chain, islice
+from pathlib import Path
+
+from mpload.errors import ArgumentError
+from mpload.index.columns import Cell, ColumnType, LmdbValue, parse_columns
+from mpload.ingest.grouping import Member, Sample, column_name, found_columns, group_members, label_in, split_name
+from mpload.ingest.rows import LeftOut, Reason, Rows, place_below, rename_columns, shown
+from mpload.ingest.signatures import looks_like_image
+from mpload.storage.lmdb_scan import scan_lmdb
+
+__all__ = ["LMDB_MAGIC", "data_file", "open_lmdb_rows"]
+
+LMDB_MAGIC = slice(16, 20)  # of a data file made on this kind of machine
+_MAGIC_BYTES = (b"\xde\xc0\xef\xbe", b"\xbe\xef\xc0\xde")
+_PICKLED = re.compile(rb"\x80[\x02-\x05]")
+_MAX_CLASSES = 1 << 20
+
+
+def data_file(path: Path) -> Path | None:
+    """Return the data file that `path` is, or that lies in the folder `path`; None where it is no LMDB."""
+    file = path / "data.mdb" if path.is_dir() else path
+    try:
+        with file.open("rb") as opened:
+            return file if opened.read(LMDB_MAGIC.stop)[LMDB_MAGIC] in _MAGIC_BYTES else None
+    except OSError:
+        return None
+
+
+@contextmanager
+def open_lmdb_rows(
+    files: Sequence[str],
+    *,
+    extensions: tuple[str, ...],
+    columns: str | None = None,
+    root: str | os.PathLike[str] | None = None,
+) -> Iterator[Rows]:
+    """Open LMDB data files, in the order given, their keys in the order of the database.
+
+    Args:
+        files: absolute paths of data files.
+        extensions: endings of the keys of images, in lower case.
+        columns: other names for the columns; without an integer column, folders are no classes.
+        root: a folder that holds all files, or a URL; their common parent by default.
+
+    Memory: constant, and the names of classes.
+
+    Raises:
+        ArgumentError: no value is an image, a sample is not like the first one, or lmdb is not installed.
+        StorageError: a file is truncated, broken or cannot be read.
+    """
+    parent = os.path.commonpath([os.path.dirname(file) for file in files])  # noqa: PTH120
+    place, prefix = place_below(parent, root)
+    left_out = LeftOut()
+    unused = LeftOut()
+    paths = {file: prefix + file[len(parent) :].lstrip("/") for file in files}
+
+    def samples(left: LeftOut) -> Iterator[Sample]:
+        for file, path in paths.items():
+            yield from group_members(file, _members(file, path, extensions, left))
+
+    found = samples(left_out)
+    first = next(found, None)
+    if first is None:
+        raise ArgumentError(
+            f"{shown(files[0])}: no value is an image{_hint(files[0])}. Values must be the bytes of image files"
+        )
+    names = found_columns(first, ColumnType.LMDB)
+    wants_labels = columns is None or any(column.type is ColumnType.INT for column in parse_columns(columns))
+    classes = _classes(samples(unused)) if first.label is None and "/" in first.key and wants_labels else ()
+    numbers = {name: number for number, name in enumerate(classes)}
+    if classes:
+        names += parse_columns("image:path label:int")[1:]
+
+    def cells(sample: Sample) -> list[Cell]:
+        made = sample.cells(first)
+        return [*made, numbers[sample.key.partition("/")[0]]] if classes else made
+
+    yield Rows(
+        columns=rename_columns(names, columns),
+        root=place,
+        cells=(cells(sample) for sample in chain([first], found)),
+        classes=classes,
+        left_out=left_out,
+    )
+
+
+def _members(file: str, path: str, extensions: tuple[str, ...], left_out: LeftOut) -> Iterator[Member]:
+    with closing(scan_lmdb(file, whole=(".cls", ".json"))) as values:
+        for raw, value in values:
+            name = os.fsdecode(raw)
+            key, extension = split_name(name)
+            if key and f".{extension}".endswith(extensions):
+                yield Member(name=name, key=key, column=column_name(extension), cell=LmdbValue(path, raw))
+                continue
+            if key and extension in {"cls", "json"}:
+                label = label_in(f"{shown(file)}: key {shown(name)}", value, extension)
+                if label is not None:
+                    yield Member(name=name, key=key, label=label)
+                    continue
+            elif looks_like_image(value):
+                yield Member(name=name, key=name, column="image", cell=LmdbValue(path, raw))
+                continue
+            left_out.add(Reason.NO_IMAGE, f"{file}: {name}")
+
+
+def _classes(samples: Iterator[Sample]) -> tuple[str, ...]:
+    """Return the folders that all keys lie in, sorted; none where a sample lies in none, or has a label."""
+    names = set()
+    for sample in samples:
+        folder, slash, _ = sample.key.partition("/")
+        if not slash or sample.label is not None:
+            return ()
+        names.add(folder)
+        if len(names) > _MAX_CLASSES:
+            raise ArgumentError(
+                f"{sample}: is in more than {_MAX_CLASSES} folders. Are these classes? "
+                "Give columns='image:lmdb' for images without labels"
+            )
+    return tuple(sorted(names))
+
+
+def _hint(file: str) -> str:
+    with closing(scan_lmdb(file, whole=())) as values:
+        if any(_PICKLED.match(value) for _, value in islice(values, 8)):
+            return " (some look pickled, and mpload runs nothing that it reads)"
+    return ""

@@ -1,0 +1,96 @@
+"""Several indexes into one."""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from mpload.errors import ArgumentError
+from mpload.index.columns import Cell, format_columns
+from mpload.index.opening import open_index, root_of
+from mpload.index.sidecar import Progress
+from mpload.index.text import Header, read_header
+from mpload.ingest.lists import open_list
+from mpload.ingest.rows import Rows, absolute, shown
+from mpload.ingest.writing import check_out, write_texts
+
+__all__ = ["merge_indexes"]
+
+
+def merge_indexes(
+    sources: Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    *,
+    relative: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Write one index of the samples of all `sources`, one source after another.
+
+    Args:
+        sources: indexes or plain lists with the same columns and classes.
+        out: the index text to write; an older one is replaced.
+        relative: write `#root` relative to the folder of `out`.
+        progress: told the number of samples written so far.
+
+    Where roots differ, the root is their common parent, and paths are written relative to it.
+
+    Raises:
+        ArgumentError: columns or classes differ, there is no common root, or `out` is a source.
+        IndexFormatError: a line is broken.
+        OSError: a file cannot be read or written.
+
+    Memory: constant.
+    """
+    paths = [Path(absolute(source)) for source in sources]
+    if not paths:
+        raise ArgumentError("sources is empty. Give the indexes to merge: mpload merge a.txt b.txt -o all.txt")
+    target = Path(absolute(out))
+    check_out(target, paths)
+    headers = [read_header(path) for path in paths]
+    for path, header in zip(paths[1:], headers[1:], strict=True):
+        _check_alike(paths[0], headers[0], path, header)
+    roots = [root_of(path, header) for path, header in zip(paths, headers, strict=True)]
+    root = _common_root(paths, roots)
+
+    def cells() -> Iterator[Sequence[Cell]]:
+        for path, own in zip(paths, roots, strict=True):
+            prefix = own[len(root) :].lstrip("/")
+            with open_list(path, prefix=prefix + "/" if prefix else "") as rows:
+                yield from rows.cells
+
+    rows = Rows(columns=headers[0].columns, root=root, classes=headers[0].classes, cells=cells())
+    write_texts(rows, target, split=None, relative=relative, progress=progress)
+    open_index(target)
+    return target
+
+
+def _check_alike(first_path: Path, first: Header, path: Path, header: Header) -> None:
+    if header.columns != first.columns:
+        raise ArgumentError(
+            f"{path}: has columns '{format_columns(header.columns)}', where {first_path} has "
+            f"'{format_columns(first.columns)}'. Build it again with these: mpload index {path} --columns ..."
+        )
+    if header.classes == first.classes:
+        return
+    if len(header.classes) != len(first.classes):
+        difference = f"{len(header.classes)} classes, where {first_path} has {len(first.classes)}"
+    else:
+        number = next(n for n, pair in enumerate(zip(header.classes, first.classes, strict=True)) if len(set(pair)) > 1)
+        difference = (
+            f"class {number} {shown(header.classes[number])!r}, where {first_path} has {shown(first.classes[number])!r}"
+        )
+    raise ArgumentError(
+        f"{path}: has {difference}: their labels mean different things. Index both from one folder of all classes"
+    )
+
+
+def _common_root(paths: Sequence[Path], roots: Sequence[str]) -> str:
+    """Return the innermost folder, or URL, that holds all roots."""
+    common = os.path.commonprefix([root.split("/") for root in roots])  # noqa: RUF071  of lists, so it is by parts
+    is_url = "://" in roots[0]
+    if len(common) < (3 if is_url else 1):  # a URL's first three are scheme, nothing, host
+        other = next(number for number, root in enumerate(roots) if root != roots[0])
+        raise ArgumentError(
+            f"{paths[other]}: has the root {shown(roots[other])}, which has no parent in common with "
+            f"{shown(roots[0])}, the root of {paths[0]}. Copy the files below one root first"
+        )
+    return "/".join(common) or "/"

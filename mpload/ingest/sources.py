@@ -1,0 +1,143 @@
+"""What kind of source a path is."""
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from mpload.errors import ArgumentError, StorageError
+from mpload.ingest.folder_options import FolderOptions
+from mpload.ingest.folders import open_folder
+from mpload.ingest.lists import open_list
+from mpload.ingest.lmdbs import data_file, open_lmdb_rows
+from mpload.ingest.rows import Rows, absolute, shown
+from mpload.ingest.tables import open_arrows, open_parquets
+from mpload.ingest.tars import open_tars, refuse_compressed, refuse_compressed_name
+from mpload.ingest.tfrecords import is_tfrecord, open_tfrecords
+from mpload.storage.remote import check_url
+
+__all__ = ["SourcePath", "open_source", "source_paths"]
+
+SourcePath = str | os.PathLike[str]
+
+_TAR_MAGIC = slice(257, 262)
+_SHARDS = frozenset({"arrow", "lmdb", "parquet", "tar", "tfrecord"})
+
+
+def source_paths(source: SourcePath | Sequence[SourcePath]) -> list[Path]:
+    """Return the path or paths that a source is given as, absolute; none of a URL.
+
+    Raises:
+        ArgumentError: there is none.
+    """
+    if is_url(source):
+        return []
+    paths = [source] if isinstance(source, str | os.PathLike) else list(source)
+    if not paths:
+        raise ArgumentError("source is an empty list. Give a folder, a list of samples, or tar shards")
+    if any("://" in os.fspath(path) for path in paths):
+        raise ArgumentError(
+            "several sources must all lie on this machine. Index one URL after another, then: mpload merge"
+        )
+    return [Path(absolute(path)) for path in paths]
+
+
+def is_url(source: SourcePath | Sequence[SourcePath]) -> bool:
+    """Whether a source is a URL."""
+    return isinstance(source, str) and "://" in source
+
+
+@contextmanager
+def open_source(
+    source: SourcePath | Sequence[SourcePath],
+    *,
+    columns: str | None,
+    root: SourcePath | None,
+    folder: FolderOptions,
+    scratch: Path,
+) -> Iterator[Rows]:
+    """Open a folder, a list, an index or tar shards; see `build_index`.
+
+    Raises:
+        ArgumentError: the source is of no such kind.
+        StorageError: it does not exist or cannot be read.
+    """
+    if is_url(source):
+        url = os.fspath(source).rstrip("/")  # type: ignore[arg-type]
+        check_url(url)
+        with open_folder(url, options=folder, scratch=scratch, columns=columns, root=root) as rows:
+            yield rows
+        return
+    paths = source_paths(source)
+    kinds = [_kind(path, folder) for path in paths]
+    with ExitStack() as stack:
+        if len(paths) > 1 and (kinds[0] not in _SHARDS or len(set(kinds)) > 1):
+            wanted = kinds[0] if kinds[0] in _SHARDS else "tar"
+            other = next(path for path, kind in zip(paths, kinds, strict=True) if kind != wanted)
+            raise ArgumentError(
+                f"{shown(str(other))}: is no {wanted} shard, and several sources must all be. "
+                "Index one folder or list after another, then join the indexes: mpload merge"
+            )
+        match kinds[0]:
+            case "folder":
+                rows = stack.enter_context(
+                    open_folder(str(paths[0]), options=folder, scratch=scratch, columns=columns, root=root)
+                )
+            case "tar":
+                shards = [str(path) for path in paths]
+                rows = stack.enter_context(open_tars(shards, extensions=folder.extensions, columns=columns, root=root))
+            case "lmdb":
+                files = [str(data_file(path)) for path in paths]
+                rows = stack.enter_context(
+                    open_lmdb_rows(files, extensions=folder.extensions, columns=columns, root=root)
+                )
+            case "tfrecord":
+                files = [str(path) for path in paths]
+                rows = stack.enter_context(open_tfrecords(files, columns=columns, root=root))
+            case "arrow" | "parquet":
+                open_table = open_arrows if kinds[0] == "arrow" else open_parquets
+                rows = stack.enter_context(open_table([str(path) for path in paths], columns=columns, root=root))
+            case _:
+                rows = stack.enter_context(open_list(paths[0], columns=columns, root=root))
+        yield rows
+
+
+def _kind(path: Path, folder: FolderOptions) -> str:
+    name = shown(str(path))
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            return "folder" if data_file(path) is None else "lmdb"
+        if not stat.S_ISREG(mode):
+            raise ArgumentError(f"{name}: is a device, pipe or socket. Give a folder, a list, or tar shards")
+        with path.open("rb") as file:
+            head = file.read(_TAR_MAGIC.stop)
+    except OSError as error:
+        raise StorageError(
+            f"{name}: the source cannot be read: {error.strerror or error}. Give a folder of images, a list of "
+            "'path label' lines, an index, or tar shards"
+        ) from error
+    refuse_compressed_name(str(path))
+    refuse_compressed(str(path), head)
+    if path.suffix.lower() == ".tar" or head[_TAR_MAGIC] == b"ustar":
+        return "tar"
+    if data_file(path) is not None:
+        return "lmdb"
+    if head.startswith((b"ARROW1\0\0", b"\xff\xff\xff\xff")):
+        return "arrow"
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    if "tfrecord" in path.name.lower() or _starts_with_record(head):
+        return "tfrecord"
+    if path.name.lower().endswith(folder.extensions):
+        raise ArgumentError(f"{name}: is one image. Give the folder that holds it: {path.parent}")
+    return "list"
+
+
+def _starts_with_record(head: bytes) -> bool:
+    try:
+        import crc32c  # noqa: PLC0415  an optional package
+    except ImportError:
+        return False
+    return is_tfrecord(head, crc32c.crc32c)

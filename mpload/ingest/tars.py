@@ -1,0 +1,162 @@
+"""Tar shards as WebDataset writes them, indexed in place: no extraction, one pass over the headers.
+
+Which members are a sample, `mpload.ingest.grouping` says.
+"""
+
+import os
+import re
+import tarfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO
+
+from mpload.errors import ArgumentError, StorageError
+from mpload.index.columns import ColumnType, Span
+from mpload.ingest.grouping import Member, Sample, column_name, found_columns, group_members, label_in, split_name
+from mpload.ingest.rows import LeftOut, Reason, Rows, place_below, rename_columns, shown
+from mpload.units import MIB
+
+__all__ = ["open_tars", "refuse_compressed", "refuse_compressed_name"]
+
+_COMPRESSED_NAMES = re.compile(r".*\.(tgz|tbz2?|txz|tzst|tar\.(gz|bz2|xz|zst|lz4|Z))", re.IGNORECASE | re.DOTALL)
+_COMPRESSED_STARTS = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\x00": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x04\x22\x4d\x18": "lz4",
+}
+_MAX_LABEL_MEMBER_BYTES = 16 * MIB
+_BLOCK_BYTES = 512
+
+
+@contextmanager
+def open_tars(
+    shards: Sequence[str],
+    *,
+    extensions: tuple[str, ...],
+    columns: str | None = None,
+    root: str | os.PathLike[str] | None = None,
+) -> Iterator[Rows]:
+    """Open tar shards, in the order given.
+
+    Args:
+        shards: absolute paths.
+        extensions: endings of the names of images, in lower case.
+        columns: other names for the columns.
+        root: a folder that holds all shards, or a URL; their common parent by default.
+
+    Memory: constant: one sample's members.
+
+    Raises:
+        ArgumentError: a shard is compressed, or a sample is not like the first one.
+        StorageError: a shard is truncated, broken or cannot be read.
+    """
+    parent = os.path.commonpath([os.path.dirname(shard) for shard in shards])  # noqa: PTH120
+    place, prefix = place_below(parent, root)
+    left_out = LeftOut()
+    samples = chain.from_iterable(
+        _samples(shard, prefix + shard[len(parent) :].lstrip("/"), extensions, left_out) for shard in shards
+    )
+    first = next(samples, None)
+    if first is None:
+        raise ArgumentError(
+            f"{shown(shards[0])}{f' and {len(shards) - 1} more shards' if len(shards) > 1 else ''}: no image found. "
+            f"Names of images end with {', '.join(extensions)}"
+        )
+    yield Rows(
+        columns=rename_columns(found_columns(first, ColumnType.SPAN), columns),
+        root=place,
+        cells=(sample.cells(first) for sample in chain([first], samples)),
+        left_out=left_out,
+    )
+
+
+def refuse_compressed_name(path: str) -> None:
+    """Raise `ArgumentError` where the name of a file says that it is a compressed tar."""
+    if _COMPRESSED_NAMES.fullmatch(path):
+        raise ArgumentError(f"{shown(path)}: is a compressed tar, {_COMPRESSED}")
+
+
+def refuse_compressed(path: str, head: bytes) -> None:
+    """Raise `ArgumentError` where a file's first bytes are those of a compressed one."""
+    for start, name in _COMPRESSED_STARTS.items():
+        if head.startswith(start):
+            raise ArgumentError(f"{shown(path)}: is compressed with {name}, {_COMPRESSED}")
+
+
+_COMPRESSED = "where members must lie as they are, to be read one by one. Decompress it: images are compressed already"
+
+
+def _samples(shard: str, path: str, extensions: tuple[str, ...], left_out: LeftOut) -> Iterator[Sample]:
+    """Yield the samples of a shard; `path` is where it lies below the root."""
+    try:
+        with Path(shard).open("rb") as file:
+            refuse_compressed(shard, file.read(8))
+            file.seek(0)
+            yield from group_members(shard, _images_and_labels(shard, path, file, extensions, left_out))
+    except tarfile.TarError as error:
+        raise StorageError(f"{shown(shard)}: is no whole tar file: {error}. {_COPY}") from error
+    except OSError as error:
+        if isinstance(error, StorageError):
+            raise
+        raise StorageError(f"{shown(shard)}: cannot be read: {error.strerror or error}") from error
+
+
+def _images_and_labels(
+    shard: str, path: str, file: BinaryIO, extensions: tuple[str, ...], left_out: LeftOut
+) -> Iterator[Member]:
+    for member in _members(shard, file):
+        key, extension = split_name(member.name)
+        if key and f".{extension}".endswith(extensions):
+            _refuse_scattered(shard, member)
+            cell = Span(path, member.offset_data, member.size)
+            yield Member(name=member.name, key=key, column=column_name(extension), cell=cell)
+            continue
+        if extension in {"cls", "json"} and key:
+            _refuse_scattered(shard, member)
+            if (label := _read_label(shard, file, member, extension)) is not None:
+                yield Member(name=member.name, key=key, label=label)
+                continue
+        if not member.isdir():
+            left_out.add(Reason.EXTENSION, f"{shard}: {member.name}")
+
+
+def _members(shard: str, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
+    with tarfile.open(fileobj=file, mode="r:") as tar:
+        while (member := tar.next()) is not None:
+            tar.members = []  # type: ignore[attr-defined]  # or it would keep them all
+            yield member
+        # tarfile takes a header that it cannot read for the end: look whether the mark of the end stands there.
+        file.seek(tar.offset)
+        mark = file.read(_BLOCK_BYTES)
+    if not mark:
+        raise StorageError(f"{shown(shard)}: ends at byte {tar.offset} without the mark of a tar's end. {_COPY}")
+    if mark.strip(b"\0"):
+        raise StorageError(f"{shown(shard)}: has no member header at byte {tar.offset}, but other bytes. {_COPY}")
+
+
+_COPY = "Is its copy complete? Copy or write it again"
+
+
+def _refuse_scattered(shard: str, member: tarfile.TarInfo) -> None:
+    kind = "a link" if member.islnk() or member.issym() else "sparse" if member.issparse() else ""
+    if kind or not member.isreg():
+        raise ArgumentError(
+            f"{shown(shard)}: member {shown(member.name)} is {kind or 'no regular file'}: its bytes do not lie in one "
+            "piece at its place. Write the shard again with plain files (tar --hard-dereference --dereference)"
+        )
+
+
+def _read_label(shard: str, file: BinaryIO, member: tarfile.TarInfo, extension: str) -> int | None:
+    """Return the label that a member holds; None where a .json holds none."""
+    where = f"{shown(shard)}: member {shown(member.name)}"
+    if member.size > _MAX_LABEL_MEMBER_BYTES:
+        raise ArgumentError(f"{where} has {member.size} bytes: a label member has at most {_MAX_LABEL_MEMBER_BYTES}")
+    file.seek(member.offset_data)
+    data = file.read(member.size)
+    if len(data) < member.size:
+        raise StorageError(f"{where} is cut off at byte {member.offset_data + len(data)}. {_COPY}")
+    return label_in(where, data, extension)

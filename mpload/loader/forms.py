@@ -1,0 +1,132 @@
+"""How the columns of a pipeline's samples are carried in a slot, and how a slot becomes the columns of a batch."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum, auto
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpload.errors import SampleError
+from mpload.images.decoders import ImageDecoder, RawBytes
+from mpload.index.text import MAX_LINE_BYTES
+from mpload.samples.batch import DTYPES, stack
+from mpload.samples.pipeline import Pipeline
+from mpload.samples.probe import Probe
+from mpload.transport.batches import BatchTask
+from mpload.transport.pool import WorkerPool
+from mpload.transport.ragged import sample_room_bytes
+from mpload.transport.slots import Field, RaggedField, SlotLayout
+
+__all__ = ["Form", "Kind", "columns_of", "forms_of"]
+
+_PROBED_SAMPLES = 8
+
+
+class Kind(StrEnum):
+    """What the values of a column are, and so what a batch of them becomes."""
+
+    ALIKE = auto()
+    """Arrays or numbers of one shape: an array [n, ...]."""
+    VARIED = auto()
+    """Arrays whose shapes may differ: an array where they happen to be alike, else a list."""
+    BYTES = auto()
+    TEXT = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """How a column of a pipeline's samples is carried in a slot."""
+
+    field: Field | RaggedField
+    kind: Kind
+
+
+def forms_of(pipeline: Pipeline, *, batch_size: int) -> list[Form]:
+    """Return how each column of a pipeline's samples is carried.
+
+    Where the pipeline does not say, a sample is made to find out: in a process of its own, since it is the user's code
+    that runs.
+
+    Raises:
+        SampleError: no sample of the first few could be made.
+    """
+    described = None if pipeline.writes_in_place else _told(pipeline) or _probe(pipeline)
+    forms = []
+    room_bytes = sample_room_bytes(batch_size=batch_size, num_fields=len(pipeline.sources))
+    for number, column in enumerate(pipeline.index.columns):
+        if number not in pipeline.sources:
+            dtype = DTYPES.get(column.type)
+            fixed = None if dtype is None else Form(field=Field(name=column.name, dtype=dtype), kind=Kind.ALIKE)
+            text = RaggedField(name=column.name, max_sample_bytes=MAX_LINE_BYTES)
+            forms.append(fixed or Form(field=text, kind=Kind.TEXT))
+            continue
+        if described is None:
+            assert pipeline.output_shape is not None
+            field = Field(name=column.name, shape=pipeline.output_shape, dtype="uint8")
+            forms.append(Form(field=field, kind=Kind.ALIKE))
+            continue
+        value = described[number]
+        if value["shape"] is None:
+            ragged = RaggedField(name=column.name, max_sample_bytes=room_bytes)
+            forms.append(Form(field=ragged, kind=Kind.BYTES))
+        elif pipeline.output_shape is not None or not value["shape"]:
+            field = Field(name=column.name, shape=tuple(value["shape"]), dtype=value["dtype"])
+            forms.append(Form(field=field, kind=Kind.ALIKE))
+        else:
+            ragged = RaggedField(
+                name=column.name,
+                dtype=value["dtype"],
+                num_dims=len(value["shape"]),
+                max_sample_bytes=room_bytes,
+            )
+            forms.append(Form(field=ragged, kind=Kind.VARIED))
+    return forms
+
+
+def columns_of(forms: Sequence[Form], arrays: Mapping[str, Any], kept: NDArray[np.int64] | None) -> list[Any]:
+    """Return a slot's arrays as columns of a batch, all samples or the `kept` ones: what `Pipeline.batch` gives."""
+    columns: list[Any] = []
+    for form in forms:
+        array = arrays[form.field.name]
+        if form.kind is Kind.ALIKE:
+            columns.append(array if kept is None else array[kept])
+            continue
+        values = list(array) if kept is None else [array[place] for place in kept.tolist()]
+        match form.kind:
+            case Kind.TEXT:
+                columns.append([value.tobytes().decode("utf-8", "surrogateescape") for value in values])
+            case Kind.BYTES:
+                columns.append([value.tobytes() for value in values])
+            case _:
+                columns.append(stack(values, None))
+    return columns
+
+
+def _told(pipeline: Pipeline) -> list[dict[str, Any]] | None:
+    """Return what a pipeline's samples are made of, where that is plain without making one."""
+    decode = pipeline.decode
+    if pipeline.transform is not None or type(decode) not in {RawBytes, ImageDecoder}:
+        return None
+    if isinstance(decode, RawBytes):
+        value = {"shape": [0], "dtype": "|u1"} if decode.as_array else {"shape": None, "dtype": None}
+    else:
+        value = {"shape": [0, 0, 3], "dtype": "|u1"}
+    return [value for _ in pipeline.index.columns]
+
+
+def _probe(pipeline: Pipeline) -> list[dict[str, Any]]:
+    layout = SlotLayout(num_samples=1, fields=(RaggedField(name="described"),))
+    failures = []
+    with WorkerPool(Probe(pipeline=pipeline), layout, num_slots=1, num_workers=1) as pool:
+        for sample_id in range(min(_PROBED_SAMPLES, len(pipeline.index))):
+            pool.submit(BatchTask(numbers=(sample_id,), num_samples=1))
+            filled = pool.next()
+            if not filled.failures:
+                described: list[dict[str, Any]] = json.loads(filled.arrays["described"][0].tobytes())
+                return described
+            failures.append(filled.failures[0])
+    cause = f"none of the first {len(failures)} samples could be made: {failures[0].cause}"
+    raise SampleError(f"{pipeline.index.path}: {cause}") from failures[0].origin

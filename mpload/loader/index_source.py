@@ -1,0 +1,145 @@
+"""`IndexSource`: an `MPDataset` as a source of batches."""
+
+from contextlib import suppress
+from dataclasses import replace
+from io import BytesIO
+from typing import Any
+
+import imagesize  # type: ignore[import-untyped]
+import numpy as np
+from numpy.typing import NDArray
+
+from mpload.errors import ArgumentError, MploadError, SampleError, TooManyBadSamples
+from mpload.loader.dataset import MPDataset
+from mpload.loader.epochs import Epoch
+from mpload.loader.forms import Form, columns_of, forms_of
+from mpload.plan.batch_number import BatchNumber
+from mpload.samples.index_work import PipelineWork
+from mpload.samples.policy import ErrorAction, substitute_for
+from mpload.transport.batches import FilledBatch, KilledSample
+from mpload.transport.messages import Timings
+from mpload.transport.slots import Field, RaggedField
+
+__all__ = ["IndexSource"]
+
+_EXCESS_SAMPLES = 16
+
+
+class IndexSource:
+    """The batches of an MPDataset."""
+
+    def __init__(self, dataset: MPDataset) -> None:
+        if dataset.batch_size is None:
+            raise ArgumentError("MPLoader makes whole batches: pass batch_size= to the MPDataset")
+        self._dataset = dataset
+        self._forms: list[Form] = []
+        self.batch_size = dataset.batch_size
+        self.progress = dataset.progress
+        self.plan_of = dataset.plan_of
+        self.set_epoch = dataset.set_epoch
+        self.state_after = dataset.state_after
+        self.load_state_dict = dataset.load_state_dict
+        self.cache_in_memory = dataset.cache if dataset.cache is not None and dataset.cache.is_tmpfs() else None
+        self.reads_ahead = True
+
+    def bound_read_ahead(self, num_bytes: int) -> None:
+        """Have each worker keep at most this much of what it reads ahead."""
+        self._dataset.pipeline.read_ahead_bytes = num_bytes
+
+    def image_excess(self) -> float:
+        """Return how many times more pixels images have than the decoder makes of them, by a few; 1 where unknown."""
+        pipeline = self._dataset.pipeline
+        if pipeline.output_shape is None:
+            return 1.0
+        sample_ids = np.linspace(0, len(pipeline.index) - 1, num=_EXCESS_SAMPLES, dtype=np.int64)
+        pixels = []
+        with suppress(MploadError):  # workers meet it, and tell
+            for record in pipeline.index.records(sample_ids):
+                width, height = imagesize.get(BytesIO(pipeline.read(record)[0]))
+                pixels.append(width * height)
+        shown = pipeline.output_shape[0] * pipeline.output_shape[1]
+        return float(np.mean(pixels)) / shown if pixels and min(pixels) > 0 else 1.0
+
+    def prepare(self) -> tuple[Field | RaggedField, ...]:
+        """Return the fields of a slot; where the pipeline does not say, a sample is made in a process of its own."""
+        self._forms = forms_of(self._dataset.pipeline, batch_size=self.batch_size)
+        return tuple(form.field for form in self._forms)
+
+    def work(self) -> PipelineWork:
+        """Return what workers do."""
+        dataset = self._dataset
+        return PipelineWork(
+            pipeline=dataset.pipeline,
+            order=dataset.shuffle,
+            batch_size=self.batch_size,
+            tail=dataset.tail,
+        )
+
+    def made_here(self, epoch: Epoch, batch: int, timings: Timings) -> Any:
+        """Return a batch that is made in this process, and add to `timings` what its stages took."""
+        sample_ids = self._dataset.order_of(epoch).sample_ids(self.plan_of(epoch).positions(batch))
+        times = self._dataset.pipeline.times
+        before = replace(times)
+        made = self._dataset.pipeline.batch(sample_ids, seed=epoch.seed, epoch=epoch.number)
+        timings.read_ns += times.read_ns - before.read_ns
+        timings.decode_ns += times.decode_ns - before.decode_ns
+        timings.transform_ns += times.transform_ns - before.transform_ns
+        return self._dataset.shown(made.columns)
+
+    def shown(self, filled: FilledBatch) -> Any:
+        """Return a batch that workers have made, without the samples that were skipped.
+
+        Raises:
+            SampleError, TooManyBadSamples: as the dataset's policy says.
+        """
+        epoch = BatchNumber.of(filled.task.numbers).epoch
+        self._dataset.pipeline.saw(filled.task.num_samples, epoch=epoch)
+        return self._dataset.shown(columns_of(self._forms, filled.arrays, self._kept(filled)))
+
+    def instead_of(self, killed: KilledSample) -> tuple[int, ...] | None:
+        """Return the task of a substitute, where that is the policy."""
+        pipeline, number = self._dataset.pipeline, BatchNumber.of(killed.task)
+        if pipeline.policy.action is not ErrorAction.SUBSTITUTE:
+            return None
+        if number.substitute >= 0:
+            return None  # a substitute that kills too: two are enough
+        sample_id = self._sample_id(number, killed.sample)
+        self._write_down(sample_id, killed.cause, epoch=number.epoch)
+        others = substitute_for(sample_id, num_samples=len(pipeline.index), seed=number.seed, epoch=number.epoch)
+        return replace(number, substitute=others[0]).numbers
+
+    def _kept(self, filled: FilledBatch) -> NDArray[np.int64] | None:
+        """Return the samples of a batch that were made, None where all were; raise where that is the policy."""
+        if not filled.failures:
+            return None
+        number, failed = BatchNumber.of(filled.task.numbers), []
+        for failure in filled.failures:
+            details = failure.details
+            if not (details.get("skipped") or details.get("substituted") or details.get("killed")):
+                raise SampleError(failure.cause) from failure.origin
+            own = self._sample_id(number, failure.sample), failure.cause
+            for sample_id, cause in details.get("bad", [own]):
+                try:
+                    self._write_down(sample_id, cause, epoch=number.epoch)
+                except TooManyBadSamples as error:
+                    raise error from failure.origin
+            if not details.get("substituted"):
+                failed.append(failure.sample)
+        if not failed:
+            return None
+        kept = np.setdiff1d(np.arange(filled.task.num_samples), failed)
+        if not kept.size:
+            raise SampleError(f"{self._dataset.index.path}: all {len(failed)} samples of a batch failed")
+        return kept
+
+    def _sample_id(self, number: BatchNumber, place: int) -> int:
+        (sample_id,) = self.work().sample_ids(number, place, place + 1).tolist()
+        return int(sample_id)
+
+    def _write_down(self, sample_id: int, cause: str, *, epoch: int) -> None:
+        """Report a sample that was not made; raise where that is the policy."""
+        pipeline = self._dataset.pipeline
+        bad = pipeline.describe(pipeline.index[sample_id], cause)
+        if pipeline.policy.action is ErrorAction.RAISE:
+            raise SampleError(str(bad))
+        pipeline.write_down(bad, epoch=epoch)

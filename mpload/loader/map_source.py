@@ -1,0 +1,209 @@
+"""`MapSource`: an ordinary map-style dataset as a source of batches."""
+
+from collections.abc import Mapping
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import default_collate
+from torch.utils.data._utils.collate import collate
+
+from mpload.errors import SampleError, StateError, cause_of
+from mpload.loader.epochs import Epoch, SharedProgress
+from mpload.plan.batch_number import BatchNumber
+from mpload.plan.checkpoint import State
+from mpload.plan.order import Order, OrderChoice
+from mpload.plan.plan import Plan, Tail
+from mpload.plan.topology import Topology
+from mpload.samples.map_work import (
+    NUMBER_TYPES,
+    Leaf,
+    LeafKind,
+    MapDataset,
+    MapWork,
+    kept_generators,
+    leaves_of,
+    template_of,
+)
+from mpload.transport.batches import FilledBatch, KilledSample
+from mpload.transport.messages import Timings
+from mpload.transport.ragged import RaggedArray, sample_room_bytes
+from mpload.transport.slots import Field, RaggedField
+
+__all__ = ["MapSource"]
+
+
+class MapSource:
+    """The batches of a map-style dataset, as `default_collate` makes them."""
+
+    def __init__(
+        self,
+        dataset: MapDataset,
+        *,
+        batch_size: int,
+        order: OrderChoice,
+        seed: int,
+        tail: Tail,
+        topology: Topology | None,
+    ) -> None:
+        self.batch_size = batch_size
+        self.num_samples = len(dataset)
+        self.progress = SharedProgress(seed=seed, topology=topology)
+        self.cache_in_memory = None
+        self.reads_ahead = False
+        self._order = order
+        self._fingerprint = f"{type(dataset).__qualname__} of {self.num_samples}"
+        self._work = MapWork(
+            dataset=dataset,
+            num_samples=self.num_samples,
+            order=order,
+            batch_size=batch_size,
+            tail=tail,
+        )
+        self.order_of(Epoch(seed=seed, number=0))  # checks the seed
+
+    def order_of(self, epoch: Epoch) -> Order:
+        """Return the order of an epoch."""
+        return self._order.order(num_samples=self.num_samples, seed=epoch.seed, epoch=epoch.number)
+
+    def bound_read_ahead(self, num_bytes: int) -> None:
+        """Do nothing: what a dataset reads is its own business."""
+
+    def image_excess(self) -> float:
+        """Return 1: nobody knows."""
+        return 1.0
+
+    def plan_of(self, epoch: Epoch) -> Plan:
+        """Return this rank's plan of an epoch."""
+        return Plan(
+            num_samples=self.num_samples,
+            batch_size=self.batch_size,
+            topology=epoch.topology or self.progress.topology,
+            tail=self._work.tail,
+            start=epoch.position,
+        )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Fix the epoch that the next iteration reads, and keep the position that was restored in it."""
+        following = self.progress.next
+        if epoch != following.number or self.progress.reader_pid:
+            wanted = Epoch(seed=following.seed, number=epoch)
+            self.order_of(wanted)  # checks the number
+            self.progress.set_next(wanted)
+
+    def state_after(self, epoch: Epoch | None, num_batches: int) -> dict[str, Any]:
+        """Return where the run stands after `num_batches` of an epoch; before the next one where that is None."""
+        at = self.progress.next if epoch is None else epoch.after(num_batches, self.plan_of(epoch))
+        state = State(
+            fingerprint=self._fingerprint,
+            order=self._order.spec,
+            seed=at.seed,
+            epoch=at.number,
+            position=at.position,
+        )
+        return state.to_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken.
+
+        Raises:
+            StateError: the state is malformed, or belongs to another dataset or order.
+        """
+        state = State.from_dict(state_dict)
+        if state.fingerprint != self._fingerprint:
+            raise StateError(
+                f"the checkpoint was made over another dataset: {state.fingerprint!r}, this one is "
+                f"{self._fingerprint!r}. Pass the one it was made over, or start the epoch anew without the checkpoint"
+            )
+        state.check_fits(fingerprint=self._fingerprint, order=self._order.spec, num_samples=self.num_samples)
+        self.progress.set_next(Epoch(seed=state.seed, number=state.epoch, position=state.position))
+
+    def prepare(self) -> tuple[Field | RaggedField, ...]:
+        """Return the fields of a slot; some samples are made to find out, in a process of their own."""
+        self._work = self._work.looked_at()
+        leaves = leaves_of(self._work.template) if self.num_samples else []
+        num_ragged = sum(leaf.is_ragged for leaf in leaves)
+        room_bytes = sample_room_bytes(batch_size=self.batch_size, num_fields=num_ragged)
+        return tuple(leaf.field(room_bytes=room_bytes) for leaf in leaves) or (Field(name="nothing", dtype="uint8"),)
+
+    def work(self) -> MapWork:
+        """Return what workers do."""
+        return self._work
+
+    def made_here(self, epoch: Epoch, batch: int, timings: Timings) -> Any:
+        """Return a batch that is made in this process, and add to `timings` what its samples took."""
+        sample_ids = self.order_of(epoch).sample_ids(self.plan_of(epoch).positions(batch)).tolist()
+        with kept_generators():
+            if not sample_ids:
+                return self._empty()
+            started_ns = perf_counter_ns()
+            samples = [self._sample(sample_id, epoch) for sample_id in sample_ids]
+            timings.decode_ns += perf_counter_ns() - started_ns
+            return default_collate(samples)
+
+    def _sample(self, sample_id: int, epoch: Epoch) -> Any:
+        try:
+            return self._work.sample(sample_id, seed=epoch.seed, epoch=epoch.number)
+        except (Exception, SystemExit) as error:
+            raise SampleError(self._describe(sample_id, cause_of(error))) from error
+
+    def _empty(self) -> Any:
+        """Return a batch of no samples: what a rank gets where a ragged epoch has none left for it."""
+        template = self._work.template or template_of(self._work.sample(0, seed=0, epoch=0))
+        arrays = {leaf.name: np.empty((0, *leaf.shape), leaf.dtype) for leaf in leaves_of(template)}
+        return _collated(template, arrays)
+
+    def shown(self, filled: FilledBatch) -> Any:
+        """Return a batch that workers have made.
+
+        Raises:
+            SampleError: a sample of it failed.
+        """
+        for failure in filled.failures:
+            (sample_id,) = self._sample_ids(filled.task.numbers, failure.sample)
+            raise SampleError(self._describe(sample_id, failure.cause)) from failure.origin
+        return _collated(self._work.template, filled.arrays)
+
+    def instead_of(self, killed: KilledSample) -> tuple[int, ...] | None:
+        """Return None: a sample that kills workers is a failure."""
+        del killed
+        return None
+
+    def _sample_ids(self, task: tuple[int, ...], place: int) -> list[int]:
+        found: list[int] = self._work.sample_ids(BatchNumber.of(task), place, place + 1).tolist()
+        return found
+
+    def _describe(self, sample_id: int, cause: str) -> str:
+        return f"sample {sample_id} of {type(self._work.dataset).__name__}: {cause}"
+
+
+def _tensor(array: NDArray[Any], leaf: Leaf) -> torch.Tensor:
+    tensor = torch.from_numpy(array)
+    return tensor.view(getattr(torch, leaf.torch_dtype)) if leaf.torch_dtype else tensor
+
+
+def _number(kind: int, bits: int) -> bool | int | float:
+    """Return the number that a worker wrote."""
+    return float(np.int64(bits).view(np.float64)) if NUMBER_TYPES[kind] is float else NUMBER_TYPES[kind](bits)
+
+
+def _collated(template: Any, arrays: Mapping[str, Any]) -> Any:
+    """Return a batch with the containers that `default_collate` makes of a sample's."""
+
+    def batch_of(leaves: list[Leaf] | tuple[Leaf, ...], **_: Any) -> Any:
+        (leaf,) = leaves
+        array = arrays[leaf.name]
+        match leaf.kind:  # text and bytes become what they came in: a tuple in a sequence, else a list
+            case LeafKind.TEXT:
+                return type(leaves)(value.tobytes().decode("utf-8", "surrogatepass") for value in array)
+            case LeafKind.BYTES:
+                return type(leaves)(value.tobytes() for value in array)
+            case LeafKind.NUMBER if array.dtype.names:
+                return default_collate([_number(kind, bits) for kind, bits in array.tolist()])
+            case LeafKind.ARRAY if isinstance(array, RaggedArray):
+                return default_collate([_tensor(value, leaf) for value in array])
+        return _tensor(array, leaf)
+
+    return collate([template], collate_fn_map={Leaf: batch_of})

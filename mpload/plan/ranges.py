@@ -1,0 +1,18 @@
+"""The numbers that a plan can count to."""
+
+from mpload.errors import ArgumentError
+
+__all__ = ["MAX_NUM_SAMPLES", "MAX_SEED", "check_range"]
+
+MAX_NUM_SAMPLES = 1 << 62
+MAX_SEED = 1 << 63
+
+
+def check_range(name: str, value: object, first: int, stop: int) -> None:
+    """Raise unless `value` is an integer in `[first, stop)`.
+
+    Raises:
+        ArgumentError: it is not.
+    """
+    if not isinstance(value, int) or not first <= value < stop:
+        raise ArgumentError(f"{name} must be in [{first}, {stop}), got {value!r}")

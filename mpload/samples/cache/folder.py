@@ -1,0 +1,287 @@
+"""The files of one data set's cache: table, segments and lock; what lies where, and how much it takes."""
+
+import errno
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from mpload.samples.cache.entries import HEAD_BYTES, Head, payload_fits, read_head
+from mpload.samples.cache.trusted import open_file, open_folder, try_lock, write_file
+
+__all__ = ["FORMAT", "OFFSET_BITS", "CacheFolder", "caches_in", "key_of", "segment_name"]
+
+FORMAT = "mpload-cache-1"
+_MAGIC = b"mpcache1"
+_PAGE_BYTES = 4096
+_KEY_AT, _LIMIT_AT, _RUN_AT = 8, 16, 24  # in the table's first page
+OFFSET_BITS = 40
+_SEGMENT = re.compile(r"segment-\d{6}")
+_SCANNED_ROWS = 1 << 20
+_ABOUT_BYTES = 1 << 20
+_LOCK_SECONDS = 30.0
+_LOOK_SECONDS = 0.002
+
+
+class CacheFolder:
+    """Table, segments and lock of one data set's cache.
+
+    Process: may be forked; descriptors are used by position only. Closing is the owner's business.
+    """
+
+    def __init__(self, path: Path, *, num_samples: int, key: int) -> None:
+        self.path = path
+        self.num_samples = num_samples
+        self.key = key
+        self.table = -1
+        self.is_writable = False
+        self._folder = -1
+        self._segments: dict[int, int] = {}
+
+    @property
+    def table_bytes(self) -> int:
+        """Size of the table, holes counted in."""
+        return _PAGE_BYTES + 8 * self.num_samples
+
+    def prepare(self, about: dict[str, Any]) -> None:
+        """Make the folder and its table where they are missing or not what they should be.
+
+        Raises:
+            OSError: the folder cannot be written to.
+        """
+        self.path.mkdir(mode=0o775, parents=True, exist_ok=True)
+        self._enter()
+        with self.locked():
+            if not self._table_fits():
+                self._remove_segments(0)
+                page = _MAGIC + self.key.to_bytes(8, "little") + bytes(_PAGE_BYTES - 16)
+                write_file("about.json", json.dumps(about, indent=2).encode(), folder=self._folder)
+                write_file("table", page, folder=self._folder, num_bytes=self.table_bytes)
+            elif not any(self._is_held(number) for number in self.segments()):
+                self._write_fact(_LIMIT_AT, 0)  # an earlier run's shortage of memory is over
+
+    def _table_fits(self) -> bool:
+        try:
+            with self._opened("table", os.O_RDONLY) as table:
+                start = _MAGIC + self.key.to_bytes(8, "little")
+                return os.pread(table, 16, 0) == start and os.fstat(table).st_size == self.table_bytes
+        except OSError:
+            return False
+
+    def open(self) -> None:
+        """Open the table, for writing too where that is allowed; raises `OSError` where there is none that fits."""
+        self._enter()
+        if not self._table_fits():
+            raise FileNotFoundError(errno.ENOENT, "no table of this data set", str(self.path / "table"))
+        try:
+            self.table = self.open_file("table", os.O_RDWR)
+            self.is_writable = True
+        except OSError:
+            self.table = self.open_file("table", os.O_RDONLY)
+
+    def close(self) -> None:
+        """Close all files."""
+        for descriptor in (*self._segments.values(), self.table, self._folder):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._segments.clear()
+        self._folder, self.table, self.is_writable = -1, -1, False
+
+    def _enter(self) -> None:
+        if self._folder < 0:
+            self._folder = open_folder(self.path)
+
+    def open_file(self, name: str, flags: int) -> int:
+        """Return a descriptor of a file of the cache; see `mpload.samples.cache.trusted`."""
+        return open_file(name, flags, folder=self._folder)
+
+    @contextmanager
+    def _opened(self, name: str, flags: int) -> Iterator[int]:
+        descriptor = self.open_file(name, flags)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder's lock, which the kernel takes from a process that dies.
+
+        Raises:
+            TimeoutError: another process, stopped perhaps, does not give it back.
+        """
+        with self._opened("lock", os.O_RDWR | os.O_CREAT) as lock:
+            deadline = time.monotonic() + _LOCK_SECONDS
+            while not try_lock(lock):
+                if time.monotonic() > deadline:
+                    raise TimeoutError(
+                        errno.ETIMEDOUT, f"another process has held the lock for {_LOCK_SECONDS:g} seconds"
+                    )
+                time.sleep(_LOOK_SECONDS)  # the kernel has no lock with a limit
+            yield
+
+    @staticmethod
+    def segment_of(place: bytes) -> int:
+        """Return the number of the segment that a place lies in."""
+        return int.from_bytes(place[OFFSET_BITS // 8 :], "little")
+
+    def place_of(self, sample_id: int) -> bytes:
+        """Return where a sample's entry starts: 8 bytes, all 0 where it has none."""
+        return os.pread(self.table, 8, _PAGE_BYTES + 8 * sample_id)
+
+    def publish(self, sample_id: int, place: bytes) -> None:
+        """Say where a sample's entry starts."""
+        os.pwrite(self.table, place, _PAGE_BYTES + 8 * sample_id)
+
+    def read(self, sample_id: int, place: bytes) -> tuple[Head, bytes] | None:
+        """Return the entry of a sample that `place` points to, or None where it is damaged, gone or another's."""
+        number, offset = divmod(int.from_bytes(place, "little"), 1 << OFFSET_BITS)
+        descriptor = self._segments.get(number)
+        try:
+            if descriptor is None:
+                descriptor = self._open_segment(number)
+            head = read_head(os.pread(descriptor, HEAD_BYTES, offset), key=self.key)
+            if head is not None and head.sample_id == sample_id:
+                payload = os.pread(descriptor, head.payload_bytes, offset + HEAD_BYTES)
+                if payload_fits(head, payload, key=self.key):
+                    return head, payload
+        except (OSError, OverflowError):
+            pass
+        if (stale := self._segments.pop(number, None)) is not None:  # the file may have been cleared, and made anew
+            os.close(stale)
+        return None
+
+    def _open_segment(self, number: int) -> int:
+        if len(self._segments) >= 256:
+            while self._segments:
+                os.close(self._segments.popitem()[1])
+        descriptor = self.open_file(segment_name(number), os.O_RDONLY)
+        self._segments[number] = descriptor
+        return descriptor
+
+    def segments(self) -> dict[int, int]:
+        """Return the size of each segment in bytes, by number, ascending."""
+        found = {}
+        with os.scandir(self.path) as files:
+            for file in files:
+                if _SEGMENT.fullmatch(file.name) and file.is_file(follow_symlinks=False):
+                    with suppress(FileNotFoundError):  # cleared meanwhile
+                        found[int(file.name[-6:])] = file.stat(follow_symlinks=False).st_size
+        return dict(sorted(found.items()))
+
+    def used_bytes(self) -> int:
+        """Return the bytes that the cache takes: its table, and what segments hold or have reserved."""
+        return self.table_bytes + sum(self.segments().values())
+
+    def limit_bytes(self) -> int:
+        """Return the limit that `shrink` has set for all processes; 0: none."""
+        return self._fact(_LIMIT_AT)
+
+    def shrink(self, to_bytes: int) -> None:
+        """Give up the oldest segments until `to_bytes` are enough, and let no process take more again."""
+        with self.locked():
+            self._write_fact(_LIMIT_AT, max(1, to_bytes))
+            self._remove_segments(to_bytes - self.table_bytes)
+
+    def drop(self, number: int) -> None:
+        """Give up a segment, unless a process is writing to it."""
+        with self.locked(), suppress(FileNotFoundError):
+            if not self._is_held(number):
+                self._remove_segment(number)
+
+    def claim_warning(self, run: int) -> bool:
+        """Whether this process is the first of a run that has something to warn of."""
+        try:
+            with self.locked():
+                is_first = self._fact(_RUN_AT) != run
+                self._write_fact(_RUN_AT, run)
+                return is_first
+        except OSError:
+            return True
+
+    def places(self) -> Iterator[tuple[int, bytes]]:
+        """Yield (sample_id, place) of all entries, in constant memory."""
+        for start in range(0, self.num_samples, _SCANNED_ROWS):
+            rows = os.pread(self.table, 8 * min(_SCANNED_ROWS, self.num_samples - start), _PAGE_BYTES + 8 * start)
+            found = np.frombuffer(rows, np.uint64)
+            for row in np.flatnonzero(found).tolist():
+                yield start + row, rows[8 * row : 8 * row + 8]
+
+    def remove(self) -> None:
+        """Delete the cache, and nothing else that lies in its folder."""
+        with self.locked():
+            self._remove_segments(0)
+            for name in ("table", "about.json", "lock", ".table.unfinished", ".about.json.unfinished"):
+                with suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=self._folder)
+        with suppress(OSError):  # foreign files lie in it
+            self.path.rmdir()
+
+    def _remove_segments(self, keep_bytes: int) -> None:
+        sizes = self.segments()
+        total = sum(sizes.values())
+        for number, num_bytes in sizes.items():
+            if total <= keep_bytes:
+                break
+            self._remove_segment(number)
+            total -= num_bytes
+
+    def _remove_segment(self, number: int) -> None:
+        with suppress(OSError), self._opened(segment_name(number), os.O_RDWR) as segment:
+            os.ftruncate(segment, 0)  # gives space back even while others have it open
+        os.unlink(segment_name(number), dir_fd=self._folder)
+
+    def _is_held(self, number: int) -> bool:
+        try:
+            with self._opened(segment_name(number), os.O_RDONLY) as segment:
+                return not try_lock(segment)
+        except OSError:  # gone, or none of the cache's
+            return False
+
+    def _fact(self, at: int) -> int:
+        return int.from_bytes(os.pread(self.table, 8, at), "little")
+
+    def _write_fact(self, at: int, value: int) -> None:
+        with self._opened("table", os.O_RDWR) as table:
+            os.pwrite(table, value.to_bytes(8, "little"), at)
+
+
+def segment_name(number: int) -> str:
+    """Return the name of segment `number`."""
+    return f"segment-{number:06}"
+
+
+def caches_in(folder: Path) -> list[tuple[CacheFolder, dict[str, Any]]]:
+    """Return the caches below `folder` and what is said about each; what is none, or a link, is passed over."""
+    found = []
+    for path in sorted(folder.iterdir()):
+        try:
+            about = _about(path)
+            if about["format"] == FORMAT:
+                found.append((CacheFolder(path, num_samples=int(about["num_samples"]), key=key_of(about)), about))
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            continue
+    return found
+
+
+def _about(path: Path) -> dict[str, Any]:
+    folder = open_folder(path)
+    try:
+        with os.fdopen(open_file("about.json", os.O_RDONLY, folder=folder), "rb") as file:
+            about: dict[str, Any] = json.loads(file.read(_ABOUT_BYTES))
+            return about
+    finally:
+        os.close(folder)
+
+
+def key_of(about: dict[str, Any]) -> int:
+    """Return the key of a data set's checksums: over its lines, its root and the form that is kept."""
+    words = [str(about[name]) for name in ("format", "fingerprint", "root", "form")]
+    return xxh3_64_intdigest("\0".join(words).encode("utf-8", "surrogateescape"))

@@ -1,0 +1,204 @@
+"""What the workers of an MPLoader do: the samples of a batch, from its number to the arrays of its slot."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpload.errors import ArgumentError, MploadError
+from mpload.index.index import Record
+from mpload.plan.batch_number import BatchNumber
+from mpload.plan.order import Order, OrderChoice
+from mpload.plan.plan import Plan, Tail
+from mpload.samples.batch import Sample
+from mpload.samples.cache.opened import OpenCache
+from mpload.samples.pipeline import Pipeline
+from mpload.samples.policy import BadSample
+from mpload.transport.messages import told_of
+from mpload.transport.ragged import RaggedArray
+from mpload.transport.worker import ChunkReport
+
+__all__ = ["PipelineWork", "not_carried"]
+
+_MAX_CHUNKS_AHEAD = 32
+
+
+@runtime_checkable
+class _BlockOrder(Protocol):
+    """An order that goes through the samples block by block."""
+
+    def due_blocks(self, start: int, stop: int, *, is_first: bool) -> tuple[list[range], list[range]]:
+        """Return which blocks to read, and which are done with, as these positions come."""
+        ...
+
+
+@dataclass(kw_only=True)
+class PipelineWork:
+    """Runs a pipeline over the samples of a batch, straight into its slot.
+
+    A sample that is skipped or substituted is a failure with these details: `skipped` or `substituted`, true, and
+    `bad`, sample_id and cause of each sample that was tried, which may be missing where they are too long.
+
+    Process: pickled by value once, then forked; each process opens files of its own.
+    """
+
+    pipeline: Pipeline
+    order: OrderChoice
+    batch_size: int
+    tail: Tail
+    _known: tuple[BatchNumber | None, NDArray[np.int64]] = field(
+        default=(None, np.empty(0, np.int64)), init=False, repr=False, compare=False
+    )
+    """The latest batch and all its sample_ids: a permutation of 256 takes hardly longer than one of 16."""
+
+    def open(self) -> None:
+        """Prepare for reading ahead; files are opened when they are first read."""
+        self._looked_up: dict[tuple[tuple[int, ...], int, int], list[Record]] = {}
+        self._reads_blocks = False
+
+    def sample_ids(self, number: BatchNumber, first: int, last: int) -> NDArray[np.int64]:
+        """Return the samples `first` to `last` (exclusive) of a batch."""
+        if number.substitute >= 0:
+            return np.full(last - first, number.substitute)
+        if number != self._known[0]:
+            self._known = number, self._order(number).sample_ids(self._plan(number).positions(number.batch))
+        return self._known[1][first:last]
+
+    def _order(self, number: BatchNumber) -> Order:
+        return self.order.order(num_samples=len(self.pipeline.index), seed=number.seed, epoch=number.epoch)
+
+    def _plan(self, number: BatchNumber) -> Plan:
+        return Plan(
+            num_samples=len(self.pipeline.index),
+            batch_size=self.batch_size,
+            topology=number.topology,
+            tail=self.tail,
+            start=number.start,
+        )
+
+    def fill(
+        self, task: tuple[int, ...], arrays: Mapping[str, Any], first: int, last: int, report: ChunkReport
+    ) -> None:
+        """Make samples `first` to `last` (exclusive) of the batch `task`."""
+        number = BatchNumber.of(task)
+        pipeline = self.pipeline
+        names = [column.name for column in pipeline.index.columns]
+        writes, reads = pipeline.writes_in_place, pipeline.reads_in_place
+        in_place = pipeline.sources if writes or reads else ()
+        targets = [arrays[names[column]] for column in in_place]
+        to_store = [(column, name, arrays[name]) for column, name in enumerate(names) if column not in in_place]
+        times = pipeline.times
+        before = times.read_ns, times.decode_ns, times.transform_ns
+        hits, misses = _cache_counts(pipeline)
+        records = self._looked_up.pop((task, first, last), None) or self._records(task, first, last)
+        if pipeline.ahead.is_active:
+            self._look_ahead(records, report)
+        if pipeline.reads_blocks and number.substitute < 0:
+            self._read_blocks(number, first, last)
+        with pipeline.lent_generators():
+            for place, record in enumerate(records, first):
+                report.at(place)
+                bad: list[BadSample] = []
+                made = pipeline.sample(
+                    record,
+                    seed=number.seed,
+                    epoch=number.epoch,
+                    outs=[array[place] for array in targets] if writes else None,
+                    rooms=[partial(_room, array, place) for array in targets] if reads else None,
+                    store=partial(_store, to_store, place),
+                    on_bad=bad.append,
+                )
+                if bad:
+                    _tell(report, place, bad, is_made=made is not None)
+        hits_now, misses_now = _cache_counts(pipeline)
+        report.timings.num_cache_hits += hits_now - hits
+        report.timings.num_cache_misses += misses_now - misses
+        report.timings.read_ns += times.read_ns - before[0]
+        report.timings.decode_ns += times.decode_ns - before[1]
+        report.timings.transform_ns += times.transform_ns - before[2]
+
+    def _read_blocks(self, number: BatchNumber, first: int, last: int) -> None:
+        """Have the blocks read whole that become due with this chunk, for all workers, and let those done with go."""
+        order = self._order(number)
+        if isinstance(order, _BlockOrder):
+            plan = self._plan(number)
+            positions = plan.positions(number.batch)
+            if first:
+                start = int(positions[first - 1]) + 1
+            elif number.batch:  # other ranks have what lies between two batches of this one
+                start = int(plan.positions(number.batch - 1)[-1]) + 1
+            else:
+                start = number.start
+            is_first = not self._reads_blocks or start == number.start
+            self._reads_blocks = True
+            coming, done = order.due_blocks(start, int(positions[last - 1]) + 1, is_first=is_first)
+            self.pipeline.read_blocks(coming, done)
+
+    def _records(self, task: tuple[int, ...], first: int, last: int) -> list[Record]:
+        return self.pipeline.index.records(self.sample_ids(BatchNumber.of(task), first, last))
+
+    def _look_ahead(self, records: list[Record], report: ChunkReport) -> None:
+        """Have this chunk's samples read ahead, and as many of the next ones as the depth asks for."""
+        num_chunks = min(-(-self.pipeline.ahead.depth // len(records)), _MAX_CHUNKS_AHEAD)
+        before, self._looked_up = self._looked_up, {}
+        with suppress(MploadError):  # the chunk meets it when its turn comes
+            for chunk in report.upcoming(num_chunks):
+                key = chunk.task, chunk.first, chunk.last
+                self._looked_up[key] = before.get(key) or self._records(*key)
+        self.pipeline.look_ahead(chain(records, *self._looked_up.values()))
+
+
+def _tell(report: ChunkReport, place: int, bad: Sequence[BadSample], *, is_made: bool) -> None:
+    """Tell whoever hands batches out of a sample that was skipped or substituted: it counts over all workers."""
+    told = {"substituted" if is_made else "skipped": True, "bad": [(each.sample_id, each.cause) for each in bad]}
+    error = bad[0].error
+    report.failed(place, bad[0].cause, told if error is None else told | told_of(error))
+
+
+def _cache_counts(pipeline: Pipeline) -> tuple[int, int]:
+    if not isinstance(pipeline.cache, OpenCache):
+        return 0, 0
+    counts = pipeline.cache.counts
+    return counts.hits, counts.misses + counts.outside
+
+
+def _room(array: RaggedArray, place: int, num_bytes: int) -> NDArray[np.uint8]:
+    return array.room(place, (num_bytes,))
+
+
+def _store(columns: Sequence[tuple[int, str, Any]], place: int, sample: Sample) -> None:
+    for column, name, array in columns:
+        _put(array, place, name, sample[column])
+
+
+def _put(array: NDArray[Any] | RaggedArray, place: int, name: str, value: Any) -> None:
+    if isinstance(array, RaggedArray):
+        if not isinstance(value, str | bytes | np.ndarray):
+            raise not_carried(name, value)
+        array.put(place, value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value)
+        return
+    if isinstance(value, np.ndarray | np.generic):
+        is_alike = value.shape == array.shape[1:] and value.dtype == array.dtype
+        described = f"{value.dtype}{list(value.shape)}"
+    else:
+        is_alike = isinstance(value, int | float) and array.ndim == 1
+        described = f"of type {type(value).__name__}"
+    if not is_alike:
+        raise ArgumentError(
+            f"column {name!r}: this sample is {described}, others are {array.dtype}{list(array.shape[1:])}. "
+            "Make the transform return one shape and dtype for all samples"
+        )
+    array[place] = value
+
+
+def not_carried(name: str, value: object) -> ArgumentError:
+    """Return the error for a value that no slot can carry."""
+    return ArgumentError(
+        f"column {name!r}: this sample is of type {type(value).__name__}, which workers cannot hand on. Make decode or "
+        "transform return a NumPy array, or bytes"
+    )

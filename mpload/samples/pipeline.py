@@ -1,0 +1,379 @@
+"""From a record to a sample, and from sample_ids to a batch: read, decode, transform. NumPy only."""
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpload.errors import MploadError, SampleError, StorageError, cause_of
+from mpload.images.decoders import ImageDecoder, NumpyDecoder, RandomResizedCrop, RawBytes, ResizeCenterCrop
+from mpload.images.gpu_decode import GpuDecode
+from mpload.index.columns import ColumnType
+from mpload.index.index import Index, Record
+from mpload.plan.sample_rng import SampleRng
+from mpload.samples.batch import Batch, Sample, columns_of_samples
+from mpload.samples.masks import PhotographsOnly
+from mpload.samples.policy import BadSample, BadSamples, ErrorAction, ErrorPolicy, substitute_for
+from mpload.samples.reading import PageStorage, Room, RoomStorage, SampleCache, Storage, path_of, range_of, storage_of
+from mpload.samples.transforms import GlobalGenerators, adapt_transform, seed_generators, seeds_generators, takes_images
+from mpload.storage.local import LocalStorage, PageCache
+from mpload.storage.ranges import ByteRange, merged
+from mpload.storage.read_ahead import DEFAULT_AHEAD_BYTES, ReadAhead
+from mpload.units import KIB
+
+__all__ = ["PageStorage", "Pipeline", "SampleCache", "StageTimes", "Storage"]
+
+_BLOCK_GAP_BYTES = 64 * KIB
+_DECODE, _TRANSFORM, _GLOBALS = 0, 1, 3  # streams of a sample's randomness; map-style datasets have 2
+_IMAGE_DECODERS = (ImageDecoder, RandomResizedCrop, ResizeCenterCrop, GpuDecode)
+_OUR_DECODERS = frozenset({*_IMAGE_DECODERS, RawBytes, NumpyDecoder})
+_FILES = frozenset({ColumnType.PATH, ColumnType.SPAN})
+_LOOKED_AT = 4  # samples that are searched for masks before the first epoch
+
+
+@dataclass(slots=True, kw_only=True)
+class StageTimes:
+    """Nanoseconds that a pipeline has spent in each of its stages in this process."""
+
+    read_ns: int = 0
+    decode_ns: int = 0
+    transform_ns: int = 0
+
+
+class Pipeline:
+    """What is done to every sample, in whichever process.
+
+    Process: may be pickled and forked; open files and generators are made anew in each process.
+    """
+
+    def __init__(
+        self,
+        *,
+        index: Index,
+        decode: Callable[..., Any],
+        transform: Callable[..., Any] | None = None,
+        policy: ErrorPolicy,
+        storage: Storage | None = None,
+        page_cache: PageCache | str = PageCache.KEEP,
+    ) -> None:
+        self.index = index
+        self.decode = decode
+        self.transform = transform
+        self.policy = policy
+        self.storage = storage
+        self.page_cache = page_cache
+        self.read_ahead_bytes = DEFAULT_AHEAD_BYTES
+        """What each process may have read and not yet used."""
+        self.cache: SampleCache | None = None
+        self.sources = [number for number, column in enumerate(index.columns) if column.type.is_source]
+        self._decode_takes_rng = _takes(decode, "rng")
+        self.output_shape: tuple[int, ...] | None = getattr(decode, "output_shape", None)
+        """What the decoder makes of any image, uint8; None where that varies."""
+        declared = _declared_images(decode)
+        self.makes_images = bool(declared) or takes_images(transform)
+        """Whether arrays of three and more dimensions are images [..., H, W, C]."""
+        self._gives_images = True if self.makes_images else declared
+        self._may_draw_globally = transform is not None or type(decode) not in _OUR_DECODERS
+        guard = self._guard()
+        self._files_guard = guard if isinstance(decode, _IMAGE_DECODERS) else None
+        self._arrays_guard = None if isinstance(decode, _IMAGE_DECODERS) else guard
+        self.reads_in_place = isinstance(decode, RawBytes) and decode.as_array and transform is None
+        """Whether samples are bytes in arrays, which are read to where they are wanted."""
+        self._start()
+
+    def _guard(self) -> PhotographsOnly | None:
+        """Return what keeps masks from being treated like photographs, where samples are of several files."""
+        is_image_decoder = isinstance(self.decode, _IMAGE_DECODERS)
+        if len(self.sources) < 2 or not (is_image_decoder or takes_images(self.transform)):
+            return None
+        changing = self.transform if self.transform is not None else self.decode
+        return PhotographsOnly(
+            columns=tuple(self.index.columns[number].name for number in self.sources),
+            treatment=getattr(changing, "__qualname__", type(changing).__qualname__),
+            keeps_gray=isinstance(self.decode, ImageDecoder) and self.transform is None,
+        )
+
+    def refuse_masks(self) -> None:
+        """Look at names of columns, and at a few samples where that is cheap, for what would be destroyed.
+
+        Raises:
+            ArgumentError: there is something, see `mpload.samples.masks`.
+        """
+        guard = self._files_guard or self._arrays_guard
+        if guard is None:
+            return
+        if not guard.keeps_gray:
+            guard.check_names()
+        types = {self.index.columns[number].type for number in self.sources}
+        if self._files_guard is not None and types <= _FILES and isinstance(self._storage, LocalStorage):
+            sample_ids = np.linspace(0, len(self.index) - 1, num=_LOOKED_AT, dtype=np.int64)
+            for record in self.index.records(sample_ids):
+                with suppress(StorageError):  # the sample meets it when its turn comes
+                    guard.check_values(self.read(record))
+
+    def _start(self) -> None:
+        self._transform = (
+            None if self.transform is None else adapt_transform(self.transform, on_images=self._gives_images)
+        )
+        self._storage = self.storage or storage_of(self.index, self.decode, self.page_cache)
+        self.ahead = ReadAhead(self._storage, max_bytes=self.read_ahead_bytes)
+        self._bad = BadSamples(self.policy, index_path=self.index.path)
+        self._rng: SampleRng | None = None
+        self._generators = GlobalGenerators(seeds=seeds_generators(self._transform))
+        self.times = StageTimes()
+
+    @property
+    def writes_in_place(self) -> bool:
+        """Whether decoders write into arrays that they are given; a transform could change the shape."""
+        return self.output_shape is not None and self.transform is None
+
+    def batch(
+        self, sample_ids: NDArray[np.int64], *, seed: int, epoch: int, following: Callable[[], Any] | None = None
+    ) -> Batch:
+        """Make the samples `sample_ids`, int64 [n], of one epoch.
+
+        Args:
+            sample_ids: which.
+            seed: of the run.
+            epoch: which one.
+            following: returns the sample_ids that will be asked for next, int64 [m]; asked where reads are slow.
+
+        Raises:
+            SampleError: a sample failed and the policy is to raise, or no substitute for it was any better.
+            TooManyBadSamples: more failed than the policy allows.
+        """
+        if not len(sample_ids) and not self.writes_in_place:
+            return self._empty_batch()
+        outs = None
+        if self.writes_in_place:
+            assert self.output_shape is not None
+            outs = [np.empty((len(sample_ids), *self.output_shape), np.uint8) for _ in self.sources]
+        made: list[Sample] = []
+        ids: list[int] = []
+        records = self.index.records(sample_ids)
+        if self.ahead.is_active:
+            self.look_ahead(records if following is None else [*records, *self.index.records(following())])
+        with self.lent_generators():
+            for record in records:
+                row = None if outs is None else [out[len(made)] for out in outs]
+                if (result := self.sample(record, seed=seed, epoch=epoch, outs=row)) is not None:
+                    ids.append(result[0])
+                    made.append(result[1])
+        if not made and len(sample_ids):
+            raise SampleError(
+                f"{self.index.path}: all {len(sample_ids)} samples of a batch failed; see the error report"
+            )
+        columns = columns_of_samples(made, self.index.columns)
+        for number, out in zip(self.sources, outs or (), strict=False):
+            columns[number] = out[: len(made)]
+        return Batch(sample_ids=np.array(ids, np.int64), columns=tuple(columns))
+
+    def _empty_batch(self) -> Batch:
+        """Return a batch of no samples, with the types and shapes of one of the first sample, if that can be made."""
+        made = None
+        if len(self.index):
+            with suppress(MploadError), self.lent_generators():
+                made = self.sample(self.index[0], seed=0, epoch=0, on_bad=lambda _: None)
+        columns = columns_of_samples([] if made is None else [made[1]], self.index.columns)
+        return Batch(sample_ids=np.empty(0, np.int64), columns=tuple(column[:0] for column in columns))
+
+    def lent_generators(self) -> AbstractContextManager[None]:
+        """Lend the process's global generators to `sample`, where callables of the user's may draw from them."""
+        return self._generators.lent() if self._may_draw_globally else nullcontext()
+
+    def sample(
+        self,
+        record: Record,
+        *,
+        seed: int,
+        epoch: int,
+        outs: Sequence[NDArray[np.uint8]] | None = None,
+        rooms: Sequence[Room] | None = None,
+        store: Callable[[Sample], None] | None = None,
+        on_bad: Callable[[BadSample], None] | None = None,
+    ) -> tuple[int, Sample] | None:
+        """Make one sample: its sample_id and values, or those of its substitute, or None where it is to be skipped.
+
+        Called while `lent_generators`, or where nobody minds that the global generators are seeded.
+
+        Where it `writes_in_place`, `outs` are the arrays of its sources; where it `reads_in_place`, `rooms` give them.
+        `store` is called with the values; what it raises is the sample's fault too. `on_bad` is told of each sample
+        that is skipped or substituted; without it they are counted and written down here.
+        """
+        if self._rng is None or (self._rng.seed, self._rng.epoch) != (seed, epoch):
+            self._rng = SampleRng(seed=seed, epoch=epoch)
+        if on_bad is None:
+            self.saw(1, epoch=epoch)
+            on_bad = self._bad.add
+        try:
+            return record.sample_id, self._make(record, self._rng, outs, rooms, store)
+        except (Exception, SystemExit) as error:  # whatever the user's callables raise meets the policy
+            bad = self.describe(record, cause_of(error), error)
+            if self.policy.action is ErrorAction.RAISE:
+                raise SampleError(str(bad)) from error
+            on_bad(bad)
+            if self.policy.action is ErrorAction.SKIP:
+                return None
+            candidates = substitute_for(record.sample_id, num_samples=len(self.index), seed=seed, epoch=epoch)
+            for substitute in self.index.records(candidates):
+                try:
+                    return substitute.sample_id, self._make(substitute, self._rng, outs, rooms, store)
+                except (Exception, SystemExit) as its_error:  # noqa: BLE001  as above
+                    on_bad(self.describe(substitute, cause_of(its_error), its_error))
+            raise SampleError(f"{bad}; and so did {len(candidates)} substitutes for it") from error
+
+    def read(self, record: Record) -> list[bytes]:
+        """Return the bytes of each source of a sample, from where they lie."""
+        return self.ahead.read(record.sample_id, self._ranges(record))
+
+    def _read_or_cached(self, record: Record) -> list[bytes]:
+        if self.cache is None:
+            return self.read(record)
+        paths = [path_of(record.cells[number]) for number in self.sources]
+        return self.cache.read(record.sample_id, paths, lambda: self.read(record))
+
+    def _read_in_place(self, record: Record, rooms: Sequence[Room] | None) -> list[NDArray[np.uint8]]:
+        rooms = rooms or [lambda num_bytes: np.empty(num_bytes, np.uint8)] * len(self.sources)
+        storage = self._storage
+        if self.cache is None and not self.ahead.is_active and isinstance(storage, RoomStorage):
+            wanted = zip(self._ranges(record), rooms, strict=True)
+            return self.ahead.measured(lambda: [storage.read_into(item, room) for item, room in wanted])
+        arrays = []
+        for data, room in zip(self._read_or_cached(record), rooms, strict=True):
+            arrays.append(room(len(data)))
+            arrays[-1][:] = np.frombuffer(data, np.uint8)
+        return arrays
+
+    def look_ahead(self, records: Iterable[Record]) -> None:
+        """Have the sources of the samples that come next read, in this order, as far as is worth it; forget others'."""
+        cache = self.cache
+        wanted = {}
+        for record in records:
+            if cache is None or not cache.has(record.sample_id):
+                with suppress(MploadError):  # the sample meets it when its turn comes
+                    wanted[record.sample_id] = self._ranges(record)
+        self.ahead.plan(wanted)
+
+    @property
+    def reads_blocks(self) -> bool:
+        """Whether it pays to read blocks of records whole: reads were seen to be slow, and pages can be shared."""
+        return self.ahead.was_active and isinstance(self._storage, PageStorage)
+
+    def read_blocks(self, coming: Sequence[range], done: Sequence[range]) -> None:
+        """Have blocks of consecutive samples brought into the page cache, and take those out that are done with.
+
+        The page cache is where all processes of a machine share them. Only `page_cache="drop"` takes blocks out.
+        """
+        storage = self._storage
+        assert isinstance(storage, PageStorage)
+        for act, blocks in (storage.prefetch, coming), (storage.forget, done):
+            for sample_ids in blocks:
+                with suppress(MploadError):  # samples meet it when their turn comes
+                    ranges = [item for record in self.index.records(sample_ids) for item in self._ranges(record)]
+                    for item in merged(ranges, max_gap_bytes=_BLOCK_GAP_BYTES):
+                        self.ahead.run(partial(act, item))
+
+    def _ranges(self, record: Record) -> list[ByteRange]:
+        return [range_of(record.cells[number]) for number in self.sources]
+
+    def _make(
+        self,
+        record: Record,
+        rng: SampleRng,
+        outs: Sequence[NDArray[np.uint8]] | None,
+        rooms: Sequence[Room] | None,
+        store: Callable[[Sample], None] | None,
+    ) -> Sample:
+        start_ns = perf_counter_ns()
+        data: Sequence[Any] = (
+            self._read_in_place(record, rooms) if self.reads_in_place else self._read_or_cached(record)
+        )
+        self.times.read_ns += perf_counter_ns() - start_ns
+        if self._files_guard is not None:
+            self._files_guard.check(data)
+        if self._may_draw_globally:
+            made = self._generators.make(lambda: self._values(record, data, rng, outs))
+        else:
+            made = self._values(record, data, rng, outs)
+        if store is not None:
+            store(made)
+        return made
+
+    def _values(
+        self, record: Record, data: Sequence[Any], rng: SampleRng, outs: Sequence[NDArray[np.uint8]] | None
+    ) -> Sample:
+        values: list[Any] = list(record.cells)
+        times = self.times
+        decoded: list[Any] = []
+        # Every source of a sample meets the same random numbers: image pairs are cropped and transformed alike.
+        for place, number in enumerate(self.sources):
+            start_ns = perf_counter_ns()
+            if self._generators.seeds:
+                seed_generators(rng.for_sample(record.sample_id, stream=_GLOBALS))
+            arguments: dict[str, Any] = {}
+            if self._decode_takes_rng:
+                arguments["rng"] = rng.for_sample(record.sample_id, stream=_DECODE)
+            if outs is not None:
+                arguments["out"] = outs[place]
+            value = self.decode(data[place], **arguments)
+            decoded_ns = perf_counter_ns()
+            times.decode_ns += decoded_ns - start_ns
+            if self._transform is not None:
+                if self._arrays_guard is not None:
+                    decoded.append(value)
+                    self._arrays_guard.check_arrays(decoded)
+                value = self._transform(value, rng.for_sample(record.sample_id, stream=_TRANSFORM))
+                times.transform_ns += perf_counter_ns() - decoded_ns
+            values[number] = value
+        return tuple(values)
+
+    def describe(self, record: Record, cause: str, error: BaseException | None = None) -> BadSample:
+        """Return what is to be told of a sample that failed."""
+        sources = tuple(str(record.cells[number]) for number in self.sources)
+        where = self.index.where(record.sample_id)
+        return BadSample(sample_id=record.sample_id, where=where, paths=sources, cause=cause, error=error)
+
+    def saw(self, num_samples: int, *, epoch: int) -> None:
+        """Count samples that were asked for, of which bad ones are a fraction."""
+        self._bad.saw(num_samples, epoch=epoch)
+
+    def write_down(self, bad: BadSample, *, epoch: int) -> None:
+        """Count and report a sample that failed elsewhere.
+
+        Raises:
+            TooManyBadSamples: with this one they are more than the policy allows.
+        """
+        self._bad.saw(0, epoch=epoch)
+        self._bad.add(bad)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key not in _PER_PROCESS}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._start()
+
+
+_PER_PROCESS = frozenset({"_transform", "_storage", "ahead", "_bad", "_rng", "_generators", "times"})
+
+
+def _declared_images(decode: Callable[..., Any]) -> bool | None:
+    """Return whether a decoder says that it makes images; None where it says nothing."""
+    while isinstance(decode, partial):
+        decode = decode.func
+    declared = getattr(decode, "makes_images", None)
+    return None if declared is None else bool(declared)
+
+
+def _takes(function: Callable[..., Any], name: str) -> bool:
+    """Whether `function` has a parameter called `name`."""
+    try:
+        return name in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # builtins that have no signature
+        return False

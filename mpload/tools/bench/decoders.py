@@ -1,0 +1,213 @@
+"""How many images a second each installed library decodes on one core, with images of the user's own."""
+
+import importlib
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Final
+
+import cv2
+import numpy as np
+import simplejpeg  # type: ignore[import-untyped]
+
+from mpload.errors import DecodeError, MploadError
+from mpload.images.decoders import ImageDecoder, RandomResizedCrop, jpeg_backend, random_crop_box
+from mpload.images.image import Pixels
+from mpload.index.index import Index
+from mpload.plan.order import Shuffle
+from mpload.plan.sample_rng import SampleRng
+from mpload.samples.pipeline import Pipeline
+from mpload.samples.policy import ErrorPolicy
+
+__all__ = ["CROP", "DECODE", "Backend", "Speed", "draw_speeds", "installed_backends", "measure_speeds", "read_images"]
+
+DECODE: Final = "decode"
+CROP: Final = "decode + crop"
+_WARM_UP = 4  # images, before the clock starts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """A library that decodes, and how it is used where it is used well."""
+
+    name: str
+    decode: Callable[[bytes], Pixels]
+    """The whole image, uint8 RGB [height, width, 3]."""
+    crop: Callable[[bytes, np.random.Generator], Pixels]
+    """A random resized crop, mirrored half of the time, uint8 RGB [size, size, 3]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """What one backend did."""
+
+    backend: str
+    task: str
+    """`DECODE` or `CROP`."""
+    images_per_second: float | None
+    """The median of all rounds, on one core; None: it could decode none of them."""
+    failed: int
+    """Images of a round that it could not decode; they count in neither images nor time."""
+
+
+def read_images(index: Index, *, num_images: int, seed: int) -> list[bytes]:
+    """Return the files of random samples, of each the first column of files.
+
+    Raises:
+        SampleError: A file cannot be read.
+    """
+    pipeline = Pipeline(index=index, decode=bytes, policy=ErrorPolicy())
+    order = Shuffle().order(num_samples=len(index), seed=seed, epoch=0)
+    ids = order.sample_ids(np.arange(min(num_images, len(index)), dtype=np.int64))
+    first = pipeline.sources[0]
+    made = (pipeline.sample(record, seed=seed, epoch=0) for record in index.records(ids))
+    return [sample[1][first] for sample in made if sample is not None]
+
+
+def installed_backends(size: int) -> tuple[list[Backend], list[str]]:
+    """Return the backends that can be imported, ours first, and what to install for the others.
+
+    Args:
+        size: height and width of the crops, in pixels.
+    """
+    backends = [
+        Backend(name=f"mpload, {jpeg_backend()}", decode=ImageDecoder(), crop=RandomResizedCrop(size)),
+        _full_decode("simplejpeg", simplejpeg.decode_jpeg, size),
+        _full_decode("OpenCV", _opencv, size),
+    ]
+    missing = []
+    for name, module, make in (("pillow", "PIL.Image", _pillow), ("imageio", "imageio.v3", _imageio)):
+        try:
+            backends.append(make(importlib.import_module(module), size))
+        except ImportError:
+            missing.append(name)
+    return backends, missing
+
+
+def measure_speeds(
+    backends: Sequence[Backend],
+    files: Sequence[bytes],
+    *,
+    rounds: int,
+    seed: int,
+    progress: Callable[[int], None] | None = None,
+) -> list[Speed]:
+    """Let the backends take turns, so that what slows the machine down for a while slows all of them; one core.
+
+    Raises:
+        MploadError: No backend can decode any of `files`.
+    """
+    rng = SampleRng(seed=seed, epoch=0)
+    turns = [turn for backend in backends for turn in _turns(backend, files, rng)]
+    rates: list[list[float]] = [[] for _ in turns]
+    failed = [0] * len(turns)
+    num_threads = cv2.getNumThreads()
+    cv2.setNumThreads(1)
+    try:
+        for done in range(rounds):
+            for place, (_, call) in enumerate(turns):
+                _timed(call, range(min(_WARM_UP, len(files))))
+                rate, failed[place] = _timed(call, range(len(files)))
+                if rate is not None:
+                    rates[place].append(rate)
+            if progress is not None:
+                progress(done + 1)
+    finally:
+        cv2.setNumThreads(num_threads)
+    if not any(rates):
+        raise MploadError(f"none of {len(files)} files is an image that can be decoded. See: mpload inspect --check")
+    names = [backend.name for backend in backends for _ in range(2)]
+    return [
+        Speed(
+            backend=name,
+            task=task,
+            images_per_second=statistics.median(rate) if rate else None,
+            failed=num_failed,
+        )
+        for name, (task, _), rate, num_failed in zip(names, turns, rates, failed, strict=True)
+    ]
+
+
+def draw_speeds(speeds: Sequence[Speed], path: Path) -> None:
+    """Write a bar chart of `speeds` as a PNG; needs matplotlib."""
+    from matplotlib.figure import Figure  # noqa: PLC0415  an optional package
+
+    names = list(dict.fromkeys(speed.backend for speed in speeds))
+    figure = Figure(figsize=(7, 0.8 + 0.55 * len(names)), layout="constrained")
+    axes = figure.add_subplot()
+    for number, (task, colour) in enumerate(((DECODE, "tab:gray"), (CROP, "tab:blue"))):
+        rates = [speed.images_per_second or 0.0 for speed in speeds if speed.task == task]
+        bars = axes.barh(np.arange(len(names)) + 0.4 * number, rates, height=0.38, label=task, color=colour)
+        axes.bar_label(bars, fmt="{:,.0f}", padding=3)
+    axes.set_yticks(np.arange(len(names)) + 0.2, names)
+    axes.invert_yaxis()
+    axes.set_xlabel("images a second on one core")
+    axes.margins(x=0.12)
+    axes.legend(loc="best", frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, format="png", dpi=150)
+
+
+def _turns(backend: Backend, files: Sequence[bytes], rng: SampleRng) -> list[tuple[str, Callable[[int], Pixels]]]:
+    def decode(number: int) -> Pixels:
+        return backend.decode(files[number])
+
+    def crop(number: int) -> Pixels:
+        return backend.crop(files[number], rng.for_sample(number))
+
+    return [(DECODE, decode), (CROP, crop)]
+
+
+def _timed(call: Callable[[int], Pixels], numbers: Iterable[int]) -> tuple[float | None, int]:
+    """Return images a second, None where there was none, and how many failed."""
+    seconds, num_done, num_failed = 0.0, 0, 0
+    for number in numbers:
+        start = time.perf_counter()
+        try:
+            call(number)
+        except Exception:  # noqa: BLE001  each library has errors of its own
+            num_failed += 1
+        else:
+            seconds += time.perf_counter() - start
+            num_done += 1
+    return (num_done / seconds if num_done else None), num_failed
+
+
+def _full_decode(name: str, decode: Callable[[bytes], Pixels], size: int) -> Backend:
+    """Return a backend that always decodes the whole image, and leaves the rest to OpenCV."""
+
+    def crop(data: bytes, rng: np.random.Generator) -> Pixels:
+        pixels = decode(data)
+        box = random_crop_box(pixels.shape[0], pixels.shape[1], rng)
+        resized = cv2.resize(box.of(pixels), (size, size), interpolation=cv2.INTER_LINEAR)
+        return np.asarray(cv2.flip(resized, 1) if rng.random() < 0.5 else resized, np.uint8)
+
+    return Backend(name=name, decode=decode, crop=crop)
+
+
+def _opencv(data: bytes) -> Pixels:
+    pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+    if pixels is None:
+        raise DecodeError("OpenCV cannot decode it")
+    return np.asarray(cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB, dst=pixels), np.uint8)
+
+
+def _pillow(pillow: Any, size: int) -> Backend:
+    def opened(data: bytes) -> Any:
+        return pillow.open(BytesIO(data)).convert("RGB")
+
+    def crop(data: bytes, rng: np.random.Generator) -> Pixels:
+        image = opened(data)
+        box = random_crop_box(image.height, image.width, rng)
+        edges = (box.left, box.top, box.left + box.width, box.top + box.height)
+        image = image.resize((size, size), pillow.Resampling.BILINEAR, box=edges)
+        return np.asarray(image.transpose(pillow.Transpose.FLIP_LEFT_RIGHT) if rng.random() < 0.5 else image)
+
+    return Backend(name="PIL", decode=lambda data: np.asarray(opened(data)), crop=crop)
+
+
+def _imageio(imageio: Any, size: int) -> Backend:
+    return _full_decode("imageio", lambda data: np.asarray(imageio.imread(data, mode="RGB")), size)

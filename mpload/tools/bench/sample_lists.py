@@ -1,0 +1,57 @@
+"""Lists of samples of any length, whose files nobody opens: what takes memory is the list alone."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpload.images.image import Pixels
+from mpload.storage.ranges import ByteRange
+
+__all__ = ["LINE_BYTES", "NoFiles", "NoPixels", "write_list"]
+
+_HEAD = b"#mpload 1\n#columns image:path label:int\n"
+_LINE = b"n0000/000000000.JPEG\t100\n"
+LINE_BYTES: Final = len(_LINE)
+_BLOCK_SAMPLES = 1 << 20
+
+
+def write_list(path: Path, num_samples: int) -> None:
+    """Write an index text whose lines are all of one length, with the sample's number in its path and three digits."""
+    with path.open("wb") as file:
+        file.write(_HEAD)
+        for start in range(0, num_samples, _BLOCK_SAMPLES):
+            numbers = np.arange(start, min(start + _BLOCK_SAMPLES, num_samples))
+            lines = np.tile(np.frombuffer(_LINE, np.uint8), (len(numbers), 1))
+            _write_digits(lines[:, 1:5], numbers % 900)
+            _write_digits(lines[:, 6:15], numbers)
+            _write_digits(lines[:, 21:24], numbers % 900 + 100)
+            file.write(lines.tobytes())
+
+
+class NoFiles:
+    """A storage in which every file is empty."""
+
+    def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
+        """Return no bytes for each range."""
+        return [b""] * len(ranges)
+
+
+class NoPixels:
+    """A decoder that makes one black pixel of whatever it gets."""
+
+    output_shape = (1, 1, 3)
+
+    def __call__(self, data: bytes, out: Pixels | None = None) -> Pixels:  # noqa: ARG002  it is what a decoder takes
+        """Return uint8 RGB [1, 1, 3]."""
+        if out is None:
+            return np.zeros(self.output_shape, np.uint8)
+        out.fill(0)
+        return out
+
+
+def _write_digits(cells: NDArray[np.uint8], numbers: NDArray[np.int64]) -> None:
+    for place in range(cells.shape[1]):
+        cells[:, -1 - place] = ord("0") + numbers // 10**place % 10

@@ -1,0 +1,239 @@
+"""What samples cost: read, decode, transform, one after the other in this process."""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpload.errors import MploadError, SampleError
+from mpload.images.image import open_image
+from mpload.index.columns import Span
+from mpload.index.index import Index, Record
+from mpload.samples.pipeline import Pipeline
+from mpload.samples.policy import ErrorPolicy
+from mpload.samples.transforms import adapt_transform
+from mpload.tools.doctor.facts import Cost, Samples
+from mpload.tools.doctor.remedies import resize_to
+from mpload.tools.doctor.storage import Files, ReadTime
+from mpload.tools.pack.options import PackOptions, stored_as
+
+__all__ = ["SampleCosts", "measure_samples"]
+
+_MOST_SAMPLES = 256
+_MIN_SAMPLES = 4
+_WARM_UP_SAMPLES = 2  # whose decoders fill their tables
+_MOST_RESIZED = 24
+_MUCH_LARGER = 1.5
+_RESIZED_SHARE = 0.3
+_SCHEDSTAT = Path("/proc/thread-self/schedstat")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleCosts:
+    """What was found."""
+
+    samples: Samples
+    read: Cost
+    """From the page cache."""
+    decode: Cost
+    transform: Cost
+    resized_decode: Cost | None
+    resized_bytes: float | None
+    read_times: tuple[ReadTime, ...]
+
+
+class _Stopwatch:
+    """Wraps a callable and adds up what its calls take: of cores (all threads of this process), and of waiting.
+
+    What the thread waited for a core, because others had them all, is no waiting.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.__wrapped__ = function  # so that `inspect.signature` sees through
+        self.cpu: list[float] = []
+        self.wait: list[float] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__wrapped__, name)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        delayed_ns = _run_delay_ns()
+        started_ns, cpu_ns = time.perf_counter_ns(), time.process_time_ns()
+        result = self.__wrapped__(*arguments, **named)
+        cpu_ns, took_ns = time.process_time_ns() - cpu_ns, time.perf_counter_ns() - started_ns
+        delayed_ns = _run_delay_ns() - delayed_ns
+        self.cpu.append(cpu_ns * 1e-9)
+        self.wait.append(max(0, took_ns - cpu_ns - delayed_ns) * 1e-9)
+        return result
+
+    def cost(self, num_samples: int) -> Cost:
+        """Return the mean for one sample; the first calls do not count where there are others."""
+        if not self.cpu:
+            return Cost()
+        skipped = _WARM_UP_SAMPLES if len(self.cpu) > 2 * _WARM_UP_SAMPLES else 0
+        per_sample = len(self.cpu) / max(1, num_samples)  # several sources
+        return Cost(
+            cpu_seconds=per_sample * float(np.mean(self.cpu[skipped:])),
+            wait_seconds=per_sample * float(np.mean(self.wait[skipped:])),
+        )
+
+
+@dataclass(slots=True)
+class _Found:
+    read_times: list[ReadTime] = field(default_factory=list)
+    output_bytes: list[int] = field(default_factory=list)
+    short_sides: list[int] = field(default_factory=list)
+    originals: list[tuple[Record, bytes]] = field(default_factory=list)
+    num_failed: int = 0
+    first_failure: str = ""
+
+
+def measure_samples(
+    index: Index,
+    files: Files,
+    *,
+    decode: Callable[..., Any],
+    transform: Callable[..., Any] | None,
+    seconds: float,
+    seed: int,
+) -> SampleCosts:
+    """Make some samples from anywhere in the index, for about `seconds`.
+
+    Raises:
+        SampleError: none could be made.
+    """
+    read = _Stopwatch(files.reader())
+    watched_decode = _Stopwatch(decode)
+    watched_transform = None if transform is None else _Stopwatch(_adapted(transform))
+    pipeline = Pipeline(index=index, decode=watched_decode, transform=watched_transform, policy=ErrorPolicy())
+    records = _records(index, seed=seed)
+    cached = files.cached_share(records)
+    found = _Found()
+    deadline = time.monotonic() + (1 - _RESIZED_SHARE) * seconds
+    for record in records:
+        try:
+            _make(record, files, pipeline, read, found)
+        except (MploadError, OSError) as error:
+            found.num_failed += 1
+            found.first_failure = found.first_failure or str(error)
+        if time.monotonic() > deadline and len(found.output_bytes) >= _MIN_SAMPLES:
+            break
+    if not found.output_bytes:
+        raise SampleError(f"{index.path}: none of {found.num_failed} samples could be made: {found.first_failure}")
+    num_made = len(found.output_bytes)
+    resized_decode, resized_bytes = _resized(pipeline, decode, found, seconds=_RESIZED_SHARE * seconds)
+    return SampleCosts(
+        samples=Samples(
+            num_samples=len(index),
+            num_measured=num_made,
+            mean_bytes=max(1.0, float(np.mean([item.num_bytes for item in found.read_times]))),
+            output_bytes=max(1.0, float(np.mean(found.output_bytes))),
+            num_failed=found.num_failed,
+            first_failure=found.first_failure,
+            mean_short_side=float(np.mean(found.short_sides)) if found.short_sides else None,
+            cached_share=cached,
+            num_shards=len({cell.path for record in records for cell in record.cells if isinstance(cell, Span)}),
+        ),
+        read=read.cost(len(found.read_times)),
+        decode=watched_decode.cost(num_made),
+        transform=Cost() if watched_transform is None else watched_transform.cost(num_made),
+        resized_decode=resized_decode,
+        resized_bytes=resized_bytes,
+        read_times=tuple(found.read_times),
+    )
+
+
+def _adapted(transform: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the transform as a plain callable of an array and `rng`."""
+    adapted = adapt_transform(transform)
+
+    def with_rng(array: Any, rng: np.random.Generator) -> Any:
+        return adapted(array, rng)
+
+    return with_rng
+
+
+def _records(index: Index, *, seed: int) -> list[Record]:
+    ids = np.random.default_rng(seed).permutation(min(len(index), _MOST_SAMPLES))
+    if len(index) > _MOST_SAMPLES:
+        ids = np.random.default_rng(seed).integers(len(index), size=_MOST_SAMPLES)
+    return index.records(ids)
+
+
+def _make(record: Record, files: Files, pipeline: Pipeline, read: _Stopwatch, found: _Found) -> None:
+    files.drop(record)
+    started = time.perf_counter()
+    data = read.__wrapped__(record)
+    cold_seconds = time.perf_counter() - started
+    started = time.perf_counter()
+    read(record)
+    warm_seconds = time.perf_counter() - started
+    num_bytes = sum(map(len, data))
+    found.read_times.append(ReadTime(num_bytes=num_bytes, cold_seconds=cold_seconds, warm_seconds=warm_seconds))
+    made = pipeline.sample(record, seed=0, epoch=0)
+    assert made is not None, "the policy raises"
+    values = [made[1][number] for number in pipeline.sources]
+    found.output_bytes.append(sum(_size_of(value) for value in values))
+    for source in data:
+        with suppress(MploadError):
+            image = open_image(source)
+            found.short_sides.append(min(image.height, image.width))
+    if len(found.originals) < _MOST_RESIZED:
+        found.originals.append((record, data[0]))
+
+
+def _resized(
+    pipeline: Pipeline, decode: Callable[..., Any], found: _Found, *, seconds: float
+) -> tuple[Cost | None, float | None]:
+    """Shrink images as `mpload pack --resize-short` would, and see what decoding those takes."""
+    shape = pipeline.output_shape
+    if shape is None or not found.short_sides or len(pipeline.sources) != 1:
+        return None, None
+    short = resize_to(min(shape[:2]))
+    if float(np.mean(found.short_sides)) < _MUCH_LARGER * short:
+        return None, None
+    watched = _Stopwatch(decode)
+    small = Pipeline(index=pipeline.index, decode=watched, policy=ErrorPolicy())
+    sizes = []
+    deadline = time.monotonic() + seconds
+    options = PackOptions(resize_short=short)
+    for record, data in found.originals:
+        with suppress(MploadError):
+            smaller = stored_as(data, options)[1]
+            sizes.append(len(smaller))
+            small.cache = _Handed(smaller)
+            small.sample(record, seed=0, epoch=0)
+        if time.monotonic() > deadline and len(sizes) > 2 * _WARM_UP_SAMPLES:
+            break
+    return (watched.cost(len(sizes)), float(np.mean(sizes))) if sizes else (None, None)
+
+
+class _Handed:
+    """A cache that has what it was handed, whatever it is asked for."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def read(self, sample_id: int, paths: object, read: object) -> list[bytes]:
+        del sample_id, paths, read
+        return [self._data]
+
+    def has(self, sample_id: int) -> bool:
+        del sample_id
+        return True
+
+
+def _size_of(value: Any) -> int:
+    return int(value.nbytes) if isinstance(value, np.ndarray) else len(value)
+
+
+def _run_delay_ns() -> int:
+    """Return how long this thread has waited for a core so far; 0 where the system does not tell."""
+    try:
+        return int(_SCHEDSTAT.read_bytes().split()[1])
+    except (OSError, IndexError):
+        return 0

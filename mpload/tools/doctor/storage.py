@@ -1,0 +1,222 @@
+"""How fast the storage is, on the data set's own files: cold and warm, one at a time and many at once."""
+
+import ctypes
+import mmap
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+from mpload.errors import MploadError
+from mpload.images.decoders import RawBytes
+from mpload.index.columns import Cell, Span
+from mpload.index.index import Index, Record
+from mpload.samples.pipeline import Pipeline
+from mpload.samples.policy import ErrorPolicy
+from mpload.storage.ranges import ByteRange
+from mpload.tools.doctor.facts import ReadRate, SizeClass, Temperature
+
+__all__ = ["Files", "ReadTime", "measure_rates", "packed_rate", "size_classes"]
+
+_CONCURRENCIES = (1, 4, 16)
+_MOST_SAMPLES = 512
+_MIN_READS = 3
+_CLASS_FACTOR = 4
+_SMALLEST_CLASS_BYTES = 16 << 10
+_MEMORY_BYTES_PER_SECOND = 5e9  # no file system gives more to one reader
+
+
+class Files:
+    """The files of an index: read them, drive them out of the page cache, see what of them lies there."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._root = Path(index.root)
+        self._sources = [number for number, column in enumerate(index.columns) if column.type.is_source]
+        self._libc = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
+
+    def reader(self) -> Callable[[Record], list[bytes]]:
+        """Return what reads samples, for one thread: from files, and from wherever else they lie."""
+        return Pipeline(index=self._index, decode=RawBytes(), policy=ErrorPolicy()).read
+
+    @property
+    def reads_per_worker(self) -> int:
+        """How many samples a worker may have on order at once, where reads are slow."""
+        return Pipeline(index=self._index, decode=RawBytes(), policy=ErrorPolicy()).ahead.max_parallel_reads
+
+    def ranges(self, record: Record) -> list[ByteRange]:
+        """Return the runs of bytes of local files that a sample is read from; what lies elsewhere is none."""
+        if "://" in self._index.root:
+            return []
+        cells = [record.cells[number] for number in self._sources]
+        return [found for cell in cells if (found := _range_of(cell)) is not None and "://" not in found.path]
+
+    def drop(self, record: Record) -> None:
+        """Drive a sample's bytes out of the page cache, as far as the system lets us."""
+        if not hasattr(os, "posix_fadvise"):
+            return
+        for item in self.ranges(record):
+            with suppress(OSError):
+                descriptor = os.open(self._root / item.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+                try:
+                    with suppress(OSError):  # what was just written stays in memory until it is on disk
+                        os.fdatasync(descriptor)
+                    length_bytes = item.length_bytes or 0  # 0: to the end
+                    os.posix_fadvise(descriptor, item.offset_bytes, length_bytes, os.POSIX_FADV_DONTNEED)
+                finally:
+                    os.close(descriptor)
+
+    def cached_share(self, records: Sequence[Record]) -> float | None:
+        """Return the part of these samples' pages that lie in the page cache; None where the system does not tell."""
+        num_pages = num_cached = 0
+        for item in chain.from_iterable(self.ranges(record) for record in records):
+            with suppress(OSError, ValueError):
+                total, cached = self._pages(item)
+                num_pages, num_cached = num_pages + total, num_cached + cached
+        return num_cached / num_pages if num_pages else None
+
+    def _pages(self, item: ByteRange) -> tuple[int, int]:
+        """Return how many pages hold a range, and how many of them are in memory."""
+        if self._libc is None or not hasattr(mmap, "MAP_PRIVATE"):
+            return 0, 0
+        descriptor = os.open(self._root / item.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            first = item.offset_bytes - item.offset_bytes % mmap.ALLOCATIONGRANULARITY
+            length_bytes = item.length_bytes if item.length_bytes is not None else os.fstat(descriptor).st_size
+            length_bytes += item.offset_bytes - first
+            with mmap.mmap(
+                descriptor, length_bytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ, offset=first
+            ) as mapped:
+                pages = np.zeros(-(-length_bytes // mmap.PAGESIZE), np.uint8)
+                view = np.frombuffer(mapped, np.uint8)
+                failed = self._libc.mincore(
+                    ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(length_bytes), ctypes.c_void_p(pages.ctypes.data)
+                )
+                del view
+        finally:
+            os.close(descriptor)
+        return (0, 0) if failed else (len(pages), int((pages & 1).sum()))
+
+
+class ReadTime:
+    """How long one sample took to read, cold and then warm."""
+
+    __slots__ = ("cold_seconds", "num_bytes", "warm_seconds")
+
+    def __init__(self, *, num_bytes: int, cold_seconds: float, warm_seconds: float) -> None:
+        self.num_bytes = num_bytes
+        self.cold_seconds = cold_seconds
+        self.warm_seconds = warm_seconds
+
+
+def measure_rates(index: Index, files: Files, *, seconds: float, seed: int) -> tuple[ReadRate, ...]:
+    """Return how many samples a second the storage gives, in several ways; all together take about `seconds`.
+
+    Reads by threads of this process, each sample once; reads that fail are left out.
+    """
+    rng = np.random.default_rng(seed)
+    each_seconds = seconds / (2 * len(_CONCURRENCIES) + 2)
+    rates = []
+    for temperature in Temperature:
+        for concurrency in _CONCURRENCIES:
+            ids = rng.integers(len(index), size=min(len(index), _MOST_SAMPLES))
+            records = index.records(np.unique(ids))
+            rate = _rate(records, files, temperature=temperature, concurrency=concurrency, seconds=each_seconds)
+            if rate is not None:
+                rates.append(ReadRate(temperature=temperature, concurrency=concurrency, samples_per_second=rate))
+        first = int(rng.integers(max(1, len(index) - _MOST_SAMPLES)))
+        records = index[first : first + _MOST_SAMPLES]
+        rate = _rate(records, files, temperature=temperature, concurrency=1, seconds=each_seconds)
+        if rate is not None:
+            rates.append(ReadRate(temperature=temperature, concurrency=1, samples_per_second=rate, is_sequential=True))
+    return tuple(rates)
+
+
+def _rate(
+    records: Sequence[Record], files: Files, *, temperature: Temperature, concurrency: int, seconds: float
+) -> float | None:
+    if temperature is Temperature.COLD:
+        for record in records:
+            files.drop(record)
+    else:  # at most as many as a quarter of the time allows
+        records = _warmed(records, files, seconds=seconds)
+    started = time.monotonic()
+    deadline = started + seconds
+
+    def read(own: Sequence[Record]) -> tuple[int, float]:
+        num_read, reader = 0, files.reader()
+        for record in own:
+            with suppress(MploadError):
+                reader(record)
+                num_read += 1
+            if time.monotonic() > deadline and num_read >= _MIN_READS:
+                break
+        return num_read, time.monotonic()
+
+    if concurrency == 1:
+        done = [read(records)]
+    else:
+        with ThreadPoolExecutor(concurrency) as pool:
+            done = list(pool.map(read, [records[number::concurrency] for number in range(concurrency)]))
+    num_read = sum(number for number, _ in done)
+    return num_read / (max(ended for _, ended in done) - started) if num_read else None
+
+
+def _warmed(records: Sequence[Record], files: Files, *, seconds: float) -> list[Record]:
+    """Read samples for a part of the time; return those that are now in memory."""
+    deadline = time.monotonic() + seconds / 4
+    warmed, reader = [], files.reader()
+    for record in records:
+        with suppress(MploadError):
+            reader(record)
+            warmed.append(record)
+        if time.monotonic() > deadline and len(warmed) >= _MIN_READS:
+            break
+    return warmed
+
+
+def size_classes(times: Sequence[ReadTime]) -> tuple[SizeClass, ...]:
+    """Return the times by size: up to 16 KiB, 64 KiB, 256 KiB, and so on."""
+    classes: dict[int, list[ReadTime]] = {}
+    for item in times:
+        bound = _SMALLEST_CLASS_BYTES
+        while bound < item.num_bytes:
+            bound *= _CLASS_FACTOR
+        classes.setdefault(bound, []).append(item)
+    return tuple(
+        SizeClass(
+            max_bytes=bound,
+            num_samples=len(found),
+            cold_seconds=float(np.median([item.cold_seconds for item in found])),
+            warm_seconds=float(np.median([item.warm_seconds for item in found])),
+        )
+        for bound, found in sorted(classes.items())
+    )
+
+
+def packed_rate(times: Sequence[ReadTime]) -> float | None:
+    """Return how many samples a second shards would give that are read in sequence; None where sizes hardly differ.
+
+    What a file takes is a part for itself and a part for each byte: in a shard the second remains.
+    """
+    sizes = np.array([item.num_bytes for item in times], np.float64)
+    if len(sizes) < 8 or np.percentile(sizes, 90) < 2 * max(1.0, np.percentile(sizes, 10)):
+        return None
+    slope, _ = np.polyfit(sizes, [item.cold_seconds for item in times], 1)
+    byte_seconds = max(float(slope), 1 / _MEMORY_BYTES_PER_SECOND)
+    return 1 / (byte_seconds * float(sizes.mean()))
+
+
+def _range_of(cell: Cell) -> ByteRange | None:
+    match cell:
+        case str():
+            return ByteRange(cell)
+        case Span():
+            return ByteRange(cell.path, cell.offset_bytes, cell.length_bytes)
+        case _:
+            return None

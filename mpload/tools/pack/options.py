@@ -1,0 +1,83 @@
+"""What a pack holds: its options, and how they keep the bytes of a source."""
+
+import io
+from dataclasses import dataclass
+from enum import StrEnum, auto
+
+import numpy as np
+
+from mpload.errors import ArgumentError
+from mpload.images.decoders import ResizeCenterCrop
+from mpload.images.image import open_image
+from mpload.images.shrink import shrunk_jpeg
+
+__all__ = ["PackOptions", "ShardFormat", "stored_as"]
+
+
+class ShardFormat(StrEnum):
+    """What kind of file a shard is."""
+
+    TAR = auto()
+    LMDB = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackOptions:
+    """What a pack holds.
+
+    Attributes:
+        shard_bytes: about how large a shard gets; shards hold equally many samples.
+        shuffle_seed: shuffle the samples once, with this seed; None keeps the order of the index.
+        resize_short: shrink images whose shorter side is longer, to this many pixels, and store them as JPEG, upright;
+            None stores bytes as they are.
+        quality: of these JPEGs, 1 to 100.
+        format: of the shards: tar files, or data files of LMDB.
+        decode: store the middle of the image as raw uint8 pixels, [size, size, 3] in a `.npy`; None stores files.
+
+    Raises:
+        ArgumentError: a number is out of range, or both `resize_short` and `decode` are given.
+    """
+
+    shard_bytes: int = 1 << 30
+    shuffle_seed: int | None = None
+    resize_short: int | None = None
+    quality: int = 90
+    decode: int | None = None
+    format: ShardFormat = ShardFormat.TAR
+
+    def __post_init__(self) -> None:
+        for name in ("shard_bytes", "resize_short", "decode"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ArgumentError(f"{name} must be positive, got {value}")
+        if not 1 <= self.quality <= 100:
+            raise ArgumentError(f"quality must be in [1, 100], got {self.quality}")
+        if self.resize_short is not None and self.decode is not None:
+            raise ArgumentError("resize_short stores JPEGs and decode raw pixels: give one of them")
+
+
+def stored_as(data: bytes, options: PackOptions) -> tuple[str, bytes]:
+    """Return how the bytes of a source are kept, and the ending that says so."""
+    if options.decode is not None:
+        buffer = io.BytesIO()
+        np.save(buffer, ResizeCenterCrop(options.decode, resize=options.decode)(data), allow_pickle=False)
+        return "npy", buffer.getvalue()
+    if options.resize_short is None:
+        return _ending(data), data
+    image = open_image(data)
+    if min(image.height, image.width) <= options.resize_short and data[:2] == b"\xff\xd8":
+        return "jpg", data
+    return "jpg", shrunk_jpeg(image, short_side=options.resize_short, quality=options.quality)
+
+
+def _ending(data: bytes) -> str:
+    endings = {
+        b"\xff\xd8": "jpg",
+        b"\x89P": "png",
+        b"RI": "webp",
+        b"BM": "bmp",
+        b"II": "tif",
+        b"MM": "tif",
+        b"GI": "gif",
+    }
+    return endings.get(data[:2], "bin")

@@ -1,0 +1,181 @@
+"""A loader let run for a few seconds: how fast it is, and what it keeps open."""
+
+import errno
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mpload.errors import MploadError, SampleError, WorkerError
+from mpload.index.index import Index
+from mpload.loader.dataset import MPDataset
+from mpload.loader.loader import MPLoader
+from mpload.plan.topology import Topology
+from mpload.samples.pipeline import Pipeline
+from mpload.samples.policy import ErrorAction, ErrorPolicy
+
+__all__ = ["LoaderTrial", "check_samples", "device_copy", "run_loader"]
+
+_WARM_UP_SHARE = 0.25
+_COPY_BYTES = 64 << 20
+_NUM_COPIES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderTrial:
+    """What came of it."""
+
+    samples_per_second: float
+    """0 where it could not start."""
+    start_seconds: float = 0.0
+    """Until the first batch."""
+    decode_seconds: float = 0.0
+    """Of a worker, for one sample, whoever else kept the cores busy meanwhile."""
+    transform_seconds: float = 0.0
+    waiting_share: float = 0.0
+    """Part of the workers' time in which they neither had a core nor wanted one: for storage, a sleep, the consumer."""
+    memory_bytes: int = 0
+    """What slots, workers and zygote took at the end, as the memory budget counts it."""
+    error: str = ""
+    is_short_of_files: bool = False
+
+
+def run_loader(
+    index: Index,
+    *,
+    decode: Callable[..., Any],
+    transform: Callable[..., Any] | None,
+    num_workers: int,
+    batch_size: int,
+    seconds: float,
+    report: Path,
+    memory_budget: int | str = "auto",
+    seed: int = 0,
+) -> LoaderTrial:
+    """Take batches for `seconds`, the first quarter of which does not count, and at least three.
+
+    Args:
+        index: of the samples, read shuffled.
+        decode: as in `MPDataset`; bad samples are substituted.
+        transform: as in `MPDataset`.
+        num_workers: as in `MPLoader`.
+        batch_size: as in `MPDataset`.
+        memory_budget: as in `MPLoader`.
+        seconds: how long.
+        report: a file for bad samples.
+        seed: of the order.
+
+    Raises:
+        SampleError: no sample can be made.
+        ArgumentError: the budget is too small.
+    """
+    policy = ErrorPolicy(action=ErrorAction.SUBSTITUTE, report=report, max_error_fraction=1.0)
+    dataset = MPDataset(
+        index,
+        decode=decode,
+        transform=transform,
+        batch_size=batch_size,
+        shuffle=True,
+        seed=seed,
+        topology=Topology(),
+        on_error=policy,
+    )
+    started = time.monotonic()
+    try:
+        with MPLoader(dataset, num_workers=num_workers, memory_budget=memory_budget) as loader:
+            return _run(loader, started=started, seconds=seconds)
+    except (OSError, WorkerError) as error:
+        is_short = _is_short_of_files(error)
+        if not is_short and isinstance(error, MploadError):
+            raise
+        return LoaderTrial(samples_per_second=0.0, error=str(error), is_short_of_files=is_short)
+
+
+def _run(loader: MPLoader, *, started: float, seconds: float) -> LoaderTrial:
+    first: float | None = None
+    counted_from, last, num_samples, num_batches, busy_before = 0.0, 0.0, 0, 0, 0.0
+    while True:
+        for batch in loader:
+            size = len(batch[0]) if isinstance(batch, tuple) else len(batch)
+            del batch  # gives its slot back
+            now = time.monotonic()
+            if first is None:
+                first = now
+            if not counted_from:
+                if now - first >= _WARM_UP_SHARE * seconds:
+                    counted_from, busy_before = now, _busy_seconds(loader)
+                continue
+            num_samples, num_batches, last = num_samples + size, num_batches + 1, now
+            if now - first >= seconds and num_batches >= 2:
+                stats = loader.stats()
+                possible = loader.num_workers * (last - counted_from)
+                busy = _busy_seconds(loader) - busy_before
+                return LoaderTrial(
+                    samples_per_second=num_samples / (last - counted_from),
+                    start_seconds=first - started,
+                    decode_seconds=stats.timings.decode_ns * 1e-9 / stats.num_samples,
+                    transform_seconds=stats.timings.transform_ns * 1e-9 / stats.num_samples,
+                    waiting_share=min(1.0, max(0.0, 1 - busy / possible)) if possible else 0.0,
+                    memory_bytes=stats.memory.total_bytes,
+                )
+
+
+def _busy_seconds(loader: MPLoader) -> float:
+    """Return how long all workers have had a core, or wanted one."""
+    busy_ns = 0
+    for name, pid in loader.pids.items():
+        if "zygote" not in name:
+            with suppress(OSError, ValueError):  # it has just ended, or the system does not tell
+                on_core_ns, delayed_ns, _ = Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()
+                busy_ns += int(on_core_ns) + int(delayed_ns)
+    return busy_ns * 1e-9
+
+
+def check_samples(
+    index: Index, *, decode: Callable[..., Any], transform: Callable[..., Any] | None, num_samples: int = 16
+) -> None:
+    """See that one of the first samples can be made, in this process, before loaders are tried.
+
+    Raises:
+        SampleError: none can.
+    """
+    pipeline = Pipeline(index=index, decode=decode, transform=transform, policy=ErrorPolicy())
+    failed: SampleError | None = None
+    for record in index[:num_samples]:
+        try:
+            pipeline.sample(record, seed=0, epoch=0)
+        except SampleError as error:
+            failed = failed or error
+        else:
+            return
+    raise SampleError(f"{index.path}: none of the first samples could be made: {failed}")
+
+
+def device_copy() -> tuple[str, float] | None:
+    """Return the accelerator's name and how many bytes a second copies to it carry; None where there is none."""
+    import torch  # noqa: PLC0415  the command has its say first: this takes a second
+
+    if not torch.cuda.is_available():
+        return None
+    source = torch.empty(_COPY_BYTES, dtype=torch.uint8, pin_memory=True)
+    target = torch.empty(_COPY_BYTES, dtype=torch.uint8, device="cuda")
+    target.copy_(source, non_blocking=True)
+    torch.cuda.synchronize()
+    started = time.monotonic()
+    for _ in range(_NUM_COPIES):
+        target.copy_(source, non_blocking=True)
+    torch.cuda.synchronize()
+    return torch.cuda.get_device_name(), _NUM_COPIES * _COPY_BYTES / (time.monotonic() - started)
+
+
+def _is_short_of_files(error: BaseException) -> bool:
+    known: BaseException | None = error
+    while known is not None:
+        if isinstance(known, OSError) and known.errno in {errno.EMFILE, errno.ENFILE}:
+            return True
+        if "Too many open files" in str(known):  # what a worker or the zygote tells
+            return True
+        known = known.__cause__ or known.__context__
+    return False

@@ -1,0 +1,159 @@
+"""The README's first command: what it proves, and what it leaves behind."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import psutil
+import pytest
+from numpy.typing import NDArray
+
+from mpload import MPDataset, open_index
+from mpload.cli.demo import _stream
+from mpload.cli.photos import SCENES, photo
+from tests.support.photos import make_photo_tree
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("photos")
+    make_photo_tree(root, num_images=20, num_classes=2, seed=0)
+    return root
+
+
+def demo(*arguments: str | Path, scratch: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mpload", "demo", *map(str, arguments)]
+    environment = os.environ | {"TMPDIR": str(scratch)}
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=environment)
+
+
+def test_the_demo_proves_its_point_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    ran = demo("--images", "37", "--workers", "2", "--batch-size", "8", scratch=tmp_path)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert len(re.findall(r"^epoch \d  37 samples in .* images/s$", ran.stdout, re.MULTILINE)) == 3
+    assert "checked  every epoch held every sample exactly once" in ran.stdout
+    assert "uint8 [8, 3, 224, 224]" in ran.stdout
+    assert len(re.findall(r"^(main|zygote|worker-\d) +[\d.]+ MiB +[\d.]+ MiB", ran.stdout, re.MULTILINE)) == 4
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_demo_takes_a_folder_and_keeps_what_it_is_told_to(photos: Path, tmp_path: Path) -> None:
+    kept, scratch = tmp_path / "kept", tmp_path / "scratch"
+    scratch.mkdir()
+    ran = demo(photos, "--images", "15", "--workers", "0", "--keep", kept, scratch=scratch)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    index = open_index(kept / "numbered.txt")
+    assert [record["number"] for record in index] == list(range(15))
+    assert len({record["image"] for record in index}) == 15
+    assert list(scratch.iterdir()) == []
+
+
+def test_the_demo_takes_images_without_labels(photos: Path, tmp_path: Path) -> None:
+    ran = demo(next(photos.iterdir()), "--workers", "1", scratch=tmp_path)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "epoch 2  10 samples" in ran.stdout
+
+
+def test_a_broken_image_in_a_worker_is_one_line_with_its_name(tmp_path: Path) -> None:
+    folder, scratch = tmp_path / "photos", tmp_path / "scratch"
+    folder.mkdir()
+    scratch.mkdir()
+    (folder / "broken.jpg").write_bytes(b"\xff\xd8\xff nothing else")
+    ran = demo(folder, "--workers", "1", scratch=scratch)
+    assert ran.returncode == 1
+    assert len(ran.stderr.splitlines()) == 1, ran.stderr
+    assert "broken.jpg" in ran.stderr
+    assert list(scratch.iterdir()) == []
+
+
+class _OneTwice:
+    """The order of an epoch in which sample 0 comes twice and sample 1 never."""
+
+    def __init__(self, num_samples: int) -> None:
+        self.num_samples = num_samples
+
+    def sample_ids(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.where(positions == 1, 0, positions)
+
+
+def test_the_demo_fails_where_a_sample_comes_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cv2.imwrite(str(tmp_path / "image.png"), np.zeros((300, 300, 3), np.uint8))
+    lines = "".join(f"image.png\t{number}\n" for number in range(5))
+    (tmp_path / "index.txt").write_text("#mpload 1\n#columns image:path number:int\n" + lines)
+    index = open_index(tmp_path / "index.txt")
+    assert _stream(index, num_workers=0, batch_size=2)
+    monkeypatch.setattr(MPDataset, "order_of", lambda *_: _OneTwice(5))
+    assert not _stream(index, num_workers=0, batch_size=2)
+    assert "FAILED   every epoch held every sample exactly once" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("num_there", "later_seconds"), [(0, 0.0), (0, 0.05), (1, 0.0), (1, 0.012), (4, 0.3)]
+)  # while workers are being started, and while they work
+def test_ctrl_c_is_one_line_and_leaves_no_process_and_no_file(
+    photos: Path, tmp_path: Path, num_there: int, later_seconds: float
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    file = next(photos.glob("*/*"))
+    (tmp_path / "long.txt").write_text(f"{file} 0\n" * 20_000)
+    options = ["--images", "20000", "--workers", "4", "--batch-size", "50"]
+    command = [sys.executable, "-m", "mpload", "demo", str(tmp_path / "long.txt"), *options]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # a group of its own, which Ctrl-C on a terminal would reach as a whole
+        env=os.environ | {"TMPDIR": str(scratch)},
+    ) as process:
+        _wait_for_workers(process, num_workers=num_there)
+        time.sleep(later_seconds)
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == "mpload: interrupted\n"
+    _wait_until(lambda: not _is_alive(process.pid))
+    assert list(scratch.iterdir()) == []
+
+
+def _wait_for_workers(demo: subprocess.Popen[str], *, num_workers: int) -> None:
+    """Wait without a pause: the first worker is there some milliseconds before the last."""
+    process = psutil.Process(demo.pid)
+    deadline = time.monotonic() + 60
+    while len(process.children(recursive=True)) < 1 + num_workers:  # and the zygote
+        assert demo.poll() is None, f"the demo ended by itself: {demo.communicate()}"
+        assert time.monotonic() < deadline, "the workers never came"
+
+
+def _is_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _wait_until(holds: Any, *, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.02)
+
+
+def test_photos_are_the_same_for_the_same_seed_and_differ_otherwise() -> None:
+    for scene in SCENES:
+        first, again, other = (photo(scene, np.random.default_rng(seed)) for seed in (1, 1, 2))
+        assert first.dtype == np.uint8
+        assert np.array_equal(first, again)
+        assert first.shape != other.shape or not np.array_equal(first, other)
+        assert first.std() > 10  # something is on it

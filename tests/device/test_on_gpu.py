@@ -1,0 +1,375 @@
+"""DevicePrefetcher on an accelerator: what only real streams, drivers and kernels can show.
+
+MPLOAD_REQUIRE_GPU=1 pytest -m gpu -n 0         # on a GPU
+MPLOAD_TEST_DEVICE=late pytest -m gpu -n 0      # what can be shown without: torch's streams, made of threads
+"""
+
+import gc
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mpload import (
+    DevicePrefetcher,
+    GpuDecode,
+    MPDataset,
+    MPLoader,
+    PerSample,
+    RandomResizedCrop,
+    ResizeCenterCrop,
+    Topology,
+    build_index,
+)
+from mpload.device.streams import AcceleratorStream
+from mpload.device.unpacking import device_decoder
+from mpload.errors import MploadWarning
+from tests.device.test_normalise import DTYPES, MEAN, STD, every_pixel, reference
+from tests.device.test_prefetcher import VIEWS, Batches, check_that_it_keeps_its_batch
+from tests.samples.test_seeding import flip, noisy
+from tests.support.photos import make_special_photos
+
+pytestmark = pytest.mark.gpu
+needs_cuda = pytest.mark.skipif(
+    torch.accelerator.is_available() and not torch.cuda.is_available(), reason="the accelerator is no CUDA device"
+)
+needs_driver = pytest.mark.skipif(
+    torch.accelerator.is_available() and not hasattr(torch.get_device_module(), "cudart"),
+    reason="the accelerator has no driver that registers memory",
+)
+DEVICE = torch.accelerator.current_accelerator() or torch.device("cuda")
+NORMALISED: dict[str, Any] = {"device": DEVICE, "mean": MEAN, "std": STD}
+SHAPE = (32, 3, 224, 224)
+
+
+def large(number: int) -> torch.Tensor:
+    """Batch `number`, 4.8 MB: uint8 SHAPE, channels_last."""
+    pixels = np.random.default_rng(number).integers(0, 256, (SHAPE[0], *SHAPE[2:], SHAPE[1]), np.uint8)
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2)
+
+
+class LargeBatches:
+    """A loader of batches (images, numbers), in memory that it does not keep."""
+
+    def __init__(self, num: int = 8, *, pinned: bool = False) -> None:
+        self.pairs = [(large(number), torch.full((SHAPE[0],), number)) for number in range(num)]
+        self.pinned = pinned
+
+    def __iter__(self) -> Iterator[Any]:
+        for pair in self.pairs:
+            yield tuple(each.pin_memory() if self.pinned else each.clone() for each in pair)
+
+
+def keep_busy() -> None:
+    """Occupy the current stream for 10 to 30 ms, in which copies of the next batches would be done."""
+    if DEVICE.type == "cuda":
+        torch.cuda._sleep(20_000_000)  # type: ignore[no-untyped-call]
+    elif DEVICE.type == "late":
+        torch.get_device_module(DEVICE).occupy(0.03)
+    else:
+        pytest.skip(f"nothing is known that keeps {DEVICE.type} busy")
+
+
+def memory_allocated() -> int:
+    """Return the bytes of device memory that tensors have now."""
+    return int(torch.get_device_module(DEVICE).memory_allocated())
+
+
+def close(found: torch.Tensor, images: torch.Tensor) -> None:
+    """Check values against float64: float32 arithmetic, then one rounding to the dtype."""
+    eps = torch.finfo(found.dtype).eps
+    torch.testing.assert_close(found.double().cpu(), reference(images), rtol=0.51 * eps + 1e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize("comes_channels_last", [True, False])
+def test_values_are_those_of_float64_but_for_rounding(
+    dtype: torch.dtype, channels_last: bool, comes_channels_last: bool
+) -> None:
+    images = every_pixel() if comes_channels_last else every_pixel().contiguous()
+    loader = DevicePrefetcher([(images, torch.arange(2))], dtype=dtype, channels_last=channels_last, **NORMALISED)
+    ((found, labels),) = loader
+    assert (found.device.type, found.dtype, labels.device.type) == (DEVICE.type, dtype, DEVICE.type)
+    assert found.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    close(found, images)
+    assert labels.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("stable_addresses", [True, False])
+@pytest.mark.parametrize("pinned", [True, False])
+def test_a_slow_consumer_sees_the_right_batches(depth: int, stable_addresses: bool, pinned: bool) -> None:
+    loader = DevicePrefetcher(LargeBatches(pinned=pinned), depth=depth, stable_addresses=stable_addresses, **NORMALISED)
+    seen = []
+    for images, labels in itertools.chain(loader, loader):
+        keep_busy()
+        seen.append((images.clone(), labels.clone()))
+    assert len(seen) == 16
+    for number, (images, labels) in enumerate(seen):
+        close(images, large(number % 8))
+        assert labels.unique().tolist() == [number % 8]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("pinned", [True, False])
+def test_a_consumer_waits_for_slow_copies(depth: int, pinned: bool) -> None:
+    consumer = torch.accelerator.current_stream()
+    stream = AcceleratorStream(torch.device(DEVICE.type, 0))
+    batches = iter(DevicePrefetcher(LargeBatches(pinned=pinned), depth=depth, stream=stream, **NORMALISED))
+    seen = []
+    for _ in range(8):
+        with stream.entered():
+            keep_busy()
+        images, labels = next(batches)
+        assert torch.accelerator.current_stream() == consumer
+        seen.append((images.clone(), labels.clone()))
+        del images, labels
+    for number, (images, labels) in enumerate(seen):
+        close(images, large(number))
+        assert labels.unique().tolist() == [number]
+
+
+def test_a_hoarding_consumer_never_sees_a_batch_change() -> None:
+    held = list(DevicePrefetcher(LargeBatches(), **NORMALISED))
+    for number, (images, _) in enumerate(held):
+        close(images, large(number))
+
+
+@pytest.mark.parametrize("kind", sorted(VIEWS.keys() - {"numpy"}))
+def test_whatever_shows_a_part_of_a_batch_keeps_it(kind: str) -> None:
+    check_that_it_keeps_its_batch(kind, **NORMALISED)
+
+
+def test_batches_may_be_used_on_any_stream_that_is_current_when_they_are_asked_for() -> None:
+    stream = AcceleratorStream(torch.device(DEVICE.type, 0))
+    loader = DevicePrefetcher(LargeBatches(pinned=True), **NORMALISED)
+    seen = []
+    with stream.entered():
+        for images, _ in loader:
+            keep_busy()
+            seen.append(images.clone())
+    torch.accelerator.synchronize()
+    for number, images in enumerate(seen):
+        close(images, large(number))
+
+
+def test_device_memory_is_what_stats_say_and_is_torchs_again_when_batches_die() -> None:
+    gc.collect()
+    torch.accelerator.synchronize()
+    before = memory_allocated()
+    loader = DevicePrefetcher(LargeBatches(pinned=True), dtype=torch.bfloat16, depth=3, **NORMALISED)
+    batches = iter(loader)
+    held = [next(batches) for _ in range(3)]
+    stats = loader.stats()
+    assert stats.batch_bytes == 3 * (2 * np.prod(SHAPE) + 256)
+    assert stats.conversion_bytes == np.prod(SHAPE) + 256
+    assert stats.pinned_bytes == 0
+    # The table of the conversion, and the allocator's rounding to 512 bytes.
+    assert 0 <= memory_allocated() - before - stats.device_bytes < 8192
+    del held
+    stats = loader.stats()
+    assert stats.batch_bytes == 0
+    assert 0 <= memory_allocated() - before - stats.device_bytes < 8192
+    del batches
+    loader.release()
+    assert memory_allocated() - before < 8192
+
+
+def test_pageable_batches_take_two_pinned_ones_on_the_host() -> None:
+    loader = DevicePrefetcher(LargeBatches(), **NORMALISED)
+    for _ in loader:
+        pass
+    assert loader.stats().pinned_bytes == 2 * (np.prod(SHAPE) + 256)
+
+
+@pytest.fixture(scope="module")
+def photos(photo_tree: Path) -> Path:
+    return build_index(photo_tree, photo_tree.with_name("gpu.txt"))
+
+
+def dataset(photos: Path, decode: Any) -> MPDataset:
+    return MPDataset(photos, decode=decode, batch_size=5, shuffle=True, topology=Topology())
+
+
+@needs_driver
+def test_the_slots_of_an_mploader_are_pinned_once_and_copied_from_directly(photos: Path) -> None:
+    crop = RandomResizedCrop(64)
+    alone = dataset(photos, crop)
+    expected = [list(alone) for _ in range(3)]
+    with MPLoader(dataset(photos, crop), num_workers=2) as inner:
+        loader = DevicePrefetcher(inner, **NORMALISED)
+        for epoch, batches in enumerate(expected):
+            for (images, labels), (pixels, numbers) in zip(loader, batches, strict=True):
+                close(images, pixels)
+                assert labels.tolist() == numbers.tolist()
+            assert loader.stats().pinned_bytes == 0
+            if epoch == 1:
+                inner.release()  # the next epoch's slots are others
+        assert any(images.is_pinned() for images, _ in inner)
+        loader.release()
+        assert not any(images.is_pinned() for images, _ in inner)
+
+
+@needs_driver
+def test_images_beside_values_of_varying_shape_are_copied_from_their_slots_too(photo_tree: Path) -> None:
+    index = photo_tree.with_name("ragged.txt")
+    lines = [
+        f"{path.relative_to(photo_tree)}\t{number}\t{'x' * number}\n"
+        for number, path in enumerate(sorted(photo_tree.rglob("*.JPEG")))
+    ]
+    index.write_text(f"#mpload 1\n#root {photo_tree}\n#columns image:path label:int text:str\n{''.join(lines)}")
+    crop = RandomResizedCrop(64)
+    expected = list(dataset(index, crop))
+    with MPLoader(dataset(index, crop), num_workers=2) as inner:
+        loader = DevicePrefetcher(inner, device=DEVICE, dtype=None)
+        for (images, labels, texts), (pixels, numbers, words) in zip(loader, expected, strict=True):
+            assert torch.equal(images.cpu(), pixels)
+            assert labels.tolist() == numbers.tolist()
+            assert texts == words
+        assert loader.stats().pinned_bytes == 0
+
+
+@needs_driver
+def test_two_prefetchers_of_one_loader_share_what_is_pinned(photos: Path) -> None:
+    crop = RandomResizedCrop(64)
+    alone = dataset(photos, crop)
+    expected = [list(alone) for _ in range(4)]
+    with MPLoader(dataset(photos, crop), num_workers=2) as inner:
+        loaders = [DevicePrefetcher(inner, device=DEVICE, dtype=None) for _ in range(2)]
+        for epoch, batches in enumerate(expected):
+            loader = loaders[epoch % 2]
+            for (images, _), (pixels, _) in zip(loader, batches, strict=True):
+                assert torch.equal(images.cpu(), pixels)
+                loaders[1 - epoch % 2].release()  # while copies from slots that it has pinned may be under way
+            assert loader.stats().pinned_bytes == 0
+
+
+def test_the_short_form_brings_batches_to_the_device_too(photos: Path) -> None:
+    expected = list(dataset(photos, RandomResizedCrop(64)))
+    with MPLoader(dataset(photos, RandomResizedCrop(64)), num_workers=2, device=DEVICE) as loader:
+        for (images, _), (pixels, _) in zip(loader, expected, strict=True):
+            torch.testing.assert_close(images.cpu(), pixels.float() / 255)
+
+
+@needs_cuda
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_cuda_graph_for_each_set_of_addresses_can_be_replayed(depth: int) -> None:
+    weight = torch.rand(SHAPE[1], device="cuda")[:, None, None]
+    loader = DevicePrefetcher(LargeBatches(pinned=True), depth=depth, stable_addresses=True, **NORMALISED)
+    graphs: dict[int, Any] = {}
+    sums = []
+    for images, _ in loader:
+        if images.data_ptr() not in graphs:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                out = (images * weight).sum((1, 2, 3))
+            graphs[images.data_ptr()] = graph, out
+        graph, out = graphs[images.data_ptr()]
+        graph.replay()
+        sums.append(out.clone())
+    assert len(graphs) == depth
+    for number, found in enumerate(sums):
+        expected = (reference(large(number)) * weight.double().cpu()).sum((1, 2, 3))
+        torch.testing.assert_close(found.double().cpu(), expected, rtol=1e-4, atol=1.0)
+
+
+@pytest.mark.parametrize("transform", [noisy, PerSample(flip)])
+def test_a_device_transform_draws_the_same_numbers_again_and_leaves_others_alone(transform: Any) -> None:
+    def run() -> list[torch.Tensor]:
+        return [images for images, _ in DevicePrefetcher(Batches(), device_transform=on_device, **NORMALISED)]
+
+    on_device = transform
+    if transform is noisy:
+
+        def on_device(batch: Any) -> Any:
+            return batch[0] + torch.randn(len(batch[0]), 1, 1, 1, device=DEVICE), batch[1]
+
+    generators = torch.get_device_module(DEVICE)
+    before = generators.get_rng_state(0)
+    first, again = run(), run()
+    assert torch.equal(generators.get_rng_state(0), before)
+    assert all(itertools.starmap(torch.equal, zip(first, again, strict=True)))
+
+
+@pytest.mark.parametrize("is_consumer_slow", [True, False])
+def test_memory_of_what_a_device_transform_returns_is_not_used_again_too_early(is_consumer_slow: bool) -> None:
+    def doubled(batch: Any) -> Any:
+        return batch[0].clone().mul_(2), batch[1]
+
+    stream = AcceleratorStream(torch.device(DEVICE.type, 0))
+    loader = DevicePrefetcher(LargeBatches(pinned=True), device_transform=doubled, stream=stream, **NORMALISED)
+    batches = iter(loader)
+    seen = []
+    for _ in range(8):
+        if not is_consumer_slow:
+            with stream.entered():
+                keep_busy()
+        images, _labels = next(batches)
+        if is_consumer_slow:
+            keep_busy()
+        seen.append(images.clone())
+        del images, _labels
+    for number, images in enumerate(seen):
+        close(images / 2, large(number))
+
+
+@pytest.mark.skipif(torch.accelerator.device_count() < 2, reason="one device only")
+def test_several_devices_are_served_in_one_process() -> None:
+    loaders = [
+        DevicePrefetcher(LargeBatches(pinned=True), device=f"{DEVICE.type}:{number}", mean=MEAN, std=STD)
+        for number in (0, 1)
+    ]
+    for number, batches in enumerate(zip(*loaders, strict=True)):
+        for device, (images, _) in enumerate(batches):
+            assert images.device == torch.device(DEVICE.type, device)
+            close(images, large(number))
+    assert torch.accelerator.current_device_index() == 0
+
+
+def needs_nvjpeg() -> None:
+    if device_decoder(DEVICE) is None:
+        pytest.skip("torchvision with nvJPEG cannot be imported")
+
+
+@pytest.mark.parametrize("crop", [RandomResizedCrop(64), ResizeCenterCrop(64, resize=80)])
+def test_the_device_decodes_what_workers_leave_to_it(photos: Path, crop: Any) -> None:
+    needs_nvjpeg()
+    expected = list(dataset(photos, crop))
+    with MPLoader(dataset(photos, GpuDecode(crop)), num_workers=2) as inner:
+        for (images, labels), (pixels, numbers) in zip(
+            DevicePrefetcher(inner, device=DEVICE, dtype=None), expected, strict=True
+        ):
+            assert images.device.type == DEVICE.type
+            assert labels.tolist() == numbers.tolist()
+            # Another decoder, and where the CPU decodes at a smaller scale another resize: alike, not equal.
+            assert (images.cpu().float() - pixels.float()).abs().mean() < 12
+
+
+def test_where_the_device_decodes_nothing_this_process_does(photos: Path) -> None:
+    if device_decoder(DEVICE) is not None:
+        pytest.skip("this device decodes")
+    crop = RandomResizedCrop(64)
+    expected = list(dataset(photos, crop))
+    with MPLoader(dataset(photos, GpuDecode(crop)), num_workers=2) as inner:
+        loader = DevicePrefetcher(inner, device=DEVICE, dtype=None)
+        with pytest.warns(MploadWarning, match=f"no decoder for {DEVICE.type}:0: this process decodes on the CPU"):
+            batches = list(loader)
+    for (images, _), (pixels, _) in zip(batches, expected, strict=True):
+        assert torch.equal(images.cpu(), pixels)
+
+
+def test_files_that_the_device_refuses_are_decoded_by_the_cpu(tmp_path: Path) -> None:
+    needs_nvjpeg()
+    files = make_special_photos(tmp_path)
+    crop = ResizeCenterCrop(64, resize=80)
+    kinds = ["jpeg_420", "cmyk", "exif_6", "png_rgb", "grayscale", "progressive"]
+    batch = [GpuDecode(crop)(files[kind].read_bytes(), np.random.default_rng(0)) for kind in kinds]
+    (images,) = DevicePrefetcher([batch], device=DEVICE, dtype=None)
+    for kind, image in zip(kinds, images, strict=True):
+        expected = torch.from_numpy(crop(files[kind].read_bytes())).permute(2, 0, 1)
+        assert (image.cpu().float() - expected.float()).abs().mean() < 12, kind

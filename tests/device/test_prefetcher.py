@@ -1,0 +1,371 @@
+"""DevicePrefetcher, as far as it can be proven without an accelerator: numbers, order, lifetimes, memory."""
+
+import gc
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpload import MPDataset, MPLoader, RandomResizedCrop, Topology, build_index
+from mpload.device.prefetcher import DevicePrefetcher
+from mpload.errors import ArgumentError
+from mpload.transport.ring import SlotRing
+from mpload.transport.slots import Field, SlotLayout
+from tests.device.test_normalise import MEAN, STD, reference
+from tests.loader.test_dataset import ids, numbers
+from tests.support.streams import LateStream
+
+SHAPE = (4, 3, 8, 8)
+NORMALISED: dict[str, Any] = {"device": "cpu", "mean": MEAN, "std": STD}
+
+
+def images_of(number: int) -> torch.Tensor:
+    """Batch `number`: uint8 SHAPE, channels_last."""
+    pixels = np.random.default_rng(number).integers(0, 256, (SHAPE[0], *SHAPE[2:], SHAPE[1]), np.uint8)
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2)
+
+
+class Batches:
+    """A plain loader of `num_batches` batches (images, numbers)."""
+
+    def __init__(self, num_batches: int = 6) -> None:
+        self.num_batches = num_batches
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(self.num_batches):
+            yield images_of(number), torch.full((SHAPE[0],), number)
+
+
+class Recycled:
+    """A loader whose batches lie in few slots, which are overwritten as soon as nobody holds them."""
+
+    def __init__(self, num_batches: int, num_slots: int) -> None:
+        self.num_batches = num_batches
+        fields = (Field(name="images", shape=(*SHAPE[2:], SHAPE[1]), dtype="uint8"), Field(name="n", dtype="int64"))
+        self.ring = SlotRing(num_slots=num_slots, layout=SlotLayout(num_samples=SHAPE[0], fields=fields))
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(self.num_batches):
+            free = []
+            while (slot := self.ring.take()) is not None:
+                free.append(slot)
+                self.ring.views(slot)["images"][:] = 255
+            assert free, "more host batches are held than there are slots"
+            slot = free.pop()
+            for other in free:
+                self.ring.give_back(other)
+            views = self.ring.views(slot)
+            views["images"][:] = images_of(number).permute(0, 2, 3, 1).numpy()
+            views["n"][:] = number
+            arrays = self.ring.lend(slot, SHAPE[0])
+            del views
+            yield torch.from_numpy(arrays.pop("images")).permute(0, 3, 1, 2), torch.from_numpy(arrays.pop("n"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize("is_late", [True, False])
+def test_images_are_the_float64_ones_rounded_once(dtype: torch.dtype, channels_last: bool, is_late: bool) -> None:
+    stream = LateStream(0) if is_late else None
+    loader = DevicePrefetcher(Batches(), dtype=dtype, channels_last=channels_last, stream=stream, **NORMALISED)
+    memory_format = torch.channels_last if channels_last else torch.contiguous_format
+    assert len(loader) == 6
+    for number, (images, labels) in enumerate(loader):
+        if stream is not None:
+            stream.finish()
+        assert torch.equal(images, reference(images_of(number)).to(dtype))
+        assert images.is_contiguous(memory_format=memory_format)
+        assert images.dtype == dtype
+        assert labels.tolist() == [number] * 4
+    assert number == 5
+
+
+def test_what_is_no_image_arrives_as_it_is() -> None:
+    class Pair(NamedTuple):
+        left: Any
+        right: Any
+
+    @dataclass
+    class Named:
+        ids: torch.Tensor
+        texts: list[str]
+
+    batch = {
+        "pair": Pair(images_of(1), images_of(2)),
+        "named": Named(torch.arange(4), ["a", "b", "c", "d"]),
+        "rest": [torch.zeros(0), torch.tensor(3.5), (torch.ones(2, 5).t(), b"bytes"), None],
+        "gray": torch.zeros(4, 1, 8, 8, dtype=torch.uint8),
+        "complex": torch.ones(3, dtype=torch.complex64),
+    }
+    (moved,) = DevicePrefetcher([batch], **NORMALISED)
+    assert torch.equal(moved["pair"].right, reference(images_of(2)).float())
+    assert isinstance(moved["pair"], Pair)
+    assert isinstance(moved["named"], Named)
+    assert moved["named"].texts == batch["named"].texts  # type: ignore[attr-defined]
+    assert moved["named"].ids.tolist() == [0, 1, 2, 3]
+    empty, number, (strided, raw), nothing = moved["rest"]
+    assert (len(empty), number.item(), strided.tolist(), raw, nothing) == (0, 3.5, [[1.0, 1.0]] * 5, b"bytes", None)
+    assert moved["gray"].dtype == torch.uint8
+    assert moved["complex"].dtype == torch.complex64
+    assert moved["gray"].data_ptr() != batch["gray"].data_ptr()  # type: ignore[attr-defined]
+
+
+def test_without_a_dtype_images_stay_as_they_are() -> None:
+    for number, (images, _) in enumerate(DevicePrefetcher(Batches(), device="cpu", dtype=None)):
+        assert torch.equal(images, images_of(number))
+        assert images.stride() == images_of(number).stride()
+
+
+@settings(max_examples=200)
+@given(
+    seed=st.integers(0, 10_000),
+    depth=st.integers(1, 4),
+    lets_go=st.lists(st.booleans(), min_size=8, max_size=8),
+    stable_addresses=st.booleans(),
+    eagerness=st.sampled_from([0.0, 0.3, 0.8]),
+)
+def test_work_that_is_done_late_sees_the_right_batch_on_whatever_schedule(
+    seed: int, depth: int, lets_go: list[bool], stable_addresses: bool, eagerness: float
+) -> None:
+    stream = LateStream(seed, eagerness=eagerness)
+    source = Recycled(len(lets_go), num_slots=5)
+    loader = DevicePrefetcher(source, depth=depth, stable_addresses=stable_addresses, stream=stream, **NORMALISED)
+    seen: list[torch.Tensor] = []
+
+    batches = iter(loader)
+    kept = []  # what is held otherwise: with depth 1 memory of a held batch is replaced, and would be freed
+    images = labels = None
+    for done in lets_go:
+        images, labels = next(batches)
+        stream.consume(lambda found: seen.append(found.clone()), images)
+        if depth == 1 and not stable_addresses:
+            kept.append(images)
+        if done:
+            del images, labels
+            images = labels = None
+    assert next(batches, None) is None
+    stream.finish()
+    assert len(seen) == len(lets_go)
+    for number, found in enumerate(seen):
+        assert torch.equal(found, reference(images_of(number)).float()), number
+    if depth > 1:
+        assert loader.stats().num_extra_batches == 0
+
+
+def test_host_batches_are_given_back_once_they_are_copied() -> None:
+    stream = LateStream(0, eagerness=0.0)
+    source = Recycled(4, num_slots=4)
+    batches = iter(DevicePrefetcher(source, stream=stream, **NORMALISED))
+    first = next(batches)
+    assert source.ring.num_lent == 2  # its own and the next, whose copies have not begun
+    stream.finish()
+    second = next(batches)
+    assert source.ring.num_lent == 1  # the next but one, which has just been fetched
+    num_done = stream.side.num_done
+    batches.close()  # type: ignore[attr-defined]
+    assert source.ring.num_lent == 0
+    assert stream.side.num_done > num_done  # the copies were waited for, not only forgotten
+    assert [labels[0].item() for _, labels in (first, second)] == [0, 1]
+
+
+def test_on_the_cpu_a_slot_is_free_when_its_batch_is_handed_out() -> None:
+    source = Recycled(4, num_slots=2)
+    for _ in DevicePrefetcher(source, **NORMALISED):
+        assert source.ring.num_lent == 0
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_a_hoarding_consumer_never_sees_a_batch_change(is_late: bool) -> None:
+    stream = LateStream(1) if is_late else None
+    loader = DevicePrefetcher(Batches(12), depth=3, stream=stream, **NORMALISED)
+    held = list(loader)
+    list(loader)
+    if stream is not None:
+        stream.finish()
+    for number, (images, labels) in enumerate(held):
+        assert torch.equal(images, reference(images_of(number)).float())
+        assert labels.tolist() == [number] * 4
+    assert loader.stats().num_extra_batches == 2 * 12 - 2 * 3 + 3  # all but the first three, which the arenas held
+
+
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "row": lambda images: images[1, 2],
+    "detached": lambda images: images.detach(),
+    "reshaped": lambda images: images.permute(0, 2, 3, 1).reshape(-1),
+    "numpy": lambda images: torch.from_numpy(images.numpy()[0]),
+    "autograd": lambda images: images * torch.ones((), device=images.device, requires_grad=True),
+}
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_whatever_shows_a_part_of_a_batch_keeps_it(kind: str) -> None:
+    check_that_it_keeps_its_batch(kind, **NORMALISED)
+
+
+def check_that_it_keeps_its_batch(kind: str, **options: Any) -> None:
+    """Check that what `VIEWS[kind]` makes of a batch, or what backpropagation needs of that, never changes."""
+    batches = iter(DevicePrefetcher(Batches(8), **options))
+    images, _ = next(batches)
+    expected = images.clone()
+    view = VIEWS[kind](images)
+    del images, _
+    gc.collect()
+    for _ in batches:
+        pass
+    if kind == "autograd":
+        (gradient,) = torch.autograd.grad(view.sum(), [view.grad_fn.next_functions[1][0].variable])  # type: ignore[union-attr]
+        assert torch.allclose(gradient, expected.sum())
+    else:
+        assert torch.equal(view, VIEWS[kind](expected))
+
+
+def test_a_loop_goes_round_in_the_buffers_that_there_are() -> None:
+    loader = DevicePrefetcher(Batches(10), depth=3, stream=(stream := LateStream(0)), **NORMALISED)
+    addresses = set()
+    for images, _ in itertools.chain(loader, loader):
+        stream.finish()
+        addresses.add(images.data_ptr())
+    stats = loader.stats()
+    batch_bytes = images.nbytes + 256  # the labels, 32 bytes, take one step of alignment
+    assert len(addresses) == 3
+    assert (stats.num_batches, stats.num_extra_batches) == (20, 0)
+    assert stats.batch_bytes == 3 * batch_bytes
+    assert stats.conversion_bytes == images.nbytes // 4 + 256
+    assert stats.device_bytes == stats.batch_bytes + stats.conversion_bytes
+    assert stats.moved_bytes == 20 * (images.nbytes // 4 + 32)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_stable_addresses_come_in_turn_held_or_not(depth: int) -> None:
+    loader = DevicePrefetcher(Batches(9), depth=depth, stable_addresses=True, **NORMALISED)
+    held = [(images, images.data_ptr()) for images, _ in loader]
+    addresses = [address for _, address in held]
+    assert len(set(addresses)) == depth
+    assert addresses == [addresses[number % depth] for number in range(9)]
+    assert loader.stats().num_extra_batches == 0
+
+
+def test_release_gives_the_buffers_back_and_leaves_held_ones_alone() -> None:
+    loader = DevicePrefetcher(Batches(4), **NORMALISED)
+    batches = iter(loader)
+    images, _ = next(batches)
+    expected = images.clone()
+    loader.release()
+    assert loader.stats().device_bytes == 0
+    assert loader.stats().num_batches == 1
+    with pytest.raises(ArgumentError, match="or the prefetcher was released"):
+        next(batches)
+    assert len(list(loader)) == 4
+    assert torch.equal(images, expected)
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_an_error_of_the_loader_comes_after_the_batches_before_it(is_late: bool) -> None:
+    def failing() -> Iterator[Any]:
+        yield from Batches(3)
+        raise OSError("the disk is gone")
+
+    class Failing:
+        def __iter__(self) -> Iterator[Any]:
+            return failing()
+
+    stream = LateStream(0) if is_late else None
+    batches = iter(DevicePrefetcher(Failing(), stream=stream, **NORMALISED))
+    received = [next(batches)[1] for _ in range(3)]
+    if stream is not None:
+        stream.finish()
+    assert [labels[0].item() for labels in received] == [0, 1, 2]
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(batches)
+    assert next(batches, "the end") == "the end"
+
+
+def test_a_loop_may_be_left_and_begun_again() -> None:
+    loader = DevicePrefetcher(Batches(), **NORMALISED)
+    for _ in loader:
+        break
+    old = iter(loader)
+    assert [labels[0].item() for _, labels in loader] == list(range(6))
+    with pytest.raises(ArgumentError, match="a newer iteration was begun"):
+        next(old)
+
+
+def test_several_prefetchers_do_not_disturb_each_other() -> None:
+    streams = [LateStream(0), LateStream(1), None]
+    loaders = [DevicePrefetcher(Batches(5 + n), stream=each, **NORMALISED) for n, each in enumerate(streams)]
+    rounds = 0
+    for batches in itertools.zip_longest(*loaders):
+        for stream, batch in zip(streams, batches, strict=True):
+            if stream is not None:
+                stream.finish()
+            if batch is not None:
+                assert torch.equal(batch[0], reference(images_of(rounds)).float())
+        rounds += 1
+    assert rounds == 7
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("numbers")
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_the_batches_of_an_mploader_arrive_in_order_and_states_count_those_received(
+    folder: Path, is_late: bool
+) -> None:
+    expected = ids(numbers(folder, 203))
+
+    def stream() -> LateStream | None:
+        return LateStream(2, eagerness=1 - 1e-3) if is_late else None
+
+    with MPLoader(numbers(folder, 203), num_workers=2) as inner:
+        loader = DevicePrefetcher(inner, device="cpu", depth=3, stream=stream())
+        assert len(loader) == len(expected)
+        batches = iter(loader)
+        received = []
+        for _ in range(20):
+            values, labels = next(batches)
+            received.append((values.clone(), labels.clone()))
+        state = loader.state_dict()
+        assert ids(received) == expected[:20]
+    with MPLoader(numbers(folder, 203), num_workers=2) as inner:
+        loader = DevicePrefetcher(inner, device="cpu", stream=stream())
+        loader.load_state_dict(state)
+        assert loader.state_dict() == state
+        assert ids([(values.clone(), labels.clone()) for values, labels in loader]) == expected[20:]
+        assert loader.state_dict()["epoch"] == 1
+        loader.set_epoch(0)
+        assert loader.state_dict()["epoch"] == 0
+
+
+def test_photos_arrive_normalised(photo_tree: Path) -> None:
+    index = build_index(photo_tree, photo_tree.with_name("device.txt"))
+
+    def dataset() -> MPDataset:
+        return MPDataset(index, decode=RandomResizedCrop(32), batch_size=5, shuffle=True, topology=Topology())
+
+    expected = list(dataset())
+    with MPLoader(dataset(), num_workers=2) as inner:
+        for (images, labels), (pixels, numbers_) in zip(DevicePrefetcher(inner, **NORMALISED), expected, strict=True):
+            assert torch.equal(images, reference(pixels).float())
+            assert torch.equal(labels, numbers_)
+
+
+def test_arguments_that_break_a_rule_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="depth must be at least 1, got 0"):
+        DevicePrefetcher(Batches(), device="cpu", depth=0)
+    with pytest.raises(ArgumentError, match="list has no state_dict; an MPLoader has"):
+        DevicePrefetcher([], device="cpu").state_dict()
+    missing = "xpu" if torch.cuda.is_available() else "cuda"
+    with pytest.raises(ArgumentError, match=f"device '{missing}' is not there; torch finds"):
+        DevicePrefetcher(Batches(), device=missing)

@@ -1,0 +1,56 @@
+"""Batches of many kinds on their way to a device: what is no plain tensor in a tuple stays what it is."""
+
+from collections import Counter, OrderedDict, UserDict, defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mpload import DevicePrefetcher
+from tests.device.test_normalise import reference
+from tests.device.test_prefetcher import NORMALISED, images_of
+
+
+class Encoding(UserDict[str, Any]):
+    """As transformers' BatchEncoding: a dict that has more."""
+
+    extra: Any = None
+
+
+@dataclass
+class Checked:
+    labels: torch.Tensor
+
+    def __post_init__(self) -> None:
+        if self.labels.ndim != 1:
+            raise ValueError("labels have one dimension")
+
+
+def test_containers_stay_of_their_classes_and_the_loaders_own_are_left_alone() -> None:
+    encoding = Encoding(ids=torch.arange(3))
+    encoding.extra = "tokens"
+    counts: dict[str, Any] = defaultdict(int, {"labels": Checked(torch.arange(2))})
+    batch = [encoding, counts, OrderedDict(b=torch.zeros(1), a=1)]
+    ((found, found_counts, found_ordered),) = DevicePrefetcher([batch], **NORMALISED)
+    assert (type(found), found.extra, found["ids"].tolist()) == (Encoding, "tokens", [0, 1, 2])
+    assert found_counts["missing"] == 0
+    assert found_counts["labels"].labels.tolist() == [0, 1]
+    assert (type(found_ordered), list(found_ordered)) == (OrderedDict, ["b", "a"])
+    assert found["ids"].data_ptr() != encoding["ids"].data_ptr()
+
+
+def test_the_counts_of_a_counter_are_not_added_to_themselves() -> None:
+    ((_, counts),) = DevicePrefetcher([(images_of(0), Counter("aab"))], **NORMALISED)
+    assert (type(counts), dict(counts)) == (Counter, {"a": 2, "b": 1})
+
+
+class Marked(torch.Tensor):
+    """A tensor of another class, as torchvision's tv_tensors are."""
+
+
+def test_tensors_that_are_not_plain_stay_what_they_are() -> None:
+    batch = images_of(0), torch.eye(3).to_sparse(), torch.arange(4).as_subclass(Marked)
+    ((images, sparse, marked),) = DevicePrefetcher([batch], **NORMALISED)
+    assert torch.equal(images, reference(images_of(0)).float())
+    assert torch.equal(sparse.to_dense(), torch.eye(3))
+    assert (type(marked), marked.tolist()) == (Marked, [0, 1, 2, 3])

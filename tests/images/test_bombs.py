@@ -1,0 +1,168 @@
+"""Small files that say they are large images, or take long: refused before a pixel is decoded."""
+
+import struct
+import subprocess
+import sys
+import zlib
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from mpload.errors import ArgumentError, DecodeError
+from mpload.images.image import Limits, open_image
+
+SIDE = 13_000
+"""169 million pixels: fewer than `max_pixels`."""
+
+
+def gif(canvas: int, frame: int) -> bytes:
+    screen = struct.pack("<HHBBB", canvas, canvas, 0x80, 0, 0) + bytes(6)
+    return b"GIF89a" + screen + b"," + struct.pack("<HHHHB", 0, 0, frame, frame, 0) + b"\x02\x02\x44\x01\x00;"
+
+
+def bmp(side: int) -> bytes:
+    header = struct.pack("<IiiHHIIiiII", 40, side, side, 1, 24, 0, 0, 0, 0, 0, 0)
+    return b"BM" + struct.pack("<IHHI", 54, 0, 0, 54) + header
+
+
+def tiff(*widths: int, height: int, num_bytes: int = 100) -> bytes:
+    longs = [*((256, width) for width in widths), (257, height), (273, 8), (278, height), (279, num_bytes)]
+    shorts = [(258, 8), (259, 1), (262, 1), (277, 1)]
+    entries = [struct.pack("<HHII", tag, 4, 1, value) for tag, value in longs]
+    entries += [struct.pack("<HHIHH", tag, 3, 1, value, 0) for tag, value in shorts]
+    directory = struct.pack("<H", len(entries)) + b"".join(entries) + bytes(4)
+    return b"II*\0" + struct.pack("<I", 8 + num_bytes) + bytes(num_bytes) + directory
+
+
+def blank_page(width: int, height: int) -> bytes:
+    """Return a bilevel TIFF by CCITT group 4, which takes a bit for a row that is like the one above, as white is."""
+    num_bytes = -(-height // 8)
+    longs = [(256, width), (257, height), (273, 8), (278, height), (279, num_bytes)]
+    shorts = [(258, 1), (259, 4), (262, 0), (277, 1)]
+    entries = [struct.pack("<HHII", tag, 4, 1, value) for tag, value in longs]
+    entries += [struct.pack("<HHIHH", tag, 3, 1, value, 0) for tag, value in shorts]
+    directory = struct.pack("<H", len(entries)) + b"".join(sorted(entries)) + bytes(4)
+    return b"II*\0" + struct.pack("<I", 8 + num_bytes) + b"\xff" * num_bytes + directory
+
+
+def png(side: int, *, bits: int, rows: bytes) -> bytes:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, bits, 0, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(rows, 9)) + chunk(b"IEND", b"")
+
+
+WEBP = b"RIFF" + struct.pack("<I", 26) + b"WEBPVP8L" + struct.pack("<IBI", 13, 0x2F, 12_999 | 12_999 << 14) + bytes(8)
+
+BOMBS = {
+    "gif": gif(SIDE, 1),
+    "gif, all of it": gif(SIDE, SIDE),
+    "bmp": bmp(SIDE),
+    "tiff": tiff(SIDE, height=SIDE),
+    "tiff whose second width is small": tiff(SIDE, 10, height=SIDE),
+    "png": png(SIDE, bits=1, rows=bytes(100)),
+    "webp": WEBP,
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_few_bytes_are_no_image_of_many_pixels(name: str) -> None:
+    assert len(BOMBS[name]) < 300
+    with pytest.raises(
+        DecodeError, match=r"13000x13000 = 169,000,000 pixels in \d+ bytes exceed max_pixels_per_byte=100,000"
+    ):
+        open_image(BOMBS[name])
+
+
+def test_a_blank_mask_is_an_image_however_well_it_is_packed() -> None:
+    side = 5_000
+    mask = png(side, bits=1, rows=bytes((1 + side // 8) * side))
+    assert side * side / len(mask) > 5_000  # pixels a byte
+    assert open_image(mask).pixels().shape == (side, side, 3)
+    with pytest.raises(DecodeError, match="max_pixels_per_byte=1,000"):
+        open_image(mask, limits=Limits(max_pixels_per_byte=1_000))
+
+
+def test_a_blank_page_is_an_image_however_well_it_is_packed() -> None:
+    width, height = 4_960, 7_016  # A4 at 600 dpi
+    page = blank_page(width, height)
+    assert width * height / len(page) > 30_000  # pixels a byte
+    pixels = open_image(page).pixels()
+    assert pixels.shape == (height, width, 3)
+    assert pixels.min() == 255
+
+
+PEAK = """
+import sys
+from pathlib import Path
+from mpload.images.image import open_image
+def peak_bytes():
+    return 1024 * int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+open_image(sys.stdin.buffer.read(int(sys.argv[1]))).pixels()
+before = peak_bytes()
+open_image(sys.stdin.buffer.read()).pixels()
+print(peak_bytes() - before)
+"""
+
+
+def peak_bytes(small: bytes, large: bytes) -> int:
+    """Return what a fresh process that has decoded `small` takes more for `large`."""
+    command = [sys.executable, "-c", PEAK, str(len(small))]
+    return int(subprocess.run(command, input=small + large, stdout=subprocess.PIPE, check=True, timeout=60).stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
+@pytest.mark.parametrize("ending", [".png", ".webp", ".bmp", ".tiff", ".gif", "progressive .jpg"])
+def test_decoding_takes_what_the_limit_says_at_most(ending: str) -> None:
+    ending, options = (".jpg", [cv2.IMWRITE_JPEG_PROGRESSIVE, 1]) if " " in ending else (ending, [])
+    rng = np.random.default_rng(0)
+    small, large = (
+        cv2.imencode(ending, cv2.resize(rng.integers(0, 255, (30, 30, 3), np.uint8), (side, side)), options)[
+            1
+        ].tobytes()
+        for side in (64, 2_500)
+    )
+    assert peak_bytes(small, large) < (13.5 if ending == ".gif" else 9.5) * 2_500**2 + len(large)
+
+
+def progressive(num_scans: int, *, behind: bytes = b"", before: bytes = b"") -> bytes:
+    """Return a progressive JPEG that repeats one of its scans until there are `num_scans`."""
+    pixels = np.random.default_rng(0).integers(0, 255, (32, 32, 3), np.uint8)
+    data = cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_PROGRESSIVE, 1])[1].tobytes()
+    last = data.rindex(b"\xff\xda")
+    body, scan = data[2:last], data[last:-2]
+    scans = scan * (num_scans - body.count(b"\xff\xda"))
+    comment = b"\xff\xfe" + struct.pack(">H", 2 + len(before)) + before if before else b""
+    return b"\xff\xd8" + comment + body + scans + b"\xff\xd9" + behind
+
+
+def test_a_jpeg_of_too_many_scans_is_refused_before_it_is_decoded() -> None:
+    with pytest.raises(DecodeError, match="more than max_scans=64 scans"):
+        open_image(progressive(65))
+    with pytest.raises(DecodeError, match="more than max_scans=9 scans"):
+        open_image(progressive(10), limits=Limits(max_scans=9))
+    assert open_image(progressive(10)).pixels().shape == (32, 32, 3)
+    assert open_image(progressive(64)).height == 32
+
+
+def test_scans_of_other_images_in_the_file_do_not_count() -> None:
+    other = progressive(60)
+    open_image(progressive(10, behind=other * 3))
+    open_image(progressive(10, before=other))
+    with pytest.raises(DecodeError, match="max_scans"):  # nor does what looks like an end hide any
+        open_image(progressive(65, before=b"\xff\xd9"))
+
+
+def test_bytes_of_any_kind_are_counted() -> None:
+    for kind in (bytes, bytearray, memoryview):
+        with pytest.raises(DecodeError, match="max_scans"):
+            open_image(kind(progressive(65)))
+
+
+@pytest.mark.parametrize("name", ["max_scans", "max_pixels_per_byte"])
+def test_a_limit_is_positive(name: str) -> None:
+    with pytest.raises(ArgumentError, match=f"{name} must be positive"):
+        Limits(**dict[str, Any]({name: 0}))

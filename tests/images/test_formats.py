@@ -1,0 +1,115 @@
+"""Every format and variety that data sets hold shows the pixels that Pillow shows, whatever decodes it."""
+
+from io import BytesIO
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image, ImageFile, ImageOps
+
+from mpload.errors import DecodeError
+from mpload.images.decoders import ImageDecoder, RandomResizedCrop, ResizeCenterCrop, random_crop_box
+from mpload.images.image import Limits
+from mpload.units import MIB
+from tests.golden.make_formats import FOLDER, make_files
+from tests.support.fuzz_decode import fuzz
+
+FILES = {path.name: path.read_bytes() for path in sorted(FOLDER.iterdir())}
+TRUNCATED = {"jpeg_truncated.jpg", "png_truncated.png"}
+WHOLE = sorted(FILES.keys() - TRUNCATED)
+TOLERANCE = {"jpeg": 2, "webp": 2}  # other versions of a lossy codec round otherwise; all else is exact
+
+
+def tolerance(name: str) -> int:
+    return 0 if "lossless" in name or "alpha" in name else TOLERANCE.get(name.partition("_")[0], 0)
+
+
+def pillow(data: bytes) -> NDArray[np.uint8]:
+    with Image.open(BytesIO(data)) as image:
+        if image.mode.startswith("I;16"):  # which Pillow would clip at 255
+            upper = (np.asarray(image) >> 8).astype(np.uint8)
+            return np.dstack([upper] * 3)
+        return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+
+
+def distance(a: NDArray[np.uint8], b: NDArray[Any]) -> int:
+    assert a.shape == b.shape
+    return int(np.abs(a.astype(int) - b).max())
+
+
+def test_every_golden_file_is_one_that_the_script_makes() -> None:
+    assert make_files().keys() == FILES.keys()
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_pixels_are_those_of_pillow(name: str) -> None:
+    assert distance(ImageDecoder()(FILES[name]), pillow(FILES[name])) <= tolerance(name)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_all_show_one_photograph(name: str) -> None:
+    """Pillow might be wrong in the same way: so each is also compared with the pixels it was made from."""
+    expected = pillow(FILES["png_rgb.png"])
+    if "gray" in name or "white" in name:
+        expected = np.dstack([np.asarray(Image.fromarray(expected).convert("L"))] * 3)
+    orientation = int(name[10]) if name.startswith("jpeg_exif") else 1
+    if orientation != 1:
+        turned = Image.fromarray(expected)
+        turned.getexif()[0x0112] = orientation
+        expected = np.asarray(ImageOps.exif_transpose(turned))
+    pixels = ImageDecoder()(FILES[name])
+    assert pixels.shape == expected.shape
+    mean = np.abs(pixels.astype(int) - expected).mean()
+    assert mean < (100 if name == "png_black_white.png" else 12)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_crops_are_cut_from_the_same_pixels(name: str) -> None:
+    whole = ImageDecoder()(FILES[name])
+    height, width, _ = whole.shape
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        box = random_crop_box(height, width, rng)
+        expected = cv2.resize(box.of(whole), (36, 36), interpolation=cv2.INTER_LINEAR)
+        expected = expected[:, ::-1] if rng.random() < 0.5 else expected
+        assert distance(RandomResizedCrop(36)(FILES[name], np.random.default_rng(seed)), expected) <= 3
+    square = ResizeCenterCrop(40)(FILES[name])
+    side = round(40 * 256 / 224)
+    full = (side * width // height, side) if width > height else (side, side * height // width)
+    resized = cv2.resize(whole, full, interpolation=cv2.INTER_LINEAR)
+    top, left = round((full[1] - 40) / 2), round((full[0] - 40) / 2)
+    assert distance(square, resized[top : top + 40, left : left + 40]) <= 3
+
+
+@pytest.mark.parametrize("name", sorted(TRUNCATED))
+def test_a_file_that_breaks_off_is_an_error(name: str) -> None:
+    for decoder in (ImageDecoder(), ResizeCenterCrop(20)):
+        with pytest.raises(DecodeError, match="truncated"):
+            decoder(FILES[name])
+
+
+def test_a_truncated_jpeg_shows_what_pillow_makes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    data = FILES["jpeg_truncated.jpg"]
+    pixels = ImageDecoder(limits=Limits(allow_truncated=True))(data)
+    assert (pixels[-8:, -8:] == 128).all()
+    assert distance(pixels[:16], pillow(data)[:16]) <= 2
+    whole = ImageDecoder()(FILES["jpeg_420.jpg"])
+    np.testing.assert_array_equal(pixels[:8], whole[:8])
+
+
+def test_a_colour_profile_is_ignored() -> None:
+    for kind, plain in (("jpeg_icc.jpg", "jpeg_420.jpg"), ("png_icc.png", "png_rgb.png")):
+        np.testing.assert_array_equal(ImageDecoder()(FILES[kind]), ImageDecoder()(FILES[plain]))
+
+
+def test_content_tells_the_format_and_not_the_name() -> None:
+    np.testing.assert_array_equal(ImageDecoder()(FILES["jpeg_named.png"]), ImageDecoder()(FILES["jpeg_420.jpg"]))
+
+
+def test_a_damaged_file_is_an_image_or_a_decode_error() -> None:
+    found = fuzz(num=5000, seed=0)
+    assert 500 < found.num_images < 4500  # else the damage is too slight or too great to tell anything
+    assert found.growth_bytes < 16 * MIB

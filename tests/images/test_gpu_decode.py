@@ -1,0 +1,198 @@
+"""GpuDecode: what workers leave to the device comes out as if they had not."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from mpload import (
+    DevicePrefetcher,
+    GpuDecode,
+    ImageDecoder,
+    MPDataset,
+    MPLoader,
+    RandomResizedCrop,
+    ResizeCenterCrop,
+    Topology,
+    build_index,
+)
+from mpload.device.unpacking import Unpacker
+from mpload.errors import ArgumentError, MploadWarning, SampleError
+from mpload.images.gpu_decode import EncodedImage
+from mpload.images.resize import resize_into
+from tests.support.photos import make_special_photos
+
+CPU = torch.device("cpu")
+CROPS = [RandomResizedCrop(48), RandomResizedCrop((32, 40), antialias=True), ResizeCenterCrop(40, resize=50)]
+
+
+@pytest.fixture(scope="module")
+def specials(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return make_special_photos(tmp_path_factory.mktemp("specials"))
+
+
+def decode_whole(files: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Stand in for a device's decoder: whole images, all or an error."""
+    decoder = ImageDecoder()
+    try:
+        return [torch.from_numpy(decoder(file.numpy().tobytes())).permute(2, 0, 1) for file in files]
+    except ValueError as error:
+        raise RuntimeError(str(error)) from error
+
+
+def called(decoder: Any, data: bytes, seed: int = 0) -> Any:
+    if isinstance(decoder, ResizeCenterCrop):
+        return decoder(data)
+    return decoder(data, rng=np.random.default_rng(seed))
+
+
+@pytest.mark.parametrize("crop", CROPS)
+def test_on_the_cpu_the_loader_gives_the_pixels_of_the_crop_alone(
+    photo_tree: Path, crop: RandomResizedCrop | ResizeCenterCrop
+) -> None:
+    index = build_index(photo_tree, photo_tree.with_name("gpudecode.txt"))
+
+    def dataset(decode: Any) -> MPDataset:
+        return MPDataset(index, decode=decode, batch_size=5, shuffle=True, tail="ragged", topology=Topology())
+
+    expected = list(dataset(crop))
+    with MPLoader(dataset(GpuDecode(crop)), num_workers=2) as inner:
+        loader = DevicePrefetcher(inner, device="cpu", dtype=None)
+        for (images, labels), (pixels, numbers) in zip(loader, expected, strict=True):
+            assert torch.equal(images, pixels)
+            assert images.is_contiguous(memory_format=torch.channels_last)
+            assert torch.equal(labels, numbers)
+
+
+@pytest.mark.parametrize("crop", CROPS)
+def test_a_device_that_decodes_whole_images_shows_the_same_regions(
+    photo_tree: Path, crop: RandomResizedCrop | ResizeCenterCrop
+) -> None:
+    files = [path.read_bytes() for path in sorted(photo_tree.rglob("*.JPEG"))]
+    batch = [called_encoded(crop, data, seed) for seed, data in enumerate(files)]
+    images = Unpacker(CPU, find_decoder=lambda _: decode_whole)([batch])[0]
+    for seed, (data, sample, image) in enumerate(zip(files, batch, images, strict=True)):
+        view = EncodedImage.of(sample).view
+        expected = np.empty(crop.output_shape, np.uint8)
+        resize_into(expected, view.box.of(ImageDecoder()(data)), view)
+        difference = image.permute(1, 2, 0).numpy().astype(int) - expected
+        assert abs(difference).max() <= 2, seed
+
+
+def called_encoded(crop: Any, data: bytes, seed: int = 0) -> bytes:
+    return GpuDecode(crop)(data, np.random.default_rng(seed))
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_left_to_the_device"),
+    [
+        ("jpeg_420", True),
+        ("jpeg_444", True),
+        ("grayscale", True),
+        ("progressive", True),
+        ("cmyk", False),
+        ("exif_6", False),
+        ("exif_1", True),
+        ("png_rgb", False),
+        ("webp", False),
+        ("jpeg_named", True),
+    ],
+)
+def test_workers_decode_what_the_device_does_not_take(
+    specials: dict[str, Path], kind: str, is_left_to_the_device: bool
+) -> None:
+    data = specials[kind].read_bytes()
+    crop = RandomResizedCrop(32)
+    sample = called_encoded(crop, data)
+    encoded = EncodedImage.of(sample)
+    assert encoded.is_jpeg == is_left_to_the_device
+    assert encoded.to_bytes() == sample
+    (images,) = Unpacker(CPU)([[sample]])
+    assert np.array_equal(images[0].permute(1, 2, 0).numpy(), called(crop, data))
+
+
+def test_a_file_that_breaks_off_meets_the_error_policy_in_the_worker(
+    specials: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where the error report goes
+    root = tmp_path / "photos" / "a"
+    root.mkdir(parents=True)
+    for number, kind in enumerate(["jpeg_420", "truncated", "jpeg_444", "grayscale"]):
+        (root / f"{number}.jpg").write_bytes(specials[kind].read_bytes())
+    index = build_index(tmp_path / "photos", tmp_path / "photos.txt")
+
+    def dataset(on_error: str) -> MPDataset:
+        decode = GpuDecode(RandomResizedCrop(32))
+        return MPDataset(index, decode=decode, batch_size=4, on_error=on_error, topology=Topology())
+
+    with MPLoader(dataset("raise"), num_workers=1) as inner, pytest.raises(SampleError, match="truncated"):
+        list(DevicePrefetcher(inner, device="cpu"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MploadWarning)
+        with MPLoader(dataset("skip"), num_workers=1) as inner:
+            ((images, labels),) = DevicePrefetcher(inner, device="cpu")
+    assert images.shape == (3, 3, 32, 32)
+    assert len(labels) == 3
+
+
+def test_encoded_images_are_found_wherever_they_lie_in_a_batch(photo_tree: Path) -> None:
+    class Pair(NamedTuple):
+        images: Any
+        texts: list[str]
+
+    crop = RandomResizedCrop(32)
+    data = next(iter(sorted(photo_tree.rglob("*.JPEG")))).read_bytes()
+    batch = {"pair": Pair([called_encoded(crop, data)], ["a"])}
+    ((images, texts),) = (found["pair"] for found in DevicePrefetcher([batch], device="cpu", dtype=None))
+    assert np.array_equal(images[0].permute(1, 2, 0).numpy(), called(crop, data))
+    assert texts == ["a"]
+
+
+def damaged(data: bytes) -> bytes:
+    """Return a JPEG whose header and end are fine and whose picture is not."""
+    return data[: len(data) // 4] + b"\xff\xd9"
+
+
+@pytest.mark.parametrize("find_decoder", [lambda _: decode_whole, lambda _: None])
+def test_damage_that_only_decoding_shows_is_an_error_that_names_the_sample(
+    specials: dict[str, Path], find_decoder: Callable[[torch.device], Any]
+) -> None:
+    good, bad = specials["jpeg_420"].read_bytes(), damaged(specials["jpeg_444"].read_bytes())
+    crop = ResizeCenterCrop(32, resize=200)
+    with pytest.raises(SampleError, match="sample 1 of the batch, left to the device by GpuDecode: JPEG"):
+        Unpacker(CPU, find_decoder=find_decoder)([[called_encoded(crop, good), called_encoded(crop, bad)]])
+
+
+def test_what_one_file_does_to_a_device_is_not_done_to_the_others(specials: dict[str, Path]) -> None:
+    """The device refuses a file, and with it the batch: it alone is decoded by the CPU."""
+    crop = RandomResizedCrop(32)
+    files = [specials[kind].read_bytes() for kind in ("jpeg_420", "grayscale", "jpeg_444")]
+    taken: list[torch.Tensor] = []
+
+    def decode(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        if any(len(tensor) == len(files[1]) for tensor in tensors):
+            raise RuntimeError("no grayscale")
+        taken.extend(tensors)
+        return decode_whole(tensors)
+
+    (images,) = Unpacker(CPU, find_decoder=lambda _: decode)([[called_encoded(crop, data) for data in files]])
+    assert len(taken) == 2
+    assert np.array_equal(images[1].permute(1, 2, 0).numpy(), called(crop, files[1]))
+
+
+def test_other_lists_of_bytes_stay_as_they_are() -> None:
+    batch = ([b"abc", b"de"], {"texts": ["x"], "none": []}, torch.zeros(2))
+    unpacked = Unpacker(CPU)(batch)
+    assert unpacked[0] == batch[0]
+    assert unpacked[1] == batch[1]
+    assert unpacked[2] is batch[2]
+
+
+def test_only_crops_can_be_left_to_the_device() -> None:
+    with pytest.raises(ArgumentError, match="crop must be a RandomResizedCrop or ResizeCenterCrop, got ImageDecoder"):
+        GpuDecode(ImageDecoder())  # type: ignore[arg-type]
+    assert GpuDecode(RandomResizedCrop(8, max_pixels=99)).limits.max_pixels == 99

@@ -1,0 +1,350 @@
+"""Folders and lists as sources: the same samples, in the order that people know."""
+
+import itertools
+import os
+import random
+import tracemalloc
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import pytest
+import simplejpeg  # type: ignore[import-untyped]
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpload import build_index, open_index
+from mpload.errors import ArgumentError, IndexFormatError, MploadWarning, StorageError
+from mpload.index.columns import Cell
+from mpload.ingest.folder_options import IMAGE_EXTENSIONS, FolderOptions
+from mpload.ingest.rows import is_outside
+from mpload.ingest.sorting import sorted_strings
+
+JPEG: bytes = simplejpeg.encode_jpeg(np.random.default_rng(0).integers(0, 255, (16, 16, 3), dtype=np.uint8))
+
+
+@pytest.fixture(autouse=True)
+def own_cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+def make_files(folder: Path, *names: str) -> Path:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(JPEG)
+    return folder
+
+
+def cells(path: Path) -> list[tuple[Cell, ...]]:
+    return [record.cells for record in open_index(path)]
+
+
+def as_image_folder(folder: Path, extensions: tuple[str, ...] = IMAGE_EXTENSIONS) -> list[tuple[str, int]]:
+    """What torchvision's `make_dataset` does, word for word."""
+    samples = []
+    classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+    for number, name in enumerate(classes):
+        for root, _, names in sorted(os.walk(f"{folder}/{name}", followlinks=True)):
+            samples += [
+                (os.path.relpath(f"{root}/{file}", folder), number)
+                for file in sorted(names)
+                if file.lower().endswith(extensions)
+            ]
+    return samples
+
+
+# Folders
+
+
+def test_a_class_tree_has_the_order_and_the_numbers_of_image_folder(tmp_path: Path) -> None:
+    generator = random.Random(0)
+    words = ["b", "B", "a-b", "a", "a b", "\u4e2d", "\uffee", "\U0001f600", "z.z", "10", "9", "sub", "sub-a", "sub+a"]
+    tree = tmp_path / "tree"
+    for name in words:
+        for _ in range(12):
+            inner = "/".join(generator.sample(words, generator.randrange(3)))
+            make_files(tree, f"{name}/{inner}/{generator.choice(words)}{generator.choice(['.jpg', '.JPEG', '.Png'])}")
+    out = build_index(tree, tmp_path / "train.txt")
+    assert cells(out) == as_image_folder(tree)
+    index = open_index(out)
+    assert index.classes == tuple(sorted(words))
+    assert index.root == str(tree)
+
+
+def test_names_of_undecodable_bytes_are_ordered_as_image_folder_orders_them(tmp_path: Path) -> None:
+    names = [b"\xff.jpg", b"\x80.jpg", "\uffee.jpg".encode(), "\U0001f600.jpg".encode(), b"a\nb.jpg", b"a\tb.jpg"]
+    names += [b"a\\b.jpg", b"#mpload.jpg", b" a .jpg", b'a,b".jpg', b"\r.jpg"]
+    folders = [b"c\xe9", "c\u00e9".encode(), b"t\ta\nb"]
+    make_files(tmp_path / "tree", *(os.fsdecode(folder + b"/" + name) for folder in folders for name in names))
+    out = build_index(tmp_path / "tree", tmp_path / "train.txt")
+    assert cells(out) == as_image_folder(tmp_path / "tree")
+    assert all((tmp_path / "tree" / str(path)).read_bytes() == JPEG for path, _ in cells(out))
+
+
+def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
+    make_files(tmp_path / "flat", "b.jpg", "a.jpg", "#c.jpg")
+    (tmp_path / "flat" / "empty").mkdir()
+    out = build_index(tmp_path / "flat", tmp_path / "flat.txt")
+    assert cells(out) == [("#c.jpg",), ("a.jpg",), ("b.jpg",)]
+
+
+def test_columns_without_a_label_take_all_images_below(tmp_path: Path) -> None:
+    make_files(tmp_path / "tree", "c/d/2.jpg", "c/1.jpg", "0.jpg")
+    out = build_index(tmp_path / "tree", tmp_path / "all.txt", columns="photo:path")
+    assert cells(out) == [("0.jpg",), ("c/1.jpg",), ("c/d/2.jpg",)]
+    assert open_index(out)[0]["photo"] == "0.jpg"
+
+
+def test_columns_of_a_folder_can_be_renamed_but_not_retyped(tmp_path: Path) -> None:
+    make_files(tmp_path / "tree", "c/1.jpg")
+    out = build_index(tmp_path / "tree", tmp_path / "a.txt", columns="photo:path species:int")
+    assert open_index(out)[0]["species"] == 0
+    with pytest.raises(ArgumentError, match="do not fit this source, which gives 'image:path label:int'"):
+        build_index(tmp_path / "tree", tmp_path / "a.txt", columns="photo:path species:int more:int")
+
+
+def test_what_is_left_out_is_counted_and_told(tmp_path: Path) -> None:
+    tree = make_files(tmp_path / "tree", "c/1.jpg", "c/.2.jpg", ".hidden/3.jpg", "top.jpg", "c/4.raw", "c/readme.TXT")
+    (tree / "c" / "link.jpg").symlink_to("1.jpg")
+    (tree / "linked").symlink_to("c")
+    (tree / "c" / "folder.jpg").mkdir()
+    os.mkfifo(tree / "c" / "pipe.jpg")
+    with pytest.warns(MploadWarning) as warned:
+        out = build_index(tree, tmp_path / "train.txt")
+    assert cells(out) == [("c/1.jpg", 0)]
+    assert len(warned) == 1
+    assert warned[0].filename == __file__
+    message = str(warned[0].message)
+    assert "2 symbolic links (FolderOptions(follow_links=True)" in message
+    assert "2 hidden images or folders" in message
+    assert "2 files of other extensions" in message
+    assert "1 images beside the class folders" in message
+    assert "1 names of images that are no regular files" in message
+
+
+def test_links_hidden_files_and_extensions_are_options(tmp_path: Path) -> None:
+    tree = make_files(tmp_path / "tree", "c/1.jpg", "c/.2.jpg", ".h/3.jpg", "c/4.raw")
+    make_files(tmp_path / "elsewhere", "5.jpg")
+    (tree / "link").symlink_to(tmp_path / "elsewhere")
+    (tree / "c" / "6.jpg").symlink_to("1.jpg")
+    options = FolderOptions(follow_links=True, hidden=True, extensions=(".jpg", ".raw"))
+    out = build_index(tree, tmp_path / "train.txt", folder=options)
+    assert cells(out) == as_image_folder(tree, (".jpg", ".raw"))
+    assert len(open_index(out)) == 6
+
+
+def test_a_link_to_a_folder_above_is_an_error(tmp_path: Path) -> None:
+    tree = make_files(tmp_path / "tree", "c/1.jpg")
+    (tree / "c" / "loop").symlink_to(tree)
+    with pytest.raises(ArgumentError, match="loop: is a link to a folder that it lies in"):
+        build_index(tree, tmp_path / "train.txt", folder=FolderOptions(follow_links=True))
+
+
+@pytest.mark.parametrize("extensions", [(), ("jpg",), (".JPG",), (".",)])
+def test_extensions_that_match_nothing_are_refused(extensions: tuple[str, ...]) -> None:
+    with pytest.raises(ArgumentError, match="extension"):
+        FolderOptions(extensions=extensions)
+
+
+def test_an_empty_class_is_an_error_that_names_it(tmp_path: Path) -> None:
+    tree = make_files(tmp_path / "tree", "b/1.jpg")
+    (tree / "a").mkdir()
+    (tree / "c").mkdir()
+    with pytest.raises(ArgumentError, match=r"found no image for the classes a, c\. Images end with \.jpg"):
+        build_index(tree, tmp_path / "train.txt")
+    assert not (tmp_path / "train.txt").exists()
+
+
+def test_a_folder_without_images_is_an_error_that_says_what_was_left_out(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ArgumentError, match="no image found"):
+        build_index(tmp_path / "empty", tmp_path / "train.txt")
+    make_files(tmp_path / "empty", "a/1.heic", "2.txt")
+    with pytest.raises(ArgumentError, match="2 files of other extensions"):
+        build_index(tmp_path / "empty", tmp_path / "train.txt")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read any directory")
+def test_a_directory_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    tree = make_files(tmp_path / "tree", "a/1.jpg", "b/2.jpg")
+    (tree / "b").chmod(0)
+    try:
+        with pytest.raises(StorageError, match="b: the directory cannot be read: Permission denied"):
+            build_index(tree, tmp_path / "train.txt")
+    finally:
+        (tree / "b").chmod(0o755)
+
+
+def test_a_directory_that_fails_while_it_is_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = make_files(tmp_path / "tree", "a/1.jpg", "b/2.jpg")
+    scandir = os.scandir
+
+    class Failing:
+        def __init__(self, path: str) -> None:
+            self.entries = scandir(path)
+
+        def __iter__(self) -> Iterator[os.DirEntry[str]]:
+            yield next(self.entries)
+            raise OSError(5, "Input/output error")
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.close()
+
+        def close(self) -> None:
+            self.entries.close()
+
+    monkeypatch.setattr(os, "scandir", lambda path: Failing(path) if path.endswith("/b") else scandir(path))
+    with pytest.raises(StorageError, match="tree/b: the directory cannot be read: Input/output error"):
+        build_index(tree, tmp_path / "train.txt")
+
+
+# Sorting
+
+
+@given(
+    strings=st.lists(st.text("ab\0\n\\\xff\udcff\udc80\ud800\uffee\U0001f600"), max_size=60),
+    run_bytes=st.integers(1, 2000),
+)
+def test_an_external_sort_is_sorted(
+    tmp_path_factory: pytest.TempPathFactory, strings: list[str], run_bytes: int
+) -> None:
+    with sorted_strings(iter(strings), folder=tmp_path_factory.getbasetemp(), run_bytes=run_bytes) as found:
+        assert list(found) == sorted(strings)
+
+
+def test_sorting_takes_bounded_memory_and_leaves_no_file(tmp_path: Path) -> None:
+    names = (f"some/directory\0{number * 7919 % 100_003:09d}.jpg" for number in range(100_000))
+    tracemalloc.start()
+    try:
+        with sorted_strings(names, folder=tmp_path, run_bytes=1 << 19) as found:
+            assert list(tmp_path.iterdir()) == []
+            assert all(name < following for name, following in itertools.pairwise(found))
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 2 << 20  # all names together take 9 MB
+
+
+def test_a_class_larger_than_memory_has_the_same_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = make_files(tmp_path / "tree", *(f"c{n % 3}/d{n % 7}/{n * 37 % 1000}.jpg" for n in range(1000)))
+    monkeypatch.setattr(
+        "mpload.ingest.folders.sorted_strings", lambda keys, folder: sorted_strings(keys, folder=folder, run_bytes=2000)
+    )
+    assert cells(build_index(tree, tmp_path / "train.txt")) == as_image_folder(tree)
+
+
+def test_no_room_for_the_sort_is_told(tmp_path: Path) -> None:
+    with (
+        pytest.raises(StorageError, match="the temporary file for sorting names cannot be written"),
+        sorted_strings(iter("ab"), folder=tmp_path / "gone", run_bytes=1),
+    ):
+        pass
+
+
+# Lists
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("l.txt", "a b.jpg 0\nc.jpg 1\n", [("a b.jpg", 0), ("c.jpg", 1)]),
+        ("l.txt", "a.jpg\t0\r\nc.jpg\t1", [("a.jpg", 0), ("c.jpg", 1)]),
+        ("l.txt", "\ufeffa.jpg 5\n\n\n", [("a.jpg", 5)]),
+        ("l.txt", "a.jpg\nb.jpg\n", [("a.jpg",), ("b.jpg",)]),
+        ("l.csv", 'image,label\n"a,""b"".jpg",3\nc.jpg,-4\n', [('a,"b".jpg', 3), ("c.jpg", -4)]),
+        ("l.csv", "a.jpg,0,0.5,red\n", [("a.jpg", 0, 0.5, "red")]),
+    ],
+)
+def test_lists_as_people_have_them_become_indexes(
+    tmp_path: Path, name: str, text: str, expected: list[tuple[Cell, ...]]
+) -> None:
+    (tmp_path / name).write_bytes(text.encode())
+    (tmp_path / "out").mkdir()
+    out = build_index(tmp_path / name, tmp_path / "out" / "i.txt")
+    assert cells(out) == expected
+    assert open_index(out).root == str(tmp_path)
+    assert not (tmp_path / f"{name}.mpx").exists()
+
+
+def test_columns_name_and_type_those_of_a_list(tmp_path: Path) -> None:
+    (tmp_path / "l.csv").write_text("a.jpg,0,b.jpg\n")
+    index = open_index(build_index(tmp_path / "l.csv", tmp_path / "i.txt", columns="lr:path kind:str hr:path"))
+    assert index[0].cells == ("a.jpg", "0", "b.jpg")
+    assert index[0]["hr"] == "b.jpg"
+    with pytest.raises(IndexFormatError, match=r"l\.csv:1: has 3 cells"):
+        build_index(tmp_path / "l.csv", tmp_path / "j.txt", columns="image:path label:int")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"a.jpg 0\nb.jpg x\n", r"l\.txt:2: .*'x' is not an integer"),
+        (b"a.jpg 0\n\nb.jpg 1\n", r"l\.txt:2: is blank"),
+        (b"a.jpg 0\n" + b"b" * 1_000_000 + b" 1\nc.jpg 2\n", r"l\.txt:2: is longer than"),
+        (b"a.jpg 0\nb\0.jpg 1\n", r"l\.txt:2: holds a NUL byte"),
+        (b"a.jpg 0\n../b.jpg 1\n", r"l\.txt:2: \.\./b\.jpg leads out of the root"),
+        (b"a.jpg 0\n/b.jpg 1\n", r"l\.txt:2: /b\.jpg leads out of the root .*root='/'"),
+        (b"a.jpg\t0\nb.jpg\n", r"l\.txt:2: has 1 cell"),
+        (b"#mpload 1\n#columns image:path\na.jpg\r\n", "CRLF"),
+        (b"", "no sample"),
+        (b"\n\n", "no sample"),
+    ],
+)
+def test_a_broken_list_is_an_error_that_names_the_line(tmp_path: Path, text: bytes, message: str) -> None:
+    (tmp_path / "l.txt").write_bytes(text)
+    with pytest.raises(IndexFormatError, match=message):
+        build_index(tmp_path / "l.txt", tmp_path / "i.txt")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["l.txt"]
+
+
+def test_absolute_paths_of_a_list_are_kept_below_a_root_that_holds_them(tmp_path: Path) -> None:
+    make_files(tmp_path / "data", "a.jpg")
+    (tmp_path / "l.txt").write_text(f"{tmp_path}/data/a.jpg 1\n")
+    out = build_index(tmp_path / "l.txt", tmp_path / "i.txt", root="/")
+    assert cells(out) == [(f"{tmp_path}/data/a.jpg", 1)]
+
+
+@pytest.mark.parametrize(
+    ("path", "root", "outside"),
+    [
+        ("a/b.jpg", "/r", False),
+        ("a/../b.jpg", "/r", False),
+        ("a..b.jpg", "/r", False),
+        ("../b.jpg", "/r", True),
+        ("../r/b.jpg", "/r", False),
+        ("a/../../rr/b.jpg", "/r", True),
+        ("/r/b.jpg", "/r", False),
+        ("/rr/b.jpg", "/r", True),
+        ("/b.jpg", "/", False),
+        ("a/../../b.jpg", "s3://bucket/r", True),
+        ("a/../b.jpg", "s3://bucket/r", False),
+        ("/b.jpg", "s3://bucket/r", True),
+    ],
+)
+def test_a_path_leads_out_of_its_root_or_does_not(path: str, root: str, outside: bool) -> None:
+    assert is_outside(path, root) is outside
+
+
+# What is no source
+
+
+def test_what_is_no_source_is_an_error_that_says_what_would_be(tmp_path: Path) -> None:
+    make_files(tmp_path, "one.jpg")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "list.txt").write_text("one.jpg 0\n")
+    cases: Sequence[tuple[str | list[str], type[Exception], str]] = [
+        ("gone", StorageError, "gone: the source cannot be read: No such file"),
+        ("one.jpg", ArgumentError, r"one\.jpg: is one image. Give the folder"),
+        ("pipe", ArgumentError, "pipe: is a device, pipe or socket"),
+        ([], ArgumentError, "source is an empty list"),
+        (["list.txt", "list.txt"], ArgumentError, r"list\.txt: is no tar shard.*mpload merge"),
+    ]
+    for source, error, message in cases:
+        paths = [tmp_path / part for part in source] if isinstance(source, list) else tmp_path / source
+        with pytest.raises(error, match=message):
+            build_index(paths, tmp_path / "i.txt")

@@ -1,0 +1,106 @@
+"""A batch that fails is over: the next one comes, and a state counts it as received, however a dataset is read."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
+
+from mpload import MPDataset, MPLoader
+from mpload.errors import SampleError
+from tests.loader.test_dataset import numbers_index
+from tests.support.decoders import broken
+
+NUM_SAMPLES = 60
+FAILED = None
+EXPECTED = [
+    FAILED if any(number % 20 == 7 for number in batch) else list(batch)
+    for batch in (range(first, first + 4) for first in range(0, NUM_SAMPLES, 4))
+]
+
+
+def dataset(folder: Path, **options: Any) -> MPDataset:
+    return MPDataset(numbers_index(folder, NUM_SAMPLES), decode=broken, **({"batch_size": 4} | options))
+
+
+class Fails:
+    """A map-style dataset that fails where `broken` does."""
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, number: int) -> tuple[int, int]:
+        if number % 20 == 7:
+            raise ValueError("no such number")
+        return number, number
+
+
+WAYS: dict[str, Callable[[Path], Any]] = {
+    "dataset": dataset,
+    "loader, 0 workers": lambda folder: MPLoader(dataset(folder), num_workers=0),
+    "loader, 1 worker": lambda folder: MPLoader(dataset(folder), num_workers=1),
+    "loader with a device, 0 workers": lambda folder: MPLoader(dataset(folder), num_workers=0, device="cpu"),
+    "loader with a device, 1 worker": lambda folder: MPLoader(dataset(folder), num_workers=1, device="cpu"),
+    "map-style, 0 workers": lambda folder: MPLoader(Fails(), batch_size=4, num_workers=0),
+    "stateful, 0 workers": lambda folder: StatefulDataLoader(dataset(folder), batch_size=None),
+    "stateful, 1 worker": lambda folder: StatefulDataLoader(dataset(folder), batch_size=None, num_workers=1),
+    "stock, 0 workers": lambda folder: DataLoader(dataset(folder), batch_size=None),
+    "stock, 2 workers": lambda folder: DataLoader(dataset(folder), batch_size=None, num_workers=2),
+}
+
+
+def received(batches: Iterator[Any]) -> list[list[int] | None]:
+    """Return the labels of each batch, `FAILED` for one that failed, and no more than there can be."""
+    found: list[list[int] | None] = []
+    while len(found) <= len(EXPECTED):
+        try:
+            found.append(next(batches)[1].tolist())
+        except StopIteration:
+            break
+        except SampleError as error:
+            assert "no such number" in str(error)  # noqa: PT017
+            found.append(FAILED)
+    return found
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_next_batch_comes_after_one_that_failed(way: str, tmp_path: Path) -> None:
+    reading = WAYS[way](tmp_path)
+    assert received(iter(reading)) == EXPECTED
+    if isinstance(reading, MPLoader):
+        reading.close()
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if not way.startswith("stock")])
+@pytest.mark.parametrize("num_batches", [1, 2, 3])
+def test_a_state_counts_the_batch_that_failed_as_received(way: str, num_batches: int, tmp_path: Path) -> None:
+    if (way, num_batches) == ("stateful, 1 worker", 2):
+        pytest.skip("torchdata itself counts a batch that failed only from the next one on")
+    reading, resumed = WAYS[way](tmp_path), WAYS[way](tmp_path)
+    batches = iter(reading)
+    before = [received(itertools.islice(_one(batches), 1))[0] for _ in range(num_batches)]
+    resumed.load_state_dict(reading.state_dict())
+    assert before + received(iter(resumed)) == EXPECTED
+    for each in (reading, resumed):
+        if isinstance(each, MPLoader):
+            each.close()
+
+
+def _one(batches: Iterator[Any]) -> Iterator[Any]:
+    yield next(batches)
+
+
+def test_samples_one_by_one_go_on_after_one_that_failed(tmp_path: Path) -> None:
+    found: list[int] = []
+    samples = iter(dataset(tmp_path, batch_size=None))
+    for _ in range(NUM_SAMPLES):
+        try:
+            found.append(next(samples)[1])
+        except SampleError:
+            found.append(-1)
+    assert found == [-1 if number % 20 == 7 else number for number in range(NUM_SAMPLES)]
+    with pytest.raises(StopIteration):
+        next(samples)

@@ -1,0 +1,440 @@
+"""MPLoader: the same batches as the dataset alone, whatever happens to its workers."""
+
+import gc
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import albumentations as A  # type: ignore[import-untyped]  # noqa: N812
+import numpy as np
+import psutil
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from mpload import ErrorPolicy, ImageDecoder, MPDataset, MPLoader, RandomResizedCrop, RawBytes, Topology, build_index
+from mpload.errors import ArgumentError, MploadWarning, SampleError, WorkerError
+from mpload.memory.usage import anonymous_bytes
+from mpload.transport.batches import PoolOptions
+from tests.loader.test_dataset import flat, ids, numbers
+from tests.support.decoders import add_noise, broken, changing, slow_number
+from tests.support.transport_works import is_alive, leaves_nothing, wait_until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("numbers")
+
+
+@pytest.fixture(scope="module")
+def photos(photo_tree: Path) -> Path:
+    return build_index(photo_tree, photo_tree.with_name("loader.txt"))
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b) and a.dtype == b.dtype and a.stride() == b.stride()
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(itertools.starmap(same, zip(a, b, strict=True)))
+    return bool(a == b)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2, 7])
+def test_batches_do_not_depend_on_the_number_of_workers(photos: Path, num_workers: int) -> None:
+    def dataset() -> MPDataset:
+        return MPDataset(photos, decode=RandomResizedCrop(64), batch_size=5, shuffle=True, topology=Topology())
+
+    alone = dataset()
+    expected = [list(alone) for _ in range(2)]
+    with MPLoader(dataset(), num_workers=num_workers) as loader:
+        assert len(loader) == len(expected[0])
+        for epoch in expected:
+            assert same(list(loader), epoch)
+
+
+@pytest.mark.parametrize("tail", ["pad", "drop", "ragged"])
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_every_tail_and_rank_gives_what_the_dataset_gives(folder: Path, tail: str, rank: int) -> None:
+    options = {"tail": tail, "topology": Topology(rank=rank, world_size=3), "batch_size": 8}
+    with MPLoader(numbers(folder, 50, **options), num_workers=2) as loader:
+        assert ids(loader) == ids(numbers(folder, 50, **options))
+
+
+PIPELINES: list[dict[str, Any]] = [
+    {"decode": ImageDecoder()},
+    {"decode": RawBytes()},
+    {"decode": RawBytes(as_array=True)},
+    {"decode": RandomResizedCrop(48), "transform": add_noise},
+    {"decode": RandomResizedCrop(48), "transform": A.Compose([A.ColorJitter(p=1), A.Normalize()])},
+    {"decode": ImageDecoder(), "transform": lambda image: image[:40, :40]},
+]
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_whatever_a_pipeline_makes_arrives_as_it_was_made(photos: Path, pipeline: dict[str, Any]) -> None:
+    def dataset() -> MPDataset:
+        return MPDataset(photos, batch_size=5, shuffle=True, tail="ragged", topology=Topology(), **pipeline)
+
+    with MPLoader(dataset(), num_workers=2) as loader:
+        assert same(list(loader), list(dataset()))
+
+
+def test_text_and_several_sources_arrive_too(tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(b"abcdefgh")
+    lines = "".join(f"{i}+1@data\t{i % 3}+2@data\tcaption \u00e4\u00df {i}\t{i / 2}\n" for i in range(6))
+    (tmp_path / "t.txt").write_text("#mpload 1\n#columns a:span b:span text:str weight:float\n" + lines)
+
+    def dataset() -> MPDataset:
+        return MPDataset(tmp_path / "t.txt", decode=RawBytes(), batch_size=4, topology=Topology())
+
+    with MPLoader(dataset(), num_workers=2) as loader:
+        batches = list(loader)
+    assert same(batches, list(dataset()))
+    assert batches[0][2][1] == "caption \u00e4\u00df 1"
+
+
+def test_a_hoarding_consumer_never_sees_a_batch_change(folder: Path) -> None:
+    expected = ids(numbers(folder, 4000, batch_size=16))
+    with MPLoader(numbers(folder, 4000, batch_size=16), num_workers=2) as loader:
+        held = list(loader)
+        assert loader.stats().num_copied_batches > 0
+        assert ids(held) == expected
+        ids(loader)
+    assert ids(held) == expected
+
+
+def test_states_count_what_was_received_and_resume_anywhere(folder: Path) -> None:
+    whole = numbers(folder, 200)
+    whole.set_epoch(1)
+    expected = ids(whole)
+    with MPLoader(numbers(folder, 200), num_workers=2) as loader:
+        ids(loader)
+        iterator = iter(loader)
+        received = [ids([next(iterator)])[0] for _ in range(9)]
+        time.sleep(0.1)  # prefetching goes on
+        state = loader.state_dict()
+        assert state["position"] == 36
+    for num_workers in (0, 3):
+        with MPLoader(numbers(folder, 200), num_workers=num_workers) as resumed:
+            resumed.load_state_dict(state)
+            assert received + ids(resumed) == expected
+            assert resumed.state_dict()["epoch"] == 2
+    alone = numbers(folder, 200)
+    alone.load_state_dict(state)
+    assert received + ids(alone) == expected
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_state_between_the_beginning_of_an_iteration_and_its_first_batch_is_the_next_epoch(
+    folder: Path, num_workers: int
+) -> None:
+    with MPLoader(numbers(folder, 50, batch_size=8), num_workers=num_workers) as loader:
+        for epoch in range(1, 3):
+            list(loader)
+            batches = iter(loader)
+            assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (2 * epoch - 1, 0)
+            next(batches)
+            assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (2 * epoch - 1, 8)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_two_loaders_of_one_dataset_have_an_epoch_each_and_states_of_their_own(folder: Path, num_workers: int) -> None:
+    dataset = numbers(folder, 50)
+    with MPLoader(dataset, num_workers=num_workers) as one, MPLoader(dataset, num_workers=num_workers) as other:
+        batches = iter(one), iter(other)
+        received = [ids(itertools.islice(each, num)) for each, num in zip(batches, (3, 5), strict=True)]
+        for epoch, loader in enumerate((one, other)):
+            resumed, whole = numbers(folder, 50), numbers(folder, 50)
+            whole.set_epoch(epoch)
+            resumed.load_state_dict(loader.state_dict())
+            assert received[epoch] + ids(resumed) == ids(whole)
+
+
+def test_a_new_iteration_ends_the_old_one(folder: Path) -> None:
+    with MPLoader(numbers(folder, 200), num_workers=2) as loader:
+        old = iter(loader)
+        next(old)
+        alone = numbers(folder, 200)
+        alone.set_epoch(1)
+        assert ids(loader) == ids(alone)
+        with pytest.raises(ArgumentError, match="a newer iteration of this loader was begun"):
+            next(old)
+        new = iter(loader)
+        first = ids([next(new)])
+        del old  # disturbs nobody
+        gc.collect()
+        assert first + ids(new) == ids(alone)
+
+
+def test_an_epoch_that_was_left_or_failed_does_not_show_in_the_next_one(folder: Path, tmp_path: Path) -> None:
+    dataset, alone = numbers(folder, 200), numbers(folder, 200)
+    with MPLoader(dataset, num_workers=2) as loader:
+        for _ in loader:
+            break
+        ids(itertools.islice(alone, 1))
+        assert ids(loader) == ids(alone)
+    failing = numbers(folder, 60, shuffle=False)
+    failing.pipeline.decode = broken
+    with MPLoader(failing, num_workers=2) as loader:
+        for _ in range(2):
+            with pytest.raises(SampleError, match="sample 7 "):
+                list(loader)
+
+
+def test_a_consumer_that_lets_go_gets_views_and_no_copies(folder: Path) -> None:
+    with MPLoader(numbers(folder, 4000, batch_size=16), num_workers=2) as loader:
+        for _ in range(2):
+            for _batch in loader:
+                pass
+        assert loader.stats().num_copied_batches == 0
+
+
+def kill_now_and_then(loader: MPLoader, stop: threading.Event, chance: random.Random) -> int:
+    num_kills = 0
+    while not stop.wait(chance.uniform(0.005, 0.05)):
+        pids = [pid for name, pid in loader.pids.items() if "worker" in name and pid]
+        if pids:
+            try:
+                os.kill(chance.choice(pids), signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            num_kills += 1
+    return num_kills
+
+
+@pytest.mark.slow
+def test_epochs_are_bit_identical_under_hundreds_of_kills(folder: Path) -> None:
+    alone = numbers(folder, 1500)
+    expected = [ids(alone) for _ in range(3)]
+    dataset = numbers(folder, 1500)
+    dataset.pipeline.decode = slow_number
+    stop, num_kills = threading.Event(), []
+    with MPLoader(dataset, num_workers=3, options=PoolOptions(max_restarts=100_000)) as loader:
+        killer = threading.Thread(
+            target=lambda: num_kills.append(kill_now_and_then(loader, stop, random.Random(0))), daemon=True
+        )
+        killer.start()
+        try:
+            got = [ids(loader) for _ in range(3)]
+            while loader.stats().num_deaths < 200:
+                loader.set_epoch(2)
+                assert ids(loader) == expected[2]
+        finally:
+            stop.set()
+            killer.join()
+        assert got == expected
+        assert num_kills[0] >= 200
+
+
+def dies_at(sample_id: int) -> Any:
+    def decode(data: bytes) -> NDArray[np.int64]:
+        number = np.frombuffer(data, np.int64)
+        if number[0] == sample_id:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return number
+
+    return decode
+
+
+def killing_dataset(folder: Path, **options: Any) -> MPDataset:
+    dataset = numbers(folder, 60, shuffle=False, **options)
+    dataset.pipeline.decode = dies_at(41)
+    return dataset
+
+
+def test_a_sample_that_kills_its_workers_meets_the_policy(folder: Path, tmp_path: Path) -> None:
+    with (
+        MPLoader(killing_dataset(folder), num_workers=2) as loader,
+        pytest.raises(SampleError, match=r"60.txt:44: sample 41 .*: killed its worker \(SIGSEGV\)"),
+    ):
+        list(loader)
+    report = tmp_path / "report.jsonl"
+    for action, size in (("skip", 3), ("substitute", 4)):
+        policy = ErrorPolicy(action=action, report=report)
+        with (
+            MPLoader(killing_dataset(folder, on_error=policy), num_workers=2) as loader,
+            pytest.warns(MploadWarning, match=action),
+        ):
+            batches = ids(loader)
+        assert [len(batch) for batch in batches] == [4] * 10 + [size] + [4] * 4
+        assert 41 not in flat(batches)
+        assert "killed its worker (SIGSEGV)" in report.read_text().splitlines()[-1]
+
+
+@pytest.mark.parametrize("action", ["skip", "substitute"])
+def test_bad_samples_are_treated_as_the_dataset_treats_them(folder: Path, tmp_path: Path, action: str) -> None:
+    def dataset() -> MPDataset:
+        policy = ErrorPolicy(action=action, report=tmp_path / "report.jsonl", max_error_fraction=1)
+        made = numbers(folder, 60, on_error=policy)
+        made.pipeline.decode = broken
+        return made
+
+    with pytest.warns(MploadWarning):
+        expected = ids(dataset())
+    with MPLoader(dataset(), num_workers=2) as loader, pytest.warns(MploadWarning):
+        assert ids(loader) == expected
+
+
+def test_a_transform_that_raises_is_named_with_its_sample(folder: Path) -> None:
+    dataset = numbers(folder, 60, shuffle=False)
+    dataset.pipeline.decode = broken
+    with (
+        MPLoader(dataset, num_workers=2) as loader,
+        pytest.raises(SampleError, match=r"60.txt:10: sample 7 .*: ValueError: no such number"),
+    ):
+        list(loader)
+
+
+def test_a_transform_that_changes_its_mind_about_the_shape_is_named(photos: Path) -> None:
+    dataset = MPDataset(
+        photos, decode=RandomResizedCrop(48), transform=changing, batch_size=4, topology=Topology()
+    )  # fmt: skip
+    with (
+        MPLoader(dataset, num_workers=1) as loader,
+        pytest.raises(SampleError, match="Make the transform return one shape"),
+    ):
+        list(loader)
+
+
+def test_what_cannot_be_pickled_is_refused_at_construction(folder: Path) -> None:
+    lock = threading.Lock()
+    dataset = numbers(folder, 60)
+    dataset.pipeline.decode = lambda data: (lock, np.frombuffer(data, np.int64))[1]
+    with pytest.raises(ArgumentError, match=r"workers cannot get a copy of .*lock"):
+        MPLoader(dataset, num_workers=1)
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"num_workers": -1}, "num_workers must be 'auto' or at least 0, got -1"),
+    ({"num_workers": "many"}, "num_workers must be 'auto' or at least 0, got 'many'"),
+    ({"memory_budget": "lots"}, "'lots' is no size in bytes"),
+    ({"num_workers": 2, "memory_budget": "1MiB"}, r"memory_budget 1.0 MiB is too small: 3 batches of .* Raise it, or"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG)
+def test_wrong_arguments_are_named(photos: Path, options: dict[str, Any], message: str) -> None:
+    dataset = MPDataset(photos, decode=RandomResizedCrop(48), batch_size=4, topology=Topology())
+    with pytest.raises(ArgumentError, match=message):
+        MPLoader(dataset, **options)
+    with pytest.raises(ArgumentError, match="pass batch_size= to the MPDataset"):
+        MPLoader(MPDataset(photos, topology=Topology()), num_workers=1)
+
+
+def test_a_budget_bounds_the_slots(photos: Path) -> None:
+    dataset = MPDataset(photos, decode=RandomResizedCrop(224), batch_size=2, topology=Topology())
+    with MPLoader(dataset, num_workers=2, memory_budget="34MiB") as loader:
+        assert loader._pool is not None
+        assert loader._pool.ring.num_slots == 5
+        assert len(list(loader)) == len(dataset)
+
+
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    """Check that a test leaves processes and descriptors as they were."""
+    gc.collect()
+    with leaves_nothing():
+        yield
+        gc.collect()
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_closing_collecting_and_releasing_leave_nothing(folder: Path) -> None:
+    for _ in range(3):
+        loader = MPLoader(numbers(folder, 60), num_workers=2)
+        next(iter(loader))
+        loader.close()
+        loader.close()
+        with pytest.raises(ArgumentError, match="the loader is closed"):
+            iter(loader)
+    forgotten = MPLoader(numbers(folder, 60), num_workers=1)
+    batch = next(iter(forgotten))
+    del forgotten
+    gc.collect()
+    assert ids([batch])
+    with MPLoader(numbers(folder, 60), num_workers=1) as loader:
+        first = ids(loader)
+        loader.release()
+        assert not loader.pids
+        assert ids(loader) != first
+    del loader, batch
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_loader_in_a_forked_child_disturbs_nobody(folder: Path) -> None:
+    with MPLoader(numbers(folder, 60), num_workers=1) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        pid = os.fork()
+        if not pid:
+            try:
+                next(iterator)
+            except WorkerError:
+                os._exit(7)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+        assert len(ids(iterator)) == len(loader) - 1
+
+
+PROGRAM = """
+import sys, time
+from tests.support.decoders import add_noise, broken, changing, slow_number
+from tests.loader.test_dataset import numbers
+from mpload import MPLoader
+from pathlib import Path
+loader = MPLoader(numbers(Path(sys.argv[1]), 60), num_workers=3)
+iterator = iter(loader)
+next(iterator)
+try:
+    print("ready", flush=True)
+    for batch in iterator: time.sleep(0.5)
+except KeyboardInterrupt:
+    print('interrupted', flush=True)
+    sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_the_end_of_the_parent_is_the_end_of_all(folder: Path, how: signal.Signals) -> None:
+    numbers(folder, 60)
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(folder)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        pids = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+        assert len(pids) >= 2  # the zygote, and workers that have started so far
+        process.send_signal(how)
+        out, _ = process.communicate(timeout=60)
+        assert ("interrupted" in out) == (how is signal.SIGINT)
+    assert wait_until(lambda: not any(map(is_alive, pids)))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_left")
+def test_dozens_of_loaders_leave_descriptors_and_memory_where_they_were(folder: Path) -> None:
+    def cycle() -> None:
+        with MPLoader(numbers(folder, 8), num_workers=1) as loader:
+            assert len(ids(loader)) == 2
+
+    for _ in range(5):
+        cycle()
+    gc.collect()
+    before = anonymous_bytes(os.getpid())
+    for _ in range(20):
+        cycle()
+    gc.collect()
+    assert anonymous_bytes(os.getpid()) - before < 4 * 2**20

@@ -1,0 +1,54 @@
+"""MPLoader(device=...): the short form of a DevicePrefetcher."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from mpload import MPDataset, MPLoader, RandomResizedCrop, Topology, build_index
+from mpload.errors import ArgumentError
+from tests.loader.test_dataset import ids, numbers
+from tests.support.transport_works import is_alive, wait_until
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("numbers")
+
+
+def test_the_short_form_is_a_loader_whose_batches_are_on_the_device(folder: Path) -> None:
+    expected = ids(numbers(folder, 103))
+    with MPLoader(numbers(folder, 103), num_workers=2, device="cpu") as loader:
+        assert len(loader) == len(expected)
+        batches = iter(loader)
+        received = [next(batches) for _ in range(7)]
+        state = loader.state_dict()
+        loader.load_state_dict(state)
+        with pytest.raises(ArgumentError, match="or it was released"):
+            next(batches)
+        assert loader.state_dict() == state
+        assert ids([*received, *loader]) == expected
+        loader.set_epoch(0)
+        loader.release()
+        assert ids(loader) == expected
+
+
+def test_the_short_form_ends_with_its_loader(folder: Path) -> None:
+    loader = MPLoader(numbers(folder, 103), num_workers=1, device="cpu")
+    pids = loader.pids.values()
+    batches = iter(loader)
+    next(batches)
+    del loader
+    assert len(list(batches)) == 25  # an iteration keeps the loader
+    del batches
+    assert wait_until(lambda: not any(map(is_alive, pids)))
+
+
+def test_images_of_the_short_form_are_float_in_0_to_1(photo_tree: Path) -> None:
+    index = build_index(photo_tree, photo_tree.with_name("short.txt"))
+    dataset = MPDataset(index, decode=RandomResizedCrop(32), batch_size=5, topology=Topology(rank=1, world_size=2))
+    with MPLoader(dataset, num_workers=0, device="cpu") as loader:
+        assert loader.first_place == 5
+        for images, _ in loader:
+            assert images.dtype == torch.float32
+            assert 0 <= images.min() < 0.5 < images.max() <= 1

@@ -1,0 +1,217 @@
+"""MPLoader over map-style datasets: what a stock DataLoader makes of them, whatever happens to the workers."""
+
+import itertools
+import random
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from mpload import BlockShuffle, MPDataset, MPLoader, Shuffle, Topology, build_index
+from mpload.errors import ArgumentError, SampleError, StateError
+from tests.support.map_styles import (
+    Broken,
+    Dicts,
+    Drawn,
+    Growing,
+    Halves,
+    Killing,
+    Mixed,
+    Named,
+    Odd,
+    Sized,
+    Strange,
+    Tensors,
+    Texts,
+    Tuples,
+    Turning,
+    WithGrad,
+)
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
+
+KINDS = [Tuples, Dicts, Named, Texts, Tensors, Growing, Halves, Mixed]
+
+
+def loader(dataset: Any, **options: Any) -> MPLoader:
+    return MPLoader(dataset, **{"batch_size": 5, "tail": "ragged", "topology": Topology(), **options})
+
+
+def same(a: Any, b: Any) -> bool:
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b) and a.dtype == b.dtype
+    if isinstance(a, Mapping):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_are_those_of_a_stock_data_loader(kind: type[Sized], num_workers: int) -> None:
+    expected = list(DataLoader(kind(), batch_size=5))  # type: ignore[arg-type]
+    with loader(kind(), num_workers=num_workers) as batches:
+        assert len(batches) == 5
+        assert same(list(batches), expected)
+
+
+@pytest.mark.parametrize("order", [Shuffle(), BlockShuffle(block_samples=4, window_blocks=2)])
+def test_batches_do_not_depend_on_the_number_of_workers(order: Any) -> None:
+    def epochs(num_workers: int) -> list[Any]:
+        with loader(Drawn(), shuffle=order, seed=3, num_workers=num_workers) as batches:
+            return [list(batches), list(batches)]
+
+    first, second = alone = epochs(0)
+    for epoch in alone:
+        assert sorted(torch.cat([batch[0] for batch in epoch]).tolist()) == list(range(23))
+    assert not same(first, second)
+    for num_workers in (1, 2, 7):
+        assert same(epochs(num_workers), alone)
+
+
+def test_what_samples_draw_from_torch_depends_on_seed_epoch_and_sample_alone() -> None:
+    with loader(Drawn(with_torch=True), num_workers=0) as here, loader(Drawn(with_torch=True), num_workers=2) as there:
+        assert same(list(here), list(there))
+
+
+def test_what_samples_draw_leaves_the_generators_of_the_script_alone() -> None:
+    def drawn() -> tuple[float, float, float]:
+        return random.random(), np.random.rand(), torch.rand(1).item()  # noqa: NPY002
+
+    def seed() -> None:
+        random.seed(1)
+        np.random.seed(1)  # noqa: NPY002
+        torch.manual_seed(1)
+
+    seed()
+    expected = drawn()
+    seed()
+    with loader(Drawn(with_torch=True), num_workers=0) as batches:
+        list(batches)
+    assert drawn() == expected
+
+
+def test_ranks_share_an_epoch() -> None:
+    seen: list[int] = []
+    for rank in range(3):
+        with loader(
+            Tuples(), shuffle=True, num_workers=0, topology=Topology(rank=rank, world_size=3)
+        ) as batches:  # fmt: skip
+            seen += [number for batch in batches for number in batch[1].tolist()]
+    assert sorted(seen) == list(range(23))
+
+
+def test_a_rank_without_samples_gets_an_empty_batch_like_the_others() -> None:
+    with loader(Dicts(6), num_workers=1, topology=Topology(rank=1, world_size=2)) as batches:
+        (first, *rest) = list(batches)
+    assert not rest
+    assert list(first) == ["image", "more", "list"]
+    with loader(Dicts(4), num_workers=1, topology=Topology(rank=1, world_size=2)) as batches:
+        (empty,) = list(batches)
+    assert empty["image"].shape == (0, 2, 3, 4)
+    assert empty["more"]["note"] == []
+    assert empty["list"][0].shape == (0,)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_run_is_resumed_where_it_was_left(num_workers: int) -> None:
+    def run(state: dict[str, Any] | None = None, num_batches: int = 8) -> tuple[list[list[int]], dict[str, Any]]:
+        received: list[list[int]] = []
+        with loader(Tuples(), shuffle=True, num_workers=num_workers) as batches:
+            if state is not None:
+                batches.load_state_dict(state)
+            while len(received) < num_batches:
+                for batch in batches:
+                    received.append(batch[1].tolist())
+                    if len(received) == num_batches:
+                        break
+            return received, batches.state_dict()
+
+    expected, _ = run()
+    first, state = run(num_batches=3)
+    assert first + run(state, 5)[0] == expected
+
+
+def test_an_iteration_that_takes_nothing_uses_up_no_epoch() -> None:
+    with loader(Tuples(), shuffle=True, num_workers=0) as batches:
+        iter(batches)
+        first = [batch[1].tolist() for batch in batches]
+        second = [batch[1].tolist() for batch in batches]
+        batches.set_epoch(0)
+        assert [batch[1].tolist() for batch in batches] == first != second
+
+
+def test_a_state_of_another_dataset_is_refused() -> None:
+    with loader(Tuples(), num_workers=0) as batches:
+        state = batches.state_dict()
+    with loader(Tuples(24), num_workers=0) as batches, pytest.raises(StateError, match="Tuples of 23"):
+        batches.load_state_dict(state)
+
+
+def test_a_killed_worker_loses_and_repeats_no_sample(tmp_path: Path) -> None:
+    with loader(Killing(tmp_path / "once"), num_workers=2) as batches:
+        assert torch.cat(list(batches)).tolist() == list(range(23))
+        assert batches.stats().num_deaths == 1
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_failed_sample_is_named(num_workers: int) -> None:
+    with loader(Broken(), num_workers=num_workers) as batches, pytest.raises(SampleError, match="sample 7 of Broken: "):
+        list(batches)
+
+
+def test_a_sample_of_another_shape_is_named() -> None:
+    with loader(Odd(), num_workers=1) as batches:
+        message = r"sample 7 of Odd: sample: this sample is float64\[3\], the first one is float64\[2\]"
+        with pytest.raises(SampleError, match=message):
+            list(batches)
+
+
+def test_what_cannot_cross_a_process_is_an_error_that_says_so() -> None:
+    with pytest.raises(SampleError, match=r"sample\['x'\] requires grad, .* Return sample\['x'\]\.detach\(\)"):
+        loader(WithGrad(), num_workers=1)
+    with loader(WithGrad(), num_workers=0) as batches:
+        assert next(iter(batches))["x"].requires_grad
+    message = r"sample 7 of Turning: sample: this sample is int64\[\], the first one is float64\[\]"
+    with loader(Turning(), num_workers=1) as batches, pytest.raises(SampleError, match=message):
+        list(batches)
+
+
+def test_a_class_of_the_script_itself_works() -> None:
+    class Local(Sized):
+        def __getitem__(self, i: int) -> int:
+            return i * offset
+
+    offset = 10
+    with loader(Local(), num_workers=1) as batches:
+        assert torch.cat(list(batches)).tolist() == list(range(0, 230, 10))
+
+
+def test_an_empty_dataset_gives_no_batches() -> None:
+    with loader(Tuples(0), num_workers=1) as batches:
+        assert list(batches) == []
+
+
+class Endless(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return itertools.count()
+
+
+def test_what_is_no_map_style_dataset_is_refused(photo_tree: Path) -> None:
+    index = build_index(photo_tree, photo_tree.with_name("mapstyle.txt"))
+    with pytest.raises(ArgumentError, match="Endless is no map-style dataset"):
+        loader(Endless(), num_workers=1)
+    with pytest.raises(ArgumentError, match="batch_size must be at least 1, got None"):
+        loader(Tuples(), batch_size=None)
+    with pytest.raises(ArgumentError, match="an MPDataset has its own batch_size"):
+        MPLoader(MPDataset(index, batch_size=2, topology=Topology()), batch_size=2)
+    with pytest.raises(SampleError, match=r"sample\['what'\] is a object, which no batch can hold"):
+        loader(Strange(), num_workers=1)

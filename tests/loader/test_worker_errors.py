@@ -1,0 +1,143 @@
+"""What the user's code raises in a worker reaches the user with file, line and cause, as it does without workers."""
+
+import json
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpload import ErrorPolicy, MPDataset, MPLoader, Topology
+from mpload.errors import MploadError, SampleError, TooManyBadSamples, WorkerTraceback
+from tests.loader.test_dataset import numbers_index
+from tests.support import decoders
+from tests.support.map_styles import DeeplyBroken, Unspeakable
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return numbers_index(tmp_path_factory.mktemp("numbers"), 60)
+
+
+def raised(dataset: Any, num_workers: int, **options: Any) -> MploadError:
+    with pytest.raises(MploadError) as caught, MPLoader(dataset, num_workers=num_workers, **options) as loader:
+        list(loader)
+    return caught.value
+
+
+def text_of(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
+
+
+def by_pipeline(index: Path, num_workers: int, decode: Any, **options: Any) -> MploadError:
+    return raised(MPDataset(index, decode=decode, batch_size=16, topology=Topology(), **options), num_workers)
+
+
+def by_transform(index: Path, num_workers: int) -> MploadError:
+    def transform(array: Any) -> Any:
+        decoders.deep_function(int(array[0]))
+        return array
+
+    return by_pipeline(index, num_workers, decoders.number_in, transform=transform)
+
+
+def by_map_style(index: Path, num_workers: int) -> MploadError:
+    return raised(DeeplyBroken(), num_workers, batch_size=5, topology=Topology())
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    "raise_it", [lambda index, n: by_pipeline(index, n, decoders.deeply_broken), by_transform, by_map_style]
+)
+def test_an_error_comes_with_file_line_and_cause(index: Path, raise_it: Any, num_workers: int) -> None:
+    error = raise_it(index, num_workers)
+    assert isinstance(error, SampleError)
+    assert isinstance(error.__cause__, KeyError)
+    assert error.__cause__.args == ("deep", 7)
+    assert "decoders.py" in text_of(error)
+    assert 'raise KeyError("deep", number)' in text_of(error)
+
+
+def test_an_error_of_the_user_s_own_kind_comes_as_its_traceback(index: Path) -> None:
+    for error in by_pipeline(index, 2, decoders.unspeakable), raised(Unspeakable(), 2, batch_size=5):
+        assert isinstance(error, SampleError)
+        assert isinstance(error.__cause__, WorkerTraceback)
+        assert "raise UnspeakableError(1, 2)" in text_of(error)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_error_without_words_meets_the_policy_like_any_other(index: Path, tmp_path: Path, num_workers: int) -> None:
+    cause = "UnspeakableError, whose __str__ raised ZeroDivisionError"
+    assert cause in str(by_pipeline(index, num_workers, decoders.unspeakable))
+    assert cause in str(raised(Unspeakable(), num_workers, batch_size=5, topology=Topology()))
+    for action in "skip", "substitute":
+        policy = ErrorPolicy(action=action, report=tmp_path / action)
+        dataset = MPDataset(index, decode=decoders.unspeakable, batch_size=16, topology=Topology(), on_error=policy)
+        with pytest.warns(match="a bad sample"), MPLoader(dataset, num_workers=num_workers) as loader:
+            assert sum(len(labels) for _, labels in loader) == (64 - 3 if action == "skip" else 64)
+        lines = [json.loads(line) for line in (tmp_path / action).read_text().splitlines()]
+        assert {line["cause"] for line in lines} == {cause}
+        assert set(lines[0]) == {"sample_id", "where", "paths", "cause", "epoch", "action"}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("action", ["skip", "substitute"])
+def test_the_end_of_a_job_that_loses_its_samples_names_the_line(
+    index: Path, tmp_path: Path, action: str, num_workers: int
+) -> None:
+    policy = ErrorPolicy(action=action, report=tmp_path / "report", max_error_fraction=0)
+    with pytest.warns(match="a bad sample"):
+        error = by_pipeline(index, num_workers, decoders.deeply_broken, on_error=policy)
+    assert isinstance(error, TooManyBadSamples)
+    assert 'raise KeyError("deep", number)' in text_of(error)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_pipeline_that_fails_from_the_start_names_the_line(index: Path, num_workers: int) -> None:
+    error = by_pipeline(index, num_workers, decoders.always_unspeakable)
+    assert "raise UnspeakableError(1, len(data))" in text_of(error)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_substitutes_that_all_fail_name_the_line(index: Path, tmp_path: Path, num_workers: int) -> None:
+    def transform(array: Any) -> Any:
+        if array[0] >= 16:
+            raise UnicodeError("all of them from here on")
+        return array
+
+    policy = ErrorPolicy(action="substitute", report=tmp_path / "report", max_error_fraction=1)
+    lost = MPDataset(index, decode=decoders.number_in, transform=transform, batch_size=16, on_error=policy)
+    with pytest.warns(match="a bad sample"):
+        error = raised(lost, num_workers)
+    assert "and so did 8 substitutes" in str(error)
+    assert isinstance(error.__cause__, UnicodeError)
+    assert 'raise UnicodeError("all of them from here on")' in text_of(error)
+
+
+def test_a_long_traceback_keeps_its_end(index: Path) -> None:
+    text = text_of(by_pipeline(index, 2, decoders.too_deep))
+    assert text.count("at the bottom: xxx") >= 2
+    assert 'raise ValueError("at the bottom: " + values)' in text
+
+
+def test_an_error_of_many_words_names_the_line_too(index: Path) -> None:
+    error = by_pipeline(index, 2, decoders.wordy)
+    assert len(str(error)) < 20_000
+    assert 'raise ValueError("x" * 10_000_000)' in text_of(error)
+
+
+def test_an_error_with_a_number_that_cannot_be_written_is_a_failure_like_any_other(index: Path) -> None:
+    error = by_pipeline(index, 2, decoders.immense)
+    assert "whose __str__ raised ValueError" in str(error)
+    assert "raise ValueError(10**5000)" in text_of(error)
+
+
+def test_a_stock_data_loader_s_worker_names_the_line(index: Path) -> None:
+    from torch.utils.data import DataLoader
+
+    dataset = MPDataset(index, decode=decoders.deeply_broken, batch_size=16, topology=Topology())
+    with pytest.raises(SampleError, match=r"raise KeyError\(.deep., number\)"):
+        list(DataLoader(dataset, batch_size=None, num_workers=2))

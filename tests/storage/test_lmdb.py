@@ -1,0 +1,380 @@
+"""LMDB: values are read by key in any process, its own library's files are indexed in place, broken ones are errors."""
+
+import json
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mpload import ErrorPolicy, MPDataset, MPLoader, RawBytes, Topology, build_index, open_index
+from mpload.errors import ArgumentError, MploadError, MploadWarning, OutsideRootError, SampleError, StorageError
+from mpload.storage.lmdb import LmdbStorage
+from mpload.storage.lmdb_scan import scan_lmdb
+from mpload.storage.ranges import LmdbRange
+from mpload.tools.pack.lmdb_writer import ComparingLmdb
+from mpload.transport.batches import PoolOptions
+from tests.support.photos import make_photo_tree
+
+lmdb = pytest.importorskip("lmdb")
+
+JPEG = b"\xff\xd8\xff\xe0" + bytes(100)
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(50)
+
+
+def make_lmdb(path: Path, values: Mapping[bytes, bytes], *, subdir: bool = False) -> Path:
+    with lmdb.open(str(path), map_size=1 << 28, subdir=subdir) as environment, environment.begin(write=True) as put:
+        for key, value in values.items():
+            put.put(key, value)
+    return path / "data.mdb" if subdir else path
+
+
+def samples(index: Path | tuple[Path, ...]) -> list[object]:
+    assert isinstance(index, Path)
+    return list(MPDataset(index, decode=RawBytes(), topology=Topology()))
+
+
+def image(number: int) -> bytes:
+    return JPEG + number.to_bytes(4, "little") * (number * 50)
+
+
+# Indexes
+
+
+@pytest.mark.parametrize("subdir", [True, False])
+def test_images_and_labels_of_members_are_samples(tmp_path: Path, subdir: bool) -> None:
+    values = {f"{n:03d}.jpg".encode(): image(n) for n in range(30)}
+    values |= {f"{n:03d}.cls".encode(): str(n % 7).encode() for n in range(30)}
+    make_lmdb(tmp_path / "a.lmdb", values, subdir=subdir)
+    made = build_index(tmp_path / "a.lmdb", tmp_path / "a.txt")
+    assert samples(made) == [(image(n), n % 7) for n in range(30)]
+
+
+def test_keys_without_an_extension_are_samples_where_values_are_images(tmp_path: Path) -> None:
+    make_lmdb(tmp_path / "a", {b"0001": image(1), b"0002": PNG, b"\xff\x00@%/x": image(3), b"num-samples": b"3"})
+    with pytest.warns(MploadWarning, match="1 values that are no images"):
+        made = build_index(tmp_path / "a", tmp_path / "a.txt")
+    assert samples(made) == [image(1), PNG, image(3)]
+
+
+def test_folders_in_keys_are_classes(tmp_path: Path) -> None:
+    make_lmdb(tmp_path / "a", {b"dog/1.jpg": image(1), b"cat/x/2.jpg": image(2), b"dog/3.jpg": image(3)})
+    made = build_index(tmp_path / "a", tmp_path / "a.txt")
+    assert samples(made) == [(image(2), 0), (image(1), 1), (image(3), 1)]
+    assert open_index(tmp_path / "a.txt").classes == ("cat", "dog")
+    unlabelled = build_index(tmp_path / "a", tmp_path / "b.txt", columns="image:lmdb")
+    assert samples(unlabelled) == [image(2), image(1), image(3)]
+
+
+def test_several_files_and_several_images_a_sample(tmp_path: Path) -> None:
+    for name in "ab":
+        make_lmdb(tmp_path / name, {b"1.lr.png": PNG, b"1.hr.png": PNG + name.encode()})
+    made = build_index([tmp_path / "a", tmp_path / "b"], tmp_path / "x.txt")
+    assert samples(made) == [(PNG + b"a", PNG), (PNG + b"b", PNG)]
+
+
+def test_a_database_of_no_images_says_so_and_runs_nothing(tmp_path: Path) -> None:
+    make_lmdb(tmp_path / "a", {b"1": pickle.dumps({"x": 1}), b"2": b"text"})
+    with pytest.raises(ArgumentError, match=r"no value is an image \(some look pickled, and mpload runs nothing"):
+        build_index(tmp_path / "a", tmp_path / "a.txt")
+
+
+def flip_leaf(path: Path, *, page: int) -> None:
+    """Have one of the leaves of a data file say that it is none, over which liblmdb ends its process."""
+    data = bytearray(path.read_bytes())
+    leaves = [start for start in range(2 * 4096, len(data), 4096) if data[start + 10 : start + 12] == b"\x02\0"]
+    data[leaves[page] + 10] = 0
+    path.write_bytes(data)
+
+
+def many_values(num_values: int) -> dict[bytes, bytes]:
+    return {f"{number:06d}.jpg".encode(): image(number % 7) for number in range(num_values)}
+
+
+def test_a_damaged_file_is_an_error_of_the_process_that_indexes_it_and_not_its_end(tmp_path: Path) -> None:
+    path = make_lmdb(tmp_path / "a", many_values(500))
+    flip_leaf(path, page=3)
+    with pytest.raises(StorageError, match=r"a: the process that read it ended by SIGABRT \(.*Assert.*mdb_copy"):
+        build_index(path, tmp_path / "a.txt")
+    assert [file.name for file in tmp_path.iterdir() if file.name != "a-lock"] == ["a"]
+
+
+def put_all(same: ComparingLmdb, values: Mapping[bytes, bytes]) -> None:
+    for key, value in values.items():
+        same.put(key, value)
+
+
+def test_a_damaged_pack_is_an_error_of_the_process_that_verifies_it(tmp_path: Path) -> None:
+    values = many_values(500)
+    flip_leaf(make_lmdb(tmp_path / "a", values), page=3)
+    with ComparingLmdb(tmp_path / "a") as same, pytest.raises(StorageError, match="ended by SIGABRT"):
+        put_all(same, values)
+
+
+def test_no_mutation_of_a_file_ends_the_process_that_indexes_it(tmp_path: Path) -> None:
+    whole = make_lmdb(tmp_path / "a", many_values(100)).read_bytes()
+    chance = random.Random(5)
+    ends: set[str] = set()
+    for _ in range(12):
+        mutated = bytearray(whole)
+        for _ in range(chance.randrange(1, 5)):
+            mutated[4096 * chance.randrange(len(whole) // 4096) + chance.randrange(40)] ^= 1 << chance.randrange(8)
+        (tmp_path / "mutated").write_bytes(mutated)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", MploadWarning)
+                build_index(tmp_path / "mutated", tmp_path / "a.txt")
+        except MploadError as error:
+            ends.add(type(error).__name__ if "mutated" in str(error) else str(error))
+        else:
+            ends.add("read")
+    assert {"read", "StorageError"} <= ends <= {"read", "StorageError", "ArgumentError"}
+
+
+def test_a_file_without_an_end_is_not_read_for_ever(tmp_path: Path) -> None:
+    path = make_lmdb(tmp_path / "a", many_values(500))
+    data = bytearray(path.read_bytes())
+    entries = (500).to_bytes(8, "little")
+    for at in (found for found in range(len(data)) if data[found : found + 8] == entries):
+        data[at : at + 8] = (499).to_bytes(8, "little")
+    path.write_bytes(data)
+    with pytest.raises(StorageError, match="more keys than it says"):
+        build_index(path, tmp_path / "a.txt")
+
+
+def test_the_process_that_reads_a_file_ends_with_whoever_asked(tmp_path: Path) -> None:
+    path = make_lmdb(tmp_path / "a", many_values(20_000))
+    before = psutil.Process().children()
+    values = scan_lmdb(str(path), whole=[""])
+    assert next(values) == (b"000000.jpg", image(0))
+    (child,) = set(psutil.Process().children()) - set(before)
+    values.close()
+    assert not child.is_running()
+
+
+# Reads
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """`root/a` with keys 0 to 49; `secret` beside root."""
+    (tmp_path / "root").mkdir()
+    make_lmdb(tmp_path / "root" / "a", {str(n).encode(): image(n) for n in range(50)})
+    make_lmdb(tmp_path / "secret", {b"0": b"secret"})
+    return tmp_path / "root"
+
+
+def test_two_storages_and_many_threads_of_a_process_read_one_file(root: Path) -> None:
+    storages = [LmdbStorage(root) for _ in range(2)]
+    wrong: list[int] = []
+
+    def read_all(storage: LmdbStorage) -> None:
+        wrong.extend(n for n in range(50) if storage.read([LmdbRange("a", key=str(n).encode())]) != [image(n)])
+
+    threads = [threading.Thread(target=read_all, args=(storage,)) for storage in storages * 4]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not wrong
+
+
+def test_a_forked_process_opens_files_anew(root: Path) -> None:
+    storage = LmdbStorage(root)
+    storage.read([LmdbRange("a", key=b"1")])
+    for _ in range(2):
+        child = os.fork()
+        if not child:
+            try:
+                os._exit(0 if storage.read([LmdbRange("a", key=b"2")]) == [image(2)] else 1)
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert storage.read([LmdbRange("a", key=b"3")]) == [image(3)]
+    assert pickle.loads(pickle.dumps(storage)).read([LmdbRange("a", key=b"4")]) == [image(4)]
+
+
+def test_a_process_forked_while_a_thread_opens_a_file_opens_it_too(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_opening = threading.Event()
+    open_environment = lmdb.open
+
+    def open_slowly(*args: object, **options: object) -> object:
+        is_opening.set()
+        time.sleep(0.5)
+        return open_environment(*args, **options)
+
+    monkeypatch.setattr(lmdb, "open", open_slowly)
+    storage = LmdbStorage(root)
+    with ThreadPoolExecutor(1) as other_thread:
+        reading = other_thread.submit(storage.read, [LmdbRange("a", key=b"1")])
+        is_opening.wait()
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            os._exit(0 if storage.read([LmdbRange("a", key=b"2")]) == [image(2)] else 1)
+        assert reading.result() == [image(1)]
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_processes_forked_while_threads_read_read_too(root: Path) -> None:
+    storage = LmdbStorage(root)
+    is_over = threading.Event()
+
+    def read_on() -> None:
+        while not is_over.is_set():
+            storage.read([LmdbRange("a", key=b"1")])
+
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(4):
+            threads.submit(read_on)
+        for _ in range(20):
+            child = os.fork()
+            if not child:
+                signal.alarm(20)
+                os._exit(0 if storage.read([LmdbRange("a", key=b"2")]) == [image(2)] else 1)
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            if status:
+                break
+        is_over.set()
+    assert not status
+
+
+def test_reading_writes_nothing(root: Path) -> None:
+    (root / "a-lock").unlink()
+    before = (root / "a").read_bytes()
+    LmdbStorage(root).read([LmdbRange("a", key=b"1")])
+    assert [path.name for path in root.iterdir()] == ["a"]
+    assert (root / "a").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "message"),
+    [
+        ("a", b"none", "has no key b'none'"),
+        ("a", b"", "cannot be read"),
+        ("a", b"x" * 2000, "cannot be read|has no key"),
+        ("b", b"1", "b: No such file"),
+        (".", b"1", r"leads to .* outside|Name the data file in it: .*/data\.mdb"),
+        ("a\0", b"1", "is no path"),
+    ],
+)
+def test_what_is_not_there_says_so(root: Path, path: str, key: bytes, message: str) -> None:
+    with pytest.raises(StorageError, match=message):
+        LmdbStorage(root).read([LmdbRange(path, key=key)])
+
+
+def test_no_path_leads_out_of_the_root(root: Path) -> None:
+    (root / "link").symlink_to("../secret")
+    for path in ("../secret", f"{root.parent}/secret", "link"):
+        with pytest.raises(OutsideRootError):
+            LmdbStorage(root).read([LmdbRange(path, key=b"0")])
+        assert LmdbStorage(root, allow_outside_root=True).read([LmdbRange(path, key=b"0")]) == [b"secret"]
+
+
+def test_a_value_larger_than_allowed_is_refused(root: Path) -> None:
+    with pytest.raises(StorageError, match=r"its 2,104 bytes exceed max_bytes=2,000"):
+        LmdbStorage(root, max_bytes=2000).read([LmdbRange("a", key=b"10")])
+
+
+def test_a_truncated_file_is_an_error_and_kills_nobody(root: Path) -> None:
+    data = (root / "a").read_bytes()
+    for num_bytes in (0, 1, 100, 4096, 8192, 12288, len(data) // 2, len(data) - 4096, len(data) - 1):
+        (root / "cut").write_bytes(data[:num_bytes])
+        with pytest.raises(StorageError, match="cut: "):
+            LmdbStorage(root).read([LmdbRange("cut", key=b"1")])
+
+
+def test_a_truncated_file_is_the_same_error_when_it_is_read_again(root: Path) -> None:
+    (root / "cut").write_bytes((root / "a").read_bytes()[:-4096])
+    storage, errors = LmdbStorage(root), []
+    for _ in range(3):
+        with pytest.raises(StorageError, match="its pages take") as caught:
+            storage.read([LmdbRange("cut", key=b"1")])
+        errors.append(caught.value)  # and with it all that its traceback holds
+    (root / "cut").write_bytes((root / "a").read_bytes())
+    assert storage.read([LmdbRange("cut", key=b"1")]) == [image(1)]
+
+
+def test_flipped_bytes_of_a_head_never_give_another_value(root: Path, tmp_path: Path) -> None:
+    # Only of the two pages that say where all others are: LMDB itself has no checksums for these.
+    data = (root / "a").read_bytes()
+    script = (
+        "import sys; from pathlib import Path; from mpload.errors import MploadError\n"
+        "from mpload.storage.lmdb import LmdbStorage; from mpload.storage.ranges import LmdbRange\n"
+        "for path in sys.argv[1:]:\n"
+        "    try: sys.stdout.buffer.write(LmdbStorage(Path(path).parent).read([LmdbRange('x', key=b'3')])[0][-4:])\n"
+        "    except MploadError: pass\n"
+    )
+    chance = random.Random(0)
+    folders = []
+    for number in range(40):
+        mutated = bytearray(data)
+        mutated[4096 * chance.randrange(2) + chance.randrange(24)] ^= 1 << chance.randrange(8)  # of the meta's start
+        (tmp_path / f"m{number}").mkdir()
+        folders.append(tmp_path / f"m{number}" / "x")
+        folders[-1].write_bytes(mutated)
+    ran = subprocess.run([sys.executable, "-c", script, *folders], capture_output=True, check=False, timeout=60)
+    assert {ran.stdout[n : n + 4] for n in range(0, len(ran.stdout), 4)} <= {image(3)[-4:]}
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_without_the_package_the_error_names_the_extra(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lmdb", None)
+    with pytest.raises(ArgumentError, match=r"pip install 'mpload\[lmdb\]'"):
+        LmdbStorage(root).read([LmdbRange("a", key=b"1")])
+
+
+def test_workers_of_a_loader_read_lmdb(tmp_path: Path) -> None:
+    make_photo_tree(tmp_path / "photos", num_images=20, num_classes=2, seed=0)
+    files = sorted((tmp_path / "photos").glob("*/*"))
+    names = [str(path.relative_to(tmp_path / "photos")) for path in files]
+    make_lmdb(tmp_path / "a", {name.encode(): path.read_bytes() for name, path in zip(names, files, strict=True)})
+    made = build_index(tmp_path / "a", tmp_path / "a.txt")
+    assert isinstance(made, Path)
+    dataset = MPDataset(made, decode=RawBytes(), batch_size=4, shuffle=False, topology=Topology())
+    with MPLoader(dataset, num_workers=2) as loader:
+        found = [data for batch in loader for data in batch[0]]
+    assert found == [path.read_bytes() for path in files]
+
+
+@pytest.mark.parametrize("action", ["raise", "skip"])
+def test_a_file_that_is_cut_while_workers_read_it_is_bad_samples_and_not_the_end_of_training(
+    tmp_path: Path, action: str
+) -> None:
+    path = make_lmdb(tmp_path / "a", many_values(400))
+    made = build_index(path, tmp_path / "a.txt")
+    assert isinstance(made, Path)
+    policy = ErrorPolicy(action=action, report=tmp_path / "bad.jsonl", max_error_fraction=1.0)
+    dataset = MPDataset(made, decode=RawBytes(), batch_size=200, topology=Topology(), on_error=policy)
+    with MPLoader(dataset, num_workers=1, options=PoolOptions(max_restarts=1000)) as loader:
+        assert len(list(loader)) == 2  # the file is mapped now
+        data = path.read_bytes()
+        leaf = data.rfind(b"000399.jpg") // 4096 * 4096
+        os.truncate(path, leaf)
+        if action == "raise":
+            with pytest.raises(SampleError, match=r"000\d{3}\.jpg@a.*(SIGBUS|its pages take)"):
+                list(loader)
+            return
+        found = []
+        with (
+            warnings.catch_warnings(),
+            suppress(SampleError),
+        ):  # a chunk may be as large as a batch: all of it is bad then
+            warnings.simplefilter("ignore", MploadWarning)
+            for batch in loader:
+                found += batch
+    bad = [json.loads(line) for line in (tmp_path / "bad.jsonl").read_text().splitlines()]
+    assert 0 < len(bad) < 400
+    assert len(found) == 400 - len(bad)
+    assert all(each["paths"][0].endswith("@a") for each in bad)

@@ -1,0 +1,225 @@
+"""Parquet and Arrow as Hugging Face writes them: indexed in place, read in any order, errors where they are broken."""
+
+import json
+import os
+import pickle
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mpload import BlockShuffle, MPDataset, MPLoader, RawBytes, Topology, build_index, open_index
+from mpload.errors import ArgumentError, MploadError, OutsideRootError, StorageError
+from mpload.storage.parquet import ParquetStorage
+from mpload.storage.ranges import RowRange
+
+FEATURES = {"image": {"_type": "Image"}, "label": {"names": ["cat", "dog", "owl"], "_type": "ClassLabel"}}
+
+
+def image(number: int) -> bytes:
+    return b"\xff\xd8\xff\xe0" + number.to_bytes(4, "little") * (number % 50 * 20)
+
+
+def make_table(first: int = 0, num: int = 230, **more: Any) -> pa.Table:
+    values = [{"bytes": image(n), "path": f"{n}.jpg"} for n in range(first, first + num)]
+    columns = {
+        "image": pa.array(values, pa.struct([("bytes", pa.binary()), ("path", pa.string())])),
+        "label": pa.array([n % 3 for n in range(first, first + num)], pa.int64()),
+    }
+    table = pa.table({**columns, **more})
+    return table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": FEATURES}})})
+
+
+def write_arrow(path: Path, table: pa.Table, *, is_stream: bool = True, compression: Any = None) -> Path:
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    new = pa.ipc.new_stream if is_stream else pa.ipc.new_file
+    with pa.OSFile(str(path), "wb") as sink, new(sink, table.schema, options=options) as writer:
+        writer.write_table(table, max_chunksize=100)
+    return path
+
+
+def samples(index: Path | tuple[Path, ...]) -> list[object]:
+    assert isinstance(index, Path)
+    return list(MPDataset(index, decode=RawBytes(), topology=Topology()))
+
+
+@pytest.mark.parametrize("compression", ["snappy", "zstd", "none"])
+def test_parquet_is_read_in_place(tmp_path: Path, compression: Any) -> None:
+    for first in (0, 230):
+        pq.write_table(
+            make_table(first), tmp_path / f"{first:03d}.parquet", row_group_size=100, compression=compression
+        )
+    made = build_index([tmp_path / "000.parquet", tmp_path / "230.parquet"], tmp_path / "x.txt")
+    assert samples(made) == [(image(n), n % 3) for n in range(460)]
+    index = open_index(tmp_path / "x.txt")
+    assert index.classes == ("cat", "dog", "owl")
+    assert str(index[101].cells[0]) == "1:1:image.bytes@000.parquet"
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_images_lie_in_arrow_files_as_they_are(tmp_path: Path, is_stream: bool) -> None:
+    file = write_arrow(tmp_path / "a.arrow", make_table(), is_stream=is_stream)
+    made = build_index(file, tmp_path / "x.txt")
+    assert samples(made) == [(image(n), n % 3) for n in range(230)]
+    assert open_index(tmp_path / "x.txt").columns[0].type.value == "span"
+
+
+def test_plain_bytes_several_images_and_no_label(tmp_path: Path) -> None:
+    table = pa.table({"a b": [image(1), image(2)], "large": pa.array([image(3), image(4)], pa.large_binary())})
+    pq.write_table(table, tmp_path / "a.parquet")
+    write_arrow(tmp_path / "a.arrow", table)
+    for name in ("a.parquet", "a.arrow"):
+        made = build_index(tmp_path / name, tmp_path / "x.txt")
+        assert samples(made) == [(image(1), image(3)), (image(2), image(4))]
+        assert [column.name for column in open_index(tmp_path / "x.txt").columns] == ["a_b", "large"]
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_compressed_arrow_file_is_refused(tmp_path: Path, is_stream: bool) -> None:
+    file = write_arrow(tmp_path / "a.arrow", make_table(), is_stream=is_stream, compression="lz4")
+    with pytest.raises(ArgumentError, match=r"a\.arrow: is compressed.*as Parquet"):
+        build_index(file, tmp_path / "x.txt")
+
+
+def test_rows_without_an_image_or_a_label_are_named(tmp_path: Path) -> None:
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    no_image = pa.table({"image": pa.array([{"bytes": image(1), "path": "a"}, {"bytes": None, "path": "b"}], kind)})
+    write_arrow(tmp_path / "a.arrow", no_image)
+    with pytest.raises(ArgumentError, match=r"row 1 has no value in column 'image'\. Where images are paths"):
+        build_index(tmp_path / "a.arrow", tmp_path / "x.txt")
+    pq.write_table(no_image, tmp_path / "a.parquet")
+    made = build_index(tmp_path / "a.parquet", tmp_path / "x.txt")
+    with pytest.raises(MploadError, match=r"row 1 of row group 0 has no value in 'image\.bytes'"):
+        samples(made)
+    pq.write_table(pa.table({"image": [image(1), image(2)], "label": [1, None]}), tmp_path / "b.parquet")
+    with pytest.raises(ArgumentError, match=r"row 1 has no value in column 'label'"):
+        build_index(tmp_path / "b.parquet", tmp_path / "x.txt")
+
+
+def test_tables_of_other_columns_are_refused(tmp_path: Path) -> None:
+    pq.write_table(make_table(), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"image": [image(1)]}), tmp_path / "b.parquet")
+    pq.write_table(pa.table({"text": ["x"], "n": [1]}), tmp_path / "c.parquet")
+    with pytest.raises(ArgumentError, match=r"b\.parquet: has other columns than .*a\.parquet"):
+        build_index([tmp_path / "a.parquet", tmp_path / "b.parquet"], tmp_path / "x.txt")
+    with pytest.raises(ArgumentError, match=r"no column of images, but 'text', 'n'"):
+        build_index(tmp_path / "c.parquet", tmp_path / "x.txt")
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "stream.arrow", "file.arrow"])
+def test_cut_and_flipped_files_are_errors_or_right(tmp_path: Path, name: str) -> None:
+    table = make_table(num=60)
+    if name == "a.parquet":
+        pq.write_table(table, tmp_path / name, row_group_size=20)
+    else:
+        write_arrow(tmp_path / name, table, is_stream=name == "stream.arrow")
+    whole = (tmp_path / name).read_bytes()
+    broken = tmp_path / f"broken-{name}"
+    chance = random.Random(0)
+    for num_bytes in chance.sample(range(8, len(whole)), 40):
+        broken.write_bytes(whole[:num_bytes])
+        with pytest.raises(MploadError, match="broken-"):
+            samples(build_index(broken, tmp_path / "x.txt"))
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom mpload import MPDataset, RawBytes, Topology, build_index\n"
+        "from mpload.errors import MploadError\n"
+        "for number, path in enumerate(sys.argv[1:]):\n"
+        "    try: list(MPDataset(build_index(path, f'{path}.txt'), decode=RawBytes(), topology=Topology()))\n"
+        "    except MploadError as error: print(str(error).splitlines()[0][-200:])\n"
+    )
+    paths = []
+    for number in range(60):  # in a process of its own: the library is C++
+        data = bytearray(whole)
+        for _ in range(chance.randrange(1, 4)):
+            data[
+                chance.choice([chance.randrange(len(data)), len(data) - 1 - chance.randrange(min(600, len(data)))])
+            ] = chance.randrange(256)
+        paths.append(tmp_path / f"flipped-{number}-{name}")
+        paths[-1].write_bytes(data)
+    ran = subprocess.run([sys.executable, "-c", script, *paths], capture_output=True, check=False, timeout=100)
+    assert ran.returncode == 0, ran.stderr.decode()[-3000:]
+
+
+# Reads
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """`root/a.parquet` of three row groups; `b.parquet` beside root."""
+    (tmp_path / "root").mkdir()
+    pq.write_table(make_table(), tmp_path / "root" / "a.parquet", row_group_size=100)
+    pq.write_table(make_table(), tmp_path / "b.parquet")
+    return tmp_path / "root"
+
+
+def at(number: int, path: str = "a.parquet", column: str = "image.bytes") -> RowRange:
+    return RowRange(path, row_group=number // 100, row=number % 100, column=column)
+
+
+def test_rows_are_read_in_any_order_whatever_is_kept(root: Path) -> None:
+    numbers = random.Random(0).choices(range(230), k=100)
+    for kept_bytes in (1, 1 << 30):
+        storage = ParquetStorage(root, kept_bytes=kept_bytes)
+        assert storage.read([at(n) for n in numbers]) == [image(n) for n in numbers]
+        assert len(storage._groups) == (1 if kept_bytes == 1 else 3)
+    assert pickle.loads(pickle.dumps(storage)).read([at(7)]) == [image(7)]
+
+
+def test_a_forked_process_opens_files_anew(root: Path) -> None:
+    storage = ParquetStorage(root)
+    storage.read([at(3)])
+    child = os.fork()
+    if not child:
+        try:
+            os._exit(0 if storage.read([at(4)]) == [image(4)] else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        (at(300), r"row 0 of row group 3 is not there"),
+        (RowRange("a.parquet", row_group=2, row=30, column="image.bytes"), r"row 30 of row group 2 is not there"),
+        (at(0, column="nothing"), r"has no column 'nothing'"),
+        (at(0, column="label"), r"column 'label' holds int64, not bytes"),
+        (at(0, "c.parquet"), r"c\.parquet: row 0 of row group 0: cannot be read"),
+        (at(0, "a\0"), "is no path"),
+    ],
+)
+def test_what_is_not_there_says_so(root: Path, item: RowRange, message: str) -> None:
+    with pytest.raises(StorageError, match=message):
+        ParquetStorage(root).read([item])
+
+
+def test_no_path_leads_out_of_the_root_and_no_value_is_too_large(root: Path) -> None:
+    (root / "link").symlink_to("../b.parquet")
+    for path in ("../b.parquet", f"{root.parent}/b.parquet", "link"):
+        with pytest.raises(OutsideRootError):
+            ParquetStorage(root).read([at(0, path)])
+        assert ParquetStorage(root, allow_outside_root=True).read([at(0, path)]) == [image(0)]
+    with pytest.raises(StorageError, match="its 804 bytes exceed max_bytes=800"):
+        ParquetStorage(root, max_bytes=800).read([at(10)])
+
+
+def test_workers_read_parquet_in_blocks_and_import_pyarrow_for_nothing_else(root: Path, tmp_path: Path) -> None:
+    made = build_index(root / "a.parquet", tmp_path / "x.txt")
+    assert isinstance(made, Path)
+    dataset = MPDataset(
+        made,
+        decode=RawBytes(),
+        batch_size=23,
+        shuffle=BlockShuffle(block_samples=50, window_blocks=2),
+        topology=Topology(),
+    )
+    with MPLoader(dataset, num_workers=2) as loader:
+        found = sorted(data for batch in loader for data in batch[0])
+    assert found == sorted(image(n) for n in range(230))
+    asked = "import sys, mpload.samples.index_work, mpload.storage.opening; print('pyarrow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", asked], capture_output=True, check=True).stdout == b"False\n"

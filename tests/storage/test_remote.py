@@ -1,0 +1,307 @@
+"""Objects behind URLs: read and listed from a real S3 endpoint, through real faults; secrets stay where they were."""
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from mpload import MPDataset, MPLoader, RawBytes, Topology, build_index, open_index
+from mpload.errors import ArgumentError, MploadError, OutsideRootError, StorageError
+from mpload.storage.ranges import ByteRange
+from mpload.storage.remote import RemoteStorage, list_objects
+from tests.support.photos import make_photo_tree
+from tests.support.s3 import S3, SECRETS, s3_server
+
+NAMES = ["a/one.bin", "a b/é ü.bin", "100%/x.bin", "a%20b/x.bin", "q?x=1/y.bin", "h#z+y.bin"]
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3]:
+    with s3_server() as server:
+        server.put({f"bin/{name}": name.encode() * 10 for name in NAMES})
+        yield server
+
+
+@pytest.fixture(scope="module")
+def photos(s3: S3, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("remote") / "photos"
+    make_photo_tree(folder, num_images=24, num_classes=3, seed=0)
+    s3.put_folder(folder, "train/photos")
+    return folder
+
+
+# Reads
+
+
+def test_objects_and_spans_are_read_in_the_order_asked(s3: S3) -> None:
+    storage = RemoteStorage("s3://photos/bin/")
+    assert storage.read([ByteRange(name) for name in NAMES]) == [name.encode() * 10 for name in NAMES]
+    assert storage.read([ByteRange(NAMES[0], 3, 5), ByteRange(NAMES[1]), ByteRange(NAMES[0], 0, 0)]) == [
+        (NAMES[0].encode() * 10)[3:8],
+        NAMES[1].encode() * 10,
+        b"",
+    ]
+    assert pickle.loads(pickle.dumps(storage)).read([ByteRange("a/one.bin", 0, 1)]) == [b"a"]
+
+
+@pytest.mark.parametrize(
+    ("root", "item", "message"),
+    [
+        ("s3://photos/bin", ByteRange("none.bin"), r"s3://photos/bin/none\.bin: there is no such object"),
+        ("s3://nobucket", ByteRange("x"), "there is no such object"),
+        ("s3://photos/bin", ByteRange("a/one.bin", 85, 10), r"span 85\+10 ends at byte 95, behind the object's end"),
+        ("s3://photos/bin", ByteRange("a/one.bin", 900, 10), "behind the object's end"),
+        ("s3://photos/bin", ByteRange("a//one.bin"), "cannot be read"),
+        ("s3://photos/bin", ByteRange(""), "is no URL"),
+    ],
+)
+def test_what_is_not_there_says_so(s3: S3, root: str, item: ByteRange, message: str) -> None:
+    with pytest.raises(StorageError, match=message):
+        RemoteStorage(root).read([item])
+
+
+def test_no_path_leads_out_of_the_root(s3: S3) -> None:
+    storage = RemoteStorage("s3://photos/bin/a")
+    for path in ("../h#z+y.bin", "/x", "s3://photos/bin/a/../x", "s3://photos/bin/ab", "s3://other/x"):
+        with pytest.raises(OutsideRootError):
+            storage.read([ByteRange(path)])
+    assert storage.read([ByteRange("s3://photos/bin/a/one.bin", 0, 3)]) == [b"a/o"]
+    anywhere = RemoteStorage("s3://photos/bin/a", allow_outside_root=True)
+    assert anywhere.read([ByteRange("s3://photos/bin/h#z+y.bin", 0, 2)]) == [b"h#"]
+
+
+def test_an_object_larger_than_allowed_is_not_read(s3: S3) -> None:
+    for item in (ByteRange("a/one.bin"), ByteRange("a/one.bin", 0, 51)):
+        with pytest.raises(StorageError, match="bytes exceed max_bytes=50"):
+            RemoteStorage("s3://photos/bin", max_bytes=50).read([item])
+
+
+def test_a_fork_after_a_read_is_an_error_and_no_hang(s3: S3) -> None:
+    storage = RemoteStorage("s3://photos/bin")
+    storage.read([ByteRange("a/one.bin")])
+    child = os.fork()
+    if not child:
+        try:
+            storage.read([ByteRange("a/one.bin")])
+        except StorageError as error:
+            os._exit(7 if "was forked from one that has read URLs" in str(error) else 1)
+        finally:
+            os._exit(2)
+    deadline = time.monotonic() + 20
+    while not (done := os.waitpid(child, os.WNOHANG))[0]:
+        if time.monotonic() > deadline:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+            pytest.fail("the child hangs")
+        time.sleep(0.01)
+    assert os.waitstatus_to_exitcode(done[1]) == 7
+
+
+# Faults, by a server that has them
+
+
+class Faulty(BaseHTTPRequestHandler):
+    """Answers by the path: /KIND/..., where KIND is a fault that the first requests meet."""
+
+    seen: dict[str, int]
+    protocol_version = "HTTP/1.1"
+    data = bytes(range(256)) * 40
+
+    def do_GET(self) -> None:
+        count = self.seen[self.path] = self.seen.get(self.path, 0) + 1
+        kind = self.path.split("/")[1]
+        if (kind == "busy" and count <= 3) or kind == "down":
+            self.answer(503, b"<Error><AWSAccessKeyId>AKIATHISISASECRET</AWSAccessKeyId></Error>")
+        elif (kind == "stall" and count <= 2) or kind == "dead":
+            time.sleep(3)
+            self.close_connection = True
+        elif kind == "denied":
+            self.answer(403, b"<StringToSign>this/is/a/secret+too</StringToSign>")
+        else:
+            first, last = 0, len(self.data) - 1
+            span = ""
+            if (wanted := self.headers.get("Range")) is not None:
+                first, last = map(int, wanted.removeprefix("bytes=").split("-"))
+                span = f"bytes {first}-{last}/{len(self.data)}"
+            part = self.data[first : last + 1]
+            self.close_connection = is_cut = kind == "cut" and count <= 2
+            self.answer(206 if span else 200, part[:100] if is_cut else part, length=len(part), span=span)
+
+    def answer(self, status: int, data: bytes, *, length: int | None = None, span: str = "") -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data) if length is None else length))
+        if span:
+            self.send_header("Content-Range", span)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class FaultyServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        pass  # the client has gone, as some tests wish
+
+
+@contextmanager
+def faulty_server() -> Iterator[str]:
+    handler = type("Handler", (Faulty,), {"seen": {}})
+    with FaultyServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join(10)
+
+
+@pytest.mark.parametrize("kind", ["good", "busy", "stall", "cut"])
+def test_a_fault_that_passes_is_not_seen(kind: str) -> None:
+    pytest.importorskip("obstore")
+    with faulty_server() as url:
+        storage = RemoteStorage(f"{url}/{kind}", timeout_seconds=0.7)
+        assert storage.read([ByteRange("x y.bin")]) == [Faulty.data]
+        assert storage.read([ByteRange("z.bin", 300, 1000)]) == [Faulty.data[300:1300]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("down", "the server answers 503 Service Unavailable"),
+        ("dead", "timed out|timeout|cannot be read"),
+        ("denied", "access is denied. Give credentials"),
+    ],
+)
+def test_a_fault_that_stays_is_an_error_in_time_and_shows_no_secret(kind: str, message: str) -> None:
+    pytest.importorskip("obstore")
+    with faulty_server() as url:
+        storage = RemoteStorage(f"{url}/{kind}", timeout_seconds=0.5, max_retries=2, retry_seconds=5)
+        with pytest.raises(StorageError, match=message) as caught:
+            storage.read([ByteRange("x.bin")])
+        assert caught.value.__cause__ is None
+        assert caught.value.__context__ is None
+
+
+def test_nobody_answering_is_an_error() -> None:
+    pytest.importorskip("obstore")
+    storage = RemoteStorage("http://127.0.0.1:9", timeout_seconds=0.5, max_retries=1, retry_seconds=2)
+    with pytest.raises(StorageError, match=r"http://127\.0\.0\.1:9/x"):
+        storage.read([ByteRange("x")])
+
+
+# Indexes
+
+
+def test_an_index_of_a_bucket_is_that_of_the_folder(s3: S3, photos: Path, tmp_path: Path) -> None:
+    local, remote = tmp_path / "local.txt", tmp_path / "remote.txt"
+    build_index(photos, local)
+    build_index("s3://photos/train/photos/", remote)
+    assert [line for line in local.read_text().splitlines() if not line.startswith("#root")] == [
+        line for line in remote.read_text().splitlines() if not line.startswith("#root")
+    ]
+    assert open_index(remote).root == "s3://photos/train/photos"
+    build_index("s3://photos/train/photos", tmp_path / "above.txt", root="s3://photos")
+    assert str(open_index(tmp_path / "above.txt")[0].cells[0]).startswith("train/photos/")
+
+
+def test_the_command_lists_a_bucket(s3: S3, photos: Path, tmp_path: Path) -> None:
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "mpload",
+        "index",
+        "s3://photos/train/photos",
+        "-o",
+        tmp_path / "x.txt",
+    ]
+    ran = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    assert "24 samples of 3 classes" in ran.stdout
+    assert not [secret for secret in SECRETS.values() if secret in (tmp_path / "x.txt").read_text() + ran.stdout]
+
+
+def test_workers_read_from_a_bucket_what_lies_in_the_folder(s3: S3, photos: Path, tmp_path: Path) -> None:
+    def batches(index: Path | tuple[Path, ...]) -> list[tuple[list[bytes], list[int]]]:
+        dataset = MPDataset(index, decode=RawBytes(), batch_size=5, seed=3, topology=Topology())  # type: ignore[arg-type]
+        with MPLoader(dataset, num_workers=2) as loader:
+            return [(list(images), labels.tolist()) for images, labels in loader]
+
+    remote = build_index("s3://photos/train/photos", tmp_path / "remote.txt")
+    assert batches(remote) == batches(build_index(photos, tmp_path / "local.txt"))
+
+
+def test_a_list_of_urls_is_read_as_it_is(s3: S3, photos: Path, tmp_path: Path) -> None:
+    files = sorted(photos.glob("*/*"))[:4]
+    listed = tmp_path / "urls.txt"
+    lines = [f"s3://photos/train/photos/{file.relative_to(photos)} {n}" for n, file in enumerate(files)]
+    listed.write_text("\n".join([*lines, f"{files[0]} 9"]))
+    wanted = [(file.read_bytes(), n) for n, file in enumerate(files)] + [(files[0].read_bytes(), 9)]
+    script = (
+        "import sys, pickle; from mpload import MPDataset, RawBytes, Topology\n"
+        "found = list(MPDataset(sys.argv[1], decode=RawBytes(), shuffle=False, topology=Topology()))\n"
+        "sys.stdout.buffer.write(pickle.dumps(found))\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", script, listed], check=True, capture_output=True, timeout=60)
+    assert pickle.loads(ran.stdout) == wanted
+
+
+@pytest.mark.parametrize(
+    "url", ["https://me:password@host/x", "https://host/x.jpg?X-Amz-Signature=signature", "ftp://host/x", "s3:///x"]
+)
+def test_an_index_holds_no_secret_and_no_error_shows_one(tmp_path: Path, url: str) -> None:
+    listed = tmp_path / "list.txt"
+    listed.write_text(f"{url} 1\n")
+    out = tmp_path / "x.txt"
+    attempts: list[Callable[[], object]] = [
+        lambda: build_index(listed, out, root="/"),
+        lambda: build_index(url, out),
+        lambda: build_index(listed, out, root=url),
+        lambda: RemoteStorage(url),
+        lambda: RemoteStorage("https://host", allow_outside_root=True).read([ByteRange(url)]),
+        lambda: list(list_objects(url)),
+    ]
+    for attempt in attempts:
+        with pytest.raises(MploadError) as caught:
+            attempt()
+        assert "password" not in str(caught.value).replace("holds a password", "")
+        assert "signature" not in str(caught.value).replace("which may be a signature", "")
+        assert not out.exists()
+
+
+def test_credentials_that_are_wrong_show_up_nowhere(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    with faulty_server() as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"{url}/denied")
+        for attempt in (
+            lambda: RemoteStorage("s3://photos").read([ByteRange("x")]),
+            lambda: list(list_objects("s3://photos")),
+        ):
+            with pytest.raises(StorageError, match="access is denied") as caught:
+                attempt()
+            assert not [secret for secret in SECRETS.values() if secret in str(caught.value)]
+
+
+def test_what_cannot_be_listed_says_what_to_do(s3: S3, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"behind http cannot be listed\. Give a list of paths"):
+        build_index("https://host/photos", tmp_path / "x.txt")
+    s3.put({"tars/0.tar": b""})
+    with pytest.raises(ArgumentError, match=r"holds tar shards \(0\.tar\).*mpload index FOLDER --root s3://"):
+        build_index("s3://photos/tars", tmp_path / "x.txt")
+    with pytest.raises(ArgumentError, match="no image found"):
+        build_index("s3://photos/none", tmp_path / "x.txt")
+
+
+def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(ArgumentError, match=r"pip install 'mpload\[remote\]'"):
+        RemoteStorage("s3://x").read([ByteRange("y")])

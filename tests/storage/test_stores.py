@@ -1,0 +1,142 @@
+"""The same batches, bit for bit, wherever the bytes lie: files, tar, LMDB, TFRecord, Arrow, Parquet and S3."""
+
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mpload import MPDataset, MPLoader, PartialCache, RandomResizedCrop, RawBytes, Topology, build_index, open_index
+from mpload.tools.pack.packing import PackOptions, pack_index
+from tests.support.photos import make_photo_tree
+from tests.support.s3 import s3_server
+
+STORES = ["files", "tar", "packed", "lmdb", "tfrecord", "arrow", "parquet", "s3", "s3-tar"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stores")
+    make_photo_tree(folder / "photos", num_images=26, num_classes=3, seed=0)
+    build_index(folder / "photos", folder / "files.txt")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def s3(folder: Path) -> Iterator[None]:
+    with s3_server() as server:
+        make_tar(folder)
+        server.put_folder(folder / "photos", "data/photos")
+        server.put_folder(folder / "tars", "data/tars")
+        yield
+
+
+def samples(folder: Path) -> list[tuple[str, bytes, int]]:
+    index = open_index(folder / "files.txt")
+    return [
+        (f"{number:04d}", (folder / "photos" / str(record.cells[0])).read_bytes(), int(str(record.cells[1])))
+        for number, record in enumerate(index)
+    ]
+
+
+def make_tar(folder: Path) -> Path:
+    (folder / "tars").mkdir(exist_ok=True)
+    photos = folder / "photos"
+    with tarfile.open(folder / "tars" / "0.tar", "w") as tar:
+        for (key, _, label), record in zip(samples(folder), open_index(folder / "files.txt"), strict=True):
+            tar.add(photos / str(record.cells[0]), f"{key}.jpg")
+            (folder / "cls").write_text(str(label))
+            tar.add(folder / "cls", f"{key}.cls")
+    return folder / "tars"
+
+
+def make_source(kind: str, folder: Path) -> str | Path:
+    """Write the samples in another way; return what an index is made of."""
+    source = folder / kind
+    if kind == "lmdb":
+        lmdb = pytest.importorskip("lmdb")
+        with lmdb.open(str(source), map_size=1 << 28) as environment, environment.begin(write=True) as put:
+            for key, data, label in samples(folder):
+                put.put(f"{key}.jpg".encode(), data)
+                put.put(f"{key}.cls".encode(), str(label).encode())
+        return source
+    if kind == "tfrecord":
+        pytest.importorskip("crc32c")
+        writer = pytest.importorskip("tfrecord").TFRecordWriter(str(source))
+        for _, data, label in samples(folder):
+            writer.write({"image/encoded": (data, "byte"), "image/class/label": (label, "int")})
+        writer.close()
+        return source
+    if kind in {"arrow", "parquet"}:
+        values = [{"bytes": data, "path": key} for key, data, _ in samples(folder)]
+        column = pa.array(values, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+        table = pa.table({"image": column, "label": [label for _, _, label in samples(folder)]})
+        if kind == "parquet":
+            pq.write_table(table, source, row_group_size=10)
+        else:
+            with pa.OSFile(str(source), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as stream:
+                stream.write_table(table)
+        return source
+    if kind == "s3":
+        return "s3://photos/data/photos"
+    return make_tar(folder) if "tar" in kind else folder / "photos"
+
+
+def batches(index: Path, cache: PartialCache | None, *, num_epochs: int) -> list[list[Any]]:
+    """Return the bytes of all batches, epoch by epoch."""
+    dataset = MPDataset(
+        index, decode=RandomResizedCrop(48), batch_size=5, seed=7, tail="ragged", cache=cache, topology=Topology()
+    )
+    with MPLoader(dataset, num_workers=2) as loader:
+        return [
+            [(np.asarray(images).tobytes(), labels.tolist()) for images, labels in loader] for _ in range(num_epochs)
+        ]
+
+
+@pytest.fixture(scope="module")
+def wanted(folder: Path) -> list[list[Any]]:
+    """Two epochs, from files, without a cache."""
+    return batches(folder / "files.txt", None, num_epochs=2)
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_batches_are_the_same_from_every_store_cached_or_not_cold_and_warm(
+    kind: str, folder: Path, wanted: list[list[Any]], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if kind.startswith("s3"):
+        request.getfixturevalue("s3")
+    if kind == "packed":
+        index = pack_index(folder / "files.txt", tmp_path / "pack", PackOptions(shard_bytes=100_000))
+    else:
+        root = "s3://photos/data/tars" if kind == "s3-tar" else None
+        made = build_index(make_source(kind, folder), tmp_path / f"{kind}.txt", root=root)
+        assert isinstance(made, Path)
+        index = made
+    assert len(wanted[0]) == 6
+    assert wanted[0] != wanted[1]
+    assert batches(index, None, num_epochs=1) == wanted[:1]
+    cache = PartialCache(tmp_path / "cache", max_bytes="100MiB", fraction=0.6)
+    assert batches(index, cache, num_epochs=2) == wanted  # a cold one, then a warm one
+    assert batches(index, cache, num_epochs=1) == wanted[:1]  # a run that finds it warm
+
+
+@pytest.mark.parametrize("kind", ["files", "tar"])
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_bytes_in_arrays_are_the_same_bytes(kind: str, is_cached: bool, folder: Path, tmp_path: Path) -> None:
+    index = build_index(make_source(kind, folder), tmp_path / "index.txt")
+
+    def dataset(*, as_array: bool) -> MPDataset:
+        cache = PartialCache(tmp_path / "cache", fraction=0.5) if is_cached else None
+        decode = RawBytes(as_array=as_array)
+        return MPDataset(index, decode=decode, batch_size=5, tail="ragged", cache=cache, topology=Topology())
+
+    wanted = [data for images, _ in dataset(as_array=False) for data in images]
+    for num_workers in (0, 2):
+        with MPLoader(dataset(as_array=True), num_workers=num_workers) as loader:
+            for _ in range(2):
+                loader.set_epoch(0)
+                assert [image.numpy().tobytes() for images, _ in loader for image in images] == wanted

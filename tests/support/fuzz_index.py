@@ -1,0 +1,71 @@
+"""Coverage-guided fuzzing of the readers of index texts and sidecars: never a crash, never a wrong record.
+
+    pip install atheris && python tests/support/fuzz_index.py -max_total_time=600
+
+Not collected by pytest: the same laws are tested there with Hypothesis.
+"""
+
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+import atheris  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+with atheris.instrument_imports(include=["mpload"]):
+    from mpload.errors import MploadError
+    from mpload.index.opening import open_index
+    from mpload.index.text import parse_line, read_header
+
+FOLDER = Path(tempfile.mkdtemp(prefix="mpload-fuzz-"))
+GOOD = FOLDER / "good.txt"
+GOOD.write_text("#mpload 1\n#columns image:path label:int\n" + "".join(f"d/{i}.jpg\t{i}\n" for i in range(50)))
+CELLS = [record.cells for record in open_index(GOOD)]
+SIDECAR = open_index(GOOD).sidecar.path
+BYTES = SIDECAR.read_bytes()
+
+
+def fuzz_text(data: bytes, suffix: str) -> None:
+    """Open any bytes as an index: an error of ours, or records that are the lines, read one by one."""
+    path = FOLDER / f"any.{suffix}"
+    path.write_bytes(data)
+    try:
+        index = open_index(path)
+        found = [list(record.cells) for record in index]
+    except MploadError:
+        return
+    header = read_header(path)
+    lines = [line for line in data[header.body_bytes :].split(b"\n") if line.strip()]
+    if repr(found) != repr([parse_line(header, line) for line in lines]):  # repr: nan is not equal to itself
+        raise AssertionError(found)
+
+
+def fuzz_sidecar(data: bytes) -> None:
+    """Damage the sidecar: an error of ours, or the right records."""
+    provider = atheris.FuzzedDataProvider(data)
+    damaged = bytearray(BYTES)
+    for _ in range(provider.ConsumeIntInRange(1, 8)):
+        damaged[provider.ConsumeIntInRange(0, len(damaged) - 1)] = provider.ConsumeIntInRange(0, 255)
+    SIDECAR.write_bytes(damaged[: provider.ConsumeIntInRange(0, len(damaged))] if provider.ConsumeBool() else damaged)
+    try:
+        found = [record.cells for record in open_index(GOOD)]
+    except MploadError:
+        return
+    finally:
+        SIDECAR.write_bytes(BYTES)
+    if found != CELLS:
+        raise AssertionError(found)
+
+
+def fuzz(data: bytes) -> None:
+    """Try one input."""
+    if data[:1] < b"\x55":
+        fuzz_sidecar(data[1:])
+    else:
+        fuzz_text(data[1:], "csv" if data[:1] < b"\xaa" else "txt")
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    atheris.Setup(sys.argv, fuzz)
+    atheris.Fuzz()

@@ -1,0 +1,172 @@
+"""Map-style datasets of the tests that workers import: a module that imports little."""
+
+import os
+import random
+import signal
+import time
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tests.support.decoders import UnspeakableError, deep_function
+
+
+class Pair(NamedTuple):
+    image: Any
+    label: int
+
+
+class Sized:
+    def __init__(self, num_samples: int = 23) -> None:
+        self.num_samples = num_samples
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+
+class Tuples(Sized):
+    def __getitem__(self, i: int) -> Any:
+        return np.full((3, 4), i, np.uint8), i, float(i), f"name {i}", np.float32(i), i % 2 == 0
+
+
+class Dicts(Sized):
+    def __getitem__(self, i: int) -> Any:
+        inner = OrderedDict(mask=np.full((2, 2), i, np.int16), note=b"x" * i)
+        return {"image": np.full((3, 4, 2), i).transpose(2, 0, 1), "more": inner, "list": [i, (i, str(i))]}
+
+
+class Named(Sized):
+    def __getitem__(self, i: int) -> Pair:
+        return Pair(np.arange(6.0).reshape(2, 3) + i, i)
+
+
+class Texts(Sized):
+    def __getitem__(self, i: int) -> str:
+        return f"\N{GREEK SMALL LETTER ALPHA} {i}"
+
+
+class Growing(Sized):
+    """Images of one size in each batch of five, and of another in the next."""
+
+    def __getitem__(self, i: int) -> Any:
+        return np.full((2 + i // 5, 3), i), i
+
+
+class Tensors(Sized):
+    def __getitem__(self, i: int) -> Any:
+        import torch
+
+        return torch.full((3, 4, 2), i).permute(2, 0, 1), torch.tensor(i, dtype=torch.float16)
+
+
+class Drawn(Sized):
+    """Draws from the generators that datasets use, torch's where it is imported."""
+
+    def __init__(self, *, with_torch: bool = False) -> None:
+        super().__init__()
+        self.with_torch = with_torch
+
+    def __getitem__(self, i: int) -> Any:
+        return i, torch_random() if self.with_torch else 0, np.random.rand(2), random.random()  # noqa: NPY002
+
+
+def torch_random() -> Any:
+    import torch
+
+    return torch.rand(3)
+
+
+class Odd(Sized):
+    """Of one shape but for sample 7."""
+
+    def __getitem__(self, i: int) -> Any:
+        return np.zeros(3 if i == 7 else 2)
+
+
+class Broken(Sized):
+    def __getitem__(self, i: int) -> int:
+        if i == 7:
+            raise KeyError("seven")
+        return i
+
+
+class Killing(Sized):
+    """Kills the worker that makes sample 13, once."""
+
+    def __init__(self, once: Path) -> None:
+        super().__init__()
+        self.once = once
+
+    def __getitem__(self, i: int) -> int:
+        if i == 13 and not self.once.exists():
+            self.once.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return i
+
+
+class Strange(Sized):
+    def __getitem__(self, i: int) -> Any:
+        return {"what": object()}
+
+
+class Sleeping(Sized):
+    """Waits for each sample, as for a slow disk."""
+
+    def __getitem__(self, i: int) -> int:
+        time.sleep(0.01)
+        return i
+
+
+class Computing(Sized):
+    def __getitem__(self, i: int) -> int:
+        ends = time.thread_time() + 0.005
+        while time.thread_time() < ends:
+            pass
+        return i
+
+
+class DeeplyBroken(Sized):
+    def __getitem__(self, i: int) -> int:
+        deep_function(i)
+        return i
+
+
+class Unspeakable(Sized):
+    def __getitem__(self, i: int) -> int:
+        if i == 7:
+            raise UnspeakableError(1, 2)
+        return i
+
+
+class Halves(Sized):
+    """Tensors of dtypes that NumPy lacks."""
+
+    def __getitem__(self, i: int) -> Any:
+        import torch
+
+        values = torch.arange(i, i + 6, dtype=torch.float32).reshape(2, 3) / 8
+        eighth = values.to(torch.float8_e4m3fn)
+        return values.bfloat16().T, eighth, torch.tensor(i, dtype=torch.bfloat16), values[: 1 + i // 5].bfloat16()
+
+
+class Mixed(Sized):
+    """Numbers that are ints, floats and bools by turns, in batches of their own and together."""
+
+    def __getitem__(self, i: int) -> Any:
+        return i if i % 2 else i + 0.1, [2**60 + i, i / 3, True][(i // 5) % 3], (True, 2, 3)[i % 3]
+
+
+class WithGrad(Sized):
+    def __getitem__(self, i: int) -> Any:
+        import torch
+
+        return {"x": torch.full((2,), float(i), requires_grad=True)}
+
+
+class Turning(Sized):
+    """Floats before sample 7, and an int there."""
+
+    def __getitem__(self, i: int) -> Any:
+        return i if i == 7 else float(i)

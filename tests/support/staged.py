@@ -1,0 +1,249 @@
+"""Jobs that are set up to be slow for one reason: what the doctor has to find."""
+
+import json
+import resource
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import simplejpeg  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from mpload.images.decoders import RandomResizedCrop
+from tests.support.containers import memory_container
+from tests.support.photos import photo
+from tests.support.slow_disk import SlowDisk, mounted
+
+__all__ = ["STAGED", "Staged", "diagnose", "plain_crop", "slow_transform", "waiting_decode"]
+
+_WAIT_SECONDS = 0.01
+_OUTPUT = (64, 64, 3)
+
+
+class WaitingDecode:
+    """Takes 10 ms and hardly any core: a model on another machine, a disk, a sleep."""
+
+    output_shape = _OUTPUT
+
+    def __call__(self, data: bytes, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+        time.sleep(_WAIT_SECONDS)
+        result = np.empty(_OUTPUT, np.uint8) if out is None else out
+        result[:] = len(data) % 256
+        return result
+
+
+class TinyDecode:
+    """Takes next to nothing."""
+
+    output_shape = (8, 8, 3)
+
+    def __call__(self, data: bytes, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+        result = np.empty(self.output_shape, np.uint8) if out is None else out
+        result[:] = len(data) % 256
+        return result
+
+
+def slow_transform(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Keep a core busy for several times as long as the decoder does, and memory hardly at all."""
+    zlib.compress(image.tobytes(), 6)
+    return image
+
+
+waiting_decode = WaitingDecode()
+tiny_decode = TinyDecode()
+plain_crop = RandomResizedCrop(224)
+small_crop = RandomResizedCrop(64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """A situation: what is set up, what is asked, and what is to be found."""
+
+    options: tuple[str, ...]
+    bottleneck: str
+    prepare: Callable[[Path, ExitStack], Path]
+    """Makes the index in a folder; what the stack holds ends with the situation."""
+    seconds: float = 2.5
+    limit_bytes: int | None = None
+    """Of a container."""
+    max_descriptors: int | None = None
+    needs_mount: bool = False
+
+
+def write_photos(folder: Path, *, num: int, height: int = 375, width: int = 500) -> None:
+    """Write JPEGs `0000`, `0001`, ..."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for number in range(num):
+        jpeg = simplejpeg.encode_jpeg(photo(height, width, rng), quality=90, colorspace="RGB")
+        (folder / f"{number:04d}").write_bytes(jpeg)
+
+
+def write_index(path: Path, *, root: Path, names: list[str], repeats: int = 1) -> Path:
+    """Write an index of files, each with a label."""
+    lines = [f"{name}\t{number % 10}\n" for number, name in enumerate(names * repeats)]
+    path.write_text(f"#mpload 1\n#root {root}\n#columns image:path label:int\n{''.join(lines)}", encoding="ascii")
+    return path
+
+
+def _photos(folder: Path, _: ExitStack) -> Path:
+    """Two dozen photos, each many times: an epoch is long, and all of it lies in the page cache."""
+    write_photos(folder / "photos", num=24)
+    names = sorted(path.name for path in (folder / "photos").iterdir())
+    return write_index(folder / "train.txt", root=folder / "photos", names=names, repeats=400)
+
+
+def _huge(folder: Path, _: ExitStack) -> Path:
+    write_photos(folder / "photos", num=8, height=2400, width=3200)
+    names = sorted(path.name for path in (folder / "photos").iterdir())
+    return write_index(folder / "train.txt", root=folder / "photos", names=names, repeats=40)
+
+
+def _tiny(folder: Path, _: ExitStack) -> Path:
+    (folder / "files").mkdir()
+    names = [f"{number}.bin" for number in range(50)]
+    for name in names:
+        (folder / "files" / name).write_bytes(bytes(200))
+    return write_index(folder / "train.txt", root=folder / "files", names=names, repeats=2000)
+
+
+def _on_slow_disk(*, num_files: int, read_seconds: float, is_cached: bool, padding: int = 0) -> Any:
+    def prepare(folder: Path, stack: ExitStack) -> Path:
+        contents = folder / "contents"
+        write_photos(contents, num=16, height=120, width=160)
+        for path in contents.iterdir():  # what follows a JPEG's end is not looked at
+            path.write_bytes(path.read_bytes() + bytes(padding))
+        disk = SlowDisk(contents=contents, num_files=num_files, read_seconds=read_seconds, is_cached=is_cached)
+        point = stack.enter_context(mounted(disk, folder / "disk"))
+        names = [str(number) for number in range(num_files)]
+        return write_index(folder / "train.txt", root=point, names=names)
+
+    return prepare
+
+
+_SMALL = ("--decode", "tests.support.staged:small_crop")
+
+STAGED: dict[str, Staged] = {
+    "slow consumer": Staged(
+        bottleneck="consumer", prepare=_photos, options=("--batch-size", "8", "--step-time", "1.0", "--workers", "2")
+    ),
+    "too few workers": Staged(
+        bottleneck="too few workers",
+        prepare=_photos,
+        options=(
+            *("--decode", "tests.support.staged:waiting_decode"),
+            *("--batch-size", "8", "--step-time", "0.01", "--workers", "1"),
+        ),
+    ),
+    "slow transform": Staged(
+        bottleneck="transform",
+        prepare=_photos,
+        options=(
+            *("--decode", "tests.support.staged:plain_crop", "--transform", "tests.support.staged:slow_transform"),
+            *("--batch-size", "8", "--step-time", "0.001"),
+        ),
+    ),
+    "huge images": Staged(
+        bottleneck="images larger than the crop needs",
+        prepare=_huge,
+        options=("--decode", "tests.support.staged:plain_crop", "--batch-size", "8", "--step-time", "0.001"),
+    ),
+    "tiny batches": Staged(
+        bottleneck="small batches",
+        prepare=_tiny,
+        options=("--decode", "tests.support.staged:tiny_decode", "--batch-size", "1", "--step-time", "0.00002"),
+    ),
+    "slow disk": Staged(
+        bottleneck="storage",
+        prepare=_on_slow_disk(num_files=3000, read_seconds=0.01, is_cached=False),
+        options=(*_SMALL, "--batch-size", "8", "--step-time", "0.008"),
+        needs_mount=True,
+    ),
+    "cold cache": Staged(
+        bottleneck="cold page cache",
+        prepare=_on_slow_disk(num_files=3000, read_seconds=0.01, is_cached=True),
+        options=(*_SMALL, "--batch-size", "8", "--step-time", "0.008"),
+        needs_mount=True,
+    ),
+    "thrashing page cache": Staged(
+        bottleneck="page cache too small",
+        prepare=_on_slow_disk(num_files=40_000, read_seconds=0.01, is_cached=True, padding=40_000),
+        options=(*_SMALL, "--batch-size", "8", "--step-time", "0.008"),
+        limit_bytes=900 << 20,
+        needs_mount=True,
+    ),
+    "container limit": Staged(
+        bottleneck="memory limit",
+        prepare=_photos,
+        options=("--batch-size", "512", "--step-time", "0.5", "--workers", "4"),
+        limit_bytes=600 << 20,
+    ),
+    "descriptor limit": Staged(
+        bottleneck="descriptor limit",
+        prepare=_photos,
+        options=("--batch-size", "8", "--step-time", "0.01", "--workers", "12"),
+        max_descriptors=20,
+    ),
+}
+
+
+@contextmanager
+def prepared(staged: Staged, folder: Path) -> Iterator[Path]:
+    """Set a situation up; yield its index."""
+    with ExitStack() as stack:
+        yield staged.prepare(folder, stack)
+
+
+def diagnose(staged: Staged, index: Path, *more: str) -> dict[str, Any]:
+    """Run the doctor on it, in a process and a container of its own; return what it found, as JSON tells it."""
+    command = [sys.executable, "-m", "mpload", "doctor", str(index), "--json", "--seconds", str(staged.seconds)]
+    with memory_container(staged.limit_bytes) if staged.limit_bytes else nullcontext() as container:
+        if staged.limit_bytes and container is None:
+            pytest.skip("no memory containers here")
+
+        def enter() -> None:
+            if container is not None:
+                container.procs.write_text("0")
+            if staged.max_descriptors is not None:
+                hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+                resource.setrlimit(resource.RLIMIT_NOFILE, (staged.max_descriptors, hard))
+
+        ran = subprocess.run(
+            [*command, *staged.options, *more],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+            preexec_fn=enter,
+        )
+    assert ran.returncode == 0, ran.stderr
+    found: dict[str, Any] = json.loads(ran.stdout)
+    return found
+
+
+def main() -> None:
+    """Show what the doctor says of the situations that are named, or of all."""
+    import tempfile
+
+    for name in sys.argv[1:] or STAGED:
+        with tempfile.TemporaryDirectory() as folder, prepared(STAGED[name], Path(folder)) as index:
+            started = time.monotonic()
+            found = diagnose(STAGED[name], index)
+        verdict = found["verdict"]
+        print(f"\n{name}: {verdict['bottleneck']} ({time.monotonic() - started:.1f} s)\n  {verdict['reason']}")
+        for remedy in found["remedies"]:
+            print(f"  - {remedy['text']}: {remedy['gain']} {'tried' if remedy['is_measured'] else ''}")
+        for trial in found["findings"]["trials"]:
+            print("   ", {key: value for key, value in trial.items() if value})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""What a loader says about itself, and how many workers it comes to have."""
+
+import itertools
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpload import MPDataset, MPLoader, RandomResizedCrop, Topology, build_index
+from mpload.loader.scaling import ScalerState, Window, decide
+from mpload.memory.machine import num_usable_cores
+from mpload.telemetry.stats import Latencies, Stage, limiting_stage
+from mpload.transport.messages import Timings
+from mpload.units import MIB
+from tests.support.decoders import add_noise
+from tests.support.map_styles import Computing, Sleeping, Tuples
+
+needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
+
+
+@given(st.lists(st.floats(1e-6, 1000), min_size=1, max_size=200), st.sampled_from([0.01, 0.5, 0.99, 1.0]))
+def test_a_quantile_is_at_most_16_percent_too_long(seconds: list[float], share: float) -> None:
+    latencies = Latencies()
+    for each in seconds:
+        latencies.add(each)
+    exact = sorted(seconds)[max(0, -(-len(seconds) * round(share * 100) // 100) - 1)]
+    assert exact * 0.999 <= latencies.quantile_seconds(share) <= exact * 1.16
+
+
+def test_the_stage_that_limits_is_the_one_that_takes_the_workers_time() -> None:
+    def limit(wait_seconds: float = 5.0, num_workers: int = 2, **milliseconds: int) -> Stage:
+        timings = Timings(**{f"{stage}_ns": each * 10**6 for stage, each in milliseconds.items()})
+        return limiting_stage(timings, num_workers=num_workers, wait_seconds=wait_seconds, elapsed_seconds=10)
+
+    assert limit(wait_seconds=0.4, read=19_000, total=19_500) is Stage.CONSUMER
+    assert limit(read=15_000, decode=2_000, total=19_000) is Stage.READ
+    assert limit(read=2_000, decode=15_000, total=19_000) is Stage.DECODE
+    assert limit(read=2_000, transform=15_000, total=19_000) is Stage.TRANSFORM
+    assert limit(read=2_000, decode=5_000, total=19_000) is Stage.TRANSPORT
+    assert limit(read=4_000, total=5_000) is Stage.TRANSPORT  # workers had nothing to do
+    assert limit(read=4_000, total=5_000, num_workers=0) is Stage.READ
+
+
+@pytest.fixture(scope="module")
+def photos(photo_tree: Path) -> Path:
+    return build_index(photo_tree, photo_tree.with_name("stats.txt"))
+
+
+@needs_linux
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_stats_add_up(photos: Path, num_workers: int) -> None:
+    dataset = MPDataset(
+        photos, decode=RandomResizedCrop(64), transform=add_noise, batch_size=4, topology=Topology()
+    )  # fmt: skip
+    with MPLoader(dataset, num_workers=num_workers) as loader:
+        batches = list(loader)
+        stats = loader.stats()
+        assert (stats.num_batches, stats.num_samples, stats.num_workers) == (6, 24, num_workers)
+        assert sum(stats.latencies.counts) == 6
+        assert 0 < stats.wait_seconds <= stats.elapsed_seconds
+        timings = stats.timings
+        assert min(timings.read_ns, timings.decode_ns, timings.transform_ns) > 0
+        assert timings.read_ns + timings.decode_ns + timings.transform_ns < timings.total_ns
+        memory = stats.memory
+        assert memory.total_bytes == memory.slots_bytes + memory.zygote_bytes + memory.workers_bytes
+        if num_workers:
+            batch_bytes = 4 * 3 * 64 * 64 * 4
+            assert batch_bytes < memory.slots_bytes < 7 * batch_bytes
+            assert 1 * MIB < memory.zygote_bytes < 100 * MIB
+            assert 1 * MIB < memory.workers_bytes < 60 * MIB
+        assert "24 samples in 6 batches" in str(stats)
+        assert f"by {num_workers} workers" in str(stats)
+        del batches
+    assert loader.stats().num_samples == 24
+
+
+@needs_linux
+def test_what_was_counted_does_not_change_any_more() -> None:
+    with MPLoader(Tuples(), batch_size=5, num_workers=1, topology=Topology()) as loader:
+        first = next(iter(loader))
+        stats = loader.stats()
+        before = str(stats)
+        list(loader)
+        assert str(stats) == before
+        assert loader.stats().num_batches == stats.num_batches + 5
+        del first
+
+
+def settle(model: Any, *, num_workers: int, max_workers: int, num_windows: int = 60) -> list[int]:
+    """Return the numbers of workers over time, where `model(num_workers)` gives the samples/s and blocked share."""
+    state = ScalerState(num_workers=num_workers)
+    seen = []
+    for _ in range(num_windows):
+        rate, blocked = model(state.num_workers)
+        window = Window(
+            num_samples=round(rate * 10),
+            seconds=10.0,
+            wait_seconds=8.0,
+            busy_seconds=10.0 * state.num_workers,
+            runnable_seconds=10.0 * state.num_workers * (1 - blocked),
+        )
+        state = decide(window, state, max_workers=max_workers)
+        seen.append(state.num_workers)
+    return seen
+
+
+def test_workers_that_wait_become_more_until_something_else_limits() -> None:
+    seen = settle(lambda workers: (min(100 * workers, 950), 0.9), num_workers=2, max_workers=64)
+    assert max(seen) < 20
+    assert 8 <= seen[-1] <= 13
+    assert seen.count(seen[-1]) > 40
+
+
+def test_workers_that_compute_stay_as_many_as_they_are() -> None:
+    assert set(settle(lambda _: (100, 0.1), num_workers=2, max_workers=64)) == {2}
+
+
+def test_workers_never_become_more_than_allowed() -> None:
+    assert settle(lambda workers: (100 * workers, 0.9), num_workers=2, max_workers=11)[-1] == 11
+
+
+def test_a_step_that_does_not_help_is_taken_back_and_tried_again_ever_less_often() -> None:
+    seen = settle(lambda _: (100, 0.9), num_workers=4, max_workers=64, num_windows=200)
+    tried = [number for number, workers in enumerate(seen) if workers == 6]
+    assert set(seen) == {4, 6}
+    gaps = [b - a for a, b in itertools.pairwise(tried)]
+    assert gaps == sorted(gaps)
+    assert gaps[-1] > 1.8 * gaps[0]
+
+
+def test_a_consumer_that_does_not_wait_needs_no_more_workers() -> None:
+    window = Window(num_samples=100, seconds=1.0, wait_seconds=0.05, busy_seconds=2.0, runnable_seconds=0.1)
+    assert decide(window, ScalerState(num_workers=2), max_workers=9).num_workers == 2
+
+
+def run_for(loader: MPLoader, *, seconds: float, until: int) -> int:
+    """Take batches, at most for so long; return the largest number of workers seen."""
+    most, started = loader.num_workers, time.monotonic()
+    while True:
+        for batch in loader:
+            del batch
+            most = max(most, loader.num_workers)
+            if time.monotonic() - started > seconds or most >= until:
+                return most
+
+
+@needs_linux
+def test_auto_adds_workers_where_they_wait() -> None:
+    cores = num_usable_cores()
+    with MPLoader(Sleeping(100_000), batch_size=8, topology=Topology()) as loader:
+        assert loader.num_workers == loader.stats().num_workers == cores
+        assert run_for(loader, seconds=30, until=2 * cores) >= 2 * cores
+        assert loader.stats().num_workers == loader.num_workers
+
+
+@needs_linux
+def test_auto_keeps_to_the_cores_where_workers_compute() -> None:
+    cores = num_usable_cores()
+
+    def keeps() -> bool:
+        with MPLoader(Computing(100_000), batch_size=8, topology=Topology()) as loader:
+            return run_for(loader, seconds=5, until=cores + 1) == cores
+
+    assert any(keeps() for _ in range(3))  # where others are at work on this machine, one more worker may be tried
+
+
+@needs_linux
+def test_auto_has_no_more_workers_than_the_budget_allows() -> None:
+    with MPLoader(Tuples(), batch_size=5, memory_budget="17MiB", topology=Topology()) as loader:
+        assert loader.num_workers == 1
+        assert len(list(loader)) == 5

@@ -1,0 +1,213 @@
+"""What a running loader tells others: its page, `mpload top`, writers and the progress bar."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from mpload import MPLoader, Topology
+from mpload.errors import ArgumentError
+from mpload.telemetry.page import read_pages
+from mpload.telemetry.showing import show_progress
+from mpload.telemetry.writers import JsonLinesWriter, PrometheusWriter, TensorBoardWriter
+from tests.support.map_styles import Sleeping, Tuples
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pages need Linux")
+
+JOB = """
+from mpload import MPLoader, Topology
+from tests.support.map_styles import Sleeping
+if __name__ == "__main__":
+    with MPLoader(Sleeping(100_000), batch_size=8, num_workers=2, topology=Topology()) as loader:
+        for number, batch in enumerate(loader):
+            if number == 8:
+                print("running", flush=True)
+"""
+
+
+@pytest.fixture
+def job() -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen([sys.executable, "-c", JOB], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "running\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def mpload(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "200"}
+    return subprocess.run(
+        [sys.executable, "-m", "mpload", *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_top_shows_each_worker_of_a_running_job_and_a_killed_job_leaves_nothing(job: subprocess.Popen[str]) -> None:
+    done = mpload("top", str(job.pid), "--once", "--interval", "2")
+    assert done.returncode == 0, done.stderr
+    assert f"process {job.pid}: " in done.stdout
+    assert "limited by decode" in done.stdout
+    rows = [line.split() for line in done.stdout.splitlines() if "mpload-worker-" in line]
+    assert len(rows) == 2
+    for row in rows:  # these workers do nothing but sleep in __getitem__, which counts as decoding
+        busy, read, decode, transform, _ = [int(cell.rstrip("%")) for cell in row if cell.endswith("%")]
+        assert busy >= decode > 50
+        assert (read, transform) == (0, 0)
+    job.kill()
+    job.wait()
+    done = mpload("top", str(job.pid), "--once")
+    assert done.returncode != 0
+    assert "have no MPLoader with workers" in done.stderr
+
+
+WRITER = """
+import itertools, sys
+from mpload.telemetry.page import StatsPage
+length, num_writes = int(sys.argv[1]), int(sys.argv[2])
+print("writing", flush=True)
+while True:
+    page = StatsPage()
+    for number in itertools.islice(itertools.cycle(range(10, 100)), num_writes):
+        page.write({"text": str(number) * length})
+    page.close()
+"""
+
+
+@pytest.mark.parametrize(("length", "num_writes"), [(30_000, 10**9), (1, 10**9), (1, 1)])
+def test_a_page_is_never_seen_half_written(length: int, num_writes: int) -> None:
+    command = [sys.executable, "-c", WRITER, str(length), str(num_writes)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "writing\n"
+            seen = set()
+            for _ in range(3000):
+                for facts in read_pages(process.pid):
+                    text = facts.get("text", "10" * length)  # a new page is empty
+                    assert text == text[:2] * length
+                    seen.add(text[:2])
+            assert len(seen) > 5 or num_writes == 1
+        finally:
+            process.kill()
+
+
+def spans(writer: Any, *, num_epochs: int = 6) -> MPLoader:
+    """Have a loader tell `writer` often."""
+    loader = MPLoader(Sleeping(40), batch_size=5, num_workers=1, topology=Topology())
+    with loader:
+        loader.stats_to(writer, every_seconds=0.05)
+        for _ in range(num_epochs):
+            list(loader)
+    return loader
+
+
+def test_json_lines_add_up(tmp_path: Path) -> None:
+    path = tmp_path / "stats.jsonl"
+    stats = spans(JsonLinesWriter(path)).stats()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(lines) > 3
+    assert sum(line["samples"] for line in lines) == lines[-1]["total_samples"] <= stats.num_samples
+    assert all(0 <= line["wait_fraction"] <= 1 for line in lines)
+    assert [line["total_batches"] for line in lines] == sorted(line["total_batches"] for line in lines)
+
+
+def test_prometheus_reads_the_latest_figures(tmp_path: Path) -> None:
+    path = tmp_path / "mpload.prom"
+    spans(PrometheusWriter(path))
+    lines = path.read_text().splitlines()
+    values = dict(line.split() for line in lines if not line.startswith("#"))
+    types = {line.split()[2]: line.split()[3] for line in lines if line.startswith("#")}
+    assert types.keys() == values.keys()
+    assert types["mpload_samples_total"] == "counter"
+    assert types["mpload_wait_fraction"] == "gauge"
+    assert 0 < float(values["mpload_samples_total"]) <= 240
+    assert float(values["mpload_decode_seconds_per_sample"]) > 0.009
+    assert [child.name for child in tmp_path.iterdir()] == [path.name]
+
+
+def test_prometheus_writes_through_no_link_that_others_have_put_there(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / f".mpload.prom.{os.getpid()}").symlink_to(victim)
+    spans(PrometheusWriter(tmp_path / "mpload.prom"), num_epochs=1)
+    assert "mpload_samples_total" in (tmp_path / "mpload.prom").read_text()
+    assert victim.read_text() == "precious"
+
+
+def test_tensorboard_gets_scalars_over_samples() -> None:
+    class Board:
+        def __init__(self) -> None:
+            self.seen: dict[str, list[int]] = {}
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            assert value >= 0
+            self.seen.setdefault(name, []).append(step)
+
+        def flush(self) -> None:
+            pass
+
+    board = Board()
+    spans(TensorBoardWriter(board))
+    steps = board.seen["mpload/samples_per_second"]
+    assert steps == sorted(steps)
+    assert steps[-1] > 0
+
+
+def test_tensorboard_itself_takes_them(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    spans(TensorBoardWriter(tmp_path))
+    (file,) = tmp_path.iterdir()
+    assert b"mpload/wait_fraction" in file.read_bytes()
+
+
+def test_a_writer_that_fails_is_heard_of() -> None:
+    class Failing:
+        def write(self, span: Any, total: Any) -> None:
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        spans(Failing())
+    with (
+        MPLoader(Tuples(), batch_size=5, num_workers=0, topology=Topology()) as loader,
+        pytest.raises(ArgumentError, match="every_seconds must be positive, got 0"),
+    ):
+        loader.stats_to(Failing(), every_seconds=0)
+
+
+def test_progress_yields_the_same_batches_and_draws_on_terminals_only(capfd: pytest.CaptureFixture[str]) -> None:
+    terminal = io.StringIO()
+    with MPLoader(Sleeping(160), batch_size=5, num_workers=1, topology=Topology()) as loader:
+        plain = [batch.tolist() for batch in loader]
+        assert [batch.tolist() for batch in loader.progress()] == plain
+        assert capfd.readouterr().err == ""
+        console = Console(file=terminal, force_terminal=True, width=160)
+        assert [batch.tolist() for batch in show_progress(loader, loader.stats, console=console)] == plain
+    assert "32/32 batches" in terminal.getvalue()
+    assert "samples/s, waiting" in terminal.getvalue()
+    assert "MiB" in terminal.getvalue()
+
+
+def test_a_loader_that_is_closed_has_no_page() -> None:
+    before = len(read_pages(os.getpid()))
+    with MPLoader(Sleeping(120), batch_size=5, num_workers=1, topology=Topology()) as loader:
+        list(loader)
+        (page,) = read_pages(os.getpid())[before:]
+        assert page["pid"] == os.getpid()
+        assert [worker["name"] for worker in page["workers"]] == ["mpload-worker-0"]
+        assert time.monotonic() >= page["monotonic_seconds"]
+    assert len(read_pages(os.getpid())) == before

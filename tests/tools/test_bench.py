@@ -1,0 +1,271 @@
+"""`mpload bench` as a user meets it: real processes over real images."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpload.errors import ArgumentError, MploadError
+from mpload.images.decoders import jpeg_backend
+from mpload.index.opening import open_index
+from mpload.tools.bench.decoders import CROP, DECODE, Speed, installed_backends, measure_speeds, read_images
+from mpload.tools.bench.memory import (
+    LOADER_NAMES,
+    MemoryCase,
+    MemoryResult,
+    Outcome,
+    all_cases,
+    measure_case,
+    measure_memory,
+    predict_bytes,
+)
+from mpload.tools.bench.memory_report import memory_tables
+from mpload.tools.bench.sample_lists import write_list
+from mpload.units import GIB, MIB
+from tests.support.photos import make_photo_tree
+
+NUM_PHOTOS = 12
+
+
+def bench(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mpload", "bench", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, **options)
+
+
+def write_index(folder: Path) -> Path:
+    lines = [f"{path.relative_to(folder)}\t0\n" for path in sorted(folder.rglob("*.*")) if path.suffix != ".txt"]
+    index = folder / "all.txt"
+    index.write_text("#mpload 1\n#columns image:path label:int\n" + "".join(lines))
+    return index
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Path:
+    make_photo_tree(tmp_path, num_images=NUM_PHOTOS, num_classes=2, seed=0)
+    return write_index(tmp_path)
+
+
+def test_every_decoder_is_measured_at_both_tasks_and_drawn(index: Path, tmp_path: Path) -> None:
+    chart = tmp_path / "speeds.png"
+    ran = bench("decode", index, "--rounds", "1", "--plot", chart, "--json")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    speeds = [Speed(**speed) for speed in json.loads(ran.stdout)]
+    names = list(dict.fromkeys(speed.backend for speed in speeds))
+    assert names[:4] == [f"mpload, {jpeg_backend()}", "simplejpeg", "OpenCV", "PIL"]  # imageio may be missing
+    assert [speed.task for speed in speeds] == [DECODE, CROP] * (len(speeds) // 2)
+    assert all(speed.failed == 0 and (speed.images_per_second or 0) > 1 for speed in speeds)
+    pixels = cv2.imread(str(chart))
+    assert pixels is not None
+    assert pixels.std() > 5
+
+
+def test_all_backends_cut_the_same_crop_out_of_an_image(index: Path) -> None:
+    data = read_images(open_index(index), num_images=1, seed=0)[0]
+    ours, *others = installed_backends(64)[0]
+    expected = ours.crop(data, np.random.default_rng(3)).astype(float)
+    assert expected.shape == (64, 64, 3)
+    for other in others:
+        got = other.crop(data, np.random.default_rng(3))
+        assert np.abs(got - expected).mean() < 12, other.name  # resized with antialiasing or without
+        assert np.abs(got[:, ::-1] - expected).mean() > np.abs(got - expected).mean()
+
+
+def test_an_image_that_cannot_be_decoded_is_counted_and_slows_nobody(index: Path, tmp_path: Path) -> None:
+    broken = sorted(tmp_path.rglob("*.JPEG"))[3]
+    broken.write_bytes(b"\xff\xd8\xff" + bytes(1000))
+    ran = bench("decode", index, "--rounds", "1", "--images", "100")
+    assert ran.returncode == 0, ran.stderr
+    assert f"{NUM_PHOTOS} images of" in ran.stdout
+    rows = [line.split() for line in ran.stdout.splitlines()[2:]]
+    assert {row[0] for row in rows} >= {"mpload,", "simplejpeg", "OpenCV", "PIL"}
+    assert all(row[-1] == "1" for row in rows), ran.stdout
+
+
+def test_a_backend_that_can_decode_none_is_shown_without_a_speed(tmp_path: Path) -> None:
+    for number in range(2):
+        pixels = np.full((40, 40, 3), number * 50, np.uint8)
+        (tmp_path / f"{number}.png").write_bytes(cv2.imencode(".png", pixels)[1].tobytes())
+    speeds = measure_speeds(
+        installed_backends(32)[0],
+        read_images(open_index(write_index(tmp_path)), num_images=9, seed=0),
+        rounds=2,
+        seed=0,
+    )
+    rates = {speed.backend: (speed.images_per_second, speed.failed) for speed in speeds}
+    assert rates.pop("simplejpeg") == (None, 2)
+    assert all(rate and failed == 0 for rate, failed in rates.values())
+
+
+def test_files_of_which_none_is_an_image_are_an_error() -> None:
+    with pytest.raises(MploadError, match="none of 2 files is an image"):
+        measure_speeds(installed_backends(8)[0], [b"no", b"image"], rounds=1, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "saying"),
+    [
+        (("decode", "empty.txt"), 1, "holds no sample"),
+        (("decode", "nowhere.txt"), 1, "nowhere.txt"),
+        (("decode", "all.txt", "--plot", "speeds.jpg"), 2, "speeds.jpg: a picture is a PNG. Name it speeds.png"),
+        (("decode", "all.txt", "--plot", "no/speeds.png"), 2, "the folder no does not exist"),
+        (("memory", "--samples", "1e4,many"), 2, "--samples takes whole numbers"),
+        (("memory", "--workers", "-1"), 2, "got 10000, and -1 workers"),
+        (("memory", "--loaders", "lists"), 2, "'lists' is none of list-fork, list-spawn"),
+        (("memory", "--reserve", "much"), 2, "'much' is no size in bytes"),
+    ],
+)
+def test_wrong_use_is_one_clear_line(
+    index: Path, tmp_path: Path, arguments: tuple[str, ...], code: int, saying: str
+) -> None:
+    (tmp_path / "empty.txt").write_text("#mpload 1\n#columns image:path label:int\n")
+    ran = bench(*arguments, cwd=tmp_path)
+    assert (ran.returncode, len(ran.stderr.splitlines())) == (code, 1), ran.stderr
+    assert saying in ran.stderr
+
+
+def test_a_plot_without_matplotlib_says_what_to_install_before_anything_is_measured(
+    index: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "without").mkdir()
+    (tmp_path / "without/matplotlib.py").write_text("raise ImportError('not installed')\n")
+    paths = os.pathsep.join([str(tmp_path / "without"), os.environ.get("PYTHONPATH", "")])
+    ran = bench("decode", index, "--plot", tmp_path / "x.png", env={**os.environ, "PYTHONPATH": paths})
+    assert ran.returncode == 1
+    assert ran.stderr == "mpload: a plot needs matplotlib: pip install 'mpload[plot]'\n"
+    assert ran.stdout == ""
+
+
+def done(case: MemoryCase, peak_pss_bytes: int) -> MemoryResult:
+    return MemoryResult(case=case, outcome=Outcome.DONE, peak_pss_bytes=peak_pss_bytes)
+
+
+@given(st.integers(0, GIB), st.integers(0, 1000), st.lists(st.integers(1, 10**6), min_size=2, max_size=5, unique=True))
+def test_what_grows_by_the_sample_is_foretold(base_bytes: int, bytes_per_sample: int, samples: list[int]) -> None:
+    cases = all_cases(["numpy-fork", "list-fork"], samples, [3])
+    results = [
+        done(case, base_bytes + bytes_per_sample * case.num_samples * (2 if case.loader == "list-fork" else 1))
+        for case in cases
+    ]
+    longer = MemoryCase(loader="numpy-fork", num_samples=10**8, num_workers=3)
+    assert predict_bytes(results, longer) == pytest.approx(base_bytes + bytes_per_sample * 10**8, rel=1e-6)
+
+
+def test_nothing_is_foretold_from_one_length_or_from_another_case() -> None:
+    longer = MemoryCase(loader="mpdataset", num_samples=100, num_workers=1)
+    results = [done(MemoryCase(loader="mpdataset", num_samples=n, num_workers=w), 5) for n, w in ((1, 1), (2, 2))]
+    assert predict_bytes(results, longer) is None
+
+
+def test_without_workers_there_is_nothing_to_fork_or_spawn() -> None:
+    cases = all_cases(list(LOADER_NAMES), [10], [0, 1])
+    assert [case.loader for case in cases if case.num_workers == 0].count("list-spawn") == 0
+    assert len(cases) == 2 * len(LOADER_NAMES) - 1
+
+
+@pytest.mark.parametrize(
+    "loaders", [["list-fork", "mploader"], pytest.param(list(LOADER_NAMES), marks=pytest.mark.slow)]
+)
+def test_every_list_is_read_to_its_end_and_what_it_takes_is_measured(tmp_path: Path, loaders: list[str]) -> None:
+    cases = all_cases(loaders, [3000], [2])
+    results = list(measure_memory(cases, num_epochs=2, max_seconds=60.0, folder=tmp_path))
+    assert [result.case for result in results] == cases
+    for result in results:
+        assert (result.outcome, result.num_epochs, result.needed_bytes) == (Outcome.DONE, 2, None)
+        assert 0 < (result.first_batch_seconds or 0) < 60
+        assert 20 * MIB < result.peak_uss_bytes < result.peak_pss_bytes < GIB
+        assert max(moment.pss_bytes for moment in result.curve) == result.peak_pss_bytes
+    assert list(tmp_path.iterdir()) == []
+
+
+def measured(tmp_path: Path, *, max_seconds: float, reserve_bytes: int) -> MemoryResult:
+    write_list(tmp_path / "list.txt", 1000)
+    open_index(tmp_path / "list.txt")
+    case = MemoryCase(loader="list-fork", num_samples=1000, num_workers=1)
+    return measure_case(case, tmp_path / "list.txt", num_epochs=1, max_seconds=max_seconds, reserve_bytes=reserve_bytes)
+
+
+def test_a_case_that_endangers_the_machine_is_stopped_with_all_its_processes(tmp_path: Path) -> None:
+    before = set(psutil.Process().children(recursive=True))
+    result = measured(tmp_path, max_seconds=60.0, reserve_bytes=1 << 60)
+    assert result.outcome is Outcome.OUT_OF_MEMORY
+    assert set(psutil.Process().children(recursive=True)) <= before
+    assert memory_tables([result])[0].rows[0][-1].startswith("stopped; needs over ")
+
+
+def test_a_case_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
+    assert measured(tmp_path, max_seconds=0.3, reserve_bytes=0).outcome is Outcome.OUT_OF_TIME
+
+
+def test_a_case_that_cannot_fit_is_not_run_and_its_list_not_written(tmp_path: Path) -> None:
+    cases = all_cases(["list-fork"], [10_000, 300_000, 10**12], [0])
+    *_, last = measure_memory(cases, num_epochs=1, max_seconds=60.0, folder=tmp_path, reserve_bytes=0)
+    assert last.outcome is Outcome.NOT_RUN
+    assert last.needed_bytes is not None
+    assert 50 * 10**12 < last.needed_bytes < 500 * 10**12  # a tuple, a string, an integer's place each
+    assert "TiB" in memory_tables([last])[0].rows[0][-1]
+
+
+def test_a_case_that_fails_says_why(tmp_path: Path) -> None:
+    case = MemoryCase(loader="list-fork", num_samples=1, num_workers=0)
+    with pytest.raises(MploadError, match="ended with exit code 1: FileNotFoundError"):
+        measure_case(case, tmp_path / "none.txt", num_epochs=1, max_seconds=60.0, reserve_bytes=0)
+
+
+def test_a_list_that_the_disk_cannot_hold_is_refused(tmp_path: Path) -> None:
+    cases = all_cases(["mpdataset"], [10**14], [0])
+    with pytest.raises(MploadError, match="Name another folder with --folder"):
+        next(measure_memory(cases, num_epochs=1, max_seconds=60.0, folder=tmp_path, reserve_bytes=0))
+
+
+def test_a_case_needs_samples() -> None:
+    with pytest.raises(ArgumentError, match="a list needs samples, got 0"):
+        MemoryCase(loader="list-fork", num_samples=0, num_workers=0)
+
+
+def test_one_command_prints_tables_and_draws_curves(tmp_path: Path) -> None:
+    chart = tmp_path / "memory.png"
+    options = ["--samples", "1e3,2e3", "--workers", "0", "--loaders", "mpdataset", "--epochs", "1"]
+    ran = bench("memory", *options, "--plot", chart)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    rows = [line for line in ran.stdout.splitlines() if line.startswith(LOADER_NAMES["mpdataset"])]
+    assert [row.count("MiB") for row in rows] == [2, 2, 0, 0]
+    pixels = cv2.imread(str(chart))
+    assert pixels is not None
+    assert pixels.std() > 5
+
+
+@pytest.fixture
+def reports(tmp_path: Path) -> Path:
+    """A copy of what `benchmarks/report.py` reads and writes."""
+    root = Path(__file__).parents[2]
+    shutil.copytree(root / "benchmarks", tmp_path / "benchmarks", ignore=shutil.ignore_patterns("peers"))
+    shutil.copy(root / "README.md", tmp_path)
+    return tmp_path
+
+
+def report(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(root / "benchmarks/report.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_tables_of_the_readme_are_what_the_records_say(reports: Path) -> None:
+    assert report(reports, "--check").returncode == 0
+    readme = reports / "README.md"
+    before = readme.read_text()
+    row = next(line for line in before.splitlines() if line.startswith(f"| {LOADER_NAMES['mploader']} |"))
+    readme.write_text(before.replace(row, row.replace("iB", "B")))
+    checked = report(reports, "--check")
+    assert checked.returncode == 1
+    assert "Run: python benchmarks/report.py" in checked.stderr
+    assert report(reports).returncode == 0
+    assert readme.read_text() == before

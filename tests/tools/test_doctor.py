@@ -1,0 +1,182 @@
+"""`mpload doctor`: it names what limits a staged job, and tells it in a line, in JSON and as a page."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from html.parser import HTMLParser
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mpload.index.opening import open_index
+from mpload.tools.doctor.storage import Files
+from tests.support.slow_disk import can_mount
+from tests.support.staged import STAGED, diagnose, prepared, write_index, write_photos
+
+_QUIET = {"tiny batches", "huge images", "slow transform", "thrashing page cache", "cold cache", "too few workers"}
+
+
+def test_the_page_cache_is_seen_before_and_after_it_is_emptied(tmp_path: Path) -> None:
+    write_photos(tmp_path / "photos", num=6)
+    names = [path.name for path in (tmp_path / "photos").iterdir()]
+    index = open_index(write_index(tmp_path / "i.txt", root=tmp_path / "photos", names=names))
+    files, records = Files(index), list(index)
+    for name in names:
+        (tmp_path / "photos" / name).read_bytes()
+    assert files.cached_share(records) == 1
+    for record in records[:3]:
+        files.drop(record)
+    share = files.cached_share(records)
+    assert share is not None
+    assert 0.2 < share < 0.8
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.quiet] * (name in _QUIET)) for name in STAGED])
+def test_the_doctor_names_what_limits_a_staged_job(name: str, tmp_path: Path) -> None:
+    staged = STAGED[name]
+    if staged.needs_mount and not can_mount():
+        pytest.skip("file systems cannot be mounted here")
+    with prepared(staged, tmp_path) as index:
+        found = diagnose(staged, index)
+    assert found["verdict"]["bottleneck"] == staged.bottleneck, found["verdict"]["reason"]
+    assert bool(found["remedies"]) == (name != "slow consumer")
+    assert found["needs"]["reads_per_second"] * found["needs"]["batch_within_seconds"] == pytest.approx(
+        found["findings"]["job"]["batch_size"]
+    )
+
+
+def _run(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mpload", "doctor", *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=cwd, env=environment)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, "there is no such index. Make one: mpload index"),
+        ("", "holds no sample"),
+        ("#mpload 1\n#columns image:path label:int\n", "holds no sample"),
+        ("broken.jpg 0\nbroken.jpg 1\nmissing.jpg 2\n", "none of 3 samples could be made"),
+    ],
+)
+def test_what_cannot_be_examined_is_one_line(text: str | None, told: str, tmp_path: Path) -> None:
+    (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8\xff nothing else")
+    if text is not None:
+        (tmp_path / "train.txt").write_text(text)
+    ran = _run(tmp_path / "train.txt", "--seconds", "1")
+    assert ran.returncode in {1, 2}
+    assert told in ran.stderr
+    assert len(ran.stderr.splitlines()) == 1, ran.stderr
+
+
+def test_a_decoder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("a.jpg 0\n")
+    for name, told in (("nowhere:decode", "No module named 'nowhere'"), ("json", "write module:object")):
+        ran = _run(tmp_path / "train.txt", "--decode", name)
+        assert (ran.returncode, told in ran.stderr, len(ran.stderr.splitlines())) == (2, True, 1), ran.stderr
+
+
+def test_ctrl_c_is_one_line_and_leaves_no_process(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        index = STAGED["slow consumer"].prepare(tmp_path, stack)
+        command = [sys.executable, "-m", "mpload", "doctor", str(index), "--seconds", "20"]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        ) as process:
+            deadline = time.monotonic() + 60
+            while not psutil.Process(process.pid).children(recursive=True):
+                assert process.poll() is None
+                assert time.monotonic() < deadline, "no loader was tried"
+                time.sleep(0.05)
+            os.killpg(process.pid, signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, "mpload: interrupted\n")
+    deadline = time.monotonic() + 30
+    while _is_alive(process.pid):
+        assert time.monotonic() < deadline, "a process lives on"
+        time.sleep(0.05)
+
+
+def _is_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+class _Page(HTMLParser):
+    """Sees whether every element is closed, and what is fetched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.fetched += [value or "" for name, value in attrs if name in {"src", "href"}]
+        if tag not in {"meta", "br"}:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a real examination, of an index whose name is HTML itself."""
+    folder = tmp_path_factory.mktemp("report") / "a<b>&c"
+    folder.mkdir()
+    with ExitStack() as stack:
+        index = STAGED["slow consumer"].prepare(folder, stack)
+        ran = _run(index, "--seconds", "2", "--batch-size", "8", "--step-time", "0.001", "--html", folder / "r.html")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert re.search(r"^limited by \w+", ran.stdout, re.MULTILINE)
+    return folder / "r.html"
+
+
+def test_the_report_is_one_well_formed_page_that_fetches_nothing(page: Path) -> None:
+    parsed = _Page()
+    parsed.feed(page.read_text())
+    assert parsed.open == []
+    assert parsed.fetched == []
+    assert "script" not in parsed.tags
+    assert parsed.tags.count("svg") == 2
+    assert "a&lt;b&gt;&amp;c" in page.read_text()
+
+
+_BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
+
+
+@pytest.mark.skipif(_BROWSER is None, reason="no headless browser here")
+def test_a_browser_lays_the_report_out_and_asks_for_nothing(page: Path, tmp_path: Path) -> None:
+    measure = """<script>addEventListener("load", () => {
+        const wide = document.documentElement.scrollWidth <= innerWidth;
+        const parts = [...document.querySelectorAll("svg rect, svg text, svg circle")];
+        const drawn = parts.map(part => part.getBoundingClientRect());
+        const inside = drawn.every(r => r.width > 0 && r.left >= 0 && r.right <= innerWidth);
+        const fetched = performance.getEntriesByType("resource").length;
+        document.body.dataset.seen = JSON.stringify({wide, inside, drawn: drawn.length, fetched,
+            verdict: document.getElementById("bottleneck").innerText});
+    });</script></body>"""
+    watched = tmp_path / "watched.html"
+    watched.write_text(page.read_text().replace("</body>", measure))
+    command = [str(_BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--window-size=900,1200", "--dump-dom"]
+    ran = subprocess.run([*command, watched.as_uri()], capture_output=True, text=True, timeout=60, check=True)
+    seen = json.loads(re.search(r'data-seen="([^"]*)"', ran.stdout)[1].replace("&quot;", '"'))  # type: ignore[index]
+    assert seen["verdict"].startswith("limited by")
+    assert (seen["wide"], seen["inside"], seen["fetched"]) == (True, True, 0)
+    assert seen["drawn"] > 15

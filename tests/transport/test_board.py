@@ -1,0 +1,458 @@
+"""The board: chunks are taken once, in order, and none is lost whenever its taker is killed."""
+
+import fcntl
+import os
+import sys
+import termios
+import threading
+from array import array
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from mpload.transport.board import ParentBoard, WorkerBoard
+from mpload.transport.chunks import Chunk
+from mpload.transport.queue import ChunkQueue
+from tests.support.transport_works import wait_until
+
+
+def chunk(first: int) -> Chunk:
+    return Chunk(batch=0, slot=3, first=first, last=first + 2, task=(first, -7))
+
+
+@pytest.fixture
+def board() -> ParentBoard:
+    return ParentBoard(num_plain_entries=4)
+
+
+def worker_of(board: ParentBoard, number: int) -> WorkerBoard:
+    worker = WorkerBoard(board.fds)
+    worker.sit_down(number)
+    return worker
+
+
+def before_each_instruction(run: Callable[[], object], look: Callable[[], object]) -> int:
+    """Call `look` before each instruction of the transport that `run` executes; return how many there were.
+
+    What `look` sees is what another process may see at that moment, and what a SIGKILL would leave behind.
+    """
+    num_instructions = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal num_instructions
+        if not frame.f_globals["__name__"].startswith("mpload.transport."):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            num_instructions += 1
+            sys.settrace(None)  # what `look` calls is not traced
+            look()
+            sys.settrace(trace)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        run()
+    finally:
+        sys.settrace(before)
+    return num_instructions
+
+
+def test_chunks_are_taken_in_order_and_urgent_ones_first(board: ParentBoard) -> None:
+    workers = [worker_of(board, 0), worker_of(board, 255)]
+    for serial in (1, 2, 3):
+        assert board.post(serial, chunk(serial))
+    assert board.post(9, chunk(9), urgent=True)
+    assert board.queued_serials() == {1, 2, 3, 9}
+    board.wake(4)
+    taken = [workers[turn % 2].take() for turn in range(4)]
+    assert taken == [(9, chunk(9)), (1, chunk(1)), (2, chunk(2)), (3, chunk(3))]
+    assert not board.has_untaken
+    assert [board.row(number).serial for number in (0, 255)] == [2, 3]
+
+
+def test_a_full_queue_takes_no_more_and_wraps_round(board: ParentBoard) -> None:
+    worker = worker_of(board, 0)
+    for serial in range(1, 5):
+        assert board.post(serial, chunk(serial))
+    assert not board.post(5, chunk(5))
+    board.wake(10)  # what is too much wakes for nothing
+    for serial in range(1, 30):
+        assert worker.take() == (serial, chunk(serial))
+        assert board.post(serial + 4, chunk(serial + 4))
+        board.wake(1)
+
+
+def test_a_worker_killed_while_it_takes_a_chunk_leaves_it_in_the_queue(
+    board: ParentBoard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed(_: ChunkQueue, position: int) -> None:
+        raise Killed
+
+    assert board.post(1, chunk(1))
+    board.wake(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(ChunkQueue, "drop", killed)
+        with pytest.raises(Killed):
+            worker_of(board, 0).take()
+    assert board.row(0).serial == 1  # the parent sees that it had it
+    assert board.queued_serials() == {1}  # and that the next one will
+    board.wake(1)
+    assert worker_of(board, 1).take() == (1, chunk(1))
+    assert board.queued_serials() == set()
+
+
+def test_no_instruction_of_taking_leaves_a_chunk_that_is_nowhere_or_blames_the_sample_before(
+    board: ParentBoard,
+) -> None:
+    worker, other = worker_of(board, 0), worker_of(board, 1)
+    for serial in (1, 2, 3, 4):
+        assert board.post(serial, chunk(serial))
+    other.reserve(1)
+    assert worker.take() == (2, chunk(2))  # from the middle
+    worker.at(3)
+
+    def look() -> None:
+        row = board.row(0)
+        assert board.queued_serials() >= {1, 3, 4} - {row.serial}
+        assert row.sample is None or row.serial != 3
+
+    assert before_each_instruction(worker.take, look) > 50
+    assert board.row(0).serial == 3
+
+
+def test_no_instruction_of_posting_shows_an_entry_that_is_not_whole(board: ParentBoard) -> None:
+    worker = worker_of(board, 0)
+    for serial in range(1, 5):  # so that the places hold old entries
+        board.post(serial, chunk(serial))
+        assert worker.take() == (serial, chunk(serial))
+
+    def look() -> None:
+        shown = [worker._plain.peek(4)[:2]] if not worker._plain.is_empty else []
+        assert shown in ([], [[9, 0]])
+        assert worker._plain.is_empty or worker._plain.peek(4)[2:6] == [3, 7, 9, 2]
+
+    assert before_each_instruction(lambda: board.post(9, chunk(7)), look) > 20
+    assert worker.take() == (9, chunk(7))
+
+
+def test_a_chunk_posted_at_any_instruction_of_looking_for_one_reaches_its_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Post:
+        """Posts a chunk before instruction `at` of a worker, or when the worker sleeps if it has fewer."""
+
+        def __init__(self, at: int) -> None:
+            self.at = at
+            self.num_instructions = 0
+            self.board = ParentBoard(num_plain_entries=4)
+            self.board.expect(0)
+            self.has_come = self.came_last = False
+
+        def look(self) -> None:
+            self.num_instructions += 1
+            if self.num_instructions == self.at and not self.has_come:
+                self.come()
+
+        def come(self) -> None:
+            self.has_come = True
+            assert self.board.post(1, chunk(1))
+            self.board.wake(1)
+
+        def read(self, fd: int, num_bytes: int) -> bytes:
+            if not self.has_come:
+                self.came_last = True
+                self.come()
+            assert num_unread(self.board), f"posted before instruction {self.at}, and the worker sleeps for ever"
+            return read(fd, num_bytes)
+
+    read, at, came_last = os.read, 0, False
+    while not came_last:
+        at += 1
+        post = Post(at)
+        monkeypatch.setattr(os, "read", post.read)
+        worker = worker_of(post.board, 0)
+        taken: list[object] = []
+        before_each_instruction(lambda worker=worker, taken=taken: taken.append(worker.take()), post.look)  # type: ignore[misc]
+        assert taken == [(1, chunk(1))]
+        assert not worker._cells[worker._row + 2]  # it does not say that it sleeps while it works
+        came_last = post.came_last
+        post.board.close()
+    assert at > 50
+
+
+def test_cancelled_chunks_are_taken_but_not_filled(board: ParentBoard) -> None:
+    worker = worker_of(board, 0)
+    board.post(1, chunk(1))
+    board.cancel()
+    board.post(2, chunk(2))
+    board.wake(2)
+    assert worker.take() == (1, None)
+    assert worker.take() == (2, chunk(2))
+
+
+def test_reserved_chunks_are_taken_by_their_reader_first_and_by_others_last() -> None:
+    board = ParentBoard(num_plain_entries=8)
+    reader, other = worker_of(board, 0), worker_of(board, 1)
+    for serial in range(1, 7):
+        assert board.post(serial, chunk(serial))
+    assert reader.reserve(2) == [chunk(1), chunk(2)]
+    assert other.reserve(1) == [chunk(3)]
+    assert reader.reserve(3) == [chunk(1), chunk(2), chunk(4)]
+    board.wake(10)
+    assert [taken[0] for taken in (other.take(), other.take(), other.take()) if taken] == [3, 5, 6]
+    assert reader.take() == (1, chunk(1))
+    assert board.queued_serials() == {2, 4}
+    assert other.take() == (2, chunk(2))  # rather than be idle
+    assert reader.take() == (4, chunk(4))
+    assert not board.has_untaken
+    for serial in range(10, 18):  # the room in the middle is room again
+        assert board.post(serial, chunk(serial))
+    assert not board.post(18, chunk(18))
+
+
+def test_a_worker_killed_while_it_takes_a_chunk_from_the_middle_loses_none(board: ParentBoard) -> None:
+    dying, other = worker_of(board, 0), worker_of(board, 1)
+    for serial in (1, 2, 3):
+        assert board.post(serial, chunk(serial))
+    other.reserve(1)
+    board.wake(9)
+    assert dying.take() == (2, chunk(2))
+    position = dying._plain.first_for(1, generation=0)
+    assert position == 2
+    dying._cells[dying._plain._place(position)] = 0  # killed before the queue has moved on
+    assert board.queued_serials() == {1}
+    assert other.take() == (1, chunk(1))
+    assert not board.has_untaken
+    board.post(4, chunk(4))
+    assert other.take() == (4, chunk(4))
+
+
+def test_cancelled_chunks_are_nobodys(board: ParentBoard) -> None:
+    reader, other = worker_of(board, 0), worker_of(board, 1)
+    board.post(1, chunk(1))
+    assert reader.reserve(1) == [chunk(1)]
+    board.cancel()
+    board.post(2, chunk(2))
+    assert reader.reserve(2) == [chunk(2)]
+    board.wake(2)
+    assert other.take() == (1, None)
+
+
+def test_cancelled_chunks_are_taken_first_whoever_had_reserved_them(board: ParentBoard) -> None:
+    reader, other = worker_of(board, 0), worker_of(board, 1)
+    board.post(1, chunk(1))
+    assert reader.reserve(1) == [chunk(1)]
+    board.cancel()
+    board.post(2, chunk(2))
+    assert [other.take(), other.take()] == [(1, None), (2, chunk(2))]
+
+
+def test_a_worker_that_leaves_reserves_nothing_any_more(board: ParentBoard) -> None:
+    leaving, other = worker_of(board, 0), worker_of(board, 1)
+    for serial in (1, 2):
+        board.post(serial, chunk(serial))
+    leaving.reserve(1)
+    board.post_stop()
+    board.wake(3)
+    assert leaving.take() is None
+    assert other.take() == (1, chunk(1))
+
+
+def test_rows_say_what_workers_do(board: ParentBoard) -> None:
+    board.expect(4)
+    assert board.row(4).is_opening
+    worker = worker_of(board, 4)
+    board.post(1, chunk(1))
+    board.post_stop()
+    board.wake(2)
+    assert worker.take() is None  # to leave is urgent
+    assert board.row(4).has_stopped
+    assert worker.take() == (1, chunk(1))
+    assert (board.row(4).is_filling, board.row(4).sample) == (True, None)
+    worker.at(2)
+    assert board.row(4).sample == 2
+
+
+def test_workers_leave_when_the_board_is_closed(board: ParentBoard) -> None:
+    worker = WorkerBoard(board.fds)
+    worker._tokens, worker._fd = os.dup(worker._tokens), os.dup(worker._fd)
+    board.close()
+    board.close()
+    assert worker.take() is None
+    os.close(worker._tokens)
+    os.close(worker._fd)
+
+
+def num_unread(board: ParentBoard) -> int:
+    count = array("i", [0])
+    fcntl.ioctl(board.fds.tokens, termios.FIONREAD, count)
+    return count[0]
+
+
+def test_workers_that_do_not_sleep_cost_no_byte_and_those_that_do_one_each(board: ParentBoard) -> None:
+    board.expect(3)
+    worker = worker_of(board, 3)
+    board.post(1, chunk(1))
+    board.wake(1)
+    assert num_unread(board) == 0
+    assert worker.take() == (1, chunk(1))
+    worker._cells[worker._row + 2] = 1  # it sleeps
+    for serial in (2, 3):
+        board.post(serial, chunk(serial))
+        board.wake(1)
+        assert num_unread(board) == 1
+    assert [worker.take(), worker.take()] == [(2, chunk(2)), (3, chunk(3))]
+
+
+def test_nobody_is_woken_who_has_died_in_its_sleep(board: ParentBoard) -> None:
+    for number in (5, 3):  # a row behind that of the latest is looked at too
+        board.expect(number)
+    worker = worker_of(board, 5)
+    worker._cells[worker._row + 2] = 1  # it sleeps
+    board.expect(5)
+    board.wake(2)
+    assert num_unread(board) == 0
+    worker._cells[worker._row + 2] = 1
+    board.wake(2)
+    assert num_unread(board) == 1
+
+
+def test_a_sleeping_worker_is_woken(board: ParentBoard) -> None:
+    board.expect(0)
+    worker = worker_of(board, 0)
+    for serial in range(1, 50):
+        taken: list[object] = []
+        thread = threading.Thread(target=lambda found: found.append(worker.take()), args=(taken,), daemon=True)
+        thread.start()
+        if serial % 2:
+            assert wait_until(lambda: bool(worker._cells[worker._row + 2]))
+        board.post(serial, chunk(serial))
+        board.wake(1)
+        thread.join(60)
+        assert taken == [(serial, chunk(serial))]
+
+
+class Counted:
+    """Cells that count how often they are looked at."""
+
+    def __init__(self, cells: "memoryview[int]") -> None:
+        self.cells, self.num_reads = cells, 0
+
+    def __getitem__(self, key: Any) -> Any:
+        self.num_reads += 1
+        return self.cells[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.cells[key] = value
+
+
+def num_reads_of_a_turn(num_workers: int, *, num_ahead: int) -> float:
+    """Return how many cells a worker reads to reserve chunks and take one, while all others read ahead too."""
+    serial = num_waiting = num_workers * (num_ahead + 2)
+    board = ParentBoard(num_plain_entries=4 * num_waiting)
+    workers = [worker_of(board, number) for number in range(num_workers)]
+    for each in range(1, num_waiting + 1):
+        assert board.post(each, chunk(each))
+    counted = [Counted(worker._cells) for worker in workers]
+    for worker, cells in zip(workers, counted, strict=True):
+        worker._plain._cells = cells  # type: ignore[assignment]
+    for turn in range(6 * num_workers):
+        if turn == 3 * num_workers:  # by now everybody has its share
+            for cells in counted:
+                cells.num_reads = 0
+        worker = workers[turn % num_workers]
+        assert len(worker.reserve(num_ahead)) == num_ahead
+        assert worker.take() is not None
+        serial += 1
+        assert board.post(serial, chunk(serial))
+    board.close()
+    return sum(cells.num_reads for cells in counted) / (3 * num_workers)
+
+
+def test_a_turn_costs_the_same_however_many_workers_read_ahead() -> None:
+    few, many = num_reads_of_a_turn(4, num_ahead=8), num_reads_of_a_turn(256, num_ahead=8)
+    assert many < 1.2 * few
+
+
+class Board:
+    """What a board should do, in the plainest words: it looks at all that waits, each time."""
+
+    def __init__(self) -> None:
+        self.waiting: list[int] = []
+        self.generations: dict[int, int] = {}
+        self.readers: dict[int, int] = {}  # by serial number
+        self.generation = 0
+
+    def take(self, reader: int) -> int:
+        def is_free(serial: int) -> bool:
+            return self.generations[serial] != self.generation or self.readers.get(serial, reader) == reader
+
+        serial = next(filter(is_free, self.waiting), self.waiting[0])
+        self.waiting.remove(serial)
+        return serial
+
+    def reserve(self, reader: int, num_chunks: int) -> list[int]:
+        current = [serial for serial in self.waiting if self.generations[serial] == self.generation]
+        mine = [serial for serial in current if self.readers.get(serial, reader) == reader]
+        own = [serial for serial in mine if serial in self.readers]
+        fresh = [serial for serial in mine if serial not in self.readers]
+        chosen = sorted(own + fresh[: max(0, num_chunks - len(own))])
+        self.readers.update(dict.fromkeys(chosen, reader))
+        return chosen[:num_chunks]
+
+    def free(self, reader: int) -> None:
+        self.readers = {serial: each for serial, each in self.readers.items() if each != reader}
+
+
+WORKERS = st.integers(0, 3)
+STEPS = st.one_of(
+    st.tuples(st.just("post"), st.integers(1, 4)),
+    st.tuples(st.just("take"), WORKERS),
+    st.tuples(st.just("reserve"), WORKERS, st.integers(1, 5)),
+    st.tuples(st.sampled_from(["cancel"])),
+    st.tuples(st.sampled_from(["replace", "leave"]), WORKERS),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(STEPS, max_size=60))
+@example([("post", 4), ("reserve", 0, 2), ("replace", 0), ("leave", 0), ("take", 1)])
+@example([("post", 4), ("reserve", 0, 2), ("replace", 0), ("reserve", 1, 5), ("take", 0)])
+@example([("post", 4), ("reserve", 0, 4), ("cancel",), ("post", 2), ("reserve", 1, 2), ("take", 0), ("take", 1)])
+def test_workers_take_and_reserve_what_a_look_at_all_that_waits_would_find(steps: list[tuple[Any, ...]]) -> None:
+    board, plain, serial = ParentBoard(num_plain_entries=16), Board(), 0
+    workers = [worker_of(board, number) for number in range(4)]
+    for what, *numbers in steps:
+        if what == "post":
+            for _ in range(numbers[0]):
+                if board.post(serial + 1, chunk(serial + 1)):
+                    serial += 1
+                    plain.waiting.append(serial)
+                    plain.generations[serial] = plain.generation
+        elif what == "cancel":
+            board.cancel()
+            plain.generation += 1
+        elif what == "replace":  # it was killed, and another has its number
+            workers[numbers[0]] = worker_of(board, numbers[0])
+        elif what == "leave":
+            board.post_stop()
+            assert workers[numbers[0]].take() is None
+            plain.free(numbers[0])
+        elif what == "reserve":
+            reserved = workers[numbers[0]].reserve(numbers[1])
+            assert reserved == [chunk(each) for each in plain.reserve(*numbers)]
+        elif plain.waiting:
+            expected = plain.take(numbers[0])
+            is_current = plain.generations[expected] == plain.generation
+            assert workers[numbers[0]].take() == (expected, chunk(expected) if is_current else None)
+        assert board.queued_serials() == set(plain.waiting)
+    board.close()
