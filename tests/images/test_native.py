@@ -432,8 +432,9 @@ def build(folder: Path, **environment: str) -> list[Path]:
 @pytest.mark.usefixtures("gcc")
 def test_the_native_modules_are_built_where_they_can_be(tmp_path: Path) -> None:
     modules = build(tmp_path)
-    assert [module.name.partition(".")[0] for module in modules] == ["_files", "_jpeg"]
-    code = f"""import sys; sys.path.insert(0, {str(modules[0].parent)!r})
+    assert [module.name.partition(".")[0] for module in modules] == ["_jpeg", "_files"]
+    folders = [str(module.parent) for module in modules]
+    code = f"""import sys; sys.path[:0] = {folders!r}
 import _files, _jpeg; _files.open_beneath(0, ""); print(_jpeg.LIBJPEG_TURBO_VERSION)"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.count(".") == 2
@@ -448,7 +449,7 @@ def test_no_damaged_file_and_no_view_makes_the_native_decoder_touch_what_is_not_
     fuzzer = tmp_path / "fuzz"
     flags = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-DOWN_MAIN"]
     built = subprocess.run(
-        ["gcc", *flags, str(PROJECT / "tests" / "fuzz_native.c"), "-ljpeg", "-lm", "-o", str(fuzzer)],
+        ["gcc", *flags, str(PROJECT / "tests" / "support" / "fuzz_native.c"), "-ljpeg", "-lm", "-o", str(fuzzer)],
         capture_output=True, text=True, check=False, timeout=100,
     )  # fmt: skip
     if "cannot find" in built.stderr:

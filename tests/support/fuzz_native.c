@@ -10,7 +10,7 @@
    An input is a file; its last bytes, which do no harm behind a picture, also choose the view. */
 
 #define MPLOAD_JPEG_WITHOUT_PYTHON
-#include "../mpload/images/_jpeg.c"
+#include "../../mpload/images/_jpeg.c"
 
 enum { VIEW_BYTES = 16, MAX_PIXELS = 300000, MAX_RESULT = 256 };
 
