@@ -226,8 +226,13 @@ if sys.argv[2] != "0":
     resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[2])))
 dataset = MPDataset(sys.argv[1], decode=large_number, batch_size=8, seed=3, shuffle=True, topology=Topology())
 with MPLoader(dataset, num_workers=8, memory_budget="600MiB") as loader:
-    epochs = [ids(loader), ids(loader)]
-    used_bytes = loader._pool.ring.used_bytes
+    used_bytes = 0
+    def batches():
+        global used_bytes
+        for batch in loader:
+            used_bytes = max(used_bytes, loader._pool.ring.used_bytes)
+            yield batch
+    epochs = [ids(batches()), ids(batches())]
     deaths = loader.stats().num_deaths
 print(json.dumps({"epochs": epochs, "used_bytes": used_bytes, "deaths": deaths}))
 """

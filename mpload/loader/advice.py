@@ -23,8 +23,8 @@ _REMEDIES = {
     "or pack them into shards (mpload pack)",
     Stage.DECODE: "decode less (RandomResizedCrop and ResizeCenterCrop decode only what they show), store smaller "
     "images (mpload pack), do less in __getitem__, or give the job more cores",
-    Stage.TRANSFORM: "make the transform cheaper, do it on the device (DevicePrefetcher(transform=...)), or give the "
-    "job more cores",
+    Stage.TRANSFORM: "make the transform cheaper, do it on the device (DevicePrefetcher(device_transform=...)), or "
+    "give the job more cores",
     Stage.TRANSPORT: "raise memory_budget or batch_size, so that more batches are under way",
 }
 

@@ -126,8 +126,13 @@ def are_asleep(pool: WorkerPool) -> bool:
     return pool._crew.are_idle() and not num_unread[0]
 
 
-def num_fds() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
+def open_files() -> dict[str, str]:
+    """Return what this process has open, by descriptor."""
+    found = {}
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the one of the folder itself
+            found[link.name] = str(link.readlink())
+    return found
 
 
 def is_of_multiprocessing(pid: int) -> bool:
@@ -158,10 +163,10 @@ def children() -> set[int]:
 def leaves_nothing() -> Iterator[None]:
     """Check that descriptors and processes are as before afterwards."""
     gc.collect()  # what earlier tests left in circles may hold descriptors
-    fds, before = num_fds(), children()
+    files, before = open_files(), children()
     yield
     assert wait_until(lambda: children() <= before)
-    assert num_fds() == fds
+    assert open_files() == files
 
 
 def die(how: str) -> None:

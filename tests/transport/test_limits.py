@@ -23,7 +23,7 @@ from tests.support.transport_works import (
     assert_right,
     children,
     is_alive,
-    num_fds,
+    open_files,
     pid_of,
     tasks,
     wait_until,
@@ -148,12 +148,12 @@ def test_a_loader_whose_pool_was_closed_by_an_error_starts_another(tmp_path: Pat
 def test_a_limit_on_files_is_named() -> None:
     done = run_script("""
         resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, resource.RLIM_INFINITY))
-        before = num_fds()
+        before = open_files()
         try:
             make()
         except WorkerError as error:
             print(error)
-        assert num_fds() == before
+        assert open_files() == before
     """)
     assert done.stderr == ""
     assert done.stdout.startswith("no shared memory of ")
