@@ -2,9 +2,8 @@
 
     python benchmarks/bench_memory.py [--samples 1e4,1e5,1e6,1e7] [--workers 0,4,8] [--epochs 2] [--max-seconds 900]
 
-What `mpload bench memory` measures, with a record of each case: benchmarks/records/memory.jsonl, plot:
-benchmarks/records/memory.png (of all records, and of this run over time). `python benchmarks/report.py` then puts the
-table into the README.
+What `mpload bench memory` measures, with a record of each case: benchmarks/records/memory.jsonl. Run
+`python benchmarks/report.py` afterwards: it updates the table of the README and benchmarks/records/memory.png.
 """
 
 import argparse
@@ -12,11 +11,10 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from records import RECORDS, write_record
-from report import memory_results
+from records import write_record
 
 from mpload.tools.bench.memory import LOADER_NAMES, MemoryResult, all_cases, measure_memory
-from mpload.tools.bench.memory_report import draw_memory, memory_tables
+from mpload.tools.bench.memory_report import memory_tables
 from mpload.units import parse_bytes
 
 
@@ -55,11 +53,6 @@ def main() -> None:
             record(result)
     for table in memory_tables(results):
         print("\n".join("\t".join(row) for row in [[table.title], table.header, *table.rows]))
-    if not arguments.quick:
-        measured = {result.case for result in results}
-        draw_memory(
-            [*results, *(result for result in memory_results() if result.case not in measured)], RECORDS / "memory.png"
-        )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Write the tables of the README from the records that the benchmarks have left.
+"""Write the tables of the README, and its figure of memory, from the records that the benchmarks have left.
 
     python benchmarks/report.py [--check]
 
 A table stands between `<!-- table: NAME -->` and `<!-- end -->` and is made by the function of that NAME in TABLES, of
-the latest record of each case. `--check` writes nothing, and fails where the README is not what the records say.
+the latest record of each case. The figure is benchmarks/records/memory.png and needs matplotlib. `--check` writes
+nothing, and fails where the README's tables are not what the records say.
 """
 
 import argparse
@@ -13,11 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ahead import ahead
-from records import Record, latest
+from records import RECORDS, Record, latest
 from standings import Standing, standings
 
 from mpload.tools.bench.memory import MemoryCase, MemoryResult, Outcome
-from mpload.tools.bench.memory_report import memory_tables
+from mpload.tools.bench.memory_report import draw_memory, memory_tables
 from mpload.units import format_bytes, format_count, format_seconds
 
 README = Path(__file__).parents[1] / "README.md"
@@ -219,6 +220,7 @@ def main() -> None:
     after = rewritten(before)
     if not arguments.check:
         README.write_text(after, encoding="utf-8")
+        draw_memory(memory_results(), RECORDS / "memory.png")
     elif after != before:
         sys.exit("README.md is not what the records say. Run: python benchmarks/report.py")
 

@@ -23,6 +23,7 @@ loading   the index, decoder and transform that a command is told of
 summary   what there is to tell about an index, in constant memory
 findings  what a check finds, as JSON lines
 grid      the contact sheet
+monitor_plot  memory over time, by what processes are for
 photos    the demo's photographs
 outputs   whether a file can be written, asked before the work
 terminal  the progress bar

@@ -14,17 +14,17 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from mpload.cli.monitor_plot import draw_memory_over_time, find_roles
 from mpload.cli.outputs import check_output, check_plot
 from mpload.errors import ArgumentError, MploadError
 from mpload.memory.machine import SystemUsage
 from mpload.memory.monitor import MemoryMonitor, Reading, write_csv, write_parquet
 from mpload.memory.usage import ProcessMemory
-from mpload.units import MIB, format_bytes, format_seconds
+from mpload.units import format_bytes, format_seconds
 
 __all__ = ["monitor"]
 
 _SHOWN_PROCESSES = 20
-_LIMIT_IN_SIGHT = 4  # times the highest figure
 
 
 def monitor(
@@ -36,7 +36,7 @@ def monitor(
     interval: Annotated[float, typer.Option(help="Seconds between two readings.")] = 1.0,
     csv: Annotated[Path | None, typer.Option(help="Write every reading, a line per process.")] = None,
     parquet: Annotated[Path | None, typer.Option(help="Write the same as a Parquet file.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw PSS, and the limit, over time as a PNG.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw memory over time, stacked by role, as a PNG.")] = None,
 ) -> None:
     """Watch the memory of a command and all its processes; its exit code becomes this one's.
 
@@ -57,7 +57,8 @@ def monitor(
             watched = MemoryMonitor(process.pid if process else pid, interval_seconds=interval)
         except psutil.NoSuchProcess as error:
             raise MploadError(f"--pid {pid}: there is no such process") from error
-        exit_code = _watch(watched, process)
+        parents: dict[int, int] = {}
+        exit_code = _watch(watched, process, parents)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(_summary(watched))
     if csv is not None:
@@ -65,7 +66,8 @@ def monitor(
     if parquet is not None:
         write_parquet(watched.readings, parquet)
     if plot is not None:
-        _draw(watched, plot)
+        roles = find_roles(watched.readings, root_pid=watched.pid, parents=parents)
+        draw_memory_over_time(watched.readings, watched.growth(), plot, roles=roles)
     raise typer.Exit(exit_code)
 
 
@@ -88,8 +90,8 @@ def _signals_left_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
         signal.signal(signal.SIGTERM, terminated)
 
 
-def _watch(watched: MemoryMonitor, process: subprocess.Popen[bytes] | None) -> int:
-    """Read until the process ends."""
+def _watch(watched: MemoryMonitor, process: subprocess.Popen[bytes] | None, parents: dict[int, int]) -> int:
+    """Read until the process ends; note the parent of each process in `parents`."""
     console = Console(stderr=True)
     try:
         with (
@@ -97,6 +99,9 @@ def _watch(watched: MemoryMonitor, process: subprocess.Popen[bytes] | None) -> i
         ):
             while True:
                 reading = watched.read()
+                for pid in {process.pid for process in reading.processes} - parents.keys():
+                    with suppress(psutil.Error):
+                        parents[pid] = psutil.Process(pid).ppid()
                 if live is not None:
                     live.update(_table(reading), refresh=True)
                 if process is None:
@@ -146,32 +151,3 @@ def _summary(watched: MemoryMonitor) -> str:
         f"RSS {format_bytes(peak.rss_bytes)} (shared pages counted in every process)"
     )
     return "\n".join([summary, *(f"leak? {process}" for process in watched.growth())])
-
-
-def _draw(watched: MemoryMonitor, path: Path) -> None:
-    from matplotlib.figure import Figure  # noqa: PLC0415  an optional package
-
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    axes = figure.add_subplot()
-    readings = watched.readings
-    largest: dict[tuple[int, str], int] = {}
-    for reading in readings:
-        for process in reading.processes:
-            key = process.pid, process.name
-            largest[key] = max(largest.get(key, 0), process.pss_bytes)
-    shown = sorted(largest, key=lambda key: -largest[key])[:_SHOWN_PROCESSES]
-    seconds = [reading.seconds for reading in readings]
-    by_pid = [{process.pid: process.pss_bytes / MIB for process in reading.processes} for reading in readings]
-    rows = [[sizes.get(pid, 0.0) for sizes in by_pid] for pid, _ in shown]
-    rest = [sum(sizes.values()) - sum(row[at] for row in rows) for at, sizes in enumerate(by_pid)]
-    axes.stackplot(seconds, *rows, rest, labels=[*(f"{name} {pid}" for pid, name in shown), "others"])
-    rss = [reading.total.rss_bytes / MIB for reading in readings]
-    axes.plot(seconds, rss, color="black", linewidth=1, linestyle=":", label="RSS of all")
-    limits = [reading.usage.limit_bytes / MIB if reading.usage else math.nan for reading in readings]
-    axes.plot(seconds, limits, color="tab:red", linewidth=1.5, label=f"limit, {format_bytes(limits[-1] * MIB)}")
-    highest = 1.05 * max(*rss, watched.peak.pss_bytes / MIB)
-    shown_limits = [limit for limit in limits if limit < _LIMIT_IN_SIGHT * highest]  # else all else were a thin line
-    top = max([highest, *(1.05 * limit for limit in shown_limits)])
-    axes.set(xlabel="seconds", ylabel="PSS, MiB", xlim=(0, seconds[-1] or 1), ylim=(0, top or 1))
-    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small")
-    figure.savefig(path)

@@ -4,6 +4,7 @@ import json
 import sys
 import warnings
 from dataclasses import asdict
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,12 +15,30 @@ from rich.table import Table
 from mpload.cli.loading import decoder_of, named_object, opened
 from mpload.cli.outputs import check_plot
 from mpload.errors import ArgumentError
+from mpload.pictures.figures import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    PINK,
+    SKY,
+    VERMILION,
+    LineName,
+    add_titles,
+    name_lines,
+    new_figure,
+    round_ticks,
+)
 from mpload.units import format_bytes, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from mpload.tools.tune import Outcome, Point, Tuning
 
 __all__ = ["tune"]
+
+_COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, VERMILION)
 
 
 def tune(
@@ -128,29 +147,37 @@ def _name(named: str | None) -> str | None:
 
 
 def _draw(found: "Tuning", path: Path) -> None:
-    from matplotlib.figure import Figure  # noqa: PLC0415  an optional package
+    with new_figure(path, width=8, height=4.4) as figure:
+        _draw_rates(figure.add_subplot(), found)
 
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot()
-    auto = found.best.point.memory_budget
-    for batch_size in dict.fromkeys(outcome.point.batch_size for outcome in found.outcomes):
+
+def _draw_rates(axes: "Axes", found: "Tuning") -> None:
+    best, budget = found.best, found.outcomes[0].point.memory_budget
+    tried = [outcome for outcome in found.outcomes if outcome.samples_per_second]
+    most = max(outcome.point.num_workers for outcome in tried)
+    ticks = round_ticks(max(outcome.samples_per_second for outcome in tried))
+    axes.set_xscale("log", base=2)
+    axes.set_xticks([1 << power for power in range(most.bit_length())])
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.set_yticks(ticks, [f"{tick:,g}" for tick in ticks])
+    axes.set(xlim=(0.9, 1.1 * most), ylim=(0, 1.1 * max(outcome.samples_per_second for outcome in tried)))
+    axes.set_xlabel("workers")
+    names = []
+    for batch_size, colour in zip(dict.fromkeys(outcome.point.batch_size for outcome in tried), cycle(_COLOURS)):
         points = sorted(
             (outcome.point.num_workers, outcome.samples_per_second)
-            for outcome in found.outcomes
-            if outcome.point.batch_size == batch_size and outcome.point.memory_budget == auto
+            for outcome in tried
+            if outcome.point.batch_size == batch_size and outcome.point.memory_budget == budget
         )
-        axes.plot(*zip(*points, strict=True), marker="o", label=f"batches of {batch_size}")
-    best = found.best
-    axes.plot(
-        best.point.num_workers, best.samples_per_second, marker="o", markersize=14, fillstyle="none", color="black"
-    )
-    axes.set_xscale("log", base=2)
-    axes.set_xlabel("workers")
-    axes.set_ylabel("samples/s")
-    axes.set_ylim(bottom=0)
-    axes.xaxis.set_major_formatter("{x:.0f}")
-    axes.legend()
-    figure.savefig(path, dpi=120)
+        if points:
+            axes.plot(*zip(*points, strict=True), marker="o", color=colour)
+            names.append(LineName(text=f"batches of {batch_size}", colour=colour, x=points[-1][0], y=points[-1][1]))
+    place = best.point.num_workers, best.samples_per_second
+    axes.plot(*place, marker="o", markersize=13, fillstyle="none", color=INK, linestyle="none", clip_on=False)
+    workers = "1 worker" if best.point.num_workers == 1 else f"{best.point.num_workers} workers"
+    finding = f"{workers}, batches of {best.point.batch_size}: {best.samples_per_second:,.0f} samples/s"
+    add_titles(axes, finding, "Samples a second, by number of workers; the ring is what was chosen")
+    name_lines(axes, names)
 
 
 def _tell(point: "Point") -> None:

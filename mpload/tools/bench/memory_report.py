@@ -4,13 +4,41 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
+from mpload.pictures.figures import (
+    BLUE,
+    ORANGE,
+    PINK,
+    SKY,
+    VERMILION,
+    LineName,
+    add_titles,
+    name_lines,
+    new_figure,
+    say_bytes,
+    say_count,
+    set_byte_axis,
+    set_count_axis,
+    set_time_axis,
+)
 from mpload.tools.bench.memory import LOADER_NAMES, MemoryResult, Outcome
-from mpload.units import GIB, format_bytes, format_count, format_seconds
+from mpload.units import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["MemoryTable", "draw_memory", "memory_tables"]
 
-_COLOURS = dict(zip(LOADER_NAMES, ("tab:red", "tab:orange", "tab:brown", "tab:blue", "tab:green"), strict=True))
+_STYLES: Final = {
+    "list-fork": ("list, fork", VERMILION),
+    "list-spawn": ("list, spawn", ORANGE),
+    "numpy-fork": ("list in NumPy, fork", PINK),
+    "mpdataset": ("MPDataset, DataLoader", SKY),
+    "mploader": ("MPDataset, MPLoader", BLUE),
+}
+"""How each of `LOADER_NAMES` is called, and its colour, in a figure."""
+_OURS = ("mpdataset", "mploader")
 _UNKNOWN = "-"
 
 
@@ -38,44 +66,82 @@ def memory_tables(results: Sequence[MemoryResult]) -> list[MemoryTable]:
 
 
 def draw_memory(results: Sequence[MemoryResult], path: Path) -> None:
-    """Write a PNG: memory against the number of samples, and against time; needs matplotlib.
+    """Write a PNG: the peak against the number of samples and, where curves are known, memory against time.
 
-    Of the results with the most workers. Time is that of the list that most loaders have read, the longest of such;
-    what is only foretold is drawn hollow.
+    Of the results with the most workers. Time is that of the list that most loaders have read, the longest of such.
+    What was not run, but predicted, is dashed. Needs matplotlib.
     """
-    from matplotlib.figure import Figure  # noqa: PLC0415  an optional package
-
     num_workers = max(result.case.num_workers for result in results)
     drawn = sorted(
         (result for result in results if result.case.num_workers == num_workers),
         key=lambda result: result.case.num_samples,
     )
-    by_loader = {name: [result for result in drawn if result.case.loader == name] for name in LOADER_NAMES}
-    by_loader = {name: found for name, found in by_loader.items() if found}
     num_loaders = Counter(result.case.num_samples for result in drawn if result.curve)
     shown = max(num_loaders, key=lambda num_samples: (num_loaders[num_samples], num_samples), default=0)
-    figure = Figure(figsize=(11, 4.8), layout="constrained")
-    by_samples, by_time = figure.subplots(1, 2)
+    curves = [result for result in drawn if result.curve and result.case.num_samples == shown]
+    with new_figure(path, width=9, height=8.4 if curves else 4.4) as figure:
+        axes = figure.subplots(2 if curves else 1, squeeze=False)[:, 0]
+        _draw_peaks(axes[0], drawn)
+        if curves:
+            _draw_curves(axes[1], curves)
+
+
+def _draw_peaks(axes: "Axes", results: Sequence[MemoryResult]) -> None:
+    by_loader = {name: [result for result in results if result.case.loader == name] for name in _STYLES}
+    most = max(map(_needed_bytes, results))
+    names = []
     for loader, found in by_loader.items():
-        colour = _COLOURS[loader]
-        samples = [result.case.num_samples for result in found]
-        sizes = [(result.needed_bytes or result.peak_pss_bytes) / GIB for result in found]
-        fills = ["none" if result.needed_bytes else colour for result in found]
-        by_samples.plot(samples, sizes, "-", color=colour, label=LOADER_NAMES[loader])
-        by_samples.scatter(samples, sizes, facecolors=fills, edgecolors=colour, zorder=3)
-        for result in found:
-            if result.case.num_samples == shown:
-                seconds = [moment.seconds for moment in result.curve]
-                by_time.plot(seconds, [moment.pss_bytes / GIB for moment in result.curve], "-", color=colour)
-                by_time.plot(seconds, [moment.uss_bytes / GIB for moment in result.curve], ":", color=colour)
-    by_samples.set(xscale="log", yscale="log", xlabel="samples", title=f"peak, {num_workers} workers")
-    by_samples.set_ylabel("PSS of all processes, GiB; hollow: foretold")
-    by_time.set(xscale="log", xlabel="seconds since start", title=f"{format_count(shown)} samples", ylim=(0, None))
-    by_time.set_ylabel("PSS (line) and USS (dots) of all processes, GiB")
-    for axes in (by_samples, by_time):
-        axes.grid(alpha=0.3)
-    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize="small")
-    figure.savefig(path, format="png", dpi=110)
+        if not found:
+            continue
+        label, colour = _STYLES[loader]
+        points = [(result.case.num_samples, _needed_bytes(result)) for result in found]
+        for start, end, result in zip(points, points[1:], found[1:], strict=False):
+            axes.plot(*zip(start, end, strict=True), "--" if result.needed_bytes else "-", color=colour)
+        fills = ["white" if result.needed_bytes else colour for result in found]
+        samples, sizes = zip(*points, strict=True)
+        axes.scatter(samples, sizes, s=28, facecolors=fills, edgecolors=colour, zorder=3, clip_on=False)
+        text = f"{label}: {say_bytes(sizes[-1], beside=most)}"
+        names.append(LineName(text=text, colour=colour, x=samples[-1], y=sizes[-1]))
+    set_count_axis(axes, max(result.case.num_samples for result in results), what="samples in the data set")
+    set_byte_axis(axes, most)
+    predicted = "; dashed: predicted, too large to run" if any(result.needed_bytes for result in results) else ""
+    about = f"Peak memory (PSS) of all processes, {results[0].case.num_workers} workers{predicted}"
+    add_titles(axes, _finding(results), about)
+    name_lines(axes, names)
+
+
+def _draw_curves(axes: "Axes", results: Sequence[MemoryResult]) -> None:
+    end = 1.02 * max(result.curve[-1].seconds for result in results)
+    names = []
+    for result in results:
+        label, colour = _STYLES[result.case.loader]
+        seconds = [moment.seconds for moment in result.curve]
+        sizes = [moment.pss_bytes for moment in result.curve]
+        axes.plot(seconds, sizes, color=colour)
+        names.append(LineName(text=label, colour=colour, x=end, y=max(sizes)))
+    set_time_axis(axes, end)
+    set_byte_axis(axes, max(result.peak_pss_bytes for result in results))
+    about = "Memory (PSS) of all processes over time; names stand at the height of the peaks"
+    add_titles(axes, f"While {say_count(results[0].case.num_samples)} samples are read", about)
+    name_lines(axes, names)
+
+
+def _finding(results: Sequence[MemoryResult]) -> str:
+    """Return what the longest data set takes, in one sentence."""
+    longest = max(result.case.num_samples for result in results)
+    sizes = {result.case.loader: _needed_bytes(result) for result in results if result.case.num_samples == longest}
+    ours = [size for loader, size in sizes.items() if loader in _OURS]
+    lists = [size for loader, size in sizes.items() if loader not in _OURS]
+    most = max(sizes.values())
+    if not ours or not lists:
+        return f"{say_count(longest)} samples take {say_bytes(most, beside=most)}"
+    least = "" if len(lists) == 1 else f"{say_bytes(min(lists), beside=most).partition(' ')[0]} to "
+    as_list, with_ours = say_bytes(max(lists), beside=most), say_bytes(max(ours), beside=most)
+    return f"{say_count(longest)} samples take {least}{as_list} as a list, {with_ours} with MPDataset"
+
+
+def _needed_bytes(result: MemoryResult) -> int:
+    return result.needed_bytes or result.peak_pss_bytes
 
 
 def _table(title: str, results: Sequence[MemoryResult], cell: Callable[[MemoryResult], str]) -> MemoryTable:

@@ -1,0 +1,116 @@
+"""The plot of `mpload monitor`: memory over time, stacked by what processes are for."""
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from mpload.memory.monitor import Growth, Reading
+from mpload.pictures.figures import (
+    BLUE,
+    GREY,
+    INK,
+    ORANGE,
+    PINK,
+    VERMILION,
+    LineName,
+    add_titles,
+    name_lines,
+    new_figure,
+    set_byte_axis,
+    set_time_axis,
+)
+from mpload.units import format_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["Role", "draw_memory_over_time", "find_roles"]
+
+_LIMIT_IN_SIGHT = 4  # times the highest figure; beyond that all else would be a thin line
+_WORKER_NAMES = ("mpload-worker", "pt_data_worker")
+
+
+class Role(StrEnum):
+    """What a process is for."""
+
+    MAIN = "main process"
+    """The root of a tree without workers."""
+    TRAINING = "training process"
+    ZYGOTE = "zygote"
+    WORKER = "workers"
+    OTHER = "other processes"
+
+
+_COLOURS: Final = {Role.MAIN: BLUE, Role.TRAINING: BLUE, Role.ZYGOTE: PINK, Role.WORKER: ORANGE, Role.OTHER: GREY}
+
+
+def find_roles(readings: Sequence[Reading], *, root_pid: int, parents: Mapping[int, int]) -> dict[int, Role]:
+    """Return the role of every process by its pid.
+
+    Workers and zygotes have names of their own. The process that has started one of them trains.
+
+    Args:
+        readings: in which processes were seen.
+        root_pid: the root of the tree.
+        parents: the pid of each process's parent, as far as it is known.
+    """
+    roles = {}
+    for reading in readings:
+        for process in reading.processes:  # a process may change its name: the latest counts
+            is_worker = process.name.startswith(_WORKER_NAMES)
+            is_zygote = process.name.startswith("mpload-zygote")
+            roles[process.pid] = Role.WORKER if is_worker else Role.ZYGOTE if is_zygote else Role.OTHER
+    starters = {parents.get(pid) for pid, role in roles.items() if role in {Role.ZYGOTE, Role.WORKER}}
+    if not starters:
+        return {**roles, root_pid: Role.MAIN}
+    return {pid: Role.TRAINING if role is Role.OTHER and pid in starters else role for pid, role in roles.items()}
+
+
+def draw_memory_over_time(
+    readings: Sequence[Reading], growth: Sequence[Growth], path: Path, *, roles: Mapping[int, Role]
+) -> None:
+    """Write a PNG of the PSS of each role, stacked, of the RSS of all, and of the limit where it is in sight."""
+    with new_figure(path, width=9, height=5) as figure:
+        _draw(figure.add_subplot(), readings, growth, roles)
+
+
+def _draw(axes: "Axes", readings: Sequence[Reading], growth: Sequence[Growth], roles: Mapping[int, Role]) -> None:
+    seconds = [reading.seconds for reading in readings]
+    used = [role for role in Role if role in roles.values()]
+    bands = {role: [_pss_bytes(reading, role, roles) for reading in readings] for role in used}
+    totals = [sum(sizes) for sizes in zip(*bands.values(), strict=True)]
+    peak = max(range(len(readings)), key=lambda at: totals[at])
+    rss = [reading.total.rss_bytes for reading in readings]
+    highest = max(*rss, totals[peak], 1)
+    limit = next((reading.usage.limit_bytes for reading in reversed(readings) if reading.usage), None)
+    is_limit_shown = limit is not None and limit < _LIMIT_IN_SIGHT * highest
+    top = max(highest, limit) if limit is not None and is_limit_shown else highest
+    set_time_axis(axes, seconds[-1])
+    set_byte_axis(axes, top)
+    axes.stackplot(seconds, *bands.values(), colors=[_COLOURS[role] for role in used], linewidth=0)
+    axes.plot(seconds, rss, color=INK, linewidth=1, linestyle=":")
+    end = axes.get_xlim()[1]
+    names, below = [], 0.0
+    for role, sizes in bands.items():
+        num = max(sum(roles[process.pid] is role for process in reading.processes) for reading in readings)
+        text = f"{role}{f' ({num})' if num > 1 else ''}: {format_bytes(max(sizes))}"
+        names.append(LineName(text=text, colour=_COLOURS[role], x=end, y=below + sizes[peak] / 2))
+        below += sizes[peak]
+    names.append(LineName(text="RSS, shared pages repeated", colour=INK, x=end, y=max(rss)))
+    about = "PSS, stacked by role; the figures are the most that each has taken"
+    if limit is not None and is_limit_shown:
+        axes.axhline(limit, color=VERMILION, linewidth=1.5)
+        names.append(LineName(text=f"limit: {format_bytes(limit)}", colour=VERMILION, x=end, y=limit))
+    elif limit is not None:
+        about += f". Limit: {format_bytes(limit)}"
+    num_processes = len(readings[peak].processes)
+    finding = f"At most {format_bytes(totals[peak])}, in {num_processes} process{'es' * (num_processes > 1)}"
+    if growth:
+        finding = f"{growth[0].name} (pid {growth[0].pid}) grows by {format_bytes(60 * growth[0].bytes_per_second)}/min"
+    add_titles(axes, finding, about)
+    name_lines(axes, names)
+
+
+def _pss_bytes(reading: Reading, role: Role, roles: Mapping[int, Role]) -> int:
+    return sum(process.pss_bytes for process in reading.processes if roles[process.pid] is role)
