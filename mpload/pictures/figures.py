@@ -194,7 +194,7 @@ def set_byte_axis(axes: "Axes", highest_bytes: float) -> None:
     """Have the y axis go from 0 to a little above `highest_bytes`, with round ticks."""
     ticks = byte_ticks(highest_bytes)
     axes.set_yticks(list(ticks), list(ticks.values()))
-    axes.set_ylim(0, 1.04 * highest_bytes)
+    axes.set_ylim(0, 1.04 * max(highest_bytes, 1))
 
 
 def set_count_axis(axes: "Axes", highest: float, *, what: str) -> None:

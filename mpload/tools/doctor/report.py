@@ -1,43 +1,44 @@
-"""A diagnosis as one page: plots are inline SVG, nothing is fetched from anywhere."""
+"""A diagnosis as one HTML page, readable on a phone and in the dark; nothing is fetched from anywhere."""
 
 import math
-from collections.abc import Iterable, Sequence
-from html import escape
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from string import Template
+from typing import TypeAlias
 
+from mpload.pictures.pages import render_page
 from mpload.tools.doctor.examine import Diagnosis
 from mpload.tools.doctor.facts import Cost, Findings, Temperature
+from mpload.tools.doctor.verdict import Bottleneck, StageRate
 from mpload.units import format_bytes, format_count
 
 __all__ = ["render_report", "write_report"]
 
-_WIDTH, _ROW, _LABELS = 760, 30, 130
-_COLD, _WARM, _HAVE, _SHORT, _NEED = "#3b6ea8", "#d08a3c", "#4f8a5b", "#b5493f", "#222222"
+_Rows: TypeAlias = Sequence[Sequence[str]]
 
-_PAGE = Template("""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>mpload doctor: $title</title>
-<style>
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 800px; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.3rem; } h2 { font-size: 1.05rem; margin-top: 2rem; }
-.verdict { border-left: 4px solid $colour; padding: .5rem 1rem; background: #f6f6f4; overflow-wrap: anywhere; }
-table { border-collapse: collapse; width: 100%; } th, td { text-align: left; padding: .2rem .8rem .2rem 0; }
-td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
-tr + tr td { border-top: 1px solid #e4e4e0; }
-svg { width: 100%; height: auto; } svg text { font: 13px system-ui, sans-serif; fill: #222; }
-</style>
-</head>
-<body>
-<h1>mpload doctor: $title</h1>
-<p class="verdict"><strong id="bottleneck">$bottleneck</strong><br>$reason</p>
-$sections
-</body>
-</html>
-""")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """Of a bar, in percent of the longest bar of the chart; `kind` chooses the colour."""
+
+    kind: str
+    percent: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bar:
+    name: str
+    figure: str
+    parts: tuple[_Part, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chart:
+    """Bars of one linear scale from 0 to `end`."""
+
+    bars: tuple[_Bar, ...]
+    end: str
+    need_percent: float | None = None
 
 
 def write_report(diagnosis: Diagnosis, path: Path, *, title: str) -> None:
@@ -52,109 +53,102 @@ def write_report(diagnosis: Diagnosis, path: Path, *, title: str) -> None:
 def render_report(diagnosis: Diagnosis, *, title: str) -> str:
     """Return the page as HTML, complete in itself."""
     findings, verdict = diagnosis.findings, diagnosis.verdict
-    sections = [
-        _section("What would help", _remedies(diagnosis)),
-        _section("Need and have, samples a second", _bars(diagnosis)),
-        _section("Where a worker's time goes, for one sample", _costs(findings)),
-        _section("Storage, samples a second by how many are asked for at once", _curves(findings)),
-        _section("Reads by size, one at a time", _sizes(findings)),
-        _section("Loaders that were tried", _trials(findings)),
-        _section("Data and machine", _facts(findings)),
-    ]
-    return _PAGE.substitute(
-        title=escape(title),
-        colour=_HAVE if verdict.bottleneck.name == "CONSUMER" else _SHORT,
-        bottleneck=escape(f"limited by {verdict.bottleneck}"),
-        reason=escape(verdict.reason),
-        sections="\n".join(section for section in sections if section),
+    need = next((stage.need for stage in verdict.stages if stage.need is not None), None)
+    return render_page(
+        "doctor.html.j2",
+        title=f"mpload doctor: {title}",
+        is_fast_enough=verdict.bottleneck is Bottleneck.CONSUMER,
+        verdict=f"Limited by {verdict.bottleneck}",
+        reason=verdict.reason,
+        remedies=_remedies(diagnosis),
+        needed=None if need is None else f"{_duration(1 / need)} ({need:,.0f} samples/s)",
+        stages=_stages(verdict.stages, need),
+        costs=_costs(findings),
+        storage=_storage(findings),
+        sizes=_sizes(findings),
+        trials=_trials(findings),
+        facts=_facts(findings),
     )
 
 
-def _section(title: str, content: str) -> str:
-    return f"<h2>{escape(title)}</h2>\n{content}" if content else ""
-
-
-def _remedies(diagnosis: Diagnosis) -> str:
+def _remedies(diagnosis: Diagnosis) -> _Rows:
     rows = []
     for number, remedy in enumerate(diagnosis.remedies, start=1):
         gain = "starts at all" if math.isinf(remedy.gain) else f"{remedy.gain:.1f}x"
         rows.append((f"{number}. {remedy.text}", gain + (", tried" if remedy.is_measured else "")))
-    return _table(("change", "gain"), rows) if rows else "<p>Nothing: it is fast enough.</p>"
+    return rows
 
 
-def _bars(diagnosis: Diagnosis) -> str:
-    """One bar a stage on a logarithmic axis, and a line where the need is."""
-    known = [(stage.name, stage.have) for stage in diagnosis.verdict.stages if stage.have is not None]
-    need = next((stage.need for stage in diagnosis.verdict.stages if stage.need is not None), None)
+def _stages(stages: Sequence[StageRate], need: float | None) -> _Chart:
+    """Return the time that each stage takes for a sample: the slowest has the longest bar."""
+    known = [stage.have for stage in stages if stage.have]
     if not known:
-        return ""
-    values = [have for _, have in known] + ([] if need is None else [need])
-    scale = _LogScale(values, start=_LABELS, end=_WIDTH - 90)
-    parts = []
-    for row, (name, have) in enumerate(known):
-        top = 8 + row * _ROW
-        colour = _SHORT if need is not None and have < need else _HAVE
-        width = scale.place(have) - _LABELS
-        parts += [
-            _text(0, top + 15, name),
-            f'<rect x="{_LABELS}" y="{top}" width="{width:.1f}" height="20" fill="{colour}"/>',
-            _text(_LABELS + width + 6, top + 15, f"{have:,.0f}"),
-        ]
-    height = 8 + len(known) * _ROW + 22
-    if need is not None:
-        place = scale.place(need)
-        parts += [
-            f'<path d="M{place:.1f} 0V{height - 20}" stroke="{_NEED}" stroke-dasharray="4 3"/>',
-            _text(place, height - 5, f"needed: {need:,.0f}", anchor="middle" if place < _WIDTH - 120 else "end"),
-        ]
-    return _svg(parts, height=height, label="need and have of each stage")
+        return _Chart(bars=(), end="")
+    longest = max(1 / min(known), 0.0 if need is None else 1 / need)
+    bars = []
+    for stage in stages:
+        if stage.have:
+            if need is None:
+                kind = "short" if stage.have == min(known) else "first"
+            else:
+                kind = "short" if stage.have < need else "good"
+            part = _Part(kind=kind, percent=100 / stage.have / longest)
+            figure = f"{_duration(1 / stage.have)} ({stage.have:,.0f}/s)"
+            bars.append(_Bar(name=stage.name, figure=figure, parts=(part,)))
+        else:
+            bars.append(_Bar(name=stage.name, figure="no limit seen"))
+    need_percent = None if need is None else 100 / need / longest
+    return _Chart(bars=tuple(bars), end=_duration(longest), need_percent=need_percent)
 
 
-def _costs(findings: Findings) -> str:
+def _costs(findings: Findings) -> _Chart:
     costs: list[tuple[str, Cost]] = [
-        ("read, from memory", findings.storage.read),
+        ("read, page cache", findings.storage.read),
         ("decode", findings.decode),
         ("transform", findings.transform),
     ]
     if findings.resized_decode is not None:
-        costs.append(("decode, were images no larger than needed", findings.resized_decode))
-    rows = [(name, f"{cost.cpu_seconds * 1e6:,.0f} us", f"{cost.wait_seconds * 1e6:,.0f} us") for name, cost in costs]
-    return _table(("stage", "of a core", "waiting"), rows)
-
-
-def _curves(findings: Findings) -> str:
-    rates = [rate for rate in findings.storage.rates if not rate.is_sequential]
-    if not rates:
-        return ""
-    height = 220
-    across = _LogScale([rate.concurrency for rate in rates], start=_LABELS, end=_WIDTH - 150)
-    up = _LogScale([rate.samples_per_second for rate in rates], start=height - 40, end=20)
-    parts = []
-    for row, (temperature, colour) in enumerate(((Temperature.COLD, _COLD), (Temperature.WARM, _WARM))):
-        points = [
-            (across.place(rate.concurrency), up.place(rate.samples_per_second), rate.samples_per_second)
-            for rate in rates
-            if rate.temperature is temperature
-        ]
-        if not points:
-            continue
-        line = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in points)
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        for x, y, value in points:
-            parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>', _text(x, y - 8, f"{value:,.0f}")]
-        parts += [
-            f'<rect x="0" y="{20 + 24 * row}" width="14" height="14" fill="{colour}"/>',
-            _text(22, 32 + 24 * row, str(temperature)),
-        ]
-    parts += [
-        _text(across.place(number), height - 10, f"{number} at once", anchor="middle")
-        for number in sorted({rate.concurrency for rate in rates})
+        costs.append(("decode, if resized", findings.resized_decode))
+    longest = max(cost.seconds for _, cost in costs) or 1.0
+    bars = [
+        _Bar(
+            name=name,
+            figure=_duration(cost.seconds),
+            parts=(
+                _Part(kind="first", percent=100 * cost.cpu_seconds / longest),
+                _Part(kind="second", percent=100 * cost.wait_seconds / longest),
+            ),
+        )
+        for name, cost in costs
     ]
-    return _svg(parts, height=height, label="storage, cold and warm")
+    return _Chart(bars=tuple(bars), end=_duration(longest))
 
 
-def _sizes(findings: Findings) -> str:
-    rows = [
+def _storage(findings: Findings) -> _Chart:
+    rates = [rate for rate in findings.storage.rates if not rate.is_sequential]
+    fastest = max((rate.samples_per_second for rate in rates), default=1.0)
+    kinds = {Temperature.COLD: "first", Temperature.WARM: "second"}
+    bars = [
+        _Bar(
+            name=f"{rate.concurrency} at once, {rate.temperature}",
+            figure=f"{rate.samples_per_second:,.0f}",
+            parts=(_Part(kind=kinds[rate.temperature], percent=100 * rate.samples_per_second / fastest),),
+        )
+        for rate in sorted(rates, key=lambda rate: (rate.concurrency, rate.temperature))
+    ]
+    return _Chart(bars=tuple(bars), end=f"{fastest:,.0f}")
+
+
+def _duration(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:,.1f} s"
+    if seconds >= 1e-3:
+        return f"{seconds * 1e3:,.1f} ms"
+    return f"{seconds * 1e6:,.0f} µs" if seconds >= 1e-6 or not seconds else "under 1 µs"
+
+
+def _sizes(findings: Findings) -> _Rows:
+    return [
         (
             f"up to {format_bytes(found.max_bytes)}",
             format_count(found.num_samples),
@@ -163,11 +157,10 @@ def _sizes(findings: Findings) -> str:
         )
         for found in findings.storage.size_classes
     ]
-    return _table(("size", "samples", "cold", "warm"), rows) if rows else ""
 
 
-def _trials(findings: Findings) -> str:
-    rows = [
+def _trials(findings: Findings) -> _Rows:
+    return [
         (
             "transport alone" if trial.is_empty else "the job",
             str(trial.num_workers),
@@ -176,10 +169,9 @@ def _trials(findings: Findings) -> str:
         )
         for trial in findings.trials
     ]
-    return _table(("what", "workers", "batch size", "samples/s"), rows) if rows else ""
 
 
-def _facts(findings: Findings) -> str:
+def _facts(findings: Findings) -> _Rows:
     samples, environment = findings.samples, findings.environment
     free, limit = format_bytes(environment.memory_free_bytes), format_bytes(environment.memory_limit_bytes)
     facts = {
@@ -200,35 +192,4 @@ def _facts(findings: Findings) -> str:
         bandwidth = format_bytes(demand.bytes_per_second or 0.0)
         facts["needed of the storage"] = f"{demand.samples_per_second:,.0f} reads/s, {bandwidth}/s"
         facts["needed of the loader"] = f"99 of 100 batches within {demand.step_seconds:g} s"
-    return _table(("fact", "value"), [(name, value) for name, value in facts.items() if value], numbers=False)
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = True) -> str:
-    def cells(tag: str, values: Sequence[str]) -> str:
-        return "".join(
-            f'<{tag} class="number">{escape(value)}</{tag}>' if numbers and place else f"<{tag}>{escape(value)}</{tag}>"
-            for place, value in enumerate(values)
-        )
-
-    lines = "\n".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return f"<table>\n<tr>{cells('th', heads)}</tr>\n{lines}\n</table>"
-
-
-class _LogScale:
-    """Places values between `start` and `end`, each factor of ten as far from the next."""
-
-    def __init__(self, values: Sequence[float], *, start: float, end: float) -> None:
-        self._low, self._high = math.log(min(values) / 2), math.log(max(values))
-        self._start, self._end = start, end
-
-    def place(self, value: float) -> float:
-        return self._start + (self._end - self._start) * (math.log(value) - self._low) / (self._high - self._low)
-
-
-def _text(x: float, y: float, text: str, *, anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
-
-
-def _svg(parts: Sequence[str], *, height: int, label: str) -> str:
-    inside = "\n".join(parts)
-    return f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(label)}">\n{inside}\n</svg>'
+    return [(name, value) for name, value in facts.items() if value]
