@@ -19,14 +19,15 @@ bench     decoders, and the memory that lists take
 What they share:
 
 ```
-loading   the index, decoder and transform that a command is told of
-summary   what there is to tell about an index, in constant memory
-findings  what a check finds, as JSON lines
-grid      the contact sheet
+loading       the index, decoder and transform that a command is told of
+summary       what there is to tell about an index, in constant memory
+findings      what a check finds, as JSON lines
+grid          the contact sheet
+lettering     text in the contact sheet
 monitor_plot  memory over time, by what processes are for
-photos    the demo's photographs
-outputs   whether a file can be written, asked before the work
-terminal  the progress bar
+photos        the demo's photographs
+outputs       whether a file can be written, asked before the work
+terminal      the progress bar
 ```
 
 Exit codes: 0 fine; 1 findings, or a failure told in one line on stderr; 2 wrong usage; 130 interrupted.

@@ -1,33 +1,131 @@
-"""A contact sheet: random samples of an index side by side, with their labels, as one picture."""
+"""A contact sheet: random samples of an index side by side, with their labels, as a PNG or as an HTML page.
+
+A page shows names in every script, since the reader's browser draws them. The picture shows those that OpenCV's font
+has, and numbers in place of the others; `Sheet.unshown` says which name belongs to which number.
+"""
 
 import textwrap
-from collections.abc import Sequence
+from base64 import b64encode
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import cv2
 import numpy as np
 
+from mpload.cli.lettering import Lettering
 from mpload.errors import MploadError
 from mpload.images.decoders import ImageDecoder
 from mpload.images.image import Pixels
 from mpload.index.index import Index, Record
+from mpload.pictures.pages import render_page
 from mpload.plan.order import Shuffle
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
+from mpload.units import format_count
 
-__all__ = ["contact_sheet", "write_png"]
+__all__ = ["Sheet", "Tile", "read_sheet"]
 
 _TILE = 176
+_PAGE_TILE = 2 * _TILE  # screens have finer pixels than CSS
+_MOST_ENLARGED = 2
 _GAP = 12
-_CAPTION = 38
+_CAPTION = 40
 _BACKGROUND = (24, 26, 30)
 _MAT = (36, 39, 45)
 _BRIGHT, _DIM, _ALARM = (232, 234, 238), (142, 148, 158), (240, 128, 112)
-_FINE = 2  # text is drawn so many times larger, then shrunk: thin strokes come out smooth
+_JPEG_QUALITY = 85
 
 
-def contact_sheet(index: Index, *, num_tiles: int, seed: int) -> Pixels:
-    """Return a picture of random samples, uint8 RGB [H, W, 3].
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """An image of a sample, and what is written below it."""
+
+    image: Pixels | str
+    """uint8 RGB [H, W, 3], at most 352 x 352, or why it cannot be shown."""
+    number: str
+    """Of the class, where classes have numbers; else of the sample."""
+    name: str
+    """Of the class; empty where it has none."""
+    facts: tuple[str, ...]
+    """The sample, the column where there are several, and the size of the image."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sheet:
+    """Tiles, and what they are taken from."""
+
+    title: str
+    tiles: tuple[Tile, ...]
+    lettering: Lettering = field(default_factory=Lettering)
+
+    @property
+    def unshown(self) -> dict[str, str]:
+        """The names that the picture cannot show, by the numbers that stand in their places."""
+        names = {tile.number: tile.name for tile in self.tiles if not self.lettering.has(tile.name)}
+        return dict(sorted(names.items(), key=lambda item: (len(item[0]), item[0])))
+
+    def write(self, path: Path) -> None:
+        """Write the sheet as a page where `path` ends in `.html`, else as a PNG.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        if path.suffix.lower() == ".html":
+            path.write_text(self.to_html(), encoding="utf-8", errors="backslashreplace")
+        else:
+            path.write_bytes(cv2.imencode(".png", cv2.cvtColor(self.to_pixels(), cv2.COLOR_RGB2BGR))[1].tobytes())
+
+    def to_html(self) -> str:
+        """Return a page that is complete in itself."""
+        return render_page(
+            "sheet.html.j2",
+            title=self.title,
+            tiles=[
+                {
+                    "number": tile.number,
+                    "name": tile.name,
+                    "facts": tile.facts,
+                    "reason": tile.image if isinstance(tile.image, str) else "",
+                    "image": "" if isinstance(tile.image, str) else _data_url(tile.image),
+                    "width": 0 if isinstance(tile.image, str) else _MOST_ENLARGED * tile.image.shape[1],
+                }
+                for tile in self.tiles
+            ],
+        )
+
+    def to_pixels(self) -> Pixels:
+        """Return the tiles in rows, a picture about as wide as it is high: uint8 RGB [H, W, 3]."""
+        height, width = _TILE + _CAPTION, _TILE
+        num_columns = min(len(self.tiles), round((len(self.tiles) * 1.4) ** 0.5) or 1)
+        num_rows = -(-len(self.tiles) // num_columns)
+        shape = (num_rows * (height + _GAP) + _GAP, num_columns * (width + _GAP) + _GAP, 3)
+        sheet = np.full(shape, _BACKGROUND, np.uint8)
+        for place, tile in enumerate(self.tiles):
+            top = _GAP + place // num_columns * (height + _GAP)
+            left = _GAP + place % num_columns * (width + _GAP)
+            sheet[top : top + height, left : left + width] = self._draw(tile)
+        return sheet
+
+    def _draw(self, tile: Tile) -> Pixels:
+        pixels = np.full((_TILE + _CAPTION, _TILE, 3), _BACKGROUND, np.uint8)
+        mat = pixels[:_TILE]
+        mat[:] = _MAT
+        write = self.lettering.write
+        if isinstance(tile.image, str):
+            for line, text in enumerate(textwrap.wrap(tile.image, width=21)[:7]):
+                write(mat, text, row=20 + 22 * line, colour=_ALARM, indent=8)
+        else:
+            shown = _fitted(tile.image, side=_TILE, most=_MOST_ENLARGED)
+            top, left = (_TILE - shown.shape[0]) // 2, (_TILE - shown.shape[1]) // 2
+            mat[top : top + shown.shape[0], left : left + shown.shape[1]] = shown
+        title = f"{tile.number}  {tile.name}".strip() if self.lettering.has(tile.name) else tile.number
+        write(pixels, title, row=_TILE + 16, colour=_BRIGHT)
+        write(pixels, "  ".join(tile.facts), row=_TILE + 34, colour=_DIM)
+        return pixels
+
+
+def read_sheet(index: Index, *, num_tiles: int, seed: int) -> Sheet:
+    """Read random samples for a sheet.
 
     Of a record with several images each has a tile. An image that cannot be shown leaves a tile that says why.
     """
@@ -37,20 +135,16 @@ def contact_sheet(index: Index, *, num_tiles: int, seed: int) -> Pixels:
     pipeline = Pipeline(index=index, decode=ImageDecoder(), policy=ErrorPolicy())
     tiles = []
     for record in index.records(order.sample_ids(np.arange(num_samples, dtype=np.int64))):
-        title = _title(index, record)
-        for name, image in zip(sources, _images(pipeline, record), strict=True):
-            about = f"#{record.sample_id}" + (f" {name}" if len(sources) > 1 else "")
-            tiles.append(_tile(image, title=title, about=about))
-    return _arrange(tiles)
-
-
-def write_png(pixels: Pixels, path: Path) -> None:
-    """Write uint8 RGB [H, W, 3] as a PNG.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    path.write_bytes(cv2.imencode(".png", cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR))[1].tobytes())
+        number, name = _label(index, record)
+        for source, image in zip(sources, _images(pipeline, record), strict=True):
+            facts = [] if number.startswith("#") else [f"#{record.sample_id}"]
+            facts += [source] * (len(sources) > 1)
+            if not isinstance(image, str):
+                facts.append(f"{image.shape[1]} x {image.shape[0]}")
+                image = _fitted(image, side=_PAGE_TILE, most=1)  # noqa: PLW2901  a thousand whole photographs are gigabytes
+            tiles.append(Tile(image=image, number=number, name=name, facts=tuple(facts)))
+    title = f"{index.path}: {format_count(num_samples)} of {format_count(len(index))} samples"
+    return Sheet(title=title, tiles=tuple(tiles))
 
 
 def _images(pipeline: Pipeline, record: Record) -> list[Pixels | str]:
@@ -64,63 +158,27 @@ def _images(pipeline: Pipeline, record: Record) -> list[Pixels | str]:
     return [made[1][number] for number in sources]
 
 
-def _title(index: Index, record: Record) -> str:
-    number = index.header.label_column
-    if number is None:
-        return ""
-    label = record.cells[number]
-    if isinstance(label, int) and 0 <= label < len(index.classes):
-        return f"{label}  {index.classes[label]}"
-    return str(label)
+def _label(index: Index, record: Record) -> tuple[str, str]:
+    """Return the number and the name of a record's class; of a class without a number, the sample's number."""
+    column = index.header.label_column
+    if column is None:
+        return f"#{record.sample_id}", ""
+    label = record.cells[column]
+    if not isinstance(label, int):
+        return f"#{record.sample_id}", str(label)
+    return str(label), index.classes[label] if 0 <= label < len(index.classes) else ""
 
 
-def _tile(image: Pixels | str, *, title: str, about: str) -> Pixels:
-    tile = np.full((_TILE + _CAPTION, _TILE, 3), _BACKGROUND, np.uint8)
-    mat = tile[:_TILE]
-    mat[:] = _MAT
-    if isinstance(image, str):
-        for line, text in enumerate(textwrap.wrap(image, width=21)[:7]):
-            _write(mat, text, row=20 + 22 * line, colour=_ALARM, indent=8)
-    else:
-        shown = _fitted(image)
-        top, left = (_TILE - shown.shape[0]) // 2, (_TILE - shown.shape[1]) // 2
-        mat[top : top + shown.shape[0], left : left + shown.shape[1]] = shown
-    size = "" if isinstance(image, str) else f"{image.shape[1]} x {image.shape[0]}"
-    _write(tile, title or about, row=_TILE + 15, colour=_BRIGHT)
-    _write(tile, f"{about}  {size}" if title else size, row=_TILE + 32, colour=_DIM)
-    return tile
-
-
-def _fitted(image: Pixels) -> Pixels:
-    """Return the image in the size that fits a tile; a small one is not blown up more than twice."""
+def _fitted(image: Pixels, *, side: int, most: int) -> Pixels:
+    """Return the image in the size that fits a square, enlarged at most so many times."""
     height, width = image.shape[:2]
-    factor = min(_TILE / height, _TILE / width, 2)
+    factor = min(side / height, side / width, most)
     size = (max(1, round(width * factor)), max(1, round(height * factor)))
     fitted: Pixels = cv2.resize(image, size, interpolation=cv2.INTER_AREA if factor < 1 else cv2.INTER_CUBIC)  # type: ignore[assignment]
     return fitted
 
 
-def _write(canvas: Pixels, text: str, *, row: int, colour: Sequence[int], indent: int = 0) -> None:
-    """Write a line of text with its base line at `row`, cut where the canvas ends."""
-    shown = text.encode("ascii", "replace").decode()  # OpenCV's fonts have no other letters
-    top, bottom = max(0, row - 14), min(canvas.shape[0], row + 6)
-    strip = canvas[top:bottom, indent:]
-    mask = np.zeros((strip.shape[0] * _FINE, strip.shape[1] * _FINE), np.uint8)
-    base = (0, (row - top) * _FINE)
-    cv2.putText(mask, shown, base, cv2.FONT_HERSHEY_SIMPLEX, 0.44 * _FINE, 255, _FINE, cv2.LINE_AA)
-    cover = cv2.resize(mask, strip.shape[1::-1], interpolation=cv2.INTER_AREA)[..., None] / np.float32(255)
-    strip[:] = strip + (np.asarray(colour, np.float32) - strip) * cover
-
-
-def _arrange(tiles: list[Pixels]) -> Pixels:
-    """Lay tiles out in rows, a sheet about as wide as it is high."""
-    height, width = tiles[0].shape[:2]
-    num_columns = min(len(tiles), round((len(tiles) * 1.4) ** 0.5) or 1)
-    num_rows = -(-len(tiles) // num_columns)
-    shape = (num_rows * (height + _GAP) + _GAP, num_columns * (width + _GAP) + _GAP, 3)
-    sheet = np.full(shape, _BACKGROUND, np.uint8)
-    for place, tile in enumerate(tiles):
-        top = _GAP + place // num_columns * (height + _GAP)
-        left = _GAP + place % num_columns * (width + _GAP)
-        sheet[top : top + height, left : left + width] = tile
-    return sheet
+def _data_url(image: Pixels) -> str:
+    options = [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY]
+    jpeg = cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), options)[1].tobytes()
+    return f"data:image/jpeg;base64,{b64encode(jpeg).decode()}"

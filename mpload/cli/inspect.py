@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from mpload.cli.findings import Findings, write_findings
-from mpload.cli.grid import contact_sheet, write_png
+from mpload.cli.grid import Sheet, read_sheet
 from mpload.cli.outputs import check_output, check_picture
 from mpload.cli.summary import summarise
 from mpload.cli.terminal import progress_bar
@@ -38,7 +38,7 @@ def inspect(
         ),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Threads that --check reads and decodes with.")] = 8,
-    grid: Annotated[Path | None, typer.Option(help="Draw random samples with their labels, as a PNG.")] = None,
+    grid: Annotated[Path | None, typer.Option(help="Draw random samples with their labels, as .png or .html.")] = None,
     tiles: Annotated[int, typer.Option(min=1, max=1000, help="How many images --grid draws.")] = 48,
     seed: Annotated[int, typer.Option(min=0, help="Which random samples --grid draws.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -48,7 +48,7 @@ def inspect(
         raise ArgumentError("--report says where --check lists what it finds. Add --check")
     report = report or _default_report(path)
     check_output(report if check else None)
-    check_picture(grid)
+    check_picture(grid, suffixes=(".png", ".html"))
     findings: Findings | None = None
     try:
         index, is_fresh = _open(path)
@@ -59,16 +59,20 @@ def inspect(
         if not findings.num_findings:
             raise
         told = f"{path}: its lines alone were checked. Mend them: samples can be read once it opens"
-        _show({"path": str(path)}, told, findings, None, as_json=as_json)
+        _show({"path": str(path)}, told, findings, as_json=as_json)
     else:
         summary = summarise(index, is_fresh=is_fresh, num_records=records)
         if check:
             with progress_bar("checking", total=len(index)) as tell:
                 found = check_index(index, decode=ImageDecoder(), num_workers=workers, progress=tell)
                 findings = write_findings(found, report)
+        facts, told = summary.to_dict(), str(summary)
         if grid is not None:
-            write_png(contact_sheet(index, num_tiles=tiles, seed=seed), grid)
-        _show(summary.to_dict(), str(summary), findings, grid, as_json=as_json)
+            sheet = read_sheet(index, num_tiles=tiles, seed=seed)
+            sheet.write(grid)
+            told += f"\n{_tell_sheet(sheet, grid)}"
+            facts["grid"] = {"path": str(grid), "unshown": sheet.unshown}
+        _show(facts, told, findings, as_json=as_json)
     if findings is not None and findings.num_findings:
         raise typer.Exit(1)
 
@@ -86,7 +90,7 @@ def _open(path: Path) -> tuple[Index, bool]:
         return open_index(path, progress=tell), is_fresh
 
 
-def _show(facts: dict[str, Any], text: str, findings: Findings | None, grid: Path | None, *, as_json: bool) -> None:
+def _show(facts: dict[str, Any], text: str, findings: Findings | None, *, as_json: bool) -> None:
     if as_json:
         if findings is not None:
             facts["num_findings"] = findings.num_findings
@@ -94,7 +98,17 @@ def _show(facts: dict[str, Any], text: str, findings: Findings | None, grid: Pat
         print(json.dumps(facts, indent=2))
         return
     print(text)
-    if grid is not None:
-        print(f"contact sheet {grid}")
     if findings is not None:
         print(f"\n{findings}")
+
+
+def _tell_sheet(sheet: Sheet, path: Path) -> str:
+    """Return where the contact sheet is, and the names that it cannot show."""
+    lines = [f"contact sheet {path}"]
+    if path.suffix.lower() != ".html" and sheet.unshown:
+        page = path.with_suffix(".html").name
+        lines.append(
+            f"It shows the numbers of classes whose names its font cannot write. `--grid {page}` shows all names:"
+        )
+        lines += [f"{number:>11}  {name}" for number, name in sheet.unshown.items()]
+    return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from mpload.errors import ArgumentError, MploadError
@@ -25,14 +26,15 @@ def check_output(path: Path | None) -> None:
         raise ArgumentError(f"{path}: may not be written to. Name another file")
 
 
-def check_picture(path: Path | None) -> None:
-    """See that a PNG can be written to `path`; None is no picture.
+def check_picture(path: Path | None, *, suffixes: Sequence[str] = (".png",)) -> None:
+    """See that a picture can be written to `path`; None is no picture.
 
     Raises:
-        ArgumentError: It does not end in `.png`, or cannot be written.
+        ArgumentError: It does not end in one of the suffixes, or cannot be written.
     """
-    if path is not None and path.suffix.lower() != ".png":
-        raise ArgumentError(f"{path}: a picture is a PNG. Name it {path.with_suffix('.png').name}")
+    if path is not None and path.suffix.lower() not in suffixes:
+        names = " or ".join(path.with_suffix(suffix).name for suffix in suffixes)
+        raise ArgumentError(f"{path}: pictures are written as {' or '.join(suffixes)}. Name it {names}")
     check_output(path)
 
 
