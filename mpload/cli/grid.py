@@ -159,13 +159,13 @@ def _images(pipeline: Pipeline, record: Record) -> list[Pixels | str]:
 
 
 def _label(index: Index, record: Record) -> tuple[str, str]:
-    """Return the number and the name of a record's class; of a class without a number, the sample's number."""
+    """Return the number and the name of a record's class; where classes have no numbers, the sample's number."""
     column = index.header.label_column
     if column is None:
-        return f"#{record.sample_id}", ""
+        words = [str(cell) for cell, each in zip(record.cells, record.columns, strict=True) if each.name == "label"]
+        return f"#{record.sample_id}", " ".join(words)
     label = record.cells[column]
-    if not isinstance(label, int):
-        return f"#{record.sample_id}", str(label)
+    assert isinstance(label, int), "label columns hold integers"
     return str(label), index.classes[label] if 0 <= label < len(index.classes) else ""
 
 

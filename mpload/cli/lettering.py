@@ -27,7 +27,7 @@ class Lettering:
 
     def has(self, text: str) -> bool:
         """Whether the font shows `text` as it is read: it has all letters, and they go from left to right."""
-        return all(character.isascii() or self._has(character) for character in text) and text.isprintable()
+        return text.isprintable() and all(character.isascii() or self._has(character) for character in text)
 
     def write(self, canvas: Pixels, text: str, *, row: int, colour: Sequence[int], indent: int = 0) -> None:
         """Write a line with its base line at `row`, shortened to the width of the canvas.
@@ -64,9 +64,9 @@ class Lettering:
             cv2.putText(mask, text, origin, (255,), self._face, _SIZE * _FINE)
         return mask
 
-    def _width(self, text: str) -> int:
+    def _width(self, text: str) -> float:
         if self._face is None:
             font, scale = _HERSHEY
-            return cv2.getTextSize(text, font, scale, 1)[0][0]
-        left, _, width, _ = cv2.getTextSize((1 << 12, 1 << 12), text, (0, 0), self._face, _SIZE)
-        return left + width
+            return cv2.getTextSize(text, font, scale * _FINE, _FINE)[0][0] / _FINE
+        left, _, width, _ = cv2.getTextSize((1 << 14, 1 << 14), text, (0, 0), self._face, _SIZE * _FINE)
+        return (left + width) / _FINE

@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mpload import open_index
-from mpload.cli.grid import contact_sheet
+from mpload.cli.grid import read_sheet
 from mpload.cli.summary import count_labels
 from tests.support.photos import make_photo_tree
 
@@ -171,7 +171,7 @@ def test_findings_of_an_index_in_a_read_only_folder_go_to_the_working_folder(ind
     ("options", "saying"),
     [
         (("--check", "--report", "no/faults"), "the folder no does not exist"),
-        (("--check", "--grid", "sheet.gif"), "a picture is a PNG. Name it sheet.png"),
+        (("--check", "--grid", "sheet.gif"), "pictures are written as .png or .html. Name it sheet.png or sheet.html"),
         (("--check", "--grid", "no/sheet.png"), "the folder no does not exist"),
     ],
 )
@@ -238,9 +238,49 @@ def test_the_contact_sheet_of_pairs_shows_both_images(tmp_path: Path) -> None:
     for name, colour in COLOURS.items():
         cv2.imwrite(str(tmp_path / f"{name}.png"), solid(colour))
     (tmp_path / "pairs.txt").write_text("#mpload 1\n#columns low:path high:path\nred.png\tblue.png\n")
-    sheet = contact_sheet(open_index(tmp_path / "pairs.txt"), num_tiles=48, seed=0)
+    sheet = read_sheet(open_index(tmp_path / "pairs.txt"), num_tiles=48, seed=0).to_pixels()
     assert num_pixels_like(sheet, COLOURS["red"]) == num_pixels_like(sheet, COLOURS["blue"]) > 10_000
     assert num_pixels_like(sheet, COLOURS["green"]) == 0
+
+
+@pytest.fixture
+def named_classes(tmp_path: Path) -> Path:
+    """An index of one photo a class, whose names no single font has."""
+    names = ["cat", "قطة", "🐱", "<b>猫</b>"]
+    for label in range(len(names)):
+        cv2.imwrite(str(tmp_path / f"{label}.png"), solid(COLOURS["red"]))
+    lines = "".join(f"{label}.png\t{label}\n" for label in range(len(names)))
+    columns = "#columns image:path label:int\n"
+    (tmp_path / "named.txt").write_text("#mpload 1\n" + columns + "#classes " + "\t".join(names) + "\n" + lines)
+    return tmp_path / "named.txt"
+
+
+def test_the_contact_sheet_is_a_page_that_shows_names_in_every_script(named_classes: Path) -> None:
+    page = named_classes.with_name("sheet.html")
+    ran = mpload("inspect", named_classes, "--grid", page)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.endswith(f"contact sheet {page}\n")
+    text = page.read_text(encoding="utf-8")
+    for name in ("cat", "قطة", "🐱", "&lt;b&gt;猫&lt;/b&gt;"):
+        assert f"<bdi>{name}</bdi>" in text
+    assert text.count('src="data:image/jpeg;base64,') == 4
+    assert "http" not in text
+
+
+def test_names_that_a_picture_cannot_show_are_told_by_number(named_classes: Path) -> None:
+    ran = mpload("inspect", named_classes, "--grid", named_classes.with_name("sheet.png"))
+    assert (ran.returncode, ran.stderr) == (0, "")
+    told_lines = ran.stdout.partition("`--grid sheet.html` shows all names:\n")[2].splitlines()
+    assert [line.split() for line in told_lines][:2] == [["1", "قطة"], ["2", "🐱"]]
+    facts = told(mpload("inspect", named_classes, "--grid", named_classes.with_name("sheet.png"), "--json"))
+    assert facts["grid"]["unshown"].items() >= {"1": "قطة", "2": "🐱"}.items()
+    assert "0" not in facts["grid"]["unshown"]
+
+
+def test_labels_that_are_words_are_told_by_the_number_of_the_sample(tmp_path: Path) -> None:
+    cv2.imwrite(str(tmp_path / "a.png"), solid(COLOURS["red"]))
+    (tmp_path / "words.txt").write_text("#mpload 1\n#columns image:path label:str\na.png\tقطة\na.png\tcat\n")
+    assert read_sheet(open_index(tmp_path / "words.txt"), num_tiles=4, seed=0).unshown == {"#0": "قطة"}
 
 
 @pytest.mark.parametrize(
@@ -270,7 +310,7 @@ def test_a_wrong_path_is_one_clear_line(tmp_path: Path, arguments: list[str], sa
         (["index", ".", "-o", "out.txt", "--split", "0.9,0.3"], "must sum to 1"),
         (["index", ".", "-o", "out.txt", "--split", "train=0.9,0.1"], "a name of its own"),
         (["inspect", "x.txt", "--report", "y"], "Add --check"),
-        (["inspect", "photo.txt", "--grid", "sheet.gif"], "sheet.png"),
+        (["inspect", "photo.txt", "--grid", "sheet.gif"], "sheet.png or sheet.html"),
         (["top", "1", "--interval", "-1"], "--interval"),
     ],
 )

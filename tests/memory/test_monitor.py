@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from mpload.cli.monitor_plot import Role, find_roles
 from mpload.errors import ArgumentError
 from mpload.memory.machine import MemoryGauge
 from mpload.memory.monitor import MemoryMonitor, Reading, find_growth, write_csv, write_parquet
@@ -416,9 +418,18 @@ def drawn_colours(path: Path) -> set[tuple[float, ...]]:
     return {tuple(pixel) for pixel in pixels.reshape(-1, 3).tolist()}
 
 
-def test_the_plot_shows_the_limit_and_the_rss(tmp_path: Path) -> None:
-    assert run("--interval", "0.05", "--plot", tmp_path / "memory.png", "--", "sleep", "2").returncode == 0
-    assert drawn_colours(tmp_path / "memory.png") >= {(40, 39, 214), (0, 0, 0)}  # blue, green, red
+def test_the_plot_shows_the_pss_of_the_command(tmp_path: Path) -> None:
+    assert run("--interval", "0.05", "--plot", tmp_path / "memory.png", "--", "sleep", "1").returncode == 0
+    assert (178, 114, 0) in drawn_colours(tmp_path / "memory.png")  # blue, green, red
+
+
+def test_in_a_training_run_every_process_has_its_role(tmp_path: Path) -> None:
+    with train(tmp_path, "clean") as run:
+        reading = MemoryMonitor(run.pid).read()
+        parents = {process.pid: psutil.Process(process.pid).ppid() for process in reading.processes}
+        roles = find_roles([reading], root_pid=run.pid, parents=parents)
+    assert roles[run.pid] is Role.TRAINING
+    assert Counter(roles.values()) == {Role.TRAINING: 1, Role.ZYGOTE: 1, Role.WORKER: 8}
 
 
 def test_a_terminal_shows_pss_beside_rss_and_what_takes_the_memory() -> None:
@@ -468,7 +479,7 @@ def test_a_command_hears_sigterm_and_decides(tmp_path: Path) -> None:
         (("--pid", "1", "--", "true"), 2, "not both"),
         (("--pid", "4194305"), 1, "no such process"),
         (("--", "no-such-program-here"), 1, "no-such-program-here: No such file"),
-        (("--plot", "x.jpg", "--", "echo", "run"), 2, "a picture is a PNG"),
+        (("--plot", "x.jpg", "--", "echo", "run"), 2, "pictures are written as .png. Name it x.png"),
         (("--csv", "no/x.csv", "--", "echo", "run"), 2, "the folder no does not exist"),
         (("--parquet", "/tmp", "--", "echo", "run"), 2, "/tmp: is a folder"),
         (("--interval", "0", "--", "echo", "run"), 2, "--interval must be positive, got 0"),

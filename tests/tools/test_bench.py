@@ -116,7 +116,11 @@ def test_files_of_which_none_is_an_image_are_an_error() -> None:
     [
         (("decode", "empty.txt"), 1, "holds no sample"),
         (("decode", "nowhere.txt"), 1, "nowhere.txt"),
-        (("decode", "all.txt", "--plot", "speeds.jpg"), 2, "speeds.jpg: a picture is a PNG. Name it speeds.png"),
+        (
+            ("decode", "all.txt", "--plot", "speeds.jpg"),
+            2,
+            "speeds.jpg: pictures are written as .png. Name it speeds.png",
+        ),
         (("decode", "all.txt", "--plot", "no/speeds.png"), 2, "the folder no does not exist"),
         (("memory", "--samples", "1e4,many"), 2, "--samples takes whole numbers"),
         (("memory", "--workers", "-1"), 2, "got 10000, and -1 workers"),

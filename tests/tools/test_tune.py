@@ -151,7 +151,7 @@ def test_the_command_prints_a_table_and_a_call_and_draws_a_plot(index_path: Path
         (("--batch-size", "0"), "sizes must be positive"),
         (("--memory-budget", "lots"), "'lots' is no size in bytes"),
         (("--memory-budget", "1MiB"), "is too small"),
-        (("--plot", "plot.pdf"), "a picture is a PNG"),
+        (("--plot", "plot.pdf"), "pictures are written as .png. Name it plot.png"),
     ],
 )
 def test_a_wrong_option_is_one_line(options: tuple[str, ...], told: str, index_path: Path) -> None:

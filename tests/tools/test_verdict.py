@@ -1,5 +1,6 @@
 """From findings to a verdict and remedies: the doctor's arithmetic, nothing measured."""
 
+import re
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -11,9 +12,11 @@ from hypothesis import strategies as st
 
 from mpload.errors import ArgumentError
 from mpload.tools.demand import Demand
+from mpload.tools.doctor.examine import Diagnosis
 from mpload.tools.doctor.facts import Cost, Environment, Findings, Job, ReadRate, Samples, Storage, Temperature, Trial
 from mpload.tools.doctor.model import Limit, hit_share, predict
 from mpload.tools.doctor.remedies import remedies
+from mpload.tools.doctor.report import render_report
 from mpload.tools.doctor.verdict import Bottleneck, judge
 from mpload.units import GIB, KIB, MIB
 
@@ -92,6 +95,21 @@ def test_a_verdict_follows_from_any_findings_and_a_remedy_gains_no_more_than_the
         assert advice
     for stage in verdict.stages:
         assert stage.share is None or 0 <= stage.share <= 1
+
+
+@given(findings())
+def test_all_bars_of_a_chart_share_one_linear_scale(found: Findings) -> None:
+    verdict = judge(found)
+    page = render_report(Diagnosis(findings=found, verdict=verdict, remedies=()), title="<i>")
+    assert page.count("<i>") == 0
+    assert all(0 <= float(width) <= 100.01 for width in re.findall(r'style="(?:width|left): ([\d.]+)%"', page))
+    chart = page.partition("stage by stage")[2].partition("</ul>")[0]
+    widths = [float(width) for width in re.findall(r'class="(?:good|short|first)" style="width: ([\d.]+)%"', chart)]
+    haves = [stage.have for stage in verdict.stages if stage.have]
+    slowest = min(zip(widths, haves, strict=False), key=lambda each: each[1], default=None)
+    for width, have in zip(widths, haves, strict=False):
+        assert slowest is not None
+        assert width == pytest.approx(slowest[0] * slowest[1] / have, abs=0.02)
 
 
 @given(findings(), st.integers(1, 16))

@@ -1,0 +1,305 @@
+"""What is drawn can be read: no text on another or beyond the edge, round ticks, linear axes, names in every script."""
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import psutil
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from torch.utils.data import DataLoader
+
+from mpload.cli.lettering import Lettering
+from mpload.cli.monitor_plot import Role, draw_memory_over_time, find_roles
+from mpload.cli.tune import _draw as draw_tuning
+from mpload.memory.machine import SystemUsage
+from mpload.memory.monitor import Growth, MemoryMonitor, Reading
+from mpload.memory.usage import ProcessMemory
+from mpload.pictures.figures import byte_ticks, round_ticks, spread
+from mpload.pictures.pages import render_page
+from mpload.tools.bench.decoders import CROP, DECODE, Speed, draw_speeds
+from mpload.tools.bench.memory import LOADER_NAMES, MemoryCase, MemoryResult, Moment, Outcome
+from mpload.tools.bench.memory_report import draw_memory
+from mpload.tools.tune import Outcome as TuningOutcome
+from mpload.tools.tune import Point, Tuning
+from mpload.units import GIB, KIB, MIB, parse_bytes
+
+SECONDS = st.floats(0.1, 1e5)
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The figures that are written while a test runs."""
+    figures: list[Figure] = []
+    save = Figure.savefig
+
+    def keep(figure: Figure, *arguments: Any, **options: Any) -> None:
+        save(figure, *arguments, **options)
+        figures.append(figure)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    return figures
+
+
+def assert_legible(figure: Figure) -> None:
+    """Assert that all text lies inside the figure, and none on another."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()  # type: ignore[no-untyped-call]
+    edges = figure.bbox
+    boxes = {}
+    for number, text in enumerate(figure.findobj(Text)):
+        assert isinstance(text, Text)
+        if text.get_visible() and text.get_text():
+            renderer = canvas.get_renderer()  # type: ignore[no-untyped-call]
+            box = Text.get_window_extent(text, renderer)  # of an annotation without its line
+            assert edges.x0 <= box.x0 < box.x1 <= edges.x1, text.get_text()
+            assert edges.y0 <= box.y0 < box.y1 <= edges.y1, text.get_text()
+            boxes[number, text.get_text()] = box
+    assert len(boxes) > 5
+    for (one, box), (other, other_box) in combinations(boxes.items(), 2):
+        assert not box.overlaps(other_box), (one, other)
+
+
+def ticks_of(axes: Axes) -> list[str]:
+    return [label.get_text() for label in axes.get_yticklabels()]
+
+
+@given(st.floats(1e-2, 1e13))
+def test_ticks_are_few_and_round(highest: float) -> None:
+    ticks = round_ticks(highest)
+    assert 2 <= len(ticks) <= 6
+    assert ticks[0] == 0
+    assert ticks == sorted(set(ticks))
+    assert ticks[-1] <= highest * (1 + 1e-6)
+    step = ticks[1]
+    assert f"{step:e}"[0] in "125"
+    assert f"{step:e}"[1:].startswith(".000000")
+    assert all(after - before == pytest.approx(step) for before, after in pairwise(ticks))
+
+
+@given(st.floats(10, 2.0**45))
+@example(2.3 * GIB)
+def test_ticks_of_bytes_say_where_they_stand_in_binary_units(highest_bytes: float) -> None:
+    ticks = byte_ticks(highest_bytes)
+    for place, label in ticks.items():
+        assert parse_bytes(label.replace(",", "").replace("bytes", "B")) == pytest.approx(place, abs=1)
+    assert max(ticks) <= highest_bytes * (1 + 1e-6)
+
+
+def test_two_gibibytes_and_some_have_ticks_at_half_ones() -> None:
+    assert list(byte_ticks(2.3 * GIB).values()) == ["0", "0.5 GiB", "1 GiB", "1.5 GiB", "2 GiB"]
+
+
+@given(st.lists(st.floats(0, 1), max_size=12), st.floats(0.01, 0.3))
+def test_names_are_moved_apart_in_their_order_and_no_further_than_needed(places: list[float], gap: float) -> None:
+    found = spread(places, gap=gap)
+    ordered = [found[number] for number in sorted(range(len(places)), key=lambda number: places[number])]
+    assert all(after - before >= gap * (1 - 1e-9) for before, after in pairwise(ordered))
+    assert all(place >= 0 for place in found)
+    assert all(after - before >= gap for before, after in pairwise(sorted(places))) <= (found == places)
+
+
+def memory_results(num_samples: Sequence[int], *, loaders: Sequence[str], with_curves: bool) -> Iterator[MemoryResult]:
+    """Yield results as they come: lists grow and are predicted in the end, the others all take the same."""
+    for count in num_samples:
+        for loader in loaders:
+            is_list = loader not in {"mpdataset", "mploader"}
+            size = 250 * MIB + (count * (300 + 1200 * len(loader)) // 8 if is_list else 0)
+            is_predicted = is_list and count >= 10**7
+            yield MemoryResult(
+                case=MemoryCase(loader=loader, num_samples=count, num_workers=8),
+                outcome=Outcome.NOT_RUN if is_predicted else Outcome.DONE,
+                peak_pss_bytes=0 if is_predicted else size,
+                needed_bytes=size if is_predicted else None,
+                curve=tuple(
+                    Moment(seconds=second / 4, pss_bytes=size * second // 40, uss_bytes=0, largest_child_uss_bytes=0)
+                    for second in range(1, 41)
+                )
+                if with_curves and not is_predicted
+                else (),
+            )
+
+
+@pytest.mark.parametrize("with_curves", [False, True], ids=["records", "a run"])
+@pytest.mark.parametrize("num_samples", [[1000], [10**4, 10**5, 10**6, 10**7]], ids=["one", "many"])
+@pytest.mark.parametrize("loaders", [["mpdataset"], list(LOADER_NAMES)], ids=["one loader", "all loaders"])
+def test_the_memory_figure_is_linear_and_legible(
+    drawn: list[Figure], loaders: list[str], num_samples: list[int], with_curves: bool, tmp_path: Path
+) -> None:
+    results = list(memory_results(num_samples, loaders=loaders, with_curves=with_curves))
+    draw_memory(results, tmp_path / "memory.png")
+    (figure,) = drawn
+    assert_legible(figure)
+    assert len(figure.axes) == 1 + with_curves
+    assert {scale for axes in figure.axes for scale in (axes.get_xscale(), axes.get_yscale())} == {"linear"}
+    for axes in figure.axes:
+        assert re.fullmatch(r"0( [\d.,]+ [KMG]iB)+", " ".join(ticks_of(axes)))
+
+
+def test_the_memory_figure_says_what_lists_and_an_mpdataset_take(drawn: list[Figure], tmp_path: Path) -> None:
+    draw_memory(
+        list(memory_results([10**6, 10**7], loaders=list(LOADER_NAMES), with_curves=False)), tmp_path / "memory.png"
+    )
+    title = drawn[0].axes[0].get_title(loc="left")
+    assert title.startswith("10 million samples take ")
+    assert title.endswith(" GiB as a list, 0.2 GiB with MPDataset")
+
+
+def process(pid: int, name: str, pss_bytes: int) -> ProcessMemory:
+    return ProcessMemory(
+        pid=pid, name=name, pss_bytes=pss_bytes, rss_bytes=2 * pss_bytes, uss_bytes=pss_bytes, swap_bytes=0
+    )
+
+
+def readings(*, seconds: float, limit_bytes: int | None) -> list[Reading]:
+    """A launcher, two training processes with a zygote and four workers each, and many short commands."""
+    found = []
+    usage = limit_bytes and SystemUsage(
+        limit_bytes=limit_bytes, anonymous_bytes=0, shmem_bytes=0, file_bytes=0, dev_shm_bytes=0, page_cache_bytes=0
+    )
+    for number in range(60):
+        processes = [process(1, "torchrun", 90 * MIB), process(100 + number, "git", 3 * MIB)]
+        for rank in (10, 20):
+            processes += [process(rank, "python", number * 9 * MIB), process(rank + 1, "mpload-zygote", 60 * MIB)]
+            processes += [process(rank + 2 + worker, f"mpload-worker-{worker}", 4 * MIB) for worker in range(4)]
+        found.append(Reading(seconds=seconds * number / 59, processes=tuple(processes), usage=usage or None))
+    return found
+
+
+PARENTS = {rank + child: rank + (child > 1) for rank in (10, 20) for child in range(1, 6)} | {10: 1, 20: 1}
+
+
+@pytest.mark.parametrize(("seconds", "limit_bytes"), [(0.8, None), (59.0, 3 * GIB), (1e4, 900 * GIB), (1e6, 3 * GIB)])
+def test_the_monitor_draws_a_named_band_a_role(
+    drawn: list[Figure], seconds: float, limit_bytes: int | None, tmp_path: Path
+) -> None:
+    found = readings(seconds=seconds, limit_bytes=limit_bytes)
+    growth = Growth(pid=10, name="python", bytes_per_second=9e6, low_bytes_per_second=8e6, high_bytes_per_second=1e7)
+    roles = find_roles(found, root_pid=1, parents=PARENTS)
+    draw_memory_over_time(found, [growth] if seconds > 60 else [], tmp_path / "memory.png", roles=roles)
+    (figure,) = drawn
+    assert_legible(figure)
+    (axes,) = figure.axes
+    names = [text.get_text() for text in axes.texts]
+    assert len(axes.collections) == 4
+    for band in (r"training process \(2\): 1\.0 GiB", r"zygote \(2\): 120", r"workers \(8\): 32", "other processes"):
+        assert any(re.match(band, name) for name in names), (band, names)
+    assert any(name.startswith("limit: 3.0 GiB") for name in names) == (limit_bytes == 3 * GIB)
+    assert ("grows by" in axes.get_title(loc="left")) == (seconds > 60)
+
+
+def test_the_process_that_starts_workers_trains_and_a_process_alone_is_the_main_one() -> None:
+    roles = find_roles(readings(seconds=1.0, limit_bytes=None), root_pid=1, parents=PARENTS)
+    assert {pid for pid, role in roles.items() if role is Role.TRAINING} == {10, 20}
+    assert roles[1] is roles[100] is Role.OTHER
+    alone = [Reading(seconds=0.0, processes=(process(7, "python", MIB), process(8, "sleep", KIB)))]
+    assert find_roles(alone, root_pid=7, parents={8: 7}) == {7: Role.MAIN, 8: Role.OTHER}
+
+
+def test_workers_of_a_stock_dataloader_are_known() -> None:
+    batches = iter(DataLoader([0, 1], num_workers=2))  # type: ignore[arg-type]
+    next(batches)
+    reading = MemoryMonitor().read()
+    parents = {found.pid: psutil.Process(found.pid).ppid() for found in reading.processes}
+    roles = find_roles([reading], root_pid=reading.processes[0].pid, parents=parents)
+    assert roles[reading.processes[0].pid] is Role.TRAINING
+    assert list(roles.values()).count(Role.WORKER) == 2
+    del batches
+
+
+@pytest.mark.parametrize(
+    "rates",
+    [
+        {(1, 8): 1e5},
+        {(1, 256): 3.0, (2, 256): 1.0},
+        {(1, 8): 812.0, (2, 8): 1600.0, (64, 8): 1640.0, (1, 16): 812.0, (2, 32): 1600.0, (60, 64): 0.0},
+    ],
+    ids=["one point", "the first", "the last"],
+)
+def test_the_marker_of_the_best_lies_inside_the_axes(
+    drawn: list[Figure], rates: dict[tuple[int, int], float], tmp_path: Path
+) -> None:
+    outcomes = tuple(
+        TuningOutcome(point=Point(num_workers=workers, batch_size=size), samples_per_second=rate)
+        for (workers, size), rate in rates.items()
+    )
+    best = max(outcomes, key=lambda outcome: outcome.samples_per_second)
+    draw_tuning(Tuning(outcomes=outcomes, best=best, reason=""), tmp_path / "tune.png")
+    (axes,) = drawn[0].axes
+    assert_legible(drawn[0])
+    assert min(line.get_ydata().min() for line in axes.lines[:-1]) > 0  # type: ignore[union-attr]  # what did not fit is no rate of 0
+    marker = axes.lines[-1].get_window_extent(drawn[0].canvas.get_renderer())  # type: ignore[attr-defined]
+    frame = axes.get_window_extent()
+    assert marker.width > 15
+    assert frame.x0 <= marker.x0 < marker.x1 <= frame.x1
+    assert frame.y0 <= marker.y0 < marker.y1 <= frame.y1
+
+
+def test_bars_of_decoders_are_named_and_legible(drawn: list[Figure], tmp_path: Path) -> None:
+    names = ["mpload, native (libjpeg-turbo 2.1.5)", "simplejpeg", "OpenCV", "PIL", "imageio"]
+    speeds = [
+        Speed(backend=name, task=task, images_per_second=None if name == "PIL" else 9999.0, failed=0)
+        for name in names
+        for task in (DECODE, CROP)
+    ]
+    draw_speeds(speeds, tmp_path / "speeds.png")
+    assert_legible(drawn[0])
+    assert drawn[0].axes[0].get_title(loc="left") == "mpload is fastest: 9,999 crops a second"
+
+
+def test_what_a_page_shows_is_escaped() -> None:
+    hostile = '<script>alert("1")</script>'
+    tile = {"number": hostile, "name": hostile, "facts": (hostile,), "reason": hostile, "image": "", "width": 0}
+    page = render_page("sheet.html.j2", title=hostile, tiles=[tile, {**tile, "image": '" onload="x', "width": 3}])
+    assert "<script" not in page
+    assert page.count("&lt;script&gt;") == 10
+    assert 'src="&#34; onload=&#34;x"' in page
+
+
+needs_font = pytest.mark.skipif(not hasattr(cv2, "FontFace"), reason="OpenCV 4 has no font but ASCII")
+
+
+@needs_font
+@pytest.mark.parametrize("name", ["cat", "猫 ネコ", "고양이", "кошка", "γάτα", "château"])
+def test_names_that_the_font_has_are_drawn_each_in_its_own_way(name: str) -> None:
+    lettering = Lettering()
+    assert lettering.has(name)
+    pictures = []
+    for text in (name, "?" * len(name), name.encode("ascii", "backslashreplace").decode() + "."):
+        canvas = np.zeros((40, 400, 3), np.uint8)
+        lettering.write(canvas, text, row=20, colour=(255, 255, 255))
+        pictures.append(canvas.tobytes())
+    assert len(set(pictures)) == 3
+
+
+@pytest.mark.parametrize("name", ["قطة", "חתול", "🐱", "बिल्ली", "a\tb", "\udce9"])
+def test_names_that_the_font_has_not_are_known(name: str) -> None:
+    assert not Lettering().has(name)
+
+
+def test_without_a_font_ascii_is_drawn_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(cv2, "FontFace", raising=False)
+    lettering = Lettering()
+    assert (lettering.has("cat 1"), lettering.has("猫"), lettering.has("château")) == (True, False, False)
+    canvas = np.zeros((40, 400, 3), np.uint8)
+    escaped = canvas.copy()
+    lettering.write(canvas, "猫.jpg", row=20, colour=(255, 255, 255))
+    lettering.write(escaped, r"\u732b.jpg", row=20, colour=(255, 255, 255))
+    assert (canvas == escaped).all()
+    assert canvas.any()
+
+
+def test_a_long_name_ends_in_dots_before_the_edge() -> None:
+    canvas = np.zeros((40, 100, 3), np.uint8)
+    Lettering().write(canvas, "a very long name of a class", row=20, colour=(255, 255, 255))
+    assert canvas[:, 60:98].any()
+    assert not canvas[:, 98:].any()
