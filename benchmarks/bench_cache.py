@@ -9,7 +9,7 @@
 - "epochs": images a second of an MPLoader with two workers: without a cache, in the epoch that fills a cache of resized
   images, and in the epochs after it.
 
-Each in a fresh process. Records: benchmarks/records/cache.jsonl and cache.png.
+Each in a fresh process. Records: benchmarks/records/cache.jsonl; `python benchmarks/report.py` draws cache.png.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from records import RECORDS, write_record
+from records import write_record
 
 import mpload
 from mpload.samples.pipeline import Pipeline
@@ -193,29 +193,6 @@ MEASURES: dict[str, Callable[..., dict[str, Any]]] = {
 }
 
 
-def draw(figures: dict[str, Any], path: Path) -> None:
-    """Draw the shares of hits over the cached fraction."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    fractions = np.array(figures["fractions"])
-    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
-    line = np.linspace(0, 1, 101)
-    axes.plot(line, line, color="0.8", zorder=0)
-    law = line[:-1] + (1 - line[:-1]) * np.log(1 - line[:-1])  # about f**2 / 2 while f is small
-    axes.plot(line[:-1], law, color="0.8", linestyle="--", zorder=0, label="f + (1 - f) ln(1 - f)")
-    axes.plot(fractions, figures["partial"], "o-", label="PartialCache")
-    axes.plot(fractions, figures["lru"], "s-", label="LRU of the same size")
-    axes.set(
-        xlabel="cached fraction f", ylabel="share of hits from the second epoch on", xlim=(0, 1.02), ylim=(0, 1.02)
-    )
-    axes.set_title("Hits of a cache under epochs that are shuffled anew")
-    axes.legend()
-    figure.savefig(path, dpi=120)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="less of everything, no record")
@@ -239,8 +216,6 @@ def main() -> None:
         print(json.dumps({**case, **figures}), flush=True)
         if not is_quick:
             write_record("cache", case, figures)
-            if case["measure"] == "hits":
-                draw(figures, RECORDS / "cache.png")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Write the tables of the README, and its figure of memory, from the records that the benchmarks have left.
+"""Write the tables and figures of the README from the records that the benchmarks have left.
 
     python benchmarks/report.py [--check]
 
 A table stands between `<!-- table: NAME -->` and `<!-- end -->` and is made by the function of that NAME in TABLES, of
-the latest record of each case. The figure is benchmarks/records/memory.png and needs matplotlib. `--check` writes
+the latest record of each case. The figures are benchmarks/records/*.png and need matplotlib. `--check` writes
 nothing, and fails where the README's tables are not what the records say.
 """
 
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ahead import ahead
+from hits import draw_hits
 from records import RECORDS, Record, latest
 from standings import Standing, standings
 
@@ -221,6 +222,8 @@ def main() -> None:
     if not arguments.check:
         README.write_text(after, encoding="utf-8")
         draw_memory(memory_results(), RECORDS / "memory.png")
+        (hits,) = (record["figures"] for record in latest("cache", "measure") if record["case"]["measure"] == "hits")
+        draw_hits(hits, RECORDS / "cache.png")
     elif after != before:
         sys.exit("README.md is not what the records say. Run: python benchmarks/report.py")
 

@@ -38,7 +38,7 @@ def doctor(
     transform: Annotated[str | None, typer.Option(metavar="MODULE:OBJECT", help="Default: none.")] = None,
     seconds: Annotated[float, typer.Option(min=0.5, help="How long to measure.")] = 30.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write a page with plots to this file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the report as an HTML page.")] = None,
 ) -> None:
     """Find out what limits a job: storage, decode, transform, transport, workers, memory.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from mpload.units import GIB, KIB, MIB, format_count
 
@@ -108,8 +108,7 @@ def name_lines(axes: "Axes", names: Sequence[LineName]) -> None:
 
     The limits of the axes and their titles must be set before.
     """
-    figure = axes.get_figure(root=True)
-    assert figure is not None
+    figure = cast("Figure", axes.figure)
     figure.draw_without_rendering()  # from here on it is known how high the axes are
     font_pixels = _STYLE["font.size"] * figure.dpi / 72
     box = axes.get_window_extent()

@@ -1,0 +1,27 @@
+"""The figure of how often caches hit, drawn by report.py from the records of bench_cache.py."""
+
+from pathlib import Path
+from typing import Any
+
+from mpload.pictures.figures import BLUE, ORANGE, add_titles, new_figure
+
+__all__ = ["draw_hits"]
+
+
+def draw_hits(figures: dict[str, Any], path: Path) -> None:
+    """Draw the share of hits over the cached fraction."""
+    fractions, partial, lru = (figures[name] for name in ("fractions", "partial", "lru"))
+    half = fractions.index(0.5)
+    ticks = [0.25 * step for step in range(5)]
+    labels = [f"{tick:.0%}" for tick in ticks]
+    with new_figure(path, width=7.5, height=4.6) as figure:
+        axes = figure.add_subplot()
+        axes.plot(fractions, lru, marker="o", color=ORANGE, clip_on=False)
+        axes.plot(fractions, partial, marker="o", color=BLUE, clip_on=False)
+        axes.annotate("PartialCache", (0.5, partial[half]), xytext=(-10, 4), textcoords="offset points", ha="right")
+        axes.annotate("LRU of the same size", (0.5, lru[half]), xytext=(10, -12), textcoords="offset points")
+        axes.set_xticks(ticks, labels)
+        axes.set_yticks(ticks, labels)
+        axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="part of the data set that fits into the cache")
+        finding = f"A cache of half the data: {partial[half]:.0%} of reads hit, {lru[half]:.0%} in an LRU"
+        add_titles(axes, finding, "Share of hits from the second epoch on; every epoch is shuffled anew")
