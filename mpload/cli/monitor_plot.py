@@ -38,8 +38,8 @@ class Role(StrEnum):
     """The root of a tree without workers."""
     TRAINING = "training process"
     ZYGOTE = "zygote"
-    WORKER = "workers"
-    OTHER = "other processes"
+    WORKER = "worker"
+    OTHER = "other process"
 
 
 _COLOURS: Final = {Role.MAIN: BLUE, Role.TRAINING: BLUE, Role.ZYGOTE: PINK, Role.WORKER: ORANGE, Role.OTHER: GREY}
@@ -94,11 +94,12 @@ def _draw(axes: "Axes", readings: Sequence[Reading], growth: Sequence[Growth], r
     names, below = [], 0.0
     for role, sizes in bands.items():
         num = max(sum(roles[process.pid] is role for process in reading.processes) for reading in readings)
-        text = f"{role}{f' ({num})' if num > 1 else ''}: {format_bytes(max(sizes))}"
+        who = str(role) if num < 2 else f"{num} {role}{'es' if role.endswith('s') else 's'}"
+        text = f"{who}: {format_bytes(max(sizes))}"
         names.append(LineName(text=text, colour=_COLOURS[role], x=end, y=below + sizes[peak] / 2))
         below += sizes[peak]
     names.append(LineName(text="RSS, shared pages repeated", colour=INK, x=end, y=max(rss)))
-    about = "PSS, stacked by role; the figures are the most that each has taken"
+    about = "PSS, stacked by role, with the peak of each role"
     if limit is not None and is_limit_shown:
         axes.axhline(limit, color=VERMILION, linewidth=1.5)
         names.append(LineName(text=f"limit: {format_bytes(limit)}", colour=VERMILION, x=end, y=limit))

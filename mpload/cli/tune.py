@@ -176,7 +176,7 @@ def _draw_rates(axes: "Axes", found: "Tuning") -> None:
     axes.plot(*place, marker="o", markersize=13, fillstyle="none", color=INK, linestyle="none", clip_on=False)
     workers = "1 worker" if best.point.num_workers == 1 else f"{best.point.num_workers} workers"
     finding = f"{workers}, batches of {best.point.batch_size}: {best.samples_per_second:,.0f} samples/s"
-    add_titles(axes, finding, "Samples a second, by number of workers; the ring is what was chosen")
+    add_titles(axes, finding, "Samples a second by number of workers; the ring marks the choice")
     name_lines(axes, names)
 
 

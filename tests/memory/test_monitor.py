@@ -423,6 +423,12 @@ def test_the_plot_shows_the_pss_of_the_command(tmp_path: Path) -> None:
     assert (178, 114, 0) in drawn_colours(tmp_path / "memory.png")  # blue, green, red
 
 
+def test_a_command_that_ends_at_once_can_be_drawn(tmp_path: Path) -> None:
+    ran = run("--plot", tmp_path / "memory.png", "--", "true")
+    assert (ran.returncode, ran.stderr.count("\n")) == (0, 1), ran.stderr
+    assert cv2.imread(str(tmp_path / "memory.png")) is not None
+
+
 def test_in_a_training_run_every_process_has_its_role(tmp_path: Path) -> None:
     with train(tmp_path, "clean") as run:
         reading = MemoryMonitor(run.pid).read()
