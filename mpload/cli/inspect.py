@@ -108,7 +108,7 @@ def _tell_sheet(sheet: Sheet, path: Path) -> str:
     if path.suffix.lower() != ".html" and sheet.unshown:
         page = path.with_suffix(".html").name
         lines.append(
-            f"It shows the numbers of classes whose names its font cannot write. `--grid {page}` shows all names:"
+            f"Its font lacks letters of these names, so it shows their numbers; `--grid {page}` shows all names:"
         )
         lines += [f"{number:>11}  {name}" for number, name in sheet.unshown.items()]
     return "\n".join(lines)

@@ -162,7 +162,7 @@ def _sizes(findings: Findings) -> _Rows:
 def _trials(findings: Findings) -> _Rows:
     return [
         (
-            "transport alone" if trial.is_empty else "the job",
+            "transport alone, empty samples" if trial.is_empty else "the job",
             str(trial.num_workers),
             str(trial.batch_size),
             trial.error or f"{trial.samples_per_second:,.0f}",
@@ -175,10 +175,10 @@ def _facts(findings: Findings) -> _Rows:
     samples, environment = findings.samples, findings.environment
     free, limit = format_bytes(environment.memory_free_bytes), format_bytes(environment.memory_limit_bytes)
     facts = {
-        "samples": f"{format_count(samples.num_samples)}, {format_count(samples.num_measured)} of them looked at",
+        "samples": f"{format_count(samples.num_samples)}, {format_count(samples.num_measured)} of them measured",
         "mean size": f"{format_bytes(samples.mean_bytes)} stored, {format_bytes(samples.output_bytes)} in a batch",
         "in the page cache": "unknown" if samples.cached_share is None else f"{samples.cached_share:.0%}",
-        "broken": f"{samples.num_failed} {samples.first_failure}".strip(),
+        "corrupt": f"{samples.num_failed} {samples.first_failure}".strip(),
         "file system": environment.file_system,
         "cores": f"{environment.usable_cores} of {environment.host_cores}",
         "memory": f"{free} free of {limit}",
@@ -190,6 +190,6 @@ def _facts(findings: Findings) -> _Rows:
     }
     if (demand := findings.job.demand(samples.mean_bytes)) is not None:
         bandwidth = format_bytes(demand.bytes_per_second or 0.0)
-        facts["needed of the storage"] = f"{demand.samples_per_second:,.0f} reads/s, {bandwidth}/s"
-        facts["needed of the loader"] = f"99 of 100 batches within {demand.step_seconds:g} s"
+        facts["storage must deliver"] = f"{demand.samples_per_second:,.0f} reads/s, {bandwidth}/s"
+        facts["batches must arrive"] = f"99 of 100 within {demand.step_seconds:g} s"
     return [(name, value) for name, value in facts.items() if value]
