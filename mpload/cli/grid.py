@@ -17,10 +17,10 @@ from mpload.errors import MploadError
 from mpload.images.decoders import ImageDecoder
 from mpload.images.image import Pixels
 from mpload.index.index import Index, Record
-from mpload.pictures.pages import render_page
 from mpload.plan.order import Shuffle
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
+from mpload.tools.pictures.pages import render_page
 from mpload.units import format_count
 
 __all__ = ["Sheet", "Tile", "read_sheet"]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mpload.memory.monitor import Growth, Reading
-from mpload.pictures.figures import (
+from mpload.tools.pictures.figures import (
     BLUE,
     GREY,
     INK,

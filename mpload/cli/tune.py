@@ -15,7 +15,7 @@ from rich.table import Table
 from mpload.cli.loading import decoder_of, named_object, opened
 from mpload.cli.outputs import check_plot
 from mpload.errors import ArgumentError
-from mpload.pictures.figures import (
+from mpload.tools.pictures.figures import (
     BLUE,
     GREEN,
     INK,

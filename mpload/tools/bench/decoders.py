@@ -17,11 +17,11 @@ from mpload.errors import DecodeError, MploadError
 from mpload.images.decoders import ImageDecoder, RandomResizedCrop, jpeg_backend, random_crop_box
 from mpload.images.image import Pixels
 from mpload.index.index import Index
-from mpload.pictures.figures import BLUE, GREY, add_titles, new_figure
 from mpload.plan.order import Shuffle
 from mpload.plan.sample_rng import SampleRng
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
+from mpload.tools.pictures.figures import BLUE, GREY, add_titles, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from mpload.pictures.figures import (
+from mpload.tools.bench.memory import LOADER_NAMES, MemoryResult, Outcome
+from mpload.tools.pictures.figures import (
     BLUE,
     ORANGE,
     PINK,
@@ -22,7 +23,6 @@ from mpload.pictures.figures import (
     set_count_axis,
     set_time_axis,
 )
-from mpload.tools.bench.memory import LOADER_NAMES, MemoryResult, Outcome
 from mpload.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:

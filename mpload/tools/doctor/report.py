@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from mpload.pictures.pages import render_page
 from mpload.tools.doctor.examine import Diagnosis
 from mpload.tools.doctor.facts import Cost, Findings, Temperature
 from mpload.tools.doctor.verdict import Bottleneck, StageRate
+from mpload.tools.pictures.pages import render_page
 from mpload.units import format_bytes, format_count
 
 __all__ = ["render_report", "write_report"]

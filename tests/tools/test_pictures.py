@@ -24,11 +24,11 @@ from mpload.cli.tune import _draw as draw_tuning
 from mpload.memory.machine import SystemUsage
 from mpload.memory.monitor import Growth, MemoryMonitor, Reading
 from mpload.memory.usage import ProcessMemory
-from mpload.pictures.figures import byte_ticks, round_ticks, spread
-from mpload.pictures.pages import render_page
 from mpload.tools.bench.decoders import CROP, DECODE, Speed, draw_speeds
 from mpload.tools.bench.memory import LOADER_NAMES, MemoryCase, MemoryResult, Moment, Outcome
 from mpload.tools.bench.memory_report import draw_memory
+from mpload.tools.pictures.figures import byte_ticks, round_ticks, spread
+from mpload.tools.pictures.pages import render_page
 from mpload.tools.tune import Outcome as TuningOutcome
 from mpload.tools.tune import Point, Tuning
 from mpload.units import GIB, KIB, MIB, parse_bytes
