@@ -28,6 +28,7 @@ monitor_plot  memory over time, by what processes are for
 photos        the demo's photographs
 outputs       whether a file can be written, asked before the work
 terminal      the progress bar
+reports       `--json`: what a script reads on stdout
 ```
 
 Exit codes: 0 fine; 1 findings, or a failure told in one line on stderr; 2 wrong usage; 130 interrupted.

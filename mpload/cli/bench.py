@@ -1,10 +1,8 @@
 """`mpload bench`: what this machine does with images, and with lists, of one's own size."""
 
-import json
 import math
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mpload.cli.outputs import check_plot
+from mpload.cli.reports import AsJson, print_json
 from mpload.cli.terminal import progress_bar
 from mpload.errors import ArgumentError
 from mpload.index.opening import open_index
@@ -43,7 +42,7 @@ def decode(
     rounds: Annotated[int, typer.Option(min=1, help="How often each backend's turn comes.")] = 5,
     seed: Annotated[int, typer.Option(min=0, help="Which random images and crops.")] = 0,
     plot: Annotated[Path | None, typer.Option(help="Draw a bar chart, as a PNG.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare every decoder that is installed, on one core, reading not counted.
 
@@ -57,7 +56,8 @@ def decode(
     if plot is not None:
         draw_speeds(speeds, plot)
     if as_json:
-        print(json.dumps([asdict(speed) for speed in speeds], indent=2))
+        facts = {"num_images": len(files), "mean_bytes": _mean_bytes(files)}
+        print_json(facts | {"speeds": speeds, "not_installed": missing})
         return
     _print_speeds(speeds, files)
     for name in missing:
@@ -79,7 +79,7 @@ def memory(
     ] = None,
     folder: Annotated[Path | None, typer.Option(help="Where the lists are written for the time being.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw memory over samples and over time, as a PNG.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare what a list of samples takes, by how it is kept and loaded.
 
@@ -102,7 +102,7 @@ def memory(
     if plot is not None:
         draw_memory(results, plot)
     if as_json:
-        print(json.dumps([asdict(result) for result in results], indent=2))
+        print_json({"cases": results})
         return
     for table in memory_tables(results):
         print(f"{table.title}:")
@@ -130,8 +130,12 @@ def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, num_na
     Console(highlight=False, soft_wrap=True).print(table)
 
 
+def _mean_bytes(files: Sequence[bytes]) -> float:
+    return sum(map(len, files)) / len(files)
+
+
 def _print_speeds(speeds: Sequence[Speed], files: Sequence[bytes]) -> None:
-    mean_bytes = format_bytes(sum(map(len, files)) / len(files))
+    mean_bytes = format_bytes(_mean_bytes(files))
     print(f"images a second on one core; {format_count(len(files))} images of {mean_bytes} on average")
     rows = []
     for name in dict.fromkeys(speed.backend for speed in speeds):

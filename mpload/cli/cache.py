@@ -1,12 +1,12 @@
 """`mpload cache`: what lies in a cache's folder, whether it is whole, and away with it."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from mpload.cli.reports import AsJson, print_json
 from mpload.cli.terminal import progress_bar
 from mpload.errors import StorageError
 from mpload.samples.cache.folder import CacheFolder, caches_in
@@ -17,17 +17,16 @@ __all__ = ["cache"]
 cache = typer.Typer(no_args_is_help=True, help="Look at, check or delete what a PartialCache keeps.")
 
 _Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder that was given to PartialCache.")]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @cache.command()
-def info(folder: _Folder, *, as_json: _Json = False) -> None:
+def info(folder: _Folder, *, as_json: AsJson = False) -> None:
     """Show which data sets have a cache there, and how much it holds."""
     _show([_facts(opened, about) for opened, about in _caches(folder)], _line, as_json=as_json)
 
 
 @cache.command()
-def verify(folder: _Folder, *, as_json: _Json = False) -> None:
+def verify(folder: _Folder, *, as_json: AsJson = False) -> None:
     """Read every entry and check its checksum; exit 1 where one is damaged. A loader takes such an entry for a miss."""
     found = []
     for opened, about in _caches(folder):
@@ -45,7 +44,7 @@ def verify(folder: _Folder, *, as_json: _Json = False) -> None:
 
 
 @cache.command()
-def clear(folder: _Folder, *, as_json: _Json = False) -> None:
+def clear(folder: _Folder, *, as_json: AsJson = False) -> None:
     """Delete all caches there, and nothing else. Running jobs go on without."""
     removed = []
     for opened, about in _caches(folder):
@@ -70,7 +69,7 @@ def _caches(folder: Path) -> list[tuple[CacheFolder, dict[str, Any]]]:
 
 def _facts(opened: CacheFolder, about: dict[str, Any]) -> dict[str, Any]:
     return {
-        "folder": str(opened.path),
+        "folder": opened.path,
         "index": about.get("index"),
         "form": about["form"],
         "num_samples": opened.num_samples,
@@ -88,7 +87,7 @@ def _line(facts: dict[str, Any]) -> str:
 
 def _show(found: list[dict[str, Any]], line: Callable[[dict[str, Any]], str], *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(found, indent=2))
+        print_json({"caches": found})
         return
     for each in found:
         print(line(each))

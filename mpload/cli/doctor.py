@@ -1,6 +1,5 @@
 """`mpload doctor`: what limits a job, measured on its own data."""
 
-import json
 import sys
 import warnings
 from dataclasses import asdict
@@ -13,6 +12,7 @@ from rich.table import Table
 
 from mpload.cli.loading import decoder_of, named_object, opened
 from mpload.cli.outputs import check_output
+from mpload.cli.reports import AsJson, print_json, prints_on_stderr
 from mpload.memory.machine import num_usable_cores
 from mpload.tools.doctor.facts import Job
 from mpload.units import format_bytes, format_count
@@ -37,7 +37,7 @@ def doctor(
     ] = None,
     transform: Annotated[str | None, typer.Option(metavar="MODULE:OBJECT", help="Default: none.")] = None,
     seconds: Annotated[float, typer.Option(min=0.5, help="How long to measure.")] = 30.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     html: Annotated[Path | None, typer.Option(help="Write the report as an HTML page.")] = None,
 ) -> None:
     """Find out what limits a job: storage, decode, transform, transport, workers, memory.
@@ -45,20 +45,20 @@ def doctor(
     Reads some hundred samples, drops them from the page cache, and runs loaders for some seconds each.
     """
     check_output(html)
-    index = opened(path)
-    job = Job(
-        batch_size=batch_size,
-        num_workers=workers or max(1, num_usable_cores() // gpus),
-        step_seconds=step_time,
-        num_gpus=gpus,
-        num_jobs=experiments,
-    )
-    decoder = decoder_of(decode)
-    transformed = None if transform is None else named_object(transform, option="--transform")
-    # torch is loaded here, when the arguments are known to be right
-    from mpload.tools.doctor.examine import examine  # noqa: PLC0415
+    with prints_on_stderr(wanted=as_json), warnings.catch_warnings():
+        index = opened(path)
+        job = Job(
+            batch_size=batch_size,
+            num_workers=workers or max(1, num_usable_cores() // gpus),
+            step_seconds=step_time,
+            num_gpus=gpus,
+            num_jobs=experiments,
+        )
+        decoder = decoder_of(decode)
+        transformed = None if transform is None else named_object(transform, option="--transform")
+        # torch is loaded here, when the arguments are known to be right
+        from mpload.tools.doctor.examine import examine  # noqa: PLC0415
 
-    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that more workers than cores are tried is the doctor's idea
         diagnosis = examine(index, decode=decoder, transform=transformed, job=job, seconds=seconds, tell=_tell)
     if html is not None:
@@ -66,7 +66,7 @@ def doctor(
 
         write_report(diagnosis, html, title=str(path))
     if as_json:
-        print(json.dumps(_plain({"needs": _needs(diagnosis.findings)} | asdict(diagnosis)), indent=2))
+        print_json(_facts(diagnosis))
     else:
         _print(diagnosis)
         if html is not None:
@@ -113,6 +113,16 @@ def _print(diagnosis: Any) -> None:
         print(f"{number}. {remedy.text}: {_gain(remedy)}")
 
 
+def _facts(diagnosis: Any) -> dict[str, Any]:
+    """Return the diagnosis with what follows from it, stages as `mpload plan` has them."""
+    facts = asdict(diagnosis)
+    facts["verdict"]["stages"] = [
+        {"name": stage.name, "unit": "samples/s", "need": stage.need, "have": stage.have, "share": stage.share}
+        for stage in diagnosis.verdict.stages
+    ]
+    return {"needs": _needs(diagnosis.findings), **facts}
+
+
 def _needs(findings: Any) -> dict[str, float | None] | None:
     if (demand := findings.job.demand(findings.samples.mean_bytes)) is None:
         return None
@@ -131,15 +141,6 @@ def _gain(remedy: Any) -> str:
 
 def _rate(value: float | None, *, unknown: str = "") -> str:
     return unknown if value is None else f"{value:,.0f}"
-
-
-def _plain(value: Any) -> Any:
-    """Return what JSON can carry: it knows no infinity."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and value == float("inf") else value
 
 
 def _say(what: str, told: str) -> None:

@@ -1,12 +1,12 @@
 """`mpload index`: an index of a folder, a list, shards, or what lies below a URL."""
 
-import json
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from mpload.cli.reports import AsJson, print_json
 from mpload.cli.terminal import progress_bar
 from mpload.errors import ArgumentError
 from mpload.index.opening import open_index
@@ -42,7 +42,7 @@ def index(
     hidden: Annotated[bool, typer.Option("--hidden", help="Take names that start with a dot.")] = False,
     extensions: Annotated[str | None, typer.Option(help="What counts as an image: .jpg,.png")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Threads that --stat asks for sizes with.")] = 8,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write an index of a folder, a list, shards, or what lies below a URL.
 
@@ -67,10 +67,10 @@ def index(
     indexes = [open_index(path) for path in (built if isinstance(built, tuple) else (built,))]
     if as_json:
         facts = [
-            {"path": str(made.path), "num_samples": len(made), "num_classes": len(made.classes), "root": made.root}
+            {"path": made.path, "num_samples": len(made), "num_classes": len(made.classes), "root": made.root}
             for made in indexes
         ]
-        print(json.dumps({"indexes": facts, "seconds": round(seconds, 3)}, indent=2))
+        print_json({"indexes": facts, "seconds": round(seconds, 3)})
     else:
         parts = ", ".join(f"{made.path}: {format_count(len(made))} samples" for made in indexes)
         num_classes = len(indexes[0].classes)

@@ -1,6 +1,5 @@
 """`mpload inspect`: what is in an index, whether it is right, and what its samples look like."""
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +9,7 @@ import typer
 from mpload.cli.findings import Findings, write_findings
 from mpload.cli.grid import Sheet, read_sheet
 from mpload.cli.outputs import check_output, check_picture
+from mpload.cli.reports import AsJson, print_json
 from mpload.cli.summary import summarise
 from mpload.cli.terminal import progress_bar
 from mpload.errors import ArgumentError, IndexFormatError
@@ -41,7 +41,7 @@ def inspect(
     grid: Annotated[Path | None, typer.Option(help="Draw random samples with their labels, as .png or .html.")] = None,
     tiles: Annotated[int, typer.Option(min=1, max=1000, help="How many images --grid draws.")] = 48,
     seed: Annotated[int, typer.Option(min=0, help="Which random samples --grid draws.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what is in an index; check it; draw some of its samples."""
     if report is not None and not check:
@@ -59,7 +59,7 @@ def inspect(
         if not findings.num_findings:
             raise
         told = f"{path}: its lines alone were checked. Mend them: samples can be read once it opens"
-        _show({"path": str(path)}, told, findings, as_json=as_json)
+        _show({"path": path}, told, findings, as_json=as_json)
     else:
         summary = summarise(index, is_fresh=is_fresh, num_records=records)
         if check:
@@ -94,8 +94,8 @@ def _show(facts: dict[str, Any], text: str, findings: Findings | None, *, as_jso
     if as_json:
         if findings is not None:
             facts["num_findings"] = findings.num_findings
-            facts["report"] = None if findings.report is None else str(findings.report)
-        print(json.dumps(facts, indent=2))
+            facts["report"] = findings.report
+        print_json(facts)
         return
     print(text)
     if findings is not None:

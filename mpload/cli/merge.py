@@ -1,11 +1,11 @@
 """`mpload merge`: several indexes as one."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from mpload.cli.reports import AsJson, print_json
 from mpload.cli.terminal import progress_bar
 from mpload.index.opening import open_index
 from mpload.ingest.merge import merge_indexes
@@ -21,12 +21,12 @@ def merge(
     relative: Annotated[
         bool, typer.Option("--relative", help="Write the root relative to the index: both can move together.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Join indexes, one after another, into one."""
     with progress_bar("merging") as tell:
         index = open_index(merge_indexes(sources, out, relative=relative, progress=tell))
     if as_json:
-        print(json.dumps({"path": str(index.path), "num_samples": len(index), "root": index.root}, indent=2))
+        print_json({"path": index.path, "num_samples": len(index), "root": index.root})
     else:
         print(f"{index.path}: {format_count(len(index))} samples of {format_count(len(sources))} indexes")

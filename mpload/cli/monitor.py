@@ -5,8 +5,9 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import psutil
 import typer
@@ -16,6 +17,7 @@ from rich.table import Table
 
 from mpload.cli.monitor_plot import draw_memory_over_time, find_roles
 from mpload.cli.outputs import check_output, check_plot
+from mpload.cli.reports import AsJson, print_json, prints_on_stderr
 from mpload.errors import ArgumentError, MploadError
 from mpload.memory.machine import SystemUsage
 from mpload.memory.monitor import MemoryMonitor, Reading, write_csv, write_parquet
@@ -37,10 +39,11 @@ def monitor(
     csv: Annotated[Path | None, typer.Option(help="Write every reading, a line per process.")] = None,
     parquet: Annotated[Path | None, typer.Option(help="Write the same as a Parquet file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw memory over time, stacked by role, as a PNG.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Watch the memory of a command and all its processes; its exit code becomes this one's.
 
-    A SIGTERM is passed on to the command.
+    A SIGTERM is passed on to the command. With --json, what the command prints goes to stderr.
 
     Look at PSS: its sum is what they take together. RSS counts a page once for each process that shares it.
     """
@@ -51,7 +54,8 @@ def monitor(
     for path in (csv, parquet):
         check_output(path)
     check_plot(plot)
-    process = None if command is None else _start(command)
+    with prints_on_stderr(wanted=as_json):
+        process = None if command is None else _start(command)
     with nullcontext() if process is None else _signals_left_to(process):
         try:
             watched = MemoryMonitor(process.pid if process else pid, interval_seconds=interval)
@@ -59,8 +63,10 @@ def monitor(
             raise MploadError(f"--pid {pid}: there is no such process") from error
         parents: dict[int, int] = {}
         exit_code = _watch(watched, process, parents)
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    console.print(_summary(watched))
+    if as_json:
+        print_json(_facts(watched, exit_code))
+    else:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(_summary(watched))
     if csv is not None:
         write_csv(watched.readings, csv)
     if parquet is not None:
@@ -143,11 +149,28 @@ def _figures(process: ProcessMemory) -> tuple[int, ...]:
     return process.pss_bytes, process.uss_bytes, process.rss_bytes, process.swap_bytes
 
 
+def _num_processes(watched: MemoryMonitor) -> int:
+    return max((len(reading.processes) for reading in watched.readings), default=0)
+
+
+def _facts(watched: MemoryMonitor, exit_code: int) -> dict[str, Any]:
+    limits = [reading.usage.limit_bytes for reading in watched.readings if reading.usage is not None]
+    return {
+        "pid": watched.pid,
+        "exit_code": exit_code,
+        "seconds": max((reading.seconds for reading in watched.readings), default=0.0),
+        "num_processes": _num_processes(watched),
+        "limit_bytes": limits[-1] if limits else None,
+        "peak": dict(zip(("pss_bytes", "uss_bytes", "rss_bytes", "swap_bytes"), _figures(watched.peak), strict=True)),
+        "growth": [asdict(process) for process in watched.growth()],
+    }
+
+
 def _summary(watched: MemoryMonitor) -> str:
     peak = watched.peak
-    num_processes = max((len(reading.processes) for reading in watched.readings), default=0)
     summary = (
-        f"peak of {num_processes} processes: PSS {format_bytes(peak.pss_bytes)}, USS {format_bytes(peak.uss_bytes)}, "
+        f"peak of {_num_processes(watched)} processes: PSS {format_bytes(peak.pss_bytes)}, "
+        f"USS {format_bytes(peak.uss_bytes)}, "
         f"RSS {format_bytes(peak.rss_bytes)} (shared pages counted in every process)"
     )
     return "\n".join([summary, *(f"leak? {process}" for process in watched.growth())])

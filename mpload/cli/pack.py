@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from mpload.cli.reports import AsJson, print_json
 from mpload.cli.terminal import progress_bar
 from mpload.errors import ArgumentError
 from mpload.index.opening import open_index
@@ -30,6 +31,7 @@ def pack(
     decode: Annotated[int | None, typer.Option(metavar="SIZE", help="Store SIZE x SIZE raw pixels, as .npy.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes; what they write does not depend on it.")] = 1,
     verify: Annotated[bool, typer.Option("--verify", help="Compare a finished pack with what INDEX makes.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write samples into tar shards, which any tar tool and WebDataset read, or LMDB files, with an index of them.
 
@@ -54,6 +56,10 @@ def pack(
         else:
             made = pack_index(source, out, options, num_workers=workers, progress=tell)
     shards = sorted(out.glob(f"shard-*.{shard_format}"))
-    taken = format_bytes(sum(shard.stat().st_size for shard in shards))
+    shards_bytes = sum(shard.stat().st_size for shard in shards)
+    if as_json:
+        facts = {"path": made, "num_samples": len(source), "num_shards": len(shards), "shards_bytes": shards_bytes}
+        print_json(facts | {"is_verified": verify})
+        return
     done = "verified" if verify else str(made)
-    print(f"{done}: {format_count(len(source))} samples in {len(shards)} shards, {taken}")
+    print(f"{done}: {format_count(len(source))} samples in {len(shards)} shards, {format_bytes(shards_bytes)}")

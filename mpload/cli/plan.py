@@ -1,6 +1,5 @@
 """`mpload plan`: what a job needs of storage and cores, by arithmetic alone."""
 
-import json
 from dataclasses import asdict
 from typing import Annotated
 
@@ -8,6 +7,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from mpload.cli.reports import AsJson, print_json
 from mpload.tools.demand import Demand, Machine, Stage, remedies, stages
 from mpload.units import format_bytes, parse_bytes
 
@@ -25,7 +25,7 @@ def plan(
     bandwidth: Annotated[str | None, typer.Option(help="Bytes a second that the storage gives, such as 500MB.")] = None,
     cores: Annotated[int | None, typer.Option(help="Cores that make samples.")] = None,
     core_us: Annotated[float | None, typer.Option(help="Microseconds of a core to make one sample.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say what a training job needs, beside what a machine has, without touching any data."""
     demand = Demand(
@@ -43,12 +43,8 @@ def plan(
     )
     found, advice = stages(demand, machine), remedies(demand, machine)
     if as_json:
-        facts = {
-            "stages": [asdict(stage) | {"share": stage.share} for stage in found],
-            "batch_within_seconds": demand.step_seconds,
-            "remedies": [asdict(remedy) for remedy in advice],
-        }
-        print(json.dumps(facts, indent=2))
+        rates = [asdict(stage) | {"share": stage.share} for stage in found]
+        print_json({"stages": rates, "batch_within_seconds": demand.step_seconds, "remedies": advice})
         return
     table = Table(box=None, pad_edge=False)
     table.add_column("stage")

@@ -1,7 +1,7 @@
 """`mpload top`: what the loaders of a running job are doing, worker by worker."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Annotated, Any
 
@@ -11,6 +11,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
+from mpload.cli.reports import AsJson, print_json_line
 from mpload.errors import MploadError
 from mpload.memory.usage import anonymous_pss_bytes
 from mpload.telemetry.page import read_pages
@@ -20,6 +21,7 @@ __all__ = ["top"]
 
 _STALE_SECONDS = 3.0
 _STAGES = ("read", "decode", "transform")
+_SHARES = ("busy", *_STAGES, "other")
 
 
 def top(
@@ -27,10 +29,13 @@ def top(
     *,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look once, over one interval, and end.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what the loaders of a running job are doing: rate, waits, and each worker's stages and memory.
 
     Ends with the job, or on Ctrl-C. The job is not disturbed: it keeps a page of figures that is read here.
+
+    With --json, each look is a line.
     """
     before = _loaders(pid)
     if not before:
@@ -39,18 +44,20 @@ def top(
             "`pgrep -af python` lists candidates"
         )
     console = Console()
-    live = Live(console=console, auto_refresh=False) if console.is_terminal and not once else None
+    live = Live(console=console, auto_refresh=False) if console.is_terminal and not (once or as_json) else None
     with live or nullcontext():
         while True:
             time.sleep(interval)
             now = _loaders(pid)
             if not now:
                 return
-            shown = Group(*(_table(facts, before.get(key, facts)) for key, facts in now.items()))
-            if live is not None:
-                live.update(shown, refresh=True)
+            loaders = [_figures(facts, before.get(key, facts)) for key, facts in now.items()]
+            if as_json:
+                print_json_line({"unix_seconds": round(time.time(), 3), "loaders": loaders})
+            elif live is not None:
+                live.update(Group(*map(_table, loaders)), refresh=True)
             else:
-                console.print(shown)
+                console.print(Group(*map(_table, loaders)))
             if once:
                 return
             before = now
@@ -78,47 +85,65 @@ def _loaders(pid: int) -> dict[tuple[int, int], dict[str, Any]]:
     return found
 
 
-def _table(now: Mapping[str, Any], before: Mapping[str, Any]) -> Table:
+def _figures(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a loader did between two looks, as `--json` prints it."""
+    metrics, earlier_metrics = now["metrics"], before["metrics"]
     seconds = now["elapsed_seconds"] - before["elapsed_seconds"]
-    metrics = now["metrics"]
-    num_samples = metrics["samples"] - before["metrics"]["samples"]
-    waited = now["wait_seconds"] - before["wait_seconds"]
-    p50, p99 = (format_seconds(metrics[f"latency_{name}_seconds"]) for name in ("p50", "p99"))
-    age = time.monotonic() - now["monotonic_seconds"]
-    busy = (
-        f"{format_count(round(num_samples / seconds))} samples/s, waiting {waited / seconds:.0%}" if seconds else "idle"
-    )
     asked = metrics["cache_hits"] + metrics["cache_misses"]
+    span = max(now["monotonic_seconds"] - before["monotonic_seconds"], 1e-9)
+    earlier = {worker["name"]: worker["timings"] for worker in before["workers"]}
+    return {
+        "pid": now["pid"],
+        "samples_per_second": (metrics["samples"] - earlier_metrics["samples"]) / seconds if seconds else None,
+        "waiting_share": (now["wait_seconds"] - before["wait_seconds"]) / seconds if seconds else None,
+        "limit": now["limit"],
+        "batch_p50_seconds": metrics["latency_p50_seconds"],
+        "batch_p99_seconds": metrics["latency_p99_seconds"],
+        "last_batch_seconds_ago": time.monotonic() - now["monotonic_seconds"],
+        "slots_bytes": metrics["slots_bytes"],
+        "num_deaths": metrics["deaths"],
+        "num_copied_batches": metrics["copied_batches"],
+        "cache_hit_share": metrics["cache_hits"] / asked if asked else None,
+        "workers": [
+            {
+                "name": worker["name"],
+                "pid": worker["pid"],
+                **_shares(worker["timings"], earlier.get(worker["name"], {}), seconds=span),
+                "memory_bytes": anonymous_pss_bytes(worker["pid"]),
+            }
+            for worker in now["workers"]
+        ],
+    }
+
+
+def _shares(now: Mapping[str, int], before: Mapping[str, int], *, seconds: float) -> dict[str, float]:
+    """Return the share of the time that a worker was busy, and in which stage."""
+    taken = {name: now[name] - before.get(name, 0) for name in now}
+    stages = {stage: taken[f"{stage}_ns"] for stage in _STAGES}
+    other = max(0, taken["total_ns"] - sum(stages.values()))
+    shares = {"busy": taken["total_ns"], **stages, "other": other}
+    return {f"{name}_share": each * 1e-9 / seconds for name, each in shares.items()}
+
+
+def _table(loader: Mapping[str, Any]) -> Table:
+    rate, age = loader["samples_per_second"], loader["last_batch_seconds_ago"]
+    p50, p99 = (format_seconds(loader[f"batch_{name}_seconds"]) for name in ("p50", "p99"))
+    busy = "idle" if rate is None else f"{format_count(round(rate))} samples/s, waiting {loader['waiting_share']:.0%}"
     parts = [
-        f"process {now['pid']}: {busy}",
-        f"limited by {now['limit']}",
+        f"process {loader['pid']}: {busy}",
+        f"limited by {loader['limit']}",
         f"batch p50 {p50}, p99 {p99}",
-        f"slots {format_bytes(metrics['slots_bytes'])}",
-        f"{metrics['deaths']} deaths, {metrics['copied_batches']} batches copied",
+        f"slots {format_bytes(loader['slots_bytes'])}",
+        f"{loader['num_deaths']} deaths, {loader['num_copied_batches']} batches copied",
     ]
-    if asked:
-        parts.append(f"cache hits {metrics['cache_hits'] / asked:.0%}")
+    if loader["cache_hit_share"] is not None:
+        parts.append(f"cache hits {loader['cache_hit_share']:.0%}")
     if age > _STALE_SECONDS:
         parts.append(f"no batch was taken for {format_seconds(age)}")
     table = Table(title="; ".join(parts), title_justify="left", title_style="")
-    for name in ("worker", "pid", "busy", *_STAGES, "other", "memory"):
+    for name in ("worker", "pid", *_SHARES, "memory"):
         table.add_column(name, justify="left" if name == "worker" else "right")
-    span = max(now["monotonic_seconds"] - before["monotonic_seconds"], 1e-9)
-    earlier = {worker["name"]: worker["timings"] for worker in before["workers"]}
-    for worker in now["workers"]:
-        shares = list(_shares(worker["timings"], earlier.get(worker["name"], {}), seconds=span))
-        table.add_row(
-            worker["name"],
-            str(worker["pid"]),
-            *(f"{share:.0%}" for share in shares),
-            format_bytes(anonymous_pss_bytes(worker["pid"])),
-        )
+    for worker in loader["workers"]:
+        shares = (f"{worker[f'{name}_share']:.0%}" for name in _SHARES)
+        table.add_row(worker["name"], str(worker["pid"]), *shares, format_bytes(worker["memory_bytes"]))
     return table
-
-
-def _shares(now: Mapping[str, int], before: Mapping[str, int], *, seconds: float) -> Iterable[float]:
-    """Yield the share of the time that a worker was busy, and in which stage."""
-    taken = {name: now[name] - before.get(name, 0) for name in now}
-    stages = [taken[f"{stage}_ns"] for stage in _STAGES]
-    for each in (taken["total_ns"], *stages, max(0, taken["total_ns"] - sum(stages))):
-        yield each * 1e-9 / seconds

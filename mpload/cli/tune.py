@@ -1,6 +1,5 @@
 """`mpload tune`: which numbers make a loader fastest on this machine and data."""
 
-import json
 import sys
 import warnings
 from dataclasses import asdict
@@ -14,6 +13,7 @@ from rich.table import Table
 
 from mpload.cli.loading import decoder_of, named_object, opened
 from mpload.cli.outputs import check_plot
+from mpload.cli.reports import AsJson, print_json, prints_on_stderr
 from mpload.errors import ArgumentError
 from mpload.tools.pictures.figures import (
     BLUE,
@@ -55,7 +55,7 @@ def tune(
     transform: Annotated[str | None, typer.Option(metavar="MODULE:OBJECT", help="Default: none.")] = None,
     seconds: Annotated[float, typer.Option(min=0.2, help="How long each trial runs.")] = 3.0,
     plot: Annotated[Path | None, typer.Option(help="Draw what was tried to this PNG (needs matplotlib).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Try numbers of workers, sizes of batches and memory budgets; print the constructor call that is best here.
 
@@ -63,13 +63,13 @@ def tune(
     """
     check_plot(plot)
     sizes = _sizes(batch_size)
-    index = opened(path)
-    decoder = decoder_of(decode)
-    transformed = None if transform is None else named_object(transform, option="--transform")
-    # torch is loaded here, when the arguments are known to be right
-    from mpload.tools.tune import tune as search  # noqa: PLC0415
+    with prints_on_stderr(wanted=as_json), warnings.catch_warnings():
+        index = opened(path)
+        decoder = decoder_of(decode)
+        transformed = None if transform is None else named_object(transform, option="--transform")
+        # torch is loaded here, when the arguments are known to be right
+        from mpload.tools.tune import tune as search  # noqa: PLC0415
 
-    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that more workers than cores are tried is what was asked for
         found = search(
             index,
@@ -85,7 +85,7 @@ def tune(
     if plot is not None:
         _draw(found, plot)
     if as_json:
-        print(json.dumps(asdict(found) | {"call": call}, indent=2))
+        print_json(asdict(found) | {"call": call})
         return
     _print(found)
     print(f"\n{found.reason}\n\n{call}")

@@ -655,7 +655,7 @@ def test_ranks_fill_one_cache_together(files: Path, tmp_path: Path) -> None:
 def mpload(*arguments: str | Path) -> tuple[int, Any, str]:
     command = [sys.executable, "-m", "mpload", "cache", *map(str, arguments)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    return ran.returncode, json.loads(ran.stdout) if "--json" in arguments else ran.stdout, ran.stderr
+    return ran.returncode, json.loads(ran.stdout)["caches"] if "--json" in arguments else ran.stdout, ran.stderr
 
 
 def test_the_command_line_shows_verifies_and_clears(files: Path, tmp_path: Path) -> None:

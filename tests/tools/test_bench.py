@@ -59,7 +59,9 @@ def test_every_decoder_is_measured_at_both_tasks_and_drawn(index: Path, tmp_path
     chart = tmp_path / "speeds.png"
     ran = bench("decode", index, "--rounds", "1", "--plot", chart, "--json")
     assert (ran.returncode, ran.stderr) == (0, "")
-    speeds = [Speed(**speed) for speed in json.loads(ran.stdout)]
+    told = json.loads(ran.stdout)
+    assert told["num_images"] == NUM_PHOTOS
+    speeds = [Speed(**speed) for speed in told["speeds"]]
     names = list(dict.fromkeys(speed.backend for speed in speeds))
     assert names[:4] == [f"mpload, {jpeg_backend()}", "simplejpeg", "OpenCV", "PIL"]  # imageio may be missing
     assert [speed.task for speed in speeds] == [DECODE, CROP] * (len(speeds) // 2)
