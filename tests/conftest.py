@@ -33,8 +33,11 @@ def own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pytest_configure() -> None:
     """Make the late device torch's accelerator where that is asked for.
 
+    Keep commands under test quiet about a native decoder that is not built; pyproject.toml does it for the tests.
+
     Hear Ctrl-C also where a shell has started the tests in the background: commands under test inherit that.
     """
+    os.environ.setdefault("PYTHONWARNINGS", "ignore:JPEGs are decoded by simplejpeg")
     if os.environ.get("MPLOAD_TEST_DEVICE") == "late":
         from tests.support.late_device import install
 

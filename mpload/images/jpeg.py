@@ -6,7 +6,9 @@ below the last one that a view needs is not seen; a file that breaks off there i
 """
 
 import re
+import warnings
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import Any, Final, Literal, Protocol, cast
 
@@ -14,7 +16,7 @@ import cv2
 import numpy as np
 import simplejpeg  # type: ignore[import-untyped]
 
-from mpload.errors import ArgumentError, DecodeError
+from mpload.errors import ArgumentError, DecodeError, MploadWarning
 from mpload.images.resize import Box, Pixels, View, resize_into
 
 __all__ = [
@@ -78,14 +80,34 @@ def jpeg_backend() -> str:
 
 
 def check_backend(name: str) -> None:
-    """Raise `ArgumentError` where `name` is no backend, or one that is not here."""
+    """Raise `ArgumentError` where `name` is no backend, or is not installed; warn where `"auto"` is the slow one."""
     if name not in BACKENDS:
         raise ArgumentError(f"backend must be one of {', '.join(map(repr, BACKENDS))}, got {name!r}")
-    if name == "native" and _NATIVE is None:
+    if _NATIVE is not None:
+        return
+    if name == "native":
         raise ArgumentError(
-            "backend='native': the native decoder was not built. Install libjpeg-turbo's headers and a C compiler "
-            "(apt install libjpeg62-turbo-dev gcc) and mpload again, or take backend='auto'"
+            f"backend='native': the native decoder was not built. {_HOW_TO_BUILD}, or use backend='auto'"
         )
+    if name == "auto":
+        _warn_of_slow_decoding()
+
+
+_HOW_TO_BUILD = (
+    "Install a C compiler and libjpeg-turbo's headers (apt install gcc libjpeg62-turbo-dev), then install mpload again "
+    "with pip's options --force-reinstall --no-deps --no-cache-dir"
+)
+
+
+@cache  # Python forgets which warnings it has shown whenever any library changes the filters
+def _warn_of_slow_decoding() -> None:
+    warnings.warn(
+        "JPEGs are decoded by simplejpeg, as mpload was installed without its native decoder: a crop takes 1.1 to 1.2 "
+        "times as long, 2.2 to 2.3 times as long with antialias=True. "  # benchmarks/records/decode.jsonl
+        f"{_HOW_TO_BUILD}, or set backend='simplejpeg' to hide this warning",
+        MploadWarning,
+        stacklevel=5,  # whoever makes a decoder
+    )
 
 
 @dataclass(slots=True, kw_only=True)  # frozen ones take longer to make

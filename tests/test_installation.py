@@ -1,0 +1,137 @@
+"""What an installation may lack: packages that a job does not use, and the native decoder."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+OF_ALBUMENTATIONS = ("albumentations", "albucore", "scipy", "simsimd", "stringzilla", "yaml")
+OPTIONAL = ("lmdb", "matplotlib", "obstore", "crc32c", "PIL", "torchvision", "pandas")
+LACKING = """
+import sys
+
+class Lacking:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+    def find_spec(self, name, path=None, target=None):
+        lacks = name in {lacking!r} or name.partition(".")[0] in {lacking!r}
+        return None if lacks else self.finder.find_spec(name, path, target)
+
+sys.meta_path[:] = map(Lacking, sys.meta_path)
+"""
+TRAIN = """
+import sys, torch, mpload
+if __name__ == "__main__":
+    dataset = mpload.MPDataset(sys.argv[1], decode=mpload.RandomResizedCrop(16), batch_size=8, shuffle=True)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(3))
+    with mpload.MPLoader(dataset, num_workers=2) as loader:
+        for images, labels in loader:
+            torch.nn.functional.cross_entropy(model(images.float() / 255), labels).backward()
+    print("trained", sum(float(parameter.grad.abs().sum()) > 0 for parameter in model.parameters()))
+"""
+
+
+def run(*arguments: str | Path, lacking: Iterable[str], folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run Python where some modules cannot be imported, by no process that it starts either."""
+    (folder / "site").mkdir(exist_ok=True)
+    (folder / "site" / "sitecustomize.py").write_text(LACKING.format(lacking=tuple(lacking)))
+    paths = os.pathsep.join([str(folder / "site"), str(Path(__file__).parents[1])])
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": paths, **more},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+@pytest.fixture
+def index(photo_tree: Path, tmp_path: Path) -> Path:
+    made = run("-m", "mpload", "index", photo_tree, "-o", tmp_path / "train.txt", lacking=(), folder=tmp_path)
+    assert (made.returncode, made.stderr) == (0, "")
+    return tmp_path / "train.txt"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers need Linux")
+def test_a_job_that_uses_no_albumentations_needs_none(index: Path, tmp_path: Path) -> None:
+    ran = run("-c", TRAIN, index, lacking=(*OF_ALBUMENTATIONS, *OPTIONAL), folder=tmp_path)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "trained 2\n", "")
+
+
+def test_commands_that_only_read_and_write_files_need_no_torch(photo_tree: Path, tmp_path: Path) -> None:
+    lacking = (*OF_ALBUMENTATIONS, *OPTIONAL, "torch")
+    train = tmp_path / "train.txt"
+    for arguments in (
+        ("--help",),
+        ("index", photo_tree, "-o", train),
+        ("inspect", train, "--check"),
+        ("pack", train, "-o", tmp_path / "packed", "--resize-short", "32"),
+        ("merge", train, train, "-o", tmp_path / "both.txt"),
+        ("plan", "--batch-size", "8", "--step-time", "0.1"),
+    ):
+        ran = run("-m", "mpload", *arguments, lacking=lacking, folder=tmp_path)
+        assert (ran.returncode, ran.stderr) == (0, ""), arguments
+
+
+def test_a_missing_module_is_missed_by_these_tests(tmp_path: Path) -> None:
+    ran = run("-c", "import mpload; mpload.MPDataset", lacking=["torch"], folder=tmp_path)
+    assert "No module named 'torch'" in ran.stderr
+
+
+SLOW = "JPEGs are decoded by simplejpeg"
+
+
+def decode_without_native(code: str, *arguments: Path, folder: Path) -> str:
+    ran = run("-c", code, *arguments, lacking=["mpload.images._jpeg"], folder=folder, PYTHONWARNINGS="")
+    assert ran.returncode == 0, ran.stderr
+    return ran.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers need Linux")
+def test_a_missing_native_decoder_is_told_once_and_not_by_workers(index: Path, tmp_path: Path) -> None:
+    twice = "import warnings; warnings.simplefilter('always'); import mpload; mpload.RandomResizedCrop(8); "
+    errors = decode_without_native(twice + TRAIN, index, folder=tmp_path)
+    assert errors.count(SLOW) == 1
+    assert "apt install gcc libjpeg62-turbo-dev" in errors
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["mpload.ImageDecoder()", "mpload.RandomResizedCrop(8, backend='simplejpeg')", "mpload.jpeg_backend()"],
+)
+def test_nothing_is_told_where_the_native_decoder_is_not_wanted(code: str, tmp_path: Path) -> None:
+    assert decode_without_native(f"import mpload; {code}", folder=tmp_path) == ""
+
+
+def test_a_command_tells_of_a_missing_native_decoder_in_a_line(tmp_path: Path) -> None:
+    lacking, options = ["mpload.images._jpeg"], ("--images", "8", "--workers", "1", "--batch-size", "4")
+    ran = run("-m", "mpload", "demo", *options, lacking=lacking, folder=tmp_path, PYTHONWARNINGS="")
+    assert ran.returncode == 0, ran.stderr
+    assert re.fullmatch(rf"mpload: warning: {SLOW}.*\n", ran.stderr)
+
+
+def test_the_warning_says_how_slow_as_the_records_do(tmp_path: Path) -> None:
+    errors = decode_without_native("import mpload; mpload.ResizeCenterCrop(8)", folder=tmp_path)
+    told = re.search(r"([\d.]+) to ([\d.]+) times as long, ([\d.]+) to ([\d.]+) times as long with anti", errors)
+    assert told is not None
+    records = Path(__file__).parents[1] / "benchmarks" / "records" / "decode.jsonl"
+    times: dict[str, list[float]] = defaultdict(list)
+    for line in records.read_text().splitlines():
+        record: dict[str, Any] = json.loads(line)
+        times[record["case"]["contestant"]].append(record["figures"]["median_us"])
+    for (low, high), kind in zip((told.groups()[:2], told.groups()[2:]), ("", "_antialias"), strict=True):
+        pairs = zip(times[f"mpload_simplejpeg{kind}"], times[f"mpload_native{kind}"], strict=True)
+        assert float(low) - 0.05 <= median(slow / fast for slow, fast in pairs) <= float(high) + 0.05
