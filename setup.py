@@ -1,4 +1,4 @@
-"""The native modules: each is quietly left out where it cannot be built, as without libjpeg-turbo's headers."""
+"""The native modules: each is left out where it cannot be built, as without libjpeg-turbo's headers; mpload then says so."""
 
 import sysconfig
 
