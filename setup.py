@@ -1,4 +1,4 @@
-"""The native modules: each is left out where it cannot be built, as without libjpeg-turbo's headers; mpload then says so."""
+"""The native modules: each is left out where it cannot be built, as without libjpeg-turbo's headers."""
 
 import sysconfig
 
