@@ -214,10 +214,10 @@ class Pipeline:
         try:
             return record.sample_id, self._make(record, self._rng, outs, rooms, store)
         except (Exception, SystemExit) as error:  # whatever the user's callables raise meets the policy
-            bad = self.describe(record, cause_of(error), error)
+            # No local variable keeps the error: its traceback keeps this frame, and so all that the pipeline has open.
             if self.policy.action is ErrorAction.RAISE:
-                raise SampleError(str(bad)) from error
-            on_bad(bad)
+                raise SampleError(str(self.describe(record, cause_of(error)))) from error
+            on_bad(self.describe(record, cause_of(error), error))
             if self.policy.action is ErrorAction.SKIP:
                 return None
             candidates = substitute_for(record.sample_id, num_samples=len(self.index), seed=seed, epoch=epoch)
@@ -226,7 +226,8 @@ class Pipeline:
                     return substitute.sample_id, self._make(substitute, self._rng, outs, rooms, store)
                 except (Exception, SystemExit) as its_error:  # noqa: BLE001  as above
                     on_bad(self.describe(substitute, cause_of(its_error), its_error))
-            raise SampleError(f"{bad}; and so did {len(candidates)} substitutes for it") from error
+            bad = self.describe(record, cause_of(error))
+            raise SampleError(f"{bad}; {len(candidates)} substitutes for it failed too") from error
 
     def read(self, record: Record) -> list[bytes]:
         """Return the bytes of each source of a sample, from where they lie."""

@@ -230,7 +230,6 @@ def test_what_a_dead_writer_had_reserved_is_used_by_the_next(files: Path, tmp_pa
     for number in range(10):
         first.read(number, [f"data/{number}.bin"], lambda: [data[0]])
     reserved = first.used_bytes()
-    assert first._writer is not None
     with segments(first)[0].open("r+b") as file:
         file.seek(first._writer._end)
         file.write(b"torn")

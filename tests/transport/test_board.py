@@ -6,7 +6,8 @@ import sys
 import termios
 import threading
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from types import FrameType
 from typing import Any
 
@@ -25,8 +26,9 @@ def chunk(first: int) -> Chunk:
 
 
 @pytest.fixture
-def board() -> ParentBoard:
-    return ParentBoard(num_plain_entries=4)
+def board(request: pytest.FixtureRequest) -> Iterator[ParentBoard]:
+    with closing(ParentBoard(num_plain_entries=getattr(request, "param", 4))) as board:
+        yield board
 
 
 def worker_of(board: ParentBoard, number: int) -> WorkerBoard:
@@ -199,8 +201,8 @@ def test_cancelled_chunks_are_taken_but_not_filled(board: ParentBoard) -> None:
     assert worker.take() == (2, chunk(2))
 
 
-def test_reserved_chunks_are_taken_by_their_reader_first_and_by_others_last() -> None:
-    board = ParentBoard(num_plain_entries=8)
+@pytest.mark.parametrize("board", [8], indirect=True)
+def test_reserved_chunks_are_taken_by_their_reader_first_and_by_others_last(board: ParentBoard) -> None:
     reader, other = worker_of(board, 0), worker_of(board, 1)
     for serial in range(1, 7):
         assert board.post(serial, chunk(serial))

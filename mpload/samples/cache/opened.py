@@ -73,14 +73,14 @@ class OpenCache:
         self.counts = CacheCounts()
         self._damaged: Counter[int] = Counter()  # entries in each segment that did not fit
         self._hits_before = 0  # when stale segments were given up last
-        self._writer: SegmentWriter | None = None
+        self._writer = SegmentWriter(self.folder, max_bytes=self.max_bytes)
         try:
             self.folder.open()
         except OSError as error:
             if not self._is_off:
                 self._turn_off(error)
         self._is_off = self._is_off or not self.folder.is_writable
-        self._close = weakref.finalize(self, CacheFolder.close, self.folder)
+        self._close = weakref.finalize(self, _close, self._writer, self.folder)
 
     def holds(self, sample_id: int) -> bool:
         """Whether a sample is in the fixed subset that the cache keeps."""
@@ -138,9 +138,6 @@ class OpenCache:
 
     def close(self) -> None:
         """Close all files, and give back what was reserved and not used."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
         self._close()
 
     def _stamp(self, paths: Sequence[str]) -> int | None:
@@ -162,8 +159,6 @@ class OpenCache:
         try:
             if self.folder.place_of(sample_id) != place:  # another process was faster
                 return
-            if self._writer is None or self._writer.pid != os.getpid():
-                self._writer = SegmentWriter(self.folder, max_bytes=self.max_bytes)
             entry = make_entry(parts, sample_id=sample_id, stamp=stamp, key=self.folder.key)
             kept = self._writer.append(*entry)
             if kept is None and self._give_up_stale_segments():
@@ -175,7 +170,6 @@ class OpenCache:
 
     def _give_up_stale_segments(self) -> bool:
         """Make room: delete segments in which this process has met more stale entries than a segment has good ones."""
-        assert self._writer is not None
         if not self._damaged:
             return False
         mean_hits = (self.counts.hits - self._hits_before) / max(1, len(self.folder.segments()))
@@ -206,6 +200,13 @@ class OpenCache:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._start()
+
+
+def _close(writer: SegmentWriter, folder: CacheFolder) -> None:
+    try:
+        writer.close()
+    finally:
+        folder.close()
 
 
 def _lies_below(path: str, mountpoint: str) -> bool:

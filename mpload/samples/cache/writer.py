@@ -16,9 +16,10 @@ _SEGMENT_BYTES = 256 * MIB
 
 
 class SegmentWriter:
-    """Appends entries to a segment that no other process writes to.
+    """Appends entries to a segment that no other process writes to. Opens one when the first entry comes.
 
-    Process: belongs to the process that made it; the kernel frees its segment when that dies.
+    Process: may be forked: the child leaves the segment to its parent, and appends to one of its own. The kernel frees
+    the segment of a process that dies.
     """
 
     def __init__(self, folder: CacheFolder, *, max_bytes: int) -> None:
@@ -29,7 +30,7 @@ class SegmentWriter:
         self._descriptor = -1
         self._end = self._reserved = 0
         self._refused_bytes: int | None = None
-        self.pid = os.getpid()
+        self._pid = os.getpid()
 
     def append(self, head: bytes, payload: bytes) -> bytes | None:
         """Write an entry and return its place, or None where it does not fit under the limit.
@@ -37,6 +38,9 @@ class SegmentWriter:
         Raises:
             OSError: the disk is full, or fails otherwise.
         """
+        if self._pid != os.getpid():
+            self._leave()
+            self._pid, self._refused_bytes = os.getpid(), None
         num_bytes = len(head) + len(payload)
         if self._refused_bytes is not None and num_bytes >= self._refused_bytes:
             return None
@@ -59,7 +63,7 @@ class SegmentWriter:
 
     def close(self) -> None:
         """Give back what was reserved and not used."""
-        if self._descriptor >= 0 and self.pid == os.getpid():
+        if self._descriptor >= 0 and self._pid == os.getpid():
             os.ftruncate(self._descriptor, self._end)
         self._leave()
 
