@@ -11,6 +11,8 @@ What the pipeline may rely on, here and in a decoder of the user's own:
 - Where it has `output_shape`, every result has that shape and is uint8; it then takes `out=`, a C-contiguous uint8
   array of that shape, writes every pixel there and returns it.
 - Bytes it cannot decode are a `DecodeError`.
+- It gets `claim=` where it has a parameter of that name, and calls that with a number of bytes before it takes so much
+  memory: where that is more than a worker's part of `memory_budget`, it returns when no other worker takes so much.
 - Where it has `limits`, a file of more than `limits.max_bytes` is not even read.
 
 The decoders below are values: compared, pickled and shown by what they were built with.
@@ -28,7 +30,7 @@ from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError, DecodeError
 from mpload.images.image import DEFAULT_LIMITS, MAX_BYTES, Box, Image, ImageBytes, Limits, Pixels, View, open_image
-from mpload.images.jpeg import Backend, check_backend, jpeg_backend
+from mpload.images.jpeg import Backend, Claim, check_backend, jpeg_backend, unclaimed
 
 __all__ = [
     "ImageDecoder",
@@ -114,13 +116,13 @@ class ImageDecoder:
     def __post_init__(self, max_pixels: int | None) -> None:
         _shorten(self, max_pixels)
 
-    def __call__(self, data: ImageBytes) -> Pixels:
+    def __call__(self, data: ImageBytes, claim: Claim = unclaimed) -> Pixels:
         """Return the pixels, uint8 RGB [height, width, 3], C-contiguous.
 
         Raises:
             DecodeError: `data` is no whole image of a known format, or exceeds `limits`.
         """
-        image = open_image(data, upright=self.exif_orientation, limits=self.limits)
+        image = open_image(data, upright=self.exif_orientation, limits=self.limits, claim=claim)
         return np.ascontiguousarray(image.pixels())
 
 
@@ -177,19 +179,22 @@ class RandomResizedCrop:
         """The shape of every result: (height, width, 3)."""
         return (*_pair(self.size), 3)
 
-    def __call__(self, data: ImageBytes, rng: np.random.Generator, out: Pixels | None = None) -> Pixels:
+    def __call__(
+        self, data: ImageBytes, rng: np.random.Generator, out: Pixels | None = None, claim: Claim = unclaimed
+    ) -> Pixels:
         """Return a random crop, uint8 RGB `output_shape`.
 
         Args:
             data: The bytes of one image.
             rng: Is asked for 23 doubles, whatever the image: equal generators crop and mirror all images alike.
             out: Where to write the pixels, C-contiguous uint8 `output_shape`; a new array where None.
+            claim: As for `open_image`.
 
         Raises:
             DecodeError: `data` is no whole image of a known format, or exceeds `limits`.
         """
         out = _output(out, self.output_shape)
-        image = open_image(data, upright=self.exif_orientation, limits=self.limits, backend=self.backend)
+        image = open_image(data, upright=self.exif_orientation, limits=self.limits, backend=self.backend, claim=claim)
         image.draw(self.view(image, rng), out)
         return out
 
@@ -245,18 +250,19 @@ class ResizeCenterCrop:
         """The shape of every result: (height, width, 3)."""
         return (*_pair(self.size), 3)
 
-    def __call__(self, data: ImageBytes, out: Pixels | None = None) -> Pixels:
+    def __call__(self, data: ImageBytes, out: Pixels | None = None, claim: Claim = unclaimed) -> Pixels:
         """Return the middle of the resized image, uint8 RGB `output_shape`.
 
         Args:
             data: The bytes of one image.
             out: Where to write the pixels, C-contiguous uint8 `output_shape`; a new array where None.
+            claim: As for `open_image`.
 
         Raises:
             DecodeError: `data` is no whole image of a known format, or exceeds `limits`.
         """
         out = _output(out, self.output_shape)
-        image = open_image(data, upright=self.exif_orientation, limits=self.limits, backend=self.backend)
+        image = open_image(data, upright=self.exif_orientation, limits=self.limits, backend=self.backend, claim=claim)
         image.draw(self.view(image), out)
         return out
 

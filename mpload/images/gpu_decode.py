@@ -8,7 +8,7 @@ import numpy as np
 from mpload.errors import ArgumentError
 from mpload.images.decoders import RandomResizedCrop, ResizeCenterCrop
 from mpload.images.image import Box, Image, ImageBytes, Limits, View, open_image
-from mpload.images.jpeg import Jpeg
+from mpload.images.jpeg import Claim, Jpeg, unclaimed
 
 __all__ = ["EncodedImage", "GpuDecode"]
 
@@ -78,19 +78,20 @@ class GpuDecode:
         """Which files are refused."""
         return self.crop.limits
 
-    def __call__(self, data: ImageBytes, rng: np.random.Generator) -> bytes:
+    def __call__(self, data: ImageBytes, rng: np.random.Generator, claim: Claim = unclaimed) -> bytes:
         """Return the image as `EncodedImage.of` reads it.
 
         Args:
             data: The bytes of one image.
             rng: What `crop` draws from.
+            claim: As for `open_image`.
 
         Raises:
             DecodeError: `data` is no image of a known format, exceeds `limits`, or cannot be left to the device and is
                 damaged.
         """
         crop = self.crop
-        image = open_image(data, upright=crop.exif_orientation, limits=crop.limits, backend=crop.backend)
+        image = open_image(data, upright=crop.exif_orientation, limits=crop.limits, backend=crop.backend, claim=claim)
         view = crop.view(image, rng) if isinstance(crop, RandomResizedCrop) else crop.view(image)
         if _suits_the_device(image):
             return EncodedImage(view=view, is_jpeg=True, data=data).to_bytes()

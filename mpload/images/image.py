@@ -14,7 +14,9 @@ import imagesize  # type: ignore[import-untyped]
 
 from mpload.errors import ArgumentError, DecodeError
 from mpload.images.jpeg import (
+    PEAK_PIXEL_BYTES,
     Backend,
+    Claim,
     ImageBytes,
     Jpeg,
     decode_with_opencv,
@@ -22,6 +24,7 @@ from mpload.images.jpeg import (
     read_header,
     read_segments,
     size_in_frame,
+    unclaimed,
 )
 from mpload.images.resize import Box, Pixels, View, resize_into
 from mpload.units import GIB
@@ -62,9 +65,10 @@ class Limits:
 
     Attributes:
         max_bytes: The largest file; where its size is known before it is read, it is not read either.
-        max_pixels: The largest image, by the size its header gives. While an image other than a JPEG of one scan is
-            decoded, a worker takes 6 to 9 bytes for each of its pixels (13 for a GIF), which no `memory_budget` knows
-            of beforehand: at this default up to 2.3 GB. Lower it where workers have less.
+        max_pixels: The largest image, by the size its header gives. While an image is decoded whole, a worker takes 3
+            to 13 bytes for each of its pixels, at this default up to 2.3 GB: workers of an `MPLoader` wait for each
+            other with images that take more than their part of `memory_budget`. Which images are refused depends on
+            this number only, so a budget that is to hold one of the largest has room for 26 bytes times `max_pixels`.
         max_pixels_per_byte: The most pixels that a byte of a file may stand for, in images of more than 16 million: a
             file of 35 bytes can say that it is a GIF of 13,000 x 13,000.
         max_scans: The most scans of a JPEG (progressive ones have several): each takes as long as a plain JPEG, and
@@ -148,7 +152,12 @@ class Image(Protocol):
 
 
 def open_image(
-    data: ImageBytes, *, upright: bool = True, limits: Limits = DEFAULT_LIMITS, backend: Backend = "auto"
+    data: ImageBytes,
+    *,
+    upright: bool = True,
+    limits: Limits = DEFAULT_LIMITS,
+    backend: Backend = "auto",
+    claim: Claim = unclaimed,
 ) -> Image:
     """Look at what `data` is and how large; a JPEG is decoded only when it is asked for pixels.
 
@@ -157,18 +166,20 @@ def open_image(
         upright: Show it turned and mirrored as its EXIF data says; a TIFF, which stores it, always is.
         limits: What is refused.
         backend: What decodes a JPEG.
+        claim: Called with a number of bytes before so much memory is taken to decode; returns when there is room.
 
     Raises:
         DecodeError: `data` is no image of a known format, is damaged, or exceeds `limits`.
     """
     limits.check_bytes(len(data))
     if data[:3] == _JPEG_START:
-        return _open_jpeg(data, upright=upright, limits=limits, backend=backend)
+        return _open_jpeg(data, upright=upright, limits=limits, backend=backend, claim=claim)
     kind = _kind_of(data)
     width, height = _tiff_size(data) if kind == "TIFF" else imagesize.get(BytesIO(data), exif_rotation=False)
     _check_size(kind, height, width, data, limits)
     if kind == "PNG":
         _check_png_chunks(data)
+    claim(PEAK_PIXEL_BYTES * height * width)
     flags = cv2.IMREAD_COLOR if upright else cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
     pixels = decode_with_opencv(data, flags)
     if pixels is None:
@@ -177,8 +188,8 @@ def open_image(
     return _Decoded(pixels)
 
 
-def _open_jpeg(data: ImageBytes, *, upright: bool, limits: Limits, backend: Backend) -> Jpeg:
-    orientation, frame = read_segments(data)
+def _open_jpeg(data: ImageBytes, *, upright: bool, limits: Limits, backend: Backend, claim: Claim) -> Jpeg:
+    orientation, frame, has_one_scan = read_segments(data)
     if frame:
         height, width = size_in_frame(data, frame)
     elif (header := read_header(data)) is not None:
@@ -194,8 +205,10 @@ def _open_jpeg(data: ImageBytes, *, upright: bool, limits: Limits, backend: Back
         stored_width=width,
         orientation=orientation if upright else 1,
         frame=frame,
+        has_one_scan=has_one_scan,
         allow_truncated=limits.allow_truncated,
         backend=backend,
+        claim=claim,
     )
 
 

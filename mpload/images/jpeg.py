@@ -7,6 +7,7 @@ below the last one that a view needs is not seen; a file that breaks off there i
 
 import re
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -21,7 +22,9 @@ from mpload.images.resize import Box, Pixels, View, resize_into
 
 __all__ = [
     "BACKENDS",
+    "PEAK_PIXEL_BYTES",
     "Backend",
+    "Claim",
     "ImageBytes",
     "Jpeg",
     "check_backend",
@@ -31,12 +34,20 @@ __all__ = [
     "read_header",
     "read_segments",
     "size_in_frame",
+    "unclaimed",
 ]
 
 ImageBytes = bytes | bytearray | memoryview
 Backend = Literal["auto", "native", "simplejpeg"]
 """What decodes JPEGs: the native module where there is one; it or an error; simplejpeg."""
 BACKENDS: Final = ("auto", "native", "simplejpeg")
+Claim = Callable[[int], object]
+"""Called with a number of bytes before so much memory is taken; returns when there is room."""
+PEAK_PIXEL_BYTES: Final = 13
+"""What decoding takes at most for a pixel: GIFs do; a progressive JPEG of four inks takes 12, most others 6 to 9."""
+_OF_INKS: Final = frozenset({"CMYK", "YCCK"})
+_PLAIN_PIXEL_BYTES: Final = 6  # a JPEG of one scan, turned upright
+
 
 # What libjpeg-turbo says of a picture that is damaged. What else it complains of (bytes between two segments, an odd
 # version number) leaves the pixels whole, and other decoders pass it over.
@@ -53,6 +64,9 @@ _SCAN, _END = b"\xff\xda", b"\xff\xd9"
 _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]", re.DOTALL)  # of a segment with a length, or the end
 
 _NOT_NEEDED = "extraneous bytes before marker 0xd9"
+_MAX_SEGMENTS = 4096  # of a header; an ICC profile takes 255 at most
+_FILL_STEP_BYTES = 1 << 16
+_STRIP_ROWS = 64
 _MARGIN_ROWS = 4  # upsampling looks at the rows below
 
 
@@ -110,6 +124,10 @@ def _warn_of_slow_decoding() -> None:
     )
 
 
+def unclaimed(num_bytes: int) -> None:
+    """Take memory without asking."""
+
+
 @dataclass(slots=True, kw_only=True)  # frozen ones take longer to make
 class Jpeg:
     """A JPEG of which only the header is read: what is decoded may depend on its size."""
@@ -121,8 +139,11 @@ class Jpeg:
     """As EXIF numbers them, 1 to 8."""
     frame: int
     """Where the frame's header begins; 0 where the picture is not stored as plainly as `read_segments` says."""
+    has_one_scan: bool
+    """Whether the picture is stored in one go, so that its rows can be decoded without keeping the whole of it."""
     allow_truncated: bool
     backend: Backend
+    claim: Claim = unclaimed
 
     @property
     def height(self) -> int:
@@ -160,6 +181,8 @@ class Jpeg:
     def draw(self, view: View, out: Pixels) -> None:
         """Write what `view` shows into `out`, C-contiguous uint8 [height, width, 3] of the view's window."""
         native = self._native
+        if not self.has_one_scan:  # the native decoder keeps the whole picture too, though it makes few pixels
+            self.claim(PEAK_PIXEL_BYTES * self.stored_height * self.stored_width)
         if native is None or not self._draw_natively(native, view, out):
             resize_into(out, self.region(view.box, at_least=view.full), view)
 
@@ -211,6 +234,7 @@ class Jpeg:
         height = (num_rows + _MARGIN_ROWS) * denominator
         if self.frame == 0 or height >= self.stored_height:
             return None
+        self.claim(_PLAIN_PIXEL_BYTES * (num_rows + _MARGIN_ROWS) * -(-self.stored_width // denominator))
         at = self.frame + 5
         data = b"".join((self.data[:at], height.to_bytes(2, "big"), self.data[at + 2 :]))
         pixels = np.empty((num_rows + _MARGIN_ROWS, -(-self.stored_width // denominator), 3), np.uint8)
@@ -229,8 +253,11 @@ class Jpeg:
 
     def _stored_pixels(self, *, denominator: int) -> Pixels:
         """Decode to RGB, at 1, 1/2, 1/4 or 1/8 of the size (other scales take longer than 1)."""
+        colors, num_pixels = self.colors, self.stored_height * self.stored_width
         cause = "its header is unusual, and OpenCV cannot decode it"
-        if (colors := self.colors) is not None:
+        is_plain = self.has_one_scan and colors not in _OF_INKS
+        self.claim(_PLAIN_PIXEL_BYTES * num_pixels // denominator**2 if is_plain else PEAK_PIXEL_BYTES * num_pixels)
+        if colors is not None:
             try:
                 return self._decode(colors, denominator, strict=True)
             except ValueError as error:
@@ -250,7 +277,7 @@ class Jpeg:
         return np.asarray(cv2.resize(decoded, (width, height), interpolation=cv2.INTER_AREA), np.uint8)
 
     def _decode(self, colors: str, denominator: int, *, strict: bool) -> Pixels:
-        is_cmyk = colors in {"CMYK", "YCCK"}
+        is_cmyk = colors in _OF_INKS
         pixels: Pixels = simplejpeg.decode_jpeg(
             self.data,
             "CMYK" if is_cmyk else "RGB",
@@ -275,9 +302,13 @@ def decode_with_opencv(data: ImageBytes, flags: int) -> Pixels | None:
 
 def _rgb_from_cmyk(inverted: Pixels) -> Pixels:
     """Convert as Pillow does: CMYK is stored inverted, as Photoshop began, and inks are multiplied."""
-    black = inverted[..., 3:].astype(np.uint16)
-    product = (255 - inverted[..., :3]) * black + 128
-    return (black - ((product >> 8) + product >> 8)).astype(np.uint8)
+    rgb = np.empty((*inverted.shape[:2], 3), np.uint8)
+    for top in range(0, len(rgb), _STRIP_ROWS):  # steps between take several times as much as the result
+        rows = slice(top, top + _STRIP_ROWS)
+        black = inverted[rows, :, 3:].astype(np.uint16)
+        product = (255 - inverted[rows, :, :3]) * black + 128
+        rgb[rows] = black - ((product >> 8) + product >> 8)
+    return rgb
 
 
 def read_header(data: ImageBytes) -> tuple[int, int, str] | None:
@@ -289,23 +320,25 @@ def read_header(data: ImageBytes) -> tuple[int, int, str] | None:
     return height, width, colors
 
 
-def read_segments(data: ImageBytes) -> tuple[int, int]:
-    """Return the orientation, 1 to 8, that the EXIF segment of a JPEG gives, and where its frame's header begins.
+def read_segments(data: ImageBytes) -> tuple[int, int, bool]:
+    """Return what the segments of a JPEG say: orientation, where the frame's header begins, whether it has one scan.
 
-    The orientation is 1 where there is none that can be read, the place 0 where the picture is not stored plainly: from
-    top to bottom in one go, in three colours or one, without restarts (whose markers would be met before the end).
+    The orientation is EXIF's, 1 to 8; 1 where there is none that can be read. The place is 0 where the picture is not
+    stored plainly: from top to bottom in one scan, in three colours or one, without restarts (whose markers would be
+    met before the end).
     """
     position, orientation, frame, restarts, num_bytes = 2, 0, 0, False, len(data)
-    while position + 10 <= num_bytes and data[position] == 0xFF:
+    for _ in range(_MAX_SEGMENTS):
+        if position + 10 > num_bytes or data[position] != 0xFF:
+            break
         marker = data[position + 1]
-        if marker == 0xFF:  # fill byte
-            position += 1
+        if marker == 0xFF:  # fill bytes, perhaps many
+            position = _last_fill_byte(data, position)
             continue
         if marker == 0xDA:  # the picture begins
-            is_whole = (
-                frame > 0 and not restarts and data[position + 4] == data[frame + 9] and data[frame + 9] in {1, 3}
-            )
-            return orientation or 1, frame if is_whole else 0
+            has_one_scan = frame > 0 and data[position + 4] == data[frame + 9]
+            is_plain = has_one_scan and not restarts and data[frame + 9] in {1, 3}
+            return orientation or 1, frame if is_plain else 0, has_one_scan
         length = data[position + 2] << 8 | data[position + 3]
         if marker in {0xC0, 0xC1}:
             frame = position
@@ -314,7 +347,16 @@ def read_segments(data: ImageBytes) -> tuple[int, int]:
         elif marker == 0xE1 and orientation == 0 and data[position + 4 : position + 10] == b"Exif\0\0":
             orientation = _tiff_orientation(bytes(data[position + 10 : position + 2 + length]))
         position += 2 + length
-    return orientation or 1, 0
+    return orientation or 1, 0, False
+
+
+def _last_fill_byte(data: ImageBytes, position: int) -> int:
+    while step := bytes(data[position : position + _FILL_STEP_BYTES]):
+        num_filled = len(step) - len(step.lstrip(b"\xff"))
+        position += num_filled
+        if num_filled < len(step):
+            break
+    return position - 1
 
 
 def has_more_scans(data: ImageBytes, num_scans: int) -> bool:

@@ -81,18 +81,19 @@ class Engine:
             workers = WorkerRange(now=num_workers, most=num_workers)
         ahead_bytes = self._read_ahead_bytes(workers.most)
         source.bound_read_ahead(max(1, ahead_bytes))
-        num_slots = budget.divide(
+        plan = budget.divide(
             num_slots=_depth(workers.most, source.batch_size),
             slot_bytes=self._slot_bytes,
             num_workers=workers.most,
             slot_address_bytes=self._layout.slot_bytes,
             address_bytes=address_space_bytes(),
             read_ahead_bytes=ahead_bytes,
-        ).num_slots
+        )
+        source.bound_decoding(plan.decode_bytes)
         self.pool = WorkerPool(
             source.work(),
             self._layout,
-            num_slots=num_slots,
+            num_slots=plan.num_slots,
             num_workers=workers.now,
             options=options,
             on_killed=source.instead_of,

@@ -46,6 +46,10 @@ class IndexSource:
         """Have each worker keep at most this much of what it reads ahead."""
         self._dataset.pipeline.read_ahead_bytes = num_bytes
 
+    def bound_decoding(self, num_bytes: int) -> None:
+        """Have workers that take more than this for one image take turns."""
+        self._dataset.pipeline.decode_bytes = num_bytes
+
     def image_excess(self) -> float:
         """Return how many times more pixels images have than the decoder makes of them, by a few; 1 where unknown."""
         pipeline = self._dataset.pipeline

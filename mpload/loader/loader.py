@@ -65,7 +65,8 @@ class MPLoader:
             workers that wait for storage; 0 makes batches in this process.
         memory_budget: bytes, or a text like `"4GiB"`, for slots and workers together; `"auto"`: half of what is
             available. Bounds the number of batches made ahead; fewer are, and a warning says so, while memory runs
-            short. Where several ranks share a machine, `"auto"` divides its cores and its memory by them.
+            short. Large images are decoded one at a time where it holds no more. Where several ranks share a machine,
+            `"auto"` divides its cores and its memory by them.
         options: how workers are treated: timeouts, restarts, fresh processes in place of forks.
         device: where batches are handed out, images as float32 in [0, 1]: short for a `DevicePrefetcher` around the
             loader, which can do more. None: as they are, on the host.

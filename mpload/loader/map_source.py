@@ -71,6 +71,9 @@ class MapSource:
     def bound_read_ahead(self, num_bytes: int) -> None:
         """Do nothing: what a dataset reads is its own business."""
 
+    def bound_decoding(self, num_bytes: int) -> None:
+        """Do nothing: what a dataset decodes is its own business."""
+
     def image_excess(self) -> float:
         """Return 1: nobody knows."""
         return 1.0

@@ -50,6 +50,10 @@ class Source(Protocol):
         """Have each worker keep at most this much of what it reads ahead."""
         ...
 
+    def bound_decoding(self, num_bytes: int) -> None:
+        """Have workers that take more than this for one image take turns."""
+        ...
+
     def image_excess(self) -> float:
         """Return how many times more pixels images have than the decoder makes of them, by a few; 1 where unknown."""
         ...

@@ -11,8 +11,8 @@ __all__ = ["MIN_SLOTS", "WORKER_BYTES", "BudgetPlan", "MemoryBudget"]
 WORKER_BYTES = 16 * MIB
 """What a worker may come to take besides slots: a few MB when it starts, and the images that it decodes.
 
-A crop of a plain JPEG takes some rows. Other images take 6 to 9 bytes a pixel while they are decoded, GIFs 13: those of
-more than one or two megapixels take more than this, as far as the decoder's `Limits.max_pixels` lets them.
+A crop of a plain JPEG takes some rows. Other images take 3 to 13 bytes a pixel while they are decoded: those of more
+than one or two megapixels take more than this, see `BudgetPlan.decode_bytes`.
 """
 MIN_SLOTS = 3
 """One that is filled, one that is ready, one that the consumer holds."""
@@ -27,11 +27,19 @@ class BudgetPlan:
     slots_bytes: int
     workers_bytes: int
     read_ahead_bytes: int
+    decode_bytes: int
+    """What each worker may take to decode an image: together half of what is left. The other half is for larger images,
+    which are decoded one at a time in the whole loader."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBudget:
-    """Bytes for everything that a loader owns."""
+    """Bytes for everything that a loader owns.
+
+    Which images are refused never depends on it: that is for `Limits` to say. An image whose decoding takes more than a
+    worker's part is decoded while no other such image is. One that takes more than half of what slots and workers leave
+    (3 to 13 bytes a pixel) may exceed the budget for that moment: lower `Limits.max_pixels` where that must not be.
+    """
 
     total_bytes: int
 
@@ -100,4 +108,5 @@ class MemoryBudget:
             slots_bytes=num_slots * slot_bytes,
             workers_bytes=workers_bytes,
             read_ahead_bytes=ahead_bytes,
+            decode_bytes=(WORKER_BYTES + (left_bytes - num_slots * slot_bytes) // max(1, num_workers)) // 2,
         )

@@ -100,21 +100,25 @@ class PipelineWork:
             self._look_ahead(records, report)
         if pipeline.reads_blocks and number.substitute < 0:
             self._read_blocks(number, first, last)
+        pipeline.claim = partial(_claim, pipeline.decode_bytes, report)
         with pipeline.lent_generators():
             for place, record in enumerate(records, first):
                 report.at(place)
                 bad: list[BadSample] = []
-                made = pipeline.sample(
-                    record,
-                    seed=number.seed,
-                    epoch=number.epoch,
-                    outs=[array[place] for array in targets] if writes else None,
-                    rooms=[partial(_room, array, place) for array in targets] if reads else None,
-                    store=partial(_store, to_store, place),
-                    on_bad=bad.append,
-                )
+                is_made = (
+                    pipeline.sample(
+                        record,
+                        seed=number.seed,
+                        epoch=number.epoch,
+                        outs=[array[place] for array in targets] if writes else None,
+                        rooms=[partial(_room, array, place) for array in targets] if reads else None,
+                        store=partial(_store, to_store, place),
+                        on_bad=bad.append,
+                    )
+                    is not None
+                )  # and no large image is kept while the next one is decoded
                 if bad:
-                    _tell(report, place, bad, is_made=made is not None)
+                    _tell(report, place, bad, is_made=is_made)
         hits_now, misses_now = _cache_counts(pipeline)
         report.timings.num_cache_hits += hits_now - hits
         report.timings.num_cache_misses += misses_now - misses
@@ -151,6 +155,11 @@ class PipelineWork:
                 key = chunk.task, chunk.first, chunk.last
                 self._looked_up[key] = before.get(key) or self._records(*key)
         self.pipeline.look_ahead(chain(records, *self._looked_up.values()))
+
+
+def _claim(decode_bytes: int, report: ChunkReport, num_bytes: int) -> None:
+    if num_bytes > decode_bytes:
+        report.wait_for_turn()
 
 
 def _tell(report: ChunkReport, place: int, bad: Sequence[BadSample], *, is_made: bool) -> None:

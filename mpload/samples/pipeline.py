@@ -70,9 +70,12 @@ class Pipeline:
         self.page_cache = page_cache
         self.read_ahead_bytes = DEFAULT_AHEAD_BYTES
         """What each process may have read and not yet used."""
+        self.decode_bytes = 0
+        """What each process may take for one image, where others may have to wait: see `claim`."""
         self.cache: SampleCache | None = None
         self.sources = [number for number, column in enumerate(index.columns) if column.type.is_source]
         self._decode_takes_rng = _takes(decode, "rng")
+        self._decode_takes_claim = _takes(decode, "claim")
         self.output_shape: tuple[int, ...] | None = getattr(decode, "output_shape", None)
         """What the decoder makes of any image, uint8; None where that varies."""
         declared = _declared_images(decode)
@@ -125,6 +128,8 @@ class Pipeline:
         self.ahead = ReadAhead(self._storage, max_bytes=self.read_ahead_bytes)
         self._bad = BadSamples(self.policy, index_path=self.index.path)
         self._rng: SampleRng | None = None
+        self.claim: Callable[[int], object] | None = None
+        """Called by decoders before they take much memory; returns when there is room."""
         self._generators = GlobalGenerators(seeds=seeds_generators(self._transform))
         self.times = StageTimes()
 
@@ -320,6 +325,8 @@ class Pipeline:
             arguments: dict[str, Any] = {}
             if self._decode_takes_rng:
                 arguments["rng"] = rng.for_sample(record.sample_id, stream=_DECODE)
+            if self._decode_takes_claim and self.claim is not None:
+                arguments["claim"] = self.claim
             if outs is not None:
                 arguments["out"] = outs[place]
             value = self.decode(data[place], **arguments)
@@ -361,7 +368,7 @@ class Pipeline:
         self._start()
 
 
-_PER_PROCESS = frozenset({"_transform", "_storage", "ahead", "_bad", "_rng", "_generators", "times"})
+_PER_PROCESS = frozenset({"_transform", "_storage", "ahead", "_bad", "_rng", "claim", "_generators", "times"})
 
 
 def _declared_images(decode: Callable[..., Any]) -> bool | None:

@@ -16,6 +16,9 @@ There are two queues: `urgent` for what is done again after a death, else a batc
 A worker that reads ahead from slow storage reserves the chunks that it will fill next. They stay in the queue, and so
 need nothing after a death: other workers take them last, but they do take them rather than be idle. A chunk that is
 taken out of the middle of the queue leaves a 0 in place of its serial number.
+
+A worker that is about to take much memory waits for its turn: a second record lock on the board's file, which one
+worker at a time holds until its next sample. A worker that waits says so in its row, and is not stuck.
 """
 
 import contextlib
@@ -41,7 +44,7 @@ _CELL_BYTES = 8
 _GENERATION = 0
 _ROWS = HEADER_CELLS
 _ROW_CELLS = 8
-_SERIAL, _SAMPLE, _SLEEPS = 0, 1, 2  # of a row
+_SERIAL, _SAMPLE, _SLEEPS, _WAITS = 0, 1, 2, 3  # of a row
 _ENTRIES = _ROWS + MAX_WORKERS * _ROW_CELLS
 _URGENT, _PLAIN = 0, 1
 _URGENT_ENTRIES = 256
@@ -49,6 +52,7 @@ _URGENT_ENTRIES = 256
 _IDLE, _OPENING, _STOPPED = 0, -1, -2  # in place of a chunk's serial number
 _STOP = -3
 _NO_SAMPLE = -1
+_TAKING, _TURN = 0, 1  # bytes of the file: one record lock each
 
 
 def _map(fd: int, num_plain_entries: int) -> mmap.mmap:
@@ -77,6 +81,8 @@ class WorkerRow:
     """Serial number of the chunk that it is filling; not positive while it fills none."""
     sample: int | None
     """The sample that it is at, counted in the batch."""
+    waits_for_turn: bool = False
+    """Whether it waits for another worker that takes much memory."""
 
     @property
     def is_filling(self) -> bool:
@@ -166,12 +172,16 @@ class ParentBoard:
         """Return where worker number `worker` is."""
         place = _ROWS + worker * _ROW_CELLS
         sample = self._cells[place + _SAMPLE]
-        return WorkerRow(serial=self._cells[place + _SERIAL], sample=None if sample == _NO_SAMPLE else sample)
+        return WorkerRow(
+            serial=self._cells[place + _SERIAL],
+            sample=None if sample == _NO_SAMPLE else sample,
+            waits_for_turn=bool(self._cells[place + _WAITS]),
+        )
 
     def expect(self, worker: int) -> None:
         """Prepare the row of a worker that is about to start."""
         place = _ROWS + worker * _ROW_CELLS
-        self._cells[place + _SLEEPS] = 0
+        self._cells[place + _SLEEPS] = self._cells[place + _WAITS] = 0
         self._cells[place + _SAMPLE] = _NO_SAMPLE
         self._cells[place + _SERIAL] = _OPENING
         self._num_rows = max(self._num_rows, worker + 1)
@@ -198,6 +208,7 @@ class WorkerBoard:
         )
         self._row = _ROWS
         self._reader = 1
+        self._has_turn = False
 
     def sit_down(self, worker: int) -> None:
         """Write into row `worker` from now on."""
@@ -210,6 +221,7 @@ class WorkerBoard:
         None alone says that the worker is to leave: it was told to, or the pool is closed.
         """
         self._cells[self._row + _SERIAL] = _IDLE
+        self._end_turn()
         while True:
             is_idle = self._urgent.is_empty and self._plain.is_empty
             self._cells[self._row + _SLEEPS] = is_idle  # before a last look: what is posted after it comes with a byte
@@ -226,19 +238,19 @@ class WorkerBoard:
 
     def reserve(self, num_chunks: int) -> list[Chunk]:
         """Return chunks that this worker will most likely take next, in this order, `num_chunks` at most."""
-        fcntl.lockf(self._fd, fcntl.LOCK_EX)
+        self._lock(_TAKING)
         try:
             entries = self._plain.reserve(self._reader, generation=self._cells[_GENERATION], num_entries=num_chunks)
         finally:
-            fcntl.lockf(self._fd, fcntl.LOCK_UN)
+            self._unlock(_TAKING)
         return [_chunk_of(entry) for entry in entries]
 
     def _take_locked(self) -> list[int] | None:
-        fcntl.lockf(self._fd, fcntl.LOCK_EX)
+        self._lock(_TAKING)
         try:
             return self._take()
         finally:
-            fcntl.lockf(self._fd, fcntl.LOCK_UN)
+            self._unlock(_TAKING)
 
     def _take(self) -> list[int] | None:
         for queue in (self._urgent, self._plain):
@@ -260,6 +272,27 @@ class WorkerBoard:
     def at(self, sample: int) -> None:
         """Say that sample `sample` of the batch is next."""
         self._cells[self._row + _SAMPLE] = sample
+        if self._has_turn:
+            self._end_turn()
+
+    def wait_for_turn(self) -> None:
+        """Wait until no other worker has its turn, and have it until the next sample or chunk."""
+        if not self._has_turn:
+            self._cells[self._row + _WAITS] = 1
+            self._lock(_TURN)  # no limit: whoever has it is watched by the parent, and the kernel frees it at its death
+            self._cells[self._row + _WAITS] = 0
+            self._has_turn = True
+
+    def _end_turn(self) -> None:
+        if self._has_turn:
+            self._unlock(_TURN)
+            self._has_turn = False
+
+    def _lock(self, byte: int) -> None:
+        fcntl.lockf(self._fd, fcntl.LOCK_EX, 1, byte)
+
+    def _unlock(self, byte: int) -> None:
+        fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, byte)
 
 
 def _chunk_of(entry: Sequence[int]) -> Chunk:

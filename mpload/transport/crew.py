@@ -219,7 +219,7 @@ class Crew:
         for worker in self._pids:
             row = self._board.row(worker)
             seen, since = self._seen.setdefault(worker, (row, now))
-            if row != seen:
+            if row != seen or row.waits_for_turn:  # whoever has its turn is watched
                 self._seen[worker] = row, now
                 continue
             limit = self._start_timeout_seconds if row.is_opening else self._sample_timeout_seconds

@@ -55,6 +55,10 @@ class ChunkReport:
         """Say that sample `sample` of the batch is next: the one to blame for a death, and a sign of life."""
         self._board.at(sample)
 
+    def wait_for_turn(self) -> None:
+        """Wait until no other worker takes much memory; then others wait, until this worker's next sample or chunk."""
+        self._board.wait_for_turn()
+
     def upcoming(self, num_chunks: int) -> list[Chunk]:
         """Return chunks that this worker will most likely fill next, for works that read ahead."""
         return self._board.reserve(num_chunks)

@@ -3,6 +3,7 @@
 import struct
 import subprocess
 import sys
+import time
 import zlib
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from mpload.errors import ArgumentError, DecodeError
 from mpload.images.image import Limits, open_image
+from mpload.images.jpeg import ImageBytes, read_segments, size_in_frame
 
 SIDE = 13_000
 """169 million pixels: fewer than `max_pixels`."""
@@ -166,3 +168,22 @@ def test_bytes_of_any_kind_are_counted() -> None:
 def test_a_limit_is_positive(name: str) -> None:
     with pytest.raises(ArgumentError, match=f"{name} must be positive"):
         Limits(**dict[str, Any]({name: 0}))
+
+
+@pytest.mark.parametrize("filling", [b"\xff", b"\xff\xfe\0\2"], ids=["fill bytes", "empty comments"])
+def test_what_fills_the_space_before_the_picture_takes_no_time(filling: bytes) -> None:
+    jpeg = cv2.imencode(".jpg", np.zeros((32, 48, 3), np.uint8))[1].tobytes()
+    bomb = jpeg[:2] + filling * ((50 << 20) // len(filling)) + jpeg[2:]
+    started = time.process_time()
+    assert read_segments(bomb)[0] == 1
+    assert time.process_time() - started < 1.0
+
+
+@pytest.mark.parametrize("num_bytes", [1, 2, 65_535, 65_536, 65_537, 131_072])
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_a_frame_is_found_behind_fill_bytes(num_bytes: int, kind: type[ImageBytes]) -> None:
+    jpeg = cv2.imencode(".jpg", np.zeros((32, 48, 3), np.uint8))[1].tobytes()
+    _, frame, has_one_scan = read_segments(jpeg)
+    filled = kind(jpeg[:2] + b"\xff" * num_bytes + jpeg[2:frame] + b"\xff" * num_bytes + jpeg[frame:])
+    assert read_segments(filled) == (1, frame + 2 * num_bytes, has_one_scan)
+    assert size_in_frame(filled, frame + 2 * num_bytes) == (32, 48)

@@ -1,8 +1,11 @@
 """Decoders and transforms of the tests that workers import: a module that imports little."""
 
+import os
 import random
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -171,3 +174,21 @@ picture.makes_images = True  # type: ignore[attr-defined]
 
 def undeclared(data: bytes) -> NDArray[np.uint8]:
     return picture(data)
+
+
+def turned(
+    data: bytes, claim: Callable[[int], object] = lambda _: None, *, seconds: float = 0.005
+) -> NDArray[np.float64]:
+    """Claim a terabyte, and say from when to when it was held: by sample 30 until a test says so."""
+    claim(1 << 40)
+    start = time.monotonic()
+    number = int(np.frombuffer(data, np.int64)[0])
+    if number == 30 and (folder := os.environ.get("MPLOAD_TEST_TURNS")) and not Path(folder, "go").exists():
+        Path(folder, f"held by {os.getpid()}").touch()
+        time.sleep(1000)
+    time.sleep(seconds)
+    return np.array([number, start, time.monotonic()])
+
+
+def corner(image: NDArray[Any]) -> NDArray[Any]:
+    return image[:8, :8].copy()

@@ -1,0 +1,159 @@
+"""Images that take more than a worker's part of the budget are decoded one at a time; others as before."""
+
+import itertools
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpload import ImageDecoder, MPDataset, MPLoader, RandomResizedCrop, Topology, build_index
+from mpload.images.decoders import ResizeCenterCrop
+from mpload.memory.budget import MIN_SLOTS, WORKER_BYTES, MemoryBudget
+from mpload.transport.batches import PoolOptions
+from mpload.units import GIB, MIB
+from tests.loader.test_dataset import numbers_index
+from tests.support.decoders import corner, turned
+from tests.support.transport_works import wait_until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
+
+NUM_SAMPLES = 60
+
+
+def dataset(folder: Path, decode: Callable[..., Any] = turned, *, num_samples: int = NUM_SAMPLES) -> MPDataset:
+    return MPDataset(numbers_index(folder, num_samples), decode=decode, batch_size=2, topology=Topology())
+
+
+def spans_of(batches: Sequence[Any], *, num_samples: int = NUM_SAMPLES) -> list[tuple[float, float]]:
+    rows = list(itertools.chain.from_iterable(values.tolist() for values, _ in batches))
+    assert [row[0] for row in rows] == [*range(num_samples)]
+    return sorted((start, end) for _, start, end in rows)
+
+
+@pytest.mark.parametrize("options", [PoolOptions(), PoolOptions(starts_fresh=True)], ids=["forked", "fresh"])
+def test_what_is_too_large_for_a_part_is_decoded_one_at_a_time(tmp_path: Path, options: PoolOptions) -> None:
+    with MPLoader(dataset(tmp_path), num_workers=4, memory_budget="512MiB", options=options) as loader:
+        spans = spans_of(list(loader))
+        assert len(loader.pids) == 5
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+
+
+def test_who_waits_for_its_turn_is_not_stuck(tmp_path: Path) -> None:
+    options = PoolOptions(sample_timeout_seconds=0.6)
+    images = dataset(tmp_path, partial(turned, seconds=0.3), num_samples=12)
+    with MPLoader(images, num_workers=4, memory_budget="512MiB", options=options) as loader:
+        spans_of(list(loader), num_samples=12)
+        assert not loader.stats().num_deaths
+
+
+def test_the_next_one_has_its_turn_when_a_worker_dies_in_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MPLOAD_TEST_TURNS", str(tmp_path))
+
+    def kill_who_has_its_turn() -> None:
+        assert wait_until(lambda: any(path.name.startswith("held by") for path in tmp_path.iterdir()))
+        (held,) = tmp_path.glob("held by *")
+        (tmp_path / "go").touch()
+        os.kill(int(held.name.split()[-1]), signal.SIGKILL)
+
+    watcher = threading.Thread(target=kill_who_has_its_turn)
+    with MPLoader(dataset(tmp_path), num_workers=3, memory_budget="512MiB") as loader:
+        watcher.start()
+        spans = spans_of(list(loader))
+    watcher.join()
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+
+
+@given(
+    total_mib=st.integers(64, 1 << 16),
+    num_workers=st.integers(1, 64),
+    num_slots=st.integers(MIN_SLOTS, 20),
+    slot_mib=st.integers(0, 300),
+)
+def test_parts_and_one_large_image_fit_the_budget(
+    total_mib: int, num_workers: int, num_slots: int, slot_mib: int
+) -> None:
+    needed = (MIN_SLOTS * slot_mib * MIB) + num_workers * WORKER_BYTES
+    budget = MemoryBudget(total_bytes=max(total_mib * MIB, needed))
+    plan = budget.divide(num_slots=num_slots, slot_bytes=slot_mib * MIB, num_workers=num_workers)
+    left = budget.total_bytes - plan.slots_bytes - plan.workers_bytes
+    assert plan.decode_bytes >= WORKER_BYTES // 2
+    assert num_workers * plan.decode_bytes <= plan.workers_bytes // 2 + left // 2
+
+
+def test_an_ordinary_budget_makes_no_ordinary_photograph_wait() -> None:
+    plan = MemoryBudget(total_bytes=2 * GIB).divide(num_slots=4, slot_bytes=256 * 224 * 224 * 3, num_workers=4)
+    assert plan.decode_bytes > 9 * 24_000_000
+
+
+def encoded(ending: str, *options: int) -> bytes:
+    pixels = cv2.resize(np.random.default_rng(0).integers(0, 255, (9, 9, 3), np.uint8), (1200, 800))
+    return cv2.imencode(ending, pixels, options)[1].tobytes()
+
+
+FILES = {
+    "png": (encoded(".png"), 13),
+    "progressive": (encoded(".jpg", cv2.IMWRITE_JPEG_PROGRESSIVE, 1), 13),
+    "plain": (encoded(".jpg"), 6),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    "decode", [ImageDecoder(), RandomResizedCrop(64, scale=(1, 1)), ResizeCenterCrop(64)], ids=repr
+)
+def test_a_decoder_claims_what_it_is_about_to_take(name: str, decode: Any) -> None:
+    data, pixel_bytes = FILES[name]
+    claims: list[int] = []
+    drawn: dict[str, Any] = {"rng": np.random.default_rng(0)} if isinstance(decode, RandomResizedCrop) else {}
+    expected = decode(data, **drawn)
+    drawn = {"rng": np.random.default_rng(0)} if drawn else {}
+    assert (decode(data, claim=claims.append, **drawn) == expected).all()
+    if name == "plain" and not isinstance(decode, ImageDecoder):
+        assert sum(claims) <= 6 * 1200 * 800 // 4  # some rows, or at half of its size
+    else:
+        assert max(claims) == pixel_bytes * 1200 * 800
+
+
+def private_bytes(pids: Iterable[int]) -> int:
+    """Return what workers take beside what they share with the first process, which they were forked from."""
+    statuses = [Path(f"/proc/{pid}/status").read_text() for pid in pids]
+    zygote, *workers = [1024 * int(status.split("RssAnon:")[1].split()[0]) for status in statuses]
+    return sum(max(0, worker - zygote) for worker in workers)
+
+
+@pytest.mark.slow
+def test_workers_take_the_memory_for_one_huge_image_at_a_time(tmp_path: Path) -> None:
+    side, num_files = 4_000, 12
+    (tmp_path / "a").mkdir()
+    pixels = cv2.resize(np.random.default_rng(0).integers(0, 255, (30, 30, 3), np.uint8), (side, side))
+    data = cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_PROGRESSIVE, 1])[1].tobytes()
+    for number in range(num_files):
+        (tmp_path / "a" / f"{number}.jpg").write_bytes(data)
+    index = build_index(tmp_path / "a", tmp_path / "a.txt")
+    images = MPDataset(index, decode=ImageDecoder(), transform=corner, batch_size=1, topology=Topology())
+    most, is_over = 0, threading.Event()
+    with MPLoader(images, num_workers=4, memory_budget="400MiB") as loader:
+
+        def watch() -> None:
+            nonlocal most
+            while not is_over.wait(0.01):
+                most = max(most, private_bytes(loader.pids.values()))
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        assert len(list(loader)) == num_files
+        is_over.set()
+        watcher.join()
+    assert 6 * side**2 < most < 12 * side**2 + 4 * 16 * MIB  # a photograph takes 9 bytes a pixel
