@@ -1,0 +1,73 @@
+"""The crew: whose time has run out, by a real board, and a zygote and a clock that do as they are told."""
+
+import errno
+import sys
+from contextlib import closing
+from itertools import count
+from typing import cast
+
+import pytest
+
+from mpload.errors import MploadWarning
+from mpload.transport.board import ParentBoard, WorkerBoard
+from mpload.transport.crew import Crew, ObservedClock
+from mpload.transport.launch import WorkerEnded, WorkerForked, WorkerRefused, ZygoteProcess
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
+
+
+class ToldZygote:
+    """Tells what the test says, and remembers whom it was asked to fork and to kill."""
+
+    def __init__(self) -> None:
+        self.events: list[WorkerForked | WorkerRefused | WorkerEnded] = []
+        self.forked: list[int] = []
+        self.killed: list[int] = []
+
+    def fork(self, worker: int) -> bool:
+        self.forked.append(worker)
+        return True
+
+    def kill_worker(self, worker: int) -> bool:
+        self.killed.append(worker)
+        return True
+
+    def read(self) -> list[WorkerForked | WorkerRefused | WorkerEnded]:
+        events, self.events = self.events, []
+        return events
+
+    def is_dead(self) -> bool:
+        return False
+
+
+def test_a_worker_that_was_refused_has_all_its_time_when_its_number_starts_again() -> None:
+    with closing(ParentBoard(num_plain_entries=4)) as board:
+        zygote = ToldZygote()
+        crew = Crew(
+            cast("ZygoteProcess", zygote),
+            board,
+            sample_timeout_seconds=3.0,
+            start_timeout_seconds=3.0,
+            max_restarts=9,
+            count_oom_kills=None,
+        )
+        seconds = count()
+        crew._clock = ObservedClock(lambda: float(next(seconds)))
+        crew.resize(2)
+        crew.look()
+        idle = WorkerBoard(board.fds)
+        idle.sit_down(0)
+        idle._cells[idle._row] = 0
+        zygote.events = [WorkerForked(worker=0, pid=1), WorkerRefused(worker=1, error_number=errno.EAGAIN)]
+        with pytest.warns(MploadWarning, match="Going on with 1 of 2"):
+            crew.look()
+        for _ in range(5):
+            crew.look()
+        crew.resize(2)
+        zygote.events = [WorkerForked(worker=1, pid=2)]
+        crew.look()
+        assert zygote.forked == [0, 1, 1]
+        assert zygote.killed == []
+        for _ in range(5):  # now it is stuck
+            crew.look()
+        assert zygote.killed == [1]
