@@ -21,6 +21,7 @@ rebuilds an exception of a worker in the parent that way.
 """
 
 __all__ = [
+    "FAILURES",
     "ArgumentError",
     "DecodeError",
     "IndexChangedError",
@@ -97,10 +98,14 @@ class WorkerTraceback(MploadError, RuntimeError):  # noqa: N818  it is the trace
     """The traceback of an error in a worker, as text: the last `__cause__` of what is raised here in its stead."""
 
 
+FAILURES = (Exception, SystemExit, GeneratorExit)
+"""What code of the user's may raise because it failed. KeyboardInterrupt is the user at the keyboard."""
+
+
 def cause_of(error: BaseException) -> str:
     """Return why `error` was raised, with its type unless it is ours, whose messages speak for themselves."""
     try:
         text = str(error)
-    except (Exception, SystemExit) as failure:  # noqa: BLE001  an error of the user's, whose text is the user's code
+    except FAILURES as failure:  # an error of the user's, whose text is the user's code
         return f"{type(error).__name__}, whose __str__ raised {type(failure).__name__}"
     return text if isinstance(error, MploadError) else f"{type(error).__name__}: {text}"

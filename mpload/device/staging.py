@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
 __all__ = ["Allotment", "Arena", "BatchMemory", "TensorSpec", "is_plain", "map_leaves", "map_tensors", "tensors_of"]
 
@@ -18,6 +19,7 @@ _ALIGN_BYTES = 256
 
 _PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
 """Classes that hold no tensors. Batches contain many of them, so they are skipped."""
+_CARRIED_OF_PACKED = "data", "sorted_indices", "unsorted_indices"
 
 
 def map_tensors(batch: Any, function: Callable[[torch.Tensor], Any]) -> Any:
@@ -30,6 +32,8 @@ def map_leaves(batch: Any, function: Callable[[Any], Any], *, is_leaf: Callable[
 
     Tuples, named tuples, lists, mappings and dataclasses are gone through, whatever they hold; other values stay as
     they are. Dicts and lists of other classes stay of these, with what else they have, as transformers' BatchEncoding.
+    Dataclasses are copied: their `__post_init__` has run. A `PackedSequence` keeps its `batch_sizes`, which torch wants
+    on the host.
     """
     if type(batch) in _PLAIN:
         return batch
@@ -48,11 +52,17 @@ def map_leaves(batch: Any, function: Callable[[Any], Any], *, is_leaf: Callable[
         items = copy(batch)
         items[:] = map(mapped, batch)
         return items
+    if isinstance(batch, PackedSequence):
+        return batch._replace(**{name: mapped(getattr(batch, name)) for name in _CARRIED_OF_PACKED})
     if isinstance(batch, tuple):
         return type(batch)(*map(mapped, batch)) if hasattr(batch, "_fields") else tuple(map(mapped, batch))
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        names = [each.name for each in dataclasses.fields(batch) if each.init]
-        return dataclasses.replace(batch, **{name: mapped(getattr(batch, name)) for name in names})
+        copied = object.__new__(type(batch))  # `copy` fails where a field has no value
+        if hasattr(batch, "__dict__"):
+            vars(copied).update(vars(batch))
+        for name, value in _values_of(batch).items():
+            object.__setattr__(copied, name, mapped(value))  # frozen or not
+        return copied
     return batch
 
 
@@ -64,13 +74,20 @@ def tensors_of(batch: Any) -> list[torch.Tensor]:
         return [batch]
     if isinstance(batch, Mapping):
         values = list(batch.values())
+    elif isinstance(batch, PackedSequence):
+        values = [getattr(batch, name) for name in _CARRIED_OF_PACKED]
     elif isinstance(batch, list | tuple):
         values = list(batch)
     elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        values = [getattr(batch, each.name) for each in dataclasses.fields(batch) if each.init]
+        values = list(_values_of(batch).values())
     else:
         return []
     return [tensor for value in values for tensor in tensors_of(value)]
+
+
+def _values_of(batch: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass that have a value."""
+    return {each.name: getattr(batch, each.name) for each in dataclasses.fields(batch) if hasattr(batch, each.name)}
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

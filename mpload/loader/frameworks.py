@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
-from mpload.errors import SampleError
+from mpload.errors import SampleError, TooManyBadSamples
 from mpload.plan.plan import Plan, Tail
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class AccelerateIteration(Iterator[Any]):
         except StopIteration:
             self._gradients._remove_dataloader(self)  # noqa: SLF001
             raise
-        except SampleError:
+        except (SampleError, TooManyBadSamples):
             self._count()
             raise
         self._count()

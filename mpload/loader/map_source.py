@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import collate
 
-from mpload.errors import SampleError, StateError, cause_of
+from mpload.errors import FAILURES, SampleError, StateError, cause_of
 from mpload.loader.epochs import Epoch, SharedProgress
 from mpload.plan.batch_number import BatchNumber
 from mpload.plan.checkpoint import State
@@ -149,7 +149,7 @@ class MapSource:
     def _sample(self, sample_id: int, epoch: Epoch) -> Any:
         try:
             return self._work.sample(sample_id, seed=epoch.seed, epoch=epoch.number)
-        except (Exception, SystemExit) as error:
+        except FAILURES as error:
             raise SampleError(self._describe(sample_id, cause_of(error))) from error
 
     def _empty(self) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpload.errors import MploadError, SampleError, StorageError, cause_of
+from mpload.errors import FAILURES, MploadError, SampleError, StorageError, cause_of
 from mpload.images.decoders import ImageDecoder, NumpyDecoder, RandomResizedCrop, RawBytes, ResizeCenterCrop
 from mpload.images.gpu_decode import GpuDecode
 from mpload.index.columns import ColumnType
@@ -218,7 +218,7 @@ class Pipeline:
             on_bad = self._bad.add
         try:
             return record.sample_id, self._make(record, self._rng, outs, rooms, store)
-        except (Exception, SystemExit) as error:  # whatever the user's callables raise meets the policy
+        except FAILURES as error:  # whatever the user's callables raise meets the policy
             # No local variable keeps the error: its traceback keeps this frame, and so all that the pipeline has open.
             if self.policy.action is ErrorAction.RAISE:
                 raise SampleError(str(self.describe(record, cause_of(error)))) from error
@@ -229,7 +229,7 @@ class Pipeline:
             for substitute in self.index.records(candidates):
                 try:
                     return substitute.sample_id, self._make(substitute, self._rng, outs, rooms, store)
-                except (Exception, SystemExit) as its_error:  # noqa: BLE001  as above
+                except FAILURES as its_error:
                     on_bad(self.describe(substitute, cause_of(its_error), its_error))
             bad = self.describe(record, cause_of(error))
             raise SampleError(f"{bad}; {len(candidates)} substitutes for it failed too") from error

@@ -30,7 +30,8 @@ class ErrorPolicy:
     """What is done about bad samples, where each is written down, and how many are too many.
 
     `"raise"` ends the epoch with a `SampleError`; `"skip"` leaves the sample out, so that its batch is shorter;
-    `"substitute"` puts another sample, chosen by hash, in its place, so that batches keep their shape.
+    `"substitute"` puts another sample, chosen by hash, in its place, so that batches keep their shape. A sample is bad
+    whatever its code raises, `SystemExit` too; only a `KeyboardInterrupt` is none of the policy's business.
     """
 
     action: ErrorAction | str = ErrorAction.RAISE

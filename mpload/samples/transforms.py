@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mpload.errors import ArgumentError
+from mpload.errors import FAILURES, ArgumentError
 
 __all__ = ["GlobalGenerators", "adapt_transform", "seed_generators", "seeds_generators", "takes_images"]
 
@@ -122,7 +122,7 @@ class GlobalGenerators:
             was_seeding, had_torch = self.seeds, "torch" in sys.modules
             try:
                 made = make()
-            except (Exception, SystemExit):
+            except FAILURES:
                 if self._was_seeded(was_seeding, had_torch):
                     raise
             else:

@@ -1,10 +1,11 @@
 """Batches of many kinds on their way to a device: what is no plain tensor in a tuple stays what it is."""
 
 from collections import Counter, OrderedDict, UserDict, defaultdict
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from mpload import DevicePrefetcher
 from tests.device.test_normalise import reference
@@ -54,3 +55,40 @@ def test_tensors_that_are_not_plain_stay_what_they_are() -> None:
     assert torch.equal(images, reference(images_of(0)).float())
     assert torch.equal(sparse.to_dense(), torch.eye(3))
     assert (type(marked), marked.tolist()) == (Marked, [0, 1, 2, 3])
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    values: torch.Tensor
+    factor: InitVar[int]
+    lengths: torch.Tensor = field(init=False)
+    unset: torch.Tensor = field(init=False)
+
+    def __post_init__(self, factor: int) -> None:
+        object.__setattr__(self, "values", self.values * factor)
+        object.__setattr__(self, "lengths", torch.tensor([len(self.values)]))
+
+
+def test_dataclasses_are_carried_field_by_field_and_not_made_anew() -> None:
+    scaled = Scaled(torch.arange(3), 10)
+    ((found,),) = DevicePrefetcher([[scaled]], **NORMALISED)
+    assert type(found) is Scaled
+    assert found.values.tolist() == [0, 10, 20]
+    assert found.lengths.tolist() == [3]
+    for name in ("values", "lengths"):
+        assert getattr(found, name).data_ptr() != getattr(scaled, name).data_ptr()
+    assert not hasattr(found, "unset")
+    assert scaled.values.tolist() == [0, 10, 20]
+
+
+def test_a_packed_sequence_is_carried_without_its_batch_sizes_which_stay_on_the_host() -> None:
+    sequences = [torch.arange(2.0), torch.arange(4.0), torch.arange(3.0)]
+    packed = pack_sequence(sequences, enforce_sorted=False)
+    ((found, label),) = DevicePrefetcher([(packed, torch.tensor(7))], **NORMALISED)
+    assert type(found) is PackedSequence
+    assert found.batch_sizes is packed.batch_sizes
+    assert found.data.data_ptr() != packed.data.data_ptr()
+    assert packed.unsorted_indices is not None
+    assert found.unsorted_indices.data_ptr() != packed.unsorted_indices.data_ptr()
+    assert all(map(torch.equal, torch.nn.utils.rnn.unpack_sequence(found), sequences))
+    assert label == 7

@@ -9,8 +9,10 @@ import pytest
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
 
-from mpload import MPDataset, MPLoader
-from mpload.errors import SampleError
+from mpload import MPDataset, MPLoader, Topology
+from mpload.errors import SampleError, TooManyBadSamples
+from mpload.loader.frameworks import AccelerateIteration
+from mpload.plan.plan import Plan, Tail
 from tests.loader.test_dataset import numbers_index
 from tests.support.decoders import broken
 
@@ -104,3 +106,25 @@ def test_samples_one_by_one_go_on_after_one_that_failed(tmp_path: Path) -> None:
     assert found == [-1 if number % 20 == 7 else number for number in range(NUM_SAMPLES)]
     with pytest.raises(StopIteration):
         next(samples)
+
+
+def test_accelerate_meets_the_last_batch_where_one_had_too_many_bad_samples() -> None:
+    pytest.importorskip("accelerate")
+    from accelerate.state import GradientState  # type: ignore[import-untyped]
+
+    def make(batch: int) -> int:
+        if batch == 1:
+            raise TooManyBadSamples("one")
+        return batch
+
+    plan = Plan(num_samples=12, batch_size=4, topology=Topology(), tail=Tail.PAD)
+    try:
+        batches = AccelerateIteration(map(make, range(3)), lambda: plan)
+        assert next(batches) == 0
+        with pytest.raises(TooManyBadSamples):
+            next(batches)
+        assert not batches.end_of_dataloader
+        assert next(batches) == 2
+        assert batches.end_of_dataloader
+    finally:
+        GradientState._reset_state()  # else this process is one that has used Accelerate

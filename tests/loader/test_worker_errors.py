@@ -3,10 +3,13 @@
 import json
 import sys
 import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader
 
 from mpload import ErrorPolicy, MPDataset, MPLoader, Topology
 from mpload.errors import MploadError, SampleError, TooManyBadSamples, WorkerTraceback
@@ -141,3 +144,37 @@ def test_a_stock_data_loader_s_worker_names_the_line(index: Path) -> None:
     dataset = MPDataset(index, decode=decoders.deeply_broken, batch_size=16, topology=Topology())
     with pytest.raises(SampleError, match=r"raise KeyError\(.deep., number\)"):
         list(DataLoader(dataset, batch_size=None, num_workers=2))
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "dataset": lambda dataset: dataset,
+    "loader, 0 workers": lambda dataset: MPLoader(dataset, num_workers=0),
+    "loader, 2 workers": lambda dataset: MPLoader(dataset, num_workers=2),
+    "stock loader": lambda dataset: DataLoader(dataset, batch_size=None, num_workers=2),
+}
+
+
+def leaving(index: Path, way: str, kind: type[BaseException], on_error: str, folder: Path) -> Any:
+    policy = ErrorPolicy(action=on_error, report=folder / "errors.jsonl")
+    decode = partial(decoders.leaving, kind=kind)
+    dataset = MPDataset(index, decode=decode, batch_size=16, tail="ragged", topology=Topology(), on_error=policy)
+    return WAYS[way](dataset)
+
+
+@pytest.mark.filterwarnings("ignore:a bad sample")
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", [SystemExit, GeneratorExit])
+def test_code_that_wants_to_leave_has_failed(index: Path, tmp_path: Path, way: str, kind: type[BaseException]) -> None:
+    with pytest.raises(SampleError, match=f"{kind.__name__}: enough"):
+        list(leaving(index, way, kind, "raise", tmp_path))
+    labels = [label for _, labels in leaving(index, way, kind, "skip", tmp_path) for label in labels.tolist()]
+    assert sorted(labels) == [number for number in range(60) if number != 7]
+
+
+@pytest.mark.filterwarnings("ignore:a bad sample")
+@pytest.mark.parametrize("way", ["dataset", "loader, 0 workers", "loader, 2 workers"])
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_no_policy_takes_an_interruption_for_a_bad_sample(index: Path, tmp_path: Path, way: str, on_error: str) -> None:
+    expected = SampleError if "2" in way else KeyboardInterrupt  # workers do not hear Ctrl-C: it was the user's code
+    with pytest.raises(expected, match="enough"):
+        list(leaving(index, way, KeyboardInterrupt, on_error, tmp_path))
