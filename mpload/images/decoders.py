@@ -4,8 +4,8 @@ What the pipeline may rely on, here and in a decoder of the user's own:
 
 - A decoder is called with the bytes of one image first, and returns an array (or anything else that batches hold).
 - It gets `rng=`, the sample's generator, where it has a parameter of that name. It draws from that, or from the global
-  generators of `random`, NumPy and torch, which then give the sample's numbers too, and the same number of times for
-  every image, so that the images of one sample are cropped alike.
+  generators of `random`, NumPy, OpenCV and torch, which then give the sample's numbers too, and the same number of
+  times for every image, so that the images of one sample are cropped alike.
 - Where it has `makes_images`, true, its arrays [..., H, W, C] are images, which batches show as [..., C, H, W]; arrays
   of other decoders keep their axes.
 - Where it has `output_shape`, every result has that shape and is uint8; it then takes `out=`, a C-contiguous uint8

@@ -19,6 +19,7 @@ from mpload.plan.batch_number import BatchNumber
 from mpload.plan.order import OrderChoice
 from mpload.plan.plan import Plan, Tail
 from mpload.plan.sample_rng import SampleRng
+from mpload.samples.transforms import seed_opencv
 from mpload.transport.batches import BatchTask
 from mpload.transport.pool import WorkerPool
 from mpload.transport.slots import Field, RaggedField, SlotLayout
@@ -193,7 +194,7 @@ def _of_tensor(torch: Any, tensor: Any, path: str) -> tuple[NDArray[Any], str]:
 class MapWork:
     """Asks a dataset for the samples of a batch, and writes them into its slot.
 
-    The global generators of `random`, NumPy and (where it is imported) torch are seeded for each sample, so that what
+    The global generators of `random`, NumPy, OpenCV and (where it is imported) torch are seeded for each sample: what
     `__getitem__` draws from them depends on seed, epoch and sample alone.
 
     Process: pickled by value once, then forked.
@@ -233,6 +234,7 @@ class MapWork:
             torch = sys.modules.get("torch")
             if torch is not None:
                 torch.default_generator.manual_seed(words[2])
+            seed_opencv(seed=seed, epoch=epoch, sample_id=sample_id)
             sample = self.dataset[sample_id]
             if torch is sys.modules.get("torch"):
                 return sample

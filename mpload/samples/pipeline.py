@@ -21,7 +21,14 @@ from mpload.samples.batch import Batch, Sample, columns_of_samples
 from mpload.samples.masks import PhotographsOnly
 from mpload.samples.policy import BadSample, BadSamples, ErrorAction, ErrorPolicy, substitute_for
 from mpload.samples.reading import PageStorage, Room, RoomStorage, SampleCache, Storage, path_of, range_of, storage_of
-from mpload.samples.transforms import GlobalGenerators, adapt_transform, seed_generators, seeds_generators, takes_images
+from mpload.samples.transforms import (
+    GlobalGenerators,
+    adapt_transform,
+    seed_generators,
+    seed_opencv,
+    seeds_generators,
+    takes_images,
+)
 from mpload.storage.local import LocalStorage, PageCache
 from mpload.storage.ranges import ByteRange, merged
 from mpload.storage.read_ahead import DEFAULT_AHEAD_BYTES, ReadAhead
@@ -322,6 +329,8 @@ class Pipeline:
             start_ns = perf_counter_ns()
             if self._generators.seeds:
                 seed_generators(rng.for_sample(record.sample_id, stream=_GLOBALS))
+            if self._may_draw_globally:
+                seed_opencv(seed=rng.seed, epoch=rng.epoch, sample_id=record.sample_id)
             arguments: dict[str, Any] = {}
             if self._decode_takes_rng:
                 arguments["rng"] = rng.for_sample(record.sample_id, stream=_DECODE)

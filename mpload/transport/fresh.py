@@ -13,8 +13,9 @@ __all__ = ["main"]
 
 def main(arguments: Sequence[str]) -> int:
     """Load the work and be a worker; return the exit status."""
-    setup_fd, number, parent_pid = map(int, arguments)
+    setup_fd, control_fd, number, parent_pid = map(int, arguments)
     die_with_parent(parent_pid)
+    os.set_inheritable(control_fd, False)  # open as long as this process lives, and no longer
     setup = WorkerSetup.read(setup_fd)
     os.close(setup_fd)
     try:

@@ -117,7 +117,7 @@ class _Zygote:
 
     def _spawn(self, number: int) -> int:
         arguments = [sys.executable, "-P", "-m", "mpload.transport.fresh"]
-        arguments += [str(self._setup_fd), str(number), str(os.getpid())]
+        arguments += map(str, (self._setup_fd, self._control.fileno(), number, os.getpid()))
         return os.posix_spawn(sys.executable, arguments, os.environ)
 
     def _reap(self, pidfd: int) -> None:

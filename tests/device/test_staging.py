@@ -87,8 +87,9 @@ def test_a_packed_sequence_is_carried_without_its_batch_sizes_which_stay_on_the_
     ((found, label),) = DevicePrefetcher([(packed, torch.tensor(7))], **NORMALISED)
     assert type(found) is PackedSequence
     assert found.batch_sizes is packed.batch_sizes
-    assert found.data.data_ptr() != packed.data.data_ptr()
-    assert packed.unsorted_indices is not None
-    assert found.unsorted_indices.data_ptr() != packed.unsorted_indices.data_ptr()
+    for theirs, ours in zip((found.data, found.unsorted_indices), (packed.data, packed.unsorted_indices), strict=True):
+        assert theirs is not None
+        assert ours is not None
+        assert theirs.data_ptr() != ours.data_ptr()
     assert all(map(torch.equal, torch.nn.utils.rnn.unpack_sequence(found), sequences))
     assert label == 7

@@ -48,6 +48,7 @@ DRAWING: dict[str, dict[str, Any]] = {
     "decode, for some samples": {"decode": decoders.sometimes_drawn},
     "decode, beside rng": {"decode": decoders.drawn_with_rng},
     "decode, from torch": {"decode": decoders.torch_drawn},
+    "decode, from OpenCV": {"decode": decoders.opencv_drawn},
     "decode, before a transform": {"decode": decoders.drawn_number, "transform": decoders.add_noise},
     "transform, from torch": {"decode": decoders.number_in, "transform": decoders.torch_drawing},
     "decode, one of two normal numbers": {"decode": decoders.one_normal},

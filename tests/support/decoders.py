@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -200,3 +201,9 @@ def leaving(data: bytes, *, kind: type[BaseException]) -> NDArray[np.int64]:
     if number[0] == 7:
         raise kind("enough")
     return number
+
+
+def opencv_drawn(data: bytes) -> NDArray[np.float64]:
+    drawn = np.empty((2, 1))
+    cv2.randu(drawn, 0, 1)  # type: ignore[call-overload]
+    return np.array([np.frombuffer(data, np.int64)[0], *drawn[:, 0]])

@@ -69,7 +69,14 @@ class Drawn(Sized):
         self.with_torch = with_torch
 
     def __getitem__(self, i: int) -> Any:
-        return i, torch_random() if self.with_torch else 0, np.random.rand(2), random.random()  # noqa: NPY002
+        drawn = np.random.rand(2), random.random(), opencv_random()  # noqa: NPY002
+        return i, torch_random() if self.with_torch else 0, *drawn
+
+
+def opencv_random() -> Any:
+    import cv2
+
+    return cv2.randu(np.empty((2, 1)), 0, 1)  # type: ignore[call-overload]
 
 
 def torch_random() -> Any:

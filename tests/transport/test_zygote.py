@@ -224,6 +224,7 @@ def test_what_workers_start_inherits_nothing_of_the_pools(starts_fresh: bool) ->
     found = found_in_a_worker(find, PoolOptions(starts_fresh=starts_fresh))
     assert "pipe:" in found  # its own output
     assert "mpload" not in found
+    assert "socket:" not in found
 
 
 def test_threads_that_imports_start_are_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
