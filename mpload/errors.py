@@ -21,7 +21,6 @@ rebuilds an exception of a worker in the parent that way.
 """
 
 __all__ = [
-    "FAILURES",
     "ArgumentError",
     "DecodeError",
     "IndexChangedError",

@@ -59,7 +59,6 @@ _DAMAGE = (
     "instead of RST",
 )
 
-
 _SCAN, _END = b"\xff\xda", b"\xff\xd9"
 _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]", re.DOTALL)  # of a segment with a length, or the end
 
