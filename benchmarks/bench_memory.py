@@ -3,7 +3,7 @@
     python benchmarks/bench_memory.py [--samples 1e4,1e5,1e6,1e7] [--workers 0,4,8] [--epochs 2] [--max-seconds 900]
 
 What `mpload bench memory` measures, with a record of each case: benchmarks/records/memory.jsonl. Run
-`python benchmarks/report.py` afterwards: it updates the table of the README and benchmarks/records/memory.png.
+`python benchmarks/report.py` afterwards: it updates the tables of the documentation and benchmarks/records/memory.png.
 """
 
 import argparse

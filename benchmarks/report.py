@@ -1,10 +1,10 @@
-"""Write the tables and figures of the README from the records that the benchmarks have left.
+"""Write the tables and figures of the README and the documentation from the records that the benchmarks have left.
 
     python benchmarks/report.py [--check]
 
 A table stands between `<!-- table: NAME -->` and `<!-- end -->` and is made by the function of that NAME in TABLES, of
 the latest record of each case. The figures are benchmarks/records/*.png and need matplotlib. `--check` writes
-nothing, and fails where the README's tables are not what the records say.
+nothing, and fails where a page is not what the records say.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from mpload.tools.bench.memory import MemoryCase, MemoryResult, Outcome
 from mpload.tools.bench.memory_report import draw_memory, memory_tables
 from mpload.units import format_bytes, format_count, format_seconds
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
 PLACE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -91,28 +91,61 @@ def race_table(name: str) -> str:
     return table.replace("---: | ---: |\n", "--- | --- |\n", 1)  # the last two columns are words
 
 
-def peer_memory() -> str:
-    """Return peaks of PSS of loaders of plain files: of all lists with most workers, of the longest with fewer too."""
+def peak(figures: Record | None) -> str:
+    """Return the most memory that a case of bench_peer_memory.py took."""
+    if figures is None:
+        return "-"
+    if figures["outcome"] == Outcome.NOT_RUN:
+        return f"would need {format_bytes(figures['needed_bytes'])}"
+    if figures["failed"]:
+        return "failed"
+    is_whole = figures["outcome"] == Outcome.DONE
+    return f"{'' if is_whole else 'stopped at '}{format_bytes(figures['peak_pss_bytes'])}"
+
+
+def peer_memory_cases() -> dict[str, dict[tuple[int, int], Record]]:
+    """Return the figures of each contestant by numbers of samples and workers, where all read as many batches."""
     found: dict[str, dict[tuple[int, int], Record]] = {}
     for record in latest("peer_memory"):
         case = record["case"]
-        if "num_batches" in case:  # of more than the others read
-            continue
-        found.setdefault(case["contestant"], {})[case["num_samples"], case["num_workers"]] = record["figures"]
+        if "num_batches" not in case:
+            found.setdefault(case["contestant"], {})[case["num_samples"], case["num_workers"]] = record["figures"]
+    return found
+
+
+def summary() -> str:
+    """Return speed and memory of the loaders of plain files that are in both races, each with its fastest decoder."""
+    race = standings("peers")
+    memory = peer_memory_cases()
+    most = max(num_workers for _, num_workers in memory["mpload"])
+    lengths = [num_samples for num_samples, num_workers in sorted(memory["mpload"]) if num_workers == most]
+    few, many = lengths[0], lengths[-1]
+
+    def speed(package: str, output: str) -> float:
+        named = (of_race for name, of_race in race.items() if name.partition(",")[0] == package)
+        return max((of_race[output].rate for of_race in named if output in of_race), default=0.0)
+
+    rows = []
+    for contestant, figures in memory.items():
+        package = contestant.partition(",")[0]
+        rates = [speed(package, output) for output in ("uint8", "bytes")]
+        seconds = figures[many, most].get("start_seconds")
+        cells = [f"{rate:,.0f}" if rate else "-" for rate in rates]
+        cells += [peak(figures[few, most]), peak(figures[many, most]), format_seconds(seconds) if seconds else "-"]
+        rows.append((rates[0], [package, *cells]))
+    of_many = f"{format_count(many)} images"
+    header = ["", "random crops a second", "files a second, as bytes"]
+    header += [f"memory, {format_count(few)} images", f"memory, {of_many}", f"first batch, {of_many}"]
+    return markdown(header, [row for _, row in sorted(rows, reverse=True)])
+
+
+def peer_memory() -> str:
+    """Return peaks of PSS of loaders of plain files: of all lists with most workers, of the longest with fewer too."""
+    found = peer_memory_cases()
     cases = {key for of_contestant in found.values() for key in of_contestant}
     lengths, workers = (sorted(set(values)) for values in zip(*cases, strict=True))
     columns = [*((length, workers[-1]) for length in lengths), *((lengths[-1], few) for few in workers[-2::-1])]
     longest = columns[len(lengths) - 1]
-
-    def cell(figures: Record | None) -> str:
-        if figures is None:
-            return "-"
-        if figures["outcome"] == Outcome.NOT_RUN:
-            return f"would need {format_bytes(figures['needed_bytes'])}"
-        if figures["failed"]:
-            return "failed"
-        is_whole = figures["outcome"] == Outcome.DONE
-        return f"{'' if is_whole else 'stopped at '}{format_bytes(figures['peak_pss_bytes'])}"
 
     def size(contestant: str) -> int:
         figures = found[contestant].get(longest, {})
@@ -124,7 +157,7 @@ def peer_memory() -> str:
         seconds = of_contestant.get(longest, {}).get("start_seconds")
         start = "-" if seconds is None else format_seconds(seconds)
         note = next(iter(of_contestant.values()))["note"]
-        rows.append([contestant, *(cell(of_contestant.get(column)) for column in columns), start, note])
+        rows.append([contestant, *(peak(of_contestant.get(column)) for column in columns), start, note])
     titles = [f"{format_count(length)} samples" for length in lengths]
     few = [f"{format_count(length)}, {num_workers} workers" for length, num_workers in columns[len(lengths) :]]
     header = [f"PSS of all processes, {workers[-1]} workers or threads", *titles, *few, "first batch", "keeps"]
@@ -198,34 +231,37 @@ TABLES: dict[str, Callable[[], str]] = {
     "peer-memory": peer_memory,
     "repeated": repeated,
     "start": start,
+    "summary": summary,
     "throughput": throughput,
 }
 
 
-def rewritten(text: str) -> str:
-    """Return `text` with every table made anew."""
+def rewritten(page: Path) -> str:
+    """Return the text of `page` with every table made anew."""
 
     def table(place: re.Match[str]) -> str:
         if place[2] not in TABLES:
-            raise SystemExit(f"{README}: nothing makes a table {place[2]!r}. Add it to TABLES in {__file__}")
+            raise SystemExit(f"{page}: no function makes a table {place[2]!r}. Add it to TABLES in {__file__}")
         return f"{place[1]}\n{TABLES[place[2]]()}\n{place[3]}"
 
-    return PLACE.sub(table, text)
+    return PLACE.sub(table, page.read_text(encoding="utf-8"))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="see that the README is what the records say")
+    parser.add_argument("--check", action="store_true", help="check that the pages are what the records say")
     arguments = parser.parse_args()
-    before = README.read_text(encoding="utf-8")
-    after = rewritten(before)
+    pages = {page: rewritten(page) for page in [*ROOT.glob("README.md"), *ROOT.glob("docs/**/*.md")]}
+    stale = [page for page, text in pages.items() if page.read_text(encoding="utf-8") != text]
     if not arguments.check:
-        README.write_text(after, encoding="utf-8")
+        for page in stale:
+            page.write_text(pages[page], encoding="utf-8")
         draw_memory(memory_results(), RECORDS / "memory.png")
         (hits,) = (record["figures"] for record in latest("cache", "measure") if record["case"]["measure"] == "hits")
         draw_hits(hits, RECORDS / "cache.png")
-    elif after != before:
-        sys.exit("README.md is not what the records say. Run: python benchmarks/report.py")
+    elif stale:
+        names = ", ".join(str(page.relative_to(ROOT)) for page in stale)
+        sys.exit(f"{names}: not what the records say. Run: python benchmarks/report.py")
 
 
 if __name__ == "__main__":

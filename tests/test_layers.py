@@ -1,7 +1,6 @@
 """Imports point down, torch stays in its layer, and the public surface is what it was."""
 
 import ast
-import re
 import subprocess
 import sys
 import tomllib
@@ -176,14 +175,6 @@ def test_what_runs_without_torch_starts_without_torch(module: str) -> None:
 @pytest.mark.parametrize("module", ["samples.pipeline", "index.index", "plan.order", "plan.plan"])
 def test_what_workers_need_starts_without_pyarrow(module: str) -> None:
     assert "pyarrow" not in loaded_by(f"import mpload.{module}")
-
-
-def test_every_name_that_the_readme_uses_is_there_in_a_fresh_interpreter() -> None:
-    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-    names = sorted(set(re.findall(r"\bmpload(?:\.[A-Za-z_]\w*)+(?=\()", readme)))
-    assert "mpload.jpeg_backend" in names
-    for name in names:
-        assert hasattr(mpload, name.removeprefix("mpload."))
 
 
 def test_the_public_surface_is_what_it_was() -> None:

@@ -60,7 +60,8 @@ class MPLoader:
         dataset: an `MPDataset` with a `batch_size`, or any map-style dataset (`__len__` and `__getitem__`), whose
             batches are then those that `default_collate` makes. What its `__getitem__` draws from the global generators
             of `random`, NumPy and torch depends on seed, epoch and sample.
-        batch_size, shuffle, seed, tail, topology: of a map-style dataset, as in `MPDataset`, which has its own.
+        batch_size: for a map-style dataset only: an `MPDataset` has its own. Also `shuffle`, `seed`, `tail` and
+            `topology`, which mean what they mean there.
         num_workers: processes; `"auto"`: one per core that this process may use, and more while the consumer waits for
             workers that wait for storage; 0 makes batches in this process.
         memory_budget: bytes, or a text like `"4GiB"`, for slots and workers together; `"auto"`: half of what is
@@ -217,7 +218,7 @@ class MPLoader:
             raise AttributeError(
                 f"an MPLoader has no {name!r}, since it is no DataLoader that could be taken apart and built anew: it "
                 "shards and resumes by itself. Iterate it as it is, without skip_first_batches, setup_dataloaders or "
-                "prepare_data_loader, and keep its state_dict(): the README says how, for each framework"
+                "prepare_data_loader, and keep its state_dict(): docs/how-to/frameworks.md says how"
             )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 

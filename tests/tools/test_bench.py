@@ -255,6 +255,7 @@ def reports(tmp_path: Path) -> Path:
     """A copy of what `benchmarks/report.py` reads and writes."""
     root = Path(__file__).parents[2]
     shutil.copytree(root / "benchmarks", tmp_path / "benchmarks", ignore=shutil.ignore_patterns("peers"))
+    shutil.copytree(root / "docs", tmp_path / "docs")
     shutil.copy(root / "README.md", tmp_path)
     return tmp_path
 
@@ -264,14 +265,17 @@ def report(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_the_tables_of_the_readme_are_what_the_records_say(reports: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "row_of"), [("README.md", "| mpload |"), ("docs/benchmarks.md", f"| {LOADER_NAMES['mploader']} |")]
+)
+def test_the_tables_of_the_pages_are_what_the_records_say(reports: Path, name: str, row_of: str) -> None:
     assert report(reports, "--check").returncode == 0
-    readme = reports / "README.md"
-    before = readme.read_text()
-    row = next(line for line in before.splitlines() if line.startswith(f"| {LOADER_NAMES['mploader']} |"))
-    readme.write_text(before.replace(row, row.replace("iB", "B")))
+    page = reports / name
+    before = page.read_text()
+    row = next(line for line in before.splitlines() if line.startswith(row_of) and "iB" in line)
+    page.write_text(before.replace(row, row.replace("iB", "B")))
     checked = report(reports, "--check")
     assert checked.returncode == 1
-    assert "Run: python benchmarks/report.py" in checked.stderr
+    assert f"{name}: not what the records say. Run: python benchmarks/report.py" in checked.stderr
     assert report(reports).returncode == 0
-    assert readme.read_text() == before
+    assert page.read_text() == before

@@ -1,0 +1,65 @@
+"""Write what the documentation takes from the code: the page of the command line, and the tree of errors.
+
+    python docs/generate.py [--check]
+
+`--check` writes nothing, and fails where a page is not what the code says.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from mpload.errors import MploadError
+
+DOCS = Path(__file__).parent
+COMMAND_LINE = DOCS / "command-line.md"
+TROUBLESHOOTING = DOCS / "troubleshooting.md"
+TREE = re.compile(r"(<!-- errors -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def command_line() -> str:
+    """Return a page of all commands and their options, as Typer writes it."""
+    command = ["-m", "typer", "mpload.cli.main", "utils", "docs", "--name", "mpload", "--title", "Command line"]
+    return subprocess.run([sys.executable, *command], check=True, capture_output=True, text=True).stdout
+
+
+def tree(error: type[Exception] = MploadError, indent: str = "") -> list[str]:
+    """Return the tree of `error` and its subclasses: each with the builtin that catches it too, and what it means."""
+    lines = []
+    children = sorted(error.__subclasses__(), key=lambda child: child.__name__)
+    for number, child in enumerate(children, start=1):
+        is_last = number == len(children)
+        builtin = next((base.__name__ for base in child.__bases__ if base.__module__ == "builtins"), "")
+        name = f"{indent}{'└── ' if is_last else '├── '}{child.__name__}"
+        summary = re.split(r"[.;:]\s|\.?$", child.__doc__ or "", maxsplit=1)[0]
+        lines.append(f"{name:<26} {builtin:<13} {summary}")
+        lines += tree(child, indent + ("    " if is_last else "│   "))
+    return lines
+
+
+def troubleshooting() -> str:
+    """Return the page with its tree drawn anew."""
+    drawn = "\n".join([MploadError.__name__, *tree()])
+    text = TROUBLESHOOTING.read_text(encoding="utf-8")
+    return TREE.sub(lambda place: f"{place[1]}\n```text\n{drawn}\n```\n\n{place[2]}", text)
+
+
+def main() -> None:
+    """Write the pages, or check them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="check that the pages are what the code says")
+    arguments = parser.parse_args()
+    pages = {COMMAND_LINE: command_line(), TROUBLESHOOTING: troubleshooting()}
+    stale = [page for page, text in pages.items() if not page.exists() or page.read_text(encoding="utf-8") != text]
+    if not arguments.check:
+        for page in stale:
+            page.write_text(pages[page], encoding="utf-8")
+    elif stale:
+        names = ", ".join(page.name for page in stale)
+        sys.exit(f"{names}: not what the code says. Run: python docs/generate.py")
+
+
+if __name__ == "__main__":
+    main()

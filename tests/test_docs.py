@@ -1,0 +1,210 @@
+"""The pages are true: links lead somewhere, code runs, and what is generated is what the code says."""
+
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+import mpload
+
+ROOT = Path(mpload.__file__).parents[1]
+REPOSITORY = "https://github.com/mpload/mpload"
+PAGES = {str(page.relative_to(ROOT)): page for page in [*ROOT.glob("[CR]*.md"), *sorted(ROOT.glob("docs/**/*.md"))]}
+BLOCK = re.compile(
+    r"(?:^ *<!-- (?P<mark>skip|run|output)(?:: [^>]*)? -->\n\s*?)?"
+    r"^(?P<indent> *)```(?P<language>\w+)[^\n]*\n(?P<code>.*?)^(?P=indent)```$",
+    re.MULTILINE | re.DOTALL,
+)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A fenced block of a page, and the mark that stands before it."""
+
+    mark: str | None
+    language: str
+    code: str
+    line: int
+    """The number of lines before the code."""
+
+
+def blocks_of(text: str) -> Iterator[Block]:
+    for found in BLOCK.finditer(text):
+        yield Block(
+            mark=found["mark"],
+            language=found["language"],
+            code=dedent(found["code"]),
+            line=text.count("\n", 0, found.start("code")),
+        )
+
+
+def test_blocks_are_found_with_their_marks() -> None:
+    text = (
+        '<!-- skip: no GPU -->\n```python\na\n```\n\n```\nb\n```\n\n!!! note\n\n    ```bash title="x"\n    c\n    ```\n'
+    )
+    assert list(blocks_of(text)) == [
+        Block(mark="skip", language="python", code="a\n", line=2),
+        Block(mark=None, language="bash", code="c\n", line=12),
+    ]
+
+
+# Code runs.
+
+
+def is_like(shown: str, real: str) -> bool:
+    """Return whether output is what a page shows: with any numbers and blanks, and anything in place of `...`."""
+    shown, real = (re.sub(r"\s+", " ", re.sub(r"\d[\d,.]*", "0", text)).strip() for text in (shown, real))
+    return re.fullmatch(re.escape(shown).replace(re.escape("..."), ".*"), real) is not None
+
+
+@pytest.mark.parametrize(
+    ("shown", "real", "like"),
+    [
+        ("1,900 images/s\n", "12.5  images/s", True),
+        ("a ... z", "a b c z", True),
+        ("2 images", "2 files", False),
+        ("done", "done, with errors", False),
+    ],
+)
+def test_output_is_compared_but_for_its_numbers(shown: str, real: str, like: bool) -> None:
+    assert is_like(shown, real) is like
+
+
+@pytest.fixture
+def folder(tmp_path: Path, photo_tree: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with what pages begin with: `train/` with two folders of photographs, and `train.txt`."""
+    for number, photo in enumerate(sorted(photo_tree.rglob("*.JPEG"))):
+        copy = tmp_path / "train" / ("cats", "dogs")[number % 2] / f"{number}.jpg"
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(photo, copy)
+    monkeypatch.chdir(tmp_path)
+    mpload.build_index("train", "train.txt")
+    return tmp_path
+
+
+def run_shell(code: str) -> Iterator[tuple[str, str]]:
+    """Run the commands of a block; yield what it shows as output of each beside what really came."""
+    for command in re.split(r"^\$ ", code, flags=re.MULTILINE)[1:] or [code]:
+        line, _, shown = command.partition("\n") if "$ " in code else (code, "", "")
+        script = f'mpload() {{ "{sys.executable}" -m mpload "$@"; }}\n{line}'
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "120"}
+        ran = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            env=environment,
+            check=False,
+        )
+        assert ran.returncode == 0, f"{line}\n{ran.stdout}{ran.stderr}"
+        yield shown, ran.stdout + ran.stderr
+
+
+@pytest.mark.filterwarnings("default")  # as in a script
+@pytest.mark.parametrize("page", [name for name, page in PAGES.items() if "```" in page.read_text(encoding="utf-8")])
+def test_the_code_of_a_page_runs_from_top_to_bottom(page: str, folder: Path) -> None:
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    printed = io.StringIO()
+    for block in blocks_of(PAGES[page].read_text(encoding="utf-8")):
+        where = f"{page}:{block.line + 1}"
+        if block.mark == "skip":
+            continue
+        if block.mark == "output":
+            assert is_like(block.code, printed.getvalue()), f"{where}: the code before it prints\n{printed.getvalue()}"
+        elif block.mark == "run":
+            for shown, real in run_shell(block.code):
+                assert not shown.strip() or is_like(shown, real), f"{where}: the command prints\n{real}"
+        elif block.language == "python":
+            printed = io.StringIO()
+            with redirect_stdout(printed):
+                code = compile("\n" * block.line + block.code, str(PAGES[page]), "exec")
+                exec(code, namespace)
+
+
+# Links lead somewhere.
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"`[^`\n]*`", "", BLOCK.sub("", text))
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Return what can be linked to: headings, whose anchors must be the same on GitHub and on the site, and names."""
+    text = BLOCK.sub("", page.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ +(.+?)(?: *\{#([\w-]+)\})?$", text, re.MULTILINE)
+    plain = [re.sub(r"[`*]", "", heading) for heading, _ in headings]
+    slugs = {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in plain}
+    return {slug for slug in slugs if "--" not in slug} | set(re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE))
+
+
+def test_no_link_of_a_page_is_broken() -> None:
+    broken = []
+    for name, page in PAGES.items():
+        for link in LINK.findall(without_code(page.read_text(encoding="utf-8"))):
+            inside = re.sub(rf"^{REPOSITORY}/(?:blob|raw|tree)/main/", f"{ROOT}/", link)
+            if inside.startswith(("http:", "https:", "mailto:")):
+                continue
+            path, _, anchor = inside.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            if not target.exists() or (anchor and anchor not in anchors_of(target)):
+                broken.append(f"{name}: {link}")
+    assert not broken, "\n".join(broken)
+
+
+def test_the_readme_is_short_and_its_links_work_on_a_package_page_too() -> None:
+    text = PAGES["README.md"].read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 150
+    assert [link for link in LINK.findall(without_code(text)) if not link.startswith("https://")] == []
+
+
+# What is generated is what the code says.
+
+
+def test_every_public_name_is_on_the_page_of_the_api_once() -> None:
+    listed = re.findall(r"^::: mpload\.(\w+)$", PAGES["docs/api.md"].read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(mpload.__all__)
+
+
+def test_pages_name_only_what_can_be_imported_from_mpload() -> None:
+    strange = {
+        f"{name}: mpload.{used}"
+        for name, page in PAGES.items()
+        if name == "README.md" or name.startswith("docs/")
+        for used in re.findall(r"\bmpload\.([A-Za-z_]\w*)", page.read_text(encoding="utf-8"))
+        if used not in mpload.__all__
+    }
+    assert strange == set()
+
+
+def errors(base: type[Exception] = mpload.MploadError) -> Iterator[type[Exception]]:
+    for error in base.__subclasses__():
+        if error.__module__ == "mpload.errors":
+            yield error
+            yield from errors(error)
+
+
+@pytest.mark.parametrize("name", [error.__name__ for error in errors()])
+def test_every_error_has_a_section_that_says_why_what_to_do_and_an_example(name: str) -> None:
+    text = PAGES["docs/troubleshooting.md"].read_text(encoding="utf-8")
+    section = re.search(rf"^## {name}$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert section is not None, f"docs/troubleshooting.md has no section {name}"
+    assert "**Why**" in section[1]
+    assert "**What to do**" in section[1]
+    assert "```text" in section[1]
+
+
+def test_pages_made_from_the_code_are_what_the_code_says() -> None:
+    command = [sys.executable, str(ROOT / "docs/generate.py"), "--check"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
