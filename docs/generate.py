@@ -10,7 +10,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+from typer.main import get_command
+
+from mpload.cli.main import app
 from mpload.errors import MploadError
 
 DOCS = Path(__file__).parent
@@ -22,13 +26,26 @@ TREE = re.compile(r"(<!-- errors -->\n).*?(<!-- end -->)", re.DOTALL)
 def command_line() -> str:
     """Return a page of all commands and their options, as Typer writes it."""
     command = ["-m", "typer", "mpload.cli.main", "utils", "docs", "--name", "mpload", "--title", "Command line"]
-    return subprocess.run([sys.executable, *command], check=True, capture_output=True, text=True).stdout
+    text = subprocess.run([sys.executable, *command], check=True, capture_output=True, text=True).stdout
+    return with_links(text, get_command(app), "mpload")
+
+
+def with_links(text: str, group: Any, anchor: str) -> str:
+    """Return the page with links in its lists of commands, and whole sentences where Typer cuts them."""
+    for name, command in group.commands.items():
+        summary = " ".join(command.help.partition("\n\n")[0].split())
+        place = f"{anchor}-{name}"
+        text = text.replace(f"* `{name}`: {command.get_short_help_str()}\n", f"* [`{name}`](#{place}): {summary}\n")
+        if hasattr(command, "commands"):
+            text = with_links(text, command, place)
+    return text
 
 
 def tree(error: type[Exception] = MploadError, indent: str = "") -> list[str]:
-    """Return the tree of `error` and its subclasses: each with the builtin that catches it too, and what it means."""
+    """Return the tree of the subclasses of `error`: each with the builtin that catches it too, and what it means."""
     lines = []
-    children = sorted(error.__subclasses__(), key=lambda child: child.__name__)
+    public = (child for child in error.__subclasses__() if child.__module__ == MploadError.__module__)
+    children = sorted(public, key=lambda child: child.__name__)
     for number, child in enumerate(children, start=1):
         is_last = number == len(children)
         builtin = next((base.__name__ for base in child.__bases__ if base.__module__ == "builtins"), "")

@@ -1,5 +1,6 @@
 """The pages are true: links lead somewhere, code runs, and what is generated is what the code says."""
 
+import ast
 import io
 import os
 import re
@@ -9,18 +10,23 @@ import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
+import numpy as np
 import pytest
+import simplejpeg  # type: ignore[import-untyped]
 
 import mpload
+from mpload.cli.photos import photo
 
 ROOT = Path(mpload.__file__).parents[1]
 REPOSITORY = "https://github.com/mpload/mpload"
 PAGES = {str(page.relative_to(ROOT)): page for page in [*ROOT.glob("[CR]*.md"), *sorted(ROOT.glob("docs/**/*.md"))]}
 BLOCK = re.compile(
-    r"(?:^ *<!-- (?P<mark>skip|run|output)(?:: [^>]*)? -->\n\s*?)?"
+    r"(?:^ *<!-- (?P<mark>skip|run)(?:: [^>]*)? -->\n\s*?)?"
     r"^(?P<indent> *)```(?P<language>\w+)[^\n]*\n(?P<code>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
 )
@@ -80,55 +86,70 @@ def test_output_is_compared_but_for_its_numbers(shown: str, real: str, like: boo
     assert is_like(shown, real) is like
 
 
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders `train` and `val`, each with twelve photographs in `cat` and in `dog`."""
+    root = tmp_path_factory.mktemp("photographs")
+    for part, name, number in product(("train", "val"), ("cat", "dog"), range(12)):
+        pixels = photo({"cat": "desert", "dog": "forest"}[name], np.random.default_rng((number, len(part))))
+        path = root / part / name / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(simplejpeg.encode_jpeg(pixels, quality=90))
+    return root
+
+
 @pytest.fixture
-def folder(tmp_path: Path, photo_tree: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with what pages begin with: `train/` with two folders of photographs, and `train.txt`."""
-    for number, photo in enumerate(sorted(photo_tree.rglob("*.JPEG"))):
-        copy = tmp_path / "train" / ("cats", "dogs")[number % 2] / f"{number}.jpg"
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(photo, copy)
+def folder(tmp_path: Path, photographs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with what pages begin with: the photographs, and an index of each part."""
     monkeypatch.chdir(tmp_path)
-    mpload.build_index("train", "train.txt")
+    for part in ("train", "val"):
+        shutil.copytree(photographs / part, part)
+        mpload.build_index(part, f"{part}.txt")
     return tmp_path
 
 
-def run_shell(code: str) -> Iterator[tuple[str, str]]:
-    """Run the commands of a block; yield what it shows as output of each beside what really came."""
-    for command in re.split(r"^\$ ", code, flags=re.MULTILINE)[1:] or [code]:
-        line, _, shown = command.partition("\n") if "$ " in code else (code, "", "")
-        script = f'mpload() {{ "{sys.executable}" -m mpload "$@"; }}\n{line}'
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "120"}
-        ran = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", script],
-            capture_output=True,
-            text=True,
-            timeout=100,
-            env=environment,
-            check=False,
-        )
-        assert ran.returncode == 0, f"{line}\n{ran.stdout}{ran.stderr}"
-        yield shown, ran.stdout + ran.stderr
+def run_shell(block: Block) -> str:
+    """Run a block of commands; return what they print. In a console block they stand behind `$`, above their output."""
+    commands = (
+        re.findall(r"^\$ (.*(?:\\\n.*)*)", block.code, re.MULTILINE) if block.language == "console" else [block.code]
+    )
+    script = "\n".join([f'mpload() {{ "{sys.executable}" -m mpload "$@"; }}', *commands])
+    ran = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "120"},
+        check=False,
+    )
+    assert ran.returncode == 0, f"{block.code}\n{ran.stdout}{ran.stderr}"
+    return ran.stdout + ran.stderr
+
+
+def pages_with_code() -> Iterator[Any]:
+    for name, page in PAGES.items():
+        text = page.read_text(encoding="utf-8")
+        if "```" in text:
+            yield pytest.param(name, marks=pytest.mark.slow if "<!-- run -->" in text else ())  # commands take seconds
 
 
 @pytest.mark.filterwarnings("default")  # as in a script
-@pytest.mark.parametrize("page", [name for name, page in PAGES.items() if "```" in page.read_text(encoding="utf-8")])
+@pytest.mark.parametrize("page", pages_with_code())
 def test_the_code_of_a_page_runs_from_top_to_bottom(page: str, folder: Path) -> None:
     namespace: dict[str, object] = {"__name__": "__main__"}
-    printed = io.StringIO()
+    printed = ""
     for block in blocks_of(PAGES[page].read_text(encoding="utf-8")):
-        where = f"{page}:{block.line + 1}"
         if block.mark == "skip":
             continue
-        if block.mark == "output":
-            assert is_like(block.code, printed.getvalue()), f"{where}: the code before it prints\n{printed.getvalue()}"
+        if block.language == "output":
+            assert is_like(block.code, printed), f"{page}:{block.line + 1}: the block before it prints\n{printed}"
         elif block.mark == "run":
-            for shown, real in run_shell(block.code):
-                assert not shown.strip() or is_like(shown, real), f"{where}: the command prints\n{real}"
+            printed = run_shell(block)
         elif block.language == "python":
-            printed = io.StringIO()
-            with redirect_stdout(printed):
-                code = compile("\n" * block.line + block.code, str(PAGES[page]), "exec")
+            code = compile("\n" * block.line + block.code, str(PAGES[page]), "exec")
+            with redirect_stdout(io.StringIO()) as output:
                 exec(code, namespace)
+            printed = output.getvalue()
 
 
 # Links lead somewhere.
@@ -175,15 +196,29 @@ def test_every_public_name_is_on_the_page_of_the_api_once() -> None:
     assert sorted(listed) == sorted(mpload.__all__)
 
 
-def test_pages_name_only_what_can_be_imported_from_mpload() -> None:
+def names_of(code: str) -> Iterator[str]:
+    """Return what code takes from mpload: `mpload.name`, or from a module that is not public."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "mpload":
+            yield node.attr
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "mpload":
+            yield from (alias.name if node.module == "mpload" else str(node.module) for alias in node.names)
+
+
+def test_pages_use_public_names_only() -> None:
     strange = {
-        f"{name}: mpload.{used}"
+        f"{name}: {used}"
         for name, page in PAGES.items()
-        if name == "README.md" or name.startswith("docs/")
-        for used in re.findall(r"\bmpload\.([A-Za-z_]\w*)", page.read_text(encoding="utf-8"))
+        for block in blocks_of(page.read_text(encoding="utf-8"))
+        if block.language == "python"
+        for used in names_of(block.code)
         if used not in mpload.__all__
     }
     assert strange == set()
+    assert set(names_of("import mpload\nfrom mpload.index import text\nmpload.order.Shuffle")) == {
+        "order",
+        "mpload.index",
+    }
 
 
 def errors(base: type[Exception] = mpload.MploadError) -> Iterator[type[Exception]]:
@@ -200,7 +235,7 @@ def test_every_error_has_a_section_that_says_why_what_to_do_and_an_example(name:
     assert section is not None, f"docs/troubleshooting.md has no section {name}"
     assert "**Why**" in section[1]
     assert "**What to do**" in section[1]
-    assert "```text" in section[1]
+    assert "```output" in section[1]
 
 
 def test_pages_made_from_the_code_are_what_the_code_says() -> None:
