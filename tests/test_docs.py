@@ -126,15 +126,12 @@ def run_shell(block: Block) -> str:
     return ran.stdout + ran.stderr
 
 
-def pages_with_code() -> Iterator[Any]:
-    for name, page in PAGES.items():
-        text = page.read_text(encoding="utf-8")
-        if "```" in text:
-            yield pytest.param(name, marks=pytest.mark.slow if "<!-- run -->" in text else ())  # commands take seconds
+def marks_of(page: Path) -> Any:
+    return pytest.mark.slow if "\n<!-- run -->\n" in page.read_text(encoding="utf-8") else ()  # commands take seconds
 
 
 @pytest.mark.filterwarnings("default")  # as in a script
-@pytest.mark.parametrize("page", pages_with_code())
+@pytest.mark.parametrize("page", [pytest.param(name, marks=marks_of(page)) for name, page in PAGES.items()])
 def test_the_code_of_a_page_runs_from_top_to_bottom(page: str, folder: Path) -> None:
     namespace: dict[str, object] = {"__name__": "__main__"}
     printed = ""
