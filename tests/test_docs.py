@@ -185,6 +185,13 @@ def test_the_readme_is_short_and_its_links_work_on_a_package_page_too() -> None:
     assert [link for link in LINK.findall(without_code(text)) if not link.startswith("https://")] == []
 
 
+def test_files_and_packages_that_contributors_are_sent_to_exist() -> None:
+    named = set(re.findall(r"`(\w+/[\w./-]*)`", PAGES["CONTRIBUTING.md"].read_text(encoding="utf-8")))
+    missing = {path for path in named if not (ROOT / path).exists() and not (ROOT / "mpload" / path).exists()}
+    data = {"train/", "val/", "cat/", "dog/"}  # of the folder that pages run in
+    assert {path for path in missing if "NAME" not in path} == data
+
+
 # What is generated is what the code says.
 
 
