@@ -37,6 +37,7 @@ from records import write_record
 import mpload
 from mpload.storage.local import LocalStorage
 from mpload.storage.ranges import ByteRange
+from mpload.telemetry.stats import Stage
 from mpload.units import KIB, MIB
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -144,8 +145,8 @@ def measure_latency(folder: Path, latency_ms: float, num_turns: int) -> dict[str
         spent = workers_cpu_seconds(loaders["mpload", ms]) - cpu_seconds[ms]
         num_timed = stats.num_samples * num_turns / (num_turns + 1)
         figures[f"mpload_{ms:g}ms_cpu_us_per_image"] = round(spent / num_timed * 1e6)
-        figures[f"mpload_{ms:g}ms_read_us_per_image"] = round(stats.timings.read_ns / stats.num_samples / 1000)
-        figures[f"mpload_{ms:g}ms_decode_us_per_image"] = round(stats.timings.decode_ns / stats.num_samples / 1000)
+        for stage in (Stage.READ, Stage.DECODE):
+            figures[f"mpload_{ms:g}ms_{stage}_us_per_image"] = round(stats.seconds_per_sample[stage] * 1e6)
         loaders["mpload", ms].close()
     return figures
 

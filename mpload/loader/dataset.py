@@ -4,6 +4,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,13 @@ from mpload.errors import ArgumentError, StateError
 from mpload.images.decoders import ImageDecoder
 from mpload.index.index import Index, Record
 from mpload.index.opening import open_index
-from mpload.loader.epochs import Epoch, SharedProgress
+from mpload.loader.epochs import Epoch, EpochTable
 from mpload.loader.frameworks import Reader, reader, samples_of_a_batch
-from mpload.loader.tensors import as_named_tensors, as_tensors
+from mpload.loader.tensors import as_tensor
 from mpload.plan.checkpoint import State
 from mpload.plan.order import Order, OrderChoice, Sequential, Shuffle
 from mpload.plan.plan import Plan, Tail
+from mpload.plan.schedule import Schedule
 from mpload.plan.topology import Topology
 from mpload.samples.cache.choice import PartialCache
 from mpload.samples.pipeline import Pipeline, Storage
@@ -105,7 +107,8 @@ class MPDataset(IterableDataset[Any]):
         self.tail = Tail(tail)
         self.as_dict = as_dict
         self.shuffle: OrderChoice = (Shuffle() if shuffle else Sequential()) if isinstance(shuffle, bool) else shuffle
-        self.pipeline = Pipeline(
+        make_pipeline = partial(
+            Pipeline,
             index=self.index,
             decode=ImageDecoder() if decode is None else decode,
             transform=transform,
@@ -113,49 +116,51 @@ class MPDataset(IterableDataset[Any]):
             storage=storage,
             page_cache=page_cache,
         )
+        self.pipeline = make_pipeline()
         self.pipeline.refuse_masks()
         self.cache = None
         if cache is not None:
             self.cache = cache.open(self.index, read=self.pipeline.read, sources_are_files=storage is None)
-        self.pipeline.cache = self.cache
+            self.pipeline = make_pipeline(cache=self.cache)
         self.order_of(Epoch(seed=seed, number=0))  # checks the seed
-        self.progress = SharedProgress(seed=seed, topology=topology)
+        self.epochs = EpochTable(seed=seed, topology=topology)
         self._cursor: _Cursor | None = None
 
     @property
     def topology(self) -> Topology:
         """Rank and world size: those that were given, or those that are seen now."""
-        return self.progress.topology
+        return self.epochs.topology
 
     @property
     def epoch(self) -> int:
         """The epoch that the next iteration reads."""
-        return self.progress.next.number
+        return self.epochs.next.number
 
     def plan(self) -> Plan:
         """Return the plan of the next iteration: which positions each batch of this rank holds."""
-        return self.plan_of(self.progress.next)
+        return self.plan_of(self.epochs.next)
 
-    def shown(self, columns: Sequence[Any]) -> Any:
+    def present(self, columns: Sequence[Any]) -> Any:
         """Return the columns of a batch, or the values of a sample, as the dataset yields them."""
         are_images = self.pipeline.makes_images
+        values = [as_tensor(column, are_images=are_images) for column in columns]
         if self.as_dict:
-            return as_named_tensors((column.name for column in self.index.columns), columns, are_images=are_images)
-        return as_tensors(columns, are_images=are_images)
+            return {column.name: value for column, value in zip(self.index.columns, values, strict=True)}
+        return values[0] if len(values) == 1 else tuple(values)
 
     def __len__(self) -> int:
         """Return the number of batches, or samples, of this rank in a whole epoch, also where the next one is resumed.
 
         Frameworks count the batches of a resumed epoch from its beginning.
         """
-        plan = self.plan_of(self.progress.next.whole)
+        plan = self.plan_of(self.epochs.next.whole)
         # One by one, a ragged last sample may be another rank's.
         return plan.num_samples_of_rank if self.batch_size is None and self.tail is Tail.RAGGED else plan.num_batches
 
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
-        epoch = self.progress.begin(worker=worker, num_workers=num_workers)
+        epoch = self.epochs.begin(worker=worker, num_workers=num_workers)
         first = worker if self.batch_size else 0
         self._cursor = _Cursor(epoch=epoch, next_batch=first, is_read_ahead=reader() is not Reader.PLAIN)
         return _EpochIterator(self, self._cursor, worker=worker, num_workers=num_workers)
@@ -169,17 +174,17 @@ class MPDataset(IterableDataset[Any]):
         Raises:
             StateError: Accelerate, which counts epochs from 0, would leave what `load_state_dict` has restored.
         """
-        following = self.progress.next
+        following = self.epochs.next
         if epoch != following.number and following.position and reader() is not Reader.PLAIN:
             raise StateError(
                 f"what load_state_dict() restored stands in epoch {following.number}, and Accelerate begins epoch "
                 f"{epoch}: the rest of that epoch would be missed. Call the prepared loader's "
                 f"set_epoch({following.number}) first"
             )
-        if epoch != following.number or self.progress.reader_pid:
+        if epoch != following.number or self.epochs.reader_pid:
             wanted = Epoch(seed=following.seed, number=epoch)
             self.order_of(wanted)  # checks the number
-            self.progress.set_next(wanted)
+            self.epochs.set_next(wanted)
 
     def state_dict(self, num_batches: int | None = None) -> dict[str, Any]:
         """Return where the run stands: a few integers and the index's fingerprint, the same on every rank.
@@ -192,8 +197,8 @@ class MPDataset(IterableDataset[Any]):
             StateError: workers, or Accelerate, iterate and `num_batches` is not given; or Accelerate reads for all
                 ranks.
         """
-        current = self.progress.current
-        if current is not None and self.progress.is_dealt and get_worker_info() is None:
+        current = self.epochs.current
+        if current is not None and self.epochs.is_dealt and get_worker_info() is None:
             raise StateError(
                 "Accelerate reads this dataset for all ranks, so that it knows of no rank where it stands. Use "
                 "accelerate.skip_first_batches, or an MPLoader and accelerator.register_for_checkpointing(loader)"
@@ -205,8 +210,8 @@ class MPDataset(IterableDataset[Any]):
                 raise StateError(f"num_batches={num_batches}, but no epoch has been begun")
             at = current.after(num_batches, self.plan_of(current))
         elif current is None:
-            at = self.progress.next
-        elif self._cursor is not None and self.progress.reader_pid == os.getpid() and not self._cursor.is_read_ahead:
+            at = self.epochs.next
+        elif self._cursor is not None and self.epochs.reader_pid == os.getpid() and not self._cursor.is_read_ahead:
             at = current.after(self._cursor.next_batch, self.plan_of(current))
         else:
             raise StateError(
@@ -218,7 +223,7 @@ class MPDataset(IterableDataset[Any]):
 
     def state_after(self, epoch: Epoch | None, num_batches: int) -> dict[str, Any]:
         """Return where a run stands after `num_batches` of an epoch; before the next one where that is None."""
-        return self.state_at(self.progress.next if epoch is None else epoch.after(num_batches, self.plan_of(epoch)))
+        return self.state_at(self.epochs.next if epoch is None else epoch.after(num_batches, self.plan_of(epoch)))
 
     def state_at(self, epoch: Epoch) -> dict[str, Any]:
         """Return the state of a run that goes on with an epoch, from its position."""
@@ -239,7 +244,7 @@ class MPDataset(IterableDataset[Any]):
         """
         epoch = self.epoch_of(state_dict)
         info = get_worker_info()
-        self.progress.set_next(epoch, worker=None if info is None else info.id)
+        self.epochs.set_next(epoch, worker=None if info is None else info.id)
         self._cursor = None
 
     def epoch_of(self, state_dict: Mapping[str, Any]) -> Epoch:
@@ -248,19 +253,20 @@ class MPDataset(IterableDataset[Any]):
         state.check_fits(fingerprint=self.index.fingerprint, order=self.shuffle.spec, num_samples=len(self.index))
         return Epoch(seed=state.seed, number=state.epoch, position=state.position)
 
+    @property
+    def schedule(self) -> Schedule:
+        """Order and plan of every epoch."""
+        return Schedule(
+            num_samples=len(self.index), batch_size=self.batch_size or 1, order=self.shuffle, tail=self.tail
+        )
+
     def order_of(self, epoch: Epoch) -> Order:
         """Return the order of an epoch."""
-        return self.shuffle.order(num_samples=len(self.index), seed=epoch.seed, epoch=epoch.number)
+        return self.schedule.order_of(seed=epoch.seed, epoch=epoch.number)
 
     def plan_of(self, epoch: Epoch) -> Plan:
         """Return this rank's plan of an epoch."""
-        return Plan(
-            num_samples=len(self.index),
-            batch_size=self.batch_size or 1,
-            topology=epoch.topology or self.topology,
-            tail=self.tail,
-            start=epoch.position,
-        )
+        return self.schedule.plan_of(topology=epoch.topology or self.topology, start=epoch.position)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_cursor": None}
@@ -309,7 +315,7 @@ class _EpochIterator(Iterator[Any]):
             epoch=cursor.epoch.number,
             following=lambda: self._sample_ids(cursor.next_batch),
         )
-        return self._dataset.shown(batch.columns)
+        return self._dataset.present(batch.columns)
 
     def _sample_ids(self, batch: int) -> NDArray[np.int64]:
         positions = self._plan.positions(batch) if batch < self._plan.num_batches else np.empty(0, np.int64)
@@ -323,7 +329,7 @@ class _EpochIterator(Iterator[Any]):
             with pipeline.lent_generators():
                 made = pipeline.sample(record, seed=cursor.epoch.seed, epoch=cursor.epoch.number)
             if made is not None:
-                return self._dataset.shown(made[1])
+                return self._dataset.present(made[1])
         raise StopIteration
 
     def _look_up_block(self) -> bool:
@@ -337,7 +343,7 @@ class _EpochIterator(Iterator[Any]):
         sample_ids = self._order.sample_ids(self._plan.single_positions(numbers))
         records = self._dataset.index.records(sample_ids)
         if self._dataset.pipeline.ahead.is_active:
-            self._dataset.pipeline.look_ahead(records)
+            self._dataset.pipeline.plan_ahead(records)
         self._block.extend(zip((before + 1).tolist(), records, strict=False))
         if not self._block:
             cursor.next_batch += len(numbers)  # a ragged last sample is another rank's
@@ -350,6 +356,6 @@ class _EpochIterator(Iterator[Any]):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where this worker of as many workers stood."""
         epoch = self._dataset.epoch_of(state_dict["start"])
-        epoch = self._dataset.progress.enter(epoch, worker=self._worker, num_workers=self._num_workers)
+        epoch = self._dataset.epochs.enter(epoch, worker=self._worker, num_workers=self._num_workers)
         self._cursor.epoch, self._cursor.next_batch = epoch, state_dict["next_batch"]
         self._begin()

@@ -1,7 +1,6 @@
-"""A loader's workers: how many, with how many slots, inside the budget; looked after while they run."""
+"""A loader's workers: how many, with how many slots, inside the budget, both adjusted while they run."""
 
 from dataclasses import dataclass
-from itertools import islice
 from typing import Self
 
 from mpload.loader.governor import Governor
@@ -47,7 +46,7 @@ class WorkerRange:
 
 
 class Engine:
-    """The pool of a loader, and who looks after it."""
+    """The pool of a loader, and what adjusts it."""
 
     def __init__(
         self,
@@ -80,7 +79,6 @@ class Engine:
         else:
             workers = WorkerRange(now=num_workers, most=num_workers)
         ahead_bytes = self._read_ahead_bytes(workers.most)
-        source.bound_read_ahead(max(1, ahead_bytes))
         plan = budget.divide(
             num_slots=_depth(workers.most, source.batch_size),
             slot_bytes=self._slot_bytes,
@@ -89,9 +87,8 @@ class Engine:
             address_bytes=address_space_bytes(),
             read_ahead_bytes=ahead_bytes,
         )
-        source.bound_decoding(plan.decode_bytes)
         self.pool = WorkerPool(
-            source.work(),
+            source.work(read_ahead_bytes=max(1, ahead_bytes), decode_bytes=plan.decode_bytes),
             self._layout,
             num_slots=plan.num_slots,
             num_workers=workers.now,
@@ -104,11 +101,11 @@ class Engine:
         if workers.most > workers.now:
             self._scaler = Scaler(self._resize, num_workers=workers.now, max_workers=workers.most)
 
-    def look(self, stats: LoaderStats) -> None:
-        """Look after memory and the number of workers; most calls have nothing to do."""
-        self.governor.look()
+    def adjust(self, stats: LoaderStats) -> None:
+        """Adjust the number of batches made ahead and of workers to what was seen since the last call."""
+        self.governor.check()
         if self._scaler is not None:
-            self._scaler.look(stats, islice(self.pool.pids.values(), 1, None))
+            self._scaler.check(stats)
 
     def _govern(self) -> Governor:
         self.pool.depth = min(self.pool.ring.num_slots, _depth(self.pool.num_workers, self._source.batch_size))

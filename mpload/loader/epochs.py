@@ -17,7 +17,7 @@ from mpload.loader.frameworks import Reader, reader
 from mpload.plan.plan import Plan
 from mpload.plan.topology import Topology, detect_topology
 
-__all__ = ["Epoch", "SharedProgress"]
+__all__ = ["Epoch", "EpochTable"]
 
 _MAX_WORKERS = 512
 _NEXT, _CURRENT = slice(0, 3), slice(3, 6)
@@ -35,7 +35,7 @@ class Epoch:
     number: int
     position: int = 0
     topology: Topology | None = None
-    """Which rank reads it; None: not begun yet, so nobody has looked."""
+    """Which rank reads it; None: not begun yet, so it is not known."""
 
     @property
     def whole(self) -> Self:
@@ -49,7 +49,7 @@ class Epoch:
         return Epoch(seed=self.seed, number=self.number, position=plan.position_after(num_batches))
 
 
-class SharedProgress:
+class EpochTable:
     """A table in shared memory with a row per DataLoader worker: the epoch it begins next, and the one it is in.
 
     A row is written by its own worker, and by the parent between epochs. So `set_epoch` in the parent reaches workers
@@ -71,7 +71,7 @@ class SharedProgress:
         self._unpickled_in = 0
         self._own = self._of_parent = _where_others_find_it(torch.from_numpy(_room()))
         self.set_next(Epoch(seed=seed, number=0))
-        register_after_fork(self, SharedProgress._after_fork)
+        register_after_fork(self, EpochTable._after_fork)
 
     def __getstate__(self) -> dict[str, Any]:
         if get_worker_info() is None:
@@ -84,7 +84,7 @@ class SharedProgress:
         self._unpickled_in = os.getpid()
         self._own = state["table"]
         self._arrive()
-        register_after_fork(self, SharedProgress._after_fork)
+        register_after_fork(self, EpochTable._after_fork)
 
     def _after_fork(self) -> None:
         if self._unpickled_in != os.getpid():  # a worker of a forkserver calls this too, after it has unpickled

@@ -1,9 +1,10 @@
 """How the columns of a pipeline's samples are carried in a slot, and how a slot becomes the columns of a batch."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum, auto
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from mpload.errors import SampleError
 from mpload.images.decoders import ImageDecoder, RawBytes
 from mpload.index.text import MAX_LINE_BYTES
 from mpload.samples.batch import DTYPES, stack
+from mpload.samples.index_work import described_sample
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.probe import Probe
 from mpload.transport.batches import BatchTask
@@ -20,7 +22,7 @@ from mpload.transport.pool import WorkerPool
 from mpload.transport.ragged import sample_room_bytes
 from mpload.transport.slots import Field, RaggedField, SlotLayout
 
-__all__ = ["Form", "Kind", "columns_of", "forms_of"]
+__all__ = ["Form", "Kind", "columns_of", "forms_of", "probe"]
 
 _PROBED_SAMPLES = 8
 
@@ -53,7 +55,7 @@ def forms_of(pipeline: Pipeline, *, batch_size: int) -> list[Form]:
     Raises:
         SampleError: no sample of the first few could be made.
     """
-    described = None if pipeline.writes_in_place else _told(pipeline) or _probe(pipeline)
+    described = None if pipeline.writes_in_place else _inferred(pipeline) or _probed(pipeline)
     forms = []
     room_bytes = sample_room_bytes(batch_size=batch_size, num_fields=len(pipeline.sources))
     for number, column in enumerate(pipeline.index.columns):
@@ -105,8 +107,8 @@ def columns_of(forms: Sequence[Form], arrays: Mapping[str, Any], kept: NDArray[n
     return columns
 
 
-def _told(pipeline: Pipeline) -> list[dict[str, Any]] | None:
-    """Return what a pipeline's samples are made of, where that is plain without making one."""
+def _inferred(pipeline: Pipeline) -> list[dict[str, Any]] | None:
+    """Return what a pipeline's samples are made of, where that can be inferred without making one."""
     decode = pipeline.decode
     if pipeline.transform is not None or type(decode) not in {RawBytes, ImageDecoder}:
         return None
@@ -117,16 +119,31 @@ def _told(pipeline: Pipeline) -> list[dict[str, Any]] | None:
     return [value for _ in pipeline.index.columns]
 
 
-def _probe(pipeline: Pipeline) -> list[dict[str, Any]]:
-    layout = SlotLayout(num_samples=1, fields=(RaggedField(name="described"),))
+def _probed(pipeline: Pipeline) -> list[dict[str, Any]]:
+    tasks = [(sample_id,) for sample_id in range(min(_PROBED_SAMPLES, len(pipeline.index)))]
+    described: list[dict[str, Any]] = json.loads(
+        probe(partial(described_sample, pipeline), tasks, name=str(pipeline.index.path))
+    )
+    return described
+
+
+def probe(find: Callable[..., bytes], tasks: Iterable[tuple[int, ...]], *, name: str) -> bytes:
+    """Return what `find` makes of the first of `tasks` that it does not fail at.
+
+    It runs in a process of its own, since it calls the user's code.
+
+    Raises:
+        SampleError: it fails at all of them; `name` says what the samples are of.
+    """
     failures = []
-    with WorkerPool(Probe(pipeline=pipeline), layout, num_slots=1, num_workers=1) as pool:
-        for sample_id in range(min(_PROBED_SAMPLES, len(pipeline.index))):
-            pool.submit(BatchTask(numbers=(sample_id,), num_samples=1))
+    layout = SlotLayout(num_samples=1, fields=(RaggedField(name="found"),))
+    with WorkerPool(Probe(find=find), layout, num_slots=1, num_workers=1) as pool:
+        for task in tasks:
+            pool.submit(BatchTask(numbers=task, num_samples=1))
             filled = pool.next()
             if not filled.failures:
-                described: list[dict[str, Any]] = json.loads(filled.arrays["described"][0].tobytes())
-                return described
+                found: bytes = filled.arrays["found"][0].tobytes()
+                return found
             failures.append(filled.failures[0])
-    cause = f"none of the first {len(failures)} samples could be made: {failures[0].cause}"
-    raise SampleError(f"{pipeline.index.path}: {cause}") from failures[0].origin
+    which = f"none of the first {len(failures)} samples could be made: " if len(failures) > 1 else ""
+    raise SampleError(f"{name}: {which}{failures[0].cause}") from failures[0].origin

@@ -28,8 +28,8 @@ __all__ = [
 _INTERVAL_SECONDS = 1.0
 _STALLED_FRACTION = 0.2
 _CALM_STALLED_FRACTION = 0.05
-_PATIENCE_LOOKS = 5
-_MAX_PATIENCE_LOOKS = 60
+_PATIENCE_CHECKS = 5
+_MAX_PATIENCE_CHECKS = 60
 _FIRST_DEPTH = 3
 """Batches to measure slots by where nobody knows before what they will take."""
 
@@ -87,7 +87,7 @@ class Readings:
     num_lent: int
     slot_bytes: int
     stalled_fraction: float = 0.0
-    """Share of the time since the last look in which a process of this container waited for memory."""
+    """Share of the time since the last check in which a process of this container waited for memory."""
     num_new_oom_kills: int = 0
 
 
@@ -96,9 +96,9 @@ class GovernorState:
     """What a decision leaves for the next one."""
 
     depth: int
-    num_calm_looks: int = 0
-    patience_looks: int = _PATIENCE_LOOKS
-    """Calm looks in a row before one more batch is made ahead; doubled when growing turned out too early."""
+    num_calm_checks: int = 0
+    patience_checks: int = _PATIENCE_CHECKS
+    """Calm checks in a row before one more batch is made ahead; doubled when growing turned out too early."""
     has_grown: bool = False
 
 
@@ -125,7 +125,7 @@ def decide(readings: Readings, state: GovernorState, *, max_depth: int) -> Gover
     """Return how many batches to keep ahead from now on, in [1, max_depth].
 
     Shrinks at once, by as many slots as the bytes that are lacking, less those slots that will come free anyway because
-    the depth was lowered before. Grows by one, when two more would have fitted for some looks.
+    the depth was lowered before. Grows by one, when two more would have fitted for some checks.
     """
     slot = max(1, readings.slot_bytes)
     reserve = reserve_bytes(readings.limit_bytes, slot)
@@ -140,24 +140,24 @@ def decide(readings: Readings, state: GovernorState, *, max_depth: int) -> Gover
         num_less = max(num_less, state.depth // 2)
     depth = max(1, min(state.depth, max_depth) - num_less)
     if depth < state.depth:
-        patience = state.patience_looks * 2 if state.has_grown else state.patience_looks
-        return GovernorState(depth=depth, patience_looks=min(patience, _MAX_PATIENCE_LOOKS))
+        patience = state.patience_checks * 2 if state.has_grown else state.patience_checks
+        return GovernorState(depth=depth, patience_checks=min(patience, _MAX_PATIENCE_CHECKS))
     is_calm = (
         not num_less
         and readings.free_bytes >= reserve + 2 * slot
         and readings.own_bytes + slot <= readings.budget_bytes
         and readings.stalled_fraction < _CALM_STALLED_FRACTION
     )
-    num_calm = state.num_calm_looks + 1 if is_calm else 0
-    if depth < max_depth and num_calm >= state.patience_looks:
-        return replace(state, depth=depth + 1, num_calm_looks=0, has_grown=True)
-    return replace(state, num_calm_looks=num_calm)
+    num_calm = state.num_calm_checks + 1 if is_calm else 0
+    if depth < max_depth and num_calm >= state.patience_checks:
+        return replace(state, depth=depth + 1, num_calm_checks=0, has_grown=True)
+    return replace(state, num_calm_checks=num_calm)
 
 
 class Governor:
-    """Looks at memory about once a second, when asked, and sets the depth of what it governs.
+    """Reads the memory about once a second, when asked, and sets the depth of what it governs.
 
-    A look costs some 40 microseconds and some 5 a process. The first time that it lowers the depth it says so, by a
+    A check costs some 40 microseconds and some 5 a process. The first time that it lowers the depth it says so, by a
     `MploadWarning`. A cache in memory gives way first: what it loses is read from its source, while with fewer batches
     ahead the consumer may wait.
     """
@@ -169,7 +169,7 @@ class Governor:
         budget_bytes: int,
         slot_bytes: int | None = None,
         cache: GovernedCache | None = None,
-        look: Callable[[], MemoryRoom] | None = None,
+        read_memory: Callable[[], MemoryRoom] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Take charge of `governed`, whose depth now is the most that it will have.
@@ -179,7 +179,7 @@ class Governor:
             budget_bytes: what its slots and processes may take together.
             slot_bytes: what a slot takes; None: as measured (values of varying shape).
             cache: one that lies in memory, whose bytes count too.
-            look: reads the memory; None: a `MemoryGauge`.
+            read_memory: None: a `MemoryGauge` does.
             monotonic: the clock.
         """
         self._governed = governed
@@ -187,12 +187,12 @@ class Governor:
         self._slot_bytes = slot_bytes
         self._cache = cache
         self._has_warned_of_cache = False
-        self._look_at_memory = look or MemoryGauge().look
+        self._read_memory = read_memory or MemoryGauge().read
         self._monotonic = monotonic
         self._max_depth = governed.depth
         self._state: GovernorState | None = None
-        self._looked = monotonic()
-        self._last = self._look_at_memory()
+        self._checked = monotonic()
+        self._last = self._read_memory()
         self.num_shrinks = 0
         """How often the depth was lowered."""
         if slot_bytes is None:
@@ -200,18 +200,18 @@ class Governor:
         else:
             self._act(self._readings(self._last, slot_bytes=slot_bytes, seconds=1.0))
 
-    def look(self) -> None:
-        """Look and act, unless the last look was less than a second ago."""
+    def check(self) -> None:
+        """Read the memory and act on it, unless the last check was less than a second ago."""
         now = self._monotonic()
-        seconds = now - self._looked
+        seconds = now - self._checked
         if seconds < _INTERVAL_SECONDS:
             return
         ring = self._governed.ring
         slot_bytes = self._slot_bytes or ring.used_bytes // (self._governed.depth + ring.num_lent)
-        room = self._look_at_memory()
+        room = self._read_memory()
         if slot_bytes:  # else nothing was written yet
             self._act(self._readings(room, slot_bytes=slot_bytes, seconds=seconds))
-        self._looked, self._last = now, room
+        self._checked, self._last = now, room
 
     def _readings(self, room: MemoryRoom, *, slot_bytes: int, seconds: float) -> Readings:
         ring, last = self._governed.ring, self._last

@@ -3,6 +3,7 @@
 from contextlib import suppress
 from dataclasses import replace
 from io import BytesIO
+from time import perf_counter_ns
 from typing import Any
 
 import imagesize  # type: ignore[import-untyped]
@@ -17,7 +18,7 @@ from mpload.plan.batch_number import BatchNumber
 from mpload.samples.index_work import PipelineWork
 from mpload.samples.policy import ErrorAction, substitute_for
 from mpload.transport.batches import FilledBatch, KilledSample
-from mpload.transport.messages import Timings
+from mpload.transport.messages import Tally
 from mpload.transport.slots import Field, RaggedField
 
 __all__ = ["IndexSource"]
@@ -34,21 +35,14 @@ class IndexSource:
         self._dataset = dataset
         self._forms: list[Form] = []
         self.batch_size = dataset.batch_size
-        self.progress = dataset.progress
+        self.epochs = dataset.epochs
         self.plan_of = dataset.plan_of
         self.set_epoch = dataset.set_epoch
         self.state_after = dataset.state_after
         self.load_state_dict = dataset.load_state_dict
         self.cache_in_memory = dataset.cache if dataset.cache is not None and dataset.cache.is_tmpfs() else None
         self.reads_ahead = True
-
-    def bound_read_ahead(self, num_bytes: int) -> None:
-        """Have each worker keep at most this much of what it reads ahead."""
-        self._dataset.pipeline.read_ahead_bytes = num_bytes
-
-    def bound_decoding(self, num_bytes: int) -> None:
-        """Have workers that take more than this for one image take turns."""
-        self._dataset.pipeline.decode_bytes = num_bytes
+        self.made_here = Tally()
 
     def image_excess(self) -> float:
         """Return how many times more pixels images have than the decoder makes of them, by a few; 1 where unknown."""
@@ -61,44 +55,42 @@ class IndexSource:
             for record in pipeline.index.records(sample_ids):
                 width, height = imagesize.get(BytesIO(pipeline.read(record)[0]))
                 pixels.append(width * height)
-        shown = pipeline.output_shape[0] * pipeline.output_shape[1]
-        return float(np.mean(pixels)) / shown if pixels and min(pixels) > 0 else 1.0
+        wanted = pipeline.output_shape[0] * pipeline.output_shape[1]
+        return float(np.mean(pixels)) / wanted if pixels and min(pixels) > 0 else 1.0
 
     def prepare(self) -> tuple[Field | RaggedField, ...]:
         """Return the fields of a slot; where the pipeline does not say, a sample is made in a process of its own."""
         self._forms = forms_of(self._dataset.pipeline, batch_size=self.batch_size)
         return tuple(form.field for form in self._forms)
 
-    def work(self) -> PipelineWork:
-        """Return what workers do."""
-        dataset = self._dataset
+    def work(self, *, read_ahead_bytes: int, decode_bytes: int) -> PipelineWork:
+        """Return what workers do, within these bounds for each of them."""
         return PipelineWork(
-            pipeline=dataset.pipeline,
-            order=dataset.shuffle,
-            batch_size=self.batch_size,
-            tail=dataset.tail,
+            pipeline=self._dataset.pipeline,
+            schedule=self._dataset.schedule,
+            read_ahead_bytes=read_ahead_bytes,
+            decode_bytes=decode_bytes,
         )
 
-    def made_here(self, epoch: Epoch, batch: int, timings: Timings) -> Any:
-        """Return a batch that is made in this process, and add to `timings` what its stages took."""
+    def make(self, epoch: Epoch, batch: int) -> Any:
+        """Return a batch that is made in this process."""
+        started_ns, pipeline = perf_counter_ns(), self._dataset.pipeline
         sample_ids = self._dataset.order_of(epoch).sample_ids(self.plan_of(epoch).positions(batch))
-        times = self._dataset.pipeline.times
-        before = replace(times)
-        made = self._dataset.pipeline.batch(sample_ids, seed=epoch.seed, epoch=epoch.number)
-        timings.read_ns += times.read_ns - before.read_ns
-        timings.decode_ns += times.decode_ns - before.decode_ns
-        timings.transform_ns += times.transform_ns - before.transform_ns
-        return self._dataset.shown(made.columns)
+        made = pipeline.batch(sample_ids, seed=epoch.seed, epoch=epoch.number)
+        presented = self._dataset.present(made.columns)
+        busy_ns = perf_counter_ns() - started_ns
+        self.made_here.add(Tally(num_samples=len(sample_ids), busy_ns=busy_ns, counts=pipeline.take_counts()))
+        return presented
 
-    def shown(self, filled: FilledBatch) -> Any:
+    def present(self, epoch: Epoch, filled: FilledBatch) -> Any:
         """Return a batch that workers have made, without the samples that were skipped.
 
         Raises:
             SampleError, TooManyBadSamples: as the dataset's policy says.
         """
-        epoch = BatchNumber.of(filled.task.numbers).epoch
-        self._dataset.pipeline.saw(filled.task.num_samples, epoch=epoch)
-        return self._dataset.shown(columns_of(self._forms, filled.arrays, self._kept(filled)))
+        self._dataset.pipeline.bad.saw(filled.task.num_samples, epoch=epoch.number)
+        kept = self._kept(filled) if filled.failures else None
+        return self._dataset.present(columns_of(self._forms, filled.arrays, kept))
 
     def instead_of(self, killed: KilledSample) -> tuple[int, ...] | None:
         """Return the task of a substitute, where that is the policy."""
@@ -114,8 +106,6 @@ class IndexSource:
 
     def _kept(self, filled: FilledBatch) -> NDArray[np.int64] | None:
         """Return the samples of a batch that were made, None where all were; raise where that is the policy."""
-        if not filled.failures:
-            return None
         number, failed = BatchNumber.of(filled.task.numbers), []
         for failure in filled.failures:
             details = failure.details
@@ -137,8 +127,9 @@ class IndexSource:
         return kept
 
     def _sample_id(self, number: BatchNumber, place: int) -> int:
-        (sample_id,) = self.work().sample_ids(number, place, place + 1).tolist()
-        return int(sample_id)
+        if number.substitute >= 0:
+            return number.substitute
+        return int(self._dataset.schedule.sample_ids(number)[place])
 
     def _write_down(self, sample_id: int, cause: str, *, epoch: int) -> None:
         """Report a sample that was not made; raise where that is the policy."""
@@ -146,4 +137,5 @@ class IndexSource:
         bad = pipeline.describe(pipeline.index[sample_id], cause)
         if pipeline.policy.action is ErrorAction.RAISE:
             raise SampleError(str(bad))
-        pipeline.write_down(bad, epoch=epoch)
+        pipeline.bad.saw(0, epoch=epoch)
+        pipeline.bad.add(bad)

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mpload.errors import ArgumentError
+
 __all__ = ["HostLoader", "Iteration", "OnHost"]
 
 
@@ -20,11 +22,11 @@ class HostLoader(Protocol):
         """Begin an iteration whose batches stay on the host."""
         ...
 
-    def begin(self, *, iteration: int) -> Iterator[Any]:
+    def begin(self) -> Iterator[Any]:
         """Begin the next epoch."""
         ...
 
-    def take(self, batches: Iterator[Any], *, iteration: int) -> Any:
+    def take(self, batches: Iterator[Any]) -> Any:
         """Return the next batch."""
         ...
 
@@ -74,6 +76,8 @@ class Iteration(Iterator[Any]):
         self._number = loader.iteration
 
     def __next__(self) -> Any:
+        if self._number != self._loader.iteration:
+            raise ArgumentError("a newer iteration of this loader was begun, or it was released: use that one")
         if self._batches is None:
-            self._batches = self._loader.begin(iteration=self._number)
-        return self._loader.take(self._batches, iteration=self._number)
+            self._batches = self._loader.begin()
+        return self._loader.take(self._batches)

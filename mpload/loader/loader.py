@@ -30,8 +30,7 @@ from mpload.telemetry.counting import Telemetry
 from mpload.telemetry.showing import show_progress
 from mpload.telemetry.stats import LoaderStats
 from mpload.telemetry.writers import Report, StatsWriter
-from mpload.transport.batches import BatchTask, FilledBatch, PoolOptions
-from mpload.transport.messages import Timings
+from mpload.transport.batches import BatchTask, PoolOptions
 from mpload.transport.pool import WorkerPool
 
 if TYPE_CHECKING:
@@ -115,7 +114,7 @@ class MPLoader:
         self.iteration = 0
         """Number of the iteration that is under way."""
         self._stream: Stream | None = None
-        self._telemetry = Telemetry(with_page=num_workers != 0)
+        self._telemetry = Telemetry(made_here=self._source.made_here, with_page=num_workers != 0)
         adviser = Adviser(
             is_auto=num_workers == "auto", num_cores=share.num_cores, image_excess=self._source.image_excess
         )
@@ -138,7 +137,7 @@ class MPLoader:
 
         Frameworks count the batches of a resumed epoch from its beginning.
         """
-        return self._source.plan_of(self._source.progress.next.whole).num_batches
+        return self._source.plan_of(self._source.epochs.next.whole).num_batches
 
     def __iter__(self) -> Iterator[Any]:
         batches = self.iterate_on_host() if self._prefetcher is None else iter(self._prefetcher)
@@ -150,15 +149,22 @@ class MPLoader:
             raise ArgumentError("the loader is closed. Make a new one")
         self._stop()
         self._epoch = None
-        self._source.progress.set_next(self._source.progress.next)  # no epoch is current until it has begun
+        self._source.epochs.set_next(self._source.epochs.next)  # no epoch is current until it has begun
         return Iteration(self)
 
-    def begin(self, *, iteration: int) -> Iterator[Any]:
+    def begin(self) -> Iterator[Any]:
         """Begin the next epoch: with the first batch, since some frameworks call `iter` once more than they iterate."""
-        self._check_current(iteration)
-        self._epoch = epoch = self._source.progress.begin(worker=0, num_workers=1)
+        self._epoch = epoch = self._source.epochs.begin(worker=0, num_workers=1)
         self._num_received = 0
-        return self._made_here(epoch) if self._num_workers == 0 else self._made_by_workers(epoch)
+        plan = self._source.plan_of(epoch)
+        make = partial(self._source.make, epoch)  # a generator would end with the first batch that fails
+        if self._num_workers == 0:
+            return map(make, range(plan.num_batches))
+        # All batches but a ragged last one are full; an empty one is nothing for a worker.
+        num_tasks = plan.num_batches - (plan.num_batches > 0 and not plan.size(plan.num_batches - 1))
+        self._stream = self._usable_pool().stream(_tasks(epoch, plan, num_tasks))
+        made_by_workers = map(partial(self._source.present, epoch), self._stream)
+        return chain(made_by_workers, map(make, range(num_tasks, plan.num_batches)))
 
     def set_epoch(self, epoch: int) -> None:
         """Fix the epoch that the next iteration reads; see `MPDataset.set_epoch`."""
@@ -225,7 +231,7 @@ class MPLoader:
     @property
     def first_place(self) -> int:
         """Place of this rank's first sample in a global batch."""
-        plan = self._source.plan_of(self._source.progress.next)
+        plan = self._source.plan_of(self._source.epochs.next)
         return plan.topology.rank * plan.batch_size
 
     def lock_slot(self, address: int) -> NDArray[np.uint8] | None:
@@ -259,26 +265,25 @@ class MPLoader:
         self.release()
         self._telemetry.close()
 
-    def take(self, batches: Iterator[Any], *, iteration: int) -> Any:
-        """Return the next of an iteration's batches; nothing here keeps it, since its slot is the user's to free."""
-        self._check_current(iteration)
-        if self._engine is not None:
-            self._engine.look(self._telemetry.stats)
-        self._telemetry.look(self._pool, num_workers=self.num_workers)
+    def take(self, batches: Iterator[Any]) -> Any:
+        """Return the next of an iteration's batches; no reference is kept, so that its slot can be recycled."""
+        asked = time.monotonic()
+        if asked >= self._telemetry.due:
+            stats = self._telemetry.notify(self._pool, num_workers=self.num_workers)
+            if self._engine is not None:
+                self._engine.adjust(stats)
+            asked = time.monotonic()
         try:
-            batch = self._telemetry.take(partial(next, batches))
+            batch = next(batches)
         except (SampleError, TooManyBadSamples):
             self._num_received += 1  # or a state would repeat the batch
             raise
+        self._telemetry.count_batch(asked)
         self._num_received += 1
         return batch
 
     def _current_plan(self) -> Plan:
-        return self._source.plan_of(self._epoch or self._source.progress.next)
-
-    def _check_current(self, iteration: int) -> None:
-        if iteration != self.iteration:
-            raise ArgumentError("a newer iteration of this loader was begun, or it was released: use that one")
+        return self._source.plan_of(self._epoch or self._source.epochs.next)
 
     @property
     def _pool(self) -> WorkerPool | None:
@@ -292,50 +297,12 @@ class MPLoader:
             self._stream.close()
             self._stream = None
 
-    def _made_here(self, epoch: Epoch) -> Iterator[Any]:
-        plan = self._source.plan_of(epoch)
-
-        def make(batch: int) -> Any:
-            started_ns, stats = time.perf_counter_ns(), self._telemetry.stats
-            made = self._source.made_here(epoch, batch, stats.timings)
-            stats.timings.total_ns += time.perf_counter_ns() - started_ns
-            stats.num_samples += plan.size(batch)
-            return made
-
-        return map(make, range(plan.num_batches))  # a generator would end with the first batch that fails
-
-    def _made_by_workers(self, epoch: Epoch) -> Iterator[Any]:
-        pool = self._usable_pool()
-        plan = self._source.plan_of(epoch)
-        # All batches but a ragged last one are full; an empty one is nothing for a worker.
-        num_tasks = plan.num_batches - (plan.num_batches > 0 and not plan.size(plan.num_batches - 1))
-        self._stream = pool.stream(
-            BatchTask(
-                numbers=BatchNumber(
-                    seed=epoch.seed,
-                    epoch=epoch.number,
-                    start=epoch.position,
-                    batch=batch,
-                    topology=plan.topology,
-                ).numbers,
-                num_samples=plan.size(batch),
-            )
-            for batch in range(num_tasks)
-        )
-        empty = (self._source.made_here(epoch, batch, Timings()) for batch in range(num_tasks, plan.num_batches))
-        return chain(map(self._shown, self._stream), empty)
-
     def _usable_pool(self) -> WorkerPool:
         """Return the pool, or a new one where an error has closed it."""
         if self._pool is not None and self._pool.is_closed:
             self._telemetry.keep(self._pool)
             self._engine = None
         return self._pool or self._start()
-
-    def _shown(self, filled: FilledBatch) -> Any:
-        self._telemetry.stats.num_samples += filled.task.num_samples
-        self._telemetry.stats.timings.add(filled.timings)
-        return self._source.shown(filled)
 
     def _start(self) -> WorkerPool:
         self._engine = Engine(
@@ -347,3 +314,13 @@ class MPLoader:
             options=self._options,
         )
         return self._engine.pool
+
+
+def _tasks(epoch: Epoch, plan: Plan, num_tasks: int) -> Iterator[BatchTask]:
+    """Yield the tasks of an epoch, of which only the last may be short."""
+    for batch in range(num_tasks):
+        number = BatchNumber(
+            seed=epoch.seed, epoch=epoch.number, start=epoch.position, batch=batch, topology=plan.topology
+        )
+        num_samples = plan.batch_size if batch < num_tasks - 1 else plan.size(batch)
+        yield BatchTask(numbers=number.numbers, num_samples=num_samples)

@@ -49,7 +49,7 @@ def detect_share() -> MachineShare:
     ranks = local_ranks(environment, machine_cores=os.cpu_count() or 1, parent_cores=num_allowed_cores(os.getppid()))
     return MachineShare(
         num_cores=ranks.cores_of_one(num_usable_cores()),
-        memory_bytes=MemoryGauge().look().free_bytes // ranks.count,
+        memory_bytes=MemoryGauge().read().free_bytes // ranks.count,
     )
 
 

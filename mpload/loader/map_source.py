@@ -1,6 +1,8 @@
 """`MapSource`: an ordinary map-style dataset as a source of batches."""
 
+import pickle
 from collections.abc import Mapping
+from dataclasses import replace
 from time import perf_counter_ns
 from typing import Any
 
@@ -11,24 +13,19 @@ from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import collate
 
 from mpload.errors import FAILURES, SampleError, StateError, cause_of
-from mpload.loader.epochs import Epoch, SharedProgress
+from mpload.loader.epochs import Epoch, EpochTable
+from mpload.loader.forms import probe
 from mpload.plan.batch_number import BatchNumber
 from mpload.plan.checkpoint import State
 from mpload.plan.order import Order, OrderChoice
 from mpload.plan.plan import Plan, Tail
+from mpload.plan.schedule import Schedule
 from mpload.plan.topology import Topology
-from mpload.samples.map_work import (
-    NUMBER_TYPES,
-    Leaf,
-    LeafKind,
-    MapDataset,
-    MapWork,
-    kept_generators,
-    leaves_of,
-    template_of,
-)
+from mpload.samples.counts import DECODE_NS
+from mpload.samples.leaves import NUMBER_TYPES, Leaf, LeafKind, leaves_of, template_of
+from mpload.samples.map_work import MapDataset, MapWork, kept_generators
 from mpload.transport.batches import FilledBatch, KilledSample
-from mpload.transport.messages import Timings
+from mpload.transport.messages import Tally
 from mpload.transport.ragged import RaggedArray, sample_room_bytes
 from mpload.transport.slots import Field, RaggedField
 
@@ -49,30 +46,19 @@ class MapSource:
         topology: Topology | None,
     ) -> None:
         self.batch_size = batch_size
-        self.num_samples = len(dataset)
-        self.progress = SharedProgress(seed=seed, topology=topology)
+        self.schedule = Schedule(num_samples=len(dataset), batch_size=batch_size, order=order, tail=tail)
+        self.epochs = EpochTable(seed=seed, topology=topology)
         self.cache_in_memory = None
         self.reads_ahead = False
-        self._order = order
-        self._fingerprint = f"{type(dataset).__qualname__} of {self.num_samples}"
-        self._work = MapWork(
-            dataset=dataset,
-            num_samples=self.num_samples,
-            order=order,
-            batch_size=batch_size,
-            tail=tail,
-        )
+        self.made_here = Tally()
+        self._name = type(dataset).__name__
+        self._fingerprint = f"{type(dataset).__qualname__} of {self.schedule.num_samples}"
+        self._work = MapWork(dataset=dataset, schedule=self.schedule)
         self.order_of(Epoch(seed=seed, number=0))  # checks the seed
 
     def order_of(self, epoch: Epoch) -> Order:
         """Return the order of an epoch."""
-        return self._order.order(num_samples=self.num_samples, seed=epoch.seed, epoch=epoch.number)
-
-    def bound_read_ahead(self, num_bytes: int) -> None:
-        """Do nothing: what a dataset reads is its own business."""
-
-    def bound_decoding(self, num_bytes: int) -> None:
-        """Do nothing: what a dataset decodes is its own business."""
+        return self.schedule.order_of(seed=epoch.seed, epoch=epoch.number)
 
     def image_excess(self) -> float:
         """Return 1: nobody knows."""
@@ -80,28 +66,22 @@ class MapSource:
 
     def plan_of(self, epoch: Epoch) -> Plan:
         """Return this rank's plan of an epoch."""
-        return Plan(
-            num_samples=self.num_samples,
-            batch_size=self.batch_size,
-            topology=epoch.topology or self.progress.topology,
-            tail=self._work.tail,
-            start=epoch.position,
-        )
+        return self.schedule.plan_of(topology=epoch.topology or self.epochs.topology, start=epoch.position)
 
     def set_epoch(self, epoch: int) -> None:
         """Fix the epoch that the next iteration reads, and keep the position that was restored in it."""
-        following = self.progress.next
-        if epoch != following.number or self.progress.reader_pid:
+        following = self.epochs.next
+        if epoch != following.number or self.epochs.reader_pid:
             wanted = Epoch(seed=following.seed, number=epoch)
             self.order_of(wanted)  # checks the number
-            self.progress.set_next(wanted)
+            self.epochs.set_next(wanted)
 
     def state_after(self, epoch: Epoch | None, num_batches: int) -> dict[str, Any]:
         """Return where the run stands after `num_batches` of an epoch; before the next one where that is None."""
-        at = self.progress.next if epoch is None else epoch.after(num_batches, self.plan_of(epoch))
+        at = self.epochs.next if epoch is None else epoch.after(num_batches, self.plan_of(epoch))
         state = State(
             fingerprint=self._fingerprint,
-            order=self._order.spec,
+            order=self.schedule.order.spec,
             seed=at.seed,
             epoch=at.number,
             position=at.position,
@@ -120,31 +100,41 @@ class MapSource:
                 f"the checkpoint was made over another dataset: {state.fingerprint!r}, this one is "
                 f"{self._fingerprint!r}. Pass the one it was made over, or start the epoch anew without the checkpoint"
             )
-        state.check_fits(fingerprint=self._fingerprint, order=self._order.spec, num_samples=self.num_samples)
-        self.progress.set_next(Epoch(seed=state.seed, number=state.epoch, position=state.position))
+        order, num_samples = self.schedule.order.spec, self.schedule.num_samples
+        state.check_fits(fingerprint=self._fingerprint, order=order, num_samples=num_samples)
+        self.epochs.set_next(Epoch(seed=state.seed, number=state.epoch, position=state.position))
 
     def prepare(self) -> tuple[Field | RaggedField, ...]:
         """Return the fields of a slot; some samples are made to find out, in a process of their own."""
-        self._work = self._work.looked_at()
-        leaves = leaves_of(self._work.template) if self.num_samples else []
+        leaves = []
+        if self.schedule.num_samples:
+            # From our own worker's memory.
+            template = pickle.loads(probe(self._work.probe, [()], name=self._name))  # noqa: S301
+            self._work = replace(self._work, template=template)
+            leaves = leaves_of(template)
         num_ragged = sum(leaf.is_ragged for leaf in leaves)
         room_bytes = sample_room_bytes(batch_size=self.batch_size, num_fields=num_ragged)
         return tuple(leaf.field(room_bytes=room_bytes) for leaf in leaves) or (Field(name="nothing", dtype="uint8"),)
 
-    def work(self) -> MapWork:
-        """Return what workers do."""
+    def work(self, *, read_ahead_bytes: int, decode_bytes: int) -> MapWork:
+        """Return what workers do. What a dataset reads and decodes is its own business."""
+        del read_ahead_bytes, decode_bytes
         return self._work
 
-    def made_here(self, epoch: Epoch, batch: int, timings: Timings) -> Any:
-        """Return a batch that is made in this process, and add to `timings` what its samples took."""
+    def make(self, epoch: Epoch, batch: int) -> Any:
+        """Return a batch that is made in this process."""
         sample_ids = self.order_of(epoch).sample_ids(self.plan_of(epoch).positions(batch)).tolist()
         with kept_generators():
             if not sample_ids:
                 return self._empty()
             started_ns = perf_counter_ns()
             samples = [self._sample(sample_id, epoch) for sample_id in sample_ids]
-            timings.decode_ns += perf_counter_ns() - started_ns
-            return default_collate(samples)
+            made_ns = perf_counter_ns()
+            collated = default_collate(samples)
+        tally = Tally(num_samples=len(samples), busy_ns=perf_counter_ns() - started_ns)
+        tally.counts[DECODE_NS] = made_ns - started_ns
+        self.made_here.add(tally)
+        return collated
 
     def _sample(self, sample_id: int, epoch: Epoch) -> Any:
         try:
@@ -158,14 +148,15 @@ class MapSource:
         arrays = {leaf.name: np.empty((0, *leaf.shape), leaf.dtype) for leaf in leaves_of(template)}
         return _collated(template, arrays)
 
-    def shown(self, filled: FilledBatch) -> Any:
+    def present(self, epoch: Epoch, filled: FilledBatch) -> Any:
         """Return a batch that workers have made.
 
         Raises:
             SampleError: a sample of it failed.
         """
+        del epoch
         for failure in filled.failures:
-            (sample_id,) = self._sample_ids(filled.task.numbers, failure.sample)
+            sample_id = int(self.schedule.sample_ids(BatchNumber.of(filled.task.numbers))[failure.sample])
             raise SampleError(self._describe(sample_id, failure.cause)) from failure.origin
         return _collated(self._work.template, filled.arrays)
 
@@ -174,12 +165,8 @@ class MapSource:
         del killed
         return None
 
-    def _sample_ids(self, task: tuple[int, ...], place: int) -> list[int]:
-        found: list[int] = self._work.sample_ids(BatchNumber.of(task), place, place + 1).tolist()
-        return found
-
     def _describe(self, sample_id: int, cause: str) -> str:
-        return f"sample {sample_id} of {type(self._work.dataset).__name__}: {cause}"
+        return f"sample {sample_id} of {self._name}: {cause}"
 
 
 def _tensor(array: NDArray[Any], leaf: Leaf) -> torch.Tensor:

@@ -5,7 +5,7 @@ then more workers help, until something else is the limit. Which of the two it i
 on a core or waited for one (`/proc/PID/schedstat`), beside the time that it was busy with samples.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -89,7 +89,7 @@ def decide(window: Window, state: ScalerState, *, max_workers: int) -> ScalerSta
 
 
 class Scaler:
-    """Looks at a loader when asked, and says how many workers it should have. A look costs some 20 us a worker."""
+    """Decides how many workers a loader should have, when asked. A check costs some 20 microseconds a worker."""
 
     def __init__(self, resize: Callable[[int], None], *, num_workers: int, max_workers: int) -> None:
         """Begin with `num_workers`.
@@ -106,21 +106,20 @@ class Scaler:
         self._since: LoaderStats | None = None
         self._runnable: dict[int, float] = {}
 
-    def look(self, stats: LoaderStats, pids: Iterable[int]) -> None:
-        """Act on what happened since the last look, unless that is less than a second ago.
+    def check(self, stats: LoaderStats) -> None:
+        """Act on what happened since the last check, unless that is less than a second ago.
 
         Args:
-            stats: of the loader so far.
-            pids: its workers.
+            stats: of the loader so far, a copy.
         """
         since = self._since
         if since is not None:
             seconds = stats.elapsed_seconds - since.elapsed_seconds
             if seconds < _WINDOW_SECONDS or stats.num_batches - since.num_batches < _WINDOW_BATCHES:
                 return
-        runnable = {pid: runnable_seconds(pid) for pid in pids}
+        runnable = {worker.pid: runnable_seconds(worker.pid) for worker in stats.workers}
         window = None if since is None else _window(since, stats, self._runnable, runnable)
-        self._since, self._runnable = replace(stats, timings=replace(stats.timings)), runnable
+        self._since, self._runnable = stats, runnable
         if window is None:
             return
         if self._is_settling:

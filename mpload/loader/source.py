@@ -7,7 +7,7 @@ from torch.utils.data import IterableDataset
 
 from mpload.errors import ArgumentError
 from mpload.loader.dataset import MPDataset
-from mpload.loader.epochs import Epoch, SharedProgress
+from mpload.loader.epochs import Epoch, EpochTable
 from mpload.loader.index_source import IndexSource
 from mpload.loader.map_source import MapSource
 from mpload.plan.order import OrderChoice, Sequential, Shuffle
@@ -16,7 +16,7 @@ from mpload.plan.topology import Topology
 from mpload.samples.cache.opened import OpenCache
 from mpload.samples.map_work import MapDataset
 from mpload.transport.batches import FilledBatch, KilledSample
-from mpload.transport.messages import Timings
+from mpload.transport.messages import Tally
 from mpload.transport.slots import Field, RaggedField
 from mpload.transport.worker import Work
 
@@ -32,7 +32,7 @@ class Source(Protocol):
         ...
 
     @property
-    def progress(self) -> SharedProgress:
+    def epochs(self) -> EpochTable:
         """Which epoch comes next."""
         ...
 
@@ -46,12 +46,9 @@ class Source(Protocol):
         """Whether workers may read samples before their turn."""
         ...
 
-    def bound_read_ahead(self, num_bytes: int) -> None:
-        """Have each worker keep at most this much of what it reads ahead."""
-        ...
-
-    def bound_decoding(self, num_bytes: int) -> None:
-        """Have workers that take more than this for one image take turns."""
+    @property
+    def made_here(self) -> Tally:
+        """What was made in this process so far."""
         ...
 
     def image_excess(self) -> float:
@@ -75,18 +72,23 @@ class Source(Protocol):
         ...
 
     def prepare(self) -> tuple[Field | RaggedField, ...]:
-        """Return the fields of a slot, before `work` and `shown` are asked; may make samples to find out."""
+        """Return the fields of a slot, before `work` and `present` are called; may make samples to find out."""
         ...
 
-    def work(self) -> Work:
-        """Return what workers do; its tasks are the integers of `BatchNumber`."""
+    def work(self, *, read_ahead_bytes: int, decode_bytes: int) -> Work:
+        """Return what workers do; its tasks are the integers of `BatchNumber`.
+
+        Args:
+            read_ahead_bytes: What each worker may have read ahead.
+            decode_bytes: What each worker may take for one image without waiting for its turn.
+        """
         ...
 
-    def made_here(self, epoch: Epoch, batch: int, timings: Timings) -> Any:
-        """Return a batch that is made in this process, and add to `timings` what its stages took."""
+    def make(self, epoch: Epoch, batch: int) -> Any:
+        """Return a batch that is made in this process."""
         ...
 
-    def shown(self, filled: FilledBatch) -> Any:
+    def present(self, epoch: Epoch, filled: FilledBatch) -> Any:
         """Return the same batch, made by workers; raise what its failures call for."""
         ...
 

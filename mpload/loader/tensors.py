@@ -1,36 +1,21 @@
 """Values of a sample or batch as torch shows them."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 
-__all__ = ["as_named_tensors", "as_tensors"]
+__all__ = ["as_tensor"]
 
 
-def as_tensors(columns: Iterable[Any], *, are_images: bool) -> Any:
-    """Show the columns of a batch, or the values of a sample, as tensors: a tuple, or the bare one where there is one.
+def as_tensor(value: Any, *, are_images: bool) -> Any:
+    """Return a column of a batch, or a value of a sample, as a tensor of the same memory.
 
-    Arrays become tensors of the same memory; where they are images, [..., H, W, C] is shown as [..., C, H, W]. Lists
-    are gone through; other values stay as they are.
+    Where it is of images, [..., H, W, C] is shown as [..., C, H, W]. Lists are gone through; what is no array stays as
+    it is.
     """
-    values = tuple(_as_tensors(column, are_images) for column in columns)
-    return values[0] if len(values) == 1 else values
-
-
-def as_named_tensors(names: Iterable[str], columns: Iterable[Any], *, are_images: bool) -> dict[str, Any]:
-    """Show the columns of a batch, or the values of a sample, as tensors by the names of the columns."""
-    return {name: _as_tensors(column, are_images) for name, column in zip(names, columns, strict=True)}
-
-
-def _as_tensors(column: Any, are_images: bool) -> Any:
-    if isinstance(column, list):
-        return [_as_tensor(value, are_images) for value in column]
-    return _as_tensor(column, are_images)
-
-
-def _as_tensor(value: Any, are_images: bool) -> Any:
+    if isinstance(value, list):
+        return [as_tensor(each, are_images=are_images) for each in value]
     if not isinstance(value, np.ndarray):
         return value
     tensor = torch.from_numpy(value if value.flags.writeable else value.copy())  # np.frombuffer gives such arrays

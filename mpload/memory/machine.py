@@ -25,7 +25,7 @@ __all__ = [
 
 _CGROUP_FOLDER = Path("/sys/fs/cgroup")
 _CGROUP_MEMBERS = Path("/proc/self/cgroup")
-_DEV_SHM = Path("/dev/shm")  # noqa: S108  looked at, not written to
+_DEV_SHM = Path("/dev/shm")  # noqa: S108  read, not written to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class SystemUsage:
 
 
 class MemoryGauge:
-    """Looks at the memory of the machine and of each container around this process: some 50 microseconds a look.
+    """Reads the memory of the machine and of each container around this process, in some 50 microseconds.
 
     How often a container met its limit (`memory.failcnt`, `max` in `memory.events`) tells nothing: a container whose
     page cache fills it meets its limit all the time, and is fine.
@@ -90,7 +90,7 @@ class MemoryGauge:
         pressures = [folder / "memory.pressure" for folder in folders]
         self._pressure = next((path for path in pressures if path.exists()), Path("/proc/pressure/memory"))
 
-    def look(self) -> MemoryRoom:
+    def read(self) -> MemoryRoom:
         """Return what is left of the tightest of them."""
         limit_bytes, free_bytes = self._machine()
         containers = ((limit, free) for _, limit, free in self._containers(limit_bytes))
@@ -212,7 +212,7 @@ def available_bytes(*, cgroup_folder: Path = _CGROUP_FOLDER, cgroup_members: Pat
 
     Page cache counts as free. The arguments are those of `MemoryGauge`.
     """
-    return MemoryGauge(cgroup_folder=cgroup_folder, cgroup_members=cgroup_members).look().free_bytes
+    return MemoryGauge(cgroup_folder=cgroup_folder, cgroup_members=cgroup_members).read().free_bytes
 
 
 def address_space_bytes() -> int | None:

@@ -1,5 +1,6 @@
 """What the workers of an MPLoader do: the samples of a batch, from its number to the arrays of its slot."""
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -10,20 +11,18 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from mpload.errors import ArgumentError, MploadError
+from mpload.errors import ArgumentError, MploadError, SampleError
 from mpload.index.index import Record
 from mpload.plan.batch_number import BatchNumber
-from mpload.plan.order import Order, OrderChoice
-from mpload.plan.plan import Plan, Tail
+from mpload.plan.schedule import Schedule
 from mpload.samples.batch import Sample
-from mpload.samples.cache.opened import OpenCache
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import BadSample
-from mpload.transport.messages import told_of
+from mpload.transport.messages import Tally, told_of
 from mpload.transport.ragged import RaggedArray
 from mpload.transport.worker import ChunkReport
 
-__all__ = ["PipelineWork", "not_carried"]
+__all__ = ["PipelineWork", "described_sample"]
 
 _MAX_CHUNKS_AHEAD = 32
 
@@ -48,9 +47,11 @@ class PipelineWork:
     """
 
     pipeline: Pipeline
-    order: OrderChoice
-    batch_size: int
-    tail: Tail
+    schedule: Schedule
+    read_ahead_bytes: int
+    """What each process may have read and not yet used."""
+    decode_bytes: int
+    """What each process may take for one image without waiting for its turn."""
     _known: tuple[BatchNumber | None, NDArray[np.int64]] = field(
         default=(None, np.empty(0, np.int64)), init=False, repr=False, compare=False
     )
@@ -58,6 +59,7 @@ class PipelineWork:
 
     def open(self) -> None:
         """Prepare for reading ahead; files are opened when they are first read."""
+        self.pipeline.bound_read_ahead(self.read_ahead_bytes)
         self._looked_up: dict[tuple[tuple[int, ...], int, int], list[Record]] = {}
         self._reads_blocks = False
 
@@ -66,20 +68,8 @@ class PipelineWork:
         if number.substitute >= 0:
             return np.full(last - first, number.substitute)
         if number != self._known[0]:
-            self._known = number, self._order(number).sample_ids(self._plan(number).positions(number.batch))
+            self._known = number, self.schedule.sample_ids(number)
         return self._known[1][first:last]
-
-    def _order(self, number: BatchNumber) -> Order:
-        return self.order.order(num_samples=len(self.pipeline.index), seed=number.seed, epoch=number.epoch)
-
-    def _plan(self, number: BatchNumber) -> Plan:
-        return Plan(
-            num_samples=len(self.pipeline.index),
-            batch_size=self.batch_size,
-            topology=number.topology,
-            tail=self.tail,
-            start=number.start,
-        )
 
     def fill(
         self, task: tuple[int, ...], arrays: Mapping[str, Any], first: int, last: int, report: ChunkReport
@@ -92,15 +82,12 @@ class PipelineWork:
         in_place = pipeline.sources if writes or reads else ()
         targets = [arrays[names[column]] for column in in_place]
         to_store = [(column, name, arrays[name]) for column, name in enumerate(names) if column not in in_place]
-        times = pipeline.times
-        before = times.read_ns, times.decode_ns, times.transform_ns
-        hits, misses = _cache_counts(pipeline)
         records = self._looked_up.pop((task, first, last), None) or self._records(task, first, last)
         if pipeline.ahead.is_active:
-            self._look_ahead(records, report)
+            self._plan_ahead(records, report)
         if pipeline.reads_blocks and number.substitute < 0:
             self._read_blocks(number, first, last)
-        pipeline.claim = partial(_claim, pipeline.decode_bytes, report)
+        pipeline.claim = partial(_claim, self.decode_bytes, report)
         with pipeline.lent_generators():
             for place, record in enumerate(records, first):
                 report.at(place)
@@ -119,18 +106,13 @@ class PipelineWork:
                 )  # and no large image is kept while the next one is decoded
                 if bad:
                     _tell(report, place, bad, is_made=is_made)
-        hits_now, misses_now = _cache_counts(pipeline)
-        report.timings.num_cache_hits += hits_now - hits
-        report.timings.num_cache_misses += misses_now - misses
-        report.timings.read_ns += times.read_ns - before[0]
-        report.timings.decode_ns += times.decode_ns - before[1]
-        report.timings.transform_ns += times.transform_ns - before[2]
+        report.tally.add(Tally(counts=pipeline.take_counts()))
 
     def _read_blocks(self, number: BatchNumber, first: int, last: int) -> None:
         """Have the blocks read whole that become due with this chunk, for all workers, and let those done with go."""
-        order = self._order(number)
+        order = self.schedule.order_of(seed=number.seed, epoch=number.epoch)
         if isinstance(order, _BlockOrder):
-            plan = self._plan(number)
+            plan = self.schedule.plan_of(topology=number.topology, start=number.start)
             positions = plan.positions(number.batch)
             if first:
                 start = int(positions[first - 1]) + 1
@@ -146,7 +128,7 @@ class PipelineWork:
     def _records(self, task: tuple[int, ...], first: int, last: int) -> list[Record]:
         return self.pipeline.index.records(self.sample_ids(BatchNumber.of(task), first, last))
 
-    def _look_ahead(self, records: list[Record], report: ChunkReport) -> None:
+    def _plan_ahead(self, records: list[Record], report: ChunkReport) -> None:
         """Have this chunk's samples read ahead, and as many of the next ones as the depth asks for."""
         num_chunks = min(-(-self.pipeline.ahead.depth // len(records)), _MAX_CHUNKS_AHEAD)
         before, self._looked_up = self._looked_up, {}
@@ -154,7 +136,30 @@ class PipelineWork:
             for chunk in report.upcoming(num_chunks):
                 key = chunk.task, chunk.first, chunk.last
                 self._looked_up[key] = before.get(key) or self._records(*key)
-        self.pipeline.look_ahead(chain(records, *self._looked_up.values()))
+        self.pipeline.plan_ahead(chain(records, *self._looked_up.values()))
+
+
+def described_sample(pipeline: Pipeline, sample_id: int) -> bytes:
+    """Make a sample and return what it is made of, as JSON: shape and dtype of each value, null for what has none.
+
+    Raises:
+        SampleError: it cannot be made.
+        ArgumentError: workers cannot hand on what was made.
+    """
+    bad: list[BadSample] = []  # to be counted and reported when their turn comes
+    made = pipeline.sample(pipeline.index[sample_id], seed=0, epoch=0, on_bad=bad.append)
+    if made is None:
+        raise SampleError(str(bad[0])) from bad[0].error
+    for number in pipeline.sources:
+        if not isinstance(value := made[1][number], bytes | np.ndarray):
+            raise _not_carried(pipeline.index.columns[number].name, value)
+    described = [
+        {"shape": list(value.shape), "dtype": value.dtype.str}
+        if isinstance(value, np.ndarray)
+        else {"shape": None, "dtype": None}
+        for value in made[1]
+    ]
+    return json.dumps(described).encode()
 
 
 def _claim(decode_bytes: int, report: ChunkReport, num_bytes: int) -> None:
@@ -163,17 +168,10 @@ def _claim(decode_bytes: int, report: ChunkReport, num_bytes: int) -> None:
 
 
 def _tell(report: ChunkReport, place: int, bad: Sequence[BadSample], *, is_made: bool) -> None:
-    """Tell whoever hands batches out of a sample that was skipped or substituted: it counts over all workers."""
+    """Report a sample that was skipped or substituted to the parent, which counts over all workers."""
     told = {"substituted" if is_made else "skipped": True, "bad": [(each.sample_id, each.cause) for each in bad]}
     error = bad[0].error
     report.failed(place, bad[0].cause, told if error is None else told | told_of(error))
-
-
-def _cache_counts(pipeline: Pipeline) -> tuple[int, int]:
-    if not isinstance(pipeline.cache, OpenCache):
-        return 0, 0
-    counts = pipeline.cache.counts
-    return counts.hits, counts.misses + counts.outside
 
 
 def _room(array: RaggedArray, place: int, num_bytes: int) -> NDArray[np.uint8]:
@@ -188,7 +186,7 @@ def _store(columns: Sequence[tuple[int, str, Any]], place: int, sample: Sample) 
 def _put(array: NDArray[Any] | RaggedArray, place: int, name: str, value: Any) -> None:
     if isinstance(array, RaggedArray):
         if not isinstance(value, str | bytes | np.ndarray):
-            raise not_carried(name, value)
+            raise _not_carried(name, value)
         array.put(place, value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value)
         return
     if isinstance(value, np.ndarray | np.generic):
@@ -205,7 +203,7 @@ def _put(array: NDArray[Any] | RaggedArray, place: int, name: str, value: Any) -
     array[place] = value
 
 
-def not_carried(name: str, value: object) -> ArgumentError:
+def _not_carried(name: str, value: object) -> ArgumentError:
     """Return the error for a value that no slot can carry."""
     return ArgumentError(
         f"column {name!r}: this sample is of type {type(value).__name__}, which workers cannot hand on. Make decode or "

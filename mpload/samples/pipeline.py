@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter_ns
 from typing import Any
@@ -18,6 +17,7 @@ from mpload.index.columns import ColumnType
 from mpload.index.index import Index, Record
 from mpload.plan.sample_rng import SampleRng
 from mpload.samples.batch import Batch, Sample, columns_of_samples
+from mpload.samples.counts import CACHE_HITS, CACHE_MISSES, DECODE_NS, READ_NS, TRANSFORM_NS
 from mpload.samples.masks import PhotographsOnly
 from mpload.samples.policy import BadSample, BadSamples, ErrorAction, ErrorPolicy, substitute_for
 from mpload.samples.reading import PageStorage, Room, RoomStorage, SampleCache, Storage, path_of, range_of, storage_of
@@ -31,26 +31,18 @@ from mpload.samples.transforms import (
 )
 from mpload.storage.local import LocalStorage, PageCache
 from mpload.storage.ranges import ByteRange, merged
-from mpload.storage.read_ahead import DEFAULT_AHEAD_BYTES, ReadAhead
+from mpload.storage.read_ahead import ReadAhead
+from mpload.transport.messages import MAX_COUNTS
 from mpload.units import KIB
 
-__all__ = ["PageStorage", "Pipeline", "SampleCache", "StageTimes", "Storage"]
+__all__ = ["PageStorage", "Pipeline", "SampleCache", "Storage"]
 
 _BLOCK_GAP_BYTES = 64 * KIB
 _DECODE, _TRANSFORM, _GLOBALS = 0, 1, 3  # streams of a sample's randomness; map-style datasets have 2
 _IMAGE_DECODERS = (ImageDecoder, RandomResizedCrop, ResizeCenterCrop, GpuDecode)
 _OUR_DECODERS = frozenset({*_IMAGE_DECODERS, RawBytes, NumpyDecoder})
 _FILES = frozenset({ColumnType.PATH, ColumnType.SPAN})
-_LOOKED_AT = 4  # samples that are searched for masks before the first epoch
-
-
-@dataclass(slots=True, kw_only=True)
-class StageTimes:
-    """Nanoseconds that a pipeline has spent in each of its stages in this process."""
-
-    read_ns: int = 0
-    decode_ns: int = 0
-    transform_ns: int = 0
+_CHECKED = 4  # samples that are searched for masks before the first epoch
 
 
 class Pipeline:
@@ -68,6 +60,7 @@ class Pipeline:
         policy: ErrorPolicy,
         storage: Storage | None = None,
         page_cache: PageCache | str = PageCache.KEEP,
+        cache: SampleCache | None = None,
     ) -> None:
         self.index = index
         self.decode = decode
@@ -75,11 +68,7 @@ class Pipeline:
         self.policy = policy
         self.storage = storage
         self.page_cache = page_cache
-        self.read_ahead_bytes = DEFAULT_AHEAD_BYTES
-        """What each process may have read and not yet used."""
-        self.decode_bytes = 0
-        """What each process may take for one image, where others may have to wait: see `claim`."""
-        self.cache: SampleCache | None = None
+        self.cache = cache
         self.sources = [number for number, column in enumerate(index.columns) if column.type.is_source]
         self._decode_takes_rng = _takes(decode, "rng")
         self._decode_takes_claim = _takes(decode, "claim")
@@ -122,7 +111,7 @@ class Pipeline:
             guard.check_names()
         types = {self.index.columns[number].type for number in self.sources}
         if self._files_guard is not None and types <= _FILES and isinstance(self._storage, LocalStorage):
-            sample_ids = np.linspace(0, len(self.index) - 1, num=_LOOKED_AT, dtype=np.int64)
+            sample_ids = np.linspace(0, len(self.index) - 1, num=_CHECKED, dtype=np.int64)
             for record in self.index.records(sample_ids):
                 with suppress(StorageError):  # the sample meets it when its turn comes
                     guard.check_values(self.read(record))
@@ -132,13 +121,22 @@ class Pipeline:
             None if self.transform is None else adapt_transform(self.transform, on_images=self._gives_images)
         )
         self._storage = self.storage or storage_of(self.index, self.decode, self.page_cache)
-        self.ahead = ReadAhead(self._storage, max_bytes=self.read_ahead_bytes)
-        self._bad = BadSamples(self.policy, index_path=self.index.path)
+        self.ahead = ReadAhead(self._storage)
+        self.bad = BadSamples(self.policy, index_path=self.index.path)
         self._rng: SampleRng | None = None
         self.claim: Callable[[int], object] | None = None
         """Called by decoders before they take much memory; returns when there is room."""
         self._generators = GlobalGenerators(seeds=seeds_generators(self._transform))
-        self.times = StageTimes()
+        self._counts = [0] * MAX_COUNTS
+
+    def bound_read_ahead(self, max_bytes: int) -> None:
+        """Keep at most this much that was read ahead in this process; called before samples are made."""
+        self.ahead = ReadAhead(self._storage, max_bytes=max_bytes)
+
+    def take_counts(self) -> list[int]:
+        """Return what was counted in this process since the last call: see `mpload.samples.counts`."""
+        counts, self._counts = self._counts, [0] * MAX_COUNTS
+        return counts
 
     @property
     def writes_in_place(self) -> bool:
@@ -170,7 +168,7 @@ class Pipeline:
         ids: list[int] = []
         records = self.index.records(sample_ids)
         if self.ahead.is_active:
-            self.look_ahead(records if following is None else [*records, *self.index.records(following())])
+            self.plan_ahead(records if following is None else [*records, *self.index.records(following())])
         with self.lent_generators():
             for record in records:
                 row = None if outs is None else [out[len(made)] for out in outs]
@@ -221,8 +219,8 @@ class Pipeline:
         if self._rng is None or (self._rng.seed, self._rng.epoch) != (seed, epoch):
             self._rng = SampleRng(seed=seed, epoch=epoch)
         if on_bad is None:
-            self.saw(1, epoch=epoch)
-            on_bad = self._bad.add
+            self.bad.saw(1, epoch=epoch)
+            on_bad = self.bad.add
         try:
             return record.sample_id, self._make(record, self._rng, outs, rooms, store)
         except FAILURES as error:  # whatever the user's callables raise meets the policy
@@ -245,11 +243,16 @@ class Pipeline:
         """Return the bytes of each source of a sample, from where they lie."""
         return self.ahead.read(record.sample_id, self._ranges(record))
 
-    def _read_or_cached(self, record: Record) -> list[bytes]:
-        if self.cache is None:
-            return self.read(record)
+    def _read_cached(self, record: Record, cache: SampleCache) -> list[bytes]:
         paths = [path_of(record.cells[number]) for number in self.sources]
-        return self.cache.read(record.sample_id, paths, lambda: self.read(record))
+        num_misses = self._counts[CACHE_MISSES]
+        data = cache.read(record.sample_id, paths, lambda: self._read_missed(record))
+        self._counts[CACHE_HITS] += self._counts[CACHE_MISSES] == num_misses
+        return data
+
+    def _read_missed(self, record: Record) -> list[bytes]:
+        self._counts[CACHE_MISSES] += 1
+        return self.read(record)
 
     def _read_in_place(self, record: Record, rooms: Sequence[Room] | None) -> list[NDArray[np.uint8]]:
         rooms = rooms or [lambda num_bytes: np.empty(num_bytes, np.uint8)] * len(self.sources)
@@ -258,12 +261,13 @@ class Pipeline:
             wanted = zip(self._ranges(record), rooms, strict=True)
             return self.ahead.measured(lambda: [storage.read_into(item, room) for item, room in wanted])
         arrays = []
-        for data, room in zip(self._read_or_cached(record), rooms, strict=True):
+        read = self.read(record) if self.cache is None else self._read_cached(record, self.cache)
+        for data, room in zip(read, rooms, strict=True):
             arrays.append(room(len(data)))
             arrays[-1][:] = np.frombuffer(data, np.uint8)
         return arrays
 
-    def look_ahead(self, records: Iterable[Record]) -> None:
+    def plan_ahead(self, records: Iterable[Record]) -> None:
         """Have the sources of the samples that come next read, in this order, as far as is worth it; forget others'."""
         cache = self.cache
         wanted = {}
@@ -293,7 +297,7 @@ class Pipeline:
                         self.ahead.run(partial(act, item))
 
     def _ranges(self, record: Record) -> list[ByteRange]:
-        return [range_of(record.cells[number]) for number in self.sources]
+        return list(map(range_of, map(record.cells.__getitem__, self.sources)))
 
     def _make(
         self,
@@ -305,9 +309,13 @@ class Pipeline:
     ) -> Sample:
         start_ns = perf_counter_ns()
         data: Sequence[Any] = (
-            self._read_in_place(record, rooms) if self.reads_in_place else self._read_or_cached(record)
+            self._read_in_place(record, rooms)
+            if self.reads_in_place
+            else self.ahead.read(record.sample_id, self._ranges(record))
+            if self.cache is None
+            else self._read_cached(record, self.cache)
         )
-        self.times.read_ns += perf_counter_ns() - start_ns
+        self._counts[READ_NS] += perf_counter_ns() - start_ns
         if self._files_guard is not None:
             self._files_guard.check(data)
         if self._may_draw_globally:
@@ -322,7 +330,7 @@ class Pipeline:
         self, record: Record, data: Sequence[Any], rng: SampleRng, outs: Sequence[NDArray[np.uint8]] | None
     ) -> Sample:
         values: list[Any] = list(record.cells)
-        times = self.times
+        counts = self._counts
         decoded: list[Any] = []
         # Every source of a sample meets the same random numbers: image pairs are cropped and transformed alike.
         for place, number in enumerate(self.sources):
@@ -340,13 +348,13 @@ class Pipeline:
                 arguments["out"] = outs[place]
             value = self.decode(data[place], **arguments)
             decoded_ns = perf_counter_ns()
-            times.decode_ns += decoded_ns - start_ns
+            counts[DECODE_NS] += decoded_ns - start_ns
             if self._transform is not None:
                 if self._arrays_guard is not None:
                     decoded.append(value)
                     self._arrays_guard.check_arrays(decoded)
                 value = self._transform(value, rng.for_sample(record.sample_id, stream=_TRANSFORM))
-                times.transform_ns += perf_counter_ns() - decoded_ns
+                counts[TRANSFORM_NS] += perf_counter_ns() - decoded_ns
             values[number] = value
         return tuple(values)
 
@@ -356,19 +364,6 @@ class Pipeline:
         where = self.index.where(record.sample_id)
         return BadSample(sample_id=record.sample_id, where=where, paths=sources, cause=cause, error=error)
 
-    def saw(self, num_samples: int, *, epoch: int) -> None:
-        """Count samples that were asked for, of which bad ones are a fraction."""
-        self._bad.saw(num_samples, epoch=epoch)
-
-    def write_down(self, bad: BadSample, *, epoch: int) -> None:
-        """Count and report a sample that failed elsewhere.
-
-        Raises:
-            TooManyBadSamples: with this one they are more than the policy allows.
-        """
-        self._bad.saw(0, epoch=epoch)
-        self._bad.add(bad)
-
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key not in _PER_PROCESS}
 
@@ -377,7 +372,7 @@ class Pipeline:
         self._start()
 
 
-_PER_PROCESS = frozenset({"_transform", "_storage", "ahead", "_bad", "_rng", "claim", "_generators", "times"})
+_PER_PROCESS = frozenset({"_transform", "_storage", "ahead", "bad", "_rng", "claim", "_generators", "_counts"})
 
 
 def _declared_images(decode: Callable[..., Any]) -> bool | None:

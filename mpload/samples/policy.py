@@ -82,7 +82,7 @@ class BadSamples:
         self._num_bad = 0
 
     def saw(self, num_samples: int, *, epoch: int) -> None:
-        """Count samples that are about to be made; a new epoch starts the counts anew."""
+        """Count samples that were asked for: the denominator of the error rate, which each epoch counts anew."""
         if epoch != self._epoch:
             self._epoch, self._num_seen, self._num_bad = epoch, 0, 0
         self._num_seen += num_samples

@@ -1,28 +1,20 @@
-"""What a worker does to find out what the samples of a pipeline are made of."""
+"""What a worker does to find out what samples are made of."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-
-from mpload.errors import SampleError
-from mpload.samples.index_work import not_carried
-from mpload.samples.pipeline import Pipeline
 from mpload.transport.worker import ChunkReport
-
-if TYPE_CHECKING:
-    from mpload.samples.policy import BadSample
 
 __all__ = ["Probe"]
 
 
 @dataclass(kw_only=True)
 class Probe:
-    """Makes one sample and says what it is made of."""
+    """Calls the user's code in a process of its own, and hands on what that was found to make."""
 
-    pipeline: Pipeline
+    find: Callable[..., bytes]
+    """Is called with the numbers of the task."""
 
     def open(self) -> None:
         """Nothing to prepare."""
@@ -30,20 +22,7 @@ class Probe:
     def fill(
         self, task: tuple[int, ...], arrays: Mapping[str, Any], first: int, last: int, report: ChunkReport
     ) -> None:
-        """Describe the sample `task`."""
+        """Find out what `task` asks for."""
         del last
         report.at(first)
-        bad: list[BadSample] = []  # to be counted and reported when their turn comes
-        made = self.pipeline.sample(self.pipeline.index[task[0]], seed=0, epoch=0, on_bad=bad.append)
-        if made is None:
-            raise SampleError(str(bad[0])) from bad[0].error
-        for number in self.pipeline.sources:
-            if not isinstance(value := made[1][number], bytes | np.ndarray):
-                raise not_carried(self.pipeline.index.columns[number].name, value)
-        described = [
-            {"shape": list(value.shape), "dtype": value.dtype.str}
-            if isinstance(value, np.ndarray)
-            else {"shape": None, "dtype": None}
-            for value in made[1]
-        ]
-        arrays["described"].put(first, json.dumps(described).encode())
+        arrays["found"].put(first, self.find(*task))

@@ -1,15 +1,16 @@
 """What a loader counts while it runs, and who hears of it: a page that others can read, writers, warnings."""
 
+import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mpload.errors import ArgumentError
 from mpload.telemetry.page import StatsPage
-from mpload.telemetry.stats import LoaderMemory, LoaderStats, WorkerStats
+from mpload.telemetry.stats import LoaderMemory, LoaderStats, Timings, WorkerStats
+from mpload.transport.messages import Tally
 from mpload.transport.pool import WorkerPool
 
 __all__ = ["Telemetry", "page_facts"]
@@ -17,50 +18,41 @@ __all__ = ["Telemetry", "page_facts"]
 _PAGE_SECONDS = 0.5
 
 
+@dataclass(slots=True, kw_only=True)
 class _Listener:
-    """Somebody who wants to hear of it every so often."""
-
-    def __init__(self, hear: Callable[[LoaderStats], None], *, every_seconds: float) -> None:
-        if not every_seconds > 0:
-            raise ArgumentError(f"every_seconds must be positive, got {every_seconds}")
-        self._hear = hear
-        self._every_seconds = every_seconds
-        self._next = time.monotonic() + every_seconds
-
-    def look(self, now: float, snapshot: Callable[[], LoaderStats]) -> None:
-        if now >= self._next:
-            self._next = now + self._every_seconds
-            self._hear(snapshot())
+    hear: Callable[[LoaderStats], None]
+    every_seconds: float
+    due: float
+    """On the monotonic clock."""
 
 
 class Telemetry:
     """Counts for one loader. Belongs to its thread."""
 
-    def __init__(self, *, with_page: bool) -> None:
+    def __init__(self, *, made_here: Tally, with_page: bool) -> None:
         """Count from zero.
 
         Args:
+            made_here: what this process itself has made.
             with_page: keep a page that others can read (Linux).
         """
-        self.stats = LoaderStats()
-        """What was counted; of workers and memory nothing, see `snapshot`."""
+        self._made_here = made_here
+        self._by_pools = Tally()  # that are gone
+        self._stats = LoaderStats()
         self._last_taken: float | None = None
         self._listeners: list[_Listener] = []
         self._page = StatsPage() if with_page else None
-        self._page_due = 0.0
+        self.due = time.monotonic() if with_page else math.inf
+        """When `notify` has something to do, on the monotonic clock."""
 
-    def take(self, take: Callable[[], Any]) -> Any:
-        """Take a batch and count the time that it was waited for; nothing here keeps it."""
-        asked = time.monotonic()
-        batch = take()
-        now = time.monotonic()
-        stats = self.stats
+    def count_batch(self, asked: float) -> None:
+        """Count a batch that was asked for at `asked`, on the monotonic clock, and has just been received."""
+        now, stats = time.monotonic(), self._stats
         stats.wait_seconds += now - asked
         stats.latencies.add(now - asked)
         stats.elapsed_seconds += now - (self._last_taken or asked)
         stats.num_batches += 1
         self._last_taken = now
-        return batch
 
     def pause(self) -> None:
         """Time that passes from now until the next batch is asked for is not the loader's."""
@@ -72,33 +64,38 @@ class Telemetry:
         Raises:
             ArgumentError: `every_seconds` is not positive.
         """
-        self._listeners.append(_Listener(hear, every_seconds=every_seconds))
+        if not every_seconds > 0:
+            raise ArgumentError(f"every_seconds must be positive, got {every_seconds}")
+        due = time.monotonic() + every_seconds
+        self._listeners.append(_Listener(hear=hear, every_seconds=every_seconds, due=due))
+        self.due = min(self.due, due)
 
-    def look(self, pool: WorkerPool | None, *, num_workers: int) -> None:
-        """Tell whoever wants to hear now; most calls have nothing to do."""
+    def notify(self, pool: WorkerPool | None, *, num_workers: int) -> LoaderStats:
+        """Notify the listeners that are due, and write the page; return a snapshot without memory."""
         now = time.monotonic()
         for listener in self._listeners:
-            listener.look(now, partial(self.snapshot, pool, num_workers=num_workers))
-        if self._page is not None and now >= self._page_due:
-            self._page_due = now + _PAGE_SECONDS
-            self._page.write(page_facts(self.snapshot(pool, num_workers=num_workers, with_memory=False)))
+            if now >= listener.due:
+                listener.due = now + listener.every_seconds
+                listener.hear(self.snapshot(pool, num_workers=num_workers))
+        stats = self.snapshot(pool, num_workers=num_workers, with_memory=False)
+        self.due = min((listener.due for listener in self._listeners), default=math.inf)
+        if self._page is not None:
+            self._page.write(page_facts(stats))
+            self.due = min(self.due, now + _PAGE_SECONDS)
+        return stats
 
     def snapshot(self, pool: WorkerPool | None, *, num_workers: int, with_memory: bool = True) -> LoaderStats:
         """Return a copy of what was counted, with what the workers have done and take."""
-        stats = replace(
-            self.stats,
-            num_workers=num_workers,
-            latencies=self.stats.latencies.copy(),
-            timings=replace(self.stats.timings),
-            memory=LoaderMemory(),
-            workers=(),
-        )
+        tallies = [self._made_here, self._by_pools]
+        stats = replace(self._stats, num_workers=num_workers, latencies=self._stats.latencies.copy())
+        stats.num_samples += self._made_here.num_samples
         if pool is not None:
             zygote, *workers = pool.pids.items()
-            stats.num_copied_batches += pool.stats.num_copied_batches
-            stats.num_deaths += pool.num_deaths
+            by_worker = {f"mpload-worker-{worker}": tally for worker, tally in pool.stats.by_worker.items()}
+            tallies += by_worker.values()
+            _add_pool(stats, pool)
             stats.workers = tuple(
-                WorkerStats(name=name, pid=pid, timings=replace(pool.stats.timings_of(int(name.rpartition("-")[2]))))
+                WorkerStats(name=name, pid=pid, timings=Timings.of([by_worker.get(name, Tally())]))
                 for name, pid in workers
             )
             slots_bytes = pool.ring.used_bytes
@@ -106,17 +103,25 @@ class Telemetry:
             stats.memory = (
                 LoaderMemory.of(pids, slots_bytes=slots_bytes) if with_memory else LoaderMemory(slots_bytes=slots_bytes)
             )
+        stats.timings = Timings.of(tallies)
         return stats
 
     def keep(self, pool: WorkerPool) -> None:
         """Count what a pool has done as done, before it goes."""
-        self.stats.num_copied_batches += pool.stats.num_copied_batches
-        self.stats.num_deaths += pool.num_deaths
+        _add_pool(self._stats, pool)
+        for tally in pool.stats.by_worker.values():
+            self._by_pools.add(tally)
 
     def close(self) -> None:
         """Take the page away. May be called again."""
         if self._page is not None:
             self._page.close()
+
+
+def _add_pool(stats: LoaderStats, pool: WorkerPool) -> None:
+    stats.num_samples += pool.stats.num_samples
+    stats.num_copied_batches += pool.stats.num_copied_batches
+    stats.num_deaths += pool.num_deaths
 
 
 def page_facts(stats: LoaderStats) -> dict[str, Any]:

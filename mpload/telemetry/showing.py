@@ -25,12 +25,12 @@ def describe_span(span: LoaderStats) -> str:
     )
 
 
-def show_progress(loader: Any, look: Callable[[], LoaderStats], *, console: Console | None = None) -> Iterator[Any]:
+def show_progress(loader: Any, snapshot: Callable[[], LoaderStats], *, console: Console | None = None) -> Iterator[Any]:
     """Yield the batches of an iteration of `loader`, and draw how it goes on a terminal; elsewhere just yield them.
 
     Args:
         loader: has a length, and gives batches.
-        look: returns the statistics so far.
+        snapshot: returns the statistics so far.
         console: where to draw; None: stderr.
     """
     console = console or Console(file=sys.stderr)
@@ -41,13 +41,13 @@ def show_progress(loader: Any, look: Callable[[], LoaderStats], *, console: Cons
     # No refreshing thread: the loader's process may fork.
     with Progress(*columns, TimeRemainingColumn(), console=console, auto_refresh=False) as progress:
         task = progress.add_task("", total=len(loader))
-        last, drawn = look(), time.monotonic()
+        last, drawn = snapshot(), time.monotonic()
         for batch in loader:
             yield batch
             del batch  # its slot is the user's to free
             progress.advance(task)
             if time.monotonic() - drawn >= _REFRESH_SECONDS:
-                now = look()
+                now = snapshot()
                 progress.update(task, description=describe_span(now.since(last)), refresh=True)
                 last, drawn = now, time.monotonic()
         progress.refresh()

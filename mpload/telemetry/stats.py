@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum, auto
+from typing import Self
 
 from mpload.memory.usage import anonymous_pss_bytes
-from mpload.transport.messages import Timings
+from mpload.transport.messages import Tally
 from mpload.units import format_bytes, format_count, format_seconds
 
-__all__ = ["Latencies", "LoaderMemory", "LoaderStats", "Stage", "WorkerStats", "limiting_stage"]
+__all__ = ["Latencies", "LoaderMemory", "LoaderStats", "Stage", "Timings", "WorkerStats", "limiting_stage"]
 
 _BUCKETS_PER_DECADE = 16
 _SHORTEST_SECONDS = 1e-6
@@ -33,6 +34,50 @@ class Stage(StrEnum):
     """The loop that takes the batches."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """What making samples took: nanoseconds of workers, stage by stage, and what a cache did."""
+
+    num_samples: int = 0
+    """Samples that were made, those of batches that are made ahead included."""
+    read_ns: int = 0
+    decode_ns: int = 0
+    transform_ns: int = 0
+    total_ns: int = 0
+    num_cache_hits: int = 0
+    num_cache_misses: int = 0
+    """Samples that were asked for and not in the cache, those that it never keeps included."""
+
+    @classmethod
+    def of(cls, tallies: Iterable[Tally]) -> Self:
+        """Return the sum of what was counted, by its names."""
+        total = Tally()
+        for tally in tallies:
+            total.add(tally)
+        read_ns, decode_ns, transform_ns, num_hits, num_misses, *_ = total.counts
+        return cls(
+            num_samples=total.num_samples,
+            read_ns=read_ns,
+            decode_ns=decode_ns,
+            transform_ns=transform_ns,
+            total_ns=total.busy_ns,
+            num_cache_hits=num_hits,
+            num_cache_misses=num_misses,
+        )
+
+    def since(self, earlier: "Timings") -> "Timings":
+        """Return what was added after `earlier`."""
+        return Timings(
+            **{field.name: getattr(self, field.name) - getattr(earlier, field.name) for field in fields(self)}
+        )
+
+    @property
+    def ns_by_stage(self) -> "dict[Stage, int]":
+        """Nanoseconds of the stages that workers go through."""
+        parts = {Stage.READ: self.read_ns, Stage.DECODE: self.decode_ns, Stage.TRANSFORM: self.transform_ns}
+        return {**parts, Stage.TRANSPORT: self.total_ns - sum(parts.values())}
+
+
 def limiting_stage(timings: Timings, *, num_workers: int, wait_seconds: float, elapsed_seconds: float) -> Stage:
     """Return the stage that sets the rate.
 
@@ -49,8 +94,7 @@ def limiting_stage(timings: Timings, *, num_workers: int, wait_seconds: float, e
         return Stage.CONSUMER
     if timings.total_ns * 1e-9 < _BUSY * num_workers * elapsed_seconds:
         return Stage.TRANSPORT
-    taken = {Stage.READ: timings.read_ns, Stage.DECODE: timings.decode_ns, Stage.TRANSFORM: timings.transform_ns}
-    taken[Stage.TRANSPORT] = timings.total_ns - sum(taken.values())
+    taken = timings.ns_by_stage
     return max(taken, key=lambda stage: taken[stage])
 
 
@@ -99,7 +143,7 @@ class LoaderMemory:
 
     @classmethod
     def of(cls, pids: Iterable[int], *, slots_bytes: int) -> "LoaderMemory":
-        """Look at the processes of a loader, the zygote first: about 0.1 ms each."""
+        """Measure the processes of a loader, the zygote first: about 0.1 ms each."""
         zygote, *workers = [anonymous_pss_bytes(pid) for pid in pids] or [0]
         return cls(slots_bytes=slots_bytes, zygote_bytes=zygote, workers_bytes=sum(workers))
 
@@ -134,7 +178,7 @@ class LoaderStats:
     latencies: Latencies = field(default_factory=Latencies)
     """Waiting times, batch by batch."""
     timings: Timings = field(default_factory=Timings)
-    """Time of all workers, stage by stage."""
+    """Time of all workers, stage by stage, that of batches which are made ahead included."""
     memory: LoaderMemory = field(default_factory=LoaderMemory)
     """What it takes now."""
     num_copied_batches: int = 0
@@ -171,10 +215,8 @@ class LoaderStats:
     @property
     def seconds_per_sample(self) -> dict[Stage, float]:
         """A worker's time for one sample, stage by stage."""
-        times, num_samples = self.timings, max(1, self.num_samples)
-        parts = {Stage.READ: times.read_ns, Stage.DECODE: times.decode_ns, Stage.TRANSFORM: times.transform_ns}
-        parts[Stage.TRANSPORT] = times.total_ns - sum(parts.values())
-        return {stage: taken_ns * 1e-9 / num_samples for stage, taken_ns in parts.items()}
+        num_samples = max(1, self.timings.num_samples)
+        return {stage: taken_ns * 1e-9 / num_samples for stage, taken_ns in self.timings.ns_by_stage.items()}
 
     @property
     def limit(self) -> Stage:

@@ -15,6 +15,7 @@ from mpload.loader.loader import MPLoader
 from mpload.plan.topology import Topology
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorAction, ErrorPolicy
+from mpload.telemetry.stats import Stage
 
 __all__ = ["LoaderTrial", "check_samples", "device_copy", "run_loader"]
 
@@ -115,8 +116,8 @@ def _run(loader: MPLoader, *, started: float, seconds: float) -> LoaderTrial:
                 return LoaderTrial(
                     samples_per_second=num_samples / (last - counted_from),
                     start_seconds=first - started,
-                    decode_seconds=stats.timings.decode_ns * 1e-9 / stats.num_samples,
-                    transform_seconds=stats.timings.transform_ns * 1e-9 / stats.num_samples,
+                    decode_seconds=stats.seconds_per_sample[Stage.DECODE],
+                    transform_seconds=stats.seconds_per_sample[Stage.TRANSFORM],
                     waiting_share=min(1.0, max(0.0, 1 - busy / possible)) if possible else 0.0,
                     memory_bytes=stats.memory.total_bytes,
                 )

@@ -101,7 +101,7 @@ def tune(
     if seconds <= 0 or not batch_sizes:
         raise ArgumentError(f"seconds must be positive and batch_sizes not empty, got {seconds} and {batch_sizes}")
     check_samples(index, decode=decode, transform=transform)
-    budget = MemoryBudget.parse(memory_budget, available_bytes=MemoryGauge().look().free_bytes)
+    budget = MemoryBudget.parse(memory_budget, available_bytes=MemoryGauge().read().free_bytes)
     with TemporaryDirectory(prefix="mpload-tune-") as folder:
         tries = _Tries(index=index, decode=decode, transform=transform, seconds=seconds, folder=Path(folder), tell=tell)
         cores = num_usable_cores()

@@ -1,10 +1,11 @@
 """What goes into a pool and what comes out."""
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from mpload.errors import ArgumentError
-from mpload.transport.messages import Failure, Timings
+from mpload.transport.messages import Answer, Failure, Tally
 from mpload.transport.queue import MAX_TASK_NUMBERS
 from mpload.transport.ring import SlotArrays
 
@@ -21,7 +22,7 @@ class BatchTask:
     def __post_init__(self) -> None:
         if len(self.numbers) > MAX_TASK_NUMBERS:
             raise ArgumentError(f"a task has at most {MAX_TASK_NUMBERS} numbers, got {len(self.numbers)}")
-        if any(not -(1 << 63) <= number < 1 << 63 for number in self.numbers):
+        if self.numbers and not -(1 << 63) <= min(self.numbers) <= max(self.numbers) < 1 << 63:
             raise ArgumentError(f"numbers of a task must fit 64 bits, got {self.numbers}")
         if self.num_samples < 1:
             raise ArgumentError(f"num_samples must be at least 1, got {self.num_samples}")
@@ -47,7 +48,6 @@ class FilledBatch:
     """By field: array [n, *shape] or RaggedArray. Views of a slot, theirs as long as one of them lives, or copies."""
     failures: tuple[Failure, ...]
     """By place in the batch; a failed sample's arrays are zero unless the work wrote something else."""
-    timings: Timings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,22 +81,20 @@ class PoolStats:
     num_samples: int = 0
     num_copied_batches: int = 0
     """Batches that were copied out of their slot, because the user held on to the others."""
-    wait_seconds: float = 0.0
-    """Time that the caller waited for batches."""
-    timings: Timings = field(default_factory=Timings)
-    by_worker: dict[int, Timings] = field(default_factory=dict)
-    """By number: what it, and any that it took the place of, took for all that it has answered."""
+    by_worker: defaultdict[int, Tally] = field(default_factory=lambda: defaultdict(Tally))
+    """By number: what it, and any that it took the place of, has made, whether that was delivered or not."""
+    sample_ns: float = math.inf
+    """How long a worker takes for a sample, in the mean of all made; infinite before the first."""
+    _num_made: int = field(default=0, init=False, repr=False)
+    _busy_ns: int = field(default=0, init=False, repr=False)
 
-    @property
-    def sample_ns(self) -> float:
-        """How long a worker takes for a sample, in the mean of all delivered; infinite before the first."""
-        return self.timings.total_ns / self.num_samples if self.num_samples else math.inf
-
-    def timings_of(self, worker: int) -> Timings:
-        """Return the timings of worker number `worker`, to be added to."""
-        if worker not in self.by_worker:
-            self.by_worker[worker] = Timings()
-        return self.by_worker[worker]
+    def add(self, answer: Answer) -> None:
+        """Add what a chunk took."""
+        self.by_worker[answer.worker].add(answer.tally)
+        self._num_made += answer.tally.num_samples
+        self._busy_ns += answer.tally.busy_ns
+        if self._num_made:
+            self.sample_ns = self._busy_ns / self._num_made
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,4 +107,3 @@ class PendingBatch:
     """Samples that are not yet answered for."""
     is_cancelled: bool = False
     failures: list[Failure] = field(default_factory=list)
-    timings: Timings = field(default_factory=Timings)

@@ -128,18 +128,12 @@ class ParentBoard:
     def post(self, serial: int, chunk: Chunk, *, urgent: bool = False) -> bool:
         """Hand out `chunk` to whichever worker comes first; return False where the queue is full."""
         queue = self._urgent if urgent else self._plain
-        if queue.is_full:
-            return False
         where = (self._cells[_GENERATION], chunk.slot, chunk.first, chunk.last)
-        queue.post((serial, *where, len(chunk.task), 0, *chunk.task))
-        return True
+        return queue.post((serial, *where, len(chunk.task), 0, *chunk.task))
 
     def post_stop(self) -> bool:
         """Tell one worker, whichever comes first, to leave; return False where the queue is full."""
-        if self._urgent.is_full:
-            return False
-        self._urgent.post((_STOP, *[0] * (TASK - 1)))
-        return True
+        return self._urgent.post((_STOP, *[0] * (TASK - 1)))
 
     def wake(self, num_workers: int) -> None:
         """Wake as many workers, one for each chunk posted, where so many sleep."""

@@ -45,22 +45,22 @@ class Death:
 
 
 class ObservedClock:
-    """Seconds that passed while somebody looked.
+    """Counts the seconds that passed while this process observed.
 
     A time limit on another process must not count the time in which this one was stopped (Ctrl-Z, a debugger) or busy
-    elsewhere, for then the other's answer may be waiting unread. A gap between two looks counts as one second at most.
+    elsewhere: the other's answer may be waiting unread. A gap between two observations counts as one second at most.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
-        self._looked = monotonic()
+        self._observed = monotonic()
         self._now_seconds = 0.0
 
-    def look(self) -> float:
+    def observe(self) -> float:
         """Return the seconds observed so far."""
         now = self._monotonic()
-        self._now_seconds += min(now - self._looked, 1.0)
-        self._looked = now
+        self._now_seconds += min(now - self._observed, 1.0)
+        self._observed = now
         return self._now_seconds
 
 
@@ -145,14 +145,14 @@ class Crew:
         rows = [self._board.row(worker) for worker in self._pids]
         return not any(row.is_filling or row.is_opening for row in rows)
 
-    def look(self) -> list[Death]:
+    def check(self) -> list[Death]:
         """Hear what the zygote tells, replace who has died, kill who is stuck; return the deaths.
 
         Raises:
             WorkerError: more workers than `max_restarts` died within an hour, or the zygote does not start again.
-            RefusedError: the system gives no process or descriptor. The next look tries again.
+            RefusedError: the system gives no process or descriptor. The next check tries again.
         """
-        now = self._clock.look()
+        now = self._clock.observe()
         for event in self._zygote.read():
             self._asked.pop(event.worker, None)
             if isinstance(event, WorkerForked):
@@ -280,5 +280,5 @@ class Crew:
                 worker += 1
             self._board.expect(worker)
             self._pids[worker] = None
-            self._asked[worker] = self._clock.look()
+            self._asked[worker] = self._clock.observe()
             self._zygote.fork(worker)

@@ -40,7 +40,7 @@ class Inbox:
             self._poll, self._polled = select.poll(), control
             self._poll.register(self._ours, select.POLLIN)
             self._poll.register(control, select.POLLIN)
-        return any(fd == control for fd, _ in self._poll.poll(wait_seconds * 1000))
+        return control in dict(self._poll.poll(wait_seconds * 1000))
 
     def close(self) -> None:
         """Close both ends. May be called again."""

@@ -7,15 +7,18 @@ import traceback
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from operator import add
 from typing import Any
 
 from mpload import errors
 from mpload.errors import SampleError, WorkerError, WorkerTraceback, cause_of
 
-__all__ = ["Answer", "Failure", "Timings", "cannot_open", "cause_of", "told_of"]
+__all__ = ["MAX_COUNTS", "Answer", "Failure", "Tally", "cannot_open", "cause_of", "told_of"]
 
-_HEAD = struct.Struct("<8q")
+MAX_COUNTS = 8
+"""Integers that a work may count."""
+_HEAD = struct.Struct(f"<{4 + MAX_COUNTS}q")
 _TEXT_CHARACTERS = 1_000_000, 16_000
 """Of all failures in an answer. Compressed, the first stays below `_MESSAGE_BYTES` where failures are alike, as they
 mostly are; the second always does, with JSON's escapes too."""
@@ -31,31 +34,19 @@ _KNOWN = {module.__name__: module for module in (builtins, errors)}
 
 
 @dataclass(slots=True, kw_only=True)
-class Timings:
-    """Nanoseconds spent by workers; the parts, and what a cache did, are what the work chose to tell."""
+class Tally:
+    """What making samples took."""
 
-    read_ns: int = 0
-    decode_ns: int = 0
-    transform_ns: int = 0
-    total_ns: int = 0
-    num_cache_hits: int = 0
-    num_cache_misses: int = 0
-    """Samples that were asked for and not in the cache, those that it never keeps included."""
+    num_samples: int = 0
+    busy_ns: int = 0
+    counts: list[int] = field(default_factory=lambda: [0] * MAX_COUNTS)
+    """What the work has counted: it is the work that says what each place means."""
 
-    def add(self, other: "Timings") -> None:
-        """Add what another chunk or batch took."""
-        self.read_ns += other.read_ns
-        self.decode_ns += other.decode_ns
-        self.transform_ns += other.transform_ns
-        self.total_ns += other.total_ns
-        self.num_cache_hits += other.num_cache_hits
-        self.num_cache_misses += other.num_cache_misses
-
-    def since(self, earlier: "Timings") -> "Timings":
-        """Return what was added after `earlier`, a copy."""
-        return Timings(
-            **{field.name: getattr(self, field.name) - getattr(earlier, field.name) for field in fields(self)}
-        )
+    def add(self, other: "Tally") -> None:
+        """Add what other samples took."""
+        self.num_samples += other.num_samples
+        self.busy_ns += other.busy_ns
+        self.counts = list(map(add, self.counts, other.counts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,14 +128,13 @@ class Answer:
 
     worker: int
     serial: int
-    timings: Timings = field(default_factory=Timings)
+    tally: Tally = field(default_factory=Tally)
     failures: tuple[Failure, ...] = ()
 
     def encode(self) -> bytes:
         """Return the answer as the bytes of one message."""
-        times = self.timings
-        numbers = (times.read_ns, times.decode_ns, times.transform_ns, times.total_ns)
-        head = _HEAD.pack(self.worker, self.serial, *numbers, times.num_cache_hits, times.num_cache_misses)
+        tally = self.tally
+        head = _HEAD.pack(self.worker, self.serial, tally.num_samples, tally.busy_ns, *tally.counts)
         if not self.failures:
             return head
         for num_characters in _TEXT_CHARACTERS:
@@ -156,7 +146,7 @@ class Answer:
     @classmethod
     def decode(cls, message: bytes | bytearray) -> "Answer":
         """Return the answer that `encode` made `message` of."""
-        worker, serial, read_ns, decode_ns, transform_ns, total_ns, hits, misses = _HEAD.unpack_from(message)
+        worker, serial, num_samples, busy_ns, *counts = _HEAD.unpack_from(message)
         failures: tuple[Failure, ...] = ()
         if len(message) > _HEAD.size:
             texts = json.loads(zlib.decompress(message[_HEAD.size :]))
@@ -164,15 +154,8 @@ class Answer:
                 Failure(sample=s, cause=cause, details=json.loads(d) | ({"traceback": trace} if trace else {}))
                 for s, cause, d, trace in texts
             )
-        timings = Timings(
-            read_ns=read_ns,
-            decode_ns=decode_ns,
-            transform_ns=transform_ns,
-            total_ns=total_ns,
-            num_cache_hits=hits,
-            num_cache_misses=misses,
-        )
-        return cls(worker=worker, serial=serial, timings=timings, failures=failures)
+        tally = Tally(num_samples=num_samples, busy_ns=busy_ns, counts=counts)
+        return cls(worker=worker, serial=serial, tally=tally, failures=failures)
 
 
 def cannot_open(answer: Answer) -> WorkerError:

@@ -5,7 +5,7 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Self
@@ -21,7 +21,7 @@ from mpload.transport.crew import Crew, Death
 from mpload.transport.inbox import Inbox
 from mpload.transport.launch import ZygoteProcess, pickle_work
 from mpload.transport.limits import told_as_refused
-from mpload.transport.messages import Failure, Timings, cannot_open
+from mpload.transport.messages import Failure, cannot_open
 from mpload.transport.ragged import RaggedArray
 from mpload.transport.ring import SlotRing
 from mpload.transport.slots import SlotLayout
@@ -30,10 +30,10 @@ from mpload.transport.worker import Work, WorkerSetup
 
 __all__ = ["WorkerPool"]
 
-_LOOK_SECONDS = 0.25
-"""How often a waiting parent looks after its workers when nothing is heard from them."""
-_CREW_SECONDS = 0.9 * _LOOK_SECONDS
-"""How often a parent looks after its workers while it hears from them."""
+_POLL_SECONDS = 0.25
+"""How long a waiting parent hears nothing from its workers before it checks on them."""
+_CREW_SECONDS = 0.9 * _POLL_SECONDS
+"""How often a parent checks on its workers while it hears from them."""
 _KEPT_SLOTS = 2
 """Slots that are not lent out, so that workers have somewhere to write while the user holds all they can."""
 
@@ -103,8 +103,8 @@ class WorkerPool:
         self._line: deque[int] = deque()  # numbers of batches to be delivered, in order
         self._issued: dict[int, Chunk] = {}  # by serial number: chunks that wait or are being filled
         self._backlog: deque[Chunk] = deque()  # chunks that the board has no room for
-        self._num_quiet_looks = 0
-        self._looked_after_crew = time.monotonic()
+        self._num_quiet_checks = 0
+        self._crew_checked = time.monotonic()
         self.stats = PoolStats()
         self.depth = num_slots
         """Batches that `stream` keeps under way at most; may be set while it runs, to use less memory."""
@@ -152,6 +152,11 @@ class WorkerPool:
     def num_free_slots(self) -> int:
         """Batches that may be submitted now."""
         return self._ring.num_free
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more batch can be under way: fewer than `depth` are, and a slot is free."""
+        return len(self._line) < max(1, self.depth) and self._ring.num_free > 0
 
     @property
     def num_pending(self) -> int:
@@ -224,13 +229,10 @@ class WorkerPool:
         if not self._line:
             raise ArgumentError("no batch is under way. Submit one first")
         batch = self._batches[self._line[0]]
-        start = time.monotonic()
-        if batch.num_left:
-            while batch.num_left:
-                self._look(_LOOK_SECONDS, batch)
-            self.stats.wait_seconds += time.monotonic() - start
-        elif start - self._looked_after_crew > _CREW_SECONDS:
-            self._look(0.0, batch)
+        while batch.num_left:
+            self._poll(_POLL_SECONDS, batch)
+        if time.monotonic() - self._crew_checked > _CREW_SECONDS:
+            self._poll(0.0, batch)
         with self._whole:
             del self._batches[self._line.popleft()]
             return self._deliver(batch)
@@ -242,7 +244,7 @@ class WorkerPool:
     def wait(self) -> None:
         """Wait a moment until something is heard, such as that a slot of a cancelled batch is free."""
         self._check_usable()
-        self._look(_LOOK_SECONDS)
+        self._poll(_POLL_SECONDS)
 
     def cancel(self) -> None:
         """Forget all batches that are not yet delivered. Their slots are free as soon as no worker writes into them."""
@@ -258,7 +260,7 @@ class WorkerPool:
             self._line.clear()
             dropped, self._backlog = self._backlog, deque()
             for chunk in dropped:
-                self._account(chunk, (), Timings())
+                self._account(chunk)
 
     def _deliver(self, batch: PendingBatch) -> FilledBatch:
         num_samples = batch.task.num_samples
@@ -270,9 +272,8 @@ class WorkerPool:
             self.stats.num_copied_batches += 1
         self.stats.num_batches += 1
         self.stats.num_samples += num_samples
-        self.stats.timings.add(batch.timings)
         failures = tuple(sorted(batch.failures, key=lambda failure: failure.sample)) if batch.failures else ()
-        return FilledBatch(task=batch.task, arrays=arrays, failures=failures, timings=batch.timings)
+        return FilledBatch(task=batch.task, arrays=arrays, failures=failures)
 
     def _check_usable(self) -> None:
         if os.getpid() != self._owner_pid:
@@ -282,47 +283,46 @@ class WorkerPool:
         if not self._close.alive:
             raise WorkerError("the pool is closed. Make a new one")
 
-    def _look(self, wait_seconds: float, batch: PendingBatch | None = None) -> None:
+    def _poll(self, wait_seconds: float, batch: PendingBatch | None = None) -> None:
         """Wait at most this long until something is heard, and act on it: on what is of `batch`, or on all."""
         is_told = self._inbox.wait(self._zygote.control, wait_seconds)
         now = time.monotonic()
         with self._whole:
             self._read_answers(batch)
-            if is_told or now - self._looked_after_crew > _CREW_SECONDS:
-                self._looked_after_crew = now
-                self._look_after_crew()
+            if is_told or now - self._crew_checked > _CREW_SECONDS:
+                self._crew_checked = now
+                self._check_crew()
             if self._backlog:
                 dropped, self._backlog = self._backlog, deque()
                 self._issue(dropped, urgent=True)
 
-    def _look_after_crew(self) -> None:
-        deaths = self._crew.look()
+    def _check_crew(self) -> None:
+        deaths = self._crew.check()
         self._read_answers()  # what the dead had answered is done
         for death in deaths:
             self._redo(death)
         if not deaths and self._issued and self._crew.are_idle() and not self._board.has_untaken:
-            self._num_quiet_looks += 1
+            self._num_quiet_checks += 1
             # Chunks that nobody has and that do not wait. Nothing that we know of does this; still we must not hang.
-            if self._num_quiet_looks > 2:
+            if self._num_quiet_checks > 2:
                 self._redo_untaken()
         else:
-            self._num_quiet_looks = 0
+            self._num_quiet_checks = 0
 
     def _read_answers(self, batch: PendingBatch | None = None) -> None:
         """Read what workers have answered, all of it or until `batch` is complete."""
         while (batch is None or batch.num_left) and (answer := self._inbox.read()) is not None:
             if not answer.serial:
                 raise cannot_open(answer)
-            self.stats.timings_of(answer.worker).add(answer.timings)
+            self.stats.add(answer)
             chunk = self._issued.pop(answer.serial, None)
             if chunk is not None:
-                self._account(chunk, answer.failures, answer.timings)
+                self._account(chunk, answer.failures)
 
-    def _account(self, chunk: Chunk, failures: tuple[Failure, ...], timings: Timings) -> None:
+    def _account(self, chunk: Chunk, failures: Sequence[Failure] = ()) -> None:
         batch = self._batches[chunk.batch]
         batch.num_left -= chunk.num_samples
         batch.failures.extend(failures)
-        batch.timings.add(timings)
         if batch.is_cancelled and not batch.num_left:
             self._settle(chunk.batch, batch)
 
@@ -353,7 +353,7 @@ class WorkerPool:
             return
         again = after_death(chunk, death.sample, is_from_outside=death.is_from_outside)
         if self._batches[chunk.batch].is_cancelled:
-            self._account(chunk, (), Timings())
+            self._account(chunk)
         elif again:
             self._issue(again, urgent=True)
         else:
@@ -378,4 +378,4 @@ class WorkerPool:
                 array.begin(chunk.first, chunk.last)
             else:
                 array[chunk.first] = np.zeros((), array.dtype)
-        self._account(chunk, (Failure(sample=chunk.first, cause=cause, details={"killed": True}),), Timings())
+        self._account(chunk, [Failure(sample=chunk.first, cause=cause, details={"killed": True})])

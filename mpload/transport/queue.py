@@ -55,22 +55,20 @@ class ChunkQueue:
         self._mine: deque[tuple[int, int]] | None = None  # positions and serial numbers that this process has reserved
 
     @property
-    def is_full(self) -> bool:
-        """Whether nothing can be posted until a worker takes something."""
-        return self._cells[self._tail] - self._cells[self._head] >= self._num_entries
-
-    @property
     def is_empty(self) -> bool:
         """Whether there is nothing to take."""
         return self._cells[self._tail] <= self._cells[self._head]
 
-    def post(self, entry: Sequence[int]) -> None:
-        """Put `entry` at the tail."""
+    def post(self, entry: Sequence[int]) -> bool:
+        """Put `entry` at the tail; return False where the queue is full until a worker takes something."""
         tail = self._cells[self._tail]
+        if tail - self._cells[self._head] >= self._num_entries:
+            return False
         place = self._place(tail)
         self._cells[place : place + len(entry)] = memoryview(array("q", entry))
         self._fence()
         self._cells[self._tail] = tail + 1
+        return True
 
     def serials(self) -> Iterator[int]:
         """Yield the serial numbers of what waits."""

@@ -79,18 +79,21 @@ class SlotRing:
     @property
     def num_free(self) -> int:
         """Slots that nobody fills or holds."""
-        self._collect()
+        if self._returned:
+            self._collect()
         return len(self._free)
 
     @property
     def num_lent(self) -> int:
         """Slots that the user still looks at."""
-        self._collect()
+        if self._returned:
+            self._collect()
         return len(self._lent)
 
     def take(self) -> int | None:
         """Return a free slot, to be filled, or None where there is none."""
-        self._collect()
+        if self._returned:
+            self._collect()
         return self._free.popleft() if self._free else None
 
     def give_back(self, slot: int) -> None:

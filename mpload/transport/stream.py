@@ -29,7 +29,7 @@ class Stream(Iterator[FilledBatch]):
     def __next__(self) -> FilledBatch:
         pool = self._pool
         while not self._is_closed and (self._task is not None or pool.num_pending):
-            while self._task is not None and pool.num_free_slots and pool.num_pending < max(1, pool.depth):
+            while self._task is not None and pool.has_room:
                 with self._whole:
                     pool.submit(self._task)
                     self._task = next(self._todo, None)

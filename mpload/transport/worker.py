@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ import numpy as np
 from mpload.transport.board import BoardFds, WorkerBoard
 from mpload.transport.chunks import Chunk
 from mpload.transport.kernel import be_killed_first, die_with_parent, set_process_name
-from mpload.transport.messages import Answer, Failure, Timings, cause_of, told_of
+from mpload.transport.messages import Answer, Failure, Tally, cause_of, told_of
 from mpload.transport.ragged import RaggedArray
 from mpload.transport.ring import SlotArrays, SlotRing
 from mpload.transport.slots import SlotLayout
@@ -43,25 +43,19 @@ class Work(Protocol):
         ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class ChunkReport:
     """What a work tells of a chunk while it fills it."""
 
-    _board: WorkerBoard
-    timings: Timings = field(default_factory=Timings)
+    at: Callable[[int], None]
+    """Says which sample of the batch is next: the one to blame for a death, and a sign of life."""
+    upcoming: Callable[[int], list[Chunk]]
+    """Returns so many chunks that this worker will most likely fill next, for works that read ahead."""
+    wait_for_turn: Callable[[], None]
+    """Waits until no other worker takes much memory; others then wait until this worker's next sample or chunk."""
+    tally: Tally = field(default_factory=Tally)
+    """Its `counts` are the work's to add to."""
     failures: list[Failure] = field(default_factory=list)
-
-    def at(self, sample: int) -> None:
-        """Say that sample `sample` of the batch is next: the one to blame for a death, and a sign of life."""
-        self._board.at(sample)
-
-    def wait_for_turn(self) -> None:
-        """Wait until no other worker takes much memory; then others wait, until this worker's next sample or chunk."""
-        self._board.wait_for_turn()
-
-    def upcoming(self, num_chunks: int) -> list[Chunk]:
-        """Return chunks that this worker will most likely fill next, for works that read ahead."""
-        return self._board.reserve(num_chunks)
 
     def failed(self, sample: int, cause: str, details: Mapping[str, Any] | None = None) -> None:
         """Tell of a sample that could not be made, in place of raising; what its arrays hold is up to the caller."""
@@ -155,14 +149,17 @@ def _serve(number: int, place: Workplace) -> None:
     slots: dict[int, SlotArrays] = {}
     while (taken := place.board.take()) is not None:
         serial, chunk = taken
-        report = ChunkReport(place.board)
+        report = ChunkReport(
+            at=place.board.at, upcoming=place.board.reserve, wait_for_turn=place.board.wait_for_turn
+        )
         if chunk is not None:
             start_ns = time.perf_counter_ns()
             if chunk.slot not in slots:
                 slots[chunk.slot] = place.ring.views(chunk.slot)
             _fill(place.work, chunk, slots[chunk.slot], report)
-            report.timings.total_ns = time.perf_counter_ns() - start_ns
-        answer = Answer(worker=number, serial=serial, timings=report.timings, failures=tuple(report.failures))
+            report.tally.num_samples = chunk.num_samples
+            report.tally.busy_ns = time.perf_counter_ns() - start_ns
+        answer = Answer(worker=number, serial=serial, tally=report.tally, failures=tuple(report.failures))
         place.answers.send(answer.encode())
 
 

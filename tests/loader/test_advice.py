@@ -13,15 +13,14 @@ from mpload.errors import MploadWarning
 from mpload.loader.advice import Adviser, Circumstances, advise
 from mpload.loader.index_source import IndexSource
 from mpload.memory.machine import refaulted_bytes
-from mpload.telemetry.stats import LoaderStats
-from mpload.transport.messages import Timings
+from mpload.telemetry.stats import LoaderStats, Timings
 from mpload.units import GIB
 from tests.support.map_styles import Sleeping
 
 
 def span(*, wait: float = 0.4, num_workers: int = 4, **milliseconds: int) -> LoaderStats:
     """Return a span of ten seconds with these times of all workers."""
-    timings = Timings(**{f"{stage}_ns": each * 10**6 for stage, each in milliseconds.items()})
+    timings = Timings(num_samples=1000, **{f"{stage}_ns": each * 10**6 for stage, each in milliseconds.items()})
     return LoaderStats(
         num_batches=100,
         num_samples=1000,

@@ -47,7 +47,9 @@ def changed(of: Readings, **values: Any) -> Readings:
 
 
 def states() -> st.SearchStrategy[GovernorState]:
-    return st.builds(GovernorState, depth=depths, num_calm_looks=st.integers(0, 70), patience_looks=st.integers(5, 60))
+    return st.builds(
+        GovernorState, depth=depths, num_calm_checks=st.integers(0, 70), patience_checks=st.integers(5, 60)
+    )
 
 
 @given(readings(), states(), depths)
@@ -98,7 +100,7 @@ def test_what_fits_at_the_start_is_not_shrunk_when_it_is_used(found: Readings, m
 def simulate(
     others: list[int], *, limit_bytes: int, budget_bytes: int = 64 * GIB, max_depth: int = 8, slots_at: int = 8
 ) -> list[int]:
-    """Return the depth after each look, `others` being taken beside slots that follow the depth one look late."""
+    """Return the depth after each check, `others` being taken beside slots that follow the depth one check late."""
     state, num_slots, seen = GovernorState(depth=max_depth), slots_at, []
     for other in others:
         used = num_slots * SLOT
@@ -136,7 +138,7 @@ def test_what_was_shrunk_grows_back_when_the_neighbour_has_gone(much: int) -> No
 def test_a_neighbour_that_comes_and_goes_makes_the_governor_patient() -> None:
     seen = simulate(([GIB // 2 + 4 * SLOT] * 8 + [0] * 8) * 100, limit_bytes=GIB)
     grown = [i for i, (a, b) in enumerate(itertools.pairwise(seen)) if b > a]
-    assert len([look for look in grown if look < 200]) > len([look for look in grown if look > 1400])
+    assert len([check for check in grown if check < 200]) > len([check for check in grown if check > 1400])
 
 
 def test_slots_that_are_on_their_way_back_are_not_asked_for_twice() -> None:
@@ -176,36 +178,36 @@ class Pool:
         self.pids: dict[str, int] = {}
 
 
-def test_the_governor_looks_once_a_second_says_it_once_and_gives_memory_back() -> None:
-    pool, now, num_looks, free_bytes = Pool(), 0.0, 0, GIB
+def test_the_governor_checks_once_a_second_says_it_once_and_gives_memory_back() -> None:
+    pool, now, num_reads, free_bytes = Pool(), 0.0, 0, GIB
 
-    def look() -> MemoryRoom:
-        nonlocal num_looks
-        num_looks += 1
+    def read() -> MemoryRoom:
+        nonlocal num_reads
+        num_reads += 1
         return MemoryRoom(limit_bytes=GIB, free_bytes=free_bytes, stalled_seconds=0, num_oom_kills=0)
 
-    governor = Governor(pool, budget_bytes=GIB, slot_bytes=SLOT, look=look, monotonic=lambda: now)
+    governor = Governor(pool, budget_bytes=GIB, slot_bytes=SLOT, read_memory=read, monotonic=lambda: now)
     for _ in range(100):
         now += 0.05
-        governor.look()
-    assert num_looks <= 6
+        governor.check()
+    assert num_reads <= 6
     assert pool.depth == 6
     free_bytes = 30 * MIB
     now += 1
     with pytest.warns(MploadWarning, match=r"memory runs short: 30.0 MiB of 1.0 GiB are left, .* instead of 6") as said:
-        governor.look()
+        governor.check()
     assert len(said) == 1
     assert pool.depth < 6
     assert pool.ring.num_drops == 1
     free_bytes = 0
     for _ in range(5):
         now += 1
-        governor.look()  # a second warning would be an error
+        governor.check()  # a second warning would be an error
     assert pool.depth == 1
     free_bytes = GIB
     for _ in range(100):
         now += 1
-        governor.look()
+        governor.check()
     assert pool.depth == 6
 
 
@@ -251,7 +253,7 @@ with warnings.catch_warnings(record=True) as said, MPLoader(dataset, num_workers
         if 35 < number < 90:  # the neighbour: training itself
             while ring.used_bytes < (loader._pool.depth - 1) * 8 * 2 * MIB:
                 time.sleep(0.01)  # on a busy machine workers have yet to take what only seems free
-            free = gauge.look().free_bytes
+            free = gauge.read().free_bytes
             if free > 60 * MIB:
                 held.append(bytearray(b"x") * min(10 * MIB, free - 55 * MIB))
         elif number == 110:

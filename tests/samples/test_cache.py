@@ -278,10 +278,10 @@ def test_a_cache_in_memory_is_part_of_the_budget_and_gives_way(files: Path) -> N
             before = cache.used_bytes()
             assert before > 55 * MIB
             governor._budget_bytes = 60 * MIB
-            governor._looked -= 2  # seconds
+            governor._checked -= 2  # seconds
             with warnings.catch_warnings(record=True) as told:
                 warnings.simplefilter("always")
-                governor.look()
+                governor.check()
             assert "the cache in memory gives up" in str(told[0].message)
             assert cache.used_bytes() < 40 * MIB
             with warnings.catch_warnings():

@@ -115,7 +115,7 @@ def wait_until(condition: Callable[[], bool], limit_seconds: float = 60.0) -> bo
 def pid_of(pool: WorkerPool, name: str) -> int:
     """Wait until the pool has been told the process id of `name`."""
     while name not in pool.pids:
-        pool._look(0.1)
+        pool._poll(0.1)
     return pool.pids[name]
 
 

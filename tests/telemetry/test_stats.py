@@ -3,6 +3,7 @@
 import itertools
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 from mpload import MPDataset, MPLoader, RandomResizedCrop, Topology, build_index
 from mpload.loader.scaling import ScalerState, Window, decide
 from mpload.memory.machine import num_usable_cores
-from mpload.telemetry.stats import Latencies, Stage, limiting_stage
-from mpload.transport.messages import Timings
+from mpload.samples import counts
+from mpload.telemetry.stats import Latencies, Stage, Timings, limiting_stage
+from mpload.transport.messages import Tally
 from mpload.units import MIB
 from tests.support.decoders import add_noise
 from tests.support.map_styles import Computing, Sleeping, Tuples
@@ -45,6 +47,16 @@ def test_the_stage_that_limits_is_the_one_that_takes_the_workers_time() -> None:
     assert limit(read=4_000, total=5_000, num_workers=0) is Stage.READ
 
 
+def test_what_works_count_has_the_same_name_in_the_statistics() -> None:
+    for name in counts.__all__:
+        tally = Tally(num_samples=1)
+        tally.counts[getattr(counts, name)] = 7
+        timings = Timings.of([tally, tally])
+        counted = {field: value for field, value in asdict(timings).items() if value}
+        field = name.lower() if name.endswith("_NS") else f"num_{name.lower()}"
+        assert counted == {"num_samples": 2, field: 14}
+
+
 @pytest.fixture(scope="module")
 def photos(photo_tree: Path) -> Path:
     return build_index(photo_tree, photo_tree.with_name("stats.txt"))
@@ -65,6 +77,7 @@ def test_stats_add_up(photos: Path, num_workers: int) -> None:
         timings = stats.timings
         assert min(timings.read_ns, timings.decode_ns, timings.transform_ns) > 0
         assert timings.read_ns + timings.decode_ns + timings.transform_ns < timings.total_ns
+        assert timings.num_samples == 24
         memory = stats.memory
         assert memory.total_bytes == memory.slots_bytes + memory.zygote_bytes + memory.workers_bytes
         if num_workers:

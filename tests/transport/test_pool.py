@@ -21,7 +21,7 @@ from mpload.errors import ArgumentError, DecodeError, WorkerError
 from mpload.transport.batches import BatchTask, FilledBatch, PoolOptions
 from mpload.transport.chunks import MAX_CHUNKS, Chunk, after_death, cut
 from mpload.transport.crew import ObservedClock
-from mpload.transport.messages import Answer, Failure, Timings, cause_of
+from mpload.transport.messages import MAX_COUNTS, Answer, Failure, Tally, cause_of
 from mpload.transport.pool import WorkerPool
 from mpload.transport.slots import Field, SlotLayout
 from mpload.transport.worker import ChunkReport
@@ -117,7 +117,7 @@ def test_answers_survive_their_way(failures: list[tuple[int, str, dict[str, Any]
     answer = Answer(
         worker=3,
         serial=1 << 60,
-        timings=Timings(read_ns=1, decode_ns=2, transform_ns=3, total_ns=4),
+        tally=Tally(num_samples=1, busy_ns=2, counts=list(range(3, 3 + MAX_COUNTS))),
         failures=tuple(Failure(sample=s, cause=c, details=d) for s, c, d in failures),
     )
     assert Answer.decode(answer.encode()) == answer
@@ -148,9 +148,9 @@ def test_time_in_which_nobody_looked_does_not_count() -> None:
     now = 100.0
     clock = ObservedClock(lambda: now)
     now += 0.5
-    assert clock.look() == 0.5
+    assert clock.observe() == 0.5
     now += 3600
-    assert clock.look() == 1.5
+    assert clock.observe() == 1.5
 
 
 @pytest.mark.parametrize(("num_workers", "num_slots"), [(1, 1), (1, 3), (2, 2), (3, 5), (7, 4)])
@@ -161,10 +161,12 @@ def test_batches_are_right_and_in_order_for_any_number_of_workers_and_slots(num_
             for batch in pool.stream(tasks(30, num_samples)):
                 assert batch.task.numbers == (seen,)
                 assert_right(batch.arrays, seen, num_samples=num_samples)
-                assert batch.timings.total_ns > 0
                 seen += 1
             assert seen == 30
         assert pool.stats.num_samples == 30 * (1 + 8 + 32)
+        tallies = pool.stats.by_worker.values()
+        assert sum(tally.num_samples for tally in tallies) == 30 * (1 + 8 + 32)
+        assert min(tally.busy_ns for tally in tallies) > 0
 
 
 def test_workers_prefetch_while_the_parent_is_away() -> None:
@@ -266,7 +268,7 @@ def test_cancelling_frees_slots_that_are_ready() -> None:
         for task in tasks(4):
             pool.submit(task)
         while pool._issued:
-            pool._look(0.1)
+            pool._poll(0.1)
         pool.next()
         pool.cancel()
         assert pool.num_free_slots == 4
@@ -329,19 +331,19 @@ class Tells(Numbers):
         self, task: tuple[int, ...], arrays: Mapping[str, Any], first: int, last: int, report: ChunkReport
     ) -> None:
         super().fill(task, arrays, first, last, report)
-        report.timings.decode_ns += last - first
+        report.tally.counts[1] += last - first
         if first == 0:
             report.failed(0, "was replaced", {"substitute": 5})
         if last - first > 1:
             raise ValueError("a second try: what was told in the first does not count")
 
 
-def test_a_work_may_tell_of_failures_and_times_itself() -> None:
+def test_a_work_may_tell_of_failures_and_count_itself() -> None:
     with WorkerPool(Tells(), LAYOUT, num_slots=2, num_workers=2) as pool:
         for number, batch in enumerate(pool.stream(tasks(3))):
             assert_right(batch.arrays, number)
             assert batch.failures == (Failure(sample=0, cause="was replaced", details={"substitute": 5}),)
-            assert batch.timings.decode_ns >= 32
+        assert sum(tally.counts[1] for tally in pool.stats.by_worker.values()) == 3 * 2 * 32  # all were tried twice
 
 
 @pytest.mark.parametrize(

@@ -354,9 +354,9 @@ def test_workers_that_have_nothing_to_do_are_left_alone() -> None:
         check_stream(pool, 3)
         assert wait_until(pool._crew.are_idle)
         pool._crew._sample_timeout_seconds = 0.05
-        started = pool._crew._clock.look()
-        while pool._crew._clock.look() < started + 0.5:
-            pool._look(0.02)
+        started = pool._crew._clock.observe()
+        while pool._crew._clock.observe() < started + 0.5:
+            pool._poll(0.02)
         assert pool.num_deaths == 0
 
 
@@ -372,7 +372,7 @@ def test_a_wake_that_is_lost_is_made_up_for_and_forgotten(monkeypatch: pytest.Mo
             assert wait_until(lambda: are_asleep(pool))
             monkeypatch.setattr(pool._board, "wake", lose)  # as where a byte dies with its reader
             check_stream(pool, 1)
-            assert not pool._crew.look()
+            assert not pool._crew.check()
             pool._crew._clock._now_seconds += 3600  # much later it happens again
         assert pool.num_deaths == 0
 
@@ -386,7 +386,7 @@ def test_dead_workers_cost_the_zygote_no_descriptor() -> None:
             nums_fds.append(len(list(Path(f"/proc/{pool.pids['mpload-zygote']}/fd").iterdir())))
             kill(pid)
             while pool.num_deaths <= number:
-                pool._look(0.1)
+                pool._poll(0.1)
         assert len(set(nums_fds)) == 1
 
 
@@ -397,7 +397,7 @@ def test_a_dead_worker_is_replaced_while_batches_are_ready(monkeypatch: pytest.M
             pool.submit(task)
         pid_of(pool, "mpload-worker-0")
         while pool._issued:
-            pool._look(0.1)
+            pool._poll(0.1)
         kill_all_workers(pool.pids)
         assert select.select([pool._zygote.control], [], [], 60)[0]
         assert_right(pool.next().arrays, 0)
@@ -515,7 +515,7 @@ def test_cancelled_chunks_of_dead_workers_free_their_slots() -> None:
             stream.close()
         check_stream(pool, 10)
         while pool.num_free_slots < 4:
-            pool._look(0.1)
+            pool._poll(0.1)
 
 
 def test_killing_workers_while_they_stop_keeps_the_number_wanted() -> None:

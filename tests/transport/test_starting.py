@@ -166,7 +166,7 @@ def test_a_parent_that_ignores_sigchld_loses_nobody(starts_fresh: bool) -> None:
                 assert_right(batch.arrays, number)
                 assert not batch.failures
             while pool.num_deaths < 1:
-                pool._look(0.1)
+                pool._poll(0.1)
             assert pool.pids["mpload-zygote"] == zygote
             os.kill(zygote, signal.SIGKILL)
             assert wait_until(lambda: not is_alive(zygote))

@@ -161,7 +161,7 @@ def measure_memory(
         MploadError: a list does not fit on the disk, or a case fails for a reason of its own.
     """
     if reserve_bytes is None:
-        reserve_bytes = max(GIB, MemoryGauge().look().limit_bytes // 10)
+        reserve_bytes = max(GIB, MemoryGauge().read().limit_bytes // 10)
     done: list[MemoryResult] = []
     with tempfile.TemporaryDirectory(dir=folder, prefix="mpload-") as name:
         for case in cases:

@@ -17,7 +17,7 @@ _ANY_NUMBER = 1 << 30
 
 def look_around(root: str) -> Environment:
     """Return what there is for data below `root`."""
-    room = MemoryGauge().look()
+    room = MemoryGauge().read()
     max_descriptors, used_descriptors = _descriptors()
     shm = Path("/dev/shm")  # noqa: S108  a mount point, nothing is written
     return Environment(

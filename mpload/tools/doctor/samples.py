@@ -197,7 +197,8 @@ def _resized(
     if float(np.mean(found.short_sides)) < _MUCH_LARGER * short:
         return None, None
     watched = _Stopwatch(decode)
-    small = Pipeline(index=pipeline.index, decode=watched, policy=ErrorPolicy())
+    handed = _Handed()
+    small = Pipeline(index=pipeline.index, decode=watched, policy=ErrorPolicy(), cache=handed)
     sizes = []
     deadline = time.monotonic() + seconds
     options = PackOptions(resize_short=short)
@@ -205,7 +206,7 @@ def _resized(
         with suppress(MploadError):
             smaller = stored_as(data, options)[1]
             sizes.append(len(smaller))
-            small.cache = _Handed(smaller)
+            handed.data = smaller
             small.sample(record, seed=0, epoch=0)
         if time.monotonic() > deadline and len(sizes) > 2 * _WARM_UP_SAMPLES:
             break
@@ -215,12 +216,12 @@ def _resized(
 class _Handed:
     """A cache that has what it was handed, whatever it is asked for."""
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
+    def __init__(self) -> None:
+        self.data = b""
 
     def read(self, sample_id: int, paths: object, read: object) -> list[bytes]:
         del sample_id, paths, read
-        return [self._data]
+        return [self.data]
 
     def has(self, sample_id: int) -> bool:
         del sample_id
