@@ -18,7 +18,7 @@ kernel    what Linux alone can do for a process
 limits    what the system refuses, in words
 crew      the workers of a pool: as many as wanted, replaced as they die, killed when stuck
 batches   what goes into a pool and what comes out
-closing   how a pool ends
+parts     what a pool and its workers share: how it is made, and how it ends
 stream    the batches of one iteration, in order
 pool      WorkerPool: joins these, delivers in order, does again what died on the way
 ```

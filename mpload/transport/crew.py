@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from mpload.errors import ArgumentError, MploadWarning, WorkerError
+from mpload.transport.batches import PoolOptions
 from mpload.transport.board import MAX_WORKERS, ParentBoard, WorkerRow
 from mpload.transport.launch import (
     WorkerEnded,
@@ -72,16 +73,12 @@ class Crew:
         zygote: ZygoteProcess,
         board: ParentBoard,
         *,
-        sample_timeout_seconds: float,
-        start_timeout_seconds: float,
-        max_restarts: int,
+        options: PoolOptions,
         count_oom_kills: Callable[[], int] | None,
     ) -> None:
         self._zygote = zygote
         self._board = board
-        self._sample_timeout_seconds = sample_timeout_seconds
-        self._start_timeout_seconds = start_timeout_seconds
-        self._max_restarts = max_restarts
+        self._options = options
         self._count_oom_kills = count_oom_kills
         self._num_oom_kills = count_oom_kills() if count_oom_kills else 0
         self._clock = ObservedClock()
@@ -122,7 +119,7 @@ class Crew:
                 `max_restarts` or for longer than `start_timeout_seconds`.
             RefusedError: the system gives no process or descriptor.
         """
-        deadline = time.monotonic() + self._start_timeout_seconds
+        deadline = time.monotonic() + self._options.start_timeout_seconds
         num_own_deaths = 0
         while True:
             try:
@@ -222,7 +219,7 @@ class Crew:
             if row != seen or row.waits_for_turn:  # whoever has its turn is watched
                 self._seen[worker] = row, now
                 continue
-            limit = self._start_timeout_seconds if row.is_opening else self._sample_timeout_seconds
+            limit = self._options.start_timeout_seconds if row.is_opening else self._options.sample_timeout_seconds
             if (row.is_filling or row.is_opening) and now - since > limit and worker not in self._stuck:
                 self._stuck[worker] = f"stuck for more than {limit:g} s"
                 self._asked.setdefault(worker, now)
@@ -239,7 +236,7 @@ class Crew:
         self._board.wake(len(self._pids))
         if self._stalled_since is None:
             self._stalled_since = now
-        return now - self._stalled_since > self._sample_timeout_seconds
+        return now - self._stalled_since > self._options.sample_timeout_seconds
 
     def _bury_zygote(self, *, overdue: bool) -> str:
         """Kill what is left of the zygote and its workers; return how it ended."""
@@ -259,9 +256,9 @@ class Crew:
         self._history.append((now, line))
         while now - self._history[0][0] > _HOUR_SECONDS:
             self._history.popleft()
-        if len(self._history) > self._max_restarts:
+        if len(self._history) > self._options.max_restarts:
             self._give_up(
-                f"{len(self._history)} workers died within an hour, more than max_restarts={self._max_restarts}"
+                f"{len(self._history)} workers died within an hour, more than max_restarts={self._options.max_restarts}"
             )
         if self._num_failed_starts > _FAILED_STARTS:
             self._give_up("workers end before they begin, see their own output")

@@ -6,7 +6,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Self
 
@@ -14,19 +13,15 @@ import numpy as np
 
 from mpload.errors import ArgumentError, WorkerError
 from mpload.transport.batches import BatchTask, FilledBatch, KilledSample, PendingBatch, PoolOptions, PoolStats
-from mpload.transport.board import ParentBoard
-from mpload.transport.chunks import MAX_CHUNKS, Chunk, after_death, cut
-from mpload.transport.closing import Whole, shut
+from mpload.transport.chunks import Chunk, after_death, cut
 from mpload.transport.crew import Crew, Death
-from mpload.transport.inbox import Inbox
-from mpload.transport.launch import ZygoteProcess, pickle_work
-from mpload.transport.limits import told_as_refused
 from mpload.transport.messages import Failure, cannot_open
+from mpload.transport.parts import PoolParts, Whole
 from mpload.transport.ragged import RaggedArray
 from mpload.transport.ring import SlotRing
 from mpload.transport.slots import SlotLayout
 from mpload.transport.stream import Stream
-from mpload.transport.worker import Work, WorkerSetup
+from mpload.transport.worker import Work
 
 __all__ = ["WorkerPool"]
 
@@ -78,25 +73,11 @@ class WorkerPool:
         if sys.platform != "linux":
             raise WorkerError(f"worker pools need Linux (memfd, pidfd), this is {sys.platform}. Use num_workers=0")
         options = options or PoolOptions()
-        pickled = pickle_work(work)
+        parts = PoolParts.make(work, layout, num_slots=num_slots, options=options)
         self._owner_pid = os.getpid()
-        with ExitStack() as made, told_as_refused("workers cannot start"):
-            self._ring = SlotRing(num_slots=num_slots, layout=layout, huge_pages=options.huge_pages)
-            made.callback(self._ring.close)
-            self._board = ParentBoard(num_plain_entries=num_slots * MAX_CHUNKS)
-            made.callback(self._board.close)
-            self._inbox = Inbox()
-            made.callback(self._inbox.close)
-            self._zygote = self._make_zygote(pickled, options)
-            made.pop_all()
-        self._crew = Crew(
-            self._zygote,
-            self._board,
-            sample_timeout_seconds=options.sample_timeout_seconds,
-            start_timeout_seconds=options.start_timeout_seconds,
-            max_restarts=options.max_restarts,
-            count_oom_kills=count_oom_kills,
-        )
+        self._close = weakref.finalize(self, parts.close, self._owner_pid)
+        self._whole = Whole(self._close)
+        self._ring, self._board, self._inbox, self._zygote = parts.ring, parts.board, parts.inbox, parts.zygote
         self._on_killed = on_killed
         self._serial = 0
         self._batches: dict[int, PendingBatch] = {}
@@ -108,30 +89,13 @@ class WorkerPool:
         self.stats = PoolStats()
         self.depth = num_slots
         """Batches that `stream` keeps under way at most; may be set while it runs, to use less memory."""
-        self._close = weakref.finalize(self, shut, self._owner_pid, self._zygote, self._board, self._ring, self._inbox)
-        self._whole = Whole(self._close)
         try:
+            self._crew = Crew(parts.zygote, parts.board, options=options, count_oom_kills=count_oom_kills)
             self._crew.start()
             self._crew.resize(num_workers)
         except BaseException:
             self._close()
             raise
-
-    def _make_zygote(self, pickled_work: bytes, options: PoolOptions) -> ZygoteProcess:
-        setup = WorkerSetup(
-            ring_fd=self._ring.fd,
-            answers_fd=self._inbox.fd,
-            board=self._board.fds,
-            num_slots=self._ring.num_slots,
-            layout=self._ring.layout,
-            huge_pages=options.huge_pages,
-            work=pickled_work,
-            sys_path=tuple(map(str, sys.path)),
-            python_path=os.environ.get("PYTHONPATH"),
-        )
-        return ZygoteProcess(
-            setup, starts_fresh=options.starts_fresh, start_timeout_seconds=options.start_timeout_seconds
-        )
 
     def __enter__(self) -> Self:
         return self

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from mpload.transport.batches import BatchTask, FilledBatch
-from mpload.transport.closing import Whole
+from mpload.transport.parts import Whole
 
 if TYPE_CHECKING:  # which makes streams
     from mpload.transport.pool import WorkerPool
