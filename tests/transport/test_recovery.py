@@ -344,7 +344,9 @@ def test_a_worker_that_hangs_while_it_opens_is_replaced(tmp_path: Path) -> None:
             time.sleep(3600)
 
     with WorkerPool(HangsOnce(), LAYOUT, num_slots=2, num_workers=1) as pool:
-        pool._crew._start_timeout_seconds = 0.5  # not of the zygote, which takes longer on a busy machine
+        pool._crew._options = PoolOptions(
+            start_timeout_seconds=0.5
+        )  # not of the zygote, which takes longer on a busy machine
         check_stream(pool, 3)
         assert pool.num_deaths >= 1
 
@@ -353,7 +355,7 @@ def test_workers_that_have_nothing_to_do_are_left_alone() -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=2, num_workers=2) as pool:
         check_stream(pool, 3)
         assert wait_until(pool._crew.are_idle)
-        pool._crew._sample_timeout_seconds = 0.05
+        pool._crew._options = PoolOptions(sample_timeout_seconds=0.05)
         started = pool._crew._clock.observe()
         while pool._crew._clock.observe() < started + 0.5:
             pool._poll(0.02)
