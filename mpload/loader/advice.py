@@ -129,4 +129,4 @@ class Adviser:
         for subject, text in advise(stats.since(last), now, image_excess=self._image_excess).items():
             if subject not in self._said:
                 self._said.add(subject)
-                warnings.warn(text, MploadWarning, stacklevel=6)
+                warnings.warn(text, MploadWarning, stacklevel=5)

@@ -15,7 +15,7 @@ from mpload.plan.batch_number import BatchNumber
 from mpload.plan.sample_rng import SampleRng
 from mpload.plan.schedule import Schedule
 from mpload.samples.counts import DECODE_NS
-from mpload.samples.leaves import NUMBER_TYPES, as_array, marked, pairs, put, template_of
+from mpload.samples.leaves import NUMBER_TYPES, as_array, leaves_of, marked, pairs, put, template_of
 from mpload.samples.transforms import seed_opencv
 from mpload.transport.worker import ChunkReport
 
@@ -75,14 +75,15 @@ class MapWork:
         self, task: tuple[int, ...], arrays: Mapping[str, Any], first: int, last: int, report: ChunkReport
     ) -> None:
         """Make samples `first` to `last` (exclusive) of the batch `task`. All of `__getitem__` counts as decoding."""
-        number = BatchNumber.of(task)
+        number, counts = BatchNumber.of(task), report.tally.counts
+        of_leaf = [arrays[leaf.name] for leaf in leaves_of(self.template)]
         for place, sample_id in enumerate(self.schedule.sample_ids(number, first, last).tolist(), first):
             report.at(place)
             start_ns = perf_counter_ns()
             sample = self.sample(sample_id, seed=number.seed, epoch=number.epoch)
-            report.tally.counts[DECODE_NS] += perf_counter_ns() - start_ns
+            counts[DECODE_NS] += perf_counter_ns() - start_ns
             for leaf, value in pairs(self.template, sample):
-                put(arrays[leaf.name], place, leaf, value)
+                put(of_leaf[leaf.number], place, leaf, value)
 
     def probe(self) -> bytes:
         """Return the template of the samples, pickled: what the first, the second, the middle and the last show."""
