@@ -181,10 +181,8 @@ class MPDataset(IterableDataset[Any]):
                 f"{epoch}: the rest of that epoch would be missed. Call the prepared loader's "
                 f"set_epoch({following.number}) first"
             )
-        if epoch != following.number or self.epochs.reader_pid:
-            wanted = Epoch(seed=following.seed, number=epoch)
-            self.order_of(wanted)  # checks the number
-            self.epochs.set_next(wanted)
+        self.order_of(Epoch(seed=following.seed, number=epoch))  # checks the number
+        self.epochs.set_number(epoch)
 
     def state_dict(self, num_batches: int | None = None) -> dict[str, Any]:
         """Return where the run stands: a few integers and the index's fingerprint, the same on every rank.
@@ -227,14 +225,7 @@ class MPDataset(IterableDataset[Any]):
 
     def state_at(self, epoch: Epoch) -> dict[str, Any]:
         """Return the state of a run that goes on with an epoch, from its position."""
-        state = State(
-            fingerprint=self.index.fingerprint,
-            order=self.shuffle.spec,
-            seed=epoch.seed,
-            epoch=epoch.number,
-            position=epoch.position,
-        )
-        return state.to_dict()
+        return epoch.state(fingerprint=self.index.fingerprint, order=self.shuffle.spec)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken, with any number of ranks and workers and any batch size.

@@ -14,6 +14,7 @@ from torch.utils.data import get_worker_info
 
 from mpload.errors import ArgumentError
 from mpload.loader.frameworks import Reader, reader
+from mpload.plan.checkpoint import State
 from mpload.plan.plan import Plan
 from mpload.plan.topology import Topology, detect_topology
 
@@ -47,6 +48,12 @@ class Epoch:
         if num_batches >= plan.num_batches:
             return Epoch(seed=self.seed, number=self.number + 1)
         return Epoch(seed=self.seed, number=self.number, position=plan.position_after(num_batches))
+
+    def state(self, *, fingerprint: str, order: str) -> dict[str, Any]:
+        """Return the state of a run that goes on with this epoch, from its position."""
+        return State(
+            fingerprint=fingerprint, order=order, seed=self.seed, epoch=self.number, position=self.position
+        ).to_dict()
 
 
 class EpochTable:
@@ -158,6 +165,12 @@ class EpochTable:
             self._check_same(0, self.topology)
         self._table[rows, _NEXT] = torch.tensor([epoch.seed, epoch.number, epoch.position], device="cpu")
         self._table[rows, _READER] = 0
+
+    def set_number(self, number: int) -> None:
+        """Fix the number of the epoch that all workers begin next; one that comes next anyway keeps its position."""
+        following = self.next
+        if number != following.number or self.reader_pid:
+            self.set_next(Epoch(seed=following.seed, number=number))
 
     def begin(self, *, worker: int, num_workers: int) -> Epoch:
         """Begin the next epoch as `worker` of `num_workers`; the one after it comes next then.

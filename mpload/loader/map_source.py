@@ -70,23 +70,13 @@ class MapSource:
 
     def set_epoch(self, epoch: int) -> None:
         """Fix the epoch that the next iteration reads, and keep the position that was restored in it."""
-        following = self.epochs.next
-        if epoch != following.number or self.epochs.reader_pid:
-            wanted = Epoch(seed=following.seed, number=epoch)
-            self.order_of(wanted)  # checks the number
-            self.epochs.set_next(wanted)
+        self.order_of(Epoch(seed=self.epochs.next.seed, number=epoch))  # checks the number
+        self.epochs.set_number(epoch)
 
     def state_after(self, epoch: Epoch | None, num_batches: int) -> dict[str, Any]:
         """Return where the run stands after `num_batches` of an epoch; before the next one where that is None."""
         at = self.epochs.next if epoch is None else epoch.after(num_batches, self.plan_of(epoch))
-        state = State(
-            fingerprint=self._fingerprint,
-            order=self.schedule.order.spec,
-            seed=at.seed,
-            epoch=at.number,
-            position=at.position,
-        )
-        return state.to_dict()
+        return at.state(fingerprint=self._fingerprint, order=self.schedule.order.spec)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken.

@@ -103,6 +103,20 @@ def test_each_thing_is_said_once_by_a_real_loader() -> None:
     assert "What limits is decode" in str(warning.message)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
+def test_advice_names_the_line_of_the_users_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpload.loader.loader._ADVICE_SECONDS", 0.5)
+    with (
+        MPLoader(Sleeping(400), batch_size=5, num_workers=2, topology=Topology()) as loader,
+        warnings.catch_warnings(record=True) as found,
+    ):
+        warnings.simplefilter("always")
+        while not found:
+            for _ in loader:
+                pass
+    assert {warning.filename for warning in found} == {__file__}
+
+
 def test_refaults_count_up_and_come_from_the_innermost_container(tmp_path: Path) -> None:
     (tmp_path / "members").write_text("0::/a/b\n")
     for folder, count in (("a", 7), ("a/b", 3)):
