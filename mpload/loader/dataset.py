@@ -21,7 +21,7 @@ from mpload.loader.tensors import as_tensor
 from mpload.plan.checkpoint import State
 from mpload.plan.order import Order, OrderChoice, Sequential, Shuffle
 from mpload.plan.plan import Plan, Tail
-from mpload.plan.schedule import Schedule
+from mpload.plan.batching import Batching
 from mpload.plan.topology import Topology
 from mpload.samples.cache.choice import PartialCache
 from mpload.samples.pipeline import Pipeline, Storage
@@ -245,19 +245,19 @@ class MPDataset(IterableDataset[Any]):
         return Epoch(seed=state.seed, number=state.epoch, position=state.position)
 
     @property
-    def schedule(self) -> Schedule:
+    def batching(self) -> Batching:
         """Order and plan of every epoch."""
-        return Schedule(
+        return Batching(
             num_samples=len(self.index), batch_size=self.batch_size or 1, order=self.shuffle, tail=self.tail
         )
 
     def order_of(self, epoch: Epoch) -> Order:
         """Return the order of an epoch."""
-        return self.schedule.order_of(seed=epoch.seed, epoch=epoch.number)
+        return self.batching.order_of(seed=epoch.seed, epoch=epoch.number)
 
     def plan_of(self, epoch: Epoch) -> Plan:
         """Return this rank's plan of an epoch."""
-        return self.schedule.plan_of(topology=epoch.topology or self.topology, start=epoch.position)
+        return self.batching.plan_of(topology=epoch.topology or self.topology, start=epoch.position)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_cursor": None}

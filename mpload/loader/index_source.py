@@ -67,7 +67,7 @@ class IndexSource:
         """Return what workers do, within these bounds for each of them."""
         return PipelineWork(
             pipeline=self._dataset.pipeline,
-            schedule=self._dataset.schedule,
+            batching=self._dataset.batching,
             read_ahead_bytes=read_ahead_bytes,
             decode_bytes=decode_bytes,
         )
@@ -129,7 +129,7 @@ class IndexSource:
     def _sample_id(self, number: BatchNumber, place: int) -> int:
         if number.substitute >= 0:
             return number.substitute
-        return int(self._dataset.schedule.sample_ids(number)[place])
+        return int(self._dataset.batching.sample_ids(number)[place])
 
     def _write_down(self, sample_id: int, cause: str, *, epoch: int) -> None:
         """Report a sample that was not made; raise where that is the policy."""

@@ -19,7 +19,7 @@ from mpload.plan.batch_number import BatchNumber
 from mpload.plan.checkpoint import State
 from mpload.plan.order import Order, OrderChoice
 from mpload.plan.plan import Plan, Tail
-from mpload.plan.schedule import Schedule
+from mpload.plan.batching import Batching
 from mpload.plan.topology import Topology
 from mpload.samples.counts import DECODE_NS
 from mpload.samples.leaves import NUMBER_TYPES, Leaf, LeafKind, leaves_of, template_of
@@ -46,19 +46,19 @@ class MapSource:
         topology: Topology | None,
     ) -> None:
         self.batch_size = batch_size
-        self.schedule = Schedule(num_samples=len(dataset), batch_size=batch_size, order=order, tail=tail)
+        self.batching = Batching(num_samples=len(dataset), batch_size=batch_size, order=order, tail=tail)
         self.epochs = EpochTable(seed=seed, topology=topology)
         self.cache_in_memory = None
         self.reads_ahead = False
         self.made_here = Tally()
         self._name = type(dataset).__name__
-        self._fingerprint = f"{type(dataset).__qualname__} of {self.schedule.num_samples}"
-        self._work = MapWork(dataset=dataset, schedule=self.schedule)
+        self._fingerprint = f"{type(dataset).__qualname__} of {self.batching.num_samples}"
+        self._work = MapWork(dataset=dataset, batching=self.batching)
         self.order_of(Epoch(seed=seed, number=0))  # checks the seed
 
     def order_of(self, epoch: Epoch) -> Order:
         """Return the order of an epoch."""
-        return self.schedule.order_of(seed=epoch.seed, epoch=epoch.number)
+        return self.batching.order_of(seed=epoch.seed, epoch=epoch.number)
 
     def image_excess(self) -> float:
         """Return 1: nobody knows."""
@@ -66,7 +66,7 @@ class MapSource:
 
     def plan_of(self, epoch: Epoch) -> Plan:
         """Return this rank's plan of an epoch."""
-        return self.schedule.plan_of(topology=epoch.topology or self.epochs.topology, start=epoch.position)
+        return self.batching.plan_of(topology=epoch.topology or self.epochs.topology, start=epoch.position)
 
     def set_epoch(self, epoch: int) -> None:
         """Fix the epoch that the next iteration reads, and keep the position that was restored in it."""
@@ -76,7 +76,7 @@ class MapSource:
     def state_after(self, epoch: Epoch | None, num_batches: int) -> dict[str, Any]:
         """Return where the run stands after `num_batches` of an epoch; before the next one where that is None."""
         at = self.epochs.next if epoch is None else epoch.after(num_batches, self.plan_of(epoch))
-        return at.state(fingerprint=self._fingerprint, order=self.schedule.order.spec)
+        return at.state(fingerprint=self._fingerprint, order=self.batching.order.spec)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken.
@@ -90,14 +90,14 @@ class MapSource:
                 f"the checkpoint was made over another dataset: {state.fingerprint!r}, this one is "
                 f"{self._fingerprint!r}. Pass the one it was made over, or start the epoch anew without the checkpoint"
             )
-        order, num_samples = self.schedule.order.spec, self.schedule.num_samples
+        order, num_samples = self.batching.order.spec, self.batching.num_samples
         state.check_fits(fingerprint=self._fingerprint, order=order, num_samples=num_samples)
         self.epochs.set_next(Epoch(seed=state.seed, number=state.epoch, position=state.position))
 
     def prepare(self) -> tuple[Field | RaggedField, ...]:
         """Return the fields of a slot; some samples are made to find out, in a process of their own."""
         leaves = []
-        if self.schedule.num_samples:
+        if self.batching.num_samples:
             # From our own worker's memory.
             template = pickle.loads(probe(self._work.probe, [()], name=self._name))  # noqa: S301
             self._work = replace(self._work, template=template)
@@ -146,7 +146,7 @@ class MapSource:
         """
         del epoch
         for failure in filled.failures:
-            sample_id = int(self.schedule.sample_ids(BatchNumber.of(filled.task.numbers))[failure.sample])
+            sample_id = int(self.batching.sample_ids(BatchNumber.of(filled.task.numbers))[failure.sample])
             raise SampleError(self._describe(sample_id, failure.cause)) from failure.origin
         return _collated(self._work.template, filled.arrays)
 

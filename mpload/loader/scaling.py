@@ -13,7 +13,7 @@ from mpload.telemetry.stats import LoaderStats
 
 __all__ = ["Scaler", "ScalerState", "Window", "decide", "runnable_seconds"]
 
-_WINDOW_SECONDS = 1.0
+_WINDOW_SECONDS = 0.9  # statistics come every half second
 _WINDOW_BATCHES = 4
 _WAITS = 0.1
 """Share of the time for which the consumer waits before more workers are of any use."""

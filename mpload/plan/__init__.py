@@ -6,7 +6,7 @@ plan          which positions of that order a batch of a rank holds; what happen
 topology      which of how many ranks this process is
 checkpoint    where a run stands
 batch_number  a batch as the few integers that travel to a worker
-schedule      order and plan of every epoch of a run: which samples each batch holds
+batching      order and plan of every epoch of a run: which samples each batch holds
 sample_rng    random numbers that belong to a sample
 ranges        the numbers that a plan can count to
 ```

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mpload.errors import ArgumentError, MploadError, SampleError
 from mpload.index.index import Record
 from mpload.plan.batch_number import BatchNumber
-from mpload.plan.schedule import Schedule
+from mpload.plan.batching import Batching
 from mpload.samples.batch import Sample
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import BadSample
@@ -47,7 +47,7 @@ class PipelineWork:
     """
 
     pipeline: Pipeline
-    schedule: Schedule
+    batching: Batching
     read_ahead_bytes: int
     """What each process may have read and not yet used."""
     decode_bytes: int
@@ -68,7 +68,7 @@ class PipelineWork:
         if number.substitute >= 0:
             return np.full(last - first, number.substitute)
         if number != self._known[0]:
-            self._known = number, self.schedule.sample_ids(number)
+            self._known = number, self.batching.sample_ids(number)
         return self._known[1][first:last]
 
     def fill(
@@ -110,9 +110,9 @@ class PipelineWork:
 
     def _read_blocks(self, number: BatchNumber, first: int, last: int) -> None:
         """Have the blocks read whole that become due with this chunk, for all workers, and let those done with go."""
-        order = self.schedule.order_of(seed=number.seed, epoch=number.epoch)
+        order = self.batching.order_of(seed=number.seed, epoch=number.epoch)
         if isinstance(order, _BlockOrder):
-            plan = self.schedule.plan_of(topology=number.topology, start=number.start)
+            plan = self.batching.plan_of(topology=number.topology, start=number.start)
             positions = plan.positions(number.batch)
             if first:
                 start = int(positions[first - 1]) + 1

@@ -13,7 +13,7 @@ import numpy as np
 
 from mpload.plan.batch_number import BatchNumber
 from mpload.plan.sample_rng import SampleRng
-from mpload.plan.schedule import Schedule
+from mpload.plan.batching import Batching
 from mpload.samples.counts import DECODE_NS
 from mpload.samples.leaves import NUMBER_TYPES, as_array, leaves_of, marked, pairs, put, template_of
 from mpload.samples.transforms import seed_opencv
@@ -47,7 +47,7 @@ class MapWork:
     """
 
     dataset: MapDataset
-    schedule: Schedule
+    batching: Batching
     template: Any = None
     _rng: SampleRng = field(default_factory=lambda: SampleRng(seed=0, epoch=0), repr=False)
 
@@ -77,7 +77,7 @@ class MapWork:
         """Make samples `first` to `last` (exclusive) of the batch `task`. All of `__getitem__` counts as decoding."""
         number, counts = BatchNumber.of(task), report.tally.counts
         of_leaf = [arrays[leaf.name] for leaf in leaves_of(self.template)]
-        for place, sample_id in enumerate(self.schedule.sample_ids(number, first, last).tolist(), first):
+        for place, sample_id in enumerate(self.batching.sample_ids(number, first, last).tolist(), first):
             report.at(place)
             start_ns = perf_counter_ns()
             sample = self.sample(sample_id, seed=number.seed, epoch=number.epoch)
@@ -87,7 +87,7 @@ class MapWork:
 
     def probe(self) -> bytes:
         """Return the template of the samples, pickled: what the first, the second, the middle and the last show."""
-        num_samples = self.schedule.num_samples
+        num_samples = self.batching.num_samples
         template: Any = None
         shapes: dict[int, set[tuple[int, ...]]] = {}
         types: dict[int, set[type]] = {}

@@ -10,11 +10,11 @@ from mpload.plan.order import Order, OrderChoice
 from mpload.plan.plan import Plan, Tail
 from mpload.plan.topology import Topology
 
-__all__ = ["Schedule"]
+__all__ = ["Batching"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
+class Batching:
     """Order and plan of every epoch of a run."""
 
     num_samples: int
