@@ -18,10 +18,10 @@ from mpload.index.opening import open_index
 from mpload.loader.epochs import Epoch, EpochTable
 from mpload.loader.frameworks import Reader, reader, samples_of_a_batch
 from mpload.loader.tensors import as_tensor
+from mpload.plan.batching import Batching
 from mpload.plan.checkpoint import State
 from mpload.plan.order import Order, OrderChoice, Sequential, Shuffle
 from mpload.plan.plan import Plan, Tail
-from mpload.plan.batching import Batching
 from mpload.plan.topology import Topology
 from mpload.samples.cache.choice import PartialCache
 from mpload.samples.pipeline import Pipeline, Storage

@@ -16,10 +16,10 @@ from mpload.errors import FAILURES, SampleError, StateError, cause_of
 from mpload.loader.epochs import Epoch, EpochTable
 from mpload.loader.forms import probe
 from mpload.plan.batch_number import BatchNumber
+from mpload.plan.batching import Batching
 from mpload.plan.checkpoint import State
 from mpload.plan.order import Order, OrderChoice
 from mpload.plan.plan import Plan, Tail
-from mpload.plan.batching import Batching
 from mpload.plan.topology import Topology
 from mpload.samples.counts import DECODE_NS
 from mpload.samples.leaves import NUMBER_TYPES, Leaf, LeafKind, leaves_of, template_of

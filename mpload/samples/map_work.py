@@ -12,8 +12,8 @@ import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 
 from mpload.plan.batch_number import BatchNumber
-from mpload.plan.sample_rng import SampleRng
 from mpload.plan.batching import Batching
+from mpload.plan.sample_rng import SampleRng
 from mpload.samples.counts import DECODE_NS
 from mpload.samples.leaves import NUMBER_TYPES, as_array, leaves_of, marked, pairs, put, template_of
 from mpload.samples.transforms import seed_opencv

@@ -9,16 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Self
 
-import numpy as np
-
 from mpload.errors import ArgumentError, WorkerError
 from mpload.transport.batches import BatchTask, FilledBatch, KilledSample, PendingBatch, PoolOptions, PoolStats
 from mpload.transport.chunks import Chunk, after_death, cut
 from mpload.transport.crew import Crew, Death
 from mpload.transport.messages import Failure, cannot_open
 from mpload.transport.parts import PoolParts, Whole
-from mpload.transport.ragged import RaggedArray
-from mpload.transport.ring import SlotRing
+from mpload.transport.ring import SlotRing, blank
 from mpload.transport.slots import SlotLayout
 from mpload.transport.stream import Stream
 from mpload.transport.worker import Work
@@ -337,9 +334,5 @@ class WorkerPool:
             instead = BatchTask(numbers=numbers, num_samples=1)
             self._issue([replace(chunk, task=instead.numbers, num_deaths=0)], urgent=True)
             return
-        for array in self._ring.views(chunk.slot).values():
-            if isinstance(array, RaggedArray):
-                array.begin(chunk.first, chunk.last)
-            else:
-                array[chunk.first] = np.zeros((), array.dtype)
+        blank(self._ring.views(chunk.slot), chunk.first)
         self._account(chunk, [Failure(sample=chunk.first, cause=cause, details={"killed": True})])

@@ -16,7 +16,7 @@ from mpload.transport.ragged import RaggedArray
 from mpload.transport.slots import Field, Part, SlotLayout
 from mpload.units import format_bytes
 
-__all__ = ["SlotArrays", "SlotRing"]
+__all__ = ["SlotArrays", "SlotRing", "blank"]
 
 SlotArrays = dict[str, Any]
 """By field: an array [B, *shape], or a RaggedArray of B values."""
@@ -172,6 +172,15 @@ class SlotRing:
 
 class _Lease(np.ndarray[tuple[int], np.dtype[np.uint8]]):
     """A lent slot. NumPy shortens a view's chain of bases only within one type, so every view keeps its lease alive."""
+
+
+def blank(arrays: SlotArrays, sample: int) -> None:
+    """Leave nothing of a failed sample, nor of what the slot held before: batches do not depend on history."""
+    for array in arrays.values():
+        if isinstance(array, RaggedArray):
+            array.begin(sample, sample + 1)
+        else:
+            array[sample] = np.zeros((), array.dtype)
 
 
 def _array(buffer: Any, base_bytes: int, part: Part) -> np.ndarray[Any, np.dtype[Any]]:

@@ -11,14 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
-
 from mpload.transport.board import BoardFds, WorkerBoard
 from mpload.transport.chunks import Chunk
 from mpload.transport.kernel import be_killed_first, die_with_parent, set_process_name
 from mpload.transport.messages import Answer, Failure, Tally, cause_of, told_of
 from mpload.transport.ragged import RaggedArray
-from mpload.transport.ring import SlotArrays, SlotRing
+from mpload.transport.ring import SlotArrays, SlotRing, blank
 from mpload.transport.slots import SlotLayout
 
 __all__ = ["ChunkReport", "Work", "WorkerSetup", "Workplace", "run_worker", "tell_cannot_open"]
@@ -168,14 +166,14 @@ def _fill(work: Work, chunk: Chunk, arrays: SlotArrays, report: ChunkReport) -> 
         _fill_range(work, chunk.task, arrays, range(chunk.first, chunk.last), report)
     except BaseException as error:  # noqa: BLE001  whatever the user's code raises, `sys.exit` included, is a failure
         if chunk.num_samples == 1:
-            _blank(arrays, chunk.first, error, report)
+            _fail(arrays, chunk.first, error, report)
             return
         report.failures.clear()
         for sample in range(chunk.first, chunk.last):
             try:
                 _fill_range(work, chunk.task, arrays, range(sample, sample + 1), report)
             except BaseException as own_error:  # noqa: BLE001  as above
-                _blank(arrays, sample, own_error, report)
+                _fail(arrays, sample, own_error, report)
 
 
 def _fill_range(work: Work, task: tuple[int, ...], arrays: SlotArrays, samples: range, report: ChunkReport) -> None:
@@ -186,13 +184,8 @@ def _fill_range(work: Work, task: tuple[int, ...], arrays: SlotArrays, samples: 
     work.fill(task, arrays, samples.start, samples.stop, report)
 
 
-def _blank(arrays: SlotArrays, sample: int, error: BaseException, report: ChunkReport) -> None:
-    """Leave nothing of a failed sample, nor of what the slot held before: batches do not depend on history."""
-    for array in arrays.values():
-        if isinstance(array, RaggedArray):
-            array.begin(sample, sample + 1)
-        else:
-            array[sample] = np.zeros((), array.dtype)
+def _fail(arrays: SlotArrays, sample: int, error: BaseException, report: ChunkReport) -> None:
+    blank(arrays, sample)
     report.failed(sample, cause_of(error), told_of(error))
 
 
