@@ -76,8 +76,10 @@ class WorkerRefused:
 class ZygoteDiedError(WorkerError):
     """A zygote died while it started."""
 
-    is_from_outside: bool = False
-    """Whether it was killed (SIGKILL)."""
+    def __init__(self, cause: str) -> None:
+        super().__init__(f"workers cannot start: the zygote died while it loaded the work ({cause})")
+        self.is_from_outside = cause in {describe_status(-signal.SIGKILL), _UNKNOWN_END}
+        """Whether it was killed (SIGKILL)."""
 
 
 class ZygoteProcess:
@@ -188,10 +190,7 @@ class ZygoteProcess:
             )
         message = self._receive()
         if not message:
-            cause = self.end_cause()
-            error = ZygoteDiedError(f"workers cannot start: the zygote died while it loaded the work ({cause})")
-            error.is_from_outside = cause in {describe_status(-signal.SIGKILL), _UNKNOWN_END}
-            raise error
+            raise ZygoteDiedError(self.end_cause())  # no variable keeps it: its frames may hold a user's batches
         told = json.loads(message)
         if "error" in told:  # by mpload, which says why and what to do
             raise WorkerError(f"workers cannot start: {told['error']}")

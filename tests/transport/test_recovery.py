@@ -617,3 +617,21 @@ def test_slots_return_while_workers_die() -> None:
         with disturbed(pool, kill_a_worker, 0.05):
             check_stream(pool, 60)
         assert wait_until(lambda: pool.num_free_slots == 4)
+
+
+def test_a_zygote_that_is_killed_while_it_starts_again_leaves_no_batch_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    await_ready = ZygoteProcess._await_ready
+
+    def die_once(zygote: ZygoteProcess) -> None:
+        monkeypatch.setattr(ZygoteProcess, "_await_ready", await_ready)
+        kill(zygote.pid)
+        await_ready(zygote)
+
+    with leaves_nothing():
+        with WorkerPool(Numbers(sleep_seconds=0.001), LAYOUT, num_slots=4, num_workers=2) as pool:
+            check_stream(pool, 3)
+            monkeypatch.setattr(ZygoteProcess, "_await_ready", die_once)
+            kill(pool.pids["mpload-zygote"])
+            while pool.num_deaths < 2:
+                check_stream(pool, 3)
+        del pool
