@@ -147,9 +147,7 @@ def _serve(number: int, place: Workplace) -> None:
     slots: dict[int, SlotArrays] = {}
     while (taken := place.board.take()) is not None:
         serial, chunk = taken
-        report = ChunkReport(
-            at=place.board.at, upcoming=place.board.reserve, wait_for_turn=place.board.wait_for_turn
-        )
+        report = ChunkReport(at=place.board.at, upcoming=place.board.reserve, wait_for_turn=place.board.wait_for_turn)
         if chunk is not None:
             start_ns = time.perf_counter_ns()
             if chunk.slot not in slots:

@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 
 from mpload.errors import MploadWarning
+from mpload.transport.batches import PoolOptions
 from mpload.transport.board import ParentBoard, WorkerBoard
 from mpload.transport.crew import Crew, ObservedClock
 from mpload.transport.launch import WorkerEnded, WorkerForked, WorkerRefused, ZygoteProcess
@@ -46,28 +47,26 @@ def test_a_worker_that_was_refused_has_all_its_time_when_its_number_starts_again
         crew = Crew(
             cast("ZygoteProcess", zygote),
             board,
-            sample_timeout_seconds=3.0,
-            start_timeout_seconds=3.0,
-            max_restarts=9,
+            options=PoolOptions(sample_timeout_seconds=3.0, start_timeout_seconds=3.0, max_restarts=9),
             count_oom_kills=None,
         )
         seconds = count()
         crew._clock = ObservedClock(lambda: float(next(seconds)))
         crew.resize(2)
-        crew.look()
+        crew.check()
         idle = WorkerBoard(board.fds)
         idle.sit_down(0)
         idle._cells[idle._row] = 0
         zygote.events = [WorkerForked(worker=0, pid=1), WorkerRefused(worker=1, error_number=errno.EAGAIN)]
         with pytest.warns(MploadWarning, match="Going on with 1 of 2"):
-            crew.look()
+            crew.check()
         for _ in range(5):
-            crew.look()
+            crew.check()
         crew.resize(2)
         zygote.events = [WorkerForked(worker=1, pid=2)]
-        crew.look()
+        crew.check()
         assert zygote.forked == [0, 1, 1]
         assert zygote.killed == []
         for _ in range(5):  # now it is stuck
-            crew.look()
+            crew.check()
         assert zygote.killed == [1]
