@@ -28,6 +28,7 @@ import numpy as np
 from records import write_record
 
 import mpload
+from mpload.samples.cache.choice import open_cache
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
 from mpload.storage.ranges import ByteRange
@@ -56,7 +57,7 @@ def measure_hits(folder: Path, num_samples: int, num_epochs: int) -> dict[str, A
             topology=mpload.Topology(),
             cache=mpload.PartialCache(folder / f"cache-{fraction}", fraction=fraction),
         )
-        cache = dataset.cache
+        cache = dataset._run.cache  # noqa: SLF001  counts its hits
         assert cache is not None
         for epoch in range(num_epochs):
             if epoch == 1:
@@ -108,7 +109,7 @@ def cost_of(folder: Path, num_bytes: int, num_rounds: int) -> dict[str, float]:
     index = mpload.open_index(folder / "all.txt")
     pipeline = Pipeline(index=index, decode=mpload.RawBytes(), policy=ErrorPolicy())
     whole, none = (
-        mpload.PartialCache(folder / f"cache-{fraction}", fraction=fraction).open(index, read=pipeline.read)
+        open_cache(mpload.PartialCache(folder / f"cache-{fraction}", fraction=fraction), index, read=pipeline.read)
         for fraction in (1.0, 1e-9)
     )
     paths = [[f"{number}.bin"] for number in range(NUM_FILES)]

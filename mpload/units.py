@@ -1,10 +1,22 @@
-"""Bytes, counts and seconds, read from people and written for people."""
+"""Bytes, counts, seconds and facts, read from people and written for people."""
 
 import re
+from collections.abc import Mapping
+from html import escape
 
 from mpload.errors import ArgumentError
 
-__all__ = ["GIB", "KIB", "MIB", "format_bytes", "format_count", "format_seconds", "parse_bytes"]
+__all__ = [
+    "GIB",
+    "KIB",
+    "MIB",
+    "format_bytes",
+    "format_count",
+    "format_facts",
+    "format_seconds",
+    "html_table",
+    "parse_bytes",
+]
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -62,3 +74,15 @@ def format_seconds(seconds: float) -> str:
         return f"{minutes} min {rest} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min"
+
+
+def format_facts(title: str, facts: Mapping[str, str]) -> str:
+    """Return facts as a `repr`: `<Index train.txt: samples 1,281,167, columns image:path label:int>`."""
+    return f"<{title}: {', '.join(f'{name} {value}' for name, value in facts.items())}>"
+
+
+def html_table(title: str, facts: Mapping[str, str]) -> str:
+    """Return facts as a small table for a notebook, with all text escaped."""
+    cell = "style='text-align: left'"
+    rows = (f"<tr><th {cell}>{escape(name)}</th><td {cell}>{escape(value)}</td></tr>" for name, value in facts.items())
+    return f"<table><caption {cell}>{escape(title)}</caption>{''.join(rows)}</table>"

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -45,7 +45,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("faults")
 
 
-def faulty(folder: Path, transform: Transform, *, on_error: ErrorPolicy | str = "raise") -> MPDataset:
+def faulty(
+    folder: Path, transform: Transform, *, on_error: ErrorPolicy | Literal["raise", "skip", "substitute"] = "raise"
+) -> MPDataset:
     return MPDataset(
         numbers_index(folder, NUM_SAMPLES),
         decode=OneNumber(),

@@ -28,7 +28,7 @@ def start(race: Race) -> Epoch:
     num_samples = len(dataset.index)
 
     def epoch(number: int) -> Iterator[Batch | None]:
-        views = Views(dataset.pipeline, epoch=number)
+        views = Views(dataset._run.pipeline, epoch=number)  # noqa: SLF001  the crops that mpload makes
         free: SimpleQueue[Turn] = SimpleQueue()
 
         def batch(first: int) -> Batch:

@@ -103,7 +103,7 @@ def _numbered(index: Index, path: Path, max_samples: int) -> Index:
             records = index.records([number * len(index) // num_samples for number in numbers])
             for number, record in zip(numbers, records, strict=True):
                 file.write(format_line((*record.cells, number)))
-    return open_index(path, allow_outside_root=not index.confined)
+    return open_index(path, allow_outside_root=index.allow_outside_root)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from mpload.cli.lettering import Lettering
 from mpload.errors import MploadError
 from mpload.images.decoders import ImageDecoder
 from mpload.images.image import Pixels
-from mpload.index.index import Index, Record
+from mpload.index.index import Index, Record, header_of
 from mpload.plan.order import Shuffle
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
@@ -160,7 +160,7 @@ def _images(pipeline: Pipeline, record: Record) -> list[Pixels | str]:
 
 def _label(index: Index, record: Record) -> tuple[str, str]:
     """Return the number and the name of a record's class; where classes have no numbers, the sample's number."""
-    column = index.header.label_column
+    column = header_of(index).label_column
     if column is None:
         words = [str(cell) for cell, each in zip(record.cells, record.columns, strict=True) if each.name == "label"]
         return f"#{record.sample_id}", " ".join(words)

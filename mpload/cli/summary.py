@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.index.columns import format_columns
-from mpload.index.index import Index, Record
+from mpload.index.index import Index, Record, header_of, sidecar_of
 from mpload.units import format_bytes, format_count
 
 __all__ = ["LabelCounts", "Sizes", "Summary", "count_labels", "measure_sizes", "summarise"]
@@ -65,7 +65,7 @@ class Summary:
             "fingerprint": index.fingerprint,
             "text_bytes": self.text_bytes,
             "sidecar": {
-                "path": str(index.sidecar.path),
+                "path": str(sidecar_of(index).path),
                 "was_fresh": self.sidecar_was_fresh,
                 "num_bytes": self.sidecar_bytes,
             },
@@ -104,7 +104,7 @@ class Summary:
             f"fingerprint  {index.fingerprint}",
             f"text         {format_bytes(self.text_bytes)}, {self.text_bytes / num_samples:.1f} bytes a sample",
             f"sidecar      {format_bytes(self.sidecar_bytes)}, {self.sidecar_bytes / num_samples:.1f} bytes a sample",
-            f"             {state}: {index.sidecar.path}",
+            f"             {state}: {sidecar_of(index).path}",
         ]
         if self.sizes is not None:
             lines += _sizes_text(self.sizes, num_samples)
@@ -130,7 +130,7 @@ def summarise(index: Index, *, is_fresh: bool, num_records: int) -> Summary:
         index=index,
         sidecar_was_fresh=is_fresh,
         text_bytes=index.path.stat().st_size,
-        sidecar_bytes=index.sidecar.file_bytes,
+        sidecar_bytes=sidecar_of(index).file_bytes,
         labels=count_labels(index),
         sizes=measure_sizes(index),
         records=tuple(index[:num_records]),
@@ -142,7 +142,7 @@ def count_labels(index: Index) -> LabelCounts | None:
 
     Memory: 8 bytes a class, and a megabyte.
     """
-    if index.header.label_column is None:
+    if header_of(index).label_column is None:
         return None
     bounds = [(int(block.min()), int(block.max())) for block in index.labels.blocks()]
     lowest, highest = min(low for low, _ in bounds), max(high for _, high in bounds)

@@ -3,15 +3,16 @@
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic
 
 import torch
+from typing_extensions import TypeVar
 
 from mpload.device.carrier import Carrier
 from mpload.device.normalise import Normaliser
 from mpload.device.seeding import BatchKey, PerSample, transformed
 from mpload.device.staging import tensors_of
-from mpload.device.streams import Mark, SideStream, side_stream
+from mpload.device.streams import Mark, side_stream
 from mpload.device.unpacking import Unpacker
 from mpload.errors import ArgumentError, SampleError
 from mpload.plan.topology import detect_topology
@@ -19,6 +20,8 @@ from mpload.plan.topology import detect_topology
 __all__ = ["DevicePrefetcher", "DeviceStats"]
 
 
+Batch = TypeVar("Batch", default=Any)
+"""What the prefetcher yields."""
 _END = object()
 
 
@@ -81,7 +84,7 @@ class _Received(Iterator[Any]):
         return batch
 
 
-class DevicePrefetcher:
+class DevicePrefetcher(Generic[Batch]):
     """Brings the batches of any loader to a device ahead of the consumer, and normalises their images there.
 
     Images are uint8 tensors [B, C, H, W] with as many channels as `mean`; they become `(pixel / 255 - mean) / std` of
@@ -102,6 +105,8 @@ class DevicePrefetcher:
     `len`, `set_epoch`, `state_dict` and `load_state_dict` are the loader's; the state counts the batches that were
     received here, not those ahead.
 
+    To type checkers batches are `Any`, unless you write their type down: `DevicePrefetcher[list[Tensor]](loader)`.
+
     Args:
         loader: anything that can be iterated, again for each epoch.
         device: None: the accelerator where there is one, else the CPU.
@@ -118,7 +123,6 @@ class DevicePrefetcher:
             random numbers within depend on seed, epoch, global batch and rank only; those outside are untouched.
             `PerSample(transform)` gives each image its own.
         seed: for `device_transform`, with a loader whose state names none.
-        stream: where the work is queued; None: a new stream of `device`.
 
     Memory: up to `depth` batches, and on an accelerator one batch of uint8 images beside them; on the host what of two
     batches the loader has not pinned. An `MPLoader`'s slots are, on CUDA, until `release`; a batch that you take from
@@ -142,7 +146,6 @@ class DevicePrefetcher:
         stable_addresses: bool = False,
         device_transform: Callable[[Any], Any] | PerSample | None = None,
         seed: int = 0,
-        stream: SideStream | None = None,
     ) -> None:
         if depth < 1:
             raise ArgumentError(f"depth must be at least 1, got {depth}")
@@ -153,7 +156,7 @@ class DevicePrefetcher:
         self._stable_addresses = stable_addresses
         self._transform = device_transform
         self._seed = seed
-        self._stream = side_stream(self.device) if stream is None else stream
+        self._stream = side_stream(self.device)
         self._unpack = Unpacker(self.device)
         self._carrier = Carrier(
             self.device,
@@ -172,15 +175,19 @@ class DevicePrefetcher:
         """Return the loader's length."""
         return len(self.loader)  # type: ignore[arg-type]  # as with any iterable, some have one
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         self._iteration += 1
-        self.forget_state()
+        self._state = None
         return _Received(self._batches(iter(self.loader), self._iteration))
 
     def set_epoch(self, epoch: int) -> None:
-        """Fix the epoch that the next iteration reads."""
+        """Have the loader fix the epoch that the next iteration reads: number `epoch`.
+
+        Raises:
+            ArgumentError: the loader has no `set_epoch`.
+        """
         self._of_loader("set_epoch")(epoch)
-        self.forget_state()
+        self._state = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the run stands, counting the batches that were received here."""
@@ -188,13 +195,13 @@ class DevicePrefetcher:
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where a state was taken, from the next iteration on."""
+        """Continue where `state_dict` was taken, from the next iteration on.
+
+        Raises:
+            ArgumentError: the loader has no `load_state_dict`.
+        """
         self._of_loader("load_state_dict")(state_dict)
         self._iteration += 1
-        self.forget_state()
-
-    def forget_state(self) -> None:
-        """Look at the loader's state again, because that was changed."""
         self._state = None
 
     def stats(self) -> DeviceStats:
@@ -275,7 +282,7 @@ class DevicePrefetcher:
             return None
         with self._stream.entered():
             batch = self._unpack(batch)
-        lock = getattr(self.loader, "lock_slot", _no_slot)
+        lock = getattr(self.loader, "_lock_slot", _no_slot)
         return self._carrier.land(batch, lock=lock), self._loader_state()
 
     def _sent(self, batch: Any, state: dict[str, Any] | None, number: int) -> _Sent:
@@ -295,7 +302,7 @@ class DevicePrefetcher:
         return sent.batch
 
     def _key(self, state: Mapping[str, Any] | None, number: int) -> BatchKey:
-        place = getattr(self.loader, "first_place", None)
+        place = getattr(self.loader, "_first_place", None)
         if place is None:  # the loader says nothing of ranks, so keep theirs far apart
             place = detect_topology().rank << 32
         if state is None or not {"seed", "epoch", "position"} <= state.keys():

@@ -48,6 +48,9 @@ class PerSample:
     Attributes:
         transform: a callable on [1, C, H, W], as any transform of torchvision v2 or kornia is; returns a tensor
             [1, ...] of one shape for all samples.
+
+    Raises:
+        ArgumentError: `transform` cannot be called.
     """
 
     transform: Callable[[torch.Tensor], torch.Tensor]

@@ -38,8 +38,10 @@ __all__ = [
     "RandomResizedCrop",
     "RawBytes",
     "ResizeCenterCrop",
+    "center_view",
     "jpeg_backend",
     "random_crop_box",
+    "random_view",
 ]
 
 _NUM_TRIES = 10  # torchvision's
@@ -195,14 +197,8 @@ class RandomResizedCrop:
         """
         out = _output(out, self.output_shape)
         image = open_image(data, upright=self.exif_orientation, limits=self.limits, backend=self.backend, claim=claim)
-        image.draw(self.view(image, rng), out)
+        image.draw(random_view(self, image, rng), out)
         return out
-
-    def view(self, image: Image, rng: np.random.Generator) -> View:
-        """Choose what to show of an image; asks `rng` for 23 doubles."""
-        box = random_crop_box(image.height, image.width, rng, scale=self.scale, ratio=self.ratio)
-        mirror = rng.random() < self.flip
-        return View(box=box, full=_pair(self.size), mirror=mirror, antialias=self.antialias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,20 +259,28 @@ class ResizeCenterCrop:
         """
         out = _output(out, self.output_shape)
         image = open_image(data, upright=self.exif_orientation, limits=self.limits, backend=self.backend, claim=claim)
-        image.draw(self.view(image), out)
+        image.draw(center_view(self, image), out)
         return out
 
-    def view(self, image: Image) -> View:
-        """Say what is shown of an image."""
-        height, width = _pair(self.size)
-        short_side = round(max(height, width) * 256 / 224) if self.resize is None else self.resize
-        box = _middle_strip(image.height, image.width)
-        if box.height < box.width:
-            full = (short_side, short_side * box.width // box.height)
-        else:
-            full = (short_side * box.height // box.width, short_side)
-        window = Box(top=round((full[0] - height) / 2), left=round((full[1] - width) / 2), height=height, width=width)
-        return View(box=box, full=full, window=window, antialias=self.antialias)
+
+def random_view(crop: RandomResizedCrop, image: Image, rng: np.random.Generator) -> View:
+    """Choose what to show of an image; asks `rng` for 23 doubles."""
+    box = random_crop_box(image.height, image.width, rng, scale=crop.scale, ratio=crop.ratio)
+    mirror = rng.random() < crop.flip
+    return View(box=box, full=_pair(crop.size), mirror=mirror, antialias=crop.antialias)
+
+
+def center_view(crop: ResizeCenterCrop, image: Image) -> View:
+    """Say what is shown of an image."""
+    height, width = _pair(crop.size)
+    short_side = round(max(height, width) * 256 / 224) if crop.resize is None else crop.resize
+    box = _middle_strip(image.height, image.width)
+    if box.height < box.width:
+        full = (short_side, short_side * box.width // box.height)
+    else:
+        full = (short_side * box.height // box.width, short_side)
+    window = Box(top=round((full[0] - height) / 2), left=round((full[1] - width) / 2), height=height, width=width)
+    return View(box=box, full=full, window=window, antialias=crop.antialias)
 
 
 @dataclass(frozen=True, slots=True)

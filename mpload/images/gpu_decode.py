@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpload.errors import ArgumentError
-from mpload.images.decoders import RandomResizedCrop, ResizeCenterCrop
+from mpload.images.decoders import RandomResizedCrop, ResizeCenterCrop, center_view, random_view
 from mpload.images.image import Box, Image, ImageBytes, Limits, View, open_image
 from mpload.images.jpeg import Claim, Jpeg, unclaimed
 
@@ -92,7 +92,7 @@ class GpuDecode:
         """
         crop = self.crop
         image = open_image(data, upright=crop.exif_orientation, limits=crop.limits, backend=crop.backend, claim=claim)
-        view = crop.view(image, rng) if isinstance(crop, RandomResizedCrop) else crop.view(image)
+        view = random_view(crop, image, rng) if isinstance(crop, RandomResizedCrop) else center_view(crop, image)
         if _suits_the_device(image):
             return EncodedImage(view=view, is_jpeg=True, data=data).to_bytes()
         pixels = np.empty(crop.output_shape, np.uint8)

@@ -97,7 +97,7 @@ class Limits:
             raise DecodeError(f"{num_bytes:,} bytes exceed max_bytes={self.max_bytes:,}")
 
     def check_pixels(self, height: int, width: int, num_bytes: int) -> None:
-        """Raise `DecodeError` where an image of `height` and `width` is too large, or too large for its file."""
+        """Raise `DecodeError` where an image of `height` and `width` is too large, or too large for its `num_bytes`."""
         num_pixels = height * width
         if num_pixels > self.max_pixels:
             raise DecodeError(f"{width}x{height} = {num_pixels:,} pixels exceed max_pixels={self.max_pixels:,}")

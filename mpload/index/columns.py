@@ -34,7 +34,15 @@ class ColumnType(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One column of an index: its name and the type of its cells."""
+    """One column of an index: its name and the type of its cells.
+
+    Attributes:
+        name: of letters, digits and `_`.
+        type: of all its cells.
+
+    Raises:
+        ArgumentError: the name is no identifier.
+    """
 
     name: str
     type: ColumnType
@@ -51,7 +59,13 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A run of bytes inside a shard: cell `OFFSET+LENGTH@PATH`."""
+    """A run of bytes inside a shard: cell `OFFSET+LENGTH@PATH`.
+
+    Attributes:
+        path: of the shard, relative to the index's root.
+        offset_bytes: where the run starts.
+        length_bytes: how long it is.
+    """
 
     path: str
     offset_bytes: int
@@ -59,7 +73,7 @@ class Span:
 
     @classmethod
     def parse(cls, text: str) -> "Span":
-        """Read `OFFSET+LENGTH@PATH`; raises `ValueError` on anything else."""
+        """Read a `text` `OFFSET+LENGTH@PATH`; raises `ValueError` on anything else."""
         match = _SPAN.fullmatch(text)
         if match is None or int(match[1]) + int(match[2]) >= 1 << 63:
             raise ValueError(f"{text!r} is not a span OFFSET+LENGTH@PATH, such as 512+1048@shard-0.tar")
@@ -71,14 +85,19 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class LmdbValue:
-    """A value of an LMDB database: cell `KEY@PATH`, the key percent-encoded."""
+    """A value of an LMDB database: cell `KEY@PATH`, the key percent-encoded.
+
+    Attributes:
+        path: of the database, relative to the index's root.
+        key: its bytes, decoded.
+    """
 
     path: str
     key: bytes
 
     @classmethod
     def parse(cls, text: str) -> "LmdbValue":
-        """Read `KEY@PATH`; raises `ValueError` on anything else."""
+        """Read a `text` `KEY@PATH`; raises `ValueError` on anything else."""
         match = _LMDB.fullmatch(text)
         if match is None:
             raise ValueError(f"{text!r} is not an LMDB address KEY@PATH, such as 00000001@train.lmdb")
@@ -92,7 +111,11 @@ class LmdbValue:
 class RowValue:
     """A value of a Parquet file: cell `ROWGROUP:ROW:COLUMN@PATH`, the column a dotted path, percent-encoded.
 
-    ROW counts from the start of its row group.
+    Attributes:
+        path: of the file, relative to the index's root.
+        row_group: its number in the file.
+        row: its number in the row group.
+        column: the dotted path of the leaf column: `image.bytes`.
     """
 
     path: str
@@ -102,7 +125,7 @@ class RowValue:
 
     @classmethod
     def parse(cls, text: str) -> "RowValue":
-        """Read `ROWGROUP:ROW:COLUMN@PATH`; raises `ValueError` on anything else."""
+        """Read a `text` `ROWGROUP:ROW:COLUMN@PATH`; raises `ValueError` on anything else."""
         match = _ROW.fullmatch(text)
         if match is None:
             raise ValueError(

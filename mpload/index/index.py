@@ -16,9 +16,9 @@ from mpload.index.lookup import SidecarColumn, SidecarFile, SidecarLayout, check
 from mpload.index.open_file import OpenFile
 from mpload.index.text import MAX_LINE_BYTES, Header, line_parser, parse_line
 from mpload.storage.ranges import merge_nearby
-from mpload.units import KIB, MIB
+from mpload.units import KIB, MIB, format_count, format_facts, html_table
 
-__all__ = ["Index", "Record"]
+__all__ = ["Index", "Record", "header_of", "sidecar_of"]
 
 _MAX_GAP_BYTES = 4 * KIB  # reading so much for nothing costs less than another call
 _MAX_READ_BYTES = MIB
@@ -30,8 +30,11 @@ class Record:
     """One row of an index: `record["image"]` is a cell, `record.sample_id` the row's number."""
 
     sample_id: int
+    """The row's number, from 0."""
     cells: tuple[Cell, ...]
+    """A value of each column: a path, a `Span`, an `LmdbValue`, a `RowValue`, a number or a text."""
     columns: tuple[Column, ...]
+    """Those of the index."""
 
     def __getitem__(self, name: str) -> Cell:
         for column, cell in zip(self.columns, self.cells, strict=True):
@@ -53,11 +56,16 @@ class Index:
     Process: may be forked, pickled and sent to any process of the same machine; each opens the files itself.
     """
 
-    def __init__(self, *, path: Path, header: Header, layout: SidecarLayout, root: str, confined: bool) -> None:
+    def __init__(
+        self, *, path: Path, header: Header, layout: SidecarLayout, root: str, allow_outside_root: bool
+    ) -> None:
         self.path = path
-        self.header = header
+        """The text, as an absolute path."""
+        self._header = header
         self.root = root
-        self.confined = confined
+        """The folder, or the URL, that paths are relative to."""
+        self.allow_outside_root = allow_outside_root
+        """Whether paths may lead out of the root."""
         self._layout = layout
         self._text = OpenFile(path)
         self._sidecar_file = SidecarFile(layout)
@@ -66,12 +74,12 @@ class Index:
     @property
     def columns(self) -> tuple[Column, ...]:
         """Name and type of each cell of a record."""
-        return self.header.columns
+        return self._header.columns
 
     @property
     def classes(self) -> tuple[str, ...]:
         """Class names, by class number; empty where the index names none."""
-        return self.header.classes
+        return self._header.classes
 
     @property
     def labels(self) -> SidecarColumn:
@@ -94,11 +102,6 @@ class Index:
         """A hash of the lines, their number and the columns: what a checkpoint is bound to."""
         words = f"{self._layout.digest} {len(self)} {format_columns(self.columns)}"
         return hashlib.blake2b(words.encode(), digest_size=16).hexdigest()
-
-    @property
-    def sidecar(self) -> SidecarLayout:
-        """Where the sidecar lies, and how."""
-        return self._layout
 
     def __len__(self) -> int:
         return self._layout.num_samples
@@ -126,8 +129,8 @@ class Index:
         """
         ids = np.asarray(sample_ids, np.int64).reshape(-1)
         check_sample_ids(ids, len(self))
-        lines = self.lines(ids)
-        columns, parse = self.columns, line_parser(self.header)
+        lines = self._lines(ids)
+        columns, parse = self.columns, line_parser(self._header)
         try:
             return [
                 Record(sample_id, tuple(parse(line)), columns)
@@ -137,7 +140,7 @@ class Index:
             self._raise_first_fault(ids, lines)
             raise
 
-    def lines(self, sample_ids: NDArray[np.int64]) -> list[bytes]:
+    def _lines(self, sample_ids: NDArray[np.int64]) -> list[bytes]:
         """Return the lines of `sample_ids` as they stand in the text, without their newlines."""
         if not sample_ids.size:
             return []
@@ -146,7 +149,7 @@ class Index:
         # A line starts after the newline before it, and that newline is read too: with the one at its end it proves
         # that the sidecar points where it should.
         starts, ends = self._bounds(sample_ids)
-        skips = np.minimum(starts - self.header.body_bytes, 1)
+        skips = np.minimum(starts - self._header.body_bytes, 1)
         lengths = ends - starts + skips
         lines = []
         for piece, skip, length in zip(
@@ -159,15 +162,15 @@ class Index:
         return lines
 
     def where(self, sample_id: int) -> str:
-        """Return where a sample stands: `train.txt:17`."""
-        return f"{self.path}:{self.header.num_lines + sample_id + 1}"
+        """Return the line that lists sample `sample_id`: `train.txt:17`."""
+        return f"{self.path}:{self._header.num_lines + sample_id + 1}"
 
     def _bounds(self, sample_ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         num_bytes = self._stamp[0]
         starts, ends = self._sidecar_file.offsets(sample_ids)
         ends = np.where(sample_ids < len(self) - 1, ends, num_bytes)
         ends = np.minimum(ends, starts + (MAX_LINE_BYTES + 1))
-        if ((starts < self.header.body_bytes) | (ends <= starts) | (ends > num_bytes)).any():
+        if ((starts < self._header.body_bytes) | (ends <= starts) | (ends > num_bytes)).any():
             raise self._misfit()
         return starts, ends
 
@@ -179,7 +182,7 @@ class Index:
     def _raise_first_fault(self, ids: NDArray[np.int64], lines: Sequence[bytes]) -> None:
         for sample_id, line in zip(ids.tolist(), lines, strict=True):
             try:
-                parse_line(self.header, line)
+                parse_line(self._header, line)
             except ValueError as error:
                 raise IndexFormatError(f"{self.where(sample_id)}: {error}") from error
 
@@ -194,7 +197,24 @@ class Index:
             raise IndexChangedError(f"{self.path}: changed after it was opened. Open it again")
 
     def __repr__(self) -> str:
-        return f"<Index {str(self.path)!r}: {len(self)} samples, {format_columns(self.columns)}>"
+        return format_facts(f"Index {self.path}", self._facts())
+
+    def _repr_html_(self) -> str:
+        return html_table(f"Index {self.path}", self._facts())
+
+    def _facts(self) -> dict[str, str]:
+        facts = {"samples": format_count(len(self)), "columns": format_columns(self.columns), "root": self.root}
+        return facts if not self.classes else {**facts, "classes": format_count(len(self.classes))}
+
+
+def header_of(index: Index) -> Header:
+    """Return what the directives of an index say."""
+    return index._header  # noqa: SLF001
+
+
+def sidecar_of(index: Index) -> SidecarLayout:
+    """Return where the sidecar of an index is, and its layout."""
+    return index._layout  # noqa: SLF001
 
 
 def _pieces(file: OpenFile, offsets: NDArray[np.int64], lengths: NDArray[np.int64]) -> list[bytes]:

@@ -133,7 +133,7 @@ class SidecarFile:
 
 
 class SidecarColumn:
-    """A read-only column of one number a sample: array-like, read from the file when it is asked for.
+    """A read-only column of one number a sample, made by an `Index`: array-like, read from the file when asked for.
 
     `column[i]`, `column[a:b]`, `column[ids]` and `column[mask]` give NumPy values; `np.asarray(column)` is all of it,
     8 bytes a sample; `blocks()` walks any number of samples without that.

@@ -45,7 +45,7 @@ def open_index(
         header=header,
         layout=layout,
         root=root_of(text, header),
-        confined=not allow_outside_root,
+        allow_outside_root=allow_outside_root,
     )
     if TextStamp.of(text) != stamp:  # header, sidecar and lines may be of different texts
         raise IndexChangedError(f"{text}: changed while it was being opened. Open it again")

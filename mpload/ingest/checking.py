@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mpload.errors import SidecarError, StorageError, cause_of
 from mpload.index.columns import Cell, ColumnType, LmdbValue, RowValue, Span
-from mpload.index.index import Index
+from mpload.index.index import Index, header_of, sidecar_of
 from mpload.index.lookup import SidecarFile
 from mpload.index.sidecar import Progress
 from mpload.index.text import read_header
@@ -107,8 +107,8 @@ class _Chunk:
 
 def _chunks(index: Index) -> Iterator[_Chunk]:
     """Yield the lines with what the sidecar says of them. The first place where it goes wrong is a finding."""
-    columns = SidecarFile(index.sidecar).columns
-    lines = read_lines(index.path, index.header)
+    columns = SidecarFile(sidecar_of(index)).columns
+    lines = read_lines(index.path, header_of(index))
     first = 0
     in_step = True
     while chunk := list(islice(lines, _CHUNK_SAMPLES)):
@@ -138,7 +138,7 @@ def _first_out_of_step(
         where=f"{index.path}:{lines[number].number}",
         sample_id=first_id + number,
         path=None,
-        cause=f"starts at byte {lines[number].offset_bytes}, where the sidecar {index.sidecar.path} says "
+        cause=f"starts at byte {lines[number].offset_bytes}, where the sidecar {sidecar_of(index).path} says "
         f"{int(offsets[number])}. {_REBUILD}",
     )
 
@@ -154,12 +154,12 @@ class _Check:
 
     def __call__(self, chunk: _Chunk) -> tuple[list[Finding], int]:
         findings = chunk.findings
-        with LocalStorage(Path(self._index.root), allow_outside_root=not self._index.confined) as storage:
+        with LocalStorage(Path(self._index.root), allow_outside_root=self._index.allow_outside_root) as storage:
             for number, line in enumerate(chunk.lines):
                 sample_id = chunk.first_id + number
                 where = f"{self._index.path}:{line.number}"
                 try:
-                    cells = line.parse(self._index.header)
+                    cells = line.parse(header_of(self._index))
                 except ValueError as error:
                     findings.append(Finding(where=where, sample_id=sample_id, path=None, cause=str(error)))
                     continue
@@ -173,12 +173,11 @@ class _Check:
         return findings, len(chunk.lines)
 
     def _label_fault(self, cells: Sequence[Cell], labels: NDArray[np.int64] | None, number: int) -> str | None:
-        column = self._index.header.label_column
+        column = header_of(self._index).label_column
         if labels is None or column is None or number >= len(labels) or cells[column] == labels[number]:
             return None
-        return (
-            f"has label {cells[column]}, where the sidecar {self._index.sidecar.path} says {labels[number]}. {_REBUILD}"
-        )
+        sidecar = sidecar_of(self._index).path
+        return f"has label {cells[column]}, where the sidecar {sidecar} says {labels[number]}. {_REBUILD}"
 
     def _file_fault(self, storage: LocalStorage, cell: Cell) -> str | None:
         if not self._reads or isinstance(cell, LmdbValue | RowValue):

@@ -15,6 +15,9 @@ class FolderOptions:
     """What counts as an image in a folder or a tar shard.
 
     What is left out is counted, and `build_index` warns about it.
+
+    Raises:
+        ArgumentError: `extensions` is empty, or one does not start with a dot.
     """
 
     follow_links: bool = False

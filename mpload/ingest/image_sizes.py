@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError, SampleError
 from mpload.index.columns import Cell, ColumnType, Span
-from mpload.index.index import Index, Record
+from mpload.index.index import Index, Record, header_of, sidecar_of
 from mpload.index.lookup import SidecarFile, SidecarLayout
 from mpload.index.sidecar import Progress, rewrite_sidecar
 from mpload.ingest.rows import shown
@@ -51,7 +51,7 @@ def measure_sizes(index: Index, *, num_workers: int = 8, progress: Progress | No
         )
 
     def rows() -> Iterator[dict[str, NDArray[Any]]]:
-        columns = SidecarFile(index.sidecar).columns
+        columns = SidecarFile(sidecar_of(index)).columns
         chunks = (index[start : start + _CHUNK_SAMPLES] for start in range(0, len(index), _CHUNK_SAMPLES))
         start = 0
         for sizes in map_in_threads(measure, chunks, num_workers=num_workers):
@@ -62,10 +62,10 @@ def measure_sizes(index: Index, *, num_workers: int = 8, progress: Progress | No
 
     return rewrite_sidecar(
         index.path,
-        index.header,
+        header_of(index),
         rows(),
         num_samples=len(index),
-        digest=index.sidecar.digest,
+        digest=sidecar_of(index).digest,
         progress=progress,
     )
 

@@ -11,6 +11,7 @@ Where batches come from:
 
 ```
 source        the protocol of a source, and which one a dataset is
+index_run     IndexRun: how an MPDataset reads its index, and where the run stands
 index_source  IndexSource: an MPDataset
 map_source    MapSource: any map-style dataset
 forms         how columns of samples are carried in a slot

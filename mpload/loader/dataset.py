@@ -2,14 +2,15 @@
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
+from typing_extensions import TypeVar
 
 from mpload.errors import ArgumentError, StateError
 from mpload.images.decoders import ImageDecoder
@@ -17,23 +18,26 @@ from mpload.index.index import Index, Record
 from mpload.index.opening import open_index
 from mpload.loader.epochs import Epoch, EpochTable
 from mpload.loader.frameworks import Reader, reader, samples_of_a_batch
-from mpload.loader.tensors import as_tensor
+from mpload.loader.index_run import IndexRun
 from mpload.plan.batching import Batching
-from mpload.plan.checkpoint import State
-from mpload.plan.order import Order, OrderChoice, Sequential, Shuffle
-from mpload.plan.plan import Plan, Tail
+from mpload.plan.order import OrderChoice, Sequential, Shuffle
+from mpload.plan.plan import Tail
 from mpload.plan.topology import Topology
-from mpload.samples.cache.choice import PartialCache
+from mpload.samples.cache.choice import PartialCache, open_cache
 from mpload.samples.pipeline import Pipeline, Storage
-from mpload.samples.policy import ErrorPolicy
+from mpload.samples.policy import ErrorPolicy, policy_of
 from mpload.storage.local import PageCache
+from mpload.units import format_facts, html_table
 
-__all__ = ["MPDataset"]
+__all__ = ["Batch", "MPDataset"]
+
+Batch = TypeVar("Batch", default=Any)
+"""What a dataset or a loader yields: batches, or samples."""
 
 _BLOCK_SAMPLES = 256  # samples yielded one by one are looked up so many at a time
 
 
-class MPDataset(IterableDataset[Any]):
+class MPDataset(IterableDataset[Batch]):
     """Samples or whole batches of an index, each once per epoch over all ranks and workers.
 
     With `batch_size` it yields batches, and a DataLoader only carries them: `DataLoader(dataset, batch_size=None,
@@ -72,6 +76,9 @@ class MPDataset(IterableDataset[Any]):
             charged for it, over data that does not fit into memory anyway. `"keep"` leaves it to the kernel.
         as_dict: yield `{"image": ..., "label": ...}` in place of tuples.
 
+    To type checkers, which do not read the index, what is yielded is `Any`, unless you write its type down:
+    `dataset: MPDataset[tuple[Tensor, Tensor]] = MPDataset("train.txt", batch_size=8)`.
+
     A `SampleError` that you catch ends one batch (or sample), not the epoch: the next `next()` gives the one after it,
     and a state counts the failed one as received; in torchdata's StatefulDataLoader with workers, from the next one on.
 
@@ -83,6 +90,9 @@ class MPDataset(IterableDataset[Any]):
         IndexFormatError, SidecarError, OSError: the index cannot be opened.
     """
 
+    if TYPE_CHECKING:  # torch's IterableDataset has a __getitem__, so that it would pass for a map-style dataset
+        __getitem__: None  # type: ignore[assignment]
+
     def __init__(
         self,
         index: str | os.PathLike[str] | Index,
@@ -90,83 +100,89 @@ class MPDataset(IterableDataset[Any]):
         decode: Callable[..., Any] | None = None,
         transform: Callable[..., Any] | None = None,
         batch_size: int | None = None,
-        tail: Tail | str = Tail.PAD,
+        tail: Tail | Literal["drop", "pad", "ragged"] = Tail.PAD,
         shuffle: bool | OrderChoice = False,
         seed: int = 0,
         topology: Topology | None = None,
         cache: PartialCache | None = None,
-        on_error: ErrorPolicy | str = "raise",
+        on_error: ErrorPolicy | Literal["raise", "skip", "substitute"] = "raise",
         storage: Storage | None = None,
-        page_cache: PageCache | str = PageCache.KEEP,
+        page_cache: PageCache | Literal["keep", "drop"] = PageCache.KEEP,
         as_dict: bool = False,
     ) -> None:
         if batch_size is not None and batch_size < 1:
             raise ArgumentError(f"batch_size must be at least 1, or None for samples, got {batch_size}")
-        self.index = index if isinstance(index, Index) else open_index(index)
-        self.batch_size = batch_size
-        self.tail = Tail(tail)
-        self.as_dict = as_dict
-        self.shuffle: OrderChoice = (Shuffle() if shuffle else Sequential()) if isinstance(shuffle, bool) else shuffle
         make_pipeline = partial(
             Pipeline,
-            index=self.index,
+            index=index if isinstance(index, Index) else open_index(index),
             decode=ImageDecoder() if decode is None else decode,
             transform=transform,
-            policy=ErrorPolicy.of(on_error),
+            policy=policy_of(on_error),
             storage=storage,
             page_cache=page_cache,
         )
-        self.pipeline = make_pipeline()
-        self.pipeline.refuse_masks()
-        self.cache = None
+        pipeline = make_pipeline()
+        pipeline.refuse_masks()
+        opened = None
         if cache is not None:
-            self.cache = cache.open(self.index, read=self.pipeline.read, sources_are_files=storage is None)
-            self.pipeline = make_pipeline(cache=self.cache)
-        self.order_of(Epoch(seed=seed, number=0))  # checks the seed
-        self.epochs = EpochTable(seed=seed, topology=topology)
+            opened = open_cache(cache, pipeline.index, read=pipeline.read, sources_are_files=storage is None)
+            pipeline = make_pipeline(cache=opened)
+        batching = Batching(
+            num_samples=len(pipeline.index),
+            batch_size=batch_size or 1,
+            order=(Shuffle() if shuffle else Sequential()) if isinstance(shuffle, bool) else shuffle,
+            tail=Tail(tail),
+        )
+        batching.order_of(seed=seed, epoch=0)  # checks the seed
+        self._run = IndexRun(
+            pipeline=pipeline,
+            cache=opened,
+            batching=batching,
+            batch_size=batch_size,
+            as_dict=as_dict,
+            epochs=EpochTable(seed=seed, topology=topology),
+        )
         self._cursor: _Cursor | None = None
+
+    @property
+    def index(self) -> Index:
+        """The index whose samples are yielded."""
+        return self._run.index
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples of a full batch of this rank; None where samples are yielded one by one."""
+        return self._run.batch_size
 
     @property
     def topology(self) -> Topology:
         """Rank and world size: those that were given, or those that are seen now."""
-        return self.epochs.topology
+        return self._run.epochs.topology
 
     @property
     def epoch(self) -> int:
         """The epoch that the next iteration reads."""
-        return self.epochs.next.number
-
-    def plan(self) -> Plan:
-        """Return the plan of the next iteration: which positions each batch of this rank holds."""
-        return self.plan_of(self.epochs.next)
-
-    def present(self, columns: Sequence[Any]) -> Any:
-        """Return the columns of a batch, or the values of a sample, as the dataset yields them."""
-        are_images = self.pipeline.makes_images
-        values = [as_tensor(column, are_images=are_images) for column in columns]
-        if self.as_dict:
-            return {column.name: value for column, value in zip(self.index.columns, values, strict=True)}
-        return values[0] if len(values) == 1 else tuple(values)
+        return self._run.epochs.next.number
 
     def __len__(self) -> int:
         """Return the number of batches, or samples, of this rank in a whole epoch, also where the next one is resumed.
 
         Frameworks count the batches of a resumed epoch from its beginning.
         """
-        plan = self.plan_of(self.epochs.next.whole)
+        plan = self._run.plan_of(self._run.epochs.next.whole)
         # One by one, a ragged last sample may be another rank's.
-        return plan.num_samples_of_rank if self.batch_size is None and self.tail is Tail.RAGGED else plan.num_batches
+        return plan.num_samples_of_rank if self.batch_size is None and plan.tail is Tail.RAGGED else plan.num_batches
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         info = get_worker_info()
         worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
-        epoch = self.epochs.begin(worker=worker, num_workers=num_workers)
+        epoch = self._run.epochs.begin(worker=worker, num_workers=num_workers)
         first = worker if self.batch_size else 0
         self._cursor = _Cursor(epoch=epoch, next_batch=first, is_read_ahead=reader() is not Reader.PLAIN)
-        return _EpochIterator(self, self._cursor, worker=worker, num_workers=num_workers)
+        return _EpochIterator(self._run, self._cursor, worker=worker, num_workers=num_workers)
 
     def set_epoch(self, epoch: int) -> None:
-        """Fix the epoch that the next iteration reads, also in workers that live on.
+        """Fix the epoch that the next iteration reads, number `epoch`, also in workers that live on.
 
         Without it each iteration goes on to the next epoch. Naming the epoch that `load_state_dict` has just restored
         keeps the position in it.
@@ -174,15 +190,7 @@ class MPDataset(IterableDataset[Any]):
         Raises:
             StateError: Accelerate, which counts epochs from 0, would leave what `load_state_dict` has restored.
         """
-        following = self.epochs.next
-        if epoch != following.number and following.position and reader() is not Reader.PLAIN:
-            raise StateError(
-                f"what load_state_dict() restored stands in epoch {following.number}, and Accelerate begins epoch "
-                f"{epoch}: the rest of that epoch would be missed. Call the prepared loader's "
-                f"set_epoch({following.number}) first"
-            )
-        self.order_of(Epoch(seed=following.seed, number=epoch))  # checks the number
-        self.epochs.set_number(epoch)
+        self._run.set_epoch(epoch)
 
     def state_dict(self, num_batches: int | None = None) -> dict[str, Any]:
         """Return where the run stands: a few integers and the index's fingerprint, the same on every rank.
@@ -195,37 +203,30 @@ class MPDataset(IterableDataset[Any]):
             StateError: workers, or Accelerate, iterate and `num_batches` is not given; or Accelerate reads for all
                 ranks.
         """
-        current = self.epochs.current
-        if current is not None and self.epochs.is_dealt and get_worker_info() is None:
+        epochs, cursor = self._run.epochs, self._cursor
+        current = epochs.current
+        if current is not None and epochs.is_dealt and get_worker_info() is None:
             raise StateError(
                 "Accelerate reads this dataset for all ranks, so that it knows of no rank where it stands. Use "
                 "accelerate.skip_first_batches, or an MPLoader and accelerator.register_for_checkpointing(loader)"
             )
-        if self._cursor is not None and get_worker_info() is not None:
-            at = self._cursor.epoch  # StatefulDataLoader asks the worker's iterator for the rest
+        if cursor is not None and get_worker_info() is not None:
+            at = cursor.epoch  # StatefulDataLoader asks the worker's iterator for the rest
         elif num_batches is not None:
             if current is None:
                 raise StateError(f"num_batches={num_batches}, but no epoch has been begun")
-            at = current.after(num_batches, self.plan_of(current))
+            at = current.after(num_batches, self._run.plan_of(current))
         elif current is None:
-            at = self.epochs.next
-        elif self._cursor is not None and self.epochs.reader_pid == os.getpid() and not self._cursor.is_read_ahead:
-            at = current.after(self._cursor.next_batch, self.plan_of(current))
+            at = epochs.next
+        elif cursor is not None and epochs.reader_pid == os.getpid() and not cursor.is_read_ahead:
+            at = current.after(cursor.next_batch, self._run.plan_of(current))
         else:
             raise StateError(
                 "the workers of a DataLoader, or Accelerate, read this dataset, ahead of the batches you have "
                 "received. Pass state_dict(num_batches=received in this epoch), or use an MPLoader, or torchdata's "
                 "StatefulDataLoader"
             )
-        return self.state_at(at)
-
-    def state_after(self, epoch: Epoch | None, num_batches: int) -> dict[str, Any]:
-        """Return where a run stands after `num_batches` of an epoch; before the next one where that is None."""
-        return self.state_at(self.epochs.next if epoch is None else epoch.after(num_batches, self.plan_of(epoch)))
-
-    def state_at(self, epoch: Epoch) -> dict[str, Any]:
-        """Return the state of a run that goes on with an epoch, from its position."""
-        return epoch.state(fingerprint=self.index.fingerprint, order=self.shuffle.spec)
+        return self._run.state_at(at)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken, with any number of ranks and workers and any batch size.
@@ -233,31 +234,14 @@ class MPDataset(IterableDataset[Any]):
         Raises:
             StateError: the state is malformed, or belongs to another index or order.
         """
-        epoch = self.epoch_of(state_dict)
-        info = get_worker_info()
-        self.epochs.set_next(epoch, worker=None if info is None else info.id)
+        self._run.load_state_dict(state_dict)
         self._cursor = None
 
-    def epoch_of(self, state_dict: Mapping[str, Any]) -> Epoch:
-        """Return the epoch that a state stands in, from its position; raise `StateError` where it does not fit."""
-        state = State.from_dict(state_dict)
-        state.check_fits(fingerprint=self.index.fingerprint, order=self.shuffle.spec, num_samples=len(self.index))
-        return Epoch(seed=state.seed, number=state.epoch, position=state.position)
+    def __repr__(self) -> str:
+        return format_facts(f"MPDataset {self._run.name}", self._run.facts())
 
-    @property
-    def batching(self) -> Batching:
-        """Order and plan of every epoch."""
-        return Batching(
-            num_samples=len(self.index), batch_size=self.batch_size or 1, order=self.shuffle, tail=self.tail
-        )
-
-    def order_of(self, epoch: Epoch) -> Order:
-        """Return the order of an epoch."""
-        return self.batching.order_of(seed=epoch.seed, epoch=epoch.number)
-
-    def plan_of(self, epoch: Epoch) -> Plan:
-        """Return this rank's plan of an epoch."""
-        return self.batching.plan_of(topology=epoch.topology or self.topology, start=epoch.position)
+    def _repr_html_(self) -> str:
+        return html_table(f"MPDataset {self._run.name}", self._run.facts())
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_cursor": None}
@@ -278,21 +262,21 @@ class _Cursor:
 class _EpochIterator(Iterator[Any]):
     """One worker's part of one epoch: every `num_workers`-th batch, or sample, of this rank."""
 
-    def __init__(self, dataset: MPDataset, cursor: _Cursor, *, worker: int, num_workers: int) -> None:
-        self._dataset = dataset
+    def __init__(self, run: IndexRun, cursor: _Cursor, *, worker: int, num_workers: int) -> None:
+        self._run = run
         self._cursor = cursor
         self._worker = worker
         self._num_workers = num_workers
         self._begin()
 
     def _begin(self) -> None:
-        self._plan = self._dataset.plan_of(self._cursor.epoch)
-        self._order = self._dataset.order_of(self._cursor.epoch)
-        self._run = 0  # so many samples on end are this worker's; known when one is asked for
+        self._plan = self._run.plan_of(self._cursor.epoch)
+        self._order = self._run.order_of(self._cursor.epoch)
+        self._num_together = 0  # so many samples on end are this worker's; known when one is asked for
         self._block: deque[tuple[int, Record]] = deque()  # samples that come one by one, with how many there are then
 
     def __next__(self) -> Any:
-        return self._next_batch() if self._dataset.batch_size else self._next_sample()
+        return self._next_batch() if self._run.batch_size else self._next_sample()
 
     def _next_batch(self) -> Any:
         cursor = self._cursor
@@ -300,13 +284,13 @@ class _EpochIterator(Iterator[Any]):
             raise StopIteration
         number = cursor.next_batch
         cursor.next_batch += self._num_workers  # first, so that a batch that fails is over
-        batch = self._dataset.pipeline.batch(
+        batch = self._run.pipeline.batch(
             self._sample_ids(number),
             seed=cursor.epoch.seed,
             epoch=cursor.epoch.number,
             following=lambda: self._sample_ids(cursor.next_batch),
         )
-        return self._dataset.present(batch.columns)
+        return self._run.present(batch.columns)
 
     def _sample_ids(self, batch: int) -> NDArray[np.int64]:
         positions = self._plan.positions(batch) if batch < self._plan.num_batches else np.empty(0, np.int64)
@@ -314,27 +298,27 @@ class _EpochIterator(Iterator[Any]):
 
     def _next_sample(self) -> Any:
         cursor = self._cursor
-        pipeline = self._dataset.pipeline
+        pipeline = self._run.pipeline
         while self._block or self._look_up_block():
             cursor.next_batch, record = self._block.popleft()
             with pipeline.lent_generators():
                 made = pipeline.sample(record, seed=cursor.epoch.seed, epoch=cursor.epoch.number)
             if made is not None:
-                return self._dataset.present(made[1])
+                return self._run.present(made[1])
         raise StopIteration
 
     def _look_up_block(self) -> bool:
         """Look up the worker's next samples, and return whether there are any."""
         cursor = self._cursor
-        self._run = self._run or samples_of_a_batch()
+        self._num_together = self._num_together or samples_of_a_batch()
         before = np.arange(cursor.next_batch, cursor.next_batch + _BLOCK_SAMPLES)
-        runs, places = np.divmod(before, self._run)
-        numbers = (runs * self._num_workers + self._worker) * self._run + places
+        runs, places = np.divmod(before, self._num_together)
+        numbers = (runs * self._num_workers + self._worker) * self._num_together + places
         numbers = numbers[numbers < self._plan.num_batches]
         sample_ids = self._order.sample_ids(self._plan.single_positions(numbers))
-        records = self._dataset.index.records(sample_ids)
-        if self._dataset.pipeline.ahead.is_active:
-            self._dataset.pipeline.plan_ahead(records)
+        records = self._run.index.records(sample_ids)
+        if self._run.pipeline.ahead.is_active:
+            self._run.pipeline.plan_ahead(records)
         self._block.extend(zip((before + 1).tolist(), records, strict=False))
         if not self._block:
             cursor.next_batch += len(numbers)  # a ragged last sample is another rank's
@@ -342,11 +326,11 @@ class _EpochIterator(Iterator[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return where this worker stands, for torchdata's StatefulDataLoader."""
-        return {"start": self._dataset.state_at(self._cursor.epoch), "next_batch": self._cursor.next_batch}
+        return {"start": self._run.state_at(self._cursor.epoch), "next_batch": self._cursor.next_batch}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where this worker of as many workers stood."""
-        epoch = self._dataset.epoch_of(state_dict["start"])
-        epoch = self._dataset.epochs.enter(epoch, worker=self._worker, num_workers=self._num_workers)
+        epoch = self._run.epoch_of(state_dict["start"])
+        epoch = self._run.epochs.enter(epoch, worker=self._worker, num_workers=self._num_workers)
         self._cursor.epoch, self._cursor.next_batch = epoch, state_dict["next_batch"]
         self._begin()

@@ -6,7 +6,7 @@ from typing import Self
 from mpload.loader.governor import Governor
 from mpload.loader.scaling import Scaler
 from mpload.loader.source import Source
-from mpload.memory.budget import MIN_SLOTS, WORKER_BYTES, MemoryBudget
+from mpload.memory.budget import MIN_SLOTS, WORKER_BYTES, MemoryBudget, divide
 from mpload.memory.machine import address_space_bytes, num_oom_kills
 from mpload.storage.read_ahead import DEFAULT_AHEAD_BYTES
 from mpload.telemetry.stats import LoaderStats
@@ -79,7 +79,8 @@ class Engine:
         else:
             workers = WorkerRange(now=num_workers, most=num_workers)
         ahead_bytes = self._read_ahead_bytes(workers.most)
-        plan = budget.divide(
+        plan = divide(
+            budget,
             num_slots=_depth(workers.most, source.batch_size),
             slot_bytes=self._slot_bytes,
             num_workers=workers.most,

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError, MploadError, SampleError, TooManyBadSamples
-from mpload.loader.dataset import MPDataset
 from mpload.loader.epochs import Epoch
 from mpload.loader.forms import Form, columns_of, forms_of
+from mpload.loader.index_run import IndexRun
 from mpload.plan.batch_number import BatchNumber
 from mpload.samples.index_work import PipelineWork
 from mpload.samples.policy import ErrorAction, substitute_for
@@ -29,24 +29,26 @@ _EXCESS_SAMPLES = 16
 class IndexSource:
     """The batches of an MPDataset."""
 
-    def __init__(self, dataset: MPDataset) -> None:
-        if dataset.batch_size is None:
+    def __init__(self, run: IndexRun) -> None:
+        if run.batch_size is None:
             raise ArgumentError("MPLoader makes whole batches: pass batch_size= to the MPDataset")
-        self._dataset = dataset
+        self._run = run
         self._forms: list[Form] = []
-        self.batch_size = dataset.batch_size
-        self.epochs = dataset.epochs
-        self.plan_of = dataset.plan_of
-        self.set_epoch = dataset.set_epoch
-        self.state_after = dataset.state_after
-        self.load_state_dict = dataset.load_state_dict
-        self.cache_in_memory = dataset.cache if dataset.cache is not None and dataset.cache.is_tmpfs() else None
+        self.name = run.name
+        self.facts = run.facts
+        self.batch_size = run.batch_size
+        self.epochs = run.epochs
+        self.plan_of = run.plan_of
+        self.set_epoch = run.set_epoch
+        self.state_after = run.state_after
+        self.load_state_dict = run.load_state_dict
+        self.cache_in_memory = run.cache if run.cache is not None and run.cache.is_tmpfs() else None
         self.reads_ahead = True
         self.made_here = Tally()
 
     def image_excess(self) -> float:
         """Return how many times more pixels images have than the decoder makes of them, by a few; 1 where unknown."""
-        pipeline = self._dataset.pipeline
+        pipeline = self._run.pipeline
         if pipeline.output_shape is None:
             return 1.0
         sample_ids = np.linspace(0, len(pipeline.index) - 1, num=_EXCESS_SAMPLES, dtype=np.int64)
@@ -60,24 +62,24 @@ class IndexSource:
 
     def prepare(self) -> tuple[Field | RaggedField, ...]:
         """Return the fields of a slot; where the pipeline does not say, a sample is made in a process of its own."""
-        self._forms = forms_of(self._dataset.pipeline, batch_size=self.batch_size)
+        self._forms = forms_of(self._run.pipeline, batch_size=self.batch_size)
         return tuple(form.field for form in self._forms)
 
     def work(self, *, read_ahead_bytes: int, decode_bytes: int) -> PipelineWork:
         """Return what workers do, within these bounds for each of them."""
         return PipelineWork(
-            pipeline=self._dataset.pipeline,
-            batching=self._dataset.batching,
+            pipeline=self._run.pipeline,
+            batching=self._run.batching,
             read_ahead_bytes=read_ahead_bytes,
             decode_bytes=decode_bytes,
         )
 
     def make(self, epoch: Epoch, batch: int) -> Any:
         """Return a batch that is made in this process."""
-        started_ns, pipeline = perf_counter_ns(), self._dataset.pipeline
-        sample_ids = self._dataset.order_of(epoch).sample_ids(self.plan_of(epoch).positions(batch))
+        started_ns, pipeline = perf_counter_ns(), self._run.pipeline
+        sample_ids = self._run.order_of(epoch).sample_ids(self.plan_of(epoch).positions(batch))
         made = pipeline.batch(sample_ids, seed=epoch.seed, epoch=epoch.number)
-        presented = self._dataset.present(made.columns)
+        presented = self._run.present(made.columns)
         busy_ns = perf_counter_ns() - started_ns
         self.made_here.add(Tally(num_samples=len(sample_ids), busy_ns=busy_ns, counts=pipeline.take_counts()))
         return presented
@@ -88,13 +90,13 @@ class IndexSource:
         Raises:
             SampleError, TooManyBadSamples: as the dataset's policy says.
         """
-        self._dataset.pipeline.bad.saw(filled.task.num_samples, epoch=epoch.number)
+        self._run.pipeline.bad.saw(filled.task.num_samples, epoch=epoch.number)
         kept = self._kept(filled) if filled.failures else None
-        return self._dataset.present(columns_of(self._forms, filled.arrays, kept))
+        return self._run.present(columns_of(self._forms, filled.arrays, kept))
 
     def instead_of(self, killed: KilledSample) -> tuple[int, ...] | None:
         """Return the task of a substitute, where that is the policy."""
-        pipeline, number = self._dataset.pipeline, BatchNumber.of(killed.task)
+        pipeline, number = self._run.pipeline, BatchNumber.of(killed.task)
         if pipeline.policy.action is not ErrorAction.SUBSTITUTE:
             return None
         if number.substitute >= 0:
@@ -123,17 +125,17 @@ class IndexSource:
             return None
         kept = np.setdiff1d(np.arange(filled.task.num_samples), failed)
         if not kept.size:
-            raise SampleError(f"{self._dataset.index.path}: all {len(failed)} samples of a batch failed")
+            raise SampleError(f"{self._run.index.path}: all {len(failed)} samples of a batch failed")
         return kept
 
     def _sample_id(self, number: BatchNumber, place: int) -> int:
         if number.substitute >= 0:
             return number.substitute
-        return int(self._dataset.batching.sample_ids(number)[place])
+        return int(self._run.batching.sample_ids(number)[place])
 
     def _write_down(self, sample_id: int, cause: str, *, epoch: int) -> None:
         """Report a sample that was not made; raise where that is the policy."""
-        pipeline = self._dataset.pipeline
+        pipeline = self._run.pipeline
         bad = pipeline.describe(pipeline.index[sample_id], cause)
         if pipeline.policy.action is ErrorAction.RAISE:
             raise SampleError(str(bad))

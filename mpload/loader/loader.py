@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mpload.device.prefetcher import DevicePrefetcher
 from mpload.errors import ArgumentError, SampleError, TooManyBadSamples
 from mpload.loader.advice import Adviser
-from mpload.loader.dataset import MPDataset
+from mpload.loader.dataset import Batch, MPDataset
 from mpload.loader.engine import Engine
 from mpload.loader.epochs import Epoch
 from mpload.loader.frameworks import AccelerateIteration, is_accelerate_used
@@ -32,6 +32,7 @@ from mpload.telemetry.stats import LoaderStats
 from mpload.telemetry.writers import Report, StatsWriter
 from mpload.transport.batches import BatchTask, PoolOptions
 from mpload.transport.pool import WorkerPool
+from mpload.units import format_bytes, format_facts, html_table
 
 if TYPE_CHECKING:
     from mpload.transport.stream import Stream
@@ -42,7 +43,7 @@ _ADVICE_SECONDS = 20.0
 _OF_A_DATA_LOADER = frozenset({"batch_sampler", "collate_fn", "drop_last", "generator", "pin_memory", "sampler"})
 
 
-class MPLoader:
+class MPLoader(Generic[Batch]):
     """Iterates a dataset by worker processes that write samples straight into shared memory.
 
     The same batches as the dataset gives alone or in a stock DataLoader, bit for bit, whatever `num_workers` is and
@@ -55,12 +56,19 @@ class MPLoader:
     A `SampleError` that you catch ends one batch, not the epoch: the next `next()` gives the batch after it, and a
     state counts the failed one as received.
 
+    Type checkers take the type of batches from the `MPDataset`. For a map-style dataset write it down:
+    `loader: MPLoader[list[Tensor]] = MPLoader(dataset, batch_size=8)`. Without, batches are `Any`.
+
     Args:
         dataset: an `MPDataset` with a `batch_size`, or any map-style dataset (`__len__` and `__getitem__`), whose
             batches are then those that `default_collate` makes. What its `__getitem__` draws from the global generators
             of `random`, NumPy and torch depends on seed, epoch and sample.
-        batch_size: for a map-style dataset only: an `MPDataset` has its own. Also `shuffle`, `seed`, `tail` and
-            `topology`, which mean what they mean there.
+        batch_size: samples of a batch of this rank. This and the next four arguments are for a map-style dataset only:
+            an `MPDataset` has its own.
+        shuffle: False, True, or an order, as in `MPDataset`.
+        seed: of order and randomness, in [0, 2**63).
+        tail: what happens where the samples do not fill the last global batch, as in `MPDataset`.
+        topology: rank and world size; None asks `detect_topology()` when iteration begins.
         num_workers: processes; `"auto"`: one per core that this process may use, and more while the consumer waits for
             workers that wait for storage; 0 makes batches in this process.
         memory_budget: bytes, or a text like `"4GiB"`, for slots and workers together; `"auto"`: half of what is
@@ -84,16 +92,43 @@ class MPLoader:
     _is_accelerate_prepared = True
     use_stateful_dataloader = True
 
+    @overload
     def __init__(
         self,
-        dataset: MPDataset | MapDataset,
+        dataset: MPDataset[Batch],
+        *,
+        num_workers: int | Literal["auto"] = "auto",
+        memory_budget: int | str = "auto",
+        options: PoolOptions | None = None,
+        device: torch.device | str | None = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        dataset: MapDataset,
+        *,
+        batch_size: int,
+        shuffle: bool | OrderChoice = False,
+        seed: int = 0,
+        tail: Tail | Literal["drop", "pad", "ragged"] = Tail.PAD,
+        topology: Topology | None = None,
+        num_workers: int | Literal["auto"] = "auto",
+        memory_budget: int | str = "auto",
+        options: PoolOptions | None = None,
+        device: torch.device | str | None = None,
+    ) -> None: ...
+
+    def __init__(
+        self,
+        dataset: MPDataset[Batch] | MapDataset,
         *,
         batch_size: int | None = None,
         shuffle: bool | OrderChoice = False,
         seed: int = 0,
-        tail: Tail | str = Tail.PAD,
+        tail: Tail | Literal["drop", "pad", "ragged"] = Tail.PAD,
         topology: Topology | None = None,
-        num_workers: int | str = "auto",
+        num_workers: int | Literal["auto"] = "auto",
         memory_budget: int | str = "auto",
         options: PoolOptions | None = None,
         device: torch.device | str | None = None,
@@ -101,18 +136,19 @@ class MPLoader:
         self._source = source_of(
             dataset, batch_size=batch_size, shuffle=shuffle, seed=seed, tail=tail, topology=topology
         )
-        if num_workers != "auto" and (not isinstance(num_workers, int) or num_workers < 0):
+        if num_workers != "auto" and (type(num_workers) is not int or num_workers < 0):
             raise ArgumentError(f"num_workers must be 'auto' or at least 0, got {num_workers!r}")
         self.dataset = dataset
+        """What is iterated."""
         self._num_workers = None if isinstance(num_workers, str) else num_workers
         share = detect_share()
         self._num_cores = share.num_cores
         self.memory_budget = MemoryBudget.parse(memory_budget, available_bytes=share.memory_bytes)
+        """What slots and workers may take together."""
         self._options = options or PoolOptions()
         self._epoch: Epoch | None = None
         self._num_received = 0
-        self.iteration = 0
-        """Number of the iteration that is under way."""
+        self._iteration = 0
         self._stream: Stream | None = None
         self._telemetry = Telemetry(made_here=self._source.made_here, with_page=num_workers != 0)
         adviser = Adviser(
@@ -139,11 +175,11 @@ class MPLoader:
         """
         return self._source.plan_of(self._source.epochs.next.whole).num_batches
 
-    def __iter__(self) -> Iterator[Any]:
-        batches = self.iterate_on_host() if self._prefetcher is None else iter(self._prefetcher)
+    def __iter__(self) -> Iterator[Batch]:
+        batches = self._iterate_on_host() if self._prefetcher is None else iter(self._prefetcher)
         return AccelerateIteration(batches, self._current_plan) if is_accelerate_used() else batches
 
-    def iterate_on_host(self) -> Iterator[Any]:
+    def _iterate_on_host(self) -> Iterator[Any]:
         """Begin an iteration whose batches stay on the host, as all do without a `device`."""
         if self._is_closed:
             raise ArgumentError("the loader is closed. Make a new one")
@@ -152,7 +188,20 @@ class MPLoader:
         self._source.epochs.set_next(self._source.epochs.next)  # no epoch is current until it has begun
         return Iteration(self)
 
-    def begin(self) -> Iterator[Any]:
+    def _set_epoch_on_host(self, epoch: int) -> None:
+        self._source.set_epoch(epoch)
+        self._epoch = None
+
+    def _state_on_host(self) -> dict[str, Any]:
+        """Return where the run stands, counting the batches that are on their way to a device too."""
+        return self._source.state_after(self._epoch, self._num_received)
+
+    def _load_state_on_host(self, state_dict: Mapping[str, Any]) -> None:
+        self._stop()
+        self._source.load_state_dict(state_dict)
+        self._epoch = None
+
+    def _begin(self) -> Iterator[Any]:
         """Begin the next epoch: with the first batch, since some frameworks call `iter` once more than they iterate."""
         self._epoch = epoch = self._source.epochs.begin(worker=0, num_workers=1)
         self._num_received = 0
@@ -168,26 +217,15 @@ class MPLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Fix the epoch that the next iteration reads; see `MPDataset.set_epoch`."""
-        self._source.set_epoch(epoch)
-        self._epoch = None
-        if self._prefetcher is not None:
-            self._prefetcher.forget_state()
+        (self._set_epoch_on_host if self._prefetcher is None else self._prefetcher.set_epoch)(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the run stands, counting the batches that were received, not those made ahead."""
-        return self.state_on_host() if self._prefetcher is None else self._prefetcher.state_dict()
-
-    def state_on_host(self) -> dict[str, Any]:
-        """Return where the run stands, counting the batches that are on their way to a device too."""
-        return self._source.state_after(self._epoch, self._num_received)
+        return self._state_on_host() if self._prefetcher is None else self._prefetcher.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where a state was taken; see `MPDataset.load_state_dict`."""
-        self._stop()
-        self._source.load_state_dict(state_dict)
-        self._epoch = None
-        if self._prefetcher is not None:
-            self._prefetcher.forget_state()
+        (self._load_state_on_host if self._prefetcher is None else self._prefetcher.load_state_dict)(state_dict)
 
     def stats(self) -> LoaderStats:
         """Return what was done so far, and what that takes now; `str()` of it is for people."""
@@ -203,9 +241,25 @@ class MPLoader:
         """
         self._telemetry.listen(Report(writer, since=self.stats()), every_seconds=every_seconds)
 
-    def progress(self) -> Iterator[Any]:
-        """Iterate, and show on a terminal how far and fast that goes, how long it waits, and what memory it takes."""
+    def progress(self) -> Iterator[Batch]:
+        """Iterate, and show on a terminal or in a notebook how fast that goes, how long it waits, and its memory."""
         return show_progress(self, self.stats)
+
+    def __repr__(self) -> str:
+        return format_facts(f"MPLoader of {self._source.name}", self._facts())
+
+    def _repr_html_(self) -> str:
+        return html_table(f"MPLoader of {self._source.name}", self._facts())
+
+    def _facts(self) -> dict[str, str]:
+        epoch = self._epoch
+        received = "" if epoch is None else f" ({self._num_received:,} of {self._current_plan().num_batches:,} batches)"
+        return {
+            **self._source.facts(),
+            "epoch": f"{(epoch or self._source.epochs.next).number}{received}",
+            "workers": "closed" if self._is_closed else f"{self.num_workers}{' (auto)' * (self._num_workers is None)}",
+            "memory": f"at most {format_bytes(self.memory_budget.total_bytes)}",
+        }
 
     @property
     def num_workers(self) -> int:
@@ -219,22 +273,25 @@ class MPLoader:
         """Samples of a full batch of this rank."""
         return self._source.batch_size
 
-    def __getattr__(self, name: str) -> Any:
-        if name in _OF_A_DATA_LOADER:
-            raise AttributeError(
-                f"an MPLoader has no {name!r}, since it is no DataLoader that could be taken apart and built anew: it "
-                "shards and resumes by itself. Iterate it as it is, without skip_first_batches, setup_dataloaders or "
-                "prepare_data_loader, and keep its state_dict(): docs/how-to/frameworks.md says how"
-            )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+    if not TYPE_CHECKING:  # or type checkers would take every name for an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            if name in _OF_A_DATA_LOADER:
+                raise AttributeError(
+                    f"an MPLoader has no {name!r}, since it is no DataLoader that could be taken apart and built anew: "
+                    "it shards and resumes by itself. Iterate it as it is, without skip_first_batches, "
+                    "setup_dataloaders or prepare_data_loader, and keep its state_dict(): "
+                    "docs/how-to/frameworks.md says how"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     @property
-    def first_place(self) -> int:
+    def _first_place(self) -> int:
         """Place of this rank's first sample in a global batch."""
         plan = self._source.plan_of(self._source.epochs.next)
         return plan.topology.rank * plan.batch_size
 
-    def lock_slot(self, address: int) -> NDArray[np.uint8] | None:
+    def _lock_slot(self, address: int) -> NDArray[np.uint8] | None:
         """Return the part of a slot that holds `address`, to be pinned: all fields of one shape. None elsewhere.
 
         That part is never given back to the kernel from now on.
@@ -265,7 +322,7 @@ class MPLoader:
         self.release()
         self._telemetry.close()
 
-    def take(self, batches: Iterator[Any]) -> Any:
+    def _take(self, batches: Iterator[Any]) -> Any:
         """Return the next of an iteration's batches; no reference is kept, so that its slot can be recycled."""
         asked = time.monotonic()
         if asked >= self._telemetry.due:
@@ -291,7 +348,7 @@ class MPLoader:
 
     def _stop(self) -> None:
         """End the iteration that is under way, and whatever was made ahead for it."""
-        self.iteration += 1
+        self._iteration += 1
         self._telemetry.pause()
         if self._stream is not None:
             self._stream.close()

@@ -28,6 +28,7 @@ from mpload.transport.batches import FilledBatch, KilledSample
 from mpload.transport.messages import Tally
 from mpload.transport.ragged import RaggedArray, sample_room_bytes
 from mpload.transport.slots import Field, RaggedField
+from mpload.units import format_count
 
 __all__ = ["MapSource"]
 
@@ -45,13 +46,13 @@ class MapSource:
         tail: Tail,
         topology: Topology | None,
     ) -> None:
+        self.name = type(dataset).__name__
         self.batch_size = batch_size
         self.batching = Batching(num_samples=len(dataset), batch_size=batch_size, order=order, tail=tail)
         self.epochs = EpochTable(seed=seed, topology=topology)
         self.cache_in_memory = None
         self.reads_ahead = False
         self.made_here = Tally()
-        self._name = type(dataset).__name__
         self._fingerprint = f"{type(dataset).__qualname__} of {self.batching.num_samples}"
         self._work = MapWork(dataset=dataset, batching=self.batching)
         self.order_of(Epoch(seed=seed, number=0))  # checks the seed
@@ -59,6 +60,16 @@ class MapSource:
     def order_of(self, epoch: Epoch) -> Order:
         """Return the order of an epoch."""
         return self.batching.order_of(seed=epoch.seed, epoch=epoch.number)
+
+    def facts(self) -> dict[str, str]:
+        """Return what a person wants to know."""
+        return {
+            "samples": format_count(self.batching.num_samples),
+            "batch size": format_count(self.batch_size),
+            "order": repr(self.batching.order),
+            "tail": str(self.batching.tail),
+            "epoch": str(self.epochs.next.number),
+        }
 
     def image_excess(self) -> float:
         """Return 1: nobody knows."""
@@ -99,7 +110,7 @@ class MapSource:
         leaves = []
         if self.batching.num_samples:
             # From our own worker's memory.
-            template = pickle.loads(probe(self._work.probe, [()], name=self._name))  # noqa: S301
+            template = pickle.loads(probe(self._work.probe, [()], name=self.name))  # noqa: S301
             self._work = replace(self._work, template=template)
             leaves = leaves_of(template)
         num_ragged = sum(leaf.is_ragged for leaf in leaves)
@@ -156,7 +167,7 @@ class MapSource:
         return None
 
     def _describe(self, sample_id: int, cause: str) -> str:
-        return f"sample {sample_id} of {self._name}: {cause}"
+        return f"sample {sample_id} of {self.name}: {cause}"
 
 
 def _tensor(array: NDArray[Any], leaf: Leaf) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Where an MPLoader's batches come from: an index, or any map-style dataset."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from torch.utils.data import IterableDataset
 
@@ -25,6 +25,15 @@ __all__ = ["Source", "source_of"]
 
 class Source(Protocol):
     """What an MPLoader has to know of a dataset."""
+
+    @property
+    def name(self) -> str:
+        """Of the index or the dataset, for people."""
+        ...
+
+    def facts(self) -> dict[str, str]:
+        """Return what a person wants to know."""
+        ...
 
     @property
     def batch_size(self) -> int:
@@ -98,12 +107,12 @@ class Source(Protocol):
 
 
 def source_of(
-    dataset: MPDataset | MapDataset,
+    dataset: MPDataset[Any] | MapDataset,
     *,
     batch_size: int | None,
     shuffle: bool | OrderChoice,
     seed: int,
-    tail: Tail | str,
+    tail: Tail | Literal["drop", "pad", "ragged"],
     topology: Topology | None,
 ) -> Source:
     """Return a dataset as a source.
@@ -116,13 +125,17 @@ def source_of(
             raise ArgumentError(
                 "an MPDataset has its own batch_size, shuffle, seed, tail and topology: pass them to the MPDataset"
             )
-        return IndexSource(dataset)
+        return IndexSource(dataset._run)  # noqa: SLF001  which is there for this
     if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise ArgumentError(
             f"{type(dataset).__name__} is no map-style dataset: it needs __len__ and __getitem__. Iterable datasets "
             "cannot be asked for a sample by its number: use a stock DataLoader for them, or an MPDataset"
         )
-    if batch_size is None or batch_size < 1:
+    if batch_size is None:
+        raise ArgumentError(
+            f"MPLoader makes whole batches: pass batch_size= to the MPLoader of {type(dataset).__name__}"
+        )
+    if batch_size < 1:
         raise ArgumentError(f"batch_size must be at least 1, got {batch_size}")
     return MapSource(
         dataset,

@@ -39,6 +39,7 @@ class Reading:
     seconds: float
     """Since the monitor was started."""
     processes: tuple[ProcessMemory, ...]
+    """One entry for each process."""
     usage: SystemUsage | None = None
     """Of the container around the root of the tree."""
 
@@ -53,11 +54,15 @@ class Growth:
     """A process whose private memory grows steadily."""
 
     pid: int
+    """Of the process."""
     name: str
+    """Of the process, as `ps` shows it."""
     bytes_per_second: float
+    """How fast it grows."""
     low_bytes_per_second: float
     """Lower end of the 95 % confidence interval."""
     high_bytes_per_second: float
+    """Its upper end."""
 
     def __str__(self) -> str:
         low, rate, high = (

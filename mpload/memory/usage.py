@@ -30,7 +30,9 @@ class ProcessMemory:
     """The memory of one process, or of several together, at one moment."""
 
     pid: int
+    """Of the process; of several, that of the first."""
     name: str
+    """Of the process, as `ps` shows it."""
     rss_bytes: int
     """Resident pages, shared ones included."""
     pss_bytes: int
@@ -38,6 +40,7 @@ class ProcessMemory:
     uss_bytes: int
     """Resident pages that no other process has."""
     swap_bytes: int
+    """Pages that were swapped out."""
 
 
 def process_memory(pid: int | None = None) -> ProcessMemory:

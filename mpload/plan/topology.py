@@ -43,6 +43,9 @@ def detect_topology(environment: Mapping[str, str] | None = None) -> Topology:
     An initialised `torch.distributed` is asked first, then the variables of torchrun, of OpenMPI's mpirun and of
     SLURM's srun; where there is nothing of that, the process is alone.
 
+    Args:
+        environment: the variables to look at, without asking `torch.distributed`; None: those of this process.
+
     Raises:
         ArgumentError: the variables contradict one another or are no numbers.
     """

@@ -7,10 +7,11 @@ import warnings
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Literal
 
 from mpload.errors import ArgumentError, MploadWarning, TooManyBadSamples
 
-__all__ = ["BadSample", "BadSamples", "ErrorAction", "ErrorPolicy", "substitute_for"]
+__all__ = ["BadSample", "BadSamples", "ErrorAction", "ErrorPolicy", "policy_of", "substitute_for"]
 
 _GRACE_SAMPLES = 1000
 _SUBSTITUTES = 8
@@ -21,8 +22,11 @@ class ErrorAction(StrEnum):
     """What is done about a bad sample."""
 
     RAISE = "raise"
+    """The batch ends with a `SampleError`."""
     SKIP = "skip"
+    """The sample is left out: its batch is shorter."""
     SUBSTITUTE = "substitute"
+    """Another sample, chosen by a hash, takes its place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +36,13 @@ class ErrorPolicy:
     `"raise"` ends the epoch with a `SampleError`; `"skip"` leaves the sample out, so that its batch is shorter;
     `"substitute"` puts another sample, chosen by hash, in its place, so that batches keep their shape. A sample is bad
     whatever its code raises, `SystemExit` too; only a `KeyboardInterrupt` is none of the policy's business.
+
+    Raises:
+        ArgumentError: a value breaks a rule.
     """
 
-    action: ErrorAction | str = ErrorAction.RAISE
+    action: ErrorAction | Literal["raise", "skip", "substitute"] = ErrorAction.RAISE
+    """What is done."""
     report: str | os.PathLike[str] | None = None
     """A file of JSON lines that each skipped or substituted sample is appended to; None: `<index>.errors.jsonl` in the
     working directory."""
@@ -50,10 +58,10 @@ class ErrorPolicy:
             raise ArgumentError(f"max_error_fraction must be in [0, 1], got {self.max_error_fraction}")
         object.__setattr__(self, "action", ErrorAction(self.action))
 
-    @classmethod
-    def of(cls, choice: "ErrorPolicy | str") -> "ErrorPolicy":
-        """Return `choice`, or the policy that its name stands for."""
-        return choice if isinstance(choice, ErrorPolicy) else cls(action=choice)
+
+def policy_of(choice: ErrorPolicy | Literal["raise", "skip", "substitute"]) -> ErrorPolicy:
+    """Return `choice`, or the policy that its name stands for."""
+    return choice if isinstance(choice, ErrorPolicy) else ErrorPolicy(action=choice)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

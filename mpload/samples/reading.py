@@ -23,7 +23,7 @@ class Storage(Protocol):
     """Where bytes come from."""
 
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """Return the bytes of each range; raise `StorageError` where they cannot be had."""
+        """Return the bytes of each of the `ranges`; raise `StorageError` where they cannot be had."""
         ...
 
 
@@ -68,7 +68,7 @@ def storage_of(index: Index, decode: Callable[..., Any], page_cache: PageCache |
     return open_storage(
         index.root,
         kinds,
-        allow_outside_root=not index.confined,
+        allow_outside_root=index.allow_outside_root,
         max_bytes=limits.max_bytes if isinstance(limits, Limits) else None,
         page_cache=page_cache,
     )

@@ -45,7 +45,11 @@ class ByteRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LmdbRange(ByteRange):
-    """All bytes of one value of the LMDB data file at `path`."""
+    """All bytes of one value of the LMDB data file at `path`.
+
+    Attributes:
+        key: Its key.
+    """
 
     key: bytes
 

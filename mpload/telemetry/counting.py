@@ -9,7 +9,7 @@ from typing import Any
 
 from mpload.errors import ArgumentError
 from mpload.telemetry.page import StatsPage
-from mpload.telemetry.stats import LoaderMemory, LoaderStats, Timings, WorkerStats
+from mpload.telemetry.stats import LoaderMemory, LoaderStats, WorkerStats, timings_of
 from mpload.transport.messages import Tally
 from mpload.transport.pool import WorkerPool
 
@@ -95,7 +95,7 @@ class Telemetry:
             tallies += by_worker.values()
             _add_pool(stats, pool)
             stats.workers = tuple(
-                WorkerStats(name=name, pid=pid, timings=Timings.of([by_worker.get(name, Tally())]))
+                WorkerStats(name=name, pid=pid, timings=timings_of([by_worker.get(name, Tally())]))
                 for name, pid in workers
             )
             slots_bytes = pool.ring.used_bytes
@@ -103,7 +103,7 @@ class Telemetry:
             stats.memory = (
                 LoaderMemory.of(pids, slots_bytes=slots_bytes) if with_memory else LoaderMemory(slots_bytes=slots_bytes)
             )
-        stats.timings = Timings.of(tallies)
+        stats.timings = timings_of(tallies)
         return stats
 
     def keep(self, pool: WorkerPool) -> None:

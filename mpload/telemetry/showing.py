@@ -3,13 +3,15 @@
 import sys
 import time
 from collections.abc import Callable, Iterator
+from html import escape
+from importlib import import_module
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mpload.telemetry.stats import LoaderStats
-from mpload.units import format_bytes, format_count
+from mpload.units import format_bytes, format_count, format_seconds
 
 __all__ = ["describe_span", "show_progress"]
 
@@ -26,28 +28,84 @@ def describe_span(span: LoaderStats) -> str:
 
 
 def show_progress(loader: Any, snapshot: Callable[[], LoaderStats], *, console: Console | None = None) -> Iterator[Any]:
-    """Yield the batches of an iteration of `loader`, and draw how it goes on a terminal; elsewhere just yield them.
+    """Yield the batches of an iteration of `loader`, and draw how it goes, on a terminal or in a notebook.
+
+    Where there is neither, batches are just yielded.
 
     Args:
         loader: has a length, and gives batches.
         snapshot: returns the statistics so far.
-        console: where to draw; None: stderr.
+        console: where to draw; None: a notebook where there is one, else stderr.
     """
-    console = console or Console(file=sys.stderr)
-    if not console.is_terminal:
+    bar = _InNotebook() if console is None and _is_notebook() else _OnTerminal(console or Console(file=sys.stderr))
+    if not bar.is_visible:
         yield from loader
         return
-    columns = (BarColumn(bar_width=24), TextColumn("{task.completed}/{task.total} batches, {task.description}"))
-    # No refreshing thread: the loader's process may fork.
-    with Progress(*columns, TimeRemainingColumn(), console=console, auto_refresh=False) as progress:
-        task = progress.add_task("", total=len(loader))
-        last, drawn = snapshot(), time.monotonic()
+    num_done, last, drawn = 0, snapshot(), time.monotonic()
+    total, text = len(loader), ""
+    with bar:
+        bar.draw(num_done, total, text)
         for batch in loader:
             yield batch
             del batch  # its slot is the user's to free
-            progress.advance(task)
+            num_done += 1
             if time.monotonic() - drawn >= _REFRESH_SECONDS:
                 now = snapshot()
-                progress.update(task, description=describe_span(now.since(last)), refresh=True)
+                text = describe_span(now.since(last))
+                bar.draw(num_done, total, text)
                 last, drawn = now, time.monotonic()
-        progress.refresh()
+        bar.draw(num_done, total, text or describe_span(snapshot().since(last)))
+
+
+class _OnTerminal:
+    """A bar of rich's."""
+
+    def __init__(self, console: Console) -> None:
+        columns = BarColumn(bar_width=24), TextColumn("{task.completed}/{task.total} batches, {task.description}")
+        self.is_visible = console.is_terminal
+        # No refreshing thread: the loader's process may fork.
+        self._progress = Progress(*columns, TimeRemainingColumn(), console=console, auto_refresh=False)
+        self._task = self._progress.add_task("", total=None)
+
+    def __enter__(self) -> None:
+        self._progress.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def draw(self, num_done: int, total: int, text: str) -> None:
+        self._progress.update(self._task, completed=num_done, total=total, description=text, refresh=True)
+
+
+class _InNotebook:
+    """A bar in the output of a cell, as HTML: rich's needs ipywidgets, which many notebooks lack."""
+
+    is_visible = True
+
+    def __init__(self) -> None:
+        self._show = import_module("IPython.display")
+        self._handle: Any = None
+
+    def __enter__(self) -> None:
+        self._started = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def draw(self, num_done: int, total: int, text: str) -> None:
+        left = (total - num_done) * (time.monotonic() - self._started) / max(1, num_done)
+        remaining = f", {format_seconds(left)} left" if 0 < num_done < total else ""
+        html = self._show.HTML(
+            f"<progress value='{num_done}' max='{total}'></progress> "
+            f"{num_done}/{total} batches, {escape(text)}{remaining}"
+        )
+        if self._handle is None:
+            self._handle = self._show.display(html, display_id=True)
+        else:
+            self._handle.update(html)
+
+
+def _is_notebook() -> bool:
+    """Return whether a Jupyter kernel runs this process."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None

@@ -4,13 +4,21 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum, auto
-from typing import Self
 
 from mpload.memory.usage import anonymous_pss_bytes
 from mpload.transport.messages import Tally
-from mpload.units import format_bytes, format_count, format_seconds
+from mpload.units import format_bytes, format_count, format_seconds, html_table
 
-__all__ = ["Latencies", "LoaderMemory", "LoaderStats", "Stage", "Timings", "WorkerStats", "limiting_stage"]
+__all__ = [
+    "Latencies",
+    "LoaderMemory",
+    "LoaderStats",
+    "Stage",
+    "Timings",
+    "WorkerStats",
+    "limiting_stage",
+    "timings_of",
+]
 
 _BUCKETS_PER_DECADE = 16
 _SHORTEST_SECONDS = 1e-6
@@ -41,29 +49,17 @@ class Timings:
     num_samples: int = 0
     """Samples that were made, those of batches that are made ahead included."""
     read_ns: int = 0
+    """Getting bytes from storage."""
     decode_ns: int = 0
+    """Decoding; all of `__getitem__` of a map-style dataset."""
     transform_ns: int = 0
+    """In the transform."""
     total_ns: int = 0
+    """All of that, and writing samples into slots."""
     num_cache_hits: int = 0
+    """Samples that came from the cache."""
     num_cache_misses: int = 0
     """Samples that were asked for and not in the cache, those that it never keeps included."""
-
-    @classmethod
-    def of(cls, tallies: Iterable[Tally]) -> Self:
-        """Return the sum of what was counted, by its names."""
-        total = Tally()
-        for tally in tallies:
-            total.add(tally)
-        read_ns, decode_ns, transform_ns, num_hits, num_misses, *_ = total.counts
-        return cls(
-            num_samples=total.num_samples,
-            read_ns=read_ns,
-            decode_ns=decode_ns,
-            transform_ns=transform_ns,
-            total_ns=total.busy_ns,
-            num_cache_hits=num_hits,
-            num_cache_misses=num_misses,
-        )
 
     def since(self, earlier: "Timings") -> "Timings":
         """Return what was added after `earlier`."""
@@ -76,6 +72,23 @@ class Timings:
         """Nanoseconds of the stages that workers go through."""
         parts = {Stage.READ: self.read_ns, Stage.DECODE: self.decode_ns, Stage.TRANSFORM: self.transform_ns}
         return {**parts, Stage.TRANSPORT: self.total_ns - sum(parts.values())}
+
+
+def timings_of(tallies: Iterable[Tally]) -> Timings:
+    """Return the sum of what was counted, by its names."""
+    total = Tally()
+    for tally in tallies:
+        total.add(tally)
+    read_ns, decode_ns, transform_ns, num_hits, num_misses, *_ = total.counts
+    return Timings(
+        num_samples=total.num_samples,
+        read_ns=read_ns,
+        decode_ns=decode_ns,
+        transform_ns=transform_ns,
+        total_ns=total.busy_ns,
+        num_cache_hits=num_hits,
+        num_cache_misses=num_misses,
+    )
 
 
 def limiting_stage(timings: Timings, *, num_workers: int, wait_seconds: float, elapsed_seconds: float) -> Stage:
@@ -106,9 +119,10 @@ class Latencies:
     """
 
     counts: list[int] = field(default_factory=lambda: [0] * _NUM_BUCKETS)
+    """16 for each factor of ten, from 1 microsecond on."""
 
     def add(self, seconds: float) -> None:
-        """Count one more duration."""
+        """Count one more duration, of `seconds`."""
         place = math.ceil(_BUCKETS_PER_DECADE * math.log10(max(seconds, _SHORTEST_SECONDS) / _SHORTEST_SECONDS))
         self.counts[min(place, _NUM_BUCKETS - 1)] += 1
 
@@ -143,7 +157,7 @@ class LoaderMemory:
 
     @classmethod
     def of(cls, pids: Iterable[int], *, slots_bytes: int) -> "LoaderMemory":
-        """Measure the processes of a loader, the zygote first: about 0.1 ms each."""
+        """Measure the processes `pids` of a loader, the zygote first: about 0.1 ms each; `slots_bytes` are known."""
         zygote, *workers = [anonymous_pss_bytes(pid) for pid in pids] or [0]
         return cls(slots_bytes=slots_bytes, zygote_bytes=zygote, workers_bytes=sum(workers))
 
@@ -160,7 +174,9 @@ class WorkerStats:
     name: str
     """As `ps` shows it."""
     pid: int
+    """Of the process that does it now."""
     timings: Timings
+    """Its time, stage by stage."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -168,7 +184,9 @@ class LoaderStats:
     """What an `MPLoader` has done since it was made. `str()` of it is for people."""
 
     num_batches: int = 0
+    """Batches handed out."""
     num_samples: int = 0
+    """Samples in them."""
     num_workers: int = 0
     """Workers that it has now."""
     wait_seconds: float = 0.0
@@ -250,16 +268,30 @@ class LoaderStats:
             "deaths": self.num_deaths,
         }
 
-    def __str__(self) -> str:
+    def _facts(self) -> dict[str, str]:
         p50, p99 = (format_seconds(self.latencies.quantile_seconds(share)) for share in (0.5, 0.99))
         stages = ", ".join(f"{stage} {taken * 1e6:.0f}" for stage, taken in self.seconds_per_sample.items())
         memory = self.memory
-        return (
-            f"{format_count(self.num_samples)} samples in {format_count(self.num_batches)} batches, "
-            f"{self.samples_per_second:,.0f} samples/s by {self.num_workers} workers, limited by {self.limit}\n"
-            f"waiting for batches: {self.wait_fraction:.0%} of the time, p50 {p50}, p99 {p99}\n"
-            f"microseconds of a worker per sample: {stages}\n"
-            f"memory: {format_bytes(memory.total_bytes)} (slots {format_bytes(memory.slots_bytes)}, "
-            f"zygote {format_bytes(memory.zygote_bytes)}, workers {format_bytes(memory.workers_bytes)}); "
-            f"{self.num_copied_batches} batches copied, {self.num_deaths} deaths"
-        )
+        return {
+            "done": (
+                f"{format_count(self.num_samples)} samples in {format_count(self.num_batches)} batches, "
+                f"{self.samples_per_second:,.0f} samples/s by {self.num_workers} workers, limited by {self.limit}"
+            ),
+            "waiting for batches": f"{self.wait_fraction:.0%} of the time, p50 {p50}, p99 {p99}",
+            "microseconds of a worker per sample": stages,
+            "memory": (
+                f"{format_bytes(memory.total_bytes)} (slots {format_bytes(memory.slots_bytes)}, "
+                f"zygote {format_bytes(memory.zygote_bytes)}, workers {format_bytes(memory.workers_bytes)}); "
+                f"{self.num_copied_batches} batches copied, {self.num_deaths} deaths"
+            ),
+        }
+
+    def __str__(self) -> str:
+        (_, done), *rest = self._facts().items()
+        return "\n".join([done, *(f"{name}: {value}" for name, value in rest)])
+
+    def __repr__(self) -> str:
+        return f"<LoaderStats: {self._facts()['done']}>"
+
+    def _repr_html_(self) -> str:
+        return html_table("LoaderStats", self._facts())

@@ -17,7 +17,7 @@ class StatsWriter(Protocol):
     """Takes statistics every so often."""
 
     def write(self, span: LoaderStats, total: LoaderStats) -> None:
-        """Take what happened since the last call, and since the loader was made."""
+        """Take what happened since the last call, `span`, and since the loader was made, `total`."""
         ...
 
 
@@ -38,11 +38,15 @@ class JsonLinesWriter:
     """Appends a JSON object a line: `time_seconds` since 1970, the span's metrics, and totals with `total_` before."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Write to `path`, behind what it holds."""
+        """Write to `path`, behind what it holds.
+
+        Args:
+            path: of the file, which is made where it is missing.
+        """
         self._path = Path(path)
 
     def write(self, span: LoaderStats, total: LoaderStats) -> None:
-        """Append a line."""
+        """Append a line; see `StatsWriter.write`."""
         totals = {f"total_{name}": value for name, value in total.metrics().items() if name in _COUNTERS}
         line = {"time_seconds": round(time.time(), 3), **span.metrics(), **totals}
         with self._path.open("a", encoding="utf-8") as file:
@@ -56,11 +60,15 @@ class PrometheusWriter:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Write to `path`, which should end with `.prom`."""
+        """Write to `path`.
+
+        Args:
+            path: of the file, which should end with `.prom`.
+        """
         self._path = Path(path)
 
     def write(self, span: LoaderStats, total: LoaderStats) -> None:
-        """Replace the file."""
+        """Replace the file; see `StatsWriter.write`."""
         lines = []
         totals = total.metrics()
         for name, value in span.metrics().items():
@@ -79,7 +87,14 @@ class TensorBoardWriter:
     """Writes scalars named `mpload/...` over the number of samples, for `pip install tensorboard`."""
 
     def __init__(self, writer: str | os.PathLike[str] | Any) -> None:
-        """Write into a folder, or by a `SummaryWriter` that the script has already."""
+        """Write into a folder, or by a `SummaryWriter` that the script has already.
+
+        Args:
+            writer: the folder, or the `SummaryWriter`.
+
+        Raises:
+            ImportError: TensorBoard is not installed.
+        """
         if isinstance(writer, str | os.PathLike):
             try:
                 from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  optional
@@ -89,7 +104,7 @@ class TensorBoardWriter:
         self._writer = writer
 
     def write(self, span: LoaderStats, total: LoaderStats) -> None:
-        """Add the metrics of the span."""
+        """Add the metrics of the span; see `StatsWriter.write`."""
         for name, value in span.metrics().items():
             self._writer.add_scalar(f"mpload/{name}", value, total.num_samples)
         self._writer.flush()

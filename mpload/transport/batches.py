@@ -52,7 +52,11 @@ class FilledBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolOptions:
-    """How a pool treats its workers."""
+    """How a loader treats its workers: time limits, restarts, fresh processes in place of forks.
+
+    Raises:
+        ArgumentError: a number is out of range.
+    """
 
     starts_fresh: bool = False
     """A new process a worker instead of a fork, for modules whose threads do not survive forking. Workers then start
@@ -64,6 +68,7 @@ class PoolOptions:
     max_restarts: int = 100
     """More deaths than this within an hour end the job."""
     huge_pages: bool = False
+    """Ask the kernel for huge pages for the slots."""
 
     def __post_init__(self) -> None:
         for name in ("sample_timeout_seconds", "start_timeout_seconds"):

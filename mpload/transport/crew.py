@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
-from mpload.errors import ArgumentError, MploadWarning, WorkerError
+from mpload.errors import ArgumentError, MploadWarning, RefusedError, WorkerError
 from mpload.transport.batches import PoolOptions
 from mpload.transport.board import MAX_WORKERS, ParentBoard, WorkerRow
 from mpload.transport.launch import (
@@ -19,7 +19,7 @@ from mpload.transport.launch import (
     ZygoteProcess,
     describe_status,
 )
-from mpload.transport.limits import RefusedError, refusal
+from mpload.transport.limits import refusal
 
 __all__ = ["Crew", "Death", "ObservedClock"]
 

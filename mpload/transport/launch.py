@@ -241,7 +241,7 @@ class ZygoteProcess:
             warnings.warn(
                 f"modules that workers import started {len(threads)} thread(s) ({', '.join(sorted(set(threads)))}). "
                 f"Forking a process with threads may hang its workers. Import these modules later, in the workers, or "
-                "use MPLoader(..., options=mpload.transport.batches.PoolOptions(starts_fresh=True))",
+                "use MPLoader(..., options=mpload.PoolOptions(starts_fresh=True))",
                 MploadWarning,
                 stacklevel=2,
             )

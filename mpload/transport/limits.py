@@ -6,14 +6,9 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mpload.errors import WorkerError
+from mpload.errors import RefusedError
 
-__all__ = ["RefusedError", "refusal", "shared_memory", "told_as_refused"]
-
-
-class RefusedError(WorkerError):
-    """The system gives no descriptor, process or memory at present. What failed may be tried again."""
-
+__all__ = ["refusal", "shared_memory", "told_as_refused"]
 
 _LIMITS = {
     errno.EMFILE: (resource.RLIMIT_NOFILE, "RLIMIT_NOFILE", "open files", "Close files, or raise it: ulimit -n"),

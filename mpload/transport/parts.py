@@ -7,12 +7,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Self
 
+from mpload.errors import RefusedError
 from mpload.transport.batches import PoolOptions
 from mpload.transport.board import ParentBoard
 from mpload.transport.chunks import MAX_CHUNKS
 from mpload.transport.inbox import Inbox
 from mpload.transport.launch import ZygoteProcess, pickle_work
-from mpload.transport.limits import RefusedError, told_as_refused
+from mpload.transport.limits import told_as_refused
 from mpload.transport.ring import SlotRing
 from mpload.transport.slots import SlotLayout
 from mpload.transport.worker import Work, WorkerSetup

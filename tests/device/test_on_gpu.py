@@ -32,6 +32,7 @@ from tests.device.test_normalise import DTYPES, MEAN, STD, every_pixel, referenc
 from tests.device.test_prefetcher import VIEWS, Batches, check_that_it_keeps_its_batch
 from tests.samples.test_seeding import flip, noisy
 from tests.support.photos import make_special_photos
+from tests.support.streams import on_stream
 
 pytestmark = pytest.mark.gpu
 needs_cuda = pytest.mark.skipif(
@@ -120,7 +121,7 @@ def test_a_slow_consumer_sees_the_right_batches(depth: int, stable_addresses: bo
 def test_a_consumer_waits_for_slow_copies(depth: int, pinned: bool) -> None:
     consumer = torch.accelerator.current_stream()
     stream = AcceleratorStream(torch.device(DEVICE.type, 0))
-    batches = iter(DevicePrefetcher(LargeBatches(pinned=pinned), depth=depth, stream=stream, **NORMALISED))
+    batches = iter(on_stream(stream, LargeBatches(pinned=pinned), depth=depth, **NORMALISED))
     seen = []
     for _ in range(8):
         with stream.entered():
@@ -302,7 +303,7 @@ def test_memory_of_what_a_device_transform_returns_is_not_used_again_too_early(i
         return batch[0].clone().mul_(2), batch[1]
 
     stream = AcceleratorStream(torch.device(DEVICE.type, 0))
-    loader = DevicePrefetcher(LargeBatches(pinned=True), device_transform=doubled, stream=stream, **NORMALISED)
+    loader = on_stream(stream, LargeBatches(pinned=True), device_transform=doubled, **NORMALISED)
     batches = iter(loader)
     seen = []
     for _ in range(8):

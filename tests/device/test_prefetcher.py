@@ -20,7 +20,7 @@ from mpload.transport.ring import SlotRing
 from mpload.transport.slots import Field, SlotLayout
 from tests.device.test_normalise import MEAN, STD, reference
 from tests.loader.test_dataset import ids, numbers
-from tests.support.streams import LateStream
+from tests.support.streams import LateStream, on_stream
 
 SHAPE = (4, 3, 8, 8)
 NORMALISED: dict[str, Any] = {"device": "cpu", "mean": MEAN, "std": STD}
@@ -77,7 +77,7 @@ class Recycled:
 @pytest.mark.parametrize("is_late", [True, False])
 def test_images_are_the_float64_ones_rounded_once(dtype: torch.dtype, channels_last: bool, is_late: bool) -> None:
     stream = LateStream(0) if is_late else None
-    loader = DevicePrefetcher(Batches(), dtype=dtype, channels_last=channels_last, stream=stream, **NORMALISED)
+    loader = on_stream(stream, Batches(), dtype=dtype, channels_last=channels_last, **NORMALISED)
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
     assert len(loader) == 6
     for number, (images, labels) in enumerate(loader):
@@ -139,7 +139,7 @@ def test_work_that_is_done_late_sees_the_right_batch_on_whatever_schedule(
 ) -> None:
     stream = LateStream(seed, eagerness=eagerness)
     source = Recycled(len(lets_go), num_slots=5)
-    loader = DevicePrefetcher(source, depth=depth, stable_addresses=stable_addresses, stream=stream, **NORMALISED)
+    loader = on_stream(stream, source, depth=depth, stable_addresses=stable_addresses, **NORMALISED)
     seen: list[torch.Tensor] = []
 
     batches = iter(loader)
@@ -165,7 +165,7 @@ def test_work_that_is_done_late_sees_the_right_batch_on_whatever_schedule(
 def test_host_batches_are_given_back_once_they_are_copied() -> None:
     stream = LateStream(0, eagerness=0.0)
     source = Recycled(4, num_slots=4)
-    batches = iter(DevicePrefetcher(source, stream=stream, **NORMALISED))
+    batches = iter(on_stream(stream, source, **NORMALISED))
     first = next(batches)
     assert source.ring.num_lent == 2  # its own and the next, whose copies have not begun
     stream.finish()
@@ -187,7 +187,7 @@ def test_on_the_cpu_a_slot_is_free_when_its_batch_is_handed_out() -> None:
 @pytest.mark.parametrize("is_late", [True, False])
 def test_a_hoarding_consumer_never_sees_a_batch_change(is_late: bool) -> None:
     stream = LateStream(1) if is_late else None
-    loader = DevicePrefetcher(Batches(12), depth=3, stream=stream, **NORMALISED)
+    loader = on_stream(stream, Batches(12), depth=3, **NORMALISED)
     held = list(loader)
     list(loader)
     if stream is not None:
@@ -230,7 +230,7 @@ def check_that_it_keeps_its_batch(kind: str, **options: Any) -> None:
 
 
 def test_a_loop_goes_round_in_the_buffers_that_there_are() -> None:
-    loader = DevicePrefetcher(Batches(10), depth=3, stream=(stream := LateStream(0)), **NORMALISED)
+    loader = on_stream((stream := LateStream(0)), Batches(10), depth=3, **NORMALISED)
     addresses = set()
     for images, _ in itertools.chain(loader, loader):
         stream.finish()
@@ -280,7 +280,7 @@ def test_an_error_of_the_loader_comes_after_the_batches_before_it(is_late: bool)
             return failing()
 
     stream = LateStream(0) if is_late else None
-    batches = iter(DevicePrefetcher(Failing(), stream=stream, **NORMALISED))
+    batches = iter(on_stream(stream, Failing(), **NORMALISED))
     received = [next(batches)[1] for _ in range(3)]
     if stream is not None:
         stream.finish()
@@ -302,7 +302,7 @@ def test_a_loop_may_be_left_and_begun_again() -> None:
 
 def test_several_prefetchers_do_not_disturb_each_other() -> None:
     streams = [LateStream(0), LateStream(1), None]
-    loaders = [DevicePrefetcher(Batches(5 + n), stream=each, **NORMALISED) for n, each in enumerate(streams)]
+    loaders = [on_stream(each, Batches(5 + n), **NORMALISED) for n, each in enumerate(streams)]
     rounds = 0
     for batches in itertools.zip_longest(*loaders):
         for stream, batch in zip(streams, batches, strict=True):
@@ -329,7 +329,7 @@ def test_the_batches_of_an_mploader_arrive_in_order_and_states_count_those_recei
         return LateStream(2, eagerness=1 - 1e-3) if is_late else None
 
     with MPLoader(numbers(folder, 203), num_workers=2) as inner:
-        loader = DevicePrefetcher(inner, device="cpu", depth=3, stream=stream())
+        loader = on_stream(stream(), inner, device="cpu", depth=3)
         assert len(loader) == len(expected)
         batches = iter(loader)
         received = []
@@ -339,7 +339,7 @@ def test_the_batches_of_an_mploader_arrive_in_order_and_states_count_those_recei
         state = loader.state_dict()
         assert ids(received) == expected[:20]
     with MPLoader(numbers(folder, 203), num_workers=2) as inner:
-        loader = DevicePrefetcher(inner, device="cpu", stream=stream())
+        loader = on_stream(stream(), inner, device="cpu")
         loader.load_state_dict(state)
         assert loader.state_dict() == state
         assert ids([(values.clone(), labels.clone()) for values, labels in loader]) == expected[20:]

@@ -14,6 +14,7 @@ from mpload import DevicePrefetcher, GpuDecode, ImageDecoder, RandomResizedCrop
 from mpload.device.streams import AcceleratorStream
 from mpload.device.unpacking import Unpacker
 from tests.device.test_on_gpu import DEVICE, LargeBatches, keep_busy, large, memory_allocated
+from tests.support.streams import on_stream
 
 pytestmark = pytest.mark.gpu
 RAW: dict[str, Any] = {"device": DEVICE, "dtype": None}
@@ -148,7 +149,7 @@ def test_a_stream_that_the_consumer_waits_for_may_use_stable_addresses() -> None
 def test_an_iteration_that_is_left_writes_no_memory_that_others_have(depth: int) -> None:
     stream = new_stream()
     for _ in range(8):
-        batches = iter(DevicePrefetcher(LargeBatches(pinned=True), depth=depth, stream=stream, **RAW))
+        batches = iter(on_stream(stream, LargeBatches(pinned=True), depth=depth, **RAW))
         next(batches)
         with stream.entered():
             keep_busy()

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pytest
@@ -125,7 +125,7 @@ def test_a_file_that_breaks_off_meets_the_error_policy_in_the_worker(
         (root / f"{number}.jpg").write_bytes(specials[kind].read_bytes())
     index = build_index(tmp_path / "photos", tmp_path / "photos.txt")
 
-    def dataset(on_error: str) -> MPDataset:
+    def dataset(on_error: Literal["raise", "skip", "substitute"]) -> MPDataset:
         decode = GpuDecode(RandomResizedCrop(32))
         return MPDataset(index, decode=decode, batch_size=4, on_error=on_error, topology=Topology())
 

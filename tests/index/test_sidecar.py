@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from mpload import Index, MPDataset, MPLoader, RawBytes, open_index
 from mpload.errors import ArgumentError, IndexChangedError, IndexFormatError, SidecarError, WorkerError
 from mpload.index.columns import Cell
+from mpload.index.index import header_of, sidecar_of
 from mpload.index.lookup import BATCH_ROWS, SidecarFile, checks_of
 from mpload.index.sidecar import SIDECAR_VERSION, rewrite_sidecar
 from mpload.ingest.checking import Finding, check_index
@@ -139,7 +140,7 @@ def test_a_pickled_column_is_read_where_it_arrives(large: Index) -> None:
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs Linux")
 def test_a_cold_lookup_reads_pages_and_not_their_surroundings(large: Index, tmp_path: Path) -> None:
     index = open_index(shutil.copy(large.path, tmp_path / "train.txt"))
-    for path in (index.path, index.sidecar.path):
+    for path in (index.path, sidecar_of(index).path):
         with path.open("rb") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -164,7 +165,7 @@ def test_ids_out_of_range_are_refused(large: Index) -> None:
 
 
 def test_a_sidecar_is_plain_arrow(large: Index) -> None:
-    with pa.memory_map(str(large.sidecar.path)) as source:
+    with pa.memory_map(str(sidecar_of(large).path)) as source:
         reader = pa.ipc.open_file(source)
         assert [reader.get_batch(i).num_rows for i in range(reader.num_record_batches)] == [
             BATCH_ROWS,
@@ -174,7 +175,7 @@ def test_a_sidecar_is_plain_arrow(large: Index) -> None:
         assert reader.schema.names == ["offset", "label"]
         totals = json.loads(reader.schema.metadata[b"mpload.totals"])
         np.testing.assert_array_equal(reader.read_all().column("label").to_numpy(), large.labels)
-    assert (totals["num_samples"], totals["digest"]) == (len(large), large.sidecar.digest)
+    assert (totals["num_samples"], totals["digest"]) == (len(large), sidecar_of(large).digest)
 
 
 def test_the_fingerprint_follows_the_lines_and_not_the_place(tmp_path: Path) -> None:
@@ -219,7 +220,7 @@ def test_a_replaced_text_is_still_read_by_those_who_have_it_open(tmp_path: Path)
 @pytest.mark.parametrize("keep", [0, 1, 100, 1000, -1])
 def test_a_truncated_sidecar_is_rebuilt(tmp_path: Path, keep: int) -> None:
     text = make_text(tmp_path / "train.txt", 1000)
-    sidecar = open_index(text).sidecar.path
+    sidecar = sidecar_of(open_index(text)).path
     sidecar.write_bytes(sidecar.read_bytes()[:keep])
     assert open_index(text)[999].cells == expected(999)
 
@@ -227,8 +228,8 @@ def test_a_truncated_sidecar_is_rebuilt(tmp_path: Path, keep: int) -> None:
 def test_a_sidecar_of_another_text_or_version_is_rebuilt(tmp_path: Path) -> None:
     text = make_text(tmp_path / "train.txt", 1000)
     other = make_text(tmp_path / "other.txt", 500)
-    sidecar = open_index(text).sidecar.path
-    shutil.copy(open_index(other).sidecar.path, sidecar)
+    sidecar = sidecar_of(open_index(text)).path
+    shutil.copy(sidecar_of(open_index(other)).path, sidecar)
     assert len(open_index(text)) == 1000
     version = b"%d\0\0\0\x0e\0\0\0mpload.version"  # value, length of the key, key
     assert version % SIDECAR_VERSION in sidecar.read_bytes()
@@ -255,10 +256,10 @@ def facts(index: Index) -> tuple[str, list[int], list[tuple[Cell, ...]]]:
 def test_a_damaged_small_sidecar_is_rebuilt(sized: Path, data: st.DataObject) -> None:
     index = open_index(sized)
     want = facts(index)
-    bad = bytearray(index.sidecar.path.read_bytes())
+    bad = bytearray(sidecar_of(index).path.read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
         bad[data.draw(st.integers(0, len(bad) - 1))] ^= data.draw(st.integers(1, 255))
-    index.sidecar.path.write_bytes(bad[: data.draw(st.integers(0, len(bad)))] if data.draw(st.booleans()) else bad)
+    sidecar_of(index).path.write_bytes(bad[: data.draw(st.integers(0, len(bad)))] if data.draw(st.booleans()) else bad)
     assert facts(open_index(sized)) == want
 
 
@@ -266,7 +267,7 @@ def test_a_damaged_small_sidecar_is_rebuilt(sized: Path, data: st.DataObject) ->
 @pytest.mark.parametrize("flipped", [1, 128])
 def test_any_damaged_byte_of_a_small_sidecar_is_seen_when_it_is_opened(sized: Path, flipped: int, step: int) -> None:
     index = open_index(sized)
-    want, path = facts(index), index.sidecar.path
+    want, path = facts(index), sidecar_of(index).path
     good = path.read_bytes()
     for place in range(0, len(good), step):
         bad = bytearray(good)
@@ -279,7 +280,7 @@ def test_any_damaged_byte_of_a_small_sidecar_is_seen_when_it_is_opened(sized: Pa
 def test_any_byte_damaged_while_in_use_gives_what_was_there_or_an_error(sized: Path, flipped: int) -> None:
     measure_sizes(open_index(sized))
     index = open_index(sized)
-    want, path = facts(index)[2], index.sidecar.path
+    want, path = facts(index)[2], sidecar_of(index).path
     assert index.nbytes is not None
     columns = {column: column[:].tolist() for column in (index.labels, index.nbytes)}
     good = path.read_bytes()
@@ -306,8 +307,8 @@ def test_any_byte_damaged_while_in_use_gives_what_was_there_or_an_error(sized: P
 
 def test_damage_of_a_large_sidecar_is_seen_where_it_is_read(large: Index, tmp_path: Path) -> None:
     text = shutil.copy(large.path, tmp_path / "train.txt")
-    path = open_index(text).sidecar.path
-    place = large.sidecar.columns["label"]
+    path = sidecar_of(open_index(text)).path
+    place = sidecar_of(large).columns["label"]
     with path.open("r+b") as file:
         for start in (place.first_bytes, place.first_bytes + place.stride_bytes, place.last_bytes):
             file.seek(start + 8 * 1000)
@@ -386,7 +387,7 @@ def test_a_column_gives_no_rows_of_another_text_that_took_its_place(tmp_path: Pa
     text.write_bytes(text.read_bytes().replace(b"d/7.jpg\t7\n", b"d/7.jpg\t9\n"))
     os.utime(text, ns=(mtime_ns + 1, mtime_ns + 1))
     if in_place:
-        shutil.copyfile(open_index(shutil.copy2(text, tmp_path / "new.txt")).sidecar.path, f"{text}.mpx")
+        shutil.copyfile(sidecar_of(open_index(shutil.copy2(text, tmp_path / "new.txt"))).path, f"{text}.mpx")
     else:
         open_index(text)
         assert labels[7] == 7
@@ -427,20 +428,22 @@ def test_a_pipe_in_place_of_a_sidecar_is_replaced(tmp_path: Path) -> None:
 def test_rows_that_are_not_those_of_their_record_batch_are_found(large: Index, tmp_path: Path) -> None:
     text = shutil.copy(large.path, tmp_path / "train.txt")
     index = open_index(text)
-    offsets, labels = (np.array(SidecarFile(index.sidecar).columns[name]) for name in ("offset", "label"))
+    offsets, labels = (np.array(SidecarFile(sidecar_of(index)).columns[name]) for name in ("offset", "label"))
     for first in (BATCH_ROWS, len(offsets) // BATCH_ROWS * BATCH_ROWS):
         moved = offsets.copy()
         moved[first:-1] = offsets[first + 1 :]
         rows = {"offset": moved, "label": labels}
         with pytest.raises(SidecarError, match="are not those of the lines"):
-            rewrite_sidecar(index.path, index.header, [rows], num_samples=len(index), digest=index.sidecar.digest)
+            rewrite_sidecar(
+                index.path, header_of(index), [rows], num_samples=len(index), digest=sidecar_of(index).digest
+            )
     assert open_index(text)[BATCH_ROWS].cells == expected(BATCH_ROWS)
 
 
 def open_at(barrier: "multiprocessing.synchronize.Barrier", path: Path, out: "multiprocessing.Queue[str]") -> None:
     barrier.wait(30)
     index = open_index(path)
-    out.put(f"{len(index)} {index[len(index) - 1].cells} {index.sidecar.path.name}")
+    out.put(f"{len(index)} {index[len(index) - 1].cells} {sidecar_of(index).path.name}")
 
 
 def test_eight_processes_that_open_at_once_all_get_a_right_index(tmp_path: Path) -> None:
@@ -483,7 +486,7 @@ def test_on_a_read_only_folder_the_sidecar_goes_to_the_cache_folder(own_cache_fo
         folder.chmod(stat.S_IRUSR | stat.S_IXUSR | stat.S_IROTH | stat.S_IXOTH)
         code = (
             "os.environ['XDG_CACHE_HOME'] = sys.argv[2]; index = mpload.open_index(sys.argv[1]);"
-            "print(index[99], index.sidecar.path)"
+            "print(index[99], index._layout.path)"
         )
         warm_up = make_text(base / "other.txt", 2)
         out = run_as_nobody(code, text, cache, warm_up=warm_up)
@@ -536,7 +539,7 @@ def test_building_for_many_classes_does_not_read_the_sidecar_back(tmp_path: Path
         before = num_bytes_read()
         index = open_index(text)
         num_bytes.append(num_bytes_read() - before)
-    assert num_bytes[1] - num_bytes[0] < index.sidecar.file_bytes // 2
+    assert num_bytes[1] - num_bytes[0] < sidecar_of(index).file_bytes // 2
 
 
 def test_a_text_without_labels_says_so(tmp_path: Path) -> None:

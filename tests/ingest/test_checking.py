@@ -11,7 +11,7 @@ import simplejpeg  # type: ignore[import-untyped]
 from mpload import build_index, open_index
 from mpload.errors import DecodeError, IndexFormatError, SidecarError
 from mpload.index.columns import parse_columns
-from mpload.index.index import Index
+from mpload.index.index import Index, header_of, sidecar_of
 from mpload.index.lookup import SidecarFile
 from mpload.index.sidecar import rewrite_sidecar
 from mpload.index.text import format_header
@@ -54,7 +54,7 @@ def test_each_fault_of_a_file_is_a_finding_at_its_line(tmp_path: Path) -> None:
     (folder / "0599.jpg").unlink()
     (folder / "0599.jpg").symlink_to(Path(__file__))
     (folder / "0004.jpg").write_bytes(JPEG[:40])
-    first = index.header.num_lines + 1
+    first = header_of(index).num_lines + 1
     without = list(check_index(index, num_workers=2))
     assert [(found.where, found.sample_id, found.path) for found in without] == [
         (f"{index.path}:{first + number}", number, f"c/{number:04d}.jpg") for number in (3, 300, 599)
@@ -135,7 +135,7 @@ def test_each_image_of_a_sample_is_looked_at(tmp_path: Path) -> None:
 
 def test_a_sidecar_that_does_not_agree_with_its_text_is_found(tmp_path: Path) -> None:
     good = make_index(tmp_path, 600)
-    offsets = np.array(SidecarFile(good.sidecar).columns["offset"])
+    offsets = np.array(SidecarFile(sidecar_of(good)).columns["offset"])
     labels = good.labels[:].copy()
     labels[[7, 270]] = 5
     wrong = offsets.copy()
@@ -150,14 +150,14 @@ def test_a_sidecar_that_does_not_agree_with_its_text_is_found(tmp_path: Path) ->
     ]
     for rows, expected in cases:
         num_samples = len(rows["offset"])
-        rewrite_sidecar(good.path, good.header, [rows], num_samples=num_samples, digest=good.sidecar.digest)
+        rewrite_sidecar(good.path, header_of(good), [rows], num_samples=num_samples, digest=sidecar_of(good).digest)
         findings = list(check_index(open_index(good.path)))
         assert [finding.sample_id for finding in findings] == [sample_id for sample_id, _ in expected]
         assert all(words in finding.cause for finding, (_, words) in zip(findings, expected, strict=True))
     for part in (slice(1, None), slice(None, -1)):
         rows = {"offset": offsets[part], "label": good.labels[part]}
         with pytest.raises(SidecarError, match="are not those of the lines"):
-            rewrite_sidecar(good.path, good.header, [rows], num_samples=599, digest=good.sidecar.digest)
+            rewrite_sidecar(good.path, header_of(good), [rows], num_samples=599, digest=sidecar_of(good).digest)
         assert len(open_index(good.path)) == 600  # it was built again
 
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import albumentations as A  # type: ignore[import-untyped]  # noqa: N812
 import numpy as np
@@ -20,7 +20,17 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from mpload import ErrorPolicy, ImageDecoder, MPDataset, MPLoader, RandomResizedCrop, RawBytes, Topology, build_index
+from mpload import (
+    ErrorAction,
+    ErrorPolicy,
+    ImageDecoder,
+    MPDataset,
+    MPLoader,
+    RandomResizedCrop,
+    RawBytes,
+    Topology,
+    build_index,
+)
 from mpload.errors import ArgumentError, MploadWarning, SampleError, WorkerError
 from mpload.memory.usage import anonymous_bytes
 from mpload.transport.batches import PoolOptions
@@ -184,7 +194,7 @@ def test_an_epoch_that_was_left_or_failed_does_not_show_in_the_next_one(folder: 
         ids(itertools.islice(alone, 1))
         assert ids(loader) == ids(alone)
     failing = numbers(folder, 60, shuffle=False)
-    failing.pipeline.decode = broken
+    failing._run.pipeline.decode = broken
     with MPLoader(failing, num_workers=2) as loader:
         for _ in range(2):
             with pytest.raises(SampleError, match="sample 7 "):
@@ -217,7 +227,7 @@ def test_epochs_are_bit_identical_under_hundreds_of_kills(folder: Path) -> None:
     alone = numbers(folder, 1500)
     expected = [ids(alone) for _ in range(3)]
     dataset = numbers(folder, 1500)
-    dataset.pipeline.decode = slow_number
+    dataset._run.pipeline.decode = slow_number
     stop, num_kills = threading.Event(), []
     with MPLoader(dataset, num_workers=3, options=PoolOptions(max_restarts=100_000)) as loader:
         killer = threading.Thread(
@@ -248,7 +258,7 @@ def dies_at(sample_id: int) -> Any:
 
 def killing_dataset(folder: Path, **options: Any) -> MPDataset:
     dataset = numbers(folder, 60, shuffle=False, **options)
-    dataset.pipeline.decode = dies_at(41)
+    dataset._run.pipeline.decode = dies_at(41)
     return dataset
 
 
@@ -259,7 +269,7 @@ def test_a_sample_that_kills_its_workers_meets_the_policy(folder: Path, tmp_path
     ):
         list(loader)
     report = tmp_path / "report.jsonl"
-    for action, size in (("skip", 3), ("substitute", 4)):
+    for action, size in ((ErrorAction.SKIP, 3), (ErrorAction.SUBSTITUTE, 4)):
         policy = ErrorPolicy(action=action, report=report)
         with (
             MPLoader(killing_dataset(folder, on_error=policy), num_workers=2) as loader,
@@ -272,11 +282,13 @@ def test_a_sample_that_kills_its_workers_meets_the_policy(folder: Path, tmp_path
 
 
 @pytest.mark.parametrize("action", ["skip", "substitute"])
-def test_bad_samples_are_treated_as_the_dataset_treats_them(folder: Path, tmp_path: Path, action: str) -> None:
+def test_bad_samples_are_treated_as_the_dataset_treats_them(
+    folder: Path, tmp_path: Path, action: Literal["raise", "skip", "substitute"]
+) -> None:
     def dataset() -> MPDataset:
         policy = ErrorPolicy(action=action, report=tmp_path / "report.jsonl", max_error_fraction=1)
         made = numbers(folder, 60, on_error=policy)
-        made.pipeline.decode = broken
+        made._run.pipeline.decode = broken
         return made
 
     with pytest.warns(MploadWarning):
@@ -287,7 +299,7 @@ def test_bad_samples_are_treated_as_the_dataset_treats_them(folder: Path, tmp_pa
 
 def test_a_transform_that_raises_is_named_with_its_sample(folder: Path) -> None:
     dataset = numbers(folder, 60, shuffle=False)
-    dataset.pipeline.decode = broken
+    dataset._run.pipeline.decode = broken
     with (
         MPLoader(dataset, num_workers=2) as loader,
         pytest.raises(SampleError, match=r"60.txt:10: sample 7 .*: ValueError: no such number"),
@@ -309,7 +321,7 @@ def test_a_transform_that_changes_its_mind_about_the_shape_is_named(photos: Path
 def test_what_cannot_be_pickled_is_refused_at_construction(folder: Path) -> None:
     lock = threading.Lock()
     dataset = numbers(folder, 60)
-    dataset.pipeline.decode = lambda data: (lock, np.frombuffer(data, np.int64))[1]
+    dataset._run.pipeline.decode = lambda data: (lock, np.frombuffer(data, np.int64))[1]
     with pytest.raises(ArgumentError, match=r"workers cannot get a copy of .*lock"):
         MPLoader(dataset, num_workers=1)
 

@@ -209,9 +209,9 @@ def test_what_is_no_map_style_dataset_is_refused(photo_tree: Path) -> None:
     index = build_index(photo_tree, photo_tree.with_name("mapstyle.txt"))
     with pytest.raises(ArgumentError, match="Endless is no map-style dataset"):
         loader(Endless(), num_workers=1)
-    with pytest.raises(ArgumentError, match="batch_size must be at least 1, got None"):
+    with pytest.raises(ArgumentError, match="pass batch_size= to the MPLoader of Tuples"):
         loader(Tuples(), batch_size=None)
     with pytest.raises(ArgumentError, match="an MPDataset has its own batch_size"):
-        MPLoader(MPDataset(index, batch_size=2, topology=Topology()), batch_size=2)
+        MPLoader(MPDataset(index, batch_size=2, topology=Topology()), batch_size=2)  # type: ignore[call-overload]
     with pytest.raises(SampleError, match=r"sample\['what'\] is a object, which no batch can hold"):
         loader(Strange(), num_workers=1)

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from torch.utils.data import DataLoader
@@ -89,7 +89,7 @@ def test_an_error_without_words_meets_the_policy_like_any_other(index: Path, tmp
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("action", ["skip", "substitute"])
 def test_the_end_of_a_job_that_loses_its_samples_names_the_line(
-    index: Path, tmp_path: Path, action: str, num_workers: int
+    index: Path, tmp_path: Path, action: Literal["raise", "skip", "substitute"], num_workers: int
 ) -> None:
     policy = ErrorPolicy(action=action, report=tmp_path / "report", max_error_fraction=0)
     with pytest.warns(match="a bad sample"):

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from mpload import MPDataset, MPLoader, PartialCache, RandomResizedCrop, RawBytes, Shuffle, Topology, build_index
 from mpload.errors import ArgumentError, MploadWarning, SampleError
 from mpload.index.opening import open_index
+from mpload.samples.cache.choice import CachedForm, open_cache
 from mpload.samples.cache.entries import HEAD_BYTES, make_entry, payload_fits, read_head, split_parts
 from mpload.samples.cache.folder import segment_name
 from mpload.samples.cache.opened import OpenCache
@@ -60,8 +61,8 @@ def raw(index: Path, cache: PartialCache | None, **options: Any) -> MPDataset:
 
 
 def opened(dataset: MPDataset) -> OpenCache:
-    assert dataset.cache is not None
-    return dataset.cache
+    assert dataset._run.cache is not None
+    return dataset._run.cache
 
 
 def sources(index: Path) -> list[bytes]:
@@ -127,9 +128,9 @@ def test_a_larger_fraction_keeps_what_a_smaller_one_has_kept(files: Path, tmp_pa
 
 
 @pytest.mark.parametrize("num_workers", [0, 3])
-@pytest.mark.parametrize("what", ["bytes", "resized"])
+@pytest.mark.parametrize("what", CachedForm)
 def test_batches_are_the_same_cold_and_warm_whoever_makes_them(
-    photos: Path, tmp_path: Path, what: str, num_workers: int
+    photos: Path, tmp_path: Path, what: CachedForm, num_workers: int
 ) -> None:
     def dataset(cache: PartialCache | None) -> MPDataset:
         return MPDataset(
@@ -437,7 +438,7 @@ def test_sources_that_are_no_files_are_kept_too(files: Path, tmp_path: Path, pre
 
 
 def test_a_url_among_local_files_is_kept_as_the_index_has_it(files: Path, tmp_path: Path) -> None:
-    cache = PartialCache(tmp_path / "cache", fraction=1.0).open(open_index(files), read=lambda _: [b""])
+    cache = open_cache(PartialCache(tmp_path / "cache", fraction=1.0), open_index(files), read=lambda _: [b""])
     for data in (b"one", b"two"):
         assert cache.read(3, ["s3://bucket/key"], lambda data=data: [data]) == [b"one"]  # type: ignore[misc]
     cache.close()
@@ -600,11 +601,11 @@ def test_workers_killed_while_they_fill_a_cache_change_no_batch(files: Path, tmp
 RANK = """
 import random, sys
 from pathlib import Path
-from mpload.samples.cache.choice import PartialCache
+from mpload.samples.cache.choice import PartialCache, open_cache
 from mpload.index.opening import open_index
 index, rank = open_index(sys.argv[1]), int(sys.argv[3])
 root = Path(index.root)
-cache = PartialCache(sys.argv[2], max_bytes="64MiB", fraction=0.7).open(index, read=None)
+cache = open_cache(PartialCache(sys.argv[2], max_bytes="64MiB", fraction=0.7), index, read=None)
 order = random.Random(0)
 print("ready", flush=True)
 sys.stdin.readline()

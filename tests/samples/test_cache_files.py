@@ -9,6 +9,7 @@ import pytest
 
 from mpload import PartialCache
 from mpload.index.opening import open_index
+from mpload.samples.cache.choice import open_cache
 from mpload.samples.cache.entries import make_entry
 from mpload.samples.cache.opened import OpenCache
 from mpload.units import KIB, MIB
@@ -27,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 def opened(folder: Path, *, max_bytes: int = 64 * MIB, check_source: bool = False) -> OpenCache:
     choice = PartialCache(folder / "cache", max_bytes=max_bytes, fraction=1.0, check_source=check_source)
-    return choice.open(open_index(folder / "all.txt"), read=lambda _: [b""])
+    return open_cache(choice, open_index(folder / "all.txt"), read=lambda _: [b""])
 
 
 def data_of(sample_id: int, num_bytes: int = 1000) -> bytes:

@@ -52,9 +52,9 @@ def read_epoch(folder: Path, *, num_epochs: int = 1) -> OpenCache:
     for _ in range(num_epochs):
         found = [data for batch in opened for data in batch[0]]
         assert found == [number.to_bytes(8, "little") for number in range(NUM_SAMPLES)]
-    assert opened.cache is not None
-    opened.cache.close()
-    return opened.cache
+    assert opened._run.cache is not None
+    opened._run.cache.close()
+    return opened._run.cache
 
 
 def plant_link(path: Path, victim: Path) -> None:
@@ -236,7 +236,7 @@ def test_users_of_a_group_share_a_cache(shared: Path) -> None:
     (shared / "cache").chmod(0o2770)
 
     def fill() -> None:
-        cache = dataset(shared).cache
+        cache = dataset(shared)._run.cache
         assert cache is not None
         for number in range(0, NUM_SAMPLES, 2):
             cache.read(number, [f"{NUM_SAMPLES}.bin"], lambda number=number: [bytes([number]) * 8])  # type: ignore[misc]
@@ -244,7 +244,7 @@ def test_users_of_a_group_share_a_cache(shared: Path) -> None:
         cache.close()
 
     def go_on() -> None:
-        cache = dataset(shared).cache
+        cache = dataset(shared)._run.cache
         assert cache is not None
         for number in range(NUM_SAMPLES):
             data = bytes([number]) * 8
@@ -255,7 +255,7 @@ def test_users_of_a_group_share_a_cache(shared: Path) -> None:
 
     def only_read() -> None:
         with pytest.warns(MploadWarning, match="Permission denied"):
-            cache = dataset(shared).cache
+            cache = dataset(shared)._run.cache
         assert cache is not None
         assert cache.read(1, [f"{NUM_SAMPLES}.bin"], lambda: [b""]) == [bytes([1]) * 8]
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import pytest
@@ -350,7 +351,7 @@ def test_workers_of_a_loader_read_lmdb(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("action", ["raise", "skip"])
 def test_a_file_that_is_cut_while_workers_read_it_is_bad_samples_and_not_the_end_of_training(
-    tmp_path: Path, action: str
+    tmp_path: Path, action: Literal["raise", "skip", "substitute"]
 ) -> None:
     path = make_lmdb(tmp_path / "a", many_values(400))
     made = build_index(path, tmp_path / "a.txt")

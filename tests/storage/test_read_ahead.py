@@ -377,10 +377,10 @@ def test_a_stock_loader_reads_ahead_too(files: Path) -> None:
     assert [plain(loader) for _ in wanted] == wanted
     alone = slow(files)
     assert [plain(alone) for _ in wanted] == wanted
-    assert alone.pipeline.ahead.is_active
+    assert alone._run.pipeline.ahead.is_active
     one_by_one = slow(files, batch_size=None)
     assert [sample[0] for sample in one_by_one] == [data for batch in wanted[0] for data in batch[0]]
-    assert one_by_one.pipeline.ahead.is_active
+    assert one_by_one._run.pipeline.ahead.is_active
 
 
 def test_the_zygote_has_one_thread_and_workers_have_theirs(files: Path) -> None:
@@ -442,8 +442,8 @@ def test_what_the_cache_keeps_is_not_read_ahead(files: Path, tmp_path: Path) -> 
     dataset = slow(files, storage=storage, cache=PartialCache(tmp_path / "cache", fraction=0.5))
     wanted = expected(files, 3)
     assert plain(dataset) == wanted[0]
-    assert dataset.cache is not None
-    num_held = sum(map(dataset.cache.holds, range(NUM_FILES)))
+    assert dataset._run.cache is not None
+    num_held = sum(map(dataset._run.cache.holds, range(NUM_FILES)))
     assert 0 < num_held < NUM_FILES
     storage.reads.clear()
     assert [plain(dataset) for _ in range(2)] == wanted[1:]
@@ -557,7 +557,7 @@ def test_each_block_is_due_once_and_before_it_is_wanted(
 
 
 def test_local_files_are_read_through_the_page_cache_and_in_parallel(files: Path) -> None:
-    storage = slow(files, storage=None).pipeline._storage
+    storage = slow(files, storage=None)._run.pipeline._storage
     assert isinstance(storage, PageStorage)
     assert storage.max_parallel_reads > 1  # type: ignore[attr-defined]
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from mpload.index.index import Index
 from mpload.index.opening import open_index
-from mpload.samples.cache.choice import PartialCache
+from mpload.samples.cache.choice import PartialCache, open_cache
 from mpload.samples.cache.opened import OpenCache
 from mpload.units import MIB
 
@@ -34,8 +34,8 @@ def write_samples(folder: Path) -> Index:
     return open_index(folder / "all.txt")
 
 
-def open_cache(folder: Path, index: Index) -> OpenCache:
-    return PartialCache(folder / "cache", max_bytes=MAX_BYTES, fraction=1.0).open(index, read=lambda _: [b""])
+def opened_cache(folder: Path, index: Index) -> OpenCache:
+    return open_cache(PartialCache(folder / "cache", max_bytes=MAX_BYTES, fraction=1.0), index, read=lambda _: [b""])
 
 
 def fill(folder: Path, cache: OpenCache, seed: int) -> None:
@@ -61,7 +61,7 @@ def num_wrong(folder: Path, cache: OpenCache) -> int:
 def main() -> None:
     folder, num_kills = Path(sys.argv[1]), int(sys.argv[2])
     index = write_samples(folder)
-    cache = open_cache(folder, index)
+    cache = opened_cache(folder, index)
     chance = random.Random(0)
     found = {"wrong": 0, "over_limit": 0, "exited": 0, "kills": 0, "most_segments": 0}
     children: list[int] = []
@@ -86,7 +86,7 @@ def main() -> None:
     for pid in children:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    again = open_cache(folder, index)
+    again = opened_cache(folder, index)
     found["wrong"] += num_wrong(folder, again) + num_wrong(folder, again)
     found["hits_in_the_end"] = again.counts.hits
     again.close()

@@ -14,6 +14,7 @@ import atheris  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
 with atheris.instrument_imports(include=["mpload"]):
     from mpload.errors import MploadError
+    from mpload.index.index import sidecar_of
     from mpload.index.opening import open_index
     from mpload.index.text import parse_line, read_header
 
@@ -21,7 +22,7 @@ FOLDER = Path(tempfile.mkdtemp(prefix="mpload-fuzz-"))
 GOOD = FOLDER / "good.txt"
 GOOD.write_text("#mpload 1\n#columns image:path label:int\n" + "".join(f"d/{i}.jpg\t{i}\n" for i in range(50)))
 CELLS = [record.cells for record in open_index(GOOD)]
-SIDECAR = open_index(GOOD).sidecar.path
+SIDECAR = sidecar_of(open_index(GOOD)).path
 BYTES = SIDECAR.read_bytes()
 
 

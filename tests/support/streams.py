@@ -3,15 +3,25 @@
 import ctypes
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
 
 import torch
 
-from mpload.device.streams import Mark
+from mpload.device.prefetcher import DevicePrefetcher
+from mpload.device.streams import Mark, SideStream, side_stream
 
-__all__ = ["LateStream"]
+__all__ = ["LateStream", "on_stream"]
+
+
+def on_stream(stream: SideStream | None, loader: Iterable[Any], **options: Any) -> DevicePrefetcher:
+    """Return a prefetcher that queues its work on `stream`; None: on one of its own."""
+    wanted = side_stream if stream is None else lambda _: stream
+    with mock.patch("mpload.device.prefetcher.side_stream", wanted):
+        return DevicePrefetcher(loader, **options)
 
 
 @dataclass

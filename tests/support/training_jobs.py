@@ -50,7 +50,7 @@ def torchrun(folder: Path) -> Result:
         assert len(loader) > 0
         if "RANK" in os.environ:  # hide what tells the rank before there is a process group
             rank, world_size = os.environ.pop("RANK"), os.environ.pop("WORLD_SIZE")
-            assert loader.first_place == 0
+            assert loader._first_place == 0
             os.environ.update(RANK=rank, WORLD_SIZE=world_size)
         torch.distributed.init_process_group("gloo")
         model = nn.parallel.DistributedDataParallel(nn.Linear(1, 1))

@@ -15,7 +15,7 @@ from mpload import MPDataset, MPLoader, RandomResizedCrop, Topology, build_index
 from mpload.loader.scaling import ScalerState, Window, decide
 from mpload.memory.machine import num_usable_cores
 from mpload.samples import counts
-from mpload.telemetry.stats import Latencies, Stage, Timings, limiting_stage
+from mpload.telemetry.stats import Latencies, Stage, Timings, limiting_stage, timings_of
 from mpload.transport.messages import Tally
 from mpload.units import MIB
 from tests.support.decoders import add_noise
@@ -51,7 +51,7 @@ def test_what_works_count_has_the_same_name_in_the_statistics() -> None:
     for name in counts.__all__:
         tally = Tally(num_samples=1)
         tally.counts[getattr(counts, name)] = 7
-        timings = Timings.of([tally, tally])
+        timings = timings_of([tally, tally])
         counted = {field: value for field, value in asdict(timings).items() if value}
         field = name.lower() if name.endswith("_NS") else f"num_{name.lower()}"
         assert counted == {"num_samples": 2, field: 14}

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum, auto
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from mpload.samples.cache.folder import FORMAT, CacheFolder, key_of
 from mpload.samples.cache.opened import OpenCache
 from mpload.units import MIB, format_bytes, format_count, parse_bytes
 
-__all__ = ["CachedForm", "PartialCache"]
+__all__ = ["CachedForm", "PartialCache", "open_cache"]
 
 _MAX_MEASURED = 256
 _MAX_READ = 48
@@ -28,7 +29,9 @@ class CachedForm(StrEnum):
     """What a cache keeps of a sample."""
 
     BYTES = auto()
+    """Its bytes, as they are."""
     RESIZED = auto()
+    """Images as JPEGs with a short side of 256 pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ class PartialCache:
     _: KW_ONLY
     max_bytes: int | str = "20GiB"
     fraction: float | None = None
-    what: CachedForm | str = CachedForm.BYTES
+    what: CachedForm | Literal["bytes", "resized"] = CachedForm.BYTES
     check_source: bool = True
 
     def __post_init__(self) -> None:
@@ -75,49 +78,57 @@ class PartialCache:
         if self.what not in set(CachedForm):
             raise ArgumentError(f'what must be "bytes" or "resized", got {self.what!r}')
 
-    def open(self, index: Index, *, read: Callable[[Record], list[bytes]], sources_are_files: bool = True) -> OpenCache:
-        """Return the cache over an index; makes its folder, or says in one warning that it cannot.
 
-        Args:
-            index: whose samples are to be kept.
-            read: reads a record's sources; asked for a few of them where sizes are not known.
-            sources_are_files: whether paths of the index name files that `check_source` can look at.
+def open_cache(
+    choice: PartialCache,
+    index: Index,
+    *,
+    read: Callable[[Record], list[bytes]],
+    sources_are_files: bool = True,
+) -> OpenCache:
+    """Return the cache over an index; makes its folder, or says in one warning that it cannot.
 
-        Raises:
-            ArgumentError: `max_bytes` do not even hold the table of places, 8 bytes a sample.
-        """
-        is_resized = self.what == CachedForm.RESIZED
-        about = {
-            "format": FORMAT,
-            "fingerprint": index.fingerprint,
-            "root": index.root,
-            "form": COMPACT_FORM if is_resized else str(CachedForm.BYTES),
-            "num_samples": len(index),
-            "index": str(index.path),
-        }
-        key = key_of(about)
-        path = Path(self.dir).absolute() / f"{index.path.stem}-{self.what}-{key:016x}"
-        folder = CacheFolder(path, num_samples=len(index), key=key)
-        max_bytes = parse_bytes(self.max_bytes)
-        if folder.table_bytes > max_bytes // 2:
-            raise ArgumentError(
-                f"max_bytes={format_bytes(max_bytes)} is too little for {format_count(len(index))} samples: where they "
-                f"lie takes {format_bytes(folder.table_bytes)} alone. Give the cache at least twice as much"
-            )
-        fraction = self.fraction
-        if fraction is None:
-            sample_bytes = HEAD_BYTES + _mean_bytes(index, read, is_resized=is_resized)
-            fraction = min(1.0, (max_bytes * _FILLED - folder.table_bytes) / (max(1, len(index)) * sample_bytes))
-        is_checked = self.check_source and sources_are_files and "://" not in index.root
-        root = os.path.join(index.root, "") if is_checked else None  # noqa: PTH118  a prefix for strings
-        return OpenCache(
-            folder,
-            about=about,
-            max_bytes=max_bytes,
-            fraction=fraction,
-            is_resized=is_resized,
-            root=root,
+    Args:
+        choice: what the user wrote as `cache=`.
+        index: whose samples are to be kept.
+        read: reads a record's sources; asked for a few of them where sizes are not known.
+        sources_are_files: whether paths of the index name files that `check_source` can look at.
+
+    Raises:
+        ArgumentError: `max_bytes` do not even hold the table of places, 8 bytes a sample.
+    """
+    is_resized = choice.what == CachedForm.RESIZED
+    about = {
+        "format": FORMAT,
+        "fingerprint": index.fingerprint,
+        "root": index.root,
+        "form": COMPACT_FORM if is_resized else str(CachedForm.BYTES),
+        "num_samples": len(index),
+        "index": str(index.path),
+    }
+    key = key_of(about)
+    path = Path(choice.dir).absolute() / f"{index.path.stem}-{choice.what}-{key:016x}"
+    folder = CacheFolder(path, num_samples=len(index), key=key)
+    max_bytes = parse_bytes(choice.max_bytes)
+    if folder.table_bytes > max_bytes // 2:
+        raise ArgumentError(
+            f"max_bytes={format_bytes(max_bytes)} is too little for {format_count(len(index))} samples: where they "
+            f"lie takes {format_bytes(folder.table_bytes)} alone. Give the cache at least twice as much"
         )
+    fraction = choice.fraction
+    if fraction is None:
+        sample_bytes = HEAD_BYTES + _mean_bytes(index, read, is_resized=is_resized)
+        fraction = min(1.0, (max_bytes * _FILLED - folder.table_bytes) / (max(1, len(index)) * sample_bytes))
+    is_checked = choice.check_source and sources_are_files and "://" not in index.root
+    root = os.path.join(index.root, "") if is_checked else None  # noqa: PTH118  a prefix for strings
+    return OpenCache(
+        folder,
+        about=about,
+        max_bytes=max_bytes,
+        fraction=fraction,
+        is_resized=is_resized,
+        root=root,
+    )
 
 
 def _mean_bytes(index: Index, read: Callable[[Record], list[bytes]], *, is_resized: bool) -> float:

@@ -103,6 +103,13 @@ def verify_pack(
 ) -> None:
     """Make every shard of a finished pack once more, in memory a sample at a time, and compare.
 
+    Args:
+        index: what was packed.
+        out: the folder of the pack.
+        options: those that it was packed with.
+        num_workers: processes, as in `pack_index`.
+        progress: told the number of samples compared so far.
+
     Raises:
         ArgumentError: `out` holds no such pack.
         StorageError: a shard is not, byte for byte, what the index makes; which one and where.

@@ -1,0 +1,107 @@
+"""`IndexRun`: how an index is read in a run, and where the run stands."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import get_worker_info
+
+from mpload.errors import StateError
+from mpload.index.columns import format_columns
+from mpload.index.index import Index
+from mpload.loader.epochs import Epoch, EpochTable
+from mpload.loader.frameworks import Reader, reader
+from mpload.loader.tensors import as_tensor
+from mpload.plan.batching import Batching
+from mpload.plan.checkpoint import State
+from mpload.plan.order import Order
+from mpload.plan.plan import Plan
+from mpload.samples.cache.opened import OpenCache
+from mpload.samples.pipeline import Pipeline
+from mpload.units import format_count
+
+__all__ = ["IndexRun"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexRun:
+    """What an `MPDataset` is made of, for its own iterator and for an `MPLoader`."""
+
+    pipeline: Pipeline
+    cache: OpenCache | None
+    batching: Batching
+    batch_size: int | None
+    """None: samples are yielded one by one."""
+    as_dict: bool
+    epochs: EpochTable
+
+    @property
+    def index(self) -> Index:
+        """Whose samples are read."""
+        return self.pipeline.index
+
+    @property
+    def name(self) -> str:
+        """Of the index, for people."""
+        return str(self.index.path)
+
+    def facts(self) -> dict[str, str]:
+        """Return what a person wants to know."""
+        facts = {
+            "samples": format_count(len(self.index)),
+            "columns": format_columns(self.index.columns),
+            "batch size": "none, samples one by one" if self.batch_size is None else format_count(self.batch_size),
+            "order": repr(self.batching.order),
+            "tail": str(self.batching.tail),
+            "epoch": str(self.epochs.next.number),
+        }
+        return facts if self.cache is None else {**facts, "cached": f"{self.cache.fraction:.0%}"}
+
+    def order_of(self, epoch: Epoch) -> Order:
+        """Return the order of an epoch."""
+        return self.batching.order_of(seed=epoch.seed, epoch=epoch.number)
+
+    def plan_of(self, epoch: Epoch) -> Plan:
+        """Return this rank's plan of an epoch."""
+        return self.batching.plan_of(topology=epoch.topology or self.epochs.topology, start=epoch.position)
+
+    def present(self, columns: Sequence[Any]) -> Any:
+        """Return the columns of a batch, or the values of a sample, as the dataset yields them."""
+        are_images = self.pipeline.makes_images
+        values = [as_tensor(column, are_images=are_images) for column in columns]
+        if self.as_dict:
+            return {column.name: value for column, value in zip(self.index.columns, values, strict=True)}
+        return values[0] if len(values) == 1 else tuple(values)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Fix the epoch that the next iteration reads; see `MPDataset.set_epoch`."""
+        following = self.epochs.next
+        if epoch != following.number and following.position and reader() is not Reader.PLAIN:
+            raise StateError(
+                f"what load_state_dict() restored stands in epoch {following.number}, and Accelerate begins epoch "
+                f"{epoch}: the rest of that epoch would be missed. Call the prepared loader's "
+                f"set_epoch({following.number}) first"
+            )
+        self.order_of(Epoch(seed=following.seed, number=epoch))  # checks the number
+        self.epochs.set_number(epoch)
+
+    def state_after(self, epoch: Epoch | None, num_batches: int) -> dict[str, Any]:
+        """Return where a run stands after `num_batches` of an epoch; before the next one where that is None."""
+        return self.state_at(self.epochs.next if epoch is None else epoch.after(num_batches, self.plan_of(epoch)))
+
+    def state_at(self, epoch: Epoch) -> dict[str, Any]:
+        """Return the state of a run that continues an epoch from its position."""
+        return epoch.state(fingerprint=self.index.fingerprint, order=self.batching.order.spec)
+
+    def epoch_of(self, state_dict: Mapping[str, Any]) -> Epoch:
+        """Return the epoch that a state stands in, from its position; raise `StateError` where it does not fit."""
+        state = State.from_dict(state_dict)
+        order = self.batching.order.spec
+        state.check_fits(fingerprint=self.index.fingerprint, order=order, num_samples=len(self.index))
+        return Epoch(seed=state.seed, number=state.epoch, position=state.position)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue where a state was taken; see `MPDataset.load_state_dict`."""
+        epoch = self.epoch_of(state_dict)
+        info = get_worker_info()
+        self.epochs.set_next(epoch, worker=None if info is None else info.id)
