@@ -137,5 +137,3 @@ def test_what_runs_without_torch_starts_without_torch(module: str) -> None:
 @pytest.mark.parametrize("module", ["samples.pipeline", "index.index", "plan.order", "plan.plan"])
 def test_what_workers_need_starts_without_pyarrow(module: str) -> None:
     assert "pyarrow" not in loaded_by(f"import mpload.{module}")
-
-

@@ -116,7 +116,7 @@ def test_what_ended_in_an_error(
     tmp_path: Path, on_error: str, num_workers: int | None, leaves_nothing_open: Check
 ) -> None:
     (tmp_path / "bad.txt").write_text("#mpload 1\n#columns image:path\n" + "missing.jpg\n" * 8)
-    policy = ErrorPolicy(action=on_error, report=tmp_path / "errors.jsonl")
+    policy = ErrorPolicy(action=ErrorAction(on_error), report=tmp_path / "errors.jsonl")
 
     def use() -> None:
         dataset = raw(tmp_path / "bad.txt", on_error=policy)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from mpload import ImageDecoder, MPDataset, MPLoader, RandomResizedCrop, Topology, build_index
 from mpload.images.decoders import ResizeCenterCrop
-from mpload.memory.budget import MIN_SLOTS, WORKER_BYTES, MemoryBudget
+from mpload.memory.budget import MIN_SLOTS, WORKER_BYTES, MemoryBudget, divide
 from mpload.transport.batches import PoolOptions
 from mpload.units import GIB, MIB
 from tests.loader.test_dataset import numbers_index
@@ -86,14 +86,14 @@ def test_parts_and_one_large_image_fit_the_budget(
 ) -> None:
     needed = (MIN_SLOTS * slot_mib * MIB) + num_workers * WORKER_BYTES
     budget = MemoryBudget(total_bytes=max(total_mib * MIB, needed))
-    plan = budget.divide(num_slots=num_slots, slot_bytes=slot_mib * MIB, num_workers=num_workers)
+    plan = divide(budget, num_slots=num_slots, slot_bytes=slot_mib * MIB, num_workers=num_workers)
     left = budget.total_bytes - plan.slots_bytes - plan.workers_bytes
     assert plan.decode_bytes >= WORKER_BYTES // 2
     assert num_workers * plan.decode_bytes <= plan.workers_bytes // 2 + left // 2
 
 
 def test_an_ordinary_budget_makes_no_ordinary_photograph_wait() -> None:
-    plan = MemoryBudget(total_bytes=2 * GIB).divide(num_slots=4, slot_bytes=256 * 224 * 224 * 3, num_workers=4)
+    plan = divide(MemoryBudget(total_bytes=2 * GIB), num_slots=4, slot_bytes=256 * 224 * 224 * 3, num_workers=4)
     assert plan.decode_bytes > 9 * 24_000_000
 
 

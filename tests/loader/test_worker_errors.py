@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pytest
 from torch.utils.data import DataLoader
 
-from mpload import ErrorPolicy, MPDataset, MPLoader, Topology
+from mpload import ErrorAction, ErrorPolicy, MPDataset, MPLoader, Topology
 from mpload.errors import MploadError, SampleError, TooManyBadSamples, WorkerTraceback
 from tests.loader.test_dataset import numbers_index
 from tests.support import decoders
@@ -155,7 +155,7 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 
 
 def leaving(index: Path, way: str, kind: type[BaseException], on_error: str, folder: Path) -> Any:
-    policy = ErrorPolicy(action=on_error, report=folder / "errors.jsonl")
+    policy = ErrorPolicy(action=ErrorAction(on_error), report=folder / "errors.jsonl")
     decode = partial(decoders.leaving, kind=kind)
     dataset = MPDataset(index, decode=decode, batch_size=16, tail="ragged", topology=Topology(), on_error=policy)
     return WAYS[way](dataset)
