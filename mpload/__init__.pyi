@@ -80,6 +80,5 @@ from mpload.tools.pack.packing import pack_index as pack_index
 from mpload.tools.pack.packing import verify_pack as verify_pack
 from mpload.transport.batches import PoolOptions as PoolOptions
 
-__all__: list[str]
 __version__: str
 _MODULES: dict[str, str]

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from mpload import (
     BlockShuffle,
+    ErrorAction,
     ErrorPolicy,
     MPDataset,
     MPLoader,
