@@ -28,9 +28,6 @@ from mpload.images.image import Limits as Limits
 from mpload.images.jpeg import jpeg_backend as jpeg_backend
 from mpload.index.columns import Column as Column
 from mpload.index.columns import ColumnType as ColumnType
-from mpload.index.columns import LmdbValue as LmdbValue
-from mpload.index.columns import RowValue as RowValue
-from mpload.index.columns import Span as Span
 from mpload.index.index import Index as Index
 from mpload.index.index import Record as Record
 from mpload.index.lookup import SidecarColumn as SidecarColumn
@@ -59,11 +56,12 @@ from mpload.samples.cache.choice import PartialCache as PartialCache
 from mpload.samples.map_work import MapDataset as MapDataset
 from mpload.samples.policy import ErrorAction as ErrorAction
 from mpload.samples.policy import ErrorPolicy as ErrorPolicy
-from mpload.samples.reading import Storage as Storage
 from mpload.storage.local import PageCache as PageCache
+from mpload.storage.protocols import Storage as Storage
 from mpload.storage.ranges import ByteRange as ByteRange
-from mpload.storage.ranges import LmdbRange as LmdbRange
-from mpload.storage.ranges import RowRange as RowRange
+from mpload.storage.ranges import LmdbValue as LmdbValue
+from mpload.storage.ranges import RowValue as RowValue
+from mpload.storage.ranges import Span as Span
 from mpload.telemetry.stats import Latencies as Latencies
 from mpload.telemetry.stats import LoaderMemory as LoaderMemory
 from mpload.telemetry.stats import LoaderStats as LoaderStats

@@ -3,16 +3,13 @@
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from urllib.parse import quote, quote_from_bytes, unquote, unquote_to_bytes
 
 from mpload.errors import ArgumentError
+from mpload.storage.ranges import ByteRange, LmdbValue, RowValue, Span
 
-__all__ = ["Cell", "Column", "ColumnType", "LmdbValue", "RowValue", "Span", "format_columns", "parse_columns"]
+__all__ = ["Cell", "Column", "ColumnType", "format_columns", "parse_columns", "path_of", "range_of"]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SPAN = re.compile(r"(\d{1,19})\+(\d{1,19})@(.+)", re.DOTALL)
-_LMDB = re.compile(r"([^@]+)@(.+)", re.DOTALL)
-_ROW = re.compile(r"(\d{1,9}):(\d{1,18}):([^@]+)@(.+)", re.DOTALL)
 
 
 class ColumnType(StrEnum):
@@ -57,88 +54,17 @@ class Column:
         return f"{self.name}:{self.type}"
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A run of bytes inside a shard: cell `OFFSET+LENGTH@PATH`.
-
-    Attributes:
-        path: of the shard, relative to the index's root.
-        offset_bytes: where the run starts.
-        length_bytes: how long it is.
-    """
-
-    path: str
-    offset_bytes: int
-    length_bytes: int
-
-    @classmethod
-    def parse(cls, text: str) -> "Span":
-        """Read a `text` `OFFSET+LENGTH@PATH`; raises `ValueError` on anything else."""
-        match = _SPAN.fullmatch(text)
-        if match is None or int(match[1]) + int(match[2]) >= 1 << 63:
-            raise ValueError(f"{text!r} is not a span OFFSET+LENGTH@PATH, such as 512+1048@shard-0.tar")
-        return cls(match[3], int(match[1]), int(match[2]))
-
-    def __str__(self) -> str:
-        return f"{self.offset_bytes}+{self.length_bytes}@{self.path}"
-
-
-@dataclass(frozen=True, slots=True)
-class LmdbValue:
-    """A value of an LMDB database: cell `KEY@PATH`, the key percent-encoded.
-
-    Attributes:
-        path: of the database, relative to the index's root.
-        key: its bytes, decoded.
-    """
-
-    path: str
-    key: bytes
-
-    @classmethod
-    def parse(cls, text: str) -> "LmdbValue":
-        """Read a `text` `KEY@PATH`; raises `ValueError` on anything else."""
-        match = _LMDB.fullmatch(text)
-        if match is None:
-            raise ValueError(f"{text!r} is not an LMDB address KEY@PATH, such as 00000001@train.lmdb")
-        return cls(match[2], unquote_to_bytes(match[1]))
-
-    def __str__(self) -> str:
-        return f"{quote_from_bytes(self.key, safe='')}@{self.path}"
-
-
-@dataclass(frozen=True, slots=True)
-class RowValue:
-    """A value of a Parquet file: cell `ROWGROUP:ROW:COLUMN@PATH`, the column a dotted path, percent-encoded.
-
-    Attributes:
-        path: of the file, relative to the index's root.
-        row_group: its number in the file.
-        row: its number in the row group.
-        column: the dotted path of the leaf column: `image.bytes`.
-    """
-
-    path: str
-    row_group: int
-    row: int
-    column: str
-
-    @classmethod
-    def parse(cls, text: str) -> "RowValue":
-        """Read a `text` `ROWGROUP:ROW:COLUMN@PATH`; raises `ValueError` on anything else."""
-        match = _ROW.fullmatch(text)
-        if match is None:
-            raise ValueError(
-                f"{text!r} is no value of a Parquet file ROWGROUP:ROW:COLUMN@PATH, such as 0:17:image.bytes@a.parquet"
-            )
-        return cls(match[4], int(match[1]), int(match[2]), unquote(match[3], errors="surrogateescape"))
-
-    def __str__(self) -> str:
-        column = quote(self.column, safe="", errors="surrogateescape")
-        return f"{self.row_group}:{self.row}:{column}@{self.path}"
-
-
 Cell = str | Span | LmdbValue | RowValue | int | float
+
+
+def range_of(source: Cell) -> ByteRange:
+    """Return which bytes the cell of a source names."""
+    return source if isinstance(source, ByteRange) else ByteRange(str(source))
+
+
+def path_of(source: Cell) -> str:
+    """Return the path of the file that the cell of a source names."""
+    return source.path if isinstance(source, ByteRange) else str(source)
 
 
 def parse_columns(text: str) -> tuple[Column, ...]:

@@ -15,7 +15,7 @@ from mpload.index.columns import Cell, Column, format_columns
 from mpload.index.lookup import SidecarColumn, SidecarFile, SidecarLayout, check_sample_ids
 from mpload.index.open_file import OpenFile
 from mpload.index.text import MAX_LINE_BYTES, Header, line_parser, parse_line
-from mpload.storage.ranges import merge_nearby
+from mpload.storage.merging import merge_nearby
 from mpload.units import KIB, MIB, format_count, format_facts, html_table
 
 __all__ = ["Index", "Record", "header_of", "sidecar_of"]

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mpload.errors import ArgumentError, IndexFormatError
-from mpload.index.columns import Cell, Column, ColumnType, LmdbValue, RowValue, Span, format_columns, parse_columns
+from mpload.index.columns import Cell, Column, ColumnType, format_columns, parse_columns
+from mpload.storage.ranges import LmdbValue, RowValue, Span
 from mpload.units import KIB, MIB
 
 __all__ = [

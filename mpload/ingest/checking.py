@@ -9,16 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import SidecarError, StorageError, cause_of
-from mpload.index.columns import Cell, ColumnType, LmdbValue, RowValue, Span
+from mpload.index.columns import Cell, ColumnType, path_of, range_of
 from mpload.index.index import Index, header_of, sidecar_of
 from mpload.index.lookup import SidecarFile
 from mpload.index.sidecar import Progress
 from mpload.index.text import read_header
-from mpload.ingest.lists import Line, path_of, read_lines
+from mpload.ingest.lists import Line, read_lines
 from mpload.ingest.rows import shown
 from mpload.ingest.threads import map_in_threads
 from mpload.storage.local import LocalStorage
-from mpload.storage.ranges import ByteRange
+from mpload.storage.ranges import LmdbValue, RowValue, Span
 
 __all__ = ["Finding", "check_index", "check_lines"]
 
@@ -182,14 +182,11 @@ class _Check:
     def _file_fault(self, storage: LocalStorage, cell: Cell) -> str | None:
         if not self._reads or isinstance(cell, LmdbValue | RowValue):
             return None
-        if isinstance(cell, Span):
-            wanted = ByteRange(cell.path, cell.offset_bytes, cell.length_bytes)
-            there = ByteRange(cell.path, cell.offset_bytes + cell.length_bytes, 0)
-        else:
-            wanted = ByteRange(str(cell))
-            there = ByteRange(str(cell), 0, 0)  # opens it, and reads nothing
+        wanted = range_of(cell)
+        if self._decode is None:  # reading no bytes at its end opens the file, and tells whether it is long enough
+            wanted = Span(wanted.path, wanted.offset_bytes + (wanted.length_bytes or 0), 0)
         try:
-            (data,) = storage.read([there if self._decode is None else wanted])
+            (data,) = storage.read([wanted])
         except StorageError as error:
             return str(error).removeprefix(f"{shown(path_of(cell))}: ")
         if self._decode is None:

@@ -8,12 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError, SampleError
-from mpload.index.columns import Cell, ColumnType, Span
+from mpload.index.columns import Cell, ColumnType
 from mpload.index.index import Index, Record, header_of, sidecar_of
 from mpload.index.lookup import SidecarFile, SidecarLayout
 from mpload.index.sidecar import Progress, rewrite_sidecar
 from mpload.ingest.rows import shown
 from mpload.ingest.threads import map_in_threads
+from mpload.storage.ranges import Span
 
 __all__ = ["measure_sizes"]
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mpload.errors import IndexFormatError
-from mpload.index.columns import Cell, LmdbValue, RowValue, Span, parse_columns
+from mpload.index.columns import Cell, parse_columns, path_of
 from mpload.index.opening import root_of
 from mpload.index.text import MAX_LINE_BYTES, Dialect, Header, check_label, parse_line, read_header
 from mpload.ingest.rows import Rows, absolute, is_outside, shown, with_prefix
 from mpload.storage.remote import check_url, is_url
 from mpload.units import MIB
 
-__all__ = ["Line", "open_list", "path_of", "read_lines"]
+__all__ = ["Line", "open_list", "read_lines"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +113,3 @@ def _outside(path: str, root: str) -> str:
         else "Write paths relative to a folder that holds all files, and give it as the root"
     )
     return f"{shown(path)} leads out of the root {shown(root)}. {next_step}"
-
-
-def path_of(cell: Cell) -> str:
-    """Return the path in a source cell."""
-    return cell.path if isinstance(cell, Span | LmdbValue | RowValue) else str(cell)

@@ -3,12 +3,13 @@
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
 from mpload.errors import ArgumentError
-from mpload.index.columns import Cell, Column, LmdbValue, RowValue, Span, format_columns, parse_columns
+from mpload.index.columns import Cell, Column, format_columns, parse_columns, path_of
+from mpload.storage.ranges import ByteRange
 
 __all__ = [
     "LeftOut",
@@ -111,19 +112,10 @@ def is_outside(path: str, root: str) -> bool:
 
 def with_prefix(cell: Cell, prefix: str) -> Cell:
     """Return a source cell with `prefix` before its path, where that is relative."""
-    if "://" in (cell if isinstance(cell, str) else getattr(cell, "path", "")):
+    path = path_of(cell)
+    if "://" in path or path.startswith("/"):
         return cell
-    match cell:
-        case str() if not cell.startswith("/"):
-            return prefix + cell
-        case Span() if not cell.path.startswith("/"):
-            return Span(prefix + cell.path, cell.offset_bytes, cell.length_bytes)
-        case LmdbValue() if not cell.path.startswith("/"):
-            return LmdbValue(prefix + cell.path, cell.key)
-        case RowValue() if not cell.path.startswith("/"):
-            return RowValue(prefix + cell.path, cell.row_group, cell.row, cell.column)
-        case _:
-            return cell
+    return replace(cell, path=prefix + path) if isinstance(cell, ByteRange) else prefix + path
 
 
 def rename_columns(found: tuple[Column, ...], columns: str | None) -> tuple[Column, ...]:

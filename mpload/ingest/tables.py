@@ -20,8 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mpload.errors import ArgumentError, StorageError
-from mpload.index.columns import Cell, Column, ColumnType, RowValue, Span
+from mpload.index.columns import Cell, Column, ColumnType
 from mpload.ingest.rows import Rows, place_below, rename_columns, shown
+from mpload.storage.ranges import RowValue, Span
 
 __all__ = ["open_arrows", "open_parquets"]
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mpload.errors import ArgumentError, StorageError
-from mpload.index.columns import ColumnType, Span
+from mpload.index.columns import ColumnType
 from mpload.ingest.grouping import Member, Sample, column_name, found_columns, group_members, label_in, split_name
 from mpload.ingest.rows import LeftOut, Reason, Rows, place_below, rename_columns, shown
+from mpload.storage.ranges import Span
 from mpload.units import MIB
 
 __all__ = ["open_tars", "refuse_compressed", "refuse_compressed_name"]

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mpload.errors import ArgumentError, StorageError
-from mpload.index.columns import Cell, Column, ColumnType, Span
+from mpload.index.columns import Cell, Column, ColumnType
 from mpload.ingest.rows import Rows, place_below, rename_columns, shown
 from mpload.ingest.signatures import looks_like_image
+from mpload.storage.ranges import Span
 from mpload.units import MIB
 
 __all__ = ["Example", "is_tfrecord", "open_tfrecords", "read_example"]

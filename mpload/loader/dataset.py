@@ -24,9 +24,10 @@ from mpload.plan.order import OrderChoice, Sequential, Shuffle
 from mpload.plan.plan import Tail
 from mpload.plan.topology import Topology
 from mpload.samples.cache.choice import PartialCache, open_cache
-from mpload.samples.pipeline import Pipeline, Storage
+from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy, policy_of
 from mpload.storage.local import PageCache
+from mpload.storage.protocols import Storage
 from mpload.units import format_facts, html_table
 
 __all__ = ["Batch", "MPDataset"]

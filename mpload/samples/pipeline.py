@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from mpload.errors import FAILURES, MploadError, SampleError, StorageError, cause_of
 from mpload.images.decoders import ImageDecoder, NumpyDecoder, RandomResizedCrop, RawBytes, ResizeCenterCrop
 from mpload.images.gpu_decode import GpuDecode
-from mpload.index.columns import ColumnType
+from mpload.index.columns import ColumnType, path_of, range_of
 from mpload.index.index import Index, Record
 from mpload.plan.sample_rng import SampleRng
 from mpload.samples.batch import Batch, Sample, columns_of_samples
 from mpload.samples.counts import CACHE_HITS, CACHE_MISSES, DECODE_NS, READ_NS, TRANSFORM_NS
 from mpload.samples.masks import PhotographsOnly
 from mpload.samples.policy import BadSample, BadSamples, ErrorAction, ErrorPolicy, substitute_for
-from mpload.samples.reading import PageStorage, Room, RoomStorage, SampleCache, Storage, path_of, range_of, storage_of
+from mpload.samples.reading import SampleCache, storage_of
 from mpload.samples.transforms import (
     GlobalGenerators,
     adapt_transform,
@@ -30,12 +30,14 @@ from mpload.samples.transforms import (
     takes_images,
 )
 from mpload.storage.local import LocalStorage, PageCache
-from mpload.storage.ranges import ByteRange, merged
+from mpload.storage.merging import merged
+from mpload.storage.protocols import PageStorage, Room, RoomStorage, Storage
+from mpload.storage.ranges import ByteRange
 from mpload.storage.read_ahead import ReadAhead
 from mpload.transport.messages import MAX_COUNTS
 from mpload.units import KIB
 
-__all__ = ["PageStorage", "Pipeline", "SampleCache", "Storage"]
+__all__ = ["Pipeline", "SampleCache"]
 
 _BLOCK_GAP_BYTES = 64 * KIB
 _DECODE, _TRANSFORM, _GLOBALS = 0, 1, 3  # streams of a sample's randomness; map-style datasets have 2

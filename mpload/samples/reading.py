@@ -1,52 +1,17 @@
 """Where the bytes of a record come from."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Protocol
 
 from mpload.images.image import Limits
-from mpload.index.columns import Cell, ColumnType, LmdbValue, RowValue, Span
+from mpload.index.columns import ColumnType
 from mpload.index.index import Index
 from mpload.storage.local import PageCache
 from mpload.storage.opening import open_storage
-from mpload.storage.ranges import ByteRange, LmdbRange, RowRange
+from mpload.storage.protocols import Storage
+from mpload.storage.ranges import ByteRange, LmdbValue, RowValue
 
-__all__ = ["PageStorage", "Room", "RoomStorage", "SampleCache", "Storage", "path_of", "range_of", "storage_of"]
-
-Room = Callable[[int], NDArray[np.uint8]]
-"""Returns an array uint8 [n] for so many bytes; asked again, the former is forgotten."""
-
-
-class Storage(Protocol):
-    """Where bytes come from."""
-
-    def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """Return the bytes of each of the `ranges`; raise `StorageError` where they cannot be had."""
-        ...
-
-
-@runtime_checkable
-class PageStorage(Protocol):
-    """A storage whose bytes come through the page cache of the machine."""
-
-    def prefetch(self, item: ByteRange) -> None:
-        """Bring bytes into the page cache, by large reads."""
-        ...
-
-    def forget(self, item: ByteRange) -> None:
-        """Take what `prefetch` has brought out of the page cache, where that is wished."""
-        ...
-
-
-@runtime_checkable
-class RoomStorage(Protocol):
-    """A storage that reads to where the bytes are wanted."""
-
-    def read_into(self, item: ByteRange, room: Room) -> NDArray[np.uint8]:
-        """Read a range into the array uint8 [n] that `room(n)` returns, and return that."""
-        ...
+__all__ = ["SampleCache", "storage_of"]
 
 
 class SampleCache(Protocol):
@@ -74,24 +39,4 @@ def storage_of(index: Index, decode: Callable[..., Any], page_cache: PageCache |
     )
 
 
-_RANGE_TYPES: dict[ColumnType, type[ByteRange]] = {ColumnType.LMDB: LmdbRange, ColumnType.ROW: RowRange}
-
-
-def range_of(cell: Cell) -> ByteRange:
-    """Return where the bytes of a source lie."""
-    match cell:
-        case str():
-            return ByteRange(cell)
-        case Span():
-            return ByteRange(cell.path, cell.offset_bytes, cell.length_bytes)
-        case LmdbValue():
-            return LmdbRange(cell.path, key=cell.key)
-        case RowValue():
-            return RowRange(cell.path, row_group=cell.row_group, row=cell.row, column=cell.column)
-        case _:
-            raise AssertionError(f"{cell} says nothing of bytes")
-
-
-def path_of(cell: Cell) -> str:
-    """Return the file that a source lies in."""
-    return cell if isinstance(cell, str) else getattr(cell, "path", "")
+_RANGE_TYPES: dict[ColumnType, type[ByteRange]] = {ColumnType.LMDB: LmdbValue, ColumnType.ROW: RowValue}

@@ -1,7 +1,9 @@
 """Where bytes come from.
 
 ```
-ranges      ByteRange, and the planner that merges neighbouring ranges into fewer reads; it opens nothing
+ranges      ByteRange, Span, LmdbValue, RowValue: which bytes to read
+merging     plans few reads for many neighbouring ranges; it opens nothing
+protocols   Storage: what all of these are
 confined    where a path really leads, and that it stays inside the root
 local       LocalStorage: files and shards below a root folder
 lmdb        LmdbStorage: values of LMDB data files
@@ -14,6 +16,5 @@ read_ahead  ReadAhead: threads that read samples before their turn, where a stor
 _files      reads whole files (C, optional)
 ```
 
-Every storage answers one question: `read(ranges: Sequence[ByteRange]) -> list[bytes]`, in the order asked. Nothing is
-imported here, so that a worker loads only what it uses.
+Nothing is imported here, so that a worker loads only what it uses.
 """

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from mpload.errors import ArgumentError, StorageError
 from mpload.storage.confined import real_path, shown
-from mpload.storage.ranges import ByteRange, LmdbRange
+from mpload.storage.ranges import ByteRange, LmdbValue
 from mpload.units import format_count
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class LmdbStorage:
         self._pid = os.getpid()  # last: another thread of a forked child must not meet the parent's lock
 
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """Return the value of each `LmdbRange`, in the order asked.
+        """Return the value of each `LmdbValue`, in the order asked.
 
         Raises:
             OutsideRootError: a path leads out of the root.
@@ -184,7 +184,7 @@ class LmdbStorage:
         return [self._value(item) for item in ranges]
 
     def _value(self, item: ByteRange) -> bytes:
-        assert isinstance(item, LmdbRange)
+        assert isinstance(item, LmdbValue)
         file = self._file(item.path)
         import lmdb  # noqa: PLC0415  an optional package, there since `open_lmdb`
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError, StorageError
 from mpload.storage.confined import outside_root, shown
+from mpload.storage.protocols import Room
 from mpload.storage.ranges import ByteRange
 from mpload.units import format_count
 
@@ -147,7 +148,7 @@ class LocalStorage:
             for item in ranges
         ]
 
-    def read_into(self, item: ByteRange, room: Callable[[int], NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    def read_into(self, item: ByteRange, room: Room) -> NDArray[np.uint8]:
         """Read a range into the array uint8 [n] that `room(n)` returns, and return that.
 
         Raises:

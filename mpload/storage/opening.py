@@ -3,36 +3,31 @@
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from mpload.errors import StorageError
 from mpload.storage.lmdb import LmdbStorage
 from mpload.storage.local import LocalStorage, PageCache
 from mpload.storage.parquet import ParquetStorage
-from mpload.storage.ranges import ByteRange, LmdbRange, RowRange
+from mpload.storage.protocols import Storage
+from mpload.storage.ranges import ByteRange, LmdbValue, RowValue, Span
 from mpload.storage.remote import RemoteStorage, is_url
 
-__all__ = ["LocalOrRemote", "Reader", "SeveralStorages", "open_storage"]
-
-
-class Reader(Protocol):
-    """What all storages are."""
-
-    def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """Return the bytes of each range."""
-        ...
+__all__ = ["LocalOrRemote", "SeveralStorages", "open_storage"]
 
 
 class SeveralStorages:
     """One storage for each type of range: what an index with columns of several types is read from.
+
+    Args:
+        storages: by type; that of `ByteRange` reads spans too.
 
     Process: as its storages.
     """
 
     max_parallel_reads = 16
 
-    def __init__(self, storages: dict[type[ByteRange], Reader]) -> None:
-        self._storages = storages
+    def __init__(self, storages: dict[type[ByteRange], Storage]) -> None:
+        self._storages = storages if ByteRange not in storages else {**storages, Span: storages[ByteRange]}
 
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         """Return the bytes of each range, in the order asked."""
@@ -73,12 +68,12 @@ def open_storage(
     allow_outside_root: bool = False,
     max_bytes: int | None = None,
     page_cache: PageCache | str = PageCache.KEEP,
-) -> Reader:
+) -> Storage:
     """Return what reads ranges of these types below `root`. Nothing is opened yet.
 
     Args:
         root: what paths are relative to: a folder or a URL.
-        kinds: the types of ranges that will be asked for.
+        kinds: the types of ranges that will be asked for; `ByteRange` for whole files and for spans.
         allow_outside_root: let absolute paths, `..` and symbolic links lead out of `root`.
         max_bytes: the largest file, span or value that is read; None: any.
         page_cache: what becomes of the page cache that reading files fills.
@@ -88,17 +83,17 @@ def open_storage(
         ArgumentError: the URL is none that can be read.
     """
     if is_url(root):
-        if others := {LmdbRange, RowRange}.intersection(kinds):
-            kind = "LMDB" if LmdbRange in others else "Parquet"
+        if others := {LmdbValue, RowValue}.intersection(kinds):
+            kind = "LMDB" if LmdbValue in others else "Parquet"
             raise StorageError(f"{kind} files are read from disks, not from {root}. Copy them to this machine")
         return RemoteStorage(root, allow_outside_root=allow_outside_root, max_bytes=max_bytes)
     local = partial(
         LocalStorage, Path(root), allow_outside_root=allow_outside_root, max_bytes=max_bytes, page_cache=page_cache
     )
-    makers: dict[type[ByteRange], Callable[[], Reader]] = {
+    makers: dict[type[ByteRange], Callable[[], Storage]] = {
         ByteRange: local,
-        LmdbRange: partial(LmdbStorage, Path(root), allow_outside_root=allow_outside_root, max_bytes=max_bytes),
-        RowRange: partial(ParquetStorage, Path(root), allow_outside_root=allow_outside_root, max_bytes=max_bytes),
+        LmdbValue: partial(LmdbStorage, Path(root), allow_outside_root=allow_outside_root, max_bytes=max_bytes),
+        RowValue: partial(ParquetStorage, Path(root), allow_outside_root=allow_outside_root, max_bytes=max_bytes),
     }
     storages = {kind: makers[kind]() for kind in kinds}
     if allow_outside_root and set(kinds) == {ByteRange}:

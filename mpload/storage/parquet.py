@@ -9,7 +9,7 @@ from typing import Any
 
 from mpload.errors import StorageError
 from mpload.storage.confined import real_path, shown
-from mpload.storage.ranges import ByteRange, RowRange
+from mpload.storage.ranges import ByteRange, RowValue
 from mpload.units import MIB, format_count
 
 __all__ = ["ParquetStorage"]
@@ -56,7 +56,7 @@ class ParquetStorage:
         self._pid = os.getpid()  # last: another thread of a forked child must not meet the parent's lock
 
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """Return the value of each `RowRange`, in the order asked.
+        """Return the value of each `RowValue`, in the order asked.
 
         Raises:
             OutsideRootError: a path leads out of the root.
@@ -68,7 +68,7 @@ class ParquetStorage:
             return [self._value(item) for item in ranges]
 
     def _value(self, item: ByteRange) -> bytes:
-        assert isinstance(item, RowRange)
+        assert isinstance(item, RowValue)
         where = f"{shown(item.path)}: row {item.row} of row group {item.row_group}"
         values = self._group(item, where)
         if item.row >= len(values):
@@ -85,7 +85,7 @@ class ParquetStorage:
         data: bytes = buffer.to_pybytes()
         return data
 
-    def _group(self, item: RowRange, where: str) -> Any:
+    def _group(self, item: RowValue, where: str) -> Any:
         import pyarrow as pa  # noqa: PLC0415  which no worker pays for that reads other files
 
         key = item.path, item.row_group, item.column

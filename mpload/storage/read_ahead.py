@@ -12,15 +12,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
 import numpy as np
 
 from mpload.errors import ArgumentError
-from mpload.storage.ranges import ByteRange, merge_nearby
+from mpload.storage.merging import merge_nearby
+from mpload.storage.protocols import Storage
+from mpload.storage.ranges import ByteRange, Span
 from mpload.units import KIB, MIB
 
-__all__ = ["DEFAULT_AHEAD_BYTES", "ReadAhead", "Reader"]
+__all__ = ["DEFAULT_AHEAD_BYTES", "ReadAhead"]
 
 DEFAULT_AHEAD_BYTES = 16 * MIB
 
@@ -43,14 +45,6 @@ _Read = TypeVar("_Read")
 def num_waits_of_thread() -> int:
     """Return how often this thread has given up its core of its own accord: for a disk, a network, a lock."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw if _COUNTS_WAITS else time.perf_counter_ns()
-
-
-class Reader(Protocol):
-    """A storage. Its `max_parallel_reads`, if it has any, says how many threads may call `read` at once; else one."""
-
-    def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """Return the bytes of each range."""
-        ...
 
 
 class _Fetch:
@@ -101,7 +95,7 @@ class ReadAhead:
 
     def __init__(
         self,
-        storage: Reader,
+        storage: Storage,
         *,
         max_bytes: int = DEFAULT_AHEAD_BYTES,
         monotonic_ns: Callable[[], int] = time.perf_counter_ns,
@@ -313,7 +307,7 @@ def _serve(jobs: "SimpleQueue[Callable[[], object] | None]") -> None:
     jobs.put(None)
 
 
-def _perform(fetch: _Fetch, storage: Reader) -> None:
+def _perform(fetch: _Fetch, storage: Storage) -> None:
     """Read, unless somebody else does or nobody wants it any more."""
     if fetch.taken.acquire(blocking=False):
         try:
@@ -324,7 +318,7 @@ def _perform(fetch: _Fetch, storage: Reader) -> None:
             fetch.unfinished.release()
 
 
-def _bytes_of(piece: _Piece, storage: Reader) -> bytes | None:
+def _bytes_of(piece: _Piece, storage: Storage) -> bytes | None:
     fetch = piece.fetch
     if not fetch.is_begun:
         return None
@@ -371,7 +365,7 @@ def _merge(path: str, items: Sequence[ByteRange], *, max_read_bytes: int) -> Ite
         max_read_bytes=max_read_bytes,
     )
     fetches = [
-        _Fetch(ByteRange(path, offset, length))
+        _Fetch(Span(path, offset, length))
         for offset, length in zip(reads.offsets.tolist(), reads.lengths.tolist(), strict=True)
     ]
     for item, read, start in zip(items, reads.read_of.tolist(), reads.start_in_read.tolist(), strict=True):

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from mpload import open_index
 from mpload.errors import ArgumentError, IndexFormatError
-from mpload.index.columns import Column, ColumnType, LmdbValue, RowValue, Span, format_columns, parse_columns
+from mpload.index.columns import Column, ColumnType, format_columns, parse_columns
 from mpload.index.scan import Scan, _scan_fast
 from mpload.index.text import MAX_LINE_BYTES, Dialect, Header, format_header, format_line, parse_line, read_header
 from mpload.ingest.checking import check_lines
+from mpload.storage.ranges import LmdbValue, RowValue, Span
 
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
 raw = st.binary(max_size=12).map(lambda b: b.replace(b"\0", b"?").decode("utf-8", "surrogateescape"))

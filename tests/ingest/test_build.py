@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mpload import build_index, open_index
 from mpload.errors import ArgumentError, SampleError, StorageError
-from mpload.index.columns import Span, parse_columns
+from mpload.index.columns import parse_columns
 from mpload.index.text import format_header, read_header
 from mpload.ingest import writing
 from mpload.ingest.image_sizes import measure_sizes
@@ -24,6 +24,7 @@ from mpload.ingest.rows import Rows
 from mpload.ingest.splitting import Split, part_of
 from mpload.ingest.threads import map_in_threads
 from mpload.ingest.writing import write_texts
+from mpload.storage.ranges import Span
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,10 @@ import pytest
 
 from mpload import build_index, open_index
 from mpload.errors import ArgumentError, IndexFormatError
-from mpload.index.columns import LmdbValue, Span, parse_columns
+from mpload.index.columns import parse_columns
 from mpload.index.text import format_header, read_header
 from mpload.ingest.merge import merge_indexes
+from mpload.storage.ranges import LmdbValue, Span
 
 
 @pytest.fixture(autouse=True)

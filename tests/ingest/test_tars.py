@@ -12,9 +12,10 @@ import simplejpeg  # type: ignore[import-untyped]
 
 from mpload import build_index, open_index
 from mpload.errors import ArgumentError, MploadWarning, StorageError
-from mpload.index.columns import Cell, Span
+from mpload.index.columns import Cell
 from mpload.ingest.folder_options import IMAGE_EXTENSIONS
 from mpload.ingest.tars import open_tars
+from mpload.storage.ranges import Span
 
 JPEG: bytes = simplejpeg.encode_jpeg(np.random.default_rng(0).integers(0, 255, (16, 16, 3), dtype=np.uint8))
 

@@ -23,7 +23,7 @@ from mpload import ErrorPolicy, MPDataset, MPLoader, RawBytes, Topology, build_i
 from mpload.errors import ArgumentError, MploadError, MploadWarning, OutsideRootError, SampleError, StorageError
 from mpload.storage.lmdb import LmdbStorage
 from mpload.storage.lmdb_scan import scan_lmdb
-from mpload.storage.ranges import LmdbRange
+from mpload.storage.ranges import LmdbValue
 from mpload.tools.pack.lmdb_writer import ComparingLmdb
 from mpload.transport.batches import PoolOptions
 from tests.support.photos import make_photo_tree
@@ -181,7 +181,7 @@ def test_two_storages_and_many_threads_of_a_process_read_one_file(root: Path) ->
     wrong: list[int] = []
 
     def read_all(storage: LmdbStorage) -> None:
-        wrong.extend(n for n in range(50) if storage.read([LmdbRange("a", key=str(n).encode())]) != [image(n)])
+        wrong.extend(n for n in range(50) if storage.read([LmdbValue("a", key=str(n).encode())]) != [image(n)])
 
     threads = [threading.Thread(target=read_all, args=(storage,)) for storage in storages * 4]
     for thread in threads:
@@ -193,17 +193,17 @@ def test_two_storages_and_many_threads_of_a_process_read_one_file(root: Path) ->
 
 def test_a_forked_process_opens_files_anew(root: Path) -> None:
     storage = LmdbStorage(root)
-    storage.read([LmdbRange("a", key=b"1")])
+    storage.read([LmdbValue("a", key=b"1")])
     for _ in range(2):
         child = os.fork()
         if not child:
             try:
-                os._exit(0 if storage.read([LmdbRange("a", key=b"2")]) == [image(2)] else 1)
+                os._exit(0 if storage.read([LmdbValue("a", key=b"2")]) == [image(2)] else 1)
             finally:
                 os._exit(2)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert storage.read([LmdbRange("a", key=b"3")]) == [image(3)]
-    assert pickle.loads(pickle.dumps(storage)).read([LmdbRange("a", key=b"4")]) == [image(4)]
+    assert storage.read([LmdbValue("a", key=b"3")]) == [image(3)]
+    assert pickle.loads(pickle.dumps(storage)).read([LmdbValue("a", key=b"4")]) == [image(4)]
 
 
 def test_a_process_forked_while_a_thread_opens_a_file_opens_it_too(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,12 +218,12 @@ def test_a_process_forked_while_a_thread_opens_a_file_opens_it_too(root: Path, m
     monkeypatch.setattr(lmdb, "open", open_slowly)
     storage = LmdbStorage(root)
     with ThreadPoolExecutor(1) as other_thread:
-        reading = other_thread.submit(storage.read, [LmdbRange("a", key=b"1")])
+        reading = other_thread.submit(storage.read, [LmdbValue("a", key=b"1")])
         is_opening.wait()
         child = os.fork()
         if not child:
             signal.alarm(20)
-            os._exit(0 if storage.read([LmdbRange("a", key=b"2")]) == [image(2)] else 1)
+            os._exit(0 if storage.read([LmdbValue("a", key=b"2")]) == [image(2)] else 1)
         assert reading.result() == [image(1)]
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
@@ -234,7 +234,7 @@ def test_processes_forked_while_threads_read_read_too(root: Path) -> None:
 
     def read_on() -> None:
         while not is_over.is_set():
-            storage.read([LmdbRange("a", key=b"1")])
+            storage.read([LmdbValue("a", key=b"1")])
 
     with ThreadPoolExecutor(4) as threads:
         for _ in range(4):
@@ -243,7 +243,7 @@ def test_processes_forked_while_threads_read_read_too(root: Path) -> None:
             child = os.fork()
             if not child:
                 signal.alarm(20)
-                os._exit(0 if storage.read([LmdbRange("a", key=b"2")]) == [image(2)] else 1)
+                os._exit(0 if storage.read([LmdbValue("a", key=b"2")]) == [image(2)] else 1)
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             if status:
                 break
@@ -254,7 +254,7 @@ def test_processes_forked_while_threads_read_read_too(root: Path) -> None:
 def test_reading_writes_nothing(root: Path) -> None:
     (root / "a-lock").unlink()
     before = (root / "a").read_bytes()
-    LmdbStorage(root).read([LmdbRange("a", key=b"1")])
+    LmdbStorage(root).read([LmdbValue("a", key=b"1")])
     assert [path.name for path in root.iterdir()] == ["a"]
     assert (root / "a").read_bytes() == before
 
@@ -272,20 +272,20 @@ def test_reading_writes_nothing(root: Path) -> None:
 )
 def test_what_is_not_there_says_so(root: Path, path: str, key: bytes, message: str) -> None:
     with pytest.raises(StorageError, match=message):
-        LmdbStorage(root).read([LmdbRange(path, key=key)])
+        LmdbStorage(root).read([LmdbValue(path, key=key)])
 
 
 def test_no_path_leads_out_of_the_root(root: Path) -> None:
     (root / "link").symlink_to("../secret")
     for path in ("../secret", f"{root.parent}/secret", "link"):
         with pytest.raises(OutsideRootError):
-            LmdbStorage(root).read([LmdbRange(path, key=b"0")])
-        assert LmdbStorage(root, allow_outside_root=True).read([LmdbRange(path, key=b"0")]) == [b"secret"]
+            LmdbStorage(root).read([LmdbValue(path, key=b"0")])
+        assert LmdbStorage(root, allow_outside_root=True).read([LmdbValue(path, key=b"0")]) == [b"secret"]
 
 
 def test_a_value_larger_than_allowed_is_refused(root: Path) -> None:
     with pytest.raises(StorageError, match=r"its 2,104 bytes exceed max_bytes=2,000"):
-        LmdbStorage(root, max_bytes=2000).read([LmdbRange("a", key=b"10")])
+        LmdbStorage(root, max_bytes=2000).read([LmdbValue("a", key=b"10")])
 
 
 def test_a_truncated_file_is_an_error_and_kills_nobody(root: Path) -> None:
@@ -293,7 +293,7 @@ def test_a_truncated_file_is_an_error_and_kills_nobody(root: Path) -> None:
     for num_bytes in (0, 1, 100, 4096, 8192, 12288, len(data) // 2, len(data) - 4096, len(data) - 1):
         (root / "cut").write_bytes(data[:num_bytes])
         with pytest.raises(StorageError, match="cut: "):
-            LmdbStorage(root).read([LmdbRange("cut", key=b"1")])
+            LmdbStorage(root).read([LmdbValue("cut", key=b"1")])
 
 
 def test_a_truncated_file_is_the_same_error_when_it_is_read_again(root: Path) -> None:
@@ -301,10 +301,10 @@ def test_a_truncated_file_is_the_same_error_when_it_is_read_again(root: Path) ->
     storage, errors = LmdbStorage(root), []
     for _ in range(3):
         with pytest.raises(StorageError, match="its pages take") as caught:
-            storage.read([LmdbRange("cut", key=b"1")])
+            storage.read([LmdbValue("cut", key=b"1")])
         errors.append(caught.value)  # and with it all that its traceback holds
     (root / "cut").write_bytes((root / "a").read_bytes())
-    assert storage.read([LmdbRange("cut", key=b"1")]) == [image(1)]
+    assert storage.read([LmdbValue("cut", key=b"1")]) == [image(1)]
 
 
 def test_flipped_bytes_of_a_head_never_give_another_value(root: Path, tmp_path: Path) -> None:
@@ -312,9 +312,9 @@ def test_flipped_bytes_of_a_head_never_give_another_value(root: Path, tmp_path: 
     data = (root / "a").read_bytes()
     script = (
         "import sys; from pathlib import Path; from mpload.errors import MploadError\n"
-        "from mpload.storage.lmdb import LmdbStorage; from mpload.storage.ranges import LmdbRange\n"
+        "from mpload.storage.lmdb import LmdbStorage; from mpload.storage.ranges import LmdbValue\n"
         "for path in sys.argv[1:]:\n"
-        "    try: sys.stdout.buffer.write(LmdbStorage(Path(path).parent).read([LmdbRange('x', key=b'3')])[0][-4:])\n"
+        "    try: sys.stdout.buffer.write(LmdbStorage(Path(path).parent).read([LmdbValue('x', key=b'3')])[0][-4:])\n"
         "    except MploadError: pass\n"
     )
     chance = random.Random(0)
@@ -333,7 +333,7 @@ def test_flipped_bytes_of_a_head_never_give_another_value(root: Path, tmp_path: 
 def test_without_the_package_the_error_names_the_extra(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lmdb", None)
     with pytest.raises(ArgumentError, match=r"pip install 'mpload\[lmdb\]'"):
-        LmdbStorage(root).read([LmdbRange("a", key=b"1")])
+        LmdbStorage(root).read([LmdbValue("a", key=b"1")])
 
 
 def test_workers_of_a_loader_read_lmdb(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from mpload import BlockShuffle, MPDataset, MPLoader, RawBytes, Topology, build_index, open_index
 from mpload.errors import ArgumentError, MploadError, OutsideRootError, StorageError
 from mpload.storage.parquet import ParquetStorage
-from mpload.storage.ranges import RowRange
+from mpload.storage.ranges import RowValue
 
 FEATURES = {"image": {"_type": "Image"}, "label": {"names": ["cat", "dog", "owl"], "_type": "ClassLabel"}}
 
@@ -157,8 +157,8 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-def at(number: int, path: str = "a.parquet", column: str = "image.bytes") -> RowRange:
-    return RowRange(path, row_group=number // 100, row=number % 100, column=column)
+def at(number: int, path: str = "a.parquet", column: str = "image.bytes") -> RowValue:
+    return RowValue(path, row_group=number // 100, row=number % 100, column=column)
 
 
 def test_rows_are_read_in_any_order_whatever_is_kept(root: Path) -> None:
@@ -186,14 +186,14 @@ def test_a_forked_process_opens_files_anew(root: Path) -> None:
     ("item", "message"),
     [
         (at(300), r"row 0 of row group 3 is not there"),
-        (RowRange("a.parquet", row_group=2, row=30, column="image.bytes"), r"row 30 of row group 2 is not there"),
+        (RowValue("a.parquet", row_group=2, row=30, column="image.bytes"), r"row 30 of row group 2 is not there"),
         (at(0, column="nothing"), r"has no column 'nothing'"),
         (at(0, column="label"), r"column 'label' holds int64, not bytes"),
         (at(0, "c.parquet"), r"c\.parquet: row 0 of row group 0: cannot be read"),
         (at(0, "a\0"), "is no path"),
     ],
 )
-def test_what_is_not_there_says_so(root: Path, item: RowRange, message: str) -> None:
+def test_what_is_not_there_says_so(root: Path, item: RowValue, message: str) -> None:
     with pytest.raises(StorageError, match=message):
         ParquetStorage(root).read([item])
 

@@ -25,9 +25,9 @@ from torch.utils.data import DataLoader
 
 from mpload import BlockShuffle, ErrorPolicy, MPDataset, MPLoader, PartialCache, RawBytes, Topology
 from mpload.errors import ArgumentError, MploadWarning, StorageError
-from mpload.samples.pipeline import PageStorage
 from mpload.storage.local import LocalStorage
-from mpload.storage.ranges import ByteRange
+from mpload.storage.protocols import PageStorage
+from mpload.storage.ranges import ByteRange, Span
 from mpload.storage.read_ahead import ReadAhead
 from mpload.transport.batches import PoolOptions
 from tests.support.storages import SLOW_SECONDS, HangingFiles, SlowFiles, SlowPages
@@ -65,8 +65,8 @@ class Slow:
         return data[item.offset_bytes : item.offset_bytes + item.length_bytes]
 
 
-def span(start: int, length: int) -> ByteRange:
-    return ByteRange("shard", start, length)
+def span(start: int, length: int) -> Span:
+    return Span("shard", start, length)
 
 
 def awake(storage: Any, **options: Any) -> ReadAhead:

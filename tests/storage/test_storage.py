@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from mpload.errors import ArgumentError, MploadError, OutsideRootError, StorageError
 from mpload.storage import local
 from mpload.storage.local import LocalStorage
-from mpload.storage.ranges import ByteRange, merge_nearby
+from mpload.storage.merging import merge_nearby
+from mpload.storage.ranges import ByteRange
 
 # Plans
 

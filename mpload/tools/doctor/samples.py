@@ -11,11 +11,11 @@ import numpy as np
 
 from mpload.errors import MploadError, SampleError
 from mpload.images.image import open_image
-from mpload.index.columns import Span
 from mpload.index.index import Index, Record
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
 from mpload.samples.transforms import adapt_transform
+from mpload.storage.ranges import Span
 from mpload.tools.doctor.facts import Cost, Samples
 from mpload.tools.doctor.remedies import resize_to
 from mpload.tools.doctor.storage import Files, ReadTime

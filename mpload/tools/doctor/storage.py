@@ -14,11 +14,11 @@ import numpy as np
 
 from mpload.errors import MploadError
 from mpload.images.decoders import RawBytes
-from mpload.index.columns import Cell, Span
+from mpload.index.columns import range_of
 from mpload.index.index import Index, Record
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
-from mpload.storage.ranges import ByteRange
+from mpload.storage.ranges import ByteRange, LmdbValue, RowValue
 from mpload.tools.doctor.facts import ReadRate, SizeClass, Temperature
 
 __all__ = ["Files", "ReadTime", "measure_rates", "packed_rate", "size_classes"]
@@ -53,8 +53,8 @@ class Files:
         """Return the runs of bytes of local files that a sample is read from; what lies elsewhere is none."""
         if "://" in self._index.root:
             return []
-        cells = [record.cells[number] for number in self._sources]
-        return [found for cell in cells if (found := _range_of(cell)) is not None and "://" not in found.path]
+        ranges = [range_of(record.cells[number]) for number in self._sources]
+        return [item for item in ranges if not isinstance(item, LmdbValue | RowValue) and "://" not in item.path]
 
     def drop(self, record: Record) -> None:
         """Drive a sample's bytes out of the page cache, as far as the system lets us."""
@@ -210,13 +210,3 @@ def packed_rate(times: Sequence[ReadTime]) -> float | None:
     slope, _ = np.polyfit(sizes, [item.cold_seconds for item in times], 1)
     byte_seconds = max(float(slope), 1 / _MEMORY_BYTES_PER_SECOND)
     return 1 / (byte_seconds * float(sizes.mean()))
-
-
-def _range_of(cell: Cell) -> ByteRange | None:
-    match cell:
-        case str():
-            return ByteRange(cell)
-        case Span():
-            return ByteRange(cell.path, cell.offset_bytes, cell.length_bytes)
-        case _:
-            return None

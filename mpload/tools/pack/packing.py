@@ -27,7 +27,7 @@ from filelock import FileLock, Timeout
 
 from mpload.errors import ArgumentError, SampleError, StorageError
 from mpload.images.decoders import RawBytes
-from mpload.index.columns import Cell, Column, ColumnType, LmdbValue, Span
+from mpload.index.columns import Cell, Column, ColumnType
 from mpload.index.index import Index, Record
 from mpload.index.opening import open_index
 from mpload.index.text import Dialect, Header, format_line, parse_line
@@ -36,6 +36,7 @@ from mpload.ingest.writing import new_file, new_path, write_texts
 from mpload.plan.order import Sequential, Shuffle
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
+from mpload.storage.ranges import LmdbValue, Span
 from mpload.tools.pack.lmdb_writer import ComparingLmdb, LmdbWriter
 from mpload.tools.pack.options import PackOptions, ShardFormat, stored_as
 

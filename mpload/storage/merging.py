@@ -1,0 +1,141 @@
+"""How to read many neighbouring runs of bytes of a file with few reads."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpload.errors import ArgumentError
+from mpload.storage.ranges import ByteRange, Span
+
+__all__ = ["MergedReads", "merge_nearby", "merged"]
+
+_MAX_OFFSET_BYTES = int(np.iinfo(np.int64).max)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MergedReads:
+    """What to read of one file, and where each run lies in what was read.
+
+    Run `i` is `data[read_of[i]][start_in_read[i] : start_in_read[i] + length]`, with `data[r]` the bytes of read `r`.
+
+    Attributes:
+        offsets: int64 [num_reads], ascending: where each read starts in the file.
+        lengths: int64 [num_reads]: its bytes.
+        read_of: int64 [num_runs]: the read that holds each run.
+        start_in_read: int64 [num_runs]: where the run starts in that read, in bytes.
+    """
+
+    offsets: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    read_of: NDArray[np.int64]
+    start_in_read: NDArray[np.int64]
+
+
+def merge_nearby(
+    offsets: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    *,
+    max_gap_bytes: int,
+    max_read_bytes: int,
+) -> MergedReads:
+    """Plan few reads that together hold all runs of bytes of one file. Opens nothing.
+
+    Runs may come in any order, overlap, repeat and be empty. Neighbours at most `max_gap_bytes` apart share a read of
+    at most `max_read_bytes`; a run longer than that gets a read of its own.
+
+    Args:
+        offsets: int64 [num_runs]: where each run starts in the file.
+        lengths: int64 [num_runs]: its bytes.
+        max_gap_bytes: How many unwanted bytes between two runs are cheaper to read than another request.
+        max_read_bytes: How long a merged read may get.
+
+    Raises:
+        ArgumentError: A number is negative, `max_read_bytes` is not positive, or the arrays differ in shape.
+
+    Memory:
+        A few int64 a run.
+    """
+    _check_runs(offsets, lengths, max_gap_bytes, max_read_bytes)
+    too_long = lengths > max_read_bytes
+    alone = np.flatnonzero(too_long)
+    shared = np.flatnonzero(~too_long)
+    shared = shared[np.argsort(offsets[shared], kind="stable")]
+
+    starts = offsets[shared]
+    ends = starts + lengths[shared]
+    first_runs = _first_run_of_each_read(starts, ends, max_gap_bytes, max_read_bytes)
+    read_offsets = np.concatenate([starts[first_runs], offsets[alone]])
+    read_ends = np.concatenate(
+        [np.maximum.reduceat(ends, first_runs) if first_runs.size else ends, offsets[alone] + lengths[alone]],
+    )
+    ascending = np.argsort(read_offsets, kind="stable")
+    rank = np.empty_like(ascending)
+    rank[ascending] = np.arange(ascending.size)
+
+    read_of = np.empty(offsets.size, np.int64)
+    runs_per_read = np.diff(first_runs, append=shared.size)
+    read_of[shared] = rank[: first_runs.size].repeat(runs_per_read)
+    read_of[alone] = rank[first_runs.size :]
+    read_offsets = read_offsets[ascending]
+    return MergedReads(
+        offsets=read_offsets,
+        lengths=read_ends[ascending] - read_offsets,
+        read_of=read_of,
+        start_in_read=offsets - read_offsets[read_of],
+    )
+
+
+def merged(ranges: Iterable[ByteRange], *, max_gap_bytes: int, max_read_bytes: int = _MAX_OFFSET_BYTES) -> list[Span]:
+    """Return fewer spans that hold all these: neighbours in a file share one. Whole files are left out."""
+    spans: dict[str, list[tuple[int, int]]] = {}
+    for item in ranges:
+        if item.length_bytes is not None:
+            spans.setdefault(item.path, []).append((item.offset_bytes, item.length_bytes))
+    found = []
+    for path, runs in spans.items():
+        offsets, lengths = np.array(runs, np.int64).T.copy()
+        reads = merge_nearby(offsets, lengths, max_gap_bytes=max_gap_bytes, max_read_bytes=max_read_bytes)
+        found += [Span(path, *read) for read in zip(reads.offsets.tolist(), reads.lengths.tolist(), strict=True)]
+    return found
+
+
+def _check_runs(
+    offsets: NDArray[np.int64], lengths: NDArray[np.int64], max_gap_bytes: int, max_read_bytes: int
+) -> None:
+    if offsets.ndim != 1 or offsets.shape != lengths.shape:
+        raise ArgumentError(f"offsets and lengths must be one row each, got shapes {offsets.shape}, {lengths.shape}")
+    if offsets.dtype != np.int64 or lengths.dtype != np.int64:
+        raise ArgumentError(f"offsets and lengths must be int64, got {offsets.dtype} and {lengths.dtype}")
+    if max_gap_bytes < 0:
+        raise ArgumentError(f"max_gap_bytes must not be negative, got {max_gap_bytes}")
+    if max_read_bytes < 1:
+        raise ArgumentError(f"max_read_bytes must be positive, got {max_read_bytes}")
+    bad = (offsets < 0) | (lengths < 0) | (lengths > _MAX_OFFSET_BYTES - np.maximum(offsets, 0))
+    if bad.any():
+        run = int(np.argmax(bad))
+        raise ArgumentError(f"run {run} is no run of bytes: offset {offsets[run]}, length {lengths[run]}")
+
+
+def _first_run_of_each_read(
+    starts: NDArray[np.int64], ends: NDArray[np.int64], max_gap_bytes: int, max_read_bytes: int
+) -> NDArray[np.int64]:
+    """Return which runs begin a read; runs are sorted by start, and none is longer than `max_read_bytes`."""
+    if not starts.size:
+        return np.empty(0, np.int64)
+    reach = np.maximum.accumulate(ends)
+    begins = np.empty(starts.size, bool)
+    begins[0] = True
+    begins[1:] = starts[1:] - reach[:-1] > max_gap_bytes
+    groups = np.flatnonzero(begins)
+    group_ends = np.append(groups[1:], starts.size)
+
+    # Groups that are too long are cut greedily. `reach` may come from a run before the cut, but such a run starts no
+    # later and is no longer than a read, so it never reaches past the limit of the read that starts at the cut.
+    for group in np.flatnonzero(reach[group_ends - 1] - starts[groups] > max_read_bytes):
+        run, end = int(groups[group]), int(group_ends[group])
+        while reach[end - 1] - starts[run] > max_read_bytes:
+            run += int(np.searchsorted(reach[run:end] - starts[run], max_read_bytes, side="right"))
+            begins[run] = True
+    return np.flatnonzero(begins)
