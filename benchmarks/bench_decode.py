@@ -37,8 +37,9 @@ from PIL import Image
 from records import write_record
 
 from mpload.images.decoders import RandomResizedCrop, jpeg_backend, random_crop_box
-from mpload.images.image import Box, View, open_image
+from mpload.images.image import open_image
 from mpload.images.jpeg import Jpeg
+from mpload.images.resize import Box, View
 from mpload.index.opening import open_index
 from mpload.ingest.build import build_index
 from mpload.plan.sample_rng import SampleRng
@@ -72,8 +73,9 @@ class Views:
             self.paths.append(path)
             self.boxes.append(box)
             self.mirrored.append(view.mirror)
-            numbers = " ".join(str(int(number)) for number in image.native_view(view))
-            self.lines.append(f"{numbers} {SIZE} {SIZE} {path}\n")
+            size, denominator, shown, full, corner, mirror, antialias = image.stored_view(view)
+            numbers = (*size, denominator, *shown, *full, *corner, int(mirror), int(antialias), SIZE, SIZE)
+            self.lines.append(f"{' '.join(map(str, numbers))} {path}\n")
 
 
 def timed(make: Callable[[int, Any], None]) -> Turn:

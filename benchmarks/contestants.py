@@ -32,6 +32,8 @@ OUTPUTS = ("uint8", "float32", "bytes")
 
 
 PIXELS = ("uint8", "float32")
+OWN = "own"
+"""The environment that this benchmark runs in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +43,7 @@ class Entry:
     name: str
     module: str
     distribution: str
-    environment: str
+    environment: str = OWN
     note: str = ""
     """What a reader of the table has to know."""
     outputs: tuple[str, ...] = OUTPUTS
@@ -50,22 +52,18 @@ class Entry:
     is_loader: bool = True
 
 
-OWN = "own"
-"""The environment that this benchmark runs in."""
 ENTRIES = (
-    Entry(name="mpload", module="ours", distribution="mpload", environment=OWN),
+    Entry(name="mpload", module="ours", distribution="mpload"),
     Entry(
         name="mpload, without its native decoder",
         module="ours",
         distribution="mpload",
-        environment=OWN,
         outputs=PIXELS,
     ),
     Entry(
         name="bare loop",
         module="bare",
         distribution="mpload",
-        environment=OWN,
         note="no loader: one process reads file after file",
         outputs=("bytes",),
         is_loader=False,
@@ -74,7 +72,6 @@ ENTRIES = (
         name="loop in C",
         module="climit",
         distribution="mpload",
-        environment=OWN,
         note="no loader: mpload's codec alone",
         outputs=("uint8",),
         is_loader=False,
@@ -83,7 +80,6 @@ ENTRIES = (
         name="DataLoader, PIL",
         module="stock",
         distribution="torch",
-        environment=OWN,
         note="antialiases",
         outputs=("uint8",),
     ),
@@ -91,10 +87,9 @@ ENTRIES = (
         name="DataLoader, OpenCV + albumentations",
         module="stock",
         distribution="torch",
-        environment=OWN,
         outputs=("uint8",),
     ),
-    Entry(name="DataLoader, simplejpeg", module="stock", distribution="torch", environment=OWN),
+    Entry(name="DataLoader, simplejpeg", module="stock", distribution="torch"),
     Entry(name="HF datasets, simplejpeg", module="hf", distribution="datasets", environment="hf", note="DataLoader"),
     Entry(
         name="WebDataset, simplejpeg",

@@ -24,8 +24,8 @@ from mpload.images.decoders import RandomResizedCrop as RandomResizedCrop
 from mpload.images.decoders import RawBytes as RawBytes
 from mpload.images.decoders import ResizeCenterCrop as ResizeCenterCrop
 from mpload.images.gpu_decode import GpuDecode as GpuDecode
-from mpload.images.image import Limits as Limits
 from mpload.images.jpeg import jpeg_backend as jpeg_backend
+from mpload.images.limits import Limits as Limits
 from mpload.index.columns import Column as Column
 from mpload.index.columns import ColumnType as ColumnType
 from mpload.index.index import Index as Index
@@ -78,5 +78,6 @@ from mpload.tools.pack.packing import pack_index as pack_index
 from mpload.tools.pack.packing import verify_pack as verify_pack
 from mpload.transport.batches import PoolOptions as PoolOptions
 
+__all__: list[str]  # noqa: PYI035  the names above
 __version__: str
 _MODULES: dict[str, str]

@@ -198,7 +198,7 @@ def test_files_and_packages_that_contributors_are_sent_to_exist() -> None:
 
 def test_every_public_name_is_on_the_page_of_the_api_once() -> None:
     listed = re.findall(r"^::: mpload\.(\w+)$", PAGES["docs/api.md"].read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(listed) == sorted(mpload._MODULES)
+    assert sorted(listed) == sorted(mpload.__all__)
 
 
 def names_of(code: str) -> Iterator[str]:
@@ -217,7 +217,7 @@ def test_pages_use_public_names_only() -> None:
         for block in blocks_of(page.read_text(encoding="utf-8"))
         if block.language == "python"
         for used in names_of(block.code)
-        if used not in mpload._MODULES
+        if used not in mpload.__all__
     }
     assert strange == set()
     assert set(names_of("import mpload\nfrom mpload.index import text\nmpload.order.Shuffle")) == {

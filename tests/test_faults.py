@@ -25,14 +25,14 @@ from mpload.errors import ArgumentError, MploadWarning, SampleError, TooManyBadS
 from mpload.memory.usage import anonymous_bytes
 from mpload.transport.batches import PoolOptions
 from mpload.units import MIB
-from tests.loader.test_dataset import flat, ids, numbers, numbers_index
+from tests.support.batches import flat, ids, numbers, numbers_index
 from tests.support.containers import memory_container
 from tests.support.faults import FAULTS, OneByte, OneNumber, fourth_ones_are_bad, leaping, with_noise
+from tests.support.programs import REPOSITORY
 from tests.support.transport_works import leaves_nothing
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
 
-REPOSITORY = Path(__file__).parents[1]
 NUM_SAMPLES = 60
 BAD = 41
 MANY = PoolOptions(max_restarts=100_000)
@@ -222,7 +222,7 @@ LARGE = """
 import json, resource, sys, warnings
 from mpload import MPDataset, MPLoader, MploadWarning, Topology
 from tests.support.decoders import large_number
-from tests.loader.test_dataset import ids
+from tests.support.batches import ids
 warnings.simplefilter("ignore", MploadWarning)  # the budget cannot foresee 16 MB a batch
 if sys.argv[2] != "0":
     resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[2])))
@@ -286,7 +286,7 @@ import numpy as np
 from mpload import MPDataset, MPLoader, Topology
 from mpload.memory.usage import process_memory
 from tests.support.decoders import number_in
-from tests.loader.test_dataset import ids
+from tests.support.batches import ids
 leaked = []
 
 def leak(number):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mpload import Topology
-from tests.loader.test_dataset import ids, numbers, numbers_index
+from tests.support.batches import ids, numbers, numbers_index
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
 

@@ -1,6 +1,7 @@
 """Imports point down, and torch stays in its layer."""
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -132,6 +133,12 @@ def test_importing_mpload_loads_nothing_heavy() -> None:
 @pytest.mark.parametrize("module", ["cli.main", "samples.pipeline", "index.opening", "plan.topology"])
 def test_what_runs_without_torch_starts_without_torch(module: str) -> None:
     assert "torch" not in loaded_by(f"import mpload.{module}")
+
+
+def test_no_test_module_imports_another() -> None:
+    others = re.compile(r"^ *(?:from|import) tests\.(?:\w+\.)*test_\w+", re.MULTILINE)
+    found = {str(path): others.findall(path.read_text()) for path in Path(__file__).parent.rglob("*.py")}
+    assert not {path: names for path, names in found.items() if names}
 
 
 @pytest.mark.parametrize("module", ["samples.pipeline", "index.index", "plan.order", "plan.plan"])

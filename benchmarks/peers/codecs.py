@@ -14,7 +14,7 @@ FILES = {
     "pil": ("pillow.libs/libjpeg*.so*", ""),
     "albumentations": ("cv2/cv2*.so", ""),
     "simplejpeg": ("simplejpeg/_jpeg*.so", ""),
-    "mpload": ("mpload/_jpeg*.so", "libjpeg"),
+    "mpload": ("mpload/images/_jpeg*.so", "libjpeg"),
     "dali": ("nvidia/nvimgcodec/extensions/libjpeg_turbo_ext.so*", ""),
     "tensorflow": ("tensorflow/libtensorflow_cc.so*", ""),
     "ffcv": ("ffcv/_libffcv*.so", "libturbojpeg"),

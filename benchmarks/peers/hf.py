@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from peers.crops import channels_first, crop_with, finished
+from peers.crops import crop_with, finished
+from peers.dataloaders import epochs
 from peers.race import Batch, Contestant, Epoch, Output, Race, each_path_and_label
 
 __all__ = ["CONTESTANTS"]
@@ -49,12 +50,7 @@ def start(race: Race, library: str) -> Epoch:
         collate_fn=collate,
     )
 
-    def epoch(number: int) -> Iterator[Batch]:
-        del number
-        for images, labels in loader:
-            yield (images if race.output is Output.BYTES else channels_first(images)), labels
-
-    return epoch
+    return epochs(loader, race.output)
 
 
 def hf(library: str) -> Contestant:

@@ -1,15 +1,15 @@
 """mosaicml-streaming over its own shards, from local files."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from streaming import MDSWriter, StreamingDataset
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader
 
-from peers.crops import as_columns, channels_first, crop_with, finished
-from peers.race import Batch, Contestant, Epoch, Output, Race, paths_and_labels
+from peers.crops import crop_with, finished
+from peers.dataloaders import on_loader
+from peers.race import Contestant, Output, Race, paths_and_labels
 
 __all__ = ["CONTESTANTS", "prepare"]
 
@@ -35,26 +35,6 @@ class Photos(StreamingDataset):  # type: ignore[misc]
         return (made if self.output is Output.BYTES else finished(made, self.output)), sample["label"]
 
 
-def mosaic(library: str) -> Contestant:
-    def start(race: Race) -> Epoch:
-        loader: DataLoader[Any] = DataLoader(
-            Photos(race, library),
-            batch_size=race.batch_size,
-            num_workers=race.num_workers,
-            persistent_workers=race.num_workers > 0,
-            collate_fn=as_columns if race.output is Output.BYTES else default_collate,
-        )
-
-        def epoch(number: int) -> Iterator[Batch]:
-            del number
-            for images, labels in loader:
-                yield (images if race.output is Output.BYTES else channels_first(images)), labels
-
-        return epoch
-
-    return Contestant(start=start, library=library)
-
-
 CONTESTANTS: dict[str, Contestant] = {
-    "mosaicml-streaming, simplejpeg": mosaic("simplejpeg"),
+    "mosaicml-streaming, simplejpeg": on_loader(DataLoader, Photos, "simplejpeg"),
 }

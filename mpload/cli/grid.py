@@ -15,7 +15,7 @@ import numpy as np
 from mpload.cli.lettering import Lettering
 from mpload.errors import MploadError
 from mpload.images.decoders import ImageDecoder
-from mpload.images.image import Pixels
+from mpload.images.resize import Pixels
 from mpload.index.index import Index, Record, header_of
 from mpload.plan.order import Shuffle
 from mpload.samples.pipeline import Pipeline

@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from mpload.images.image import Pixels
+from mpload.images.resize import Pixels
 
 __all__ = ["Lettering"]
 

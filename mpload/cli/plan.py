@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mpload.cli.reports import AsJson, print_json
-from mpload.tools.demand import Demand, Machine, Stage, remedies, stages
+from mpload.tools.demand import Demand, Machine, StageNeed, remedies, stages
 from mpload.units import format_bytes, parse_bytes
 
 __all__ = ["plan"]
@@ -44,7 +44,8 @@ def plan(
     found, advice = stages(demand, machine), remedies(demand, machine)
     if as_json:
         rates = [asdict(stage) | {"share": stage.share} for stage in found]
-        print_json({"stages": rates, "batch_within_seconds": demand.step_seconds, "remedies": advice})
+        kept = [{"text": remedy.text, "gain": remedy.gain} for remedy in advice]
+        print_json({"stages": rates, "batch_within_seconds": demand.step_seconds, "remedies": kept})
         return
     table = Table(box=None, pad_edge=False)
     table.add_column("stage")
@@ -61,5 +62,5 @@ def plan(
         print(f"{number}. {remedy.text}: {remedy.gain:.1f}x")
 
 
-def _rate(stage: Stage, value: float) -> str:
+def _rate(stage: StageNeed, value: float) -> str:
     return f"{format_bytes(value)}/s" if stage.unit == "B/s" else f"{value:,.0f} {stage.unit}"

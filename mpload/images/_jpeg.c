@@ -9,6 +9,7 @@
 
    Define MPLOAD_JPEG_WITHOUT_PYTHON to include this file in a C program. */
 
+#include <limits.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdint.h>
@@ -34,6 +35,7 @@ enum {
     MAX_SIDE = 65535
 };
 
+/* `StoredView` in Python, which has no size of the result: that of its array is taken. */
 typedef struct {
     int stored_height, stored_width;      /* of the whole image: another size is declined */
     int denominator;                      /* the image is decoded at 1/denominator of its size: 1, 2, 4 or 8 */
@@ -428,23 +430,45 @@ static PyObject *write_pixels(PyObject *module, Py_buffer *data, Py_buffer *out,
     return result;
 }
 
+static int read_ints(PyObject *tuple, Py_ssize_t count, int *const *ints) {
+    if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) != count) {
+        PyErr_Format(PyExc_TypeError, "a tuple of %zd integers is wanted, got %R", count, tuple);
+        return 0;
+    }
+    for (Py_ssize_t place = 0; place < count; place++) {
+        long value = PyLong_AsLong(PyTuple_GetItem(tuple, place));
+        if (value == -1 && PyErr_Occurred()) {
+            return 0;
+        }
+        *ints[place] = value < 0 || value > INT_MAX ? -1 : (int)value;  /* `is_view` refuses what is negative */
+    }
+    return 1;
+}
+
+static int read_view(PyObject *from, View *view) {  /* faster than nested formats of PyArg_ParseTuple */
+    PyObject *size, *box, *full, *corner;
+    return PyArg_ParseTuple(
+            from, "OiOOOpp:StoredView", &size, &view->denominator, &box, &full, &corner, &view->mirror,
+            &view->antialias)
+        && read_ints(size, 2, (int *[]){&view->stored_height, &view->stored_width})
+        && read_ints(box, 4, (int *[]){&view->top, &view->left, &view->height, &view->width})
+        && read_ints(full, 2, (int *[]){&view->full_height, &view->full_width})
+        && read_ints(corner, 2, (int *[]){&view->out_top, &view->out_left});
+}
+
 PyDoc_STRVAR(decode_doc,
-"decode(data, out, stored_height, stored_width, denominator, top, left, height, width, full_height, full_width, "
-"out_top, out_left, mirror, antialias)\n--\n\n"
-"Write a view of a JPEG into `out`, uint8 [height, width, 3], C-contiguous.\n\n"
+"decode(data, view, out)\n--\n\n"
+"Write a view of a JPEG, as `mpload.images.jpeg.StoredView` says, into `out`, uint8 [height, width, 3], C-contiguous.\n\n"
 "Returns None, or why it was declined; `out` then holds anything.");
 
 static PyObject *decode(PyObject *module, PyObject *args) {
     Py_buffer data, out;
     View view;
-    PyObject *target, *result = NULL;
-    if (!PyArg_ParseTuple(
-            args, "y*Oiiiiiiiiiiipp:decode", &data, &target, &view.stored_height, &view.stored_width,
-            &view.denominator, &view.top, &view.left, &view.height, &view.width, &view.full_height, &view.full_width,
-            &view.out_top, &view.out_left, &view.mirror, &view.antialias)) {
+    PyObject *numbers, *target, *result = NULL;
+    if (!PyArg_ParseTuple(args, "y*O!O:decode", &data, &PyTuple_Type, &numbers, &target)) {
         return NULL;
     }
-    if (PyObject_GetBuffer(target, &out, PyBUF_WRITABLE | PyBUF_ND) == 0) {
+    if (read_view(numbers, &view) && PyObject_GetBuffer(target, &out, PyBUF_WRITABLE | PyBUF_ND) == 0) {
         result = write_pixels(module, &data, &out, &view);
         PyBuffer_Release(&out);
     }

@@ -6,9 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpload.errors import ArgumentError
+from mpload.images.claims import Claim, unclaimed
 from mpload.images.decoders import RandomResizedCrop, ResizeCenterCrop, center_view, random_view
-from mpload.images.image import Box, Image, ImageBytes, Limits, View, open_image
-from mpload.images.jpeg import Claim, Jpeg, unclaimed
+from mpload.images.image import Image, open_image
+from mpload.images.jpeg import Jpeg
+from mpload.images.jpeg_header import ImageBytes
+from mpload.images.limits import Limits
+from mpload.images.resize import Box, View
 
 __all__ = ["EncodedImage", "GpuDecode"]
 

@@ -7,46 +7,20 @@ ignored, alpha is dropped (a TIFF's is blended with black), of 16 bits a channel
 
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Final, Literal, Protocol
+from typing import Literal, Protocol
 
 import cv2
 import imagesize  # type: ignore[import-untyped]
 
-from mpload.errors import ArgumentError, DecodeError
-from mpload.images.jpeg import (
-    PEAK_PIXEL_BYTES,
-    Backend,
-    Claim,
-    ImageBytes,
-    Jpeg,
-    decode_with_opencv,
-    has_more_scans,
-    read_header,
-    read_segments,
-    size_in_frame,
-    unclaimed,
-)
+from mpload.errors import DecodeError
+from mpload.images.claims import PEAK_PIXEL_BYTES, Claim, unclaimed
+from mpload.images.jpeg import Backend, decode_with_opencv, open_jpeg
+from mpload.images.jpeg_header import ImageBytes
+from mpload.images.limits import DEFAULT_LIMITS, Limits
 from mpload.images.resize import Box, Pixels, View, resize_into
-from mpload.units import GIB
 
-__all__ = [
-    "DEFAULT_LIMITS",
-    "MAX_BYTES",
-    "MAX_PIXELS",
-    "Box",
-    "Image",
-    "ImageBytes",
-    "Limits",
-    "Pixels",
-    "View",
-    "open_image",
-]
+__all__ = ["Image", "open_image"]
 
-MAX_PIXELS: Final = 178_956_970  # where Pillow calls an image a decompression bomb: 0.5 GB of RGB
-MAX_SCANS: Final = 64  # encoders write about ten, and decoding each one touches the whole picture
-MAX_PIXELS_PER_BYTE: Final = 100_000  # a blank page by CCITT takes a bit a row: 8 times its width; a PNG comes to 8,258
-_ALWAYS_PLAUSIBLE_PIXELS = 1 << 24
-MAX_BYTES: Final = GIB  # which holds that many pixels stored plainly, 16 bits a channel
 _JPEG_START = b"\xff\xd8\xff"
 _SIGNATURES = (  # of the start of another file, and what may follow it
     (b"\x89PNG\r\n\x1a\n", "PNG"),
@@ -57,58 +31,6 @@ _SIGNATURES = (  # of the start of another file, and what may follow it
     (b"GIF87a", "GIF"),
     (b"GIF89a", "GIF"),
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Which files are decoded, and which are refused.
-
-    Attributes:
-        max_bytes: The largest file; where its size is known before it is read, it is not read either.
-        max_pixels: The largest image, by the size its header gives. While an image is decoded whole, a worker takes 3
-            to 13 bytes for each of its pixels, at this default up to 2.3 GB: workers of an `MPLoader` wait for each
-            other with images that take more than their part of `memory_budget`. Which images are refused depends on
-            this number only, so a budget that is to hold one of the largest has room for 26 bytes times `max_pixels`.
-        max_pixels_per_byte: The most pixels that a byte of a file may stand for, in images of more than 16 million: a
-            file of 35 bytes can say that it is a GIF of 13,000 x 13,000.
-        max_scans: The most scans of a JPEG (progressive ones have several): each takes as long as a plain JPEG, and
-            may be one of some bytes.
-        allow_truncated: Take a JPEG that breaks off: the pixels that are there, the rest gray (of a progressive one the
-            whole image, blurred). Other formats are refused when they break off.
-
-    Raises:
-        ArgumentError: A number is not positive.
-    """
-
-    max_bytes: int = MAX_BYTES
-    max_pixels: int = MAX_PIXELS
-    max_pixels_per_byte: int = MAX_PIXELS_PER_BYTE
-    max_scans: int = MAX_SCANS
-    allow_truncated: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("max_bytes", "max_pixels", "max_pixels_per_byte", "max_scans"):
-            if getattr(self, name) < 1:
-                raise ArgumentError(f"{name} must be positive, got {getattr(self, name)}")
-
-    def check_bytes(self, num_bytes: int) -> None:
-        """Raise `DecodeError` where a file of `num_bytes` is too large."""
-        if num_bytes > self.max_bytes:
-            raise DecodeError(f"{num_bytes:,} bytes exceed max_bytes={self.max_bytes:,}")
-
-    def check_pixels(self, height: int, width: int, num_bytes: int) -> None:
-        """Raise `DecodeError` where an image of `height` and `width` is too large, or too large for its `num_bytes`."""
-        num_pixels = height * width
-        if num_pixels > self.max_pixels:
-            raise DecodeError(f"{width}x{height} = {num_pixels:,} pixels exceed max_pixels={self.max_pixels:,}")
-        if num_pixels > max(_ALWAYS_PLAUSIBLE_PIXELS, num_bytes * self.max_pixels_per_byte):
-            raise DecodeError(
-                f"{width}x{height} = {num_pixels:,} pixels in {num_bytes:,} bytes exceed "
-                f"max_pixels_per_byte={self.max_pixels_per_byte:,}"
-            )
-
-
-DEFAULT_LIMITS: Final = Limits()
 
 
 class Image(Protocol):
@@ -173,10 +95,10 @@ def open_image(
     """
     limits.check_bytes(len(data))
     if data[:3] == _JPEG_START:
-        return _open_jpeg(data, upright=upright, limits=limits, backend=backend, claim=claim)
+        return open_jpeg(data, upright=upright, limits=limits, backend=backend, claim=claim)
     kind = _kind_of(data)
     width, height = _tiff_size(data) if kind == "TIFF" else imagesize.get(BytesIO(data), exif_rotation=False)
-    _check_size(kind, height, width, data, limits)
+    limits.check_size(kind, height, width, len(data))
     if kind == "PNG":
         _check_png_chunks(data)
     claim(PEAK_PIXEL_BYTES * height * width)
@@ -184,38 +106,8 @@ def open_image(
     pixels = decode_with_opencv(data, flags)
     if pixels is None:
         raise DecodeError(f"{kind} is damaged, truncated, or of a kind that OpenCV {cv2.__version__} cannot decode")
-    limits.check_pixels(pixels.shape[0], pixels.shape[1], len(data))
+    limits.check_size(kind, pixels.shape[0], pixels.shape[1], len(data))
     return _Decoded(pixels)
-
-
-def _open_jpeg(data: ImageBytes, *, upright: bool, limits: Limits, backend: Backend, claim: Claim) -> Jpeg:
-    orientation, frame, has_one_scan = read_segments(data)
-    if frame:
-        height, width = size_in_frame(data, frame)
-    elif (header := read_header(data)) is not None:
-        height, width, _ = header
-    else:
-        width, height = imagesize.get(BytesIO(data), exif_rotation=False)
-    _check_size("JPEG", height, width, data, limits)
-    if not frame and has_more_scans(data, limits.max_scans):  # else it has one
-        raise DecodeError(f"the JPEG has more than max_scans={limits.max_scans} scans")
-    return Jpeg(
-        data=data,
-        stored_height=height,
-        stored_width=width,
-        orientation=orientation if upright else 1,
-        frame=frame,
-        has_one_scan=has_one_scan,
-        allow_truncated=limits.allow_truncated,
-        backend=backend,
-        claim=claim,
-    )
-
-
-def _check_size(kind: str, height: int, width: int, data: ImageBytes, limits: Limits) -> None:
-    if height <= 0 or width <= 0:
-        raise DecodeError(f"{kind} header is damaged or cut off: it gives no size ({len(data):,} bytes in all)")
-    limits.check_pixels(height, width, len(data))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,49 +5,36 @@ that libjpeg warns of) goes the other way, so that errors and odd files are the 
 below the last one that a view needs is not seen; a file that breaks off there is.
 """
 
-import re
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any, Final, Literal, Protocol, cast
+from typing import Final, Literal, NamedTuple, Protocol, cast
 
 import cv2
 import numpy as np
 import simplejpeg  # type: ignore[import-untyped]
 
 from mpload.errors import ArgumentError, DecodeError, MploadWarning
+from mpload.images.claims import PEAK_PIXEL_BYTES, PLAIN_PIXEL_BYTES, Claim
+from mpload.images.jpeg_header import ImageBytes, has_more_scans, libjpeg_header, read_header
+from mpload.images.limits import Limits
 from mpload.images.resize import Box, Pixels, View, resize_into
 
 __all__ = [
     "BACKENDS",
-    "PEAK_PIXEL_BYTES",
     "Backend",
-    "Claim",
-    "ImageBytes",
     "Jpeg",
+    "StoredView",
     "check_backend",
     "decode_with_opencv",
-    "has_more_scans",
     "jpeg_backend",
-    "read_header",
-    "read_segments",
-    "size_in_frame",
-    "unclaimed",
+    "open_jpeg",
 ]
 
-ImageBytes = bytes | bytearray | memoryview
 Backend = Literal["auto", "native", "simplejpeg"]
 """What decodes JPEGs: the native module where there is one; it or an error; simplejpeg."""
 BACKENDS: Final = ("auto", "native", "simplejpeg")
-Claim = Callable[[int], object]
-"""Called with a number of bytes before so much memory is taken; returns when there is room."""
-PEAK_PIXEL_BYTES: Final = 13
-"""What decoding takes at most for a pixel: GIFs do; a progressive JPEG of four inks takes 12, most others 6 to 9."""
-_OF_INKS: Final = frozenset({"CMYK", "YCCK"})
-_PLAIN_PIXEL_BYTES: Final = 6  # a JPEG of one scan, turned upright
-
 
 # What libjpeg-turbo says of a picture that is damaged. What else it complains of (bytes between two segments, an odd
 # version number) leaves the pixels whole, and other decoders pass it over.
@@ -59,14 +46,32 @@ _DAMAGE = (
     "instead of RST",
 )
 
-_SCAN, _END = b"\xff\xda", b"\xff\xd9"
-_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]", re.DOTALL)  # of a segment with a length, or the end
-
 _NOT_NEEDED = "extraneous bytes before marker 0xd9"
-_MAX_SEGMENTS = 4096  # of a header; an ICC profile takes 255 at most
-_FILL_STEP_BYTES = 1 << 16
+_OF_INKS = frozenset({"CMYK", "YCCK"})
 _STRIP_ROWS = 64
 _MARGIN_ROWS = 4  # upsampling looks at the rows below
+
+
+class StoredView(NamedTuple):
+    """A view of a JPEG as it is stored, decoded at a scale: what the native decoder draws, `View` in its source.
+
+    Attributes:
+        size: Height and width of the whole image; a picture of another size is declined.
+        denominator: The image is decoded at 1 / `denominator` of its size: 1, 2, 4 or 8.
+        box: In the image at that scale.
+        full: Height and width that the box is resized to.
+        corner: Top and left of the result in what results; its size is that of the array it is written to.
+        mirror: Left to right.
+        antialias: As in `View`.
+    """
+
+    size: tuple[int, int]
+    denominator: int
+    box: Box
+    full: tuple[int, int]
+    corner: tuple[int, int]
+    mirror: bool
+    antialias: bool
 
 
 class _Native(Protocol):
@@ -74,7 +79,9 @@ class _Native(Protocol):
 
     LIBJPEG_TURBO_VERSION: str
 
-    def decode(self, data: ImageBytes, out: Pixels, *numbers: Any) -> str | None: ...
+    def decode(self, data: ImageBytes, view: StoredView, out: Pixels) -> str | None:
+        """Write a view into `out`, C-contiguous uint8 [height, width, 3]; return None, or why it was declined."""
+        ...
 
 
 def _find_native() -> _Native | None:
@@ -123,8 +130,26 @@ def _warn_of_slow_decoding() -> None:
     )
 
 
-def unclaimed(num_bytes: int) -> None:
-    """Take memory without asking."""
+def open_jpeg(data: ImageBytes, *, upright: bool, limits: Limits, backend: Backend, claim: Claim) -> "Jpeg":
+    """Read the header of a JPEG, and no more. Arguments are those of `open_image`.
+
+    Raises:
+        DecodeError: The header gives no size, or the image exceeds `limits`.
+    """
+    height, width, orientation, frame, has_one_scan = read_header(data)
+    limits.check_size("JPEG", height, width, len(data))
+    if not frame and has_more_scans(data, limits.max_scans):  # else it has one
+        raise DecodeError(f"the JPEG has more than max_scans={limits.max_scans} scans")
+    return Jpeg(
+        data=data,
+        stored_size=(height, width),
+        orientation=orientation if upright else 1,
+        frame=frame,
+        has_one_scan=has_one_scan,
+        allow_truncated=limits.allow_truncated,
+        native=None if backend == "simplejpeg" else _NATIVE,
+        claim=claim,
+    )
 
 
 @dataclass(slots=True, kw_only=True)  # frozen ones take longer to make
@@ -132,37 +157,33 @@ class Jpeg:
     """A JPEG of which only the header is read: what is decoded may depend on its size."""
 
     data: ImageBytes
-    stored_height: int
-    stored_width: int
+    stored_size: tuple[int, int]
+    """Height and width in pixels, before it is turned."""
     orientation: int
     """As EXIF numbers them, 1 to 8."""
     frame: int
-    """Where the frame's header begins; 0 where the picture is not stored as plainly as `read_segments` says."""
+    """Where the frame's header begins; 0 where the picture is not stored as plainly as `JpegHeader` says."""
     has_one_scan: bool
     """Whether the picture is stored in one go, so that its rows can be decoded without keeping the whole of it."""
     allow_truncated: bool
-    backend: Backend
-    claim: Claim = unclaimed
+    native: _Native | None
+    """What `draw` asks first."""
+    claim: Claim
 
     @property
     def height(self) -> int:
         """Of the image as it is shown, in pixels."""
-        return self.stored_width if self.orientation >= 5 else self.stored_height
+        return self.stored_size[self.orientation >= 5]
 
     @property
     def width(self) -> int:
         """Of the image as it is shown, in pixels."""
-        return self.stored_height if self.orientation >= 5 else self.stored_width
-
-    @property
-    def draws_natively(self) -> bool:
-        """Whether `draw` asks the native decoder first."""
-        return self._native is not None
+        return self.stored_size[self.orientation < 5]
 
     @property
     def colors(self) -> str | None:
         """As simplejpeg names them; None where it cannot read the header, which others then may."""
-        header = read_header(self.data)
+        header = libjpeg_header(self.data)
         return None if header is None else header[2]
 
     def pixels(self) -> Pixels:
@@ -179,38 +200,30 @@ class Jpeg:
 
     def draw(self, view: View, out: Pixels) -> None:
         """Write what `view` shows into `out`, C-contiguous uint8 [height, width, 3] of the view's window."""
-        native = self._native
         if not self.has_one_scan:  # the native decoder keeps the whole picture too, though it makes few pixels
-            self.claim(PEAK_PIXEL_BYTES * self.stored_height * self.stored_width)
-        if native is None or not self._draw_natively(native, view, out):
+            self.claim(PEAK_PIXEL_BYTES * self.stored_size[0] * self.stored_size[1])
+        if self.native is None or not self._draw_natively(self.native, view, out):
             resize_into(out, self.region(view.box, at_least=view.full), view)
 
-    def native_view(self, view: View) -> tuple[int, ...]:
-        """Return `view` of the image as it is stored, in the order that the native decoder takes its numbers."""
-        denominator = _denominator(view.box, view.full)
-        box = self._scaled_box(view.box, denominator)
-        full, window, mirror = view.full, view.window, view.mirror
+    def stored_view(self, view: View) -> StoredView:
+        """Return `view` of the image as it is stored; one of a turned image is not mirrored."""
+        box, full, window, mirror, antialias = view
+        denominator = _denominator(box, full)
+        box = self._scaled_box(box, denominator)
         if self.orientation != 1:
             window = _stored_box(view.shown, self.orientation, *full)
             full, mirror = full[::-1] if self.orientation >= 5 else full, False
-        top, left = (0, 0) if window is None else (window.top, window.left)
-        return (
-            self.stored_height, self.stored_width, denominator, box.top, box.left, box.height, box.width,
-            *full, top, left, mirror, view.antialias,
-        )  # fmt: skip
-
-    @property
-    def _native(self) -> _Native | None:
-        return None if self.backend == "simplejpeg" else _NATIVE
+        corner = (0, 0) if window is None else window[:2]
+        return StoredView(self.stored_size, denominator, box, full, corner, mirror, antialias)
 
     def _draw_natively(self, native: _Native, view: View, out: Pixels) -> bool:
-        numbers = self.native_view(view)
+        stored = self.stored_view(view)
         if self.orientation == 1:
-            return native.decode(self.data, out, *numbers) is None
-        stored = np.empty(out.shape if self.orientation < 5 else (out.shape[1], out.shape[0], 3), np.uint8)
-        if native.decode(self.data, stored, *numbers) is not None:
+            return native.decode(self.data, stored, out) is None
+        pixels = np.empty(out.shape if self.orientation < 5 else (out.shape[1], out.shape[0], 3), np.uint8)
+        if native.decode(self.data, stored, pixels) is not None:
             return False
-        upright = _oriented(stored, self.orientation)
+        upright = _oriented(pixels, self.orientation)
         np.copyto(out, upright[:, ::-1] if view.mirror else upright)
         return True
 
@@ -220,8 +233,8 @@ class Jpeg:
             box = _stored_box(box, self.orientation, self.height, self.width)
         if denominator == 1:
             return box
-        top, height = _scaled_span(box.top, box.height, denominator, -(-self.stored_height // denominator))
-        left, width = _scaled_span(box.left, box.width, denominator, -(-self.stored_width // denominator))
+        top, height = _scaled_span(box.top, box.height, denominator, -(-self.stored_size[0] // denominator))
+        left, width = _scaled_span(box.left, box.width, denominator, -(-self.stored_size[1] // denominator))
         return Box(top=top, left=left, height=height, width=width)
 
     def _first_rows(self, num_rows: int, denominator: int) -> Pixels | None:
@@ -231,12 +244,12 @@ class Jpeg:
         of the file is found.
         """
         height = (num_rows + _MARGIN_ROWS) * denominator
-        if self.frame == 0 or height >= self.stored_height:
+        if self.frame == 0 or height >= self.stored_size[0]:
             return None
-        self.claim(_PLAIN_PIXEL_BYTES * (num_rows + _MARGIN_ROWS) * -(-self.stored_width // denominator))
+        self.claim(PLAIN_PIXEL_BYTES * (num_rows + _MARGIN_ROWS) * -(-self.stored_size[1] // denominator))
         at = self.frame + 5
         data = b"".join((self.data[:at], height.to_bytes(2, "big"), self.data[at + 2 :]))
-        pixels = np.empty((num_rows + _MARGIN_ROWS, -(-self.stored_width // denominator), 3), np.uint8)
+        pixels = np.empty((num_rows + _MARGIN_ROWS, -(-self.stored_size[1] // denominator), 3), np.uint8)
         try:
             simplejpeg.decode_jpeg(
                 data,
@@ -252,10 +265,10 @@ class Jpeg:
 
     def _stored_pixels(self, *, denominator: int) -> Pixels:
         """Decode to RGB, at 1, 1/2, 1/4 or 1/8 of the size (other scales take longer than 1)."""
-        colors, num_pixels = self.colors, self.stored_height * self.stored_width
+        colors, num_pixels = self.colors, self.stored_size[0] * self.stored_size[1]
         cause = "its header is unusual, and OpenCV cannot decode it"
         is_plain = self.has_one_scan and colors not in _OF_INKS
-        self.claim(_PLAIN_PIXEL_BYTES * num_pixels // denominator**2 if is_plain else PEAK_PIXEL_BYTES * num_pixels)
+        self.claim(PLAIN_PIXEL_BYTES * num_pixels // denominator**2 if is_plain else PEAK_PIXEL_BYTES * num_pixels)
         if colors is not None:
             try:
                 return self._decode(colors, denominator, strict=True)
@@ -268,7 +281,7 @@ class Jpeg:
                 if any(damage in cause for damage in _DAMAGE):
                     raise DecodeError(f"JPEG is damaged: {cause}") from error
         decoded = decode_with_opencv(self.data, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
-        if decoded is None or decoded.shape[:2] != (self.stored_height, self.stored_width):
+        if decoded is None or decoded.shape[:2] != self.stored_size:
             raise DecodeError(f"JPEG cannot be decoded: {cause}")
         if denominator == 1:
             return decoded
@@ -280,8 +293,8 @@ class Jpeg:
         pixels: Pixels = simplejpeg.decode_jpeg(
             self.data,
             "CMYK" if is_cmyk else "RGB",
-            min_height=-(-self.stored_height // denominator),
-            min_width=-(-self.stored_width // denominator),
+            min_height=-(-self.stored_size[0] // denominator),
+            min_width=-(-self.stored_size[1] // denominator),
             min_factor=denominator,
             strict=strict,
         )
@@ -308,89 +321,6 @@ def _rgb_from_cmyk(inverted: Pixels) -> Pixels:
         product = (255 - inverted[rows, :, :3]) * black + 128
         rgb[rows] = black - ((product >> 8) + product >> 8)
     return rgb
-
-
-def read_header(data: ImageBytes) -> tuple[int, int, str] | None:
-    """Return height, width and colours as simplejpeg finds them; None where it cannot."""
-    try:
-        height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
-    except (ValueError, KeyError):  # a KeyError is a colour space or subsampling it has no name for
-        return None
-    return height, width, colors
-
-
-def read_segments(data: ImageBytes) -> tuple[int, int, bool]:
-    """Return what the segments of a JPEG say: orientation, where the frame's header begins, whether it has one scan.
-
-    The orientation is EXIF's, 1 to 8; 1 where there is none that can be read. The place is 0 where the picture is not
-    stored plainly: from top to bottom in one scan, in three colours or one, without restarts (whose markers would be
-    met before the end).
-    """
-    position, orientation, frame, restarts, num_bytes = 2, 0, 0, False, len(data)
-    for _ in range(_MAX_SEGMENTS):
-        if position + 10 > num_bytes or data[position] != 0xFF:
-            break
-        marker = data[position + 1]
-        if marker == 0xFF:  # fill bytes, perhaps many
-            position = _last_fill_byte(data, position)
-            continue
-        if marker == 0xDA:  # the picture begins
-            has_one_scan = frame > 0 and data[position + 4] == data[frame + 9]
-            is_plain = has_one_scan and not restarts and data[frame + 9] in {1, 3}
-            return orientation or 1, frame if is_plain else 0, has_one_scan
-        length = data[position + 2] << 8 | data[position + 3]
-        if marker in {0xC0, 0xC1}:
-            frame = position
-        elif marker == 0xDD:
-            restarts = True
-        elif marker == 0xE1 and orientation == 0 and data[position + 4 : position + 10] == b"Exif\0\0":
-            orientation = _tiff_orientation(bytes(data[position + 10 : position + 2 + length]))
-        position += 2 + length
-    return orientation or 1, 0, False
-
-
-def _last_fill_byte(data: ImageBytes, position: int) -> int:
-    while step := bytes(data[position : position + _FILL_STEP_BYTES]):
-        num_filled = len(step) - len(step.lstrip(b"\xff"))
-        position += num_filled
-        if num_filled < len(step):
-            break
-    return position - 1
-
-
-def has_more_scans(data: ImageBytes, num_scans: int) -> bool:
-    """Whether a JPEG has more than `num_scans` scans, before the marker that ends it."""
-    values = np.frombuffer(data, np.uint8)
-    markers = values[np.flatnonzero(values[:-1] == _SCAN[0]) + 1]
-    if np.count_nonzero(markers == _SCAN[1]) <= num_scans:  # some of these may stand in a thumbnail, or behind the end
-        return False
-    data = bytes(data)
-    position = 2
-    while (found := _MARKER.search(data, position)) is not None and found[0] != _END:
-        num_scans -= found[0] == _SCAN
-        if num_scans < 0:
-            return True
-        position = found.start() + 2 + int.from_bytes(data[found.start() + 2 : found.start() + 4], "big")
-    return False
-
-
-def size_in_frame(data: ImageBytes, frame: int) -> tuple[int, int]:
-    """Return the height and width that the frame's header at `frame` gives."""
-    return data[frame + 5] << 8 | data[frame + 6], data[frame + 7] << 8 | data[frame + 8]
-
-
-def _tiff_orientation(exif: bytes) -> int:
-    if exif[:2] not in {b"II", b"MM"}:
-        return 1
-    order: Literal["little", "big"] = "little" if exif[:2] == b"II" else "big"
-    directory = int.from_bytes(exif[4:8], order)
-    num_entries = int.from_bytes(exif[directory : directory + 2], order)
-    for entry in range(directory + 2, min(directory + 2 + 12 * num_entries, len(exif) - 11), 12):
-        tag, kind = (int.from_bytes(exif[entry + at : entry + at + 2], order) for at in (0, 2))
-        if tag == 0x0112 and kind == 3:
-            orientation = int.from_bytes(exif[entry + 8 : entry + 10], order)
-            return orientation if 1 <= orientation <= 8 else 1
-    return 1
 
 
 def _oriented(pixels: Pixels, orientation: int) -> Pixels:

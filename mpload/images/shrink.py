@@ -43,7 +43,7 @@ def _shrunk(image: Image, size: tuple[int, int]) -> Pixels:
     if size == (image.height, image.width):
         return np.ascontiguousarray(image.pixels())
     whole = Box(top=0, left=0, height=image.height, width=image.width)
-    if isinstance(image, Jpeg) and image.draws_natively:
+    if isinstance(image, Jpeg) and image.native is not None:
         pixels = np.empty((*size, 3), np.uint8)
         image.draw(View(box=whole, full=size, antialias=True), pixels)
         return pixels

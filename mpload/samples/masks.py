@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 
 from mpload.errors import ArgumentError, DecodeError
-from mpload.images.image import ImageBytes
+from mpload.images.jpeg_header import ImageBytes
 
 __all__ = ["PhotographsOnly", "values_of"]
 

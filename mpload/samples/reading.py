@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from mpload.images.image import Limits
+from mpload.images.limits import Limits
 from mpload.index.columns import ColumnType
 from mpload.index.index import Index
 from mpload.storage.local import PageCache

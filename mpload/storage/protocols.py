@@ -21,7 +21,7 @@ class Storage(Protocol):
     """
 
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """Return the bytes of each range, in the order asked; raise `StorageError` where they cannot be had."""
+        """Return the bytes of each of the `ranges`, in order; raise `StorageError` where they cannot be had."""
         ...
 
 

@@ -9,9 +9,10 @@ import math
 from dataclasses import dataclass
 
 from mpload.errors import ArgumentError
+from mpload.tools.remedy import Remedy
 from mpload.units import format_bytes
 
-__all__ = ["Demand", "Machine", "Remedy", "Stage", "remedies", "stages"]
+__all__ = ["Demand", "Machine", "StageNeed", "remedies", "stages"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +81,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class StageNeed:
     """Need beside have, of one stage; rates per second."""
 
     name: str
@@ -95,24 +96,18 @@ class Stage:
         return None if self.have is None else min(1.0, self.have / self.need)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remedy:
-    """A change, and the factor by which it speeds the job up: what it gives over what there is."""
-
-    text: str
-    gain: float
-
-
-def stages(demand: Demand, machine: Machine) -> list[Stage]:
+def stages(demand: Demand, machine: Machine) -> list[StageNeed]:
     """Return need and have of every stage that one can say something of, in the order in which a sample meets them."""
     rate = demand.samples_per_second
-    result = [Stage(name="reads", unit="reads/s", need=rate, have=machine.reads_per_second)]
+    result = [StageNeed(name="reads", unit="reads/s", need=rate, have=machine.reads_per_second)]
     if demand.bytes_per_second is not None:
-        result.append(Stage(name="bandwidth", unit="B/s", need=demand.bytes_per_second, have=machine.bytes_per_second))
+        result.append(
+            StageNeed(name="bandwidth", unit="B/s", need=demand.bytes_per_second, have=machine.bytes_per_second)
+        )
     cores = None
     if machine.num_cores is not None and machine.core_seconds is not None:
         cores = machine.num_cores / machine.core_seconds
-    result.append(Stage(name="cores", unit="samples/s", need=rate, have=cores))
+    result.append(StageNeed(name="cores", unit="samples/s", need=rate, have=cores))
     return result
 
 

@@ -19,19 +19,7 @@ from mpload import open_index
 from mpload.cli.grid import read_sheet
 from mpload.cli.summary import count_labels
 from tests.support.photos import make_photo_tree
-
-Ran = subprocess.CompletedProcess[str]
-
-
-def mpload(*arguments: str | Path, **options: Any) -> Ran:
-    command = [sys.executable, "-m", "mpload", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **options)
-
-
-def told(ran: Ran) -> Any:
-    """Return what a command that went well printed as JSON."""
-    assert (ran.returncode, ran.stderr) == (0, "")
-    return json.loads(ran.stdout)
+from tests.support.programs import Ran, mpload, told
 
 
 @pytest.fixture(scope="module")

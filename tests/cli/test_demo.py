@@ -19,6 +19,7 @@ from mpload import MPDataset, open_index
 from mpload.cli.demo import _stream
 from mpload.cli.photos import SCENES, photo
 from tests.support.photos import make_photo_tree
+from tests.support.programs import Ran, mpload
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +29,8 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def demo(*arguments: str | Path, scratch: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mpload", "demo", *map(str, arguments)]
-    environment = os.environ | {"TMPDIR": str(scratch)}
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=environment)
+def demo(*arguments: str | Path, scratch: Path) -> Ran:
+    return mpload("demo", *arguments, TMPDIR=str(scratch))
 
 
 def test_the_demo_proves_its_point_and_leaves_nothing_behind(tmp_path: Path) -> None:

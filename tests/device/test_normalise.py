@@ -11,21 +11,7 @@ from hypothesis import strategies as st
 
 from mpload.device.normalise import Normaliser
 from mpload.errors import ArgumentError
-
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-
-
-def reference(images: torch.Tensor, mean: Any = MEAN, std: Any = STD) -> torch.Tensor:
-    """In float64: float64 [B, C, H, W]."""
-    means, stds = (torch.tensor(each, dtype=torch.float64)[:, None, None] for each in (mean, std))
-    return (images.double() / 255 - means) / stds
-
-
-def every_pixel(channels: int = 3) -> torch.Tensor:
-    """All 256 values in every channel: uint8 [2, channels, 8, 16], channels_last."""
-    values = np.random.default_rng(0).permuted(np.tile(np.arange(256, dtype=np.uint8), (channels, 1)), axis=1)
-    return torch.from_numpy(np.ascontiguousarray(values.T)).view(2, 8, 16, channels).permute(0, 3, 1, 2)
+from tests.support.device_batches import DTYPES, MEAN, STD, every_pixel, reference
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

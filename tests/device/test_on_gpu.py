@@ -6,7 +6,6 @@ MPLOAD_TEST_DEVICE=late pytest -m gpu -n 0      # what can be shown without: tor
 
 import gc
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,19 @@ from mpload import (
 from mpload.device.streams import AcceleratorStream
 from mpload.device.unpacking import device_decoder
 from mpload.errors import MploadWarning
-from tests.device.test_normalise import DTYPES, MEAN, STD, every_pixel, reference
-from tests.device.test_prefetcher import VIEWS, Batches, check_that_it_keeps_its_batch
-from tests.samples.test_seeding import flip, noisy
+from tests.support.device_batches import (
+    DTYPES,
+    MEAN,
+    STD,
+    VIEWS,
+    Batches,
+    check_that_it_keeps_its_batch,
+    every_pixel,
+    flip,
+    noisy,
+    reference,
+)
+from tests.support.large_batches import DEVICE, SHAPE, LargeBatches, keep_busy, large, memory_allocated
 from tests.support.photos import make_special_photos
 from tests.support.streams import on_stream
 
@@ -42,42 +51,7 @@ needs_driver = pytest.mark.skipif(
     torch.accelerator.is_available() and not hasattr(torch.get_device_module(), "cudart"),
     reason="the accelerator has no driver that registers memory",
 )
-DEVICE = torch.accelerator.current_accelerator() or torch.device("cuda")
 NORMALISED: dict[str, Any] = {"device": DEVICE, "mean": MEAN, "std": STD}
-SHAPE = (32, 3, 224, 224)
-
-
-def large(number: int) -> torch.Tensor:
-    """Batch `number`, 4.8 MB: uint8 SHAPE, channels_last."""
-    pixels = np.random.default_rng(number).integers(0, 256, (SHAPE[0], *SHAPE[2:], SHAPE[1]), np.uint8)
-    return torch.from_numpy(pixels).permute(0, 3, 1, 2)
-
-
-class LargeBatches:
-    """A loader of batches (images, numbers), in memory that it does not keep."""
-
-    def __init__(self, num: int = 8, *, pinned: bool = False) -> None:
-        self.pairs = [(large(number), torch.full((SHAPE[0],), number)) for number in range(num)]
-        self.pinned = pinned
-
-    def __iter__(self) -> Iterator[Any]:
-        for pair in self.pairs:
-            yield tuple(each.pin_memory() if self.pinned else each.clone() for each in pair)
-
-
-def keep_busy() -> None:
-    """Occupy the current stream for 10 to 30 ms, in which copies of the next batches would be done."""
-    if DEVICE.type == "cuda":
-        torch.cuda._sleep(20_000_000)  # type: ignore[no-untyped-call]
-    elif DEVICE.type == "late":
-        torch.get_device_module(DEVICE).occupy(0.03)
-    else:
-        pytest.skip(f"nothing is known that keeps {DEVICE.type} busy")
-
-
-def memory_allocated() -> int:
-    """Return the bytes of device memory that tensors have now."""
-    return int(torch.get_device_module(DEVICE).memory_allocated())
 
 
 def close(found: torch.Tensor, images: torch.Tensor) -> None:

@@ -1,13 +1,11 @@
 """DevicePrefetcher, as far as it can be proven without an accelerator: numbers, order, lifetimes, memory."""
 
-import gc
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,32 +16,17 @@ from mpload.device.prefetcher import DevicePrefetcher
 from mpload.errors import ArgumentError
 from mpload.transport.ring import SlotRing
 from mpload.transport.slots import Field, SlotLayout
-from tests.device.test_normalise import MEAN, STD, reference
-from tests.loader.test_dataset import ids, numbers
+from tests.support.batches import ids, numbers
+from tests.support.device_batches import (
+    NORMALISED,
+    SHAPE,
+    VIEWS,
+    Batches,
+    check_that_it_keeps_its_batch,
+    images_of,
+    reference,
+)
 from tests.support.streams import LateStream, on_stream
-
-SHAPE = (4, 3, 8, 8)
-NORMALISED: dict[str, Any] = {"device": "cpu", "mean": MEAN, "std": STD}
-
-
-def images_of(number: int) -> torch.Tensor:
-    """Batch `number`: uint8 SHAPE, channels_last."""
-    pixels = np.random.default_rng(number).integers(0, 256, (SHAPE[0], *SHAPE[2:], SHAPE[1]), np.uint8)
-    return torch.from_numpy(pixels).permute(0, 3, 1, 2)
-
-
-class Batches:
-    """A plain loader of `num_batches` batches (images, numbers)."""
-
-    def __init__(self, num_batches: int = 6) -> None:
-        self.num_batches = num_batches
-
-    def __len__(self) -> int:
-        return self.num_batches
-
-    def __iter__(self) -> Iterator[Any]:
-        for number in range(self.num_batches):
-            yield images_of(number), torch.full((SHAPE[0],), number)
 
 
 class Recycled:
@@ -198,35 +181,9 @@ def test_a_hoarding_consumer_never_sees_a_batch_change(is_late: bool) -> None:
     assert loader.stats().num_extra_batches == 2 * 12 - 2 * 3 + 3  # all but the first three, which the arenas held
 
 
-VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "row": lambda images: images[1, 2],
-    "detached": lambda images: images.detach(),
-    "reshaped": lambda images: images.permute(0, 2, 3, 1).reshape(-1),
-    "numpy": lambda images: torch.from_numpy(images.numpy()[0]),
-    "autograd": lambda images: images * torch.ones((), device=images.device, requires_grad=True),
-}
-
-
 @pytest.mark.parametrize("kind", VIEWS)
 def test_whatever_shows_a_part_of_a_batch_keeps_it(kind: str) -> None:
     check_that_it_keeps_its_batch(kind, **NORMALISED)
-
-
-def check_that_it_keeps_its_batch(kind: str, **options: Any) -> None:
-    """Check that what `VIEWS[kind]` makes of a batch, or what backpropagation needs of that, never changes."""
-    batches = iter(DevicePrefetcher(Batches(8), **options))
-    images, _ = next(batches)
-    expected = images.clone()
-    view = VIEWS[kind](images)
-    del images, _
-    gc.collect()
-    for _ in batches:
-        pass
-    if kind == "autograd":
-        (gradient,) = torch.autograd.grad(view.sum(), [view.grad_fn.next_functions[1][0].variable])  # type: ignore[union-attr]
-        assert torch.allclose(gradient, expected.sum())
-    else:
-        assert torch.equal(view, VIEWS[kind](expected))
 
 
 def test_a_loop_goes_round_in_the_buffers_that_there_are() -> None:

@@ -8,8 +8,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from mpload import DevicePrefetcher
-from tests.device.test_normalise import reference
-from tests.device.test_prefetcher import NORMALISED, images_of
+from tests.support.device_batches import NORMALISED, images_of, reference
 
 
 class Encoding(UserDict[str, Any]):

@@ -13,7 +13,7 @@ import torch
 from mpload import DevicePrefetcher, GpuDecode, ImageDecoder, RandomResizedCrop
 from mpload.device.streams import AcceleratorStream
 from mpload.device.unpacking import Unpacker
-from tests.device.test_on_gpu import DEVICE, LargeBatches, keep_busy, large, memory_allocated
+from tests.support.large_batches import DEVICE, LargeBatches, keep_busy, large, memory_allocated
 from tests.support.streams import on_stream
 
 pytestmark = pytest.mark.gpu

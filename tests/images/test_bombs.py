@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from mpload.errors import ArgumentError, DecodeError
-from mpload.images.image import Limits, open_image
-from mpload.images.jpeg import ImageBytes, read_segments, size_in_frame
+from mpload.images.image import open_image
+from mpload.images.jpeg_header import ImageBytes, read_header
+from mpload.images.limits import Limits
 
 SIDE = 13_000
 """169 million pixels: fewer than `max_pixels`."""
@@ -175,7 +176,7 @@ def test_what_fills_the_space_before_the_picture_takes_no_time(filling: bytes) -
     jpeg = cv2.imencode(".jpg", np.zeros((32, 48, 3), np.uint8))[1].tobytes()
     bomb = jpeg[:2] + filling * ((50 << 20) // len(filling)) + jpeg[2:]
     started = time.process_time()
-    assert read_segments(bomb)[0] == 1
+    assert read_header(bomb).orientation == 1
     assert time.process_time() - started < 1.0
 
 
@@ -183,7 +184,7 @@ def test_what_fills_the_space_before_the_picture_takes_no_time(filling: bytes) -
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 def test_a_frame_is_found_behind_fill_bytes(num_bytes: int, kind: type[ImageBytes]) -> None:
     jpeg = cv2.imencode(".jpg", np.zeros((32, 48, 3), np.uint8))[1].tobytes()
-    _, frame, has_one_scan = read_segments(jpeg)
-    filled = kind(jpeg[:2] + b"\xff" * num_bytes + jpeg[2:frame] + b"\xff" * num_bytes + jpeg[frame:])
-    assert read_segments(filled) == (1, frame + 2 * num_bytes, has_one_scan)
-    assert size_in_frame(filled, frame + 2 * num_bytes) == (32, 48)
+    header = read_header(jpeg)
+    filled = kind(jpeg[:2] + b"\xff" * num_bytes + jpeg[2 : header.frame] + b"\xff" * num_bytes + jpeg[header.frame :])
+    assert header.frame > 0
+    assert read_header(filled) == header._replace(frame=header.frame + 2 * num_bytes)

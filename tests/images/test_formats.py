@@ -11,7 +11,7 @@ from PIL import Image, ImageFile, ImageOps
 
 from mpload.errors import DecodeError
 from mpload.images.decoders import ImageDecoder, RandomResizedCrop, ResizeCenterCrop, random_crop_box
-from mpload.images.image import Limits
+from mpload.images.limits import Limits
 from mpload.units import MIB
 from tests.golden.make_formats import FOLDER, make_files
 from tests.support.fuzz_decode import fuzz

@@ -22,8 +22,10 @@ from PIL import Image
 from mpload.errors import ArgumentError, DecodeError
 from mpload.images import jpeg
 from mpload.images.decoders import ImageDecoder, RandomResizedCrop, ResizeCenterCrop, jpeg_backend, random_crop_box
-from mpload.images.image import Box, Limits, View, open_image
+from mpload.images.image import open_image
 from mpload.images.jpeg import Jpeg
+from mpload.images.limits import Limits
+from mpload.images.resize import Box, View
 from mpload.memory.usage import anonymous_bytes
 from mpload.units import MIB
 from tests.golden.make_formats import FOLDER
@@ -167,33 +169,36 @@ def test_what_the_native_decoder_declines_is_what_it_should(name: str) -> None:
     assert cause == ("its colours are not RGB, YCbCr or gray" if name in {"jpeg_cmyk.jpg", "jpeg_ycck.jpg"} else None)
 
 
-def decode_natively(data: bytes, out: Any = None, **changes: int) -> str | None:
+def decode_natively(data: bytes, out: Any = None, **changes: Any) -> str | None:
     image = open_image(data)
     assert isinstance(image, Jpeg)
-    names = (
-        "stored_height", "stored_width", "denominator", "top", "left", "height", "width", "full_height", "full_width",
-        "out_top", "out_left", "mirror", "antialias",
-    )  # fmt: skip
     box = Box(top=0, left=0, height=image.height, width=image.width)
-    numbers = dict(zip(names, image.native_view(View(box=box, full=(20, 30))), strict=True)) | changes
+    view = image.stored_view(View(box=box, full=(20, 30)))._replace(**changes)
     assert jpeg._NATIVE is not None
     if out is None:
         out = np.zeros((30, 20, 3) if image.orientation >= 5 else (20, 30, 3), np.uint8)
-    return jpeg._NATIVE.decode(data, out, *numbers.values())
+    return jpeg._NATIVE.decode(data, view, out)
 
 
 @needs_native
 @pytest.mark.parametrize(
     ("changes", "cause"),
     [
-        ({"stored_height": 41}, "its size is not the expected one"),
-        ({"top": 1}, "the box lies outside of it"),
-        ({"left": 2**31 - 1}, "the box lies outside of it"),
+        ({"size": (41, 56)}, "its size is not the expected one"),
+        ({"box": (1, 0, 40, 56)}, "the box lies outside of it"),
+        ({"box": (0, 2**31 - 1, 40, 56)}, "the box lies outside of it"),
         ({"denominator": 8}, "the box lies outside of it"),
     ],
 )
-def test_a_view_that_does_not_fit_the_picture_is_declined(changes: dict[str, int], cause: str) -> None:
+def test_a_view_that_does_not_fit_the_picture_is_declined(changes: dict[str, Any], cause: str) -> None:
     assert decode_natively(GOLDEN["jpeg_420.jpg"], **changes) == cause
+
+
+@needs_native
+@pytest.mark.parametrize("changes", [{"box": (0, 0, 40)}, {"size": "ab"}, {"full": (20.0, 30)}, {"denominator": None}])
+def test_what_is_no_view_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(TypeError):
+        decode_natively(GOLDEN["jpeg_420.jpg"], **changes)
 
 
 @needs_native
@@ -202,17 +207,17 @@ def test_a_view_that_does_not_fit_the_picture_is_declined(changes: dict[str, int
     [
         {"denominator": 3},
         {"denominator": 0},
-        {"top": -1},
-        {"height": 0},
-        {"width": -5},
-        {"full_height": 19},
-        {"full_width": 2**31 - 1},
-        {"out_top": 1},
-        {"out_left": -1},
-        {"stored_width": 70_000},
+        {"box": (-1, 0, 40, 56)},
+        {"box": (0, 0, 0, 56)},
+        {"box": (0, 0, 40, -5)},
+        {"full": (19, 30)},
+        {"full": (20, 2**31 - 1)},
+        {"corner": (1, 0)},
+        {"corner": (0, -1)},
+        {"size": (40, 70_000)},
     ],
 )
-def test_numbers_that_make_no_view_are_refused(changes: dict[str, int]) -> None:
+def test_numbers_that_make_no_view_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="a number of the view is out of range"):
         decode_natively(GOLDEN["jpeg_420.jpg"], **changes)
 

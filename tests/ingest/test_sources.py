@@ -97,14 +97,6 @@ def test_columns_without_a_label_take_all_images_below(tmp_path: Path) -> None:
     assert open_index(out)[0]["photo"] == "0.jpg"
 
 
-def test_columns_of_a_folder_can_be_renamed_but_not_retyped(tmp_path: Path) -> None:
-    make_files(tmp_path / "tree", "c/1.jpg")
-    out = build_index(tmp_path / "tree", tmp_path / "a.txt", columns="photo:path species:int")
-    assert open_index(out)[0]["species"] == 0
-    with pytest.raises(ArgumentError, match="do not fit this source, which gives 'image:path label:int'"):
-        build_index(tmp_path / "tree", tmp_path / "a.txt", columns="photo:path species:int more:int")
-
-
 def test_what_is_left_out_is_counted_and_told(tmp_path: Path) -> None:
     tree = make_files(tmp_path / "tree", "c/1.jpg", "c/.2.jpg", ".hidden/3.jpg", "top.jpg", "c/4.raw", "c/readme.TXT")
     (tree / "c" / "link.jpg").symlink_to("1.jpg")

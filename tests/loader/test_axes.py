@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 
 from mpload import ImageDecoder, MPDataset, MPLoader, NumpyDecoder, RandomResizedCrop, Topology
 from mpload.errors import SampleError
-from tests.loader.test_dataset import numbers_index
 from tests.support import decoders
+from tests.support.batches import numbers_index
 from tests.support.photos import encode, photo
 
 WAYS = ["alone", "one by one", "DataLoader", "0", "2"] if sys.platform == "linux" else ["alone", "DataLoader"]

@@ -35,44 +35,13 @@ from mpload import (
     open_index,
 )
 from mpload.errors import ArgumentError, MploadWarning, SampleError, StateError, TooManyBadSamples
+from tests.support.batches import flat, ids, numbers, numbers_index
 from tests.support.decoders import number_in
-
-Batches = list[list[int]]
-
-
-def numbers_index(folder: Path, num_samples: int) -> Path:
-    """Write an index of spans whose bytes are the sample's number."""
-    path = folder / f"{num_samples}.txt"
-    if not path.exists():
-        (folder / f"{num_samples}.bin").write_bytes(np.arange(num_samples, dtype=np.int64).tobytes())
-        lines = [f"{8 * i}+8@{num_samples}.bin\t{i}\n" for i in range(num_samples)]
-        path.write_text("#mpload 1\n#columns number:span label:int\n" + "".join(lines))
-    return path
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("numbers")
-
-
-def numbers(folder: Path, num_samples: int, **options: Any) -> MPDataset:
-    options = {"batch_size": 4, "shuffle": True, "seed": 7, "topology": Topology(), **options}
-    return MPDataset(numbers_index(folder, num_samples), decode=number_in, **options)
-
-
-def ids(batches: Any) -> Batches:
-    """Check that each batch's decoded numbers are its labels, and return them."""
-    found = []
-    for values, labels in batches:
-        assert isinstance(labels, torch.Tensor)
-        if len(labels):
-            assert values[:, 0].tolist() == labels.tolist()
-        found.append(labels.tolist())
-    return found
-
-
-def flat(batches: Batches) -> list[int]:
-    return list(itertools.chain.from_iterable(batches))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2, 3])

@@ -31,7 +31,7 @@ from mpload import (
 from mpload.device.prefetcher import DevicePrefetcher
 from mpload.errors import SampleError
 from mpload.samples.cache.entries import HEAD_BYTES
-from tests.loader.test_dataset import numbers
+from tests.support.batches import numbers
 from tests.support.storages import SlowFiles
 from tests.support.transport_works import wait_until
 

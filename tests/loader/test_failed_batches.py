@@ -13,7 +13,7 @@ from mpload import MPDataset, MPLoader, Topology
 from mpload.errors import SampleError, TooManyBadSamples
 from mpload.loader.frameworks import AccelerateIteration
 from mpload.plan.plan import Plan, Tail
-from tests.loader.test_dataset import numbers_index
+from tests.support.batches import numbers_index
 from tests.support.decoders import broken
 
 NUM_SAMPLES = 60

@@ -17,7 +17,7 @@ from mpload.errors import MploadWarning
 from mpload.loader.governor import Governor, GovernorState, Readings, decide, fitting_depth, reserve_bytes
 from mpload.memory.machine import MemoryRoom
 from mpload.units import GIB, MIB
-from tests.loader.test_dataset import numbers_index
+from tests.support.batches import numbers_index
 from tests.support.containers import Container, memory_container
 
 SLOT = 40 * MIB

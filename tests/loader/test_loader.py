@@ -17,7 +17,6 @@ import albumentations as A  # type: ignore[import-untyped]  # noqa: N812
 import numpy as np
 import psutil
 import pytest
-import torch
 from numpy.typing import NDArray
 
 from mpload import (
@@ -34,7 +33,7 @@ from mpload import (
 from mpload.errors import ArgumentError, MploadWarning, SampleError, WorkerError
 from mpload.memory.usage import anonymous_bytes
 from mpload.transport.batches import PoolOptions
-from tests.loader.test_dataset import flat, ids, numbers
+from tests.support.batches import flat, ids, numbers, same
 from tests.support.decoders import add_noise, broken, changing, slow_number
 from tests.support.transport_works import is_alive, leaves_nothing, wait_until
 
@@ -49,14 +48,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def photos(photo_tree: Path) -> Path:
     return build_index(photo_tree, photo_tree.with_name("loader.txt"))
-
-
-def same(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b) and a.dtype == b.dtype and a.stride() == b.stride()
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(itertools.starmap(same, zip(a, b, strict=True)))
-    return bool(a == b)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2, 7])
@@ -401,7 +392,7 @@ def test_a_loader_in_a_forked_child_disturbs_nobody(folder: Path) -> None:
 PROGRAM = """
 import sys, time
 from tests.support.decoders import add_noise, broken, changing, slow_number
-from tests.loader.test_dataset import numbers
+from tests.support.batches import numbers
 from mpload import MPLoader
 from pathlib import Path
 loader = MPLoader(numbers(Path(sys.argv[1]), 60), num_workers=3)

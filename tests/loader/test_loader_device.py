@@ -7,7 +7,7 @@ import torch
 
 from mpload import MPDataset, MPLoader, RandomResizedCrop, Topology, build_index
 from mpload.errors import ArgumentError
-from tests.loader.test_dataset import ids, numbers
+from tests.support.batches import ids, numbers
 from tests.support.transport_works import is_alive, wait_until
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from mpload import MPLoader, Topology, detect_topology
 from mpload.errors import ArgumentError
-from tests.loader.test_dataset import ids, numbers, numbers_index
+from tests.support.batches import ids, numbers, numbers_index
 from tests.support.map_styles import Named
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}

@@ -21,7 +21,7 @@ from mpload.images.decoders import ResizeCenterCrop
 from mpload.memory.budget import MIN_SLOTS, WORKER_BYTES, MemoryBudget, divide
 from mpload.transport.batches import PoolOptions
 from mpload.units import GIB, MIB
-from tests.loader.test_dataset import numbers_index
+from tests.support.batches import numbers_index
 from tests.support.decoders import corner, turned
 from tests.support.transport_works import wait_until
 

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 
 from mpload import ErrorAction, ErrorPolicy, MPDataset, MPLoader, Topology
 from mpload.errors import MploadError, SampleError, TooManyBadSamples, WorkerTraceback
-from tests.loader.test_dataset import numbers_index
 from tests.support import decoders
+from tests.support.batches import numbers_index
 from tests.support.map_styles import DeeplyBroken, Unspeakable
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")

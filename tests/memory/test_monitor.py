@@ -28,6 +28,7 @@ from mpload.memory.process_tree import ProcessTree
 from mpload.memory.usage import ProcessMemory, memory_of
 from mpload.units import MIB
 from tests.support.photos import make_photo_tree
+from tests.support.programs import mpload
 from tests.support.transport_works import wait_until
 
 TREE = """
@@ -394,16 +395,11 @@ def test_an_interval_that_is_none_is_named() -> None:
         MemoryMonitor(interval_seconds=0)
 
 
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mpload", "monitor", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
 def test_the_command_under_the_monitor_keeps_its_output_and_exit_code(tmp_path: Path) -> None:
     program = "import time; kept = bytearray(200 << 20); time.sleep(3); print('done'); raise SystemExit(7)"
     files: list[str | Path] = ["--csv", tmp_path / "memory.csv", "--plot", tmp_path / "memory.png"]
     files += ["--parquet", tmp_path / "memory.parquet"]
-    ran = run("--interval", "0.05", *files, "--", sys.executable, "-c", program)
+    ran = mpload("monitor", "--interval", "0.05", *files, "--", sys.executable, "-c", program)
     assert (ran.returncode, ran.stdout) == (7, "done\n")
     peak = float(ran.stderr.split("PSS ")[1].split(" MiB")[0])
     assert 200 < peak < 260
@@ -419,12 +415,14 @@ def drawn_colours(path: Path) -> set[tuple[float, ...]]:
 
 
 def test_the_plot_shows_the_pss_of_the_command(tmp_path: Path) -> None:
-    assert run("--interval", "0.05", "--plot", tmp_path / "memory.png", "--", "sleep", "1").returncode == 0
+    assert (
+        mpload("monitor", "--interval", "0.05", "--plot", tmp_path / "memory.png", "--", "sleep", "1").returncode == 0
+    )
     assert (178, 114, 0) in drawn_colours(tmp_path / "memory.png")  # blue, green, red
 
 
 def test_a_command_that_ends_at_once_can_be_drawn(tmp_path: Path) -> None:
-    ran = run("--plot", tmp_path / "memory.png", "--", "true")
+    ran = mpload("monitor", "--plot", tmp_path / "memory.png", "--", "true")
     assert (ran.returncode, ran.stderr.count("\n")) == (0, 1), ran.stderr
     assert cv2.imread(str(tmp_path / "memory.png")) is not None
 
@@ -455,7 +453,7 @@ def test_a_terminal_shows_pss_beside_rss_and_what_takes_the_memory() -> None:
 
 
 def test_a_command_that_a_signal_ends_gives_the_code_a_shell_would(tmp_path: Path) -> None:
-    assert run("--", "sh", "-c", "kill -9 $$").returncode == 137
+    assert mpload("monitor", "--", "sh", "-c", "kill -9 $$").returncode == 137
 
 
 def catches(pid: int, number: signal.Signals) -> bool:
@@ -493,7 +491,7 @@ def test_a_command_hears_sigterm_and_decides(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_use_of_the_monitor_is_one_clear_line(arguments: tuple[str, ...], code: int, saying: str) -> None:
-    ran = run(*arguments)
+    ran = mpload("monitor", *arguments)
     assert (ran.returncode, ran.stdout) == (code, "")
     assert saying in ran.stderr
     assert len(ran.stderr.splitlines()) == 1

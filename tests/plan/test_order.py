@@ -7,8 +7,6 @@ do not fit.
 
 import json
 import os
-import pickle
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +16,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError
-from mpload.plan.order import BlockShuffle, Order, OrderChoice, Sequential, Shuffle, _Permutation, _round_keys
+from mpload.plan.order import BlockShuffle, OrderChoice, Sequential, Shuffle, _Permutation, _round_keys
+from tests.support.order_contract import OrderContract, all_ids, assert_bijection, order_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "order.json"
-AROUND_POWERS_OF_TWO = sorted({(1 << bits) + around for bits in range(10, 15) for around in (-1, 0, 1)})
-CHOICES: list[OrderChoice] = [
-    Sequential(),
-    Shuffle(),
+BLOCK_SHUFFLES = [
     BlockShuffle(block_samples=1, window_blocks=1),
     BlockShuffle(block_samples=1, window_blocks=7),
     BlockShuffle(block_samples=5, window_blocks=1),
@@ -32,38 +28,29 @@ CHOICES: list[OrderChoice] = [
     BlockShuffle(block_samples=16, window_blocks=4),
     BlockShuffle(block_samples=1000, window_blocks=2),
 ]
-BLOCK_SHUFFLES = [choice for choice in CHOICES if isinstance(choice, BlockShuffle)]
 
 seeds = st.integers(0, 2**63 - 1)
 block_shuffles = st.builds(BlockShuffle, block_samples=st.integers(1, 400), window_blocks=st.integers(1, 40))
 choices = st.one_of(st.just(Shuffle()), block_shuffles)
 
 
-def order_of(choice: OrderChoice, num_samples: int, *, seed: int = 0, epoch: int = 0) -> Order:
-    return choice.order(num_samples=num_samples, seed=seed, epoch=epoch)
+class TestSequential(OrderContract):
+    @pytest.fixture
+    def choice(self) -> OrderChoice:
+        return Sequential()
 
 
-def all_ids(order: Order) -> NDArray[np.int64]:
-    return order.sample_ids(np.arange(order.num_samples))
+class TestShuffle(OrderContract):
+    @pytest.fixture
+    def choice(self) -> OrderChoice:
+        return Shuffle()
 
 
-def assert_bijection(order: Order) -> None:
-    ids = all_ids(order)
-    assert ids.dtype == np.int64
-    assert np.array_equal(np.sort(ids), np.arange(order.num_samples))
-
-
-@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice.spec)
-def test_every_epoch_is_a_bijection_for_every_small_number_of_samples(choice: OrderChoice) -> None:
-    for num_samples in range(1100):
-        assert_bijection(order_of(choice, num_samples, seed=num_samples, epoch=3))
-
-
-@pytest.mark.parametrize("num_samples", AROUND_POWERS_OF_TWO)
-def test_every_epoch_is_a_bijection_around_powers_of_two(num_samples: int) -> None:
-    for choice in CHOICES:
-        for epoch in range(3):
-            assert_bijection(order_of(choice, num_samples, seed=7, epoch=epoch))
+class TestBlockShuffle(OrderContract):
+    @pytest.fixture(params=BLOCK_SHUFFLES, ids=lambda choice: choice.spec)
+    def choice(self, request: pytest.FixtureRequest) -> OrderChoice:
+        made: BlockShuffle = request.param
+        return made
 
 
 @given(choice=choices, num_samples=st.integers(0, 5000), seed=seeds, epoch=seeds)
@@ -112,23 +99,6 @@ def test_any_positions_in_any_sequence_give_what_the_whole_epoch_gives_there(
 
 def test_sequential_gives_the_positions() -> None:
     assert np.array_equal(all_ids(order_of(Sequential(), 10, seed=3, epoch=4)), np.arange(10))
-
-
-@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice.spec)
-def test_positions_are_neither_modified_nor_given_back(choice: OrderChoice) -> None:
-    positions = np.arange(2000)[::-2]  # a strided view
-    positions.flags.writeable = False
-    ids = order_of(choice, 2000).sample_ids(positions)
-    assert np.array_equal(positions, np.arange(2000)[::-2])
-    assert not np.shares_memory(ids, positions)
-    assert ids.flags.writeable
-
-
-@pytest.mark.parametrize("choice", CHOICES[:4], ids=lambda choice: choice.spec)
-def test_order_and_choice_survive_a_pickle(choice: OrderChoice) -> None:
-    order = order_of(choice, 1000, seed=5)
-    assert np.array_equal(all_ids(pickle.loads(pickle.dumps(order))), all_ids(order))
-    assert pickle.loads(pickle.dumps(choice)) == choice
 
 
 def test_specs_are_stable() -> None:
@@ -200,65 +170,7 @@ def test_windows_are_shuffled_each_in_its_own_way() -> None:
     assert np.unique(offsets.reshape(100, 100), axis=0).shape[0] == 100
 
 
-# --- cost -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("choice", [Sequential(), Shuffle(), BlockShuffle(block_samples=256, window_blocks=16)])
-def test_memory_is_the_same_for_a_trillion_samples(choice: OrderChoice) -> None:
-    peaks = []
-    for num_samples in (10_000, 10**12):
-        positions = np.arange(num_samples - 4096, num_samples)
-        tracemalloc.start()
-        choice.order(num_samples=num_samples, seed=1, epoch=0).sample_ids(positions)
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    assert peaks[1] < 20 * positions.nbytes
-    assert peaks[1] < 1.5 * peaks[0] + 10_000
-
-
 # --- bad arguments ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice.spec)
-@pytest.mark.parametrize(("position", "shown"), [(-1, "-1"), (1000, "1000"), (2**62, "4611686018427387904")])
-def test_position_out_of_range_is_refused(choice: OrderChoice, position: int, shown: str) -> None:
-    with pytest.raises(ArgumentError, match=rf"positions must be in \[0, 1000\), got {shown}$"):
-        order_of(choice, 1000).sample_ids(np.array([5, position, 7]))
-
-
-@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice.spec)
-def test_an_empty_epoch_gives_nothing_and_takes_no_position(choice: OrderChoice) -> None:
-    order = order_of(choice, 0)
-    assert order.num_samples == 0
-    assert order.sample_ids(np.array([], np.int64)).size == 0
-    with pytest.raises(ArgumentError, match="got 0"):
-        order.sample_ids(np.array([0]))
-
-
-@pytest.mark.parametrize("positions", [np.zeros((2, 2), np.int64), np.array([1.5]), np.array([1], np.uint64)])
-def test_positions_of_another_kind_are_refused(positions: NDArray[np.int64]) -> None:
-    with pytest.raises(ArgumentError, match="positions must be a one-dimensional int64 array, got"):
-        order_of(Shuffle(), 10).sample_ids(positions)
-
-
-@pytest.mark.parametrize("choice", CHOICES[:3], ids=lambda choice: choice.spec)
-@pytest.mark.parametrize(
-    ("num_samples", "seed", "epoch", "message"),
-    [
-        (-1, 0, 0, r"num_samples must be an integer in \[0, 4611686018427387905\), got -1"),
-        (2**62 + 1, 0, 0, "num_samples must be"),
-        (1, -1, 0, "seed must be"),
-        (1, 2**63, 0, "seed must be"),
-        (1, 0, -1, "epoch must be"),
-        (1, 0, 2**63, "epoch must be"),
-        (1, 0.5, 0, r"seed must be an integer in .*, got 0\.5"),
-    ],
-)
-def test_epoch_out_of_range_is_refused(
-    choice: OrderChoice, num_samples: int, seed: int, epoch: int, message: str
-) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        choice.order(num_samples=num_samples, seed=seed, epoch=epoch)
 
 
 @pytest.mark.parametrize(("block_samples", "window_blocks"), [(0, 1), (1, 0), (2**31, 1), (1, 2**31), (-3, 1)])

@@ -29,8 +29,8 @@ from mpload.samples.cache.opened import OpenCache
 from mpload.storage.ranges import ByteRange
 from mpload.transport.batches import PoolOptions
 from mpload.units import KIB, MIB
-from tests.loader.test_dataset import numbers_index
-from tests.loader.test_loader import same
+from tests.support.batches import numbers_index, same
+from tests.support.programs import cache_command
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="locks and tmpfs of Linux")
 
@@ -652,12 +652,6 @@ def test_ranks_fill_one_cache_together(files: Path, tmp_path: Path) -> None:
 # --- the command line, and wrong values
 
 
-def mpload(*arguments: str | Path) -> tuple[int, Any, str]:
-    command = [sys.executable, "-m", "mpload", "cache", *map(str, arguments)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    return ran.returncode, json.loads(ran.stdout)["caches"] if "--json" in arguments else ran.stdout, ran.stderr
-
-
 def test_the_command_line_shows_verifies_and_clears(files: Path, tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     dataset = raw(files, PartialCache(folder, fraction=0.5))
@@ -665,21 +659,21 @@ def test_the_command_line_shows_verifies_and_clears(files: Path, tmp_path: Path)
     cache = opened(dataset)
     cache.close()
     (folder / "mine.txt").write_text("not the cache's")
-    code, (facts,), _ = mpload("info", folder, "--json")
+    code, (facts,), _ = cache_command("info", folder, "--json")
     assert code == 0
     assert facts["num_entries"] == num_held(cache, NUM_FILES)
     assert (facts["num_samples"], facts["used_bytes"]) == (NUM_FILES, cache.used_bytes())
-    assert mpload("verify", folder)[0] == 0
+    assert cache_command("verify", folder)[0] == 0
     overwrite(segments(cache)[0], random.Random(0))
-    code, (facts,), _ = mpload("verify", folder, "--json")
+    code, (facts,), _ = cache_command("verify", folder, "--json")
     assert code == 1
     assert facts["num_damaged"] > 3
-    code, said, _ = mpload("clear", folder)
+    code, said, _ = cache_command("clear", folder)
     assert code == 0
     assert "deleted" in said
     assert [path.name for path in folder.iterdir()] == ["mine.txt"]
-    assert mpload("info", folder)[:2] == (0, "no caches\n")
-    assert mpload("info", tmp_path / "nowhere")[0] == 1
+    assert cache_command("info", folder)[:2] == (0, "no caches\n")
+    assert cache_command("info", tmp_path / "nowhere")[0] == 1
 
 
 @pytest.mark.parametrize(

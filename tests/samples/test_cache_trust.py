@@ -19,8 +19,8 @@ from mpload import MPDataset, PartialCache, RawBytes, Topology
 from mpload.errors import MploadWarning
 from mpload.samples.cache.folder import caches_in
 from mpload.samples.cache.opened import OpenCache
-from tests.loader.test_dataset import numbers_index
-from tests.samples.test_cache import mpload
+from tests.support.batches import numbers_index
+from tests.support.programs import cache_command
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="locks and users of Linux")
 needs_root = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root becomes others")
@@ -134,7 +134,7 @@ def test_a_link_in_place_of_the_folder_is_not_followed(tmp_path: Path) -> None:
         counts = read_epoch(tmp_path).counts
     assert counts.hits == 0
     for command in ("info", "verify", "clear"):
-        assert mpload(command, tmp_path / "cache")[:2] == (0, "no caches\n")
+        assert cache_command(command, tmp_path / "cache")[:2] == (0, "no caches\n")
     assert sorted((path.name, path.read_bytes()) for path in (tmp_path / "elsewhere").iterdir()) == before
 
 
@@ -142,7 +142,7 @@ def test_a_link_in_place_of_the_folder_is_not_followed(tmp_path: Path) -> None:
 def test_a_folder_that_says_nonsense_of_itself_is_no_cache(tmp_path: Path, about: str) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "about.json").write_text(about)
-    assert mpload("info", tmp_path)[:2] == (0, "no caches\n")
+    assert cache_command("info", tmp_path)[:2] == (0, "no caches\n")
 
 
 def test_clearing_removes_links_and_leaves_what_they_lead_to(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_clearing_removes_links_and_leaves_what_they_lead_to(tmp_path: Path) -> 
     (tmp_path / "victim").write_bytes(PRECIOUS)
     (inside / "segment-000002").symlink_to(tmp_path / "victim")
     (inside / "segment-000003").hardlink_to(tmp_path / "victim")
-    assert mpload("clear", tmp_path / "cache")[0] == 0
+    assert cache_command("clear", tmp_path / "cache")[0] == 0
     assert (tmp_path / "victim").read_bytes() == PRECIOUS
     assert [path.name for path in inside.iterdir()] == ["segment-000002"]  # no file of the cache, and not touched
 

@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from mpload import ErrorPolicy, MPDataset, MPLoader, RawBytes, Topology
-from tests.loader.test_dataset import numbers_index
 from tests.support import decoders
+from tests.support.batches import numbers_index
 
 NUM_SAMPLES = 60
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")

@@ -12,18 +12,7 @@ import torch
 from mpload import DevicePrefetcher, MPDataset, MPLoader, PerSample, RandomResizedCrop, Topology, build_index
 from mpload.device.seeding import BatchKey, transformed
 from mpload.errors import ArgumentError
-from tests.device.test_normalise import reference
-from tests.device.test_prefetcher import NORMALISED, SHAPE, Batches, images_of
-
-
-def noisy(batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    images, labels = batch
-    return images + torch.randn(len(images), 1, 1, 1), labels
-
-
-def flip(image: torch.Tensor) -> torch.Tensor:
-    """Mirror all of [..., W] or nothing, as torchvision's transforms do."""
-    return image.flip(-1) if torch.rand(()) < 0.5 else image
+from tests.support.device_batches import NORMALISED, SHAPE, Batches, flip, images_of, noisy, reference
 
 
 @pytest.mark.parametrize("transform", [noisy, PerSample(flip)])

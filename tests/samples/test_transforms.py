@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import hashlib
 import pickle
 import random
 import subprocess
@@ -16,52 +15,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from scipy import stats  # type: ignore[import-untyped]
 
 from mpload.errors import ArgumentError
 from mpload.plan.sample_rng import SampleRng
-from mpload.samples.transforms import GlobalGenerators, adapt_transform
-from tests.support.photos import photo
+from mpload.samples.transforms import adapt_transform
+from tests.support.augmentations import PHOTO, Gaussian, Image, digest, digests, pipeline
 
-Image = NDArray[np.uint8]
 seeds = st.integers(-(2**70), 2**70)
 ids = st.integers(0, 2**63 - 1)
-
-
-class Gaussian(A.ImageOnlyTransform):  # type: ignore[misc]
-    """Draws from Python's generator what makes two numbers at once, in an odd number."""
-
-    def get_params(self) -> dict[str, Any]:
-        return {"shift": self.py_random.gauss(0, 20)}
-
-    def apply(self, img: Image, shift: float, **_: Any) -> Image:
-        return np.asarray(np.clip(img + shift, 0, 255), np.uint8)
-
-
-def pipeline() -> A.Compose:
-    """Many ways to draw: both generators, nested choices, whole arrays, integers and permutations."""
-    return A.Compose([
-        A.HorizontalFlip(),
-        Gaussian(p=0.7),
-        A.OneOf([A.RandomBrightnessContrast(p=1.0), A.HueSaturationValue(p=1.0), A.ChannelShuffle(p=1.0)], p=0.9),
-        A.SomeOf([A.Affine(rotate=20, p=1.0), A.GaussNoise(p=1.0), A.CoarseDropout(fill="random", p=1.0)], n=2),
-        A.RandomGridShuffle(),
-        A.RandomCrop(40, 50),
-    ])  # fmt: skip
-
-
-PHOTO = photo(48, 64, np.random.default_rng(0))
-
-
-def digest(pixels: Image) -> str:
-    return hashlib.blake2b(pixels.tobytes(), digest_size=8).hexdigest()
-
-
-def digests(transform: Any, sample_ids: list[int], *, seed: int = 1, epoch: int = 2) -> list[str]:
-    adapted, rng = adapt_transform(transform), SampleRng(seed=seed, epoch=epoch)
-    with GlobalGenerators(seeds=True).lent():
-        return [digest(adapted(PHOTO, rng.for_sample(sample_id, stream=1))) for sample_id in sample_ids]
 
 
 # Randomness of a sample
@@ -145,7 +107,7 @@ def test_pixels_do_not_depend_on_what_was_transformed_before() -> None:
 
 
 def test_pixels_do_not_depend_on_the_process() -> None:
-    code = "from tests.samples.test_transforms import digests, pipeline; print(*digests(pipeline(), [8, 3, 25]))"
+    code = "from tests.support.augmentations import digests, pipeline; print(*digests(pipeline(), [8, 3, 25]))"
     root = Path(__file__).parents[2]
     other = subprocess.run(
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True, timeout=60

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from mpload import ErrorPolicy, MPDataset, MPLoader, RawBytes, Topology, build_index, open_index
-from mpload.errors import ArgumentError, MploadError, MploadWarning, OutsideRootError, SampleError, StorageError
+from mpload.errors import ArgumentError, MploadError, MploadWarning, SampleError, StorageError
 from mpload.storage.lmdb import LmdbStorage
 from mpload.storage.lmdb_scan import scan_lmdb
 from mpload.storage.ranges import LmdbValue
@@ -176,36 +176,6 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-def test_two_storages_and_many_threads_of_a_process_read_one_file(root: Path) -> None:
-    storages = [LmdbStorage(root) for _ in range(2)]
-    wrong: list[int] = []
-
-    def read_all(storage: LmdbStorage) -> None:
-        wrong.extend(n for n in range(50) if storage.read([LmdbValue("a", key=str(n).encode())]) != [image(n)])
-
-    threads = [threading.Thread(target=read_all, args=(storage,)) for storage in storages * 4]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert not wrong
-
-
-def test_a_forked_process_opens_files_anew(root: Path) -> None:
-    storage = LmdbStorage(root)
-    storage.read([LmdbValue("a", key=b"1")])
-    for _ in range(2):
-        child = os.fork()
-        if not child:
-            try:
-                os._exit(0 if storage.read([LmdbValue("a", key=b"2")]) == [image(2)] else 1)
-            finally:
-                os._exit(2)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert storage.read([LmdbValue("a", key=b"3")]) == [image(3)]
-    assert pickle.loads(pickle.dumps(storage)).read([LmdbValue("a", key=b"4")]) == [image(4)]
-
-
 def test_a_process_forked_while_a_thread_opens_a_file_opens_it_too(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     is_opening = threading.Event()
     open_environment = lmdb.open
@@ -257,35 +227,6 @@ def test_reading_writes_nothing(root: Path) -> None:
     LmdbStorage(root).read([LmdbValue("a", key=b"1")])
     assert [path.name for path in root.iterdir()] == ["a"]
     assert (root / "a").read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    ("path", "key", "message"),
-    [
-        ("a", b"none", "has no key b'none'"),
-        ("a", b"", "cannot be read"),
-        ("a", b"x" * 2000, "cannot be read|has no key"),
-        ("b", b"1", "b: No such file"),
-        (".", b"1", r"leads to .* outside|Name the data file in it: .*/data\.mdb"),
-        ("a\0", b"1", "is no path"),
-    ],
-)
-def test_what_is_not_there_says_so(root: Path, path: str, key: bytes, message: str) -> None:
-    with pytest.raises(StorageError, match=message):
-        LmdbStorage(root).read([LmdbValue(path, key=key)])
-
-
-def test_no_path_leads_out_of_the_root(root: Path) -> None:
-    (root / "link").symlink_to("../secret")
-    for path in ("../secret", f"{root.parent}/secret", "link"):
-        with pytest.raises(OutsideRootError):
-            LmdbStorage(root).read([LmdbValue(path, key=b"0")])
-        assert LmdbStorage(root, allow_outside_root=True).read([LmdbValue(path, key=b"0")]) == [b"secret"]
-
-
-def test_a_value_larger_than_allowed_is_refused(root: Path) -> None:
-    with pytest.raises(StorageError, match=r"its 2,104 bytes exceed max_bytes=2,000"):
-        LmdbStorage(root, max_bytes=2000).read([LmdbValue("a", key=b"10")])
 
 
 def test_a_truncated_file_is_an_error_and_kills_nobody(root: Path) -> None:

@@ -1,8 +1,6 @@
 """Parquet and Arrow as Hugging Face writes them: indexed in place, read in any order, errors where they are broken."""
 
 import json
-import os
-import pickle
 import random
 import subprocess
 import sys
@@ -14,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mpload import BlockShuffle, MPDataset, MPLoader, RawBytes, Topology, build_index, open_index
-from mpload.errors import ArgumentError, MploadError, OutsideRootError, StorageError
+from mpload.errors import ArgumentError, MploadError
 from mpload.storage.parquet import ParquetStorage
 from mpload.storage.ranges import RowValue
 
@@ -167,45 +165,6 @@ def test_rows_are_read_in_any_order_whatever_is_kept(root: Path) -> None:
         storage = ParquetStorage(root, kept_bytes=kept_bytes)
         assert storage.read([at(n) for n in numbers]) == [image(n) for n in numbers]
         assert len(storage._groups) == (1 if kept_bytes == 1 else 3)
-    assert pickle.loads(pickle.dumps(storage)).read([at(7)]) == [image(7)]
-
-
-def test_a_forked_process_opens_files_anew(root: Path) -> None:
-    storage = ParquetStorage(root)
-    storage.read([at(3)])
-    child = os.fork()
-    if not child:
-        try:
-            os._exit(0 if storage.read([at(4)]) == [image(4)] else 1)
-        finally:
-            os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-@pytest.mark.parametrize(
-    ("item", "message"),
-    [
-        (at(300), r"row 0 of row group 3 is not there"),
-        (RowValue("a.parquet", row_group=2, row=30, column="image.bytes"), r"row 30 of row group 2 is not there"),
-        (at(0, column="nothing"), r"has no column 'nothing'"),
-        (at(0, column="label"), r"column 'label' holds int64, not bytes"),
-        (at(0, "c.parquet"), r"c\.parquet: row 0 of row group 0: cannot be read"),
-        (at(0, "a\0"), "is no path"),
-    ],
-)
-def test_what_is_not_there_says_so(root: Path, item: RowValue, message: str) -> None:
-    with pytest.raises(StorageError, match=message):
-        ParquetStorage(root).read([item])
-
-
-def test_no_path_leads_out_of_the_root_and_no_value_is_too_large(root: Path) -> None:
-    (root / "link").symlink_to("../b.parquet")
-    for path in ("../b.parquet", f"{root.parent}/b.parquet", "link"):
-        with pytest.raises(OutsideRootError):
-            ParquetStorage(root).read([at(0, path)])
-        assert ParquetStorage(root, allow_outside_root=True).read([at(0, path)]) == [image(0)]
-    with pytest.raises(StorageError, match="its 804 bytes exceed max_bytes=800"):
-        ParquetStorage(root, max_bytes=800).read([at(10)])
 
 
 def test_workers_read_parquet_in_blocks_and_import_pyarrow_for_nothing_else(root: Path, tmp_path: Path) -> None:

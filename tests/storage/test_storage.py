@@ -144,18 +144,6 @@ def num_open_files() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
 
-def test_reads_come_in_the_order_asked(root: Path) -> None:
-    with LocalStorage(root) as storage:
-        ranges = [
-            ByteRange("shard.tar", 248, 4),
-            ByteRange("a/one.bin"),
-            ByteRange("shard.tar", 0, 0),
-            ByteRange("a/one.bin", 1, 2),
-        ]
-        assert storage.read(ranges) == [bytes([248, 249, 0, 1]), b"12345", b"", b"23"]
-        assert storage.read([]) == []
-
-
 def test_a_large_file_is_read_in_parts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "_MAX_READ_BYTES", 7)
     with LocalStorage(root) as storage:
@@ -488,15 +476,6 @@ def test_storage_errors_travel_between_processes() -> None:
     error = pickle.loads(pickle.dumps(StorageError("a/two.bin: gone")))
     assert str(error) == "a/two.bin: gone"
     assert isinstance(error, MploadError)
-
-
-def test_what_is_too_large_is_not_read(root: Path) -> None:
-    (root / "large").write_bytes(b"x" * 1001)
-    with pickle.loads(pickle.dumps(LocalStorage(root, max_bytes=1000))) as storage:
-        assert storage.read([ByteRange("large", 1, 1000)]) == [b"x" * 1000]
-        for too_large in (ByteRange("large"), ByteRange("large", 0, 1001)):
-            with pytest.raises(StorageError, match=r"large: is not read, its 1,001 bytes exceed max_bytes=1,000"):
-                storage.read([too_large])
 
 
 @pytest.mark.parametrize("page_cache", ["keep", "drop"])

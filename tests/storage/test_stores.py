@@ -1,19 +1,16 @@
 """The same batches, bit for bit, wherever the bytes lie: files, tar, LMDB, TFRecord, Arrow, Parquet and S3."""
 
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from mpload import MPDataset, MPLoader, PartialCache, RandomResizedCrop, RawBytes, Topology, build_index, open_index
+from mpload import MPDataset, MPLoader, PartialCache, RandomResizedCrop, RawBytes, Topology, build_index
 from mpload.tools.pack.packing import PackOptions, pack_index
-from tests.support.photos import make_photo_tree
 from tests.support.s3 import s3_server
+from tests.support.sources import make_photos, make_source, make_tar
 
 STORES = ["files", "tar", "packed", "lmdb", "tfrecord", "arrow", "parquet", "s3", "s3-tar"]
 
@@ -21,8 +18,7 @@ STORES = ["files", "tar", "packed", "lmdb", "tfrecord", "arrow", "parquet", "s3"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stores")
-    make_photo_tree(folder / "photos", num_images=26, num_classes=3, seed=0)
-    build_index(folder / "photos", folder / "files.txt")
+    make_photos(folder)
     return folder
 
 
@@ -33,57 +29,6 @@ def s3(folder: Path) -> Iterator[None]:
         server.put_folder(folder / "photos", "data/photos")
         server.put_folder(folder / "tars", "data/tars")
         yield
-
-
-def samples(folder: Path) -> list[tuple[str, bytes, int]]:
-    index = open_index(folder / "files.txt")
-    return [
-        (f"{number:04d}", (folder / "photos" / str(record.cells[0])).read_bytes(), int(str(record.cells[1])))
-        for number, record in enumerate(index)
-    ]
-
-
-def make_tar(folder: Path) -> Path:
-    (folder / "tars").mkdir(exist_ok=True)
-    photos = folder / "photos"
-    with tarfile.open(folder / "tars" / "0.tar", "w") as tar:
-        for (key, _, label), record in zip(samples(folder), open_index(folder / "files.txt"), strict=True):
-            tar.add(photos / str(record.cells[0]), f"{key}.jpg")
-            (folder / "cls").write_text(str(label))
-            tar.add(folder / "cls", f"{key}.cls")
-    return folder / "tars"
-
-
-def make_source(kind: str, folder: Path) -> str | Path:
-    """Write the samples in another way; return what an index is made of."""
-    source = folder / kind
-    if kind == "lmdb":
-        lmdb = pytest.importorskip("lmdb")
-        with lmdb.open(str(source), map_size=1 << 28) as environment, environment.begin(write=True) as put:
-            for key, data, label in samples(folder):
-                put.put(f"{key}.jpg".encode(), data)
-                put.put(f"{key}.cls".encode(), str(label).encode())
-        return source
-    if kind == "tfrecord":
-        pytest.importorskip("crc32c")
-        writer = pytest.importorskip("tfrecord").TFRecordWriter(str(source))
-        for _, data, label in samples(folder):
-            writer.write({"image/encoded": (data, "byte"), "image/class/label": (label, "int")})
-        writer.close()
-        return source
-    if kind in {"arrow", "parquet"}:
-        values = [{"bytes": data, "path": key} for key, data, _ in samples(folder)]
-        column = pa.array(values, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
-        table = pa.table({"image": column, "label": [label for _, _, label in samples(folder)]})
-        if kind == "parquet":
-            pq.write_table(table, source, row_group_size=10)
-        else:
-            with pa.OSFile(str(source), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as stream:
-                stream.write_table(table)
-        return source
-    if kind == "s3":
-        return "s3://photos/data/photos"
-    return make_tar(folder) if "tar" in kind else folder / "photos"
 
 
 def batches(index: Path, cache: PartialCache | None, *, num_epochs: int) -> list[list[Any]]:

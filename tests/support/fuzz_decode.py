@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from mpload.errors import DecodeError
 from mpload.images.decoders import ImageDecoder, RandomResizedCrop, ResizeCenterCrop
-from mpload.images.image import Limits
+from mpload.images.limits import Limits
 from mpload.memory.usage import anonymous_bytes
 from mpload.units import format_bytes
 from tests.golden.make_formats import FOLDER

@@ -19,6 +19,7 @@ from mpload.telemetry.page import read_pages
 from mpload.telemetry.showing import show_progress
 from mpload.telemetry.writers import JsonLinesWriter, PrometheusWriter, TensorBoardWriter
 from tests.support.map_styles import Sleeping, Tuples
+from tests.support.programs import mpload
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pages need Linux")
 
@@ -45,20 +46,8 @@ def job() -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def mpload(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "200"}
-    return subprocess.run(
-        [sys.executable, "-m", "mpload", *arguments],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=60,
-        check=False,
-    )
-
-
 def test_top_shows_each_worker_of_a_running_job_and_a_killed_job_leaves_nothing(job: subprocess.Popen[str]) -> None:
-    done = mpload("top", str(job.pid), "--once", "--interval", "2")
+    done = mpload("top", str(job.pid), "--once", "--interval", "2", COLUMNS="200")
     assert done.returncode == 0, done.stderr
     assert f"process {job.pid}: " in done.stdout
     assert "limited by decode" in done.stdout
@@ -70,7 +59,7 @@ def test_top_shows_each_worker_of_a_running_job_and_a_killed_job_leaves_nothing(
         assert (read, transform) == (0, 0)
     job.kill()
     job.wait()
-    done = mpload("top", str(job.pid), "--once")
+    done = mpload("top", str(job.pid), "--once", COLUMNS="200")
     assert done.returncode != 0
     assert "have no MPLoader with workers" in done.stderr
 

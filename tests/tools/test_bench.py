@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import cv2
 import numpy as np
@@ -33,13 +32,9 @@ from mpload.tools.bench.memory_report import memory_tables
 from mpload.tools.bench.sample_lists import write_list
 from mpload.units import GIB, MIB
 from tests.support.photos import make_photo_tree
+from tests.support.programs import mpload
 
 NUM_PHOTOS = 12
-
-
-def bench(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mpload", "bench", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, **options)
 
 
 def write_index(folder: Path) -> Path:
@@ -57,7 +52,7 @@ def index(tmp_path: Path) -> Path:
 
 def test_every_decoder_is_measured_at_both_tasks_and_drawn(index: Path, tmp_path: Path) -> None:
     chart = tmp_path / "speeds.png"
-    ran = bench("decode", index, "--rounds", "1", "--plot", chart, "--json")
+    ran = mpload("bench", "decode", index, "--rounds", "1", "--plot", chart, "--json")
     assert (ran.returncode, ran.stderr) == (0, "")
     told = json.loads(ran.stdout)
     assert told["num_images"] == NUM_PHOTOS
@@ -85,7 +80,7 @@ def test_all_backends_cut_the_same_crop_out_of_an_image(index: Path) -> None:
 def test_an_image_that_cannot_be_decoded_is_counted_and_slows_nobody(index: Path, tmp_path: Path) -> None:
     broken = sorted(tmp_path.rglob("*.JPEG"))[3]
     broken.write_bytes(b"\xff\xd8\xff" + bytes(1000))
-    ran = bench("decode", index, "--rounds", "1", "--images", "100")
+    ran = mpload("bench", "decode", index, "--rounds", "1", "--images", "100")
     assert ran.returncode == 0, ran.stderr
     assert f"{NUM_PHOTOS} images of" in ran.stdout
     rows = [line.split() for line in ran.stdout.splitlines()[2:]]
@@ -134,7 +129,7 @@ def test_wrong_use_is_one_clear_line(
     index: Path, tmp_path: Path, arguments: tuple[str, ...], code: int, saying: str
 ) -> None:
     (tmp_path / "empty.txt").write_text("#mpload 1\n#columns image:path label:int\n")
-    ran = bench(*arguments, cwd=tmp_path)
+    ran = mpload("bench", *arguments, cwd=tmp_path)
     assert (ran.returncode, len(ran.stderr.splitlines())) == (code, 1), ran.stderr
     assert saying in ran.stderr
 
@@ -145,7 +140,7 @@ def test_a_plot_without_matplotlib_says_what_to_install_before_anything_is_measu
     (tmp_path / "without").mkdir()
     (tmp_path / "without/matplotlib.py").write_text("raise ImportError('not installed')\n")
     paths = os.pathsep.join([str(tmp_path / "without"), os.environ.get("PYTHONPATH", "")])
-    ran = bench("decode", index, "--plot", tmp_path / "x.png", env={**os.environ, "PYTHONPATH": paths})
+    ran = mpload("bench", "decode", index, "--plot", tmp_path / "x.png", PYTHONPATH=paths)
     assert ran.returncode == 1
     assert ran.stderr == "mpload: a plot needs matplotlib: pip install 'mpload[plot]'\n"
     assert ran.stdout == ""
@@ -241,7 +236,7 @@ def test_a_case_needs_samples() -> None:
 def test_one_command_prints_tables_and_draws_curves(tmp_path: Path) -> None:
     chart = tmp_path / "memory.png"
     options = ["--samples", "1e3,2e3", "--workers", "0", "--loaders", "mpdataset", "--epochs", "1"]
-    ran = bench("memory", *options, "--plot", chart)
+    ran = mpload("bench", "memory", *options, "--plot", chart)
     assert (ran.returncode, ran.stderr) == (0, "")
     rows = [line for line in ran.stdout.splitlines() if line.startswith(LOADER_NAMES["mpdataset"])]
     assert [row.count("MiB") for row in rows] == [2, 2, 0, 0]

@@ -17,6 +17,7 @@ import pytest
 
 from mpload.index.opening import open_index
 from mpload.tools.doctor.storage import Files
+from tests.support.programs import mpload
 from tests.support.slow_disk import can_mount
 from tests.support.staged import STAGED, diagnose, prepared, write_index, write_photos
 
@@ -52,12 +53,6 @@ def test_the_doctor_names_what_limits_a_staged_job(name: str, tmp_path: Path) ->
     )
 
 
-def _run(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mpload", "doctor", *map(str, arguments)]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=cwd, env=environment)
-
-
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -71,7 +66,7 @@ def test_what_cannot_be_examined_is_one_line(text: str | None, told: str, tmp_pa
     (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8\xff nothing else")
     if text is not None:
         (tmp_path / "train.txt").write_text(text)
-    ran = _run(tmp_path / "train.txt", "--seconds", "1")
+    ran = mpload("doctor", tmp_path / "train.txt", "--seconds", "1")
     assert ran.returncode in {1, 2}
     assert told in ran.stderr
     assert len(ran.stderr.splitlines()) == 1, ran.stderr
@@ -80,7 +75,7 @@ def test_what_cannot_be_examined_is_one_line(text: str | None, told: str, tmp_pa
 def test_a_decoder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_text("a.jpg 0\n")
     for name, told in (("nowhere:decode", "No module named 'nowhere'"), ("json", "write module:object")):
-        ran = _run(tmp_path / "train.txt", "--decode", name)
+        ran = mpload("doctor", tmp_path / "train.txt", "--decode", name)
         assert (ran.returncode, told in ran.stderr, len(ran.stderr.splitlines())) == (2, True, 1), ran.stderr
 
 
@@ -142,7 +137,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder.mkdir()
     with ExitStack() as stack:
         index = STAGED["slow consumer"].prepare(folder, stack)
-        ran = _run(index, "--seconds", "2", "--batch-size", "8", "--step-time", "0.001", "--html", folder / "r.html")
+        ran = mpload(
+            "doctor", index, "--seconds", "2", "--batch-size", "8", "--step-time", "0.001", "--html", folder / "r.html"
+        )
     assert (ran.returncode, ran.stderr) == (0, "")
     assert re.search(r"^limited by \w+", ran.stdout, re.MULTILINE)
     return folder / "r.html"

@@ -25,6 +25,7 @@ from mpload.memory.machine import num_usable_cores
 from mpload.tools.tune import Outcome, Point, pick, tune, worker_counts
 from mpload.units import MIB
 from tests.support import staged
+from tests.support.programs import mpload
 from tests.support.staged import STAGED
 
 outcomes = st.lists(
@@ -114,11 +115,6 @@ def test_what_the_budget_does_not_hold_is_not_tried(index_path: Path) -> None:
         )
 
 
-def _run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mpload", "tune", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-
-
 def test_the_command_prints_a_table_and_a_call_and_draws_a_plot(index_path: Path, tmp_path: Path) -> None:
     job = (
         "--decode",
@@ -130,7 +126,7 @@ def test_the_command_prints_a_table_and_a_call_and_draws_a_plot(index_path: Path
         "--seconds",
         "0.3",
     )
-    ran = _run(index_path, *job, "--plot", tmp_path / "tune.png")
+    ran = mpload("tune", index_path, *job, "--plot", tmp_path / "tune.png")
     assert (ran.returncode, ran.stderr) == (0, "")
     lines = ran.stdout.splitlines()
     assert lines[0].split()[:4] == ["workers", "batch", "budget", "samples/s"]
@@ -139,7 +135,7 @@ def test_the_command_prints_a_table_and_a_call_and_draws_a_plot(index_path: Path
     ast.parse(call)
     assert "decode=tests.support.staged.waiting_decode" in call
     assert cv2.imread(str(tmp_path / "tune.png")) is not None
-    told: dict[str, Any] = json.loads(_run(index_path, *job, "--json").stdout)
+    told: dict[str, Any] = json.loads(mpload("tune", index_path, *job, "--json").stdout)
     assert told["best"] in told["outcomes"]
     assert f"num_workers={told['best']['point']['num_workers']}" in told["call"]
 
@@ -155,7 +151,7 @@ def test_the_command_prints_a_table_and_a_call_and_draws_a_plot(index_path: Path
     ],
 )
 def test_a_wrong_option_is_one_line(options: tuple[str, ...], told: str, index_path: Path) -> None:
-    ran = _run(index_path, *options)
+    ran = mpload("tune", index_path, *options)
     assert ran.returncode == 2
     assert told in ran.stderr
     assert len(ran.stderr.splitlines()) == 1, ran.stderr
@@ -164,7 +160,7 @@ def test_a_wrong_option_is_one_line(options: tuple[str, ...], told: str, index_p
 def test_images_that_are_all_broken_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8\xff nothing else")
     (tmp_path / "train.txt").write_text("broken.jpg 0\n" * 20)
-    ran = _run(tmp_path / "train.txt", "--batch-size", "4", "--seconds", "0.3")
+    ran = mpload("tune", tmp_path / "train.txt", "--batch-size", "4", "--seconds", "0.3")
     assert (ran.returncode, ran.stdout) == (1, "")
     assert "broken.jpg" in ran.stderr
     assert len(ran.stderr.splitlines()) == 1, ran.stderr

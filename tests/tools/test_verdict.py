@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 from mpload.errors import ArgumentError
 from mpload.tools.demand import Demand
 from mpload.tools.doctor.examine import Diagnosis
-from mpload.tools.doctor.facts import Cost, Environment, Findings, Job, ReadRate, Samples, Storage, Temperature, Trial
+from mpload.tools.doctor.facts import (
+    Cost,
+    Environment,
+    Findings,
+    Job,
+    ReadRate,
+    Samples,
+    StorageSpeed,
+    Temperature,
+    Trial,
+)
 from mpload.tools.doctor.model import Limit, hit_share, predict
 from mpload.tools.doctor.remedies import remedies
 from mpload.tools.doctor.report import render_report
@@ -57,7 +67,7 @@ def findings(draw: st.DrawFn) -> Findings:
             cached_share=draw(st.one_of(st.none(), st.floats(0, 1))),
             num_shards=draw(st.integers(0, 100)),
         ),
-        storage=Storage(
+        storage=StorageSpeed(
             rates=tuple(draw(st.lists(rates, max_size=8))),
             read=draw(costs),
             reads_per_worker=draw(st.sampled_from([1, 16])),
@@ -132,7 +142,7 @@ def test_more_of_anything_never_makes_a_job_slower(found: Findings, more: int) -
 
 @given(st.lists(rates, min_size=1), st.lists(st.floats(0.1, 100), min_size=2))
 def test_storage_gives_no_less_to_more_readers(measured: list[ReadRate], at_once: list[float]) -> None:
-    storage = Storage(rates=tuple(measured), read=Cost())
+    storage = StorageSpeed(rates=tuple(measured), read=Cost())
     first = measured[0]
     given = [
         storage.rate(first.temperature, number, is_sequential=first.is_sequential) or 0.0 for number in sorted(at_once)
@@ -161,7 +171,7 @@ def _plain(*, num_workers: int = 4, step_seconds: float | None = 0.01, **changes
     found = Findings(
         job=Job(batch_size=32, num_workers=num_workers, step_seconds=step_seconds),
         samples=Samples(num_samples=10**6, num_measured=99, mean_bytes=100 * KIB, output_bytes=150e3, cached_share=0.0),
-        storage=Storage(
+        storage=StorageSpeed(
             rates=tuple(
                 ReadRate(temperature=temperature, concurrency=at_once, samples_per_second=rate * at_once)
                 for temperature, rate in ((Temperature.COLD, 2000), (Temperature.WARM, 20_000))

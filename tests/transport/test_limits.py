@@ -3,13 +3,13 @@
 import os
 import shutil
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
+from tests.support.programs import Ran, run_script
+
 NOBODY = 65534
 
 PREAMBLE = """
@@ -17,6 +17,7 @@ import os, resource, signal
 from mpload.errors import MploadError, WorkerError
 from mpload.transport.batches import PoolOptions
 from mpload.transport.pool import WorkerPool
+from tests.support.programs import Ran, run_script
 from tests.support.transport_works import (
     LAYOUT,
     Numbers,
@@ -45,16 +46,13 @@ def use_up_descriptors():
 """
 
 
-def run_script(text: str, *prefix: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*prefix, sys.executable, "-c", PREAMBLE + textwrap.dedent(text)],
-        capture_output=True, text=True, timeout=60, cwd=REPOSITORY, check=False,
-        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # threads count as processes
-    )  # fmt: skip
+def run(text: str, *prefix: str) -> Ran:
+    # Threads count as processes.
+    return run_script(PREAMBLE + textwrap.dedent(text), prefix=prefix, OPENBLAS_NUM_THREADS="1")
 
 
 def test_a_zygote_that_finds_no_descriptors_is_replaced_when_there_are_some() -> None:
-    done = run_script("""
+    done = run("""
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
         with make() as pool:
             check(pool)
@@ -79,7 +77,7 @@ def test_a_zygote_that_finds_no_descriptors_is_replaced_when_there_are_some() ->
 
 
 def test_an_iteration_that_was_refused_descriptors_loses_no_batch_and_repeats_none() -> None:
-    done = run_script("""
+    done = run("""
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
         with make() as pool:
             check(pool)
@@ -104,7 +102,7 @@ def test_an_iteration_that_was_refused_descriptors_loses_no_batch_and_repeats_no
 
 
 def test_a_pool_that_finds_no_descriptors_leaves_none_open() -> None:
-    done = run_script("""
+    done = run("""
         make().close()
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
         held = use_up_descriptors()
@@ -127,7 +125,7 @@ def test_a_loader_whose_pool_was_closed_by_an_error_starts_another(tmp_path: Pat
     (tmp_path / "index.txt").write_text("".join(f"{number}.bin\t{number}\n" for number in range(60)))
     for number in range(60):
         (tmp_path / f"{number}.bin").write_bytes(bytes([number]))
-    done = run_script(f"""
+    done = run(f"""
         from mpload import MPDataset, MPLoader, RawBytes
 
         dataset = MPDataset({str(tmp_path / "index.txt")!r}, decode=RawBytes(), batch_size=4)
@@ -146,7 +144,7 @@ def test_a_loader_whose_pool_was_closed_by_an_error_starts_another(tmp_path: Pat
 
 
 def test_a_limit_on_files_is_named() -> None:
-    done = run_script("""
+    done = run("""
         resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, resource.RLIM_INFINITY))
         before = open_files()
         try:
@@ -167,7 +165,7 @@ needs_root = pytest.mark.skipif(
 
 def limited(num_processes: int, script: str) -> subprocess.CompletedProcess[str]:
     """Run a script as a user with no other processes, who may have only so many, and who may read all files."""
-    return run_script(
+    return run(
         f"resource.setrlimit(resource.RLIMIT_NPROC, ({num_processes}, {num_processes}))\n{textwrap.dedent(script)}",
         *("setpriv", f"--reuid={NOBODY}", "--clear-groups", "--inh-caps=+dac_override", "--ambient-caps=+dac_override"),
     )

@@ -22,6 +22,7 @@ from mpload.transport.crew import Death
 from mpload.transport.launch import ZygoteProcess
 from mpload.transport.pool import WorkerPool
 from mpload.transport.worker import ChunkReport
+from tests.support.programs import REPOSITORY
 from tests.support.transport_works import (
     LAYOUT,
     Gate,
@@ -37,7 +38,6 @@ from tests.support.transport_works import (
     wait_until,
 )
 
-REPOSITORY = Path(__file__).parents[2]
 SEVERAL = PoolOptions(max_restarts=100_000)
 
 

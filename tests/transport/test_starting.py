@@ -19,6 +19,7 @@ from mpload.transport.batches import PoolOptions
 from mpload.transport.kernel import thread_names
 from mpload.transport.launch import ZygoteProcess
 from mpload.transport.pool import WorkerPool
+from tests.support.programs import REPOSITORY, run_script
 from tests.support.transport_works import (
     LAYOUT,
     Numbers,
@@ -30,8 +31,6 @@ from tests.support.transport_works import (
     tasks,
     wait_until,
 )
-
-REPOSITORY = Path(__file__).parents[2]
 
 
 @contextmanager
@@ -135,13 +134,6 @@ def test_a_zygote_that_hangs_up_and_lives_on_is_ended(monkeypatch: pytest.Monkey
 
     with leaves_nothing(), pytest.raises(WorkerError, match="closed its connection"):
         WorkerPool(HangsUp(), LAYOUT, num_slots=2, num_workers=1, options=PoolOptions(start_timeout_seconds=60))
-
-
-def run_script(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(text), *arguments],
-        capture_output=True, text=True, timeout=60, cwd=REPOSITORY, check=False,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize("starts_fresh", [False, True])

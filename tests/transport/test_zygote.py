@@ -17,6 +17,7 @@ from mpload.errors import ArgumentError, MploadWarning, WorkerError
 from mpload.transport.batches import BatchTask, PoolOptions
 from mpload.transport.pool import WorkerPool
 from mpload.transport.slots import Field, RaggedField, SlotLayout
+from tests.support.programs import REPOSITORY, run_script
 from tests.support.transport_works import (
     LAYOUT,
     Numbers,
@@ -29,7 +30,6 @@ from tests.support.transport_works import (
     wait_until,
 )
 
-REPOSITORY = Path(__file__).parents[2]
 FACTS = SlotLayout(num_samples=4, fields=(RaggedField(name="text", max_sample_bytes=10_000),))
 
 
@@ -54,13 +54,6 @@ def found_in_a_worker(find: Any, options: PoolOptions | None = None) -> str:
     assert not batch.failures, batch.failures
     text: bytes = batch.arrays["text"][0].tobytes()
     return text.decode()
-
-
-def run_script(text: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(text), *arguments],
-        capture_output=True, text=True, timeout=60, cwd=REPOSITORY, env={**os.environ, **environment}, check=False,
-    )  # fmt: skip
 
 
 def test_a_parent_that_hangs_up_with_messages_unread_ends_zygote_and_workers_without_a_word() -> None:

@@ -15,7 +15,7 @@ import simplejpeg  # type: ignore[import-untyped]
 
 from mpload.errors import DecodeError, MploadError
 from mpload.images.decoders import ImageDecoder, RandomResizedCrop, jpeg_backend, random_crop_box
-from mpload.images.image import Pixels
+from mpload.images.resize import Pixels
 from mpload.index.index import Index
 from mpload.plan.order import Shuffle
 from mpload.plan.sample_rng import SampleRng

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mpload.images.image import Pixels
+from mpload.images.resize import Pixels
 from mpload.storage.ranges import ByteRange
 
 __all__ = ["LINE_BYTES", "NoFiles", "NoPixels", "write_list"]

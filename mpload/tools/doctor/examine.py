@@ -12,12 +12,13 @@ from mpload.index.index import Index
 from mpload.index.opening import open_index
 from mpload.tools.doctor.empty import EmptyDecoder, write_empty_index
 from mpload.tools.doctor.environment import look_around
-from mpload.tools.doctor.facts import Cost, Findings, Job, Storage, Trial
+from mpload.tools.doctor.facts import Cost, Findings, Job, StorageSpeed, Trial
 from mpload.tools.doctor.model import predict
-from mpload.tools.doctor.remedies import Remedy, remedies
+from mpload.tools.doctor.remedies import remedies
 from mpload.tools.doctor.samples import measure_samples
 from mpload.tools.doctor.storage import Files, measure_rates, packed_rate, size_classes
 from mpload.tools.doctor.verdict import Verdict, judge
+from mpload.tools.remedy import Remedy
 from mpload.tools.trials import device_copy, run_loader
 
 __all__ = ["Diagnosis", "examine"]
@@ -74,7 +75,7 @@ def examine(
         index, files, decode=decode, transform=transform, seconds=_SAMPLES_SHARE * seconds, seed=seed
     )
     tell("storage: cold and warm")
-    storage = Storage(
+    storage = StorageSpeed(
         rates=measure_rates(index, files, seconds=_STORAGE_SHARE * seconds, seed=seed + 1),
         read=costs.read,
         size_classes=size_classes(costs.read_times),

@@ -18,7 +18,7 @@ __all__ = [
     "ReadRate",
     "Samples",
     "SizeClass",
-    "Storage",
+    "StorageSpeed",
     "Temperature",
     "Trial",
 ]
@@ -115,7 +115,7 @@ class Samples:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Storage:
+class StorageSpeed:
     """What the storage gives."""
 
     rates: tuple[ReadRate, ...]
@@ -242,7 +242,7 @@ class Findings:
 
     job: Job
     samples: Samples
-    storage: Storage
+    storage: StorageSpeed
     environment: Environment
     decode: Cost
     transform: Cost = field(default_factory=Cost)

@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mpload.tools.doctor.facts import Cost, Findings, Temperature, Trial
 from mpload.tools.doctor.model import Limit, needed_bytes, predict
 from mpload.tools.doctor.verdict import Bottleneck, Verdict, needed_descriptors
+from mpload.tools.remedy import Remedy
 from mpload.units import format_bytes
 
-__all__ = ["Remedy", "remedies", "resize_to"]
+__all__ = ["remedies", "resize_to"]
 
 _WORTH_IT = 1.1
 _MOST_WORKERS = 64
@@ -17,21 +18,6 @@ _LARGEST_BATCH = 64
 _GOOD_SHARE = 0.9
 _OPEN_SECONDS = 30e-6  # of a core, for opening and closing a file, however small
 _CROP_TO_SHORT_SIDE = 256 / 224
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remedy:
-    """A change, and what it gives."""
-
-    text: str
-    gain: float
-    """The factor by which the job gets faster; infinite where it could not start before."""
-    is_measured: bool = False
-    """Whether it was tried here, and not only reckoned."""
-    num_workers: int | None = None
-    """The number of workers that it asks for, where that is what it changes."""
-    batch_size: int | None = None
-    """The batch size that it asks for, where that is what it changes."""
 
 
 def remedies(findings: Findings, verdict: Verdict) -> list[Remedy]:

@@ -1,0 +1,125 @@
+"""What stands before the picture in a JPEG: its size, its orientation, and whether it is stored plainly."""
+
+import re
+import struct
+from io import BytesIO
+from typing import Literal, NamedTuple
+
+import imagesize  # type: ignore[import-untyped]
+import numpy as np
+import simplejpeg  # type: ignore[import-untyped]
+
+__all__ = ["ImageBytes", "JpegHeader", "has_more_scans", "libjpeg_header", "read_header"]
+
+ImageBytes = bytes | bytearray | memoryview
+
+_SCAN, _END = b"\xff\xda", b"\xff\xd9"
+_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]", re.DOTALL)  # of a segment with a length, or the end
+
+
+_MAX_SEGMENTS = 4096  # of a header; an ICC profile takes 255 at most
+_FILL_STEP_BYTES = 1 << 16
+_SEGMENT = struct.Struct(">BBH").unpack_from  # 0xFF, the marker, the length of what follows the marker
+_SIZE = struct.Struct(">HH").unpack_from
+_TOLD = frozenset({0xC0, 0xC1, 0xDA, 0xDD, 0xE1})  # frame, frame, scan, restarts, EXIF
+
+
+class JpegHeader(NamedTuple):
+    """What the segments before the picture say.
+
+    Attributes:
+        height: Of the image as it is stored, in pixels; 0 where nothing gives a size.
+        width: As the height.
+        orientation: As EXIF numbers them, 1 to 8; 1 where there is none that can be read.
+        frame: Where the frame's header begins; 0 where the picture is not stored plainly: from top to bottom in one go,
+            in three colours or one, without restarts (whose markers would be met before the end).
+        has_one_scan: Whether the picture is stored in one go.
+    """
+
+    height: int
+    width: int
+    orientation: int
+    frame: int
+    has_one_scan: bool
+
+
+def read_header(data: ImageBytes) -> JpegHeader:
+    """Read what stands before the picture."""
+    position, orientation, frame, restarts, has_one_scan, last = 2, 0, 0, False, False, len(data) - 10
+    for _ in range(_MAX_SEGMENTS):
+        if position > last:
+            break
+        start, marker, length = _SEGMENT(data, position)
+        if start != 0xFF:
+            break
+        if marker == 0xFF:  # fill bytes, perhaps many
+            position = _last_fill_byte(data, position)
+            continue
+        if marker in _TOLD:
+            if marker == 0xDA:  # the picture begins
+                has_one_scan = frame > 0 and data[position + 4] == data[frame + 9]
+                if has_one_scan and not restarts and data[frame + 9] in {1, 3}:
+                    height, width = _SIZE(data, frame + 5)
+                    return JpegHeader(height, width, orientation or 1, frame, has_one_scan)
+                break
+            if marker == 0xE1:
+                if orientation == 0 and data[position + 4 : position + 10] == b"Exif\0\0":
+                    orientation = _tiff_orientation(bytes(data[position + 10 : position + 2 + length]))
+            elif marker == 0xDD:
+                restarts = True
+            else:
+                frame = position
+        position += 2 + length
+    if (header := libjpeg_header(data)) is not None:
+        height, width, _ = header
+    else:
+        width, height = imagesize.get(BytesIO(data), exif_rotation=False)
+    return JpegHeader(height, width, orientation or 1, 0, has_one_scan)
+
+
+def _last_fill_byte(data: ImageBytes, position: int) -> int:
+    while step := bytes(data[position : position + _FILL_STEP_BYTES]):
+        num_filled = len(step) - len(step.lstrip(b"\xff"))
+        position += num_filled
+        if num_filled < len(step):
+            break
+    return position - 1
+
+
+def libjpeg_header(data: ImageBytes) -> tuple[int, int, str] | None:
+    """Return height, width and colours as simplejpeg finds them; None where it cannot."""
+    try:
+        height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
+    except (ValueError, KeyError):  # a KeyError is a colour space or subsampling it has no name for
+        return None
+    return height, width, colors
+
+
+def has_more_scans(data: ImageBytes, num_scans: int) -> bool:
+    """Whether a JPEG has more than `num_scans` scans, before the marker that ends it."""
+    values = np.frombuffer(data, np.uint8)
+    markers = values[np.flatnonzero(values[:-1] == _SCAN[0]) + 1]
+    if np.count_nonzero(markers == _SCAN[1]) <= num_scans:  # some of these may stand in a thumbnail, or behind the end
+        return False
+    data = bytes(data)
+    position = 2
+    while (found := _MARKER.search(data, position)) is not None and found[0] != _END:
+        num_scans -= found[0] == _SCAN
+        if num_scans < 0:
+            return True
+        position = found.start() + 2 + int.from_bytes(data[found.start() + 2 : found.start() + 4], "big")
+    return False
+
+
+def _tiff_orientation(exif: bytes) -> int:
+    if exif[:2] not in {b"II", b"MM"}:
+        return 1
+    order: Literal["little", "big"] = "little" if exif[:2] == b"II" else "big"
+    directory = int.from_bytes(exif[4:8], order)
+    num_entries = int.from_bytes(exif[directory : directory + 2], order)
+    for entry in range(directory + 2, min(directory + 2 + 12 * num_entries, len(exif) - 11), 12):
+        tag, kind = (int.from_bytes(exif[entry + at : entry + at + 2], order) for at in (0, 2))
+        if tag == 0x0112 and kind == 3:
+            orientation = int.from_bytes(exif[entry + 8 : entry + 10], order)
+            return orientation if 1 <= orientation <= 8 else 1
+    return 1

@@ -1,0 +1,63 @@
+"""Every decoder keeps the contract of decoders."""
+
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpload.images.decoders import ImageDecoder, NumpyDecoder, RandomResizedCrop, RawBytes, ResizeCenterCrop
+from mpload.images.gpu_decode import GpuDecode
+from mpload.images.limits import Limits
+from tests.golden.make_formats import FOLDER
+from tests.support.decoder_contract import DecoderContract
+
+SMALL = Limits(max_bytes=100_000)
+
+
+class ImageContract(DecoderContract):
+    @pytest.fixture
+    def whole(self) -> list[bytes]:
+        return [(FOLDER / name).read_bytes() for name in ("jpeg_420.jpg", "jpeg_exif_6.jpg", "png_rgb.png")]
+
+
+class TestImageDecoder(ImageContract):
+    decoder = ImageDecoder(limits=SMALL)
+
+
+class TestRandomResizedCrop(ImageContract):
+    decoder = RandomResizedCrop((24, 32), limits=SMALL)
+
+
+class TestResizeCenterCrop(ImageContract):
+    decoder = ResizeCenterCrop((24, 32), resize=40, limits=SMALL)
+
+
+class TestGpuDecode(ImageContract):
+    decoder = GpuDecode(RandomResizedCrop(24, limits=SMALL))
+
+
+class TestNumpyDecoder(DecoderContract):
+    decoder = NumpyDecoder(max_bytes=100_000)
+
+    @pytest.fixture
+    def whole(self) -> list[bytes]:
+        files = []
+        for array in (np.arange(60.0).reshape(3, 4, 5), np.arange(12, dtype=">i2").reshape(3, 4).T):
+            file = BytesIO()
+            np.save(file, array)
+            files.append(file.getvalue())
+        return files
+
+
+class TestRawBytes(DecoderContract):
+    decoder: Any = RawBytes()
+    broken = ()
+
+    @pytest.fixture
+    def whole(self) -> list[bytes]:
+        return [b"any \0 bytes"]
+
+
+class TestRawBytesInArrays(TestRawBytes):
+    decoder = RawBytes(as_array=True)

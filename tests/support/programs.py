@@ -1,0 +1,42 @@
+"""Programs that tests run in processes of their own: scripts, and the commands of mpload."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+__all__ = ["REPOSITORY", "Ran", "cache_command", "mpload", "run_script", "told"]
+
+REPOSITORY = Path(__file__).parents[2]
+Ran = subprocess.CompletedProcess[str]
+
+
+def run_script(text: str, *arguments: str, prefix: tuple[str, ...] = (), **environment: str) -> Ran:
+    """Run a Python program in the repository's folder; `prefix` goes before the interpreter."""
+    return subprocess.run(
+        [*prefix, sys.executable, "-c", textwrap.dedent(text), *arguments],
+        capture_output=True, text=True, timeout=60, cwd=REPOSITORY, env={**os.environ, **environment}, check=False,
+    )  # fmt: skip
+
+
+def mpload(*arguments: str | Path, cwd: Path | None = None, **environment: str) -> Ran:
+    """Run a command; what it imports by name it finds in the repository, too."""
+    return subprocess.run(
+        [sys.executable, "-m", "mpload", *map(str, arguments)], capture_output=True, text=True, timeout=100, cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **environment}, check=False,
+    )  # fmt: skip
+
+
+def told(ran: Ran) -> Any:
+    """Return what a command that went well printed as JSON."""
+    assert (ran.returncode, ran.stderr) == (0, "")
+    return json.loads(ran.stdout)
+
+
+def cache_command(*arguments: str | Path) -> tuple[int, Any, str]:
+    """Return the exit code of `mpload cache`, what it printed (the caches of its JSON), and its complaints."""
+    ran = mpload("cache", *arguments)
+    return ran.returncode, json.loads(ran.stdout)["caches"] if "--json" in arguments else ran.stdout, ran.stderr
