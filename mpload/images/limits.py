@@ -53,7 +53,7 @@ class Limits:
             raise DecodeError(f"{num_bytes:,} bytes exceed max_bytes={self.max_bytes:,}")
 
     def check_size(self, kind: str, height: int, width: int, num_bytes: int) -> None:
-        """Raise `DecodeError` where an image of `kind` has no `height` or `width`, or too many pixels for `num_bytes`."""
+        """Raise `DecodeError` where an image of `kind` lacks `height` or `width`, or is too large for its `num_bytes`."""
         num_pixels = height * width
         if height <= 0 or width <= 0:
             raise DecodeError(f"{kind} header is damaged or cut off: it gives no size ({num_bytes:,} bytes in all)")
