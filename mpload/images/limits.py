@@ -53,7 +53,17 @@ class Limits:
             raise DecodeError(f"{num_bytes:,} bytes exceed max_bytes={self.max_bytes:,}")
 
     def check_size(self, kind: str, height: int, width: int, num_bytes: int) -> None:
-        """Raise `DecodeError` where an image of `kind` lacks `height` or `width`, or is too large for its `num_bytes`."""
+        """Check the size that a header gives.
+
+        Args:
+            kind: of image, such as PNG.
+            height: in pixels; 0 where the header gives none.
+            width: as `height`.
+            num_bytes: of the file.
+
+        Raises:
+            DecodeError: there is no size, or it exceeds the limits.
+        """
         num_pixels = height * width
         if height <= 0 or width <= 0:
             raise DecodeError(f"{kind} header is damaged or cut off: it gives no size ({num_bytes:,} bytes in all)")
