@@ -2,11 +2,14 @@
 
 import os
 import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.no_processes import refuse_processes, unmarked
 from tests.support.photos import make_photo_tree
 
 # How long an example takes says how busy the machine is, and nothing about the law that it tests.
@@ -35,15 +38,37 @@ def pytest_configure() -> None:
 
     Keep commands under test quiet about a native decoder that is not built; pyproject.toml does it for the tests.
 
+    Refuse processes to tests that are not marked `processes`.
+
     Hear Ctrl-C also where a shell has started the tests in the background: commands under test inherit that.
     """
     os.environ.setdefault("PYTHONWARNINGS", "ignore:JPEGs are decoded by simplejpeg")
+    sys.addaudithook(refuse_processes)
     if os.environ.get("MPLOAD_TEST_DEVICE") == "late":
         from tests.support.late_device import install
 
         install()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave slow and quiet tests out of `-m "not processes"` too."""
+    for item in items:
+        if item.get_closest_marker("slow") or item.get_closest_marker("quiet"):
+            item.add_marker("processes")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Note which test runs, where it may start no process."""
+    if not item.get_closest_marker("processes"):
+        unmarked.append(item.nodeid)
+    try:
+        return (yield)
+    finally:
+        unmarked.clear()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -131,6 +131,7 @@ def marks_of(page: Path) -> Any:
     return pytest.mark.slow if "\n<!-- run -->\n" in page.read_text(encoding="utf-8") else ()  # commands take seconds
 
 
+@pytest.mark.processes
 @pytest.mark.filterwarnings("default")  # as in a script
 @pytest.mark.parametrize("page", [pytest.param(name, marks=marks_of(page)) for name, page in PAGES.items()])
 def test_the_code_of_a_page_runs_from_top_to_bottom(page: str, folder: Path) -> None:
@@ -243,6 +244,7 @@ def test_every_error_has_a_section_that_says_why_what_to_do_and_an_example(name:
     assert "```output" in section[1]
 
 
+@pytest.mark.processes
 def test_pages_made_from_the_code_are_what_the_code_says() -> None:
     command = [sys.executable, str(ROOT / "docs/generate.py"), "--check"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

@@ -72,6 +72,7 @@ def options_for(name: str) -> PoolOptions:
     return PoolOptions(sample_timeout_seconds=0.5 if name in SLOW_TO_SEE else 60.0)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_transform_at_fault_is_named_with_its_sample(folder: Path, name: str) -> None:
     fault, cause = FAULTS[name]
@@ -84,6 +85,7 @@ def test_a_transform_at_fault_is_named_with_its_sample(folder: Path, name: str) 
         list(loader)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_skipped_fault_costs_its_own_sample_only(folder: Path, tmp_path: Path, name: str) -> None:
     fault, _ = FAULTS[name]
@@ -99,6 +101,7 @@ def test_a_skipped_fault_costs_its_own_sample_only(folder: Path, tmp_path: Path,
     assert [line["sample_id"] for line in told] == [BAD]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 1, 4])
 def test_too_many_bad_samples_are_counted_over_all_workers(folder: Path, tmp_path: Path, num_workers: int) -> None:
     policy = ErrorPolicy(action="skip", report=tmp_path / "report.jsonl", max_error_fraction=0.01)
@@ -114,6 +117,7 @@ def test_too_many_bad_samples_are_counted_over_all_workers(folder: Path, tmp_pat
     assert [line["sample_id"] for line in told] == [number for number in alone if number % 4 == 0][:11]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("held", [threading.Lock(), (number for number in range(3))])
 def test_a_transform_that_cannot_be_copied_is_refused_at_construction(folder: Path, held: object) -> None:
     dataset = faulty(folder, lambda number: number if held else None)
@@ -183,6 +187,7 @@ def same_bits(left: Sequence[Sequence[torch.Tensor]], right: Sequence[Sequence[t
     return all(torch.equal(a, b) for one, other in pairs for a, b in zip(one, other, strict=True))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("disturb", "seconds"),
     [(kill_a_worker, 0.03), (kill_all_workers, 0.1), (kill_the_zygote, 0.25), (stop_a_worker, 0.2)],
@@ -259,6 +264,7 @@ def expected_epochs(folder: Path) -> list[Any]:
     return [ids(alone), ids(alone)]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "mount",
     ["mount -t tmpfs -o size=64m mpload /dev/shm", "mount -t tmpfs -o ro mpload /dev/shm"],
@@ -274,6 +280,7 @@ def test_slots_do_not_need_dev_shm(folder: Path, expected_epochs: list[Any], mou
     assert not found["deaths"]
 
 
+@pytest.mark.processes
 def test_256_descriptors_are_enough(folder: Path, expected_epochs: list[Any]) -> None:
     found = run_large(numbers_index(folder, 160), max_fds=256)
     assert found["epochs"] == expected_epochs
@@ -305,6 +312,7 @@ print(json.dumps({"ids": batches, "deaths": deaths, "history": [line for _, line
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("parent_bytes", [400 * MIB, 850 * MIB])
 def test_a_transform_that_leaks_in_a_small_container_costs_workers_and_no_sample(
     folder: Path, parent_bytes: int
@@ -329,6 +337,7 @@ def test_a_transform_that_leaks_in_a_small_container_costs_workers_and_no_sample
     assert "SIGKILL, out of memory" in found["history"][0]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("days", [-1, 1])
 def test_leaps_of_the_system_clock_kill_nobody_and_hide_neither_death_nor_standstill(
     folder: Path, monkeypatch: pytest.MonkeyPatch, days: int
@@ -352,6 +361,7 @@ def test_leaps_of_the_system_clock_kill_nobody_and_hide_neither_death_nor_stands
     assert found == ids(numbers(folder, 400))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_cycles", [30, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
 def test_cycles_of_making_iterating_and_closing_leave_nothing(folder: Path, num_cycles: int) -> None:
     def cycle() -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 OF_ALBUMENTATIONS = ("albumentations", "albucore", "scipy", "simsimd", "stringzilla", "yaml")
 OPTIONAL = ("lmdb", "matplotlib", "obstore", "crc32c", "PIL", "torchvision", "pandas")
 LACKING = """

@@ -126,10 +126,12 @@ def loaded_by(statement: str) -> set[str]:
     return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
 
 
+@pytest.mark.processes
 def test_importing_mpload_loads_nothing_heavy() -> None:
     assert loaded_by("import mpload").isdisjoint({"torch", "pyarrow", "numpy", "cv2"})
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("module", ["cli.main", "samples.pipeline", "index.opening", "plan.topology"])
 def test_what_runs_without_torch_starts_without_torch(module: str) -> None:
     assert "torch" not in loaded_by(f"import mpload.{module}")
@@ -141,6 +143,7 @@ def test_no_test_module_imports_another() -> None:
     assert not {path: names for path, names in found.items() if names}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("module", ["samples.pipeline", "index.index", "plan.order", "plan.plan"])
 def test_what_workers_need_starts_without_pyarrow(module: str) -> None:
     assert "pyarrow" not in loaded_by(f"import mpload.{module}")

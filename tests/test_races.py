@@ -84,6 +84,7 @@ def record(contestant: str, code: str, rates: list[float], ratios: list[float]) 
     return {"case": case, "figures": figures}
 
 
+@pytest.mark.processes
 def test_the_readme_quotes_all_turns_of_the_latest_code_and_names_who_is_ahead(tmp_path: Path) -> None:
     shutil.copytree(BENCHMARKS, tmp_path / "benchmarks", ignore=shutil.ignore_patterns("peers"))
     (tmp_path / "README.md").write_text(

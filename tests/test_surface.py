@@ -251,6 +251,7 @@ def test_every_field_of_a_public_dataclass_is_documented(name: str) -> None:
     assert check is None or not raises(check) or "Raises:" in doc
 
 
+@pytest.mark.processes
 def test_type_checkers_refuse_what_does_not_exist_and_typos(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     snippet = tmp_path / "snippet.py"

@@ -21,6 +21,8 @@ from mpload.cli.summary import count_labels
 from tests.support.photos import make_photo_tree
 from tests.support.programs import Ran, mpload, told
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -15,9 +15,10 @@ import psutil
 import pytest
 from numpy.typing import NDArray
 
-from mpload import MPDataset, open_index
+from mpload import open_index
 from mpload.cli.demo import _stream
 from mpload.cli.photos import SCENES, photo
+from mpload.plan.batching import Batching
 from tests.support.photos import make_photo_tree
 from tests.support.programs import Ran, mpload
 
@@ -33,6 +34,7 @@ def demo(*arguments: str | Path, scratch: Path) -> Ran:
     return mpload("demo", *arguments, TMPDIR=str(scratch))
 
 
+@pytest.mark.processes
 def test_the_demo_proves_its_point_and_leaves_nothing_behind(tmp_path: Path) -> None:
     ran = demo("--images", "37", "--workers", "2", "--batch-size", "8", scratch=tmp_path)
     assert (ran.returncode, ran.stderr) == (0, "")
@@ -43,6 +45,7 @@ def test_the_demo_proves_its_point_and_leaves_nothing_behind(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.processes
 def test_the_demo_takes_a_folder_and_keeps_what_it_is_told_to(photos: Path, tmp_path: Path) -> None:
     kept, scratch = tmp_path / "kept", tmp_path / "scratch"
     scratch.mkdir()
@@ -54,12 +57,14 @@ def test_the_demo_takes_a_folder_and_keeps_what_it_is_told_to(photos: Path, tmp_
     assert list(scratch.iterdir()) == []
 
 
+@pytest.mark.processes
 def test_the_demo_takes_images_without_labels(photos: Path, tmp_path: Path) -> None:
     ran = demo(next(photos.iterdir()), "--workers", "1", scratch=tmp_path)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert "epoch 2  10 samples" in ran.stdout
 
 
+@pytest.mark.processes
 def test_a_broken_image_in_a_worker_is_one_line_with_its_name(tmp_path: Path) -> None:
     folder, scratch = tmp_path / "photos", tmp_path / "scratch"
     folder.mkdir()
@@ -90,11 +95,12 @@ def test_the_demo_fails_where_a_sample_comes_twice(
     (tmp_path / "index.txt").write_text("#mpload 1\n#columns image:path number:int\n" + lines)
     index = open_index(tmp_path / "index.txt")
     assert _stream(index, num_workers=0, batch_size=2)
-    monkeypatch.setattr(MPDataset, "order_of", lambda *_: _OneTwice(5))
+    monkeypatch.setattr(Batching, "order_of", lambda *_, **__: _OneTwice(5))
     assert not _stream(index, num_workers=0, batch_size=2)
     assert "FAILED   every epoch held every sample exactly once" in capsys.readouterr().out
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("num_there", "later_seconds"), [(0, 0.0), (0, 0.05), (1, 0.0), (1, 0.012), (4, 0.3)]
 )  # while workers are being started, and while they work

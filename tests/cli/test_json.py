@@ -16,6 +16,8 @@ from mpload.cli.main import app
 from mpload.tools.bench.decoders import CROP, DECODE
 from tests.support.photos import make_photo_tree
 
+pytestmark = pytest.mark.processes
+
 NUM_PHOTOS = 24
 REPORTING = {
     "bench decode", "bench memory", "cache clear", "cache info", "cache verify", "doctor", "index", "inspect", "merge",

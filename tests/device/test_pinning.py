@@ -86,6 +86,7 @@ def test_a_driver_that_refuses_is_asked_once() -> None:
     assert not pinner.pin(slots.tensor(0), slots.lock)
 
 
+@pytest.mark.processes
 def test_a_forked_child_does_not_talk_to_its_parents_driver() -> None:
     driver, slots = Driver(), Slots()
     pinner = Pinner(torch.device("cpu"), cudart=driver)

@@ -276,6 +276,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("numbers")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("is_late", [True, False])
 def test_the_batches_of_an_mploader_arrive_in_order_and_states_count_those_received(
     folder: Path, is_late: bool
@@ -305,6 +306,7 @@ def test_the_batches_of_an_mploader_arrive_in_order_and_states_count_those_recei
         assert loader.state_dict()["epoch"] == 0
 
 
+@pytest.mark.processes
 def test_photos_arrive_normalised(photo_tree: Path) -> None:
     index = build_index(photo_tree, photo_tree.with_name("device.txt"))
 

@@ -117,6 +117,7 @@ def peak_bytes(small: bytes, large: bytes) -> int:
     return int(subprocess.run(command, input=small + large, stdout=subprocess.PIPE, check=True, timeout=60).stdout)
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
 @pytest.mark.parametrize("ending", [".png", ".webp", ".bmp", ".tiff", ".gif", "progressive .jpg"])
 def test_decoding_takes_what_the_limit_says_at_most(ending: str) -> None:

@@ -50,6 +50,7 @@ def called(decoder: Any, data: bytes, seed: int = 0) -> Any:
     return decoder(data, rng=np.random.default_rng(seed))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("crop", CROPS)
 def test_on_the_cpu_the_loader_gives_the_pixels_of_the_crop_alone(
     photo_tree: Path, crop: RandomResizedCrop | ResizeCenterCrop
@@ -115,6 +116,7 @@ def test_workers_decode_what_the_device_does_not_take(
     assert np.array_equal(images[0].permute(1, 2, 0).numpy(), called(crop, data))
 
 
+@pytest.mark.processes
 def test_a_file_that_breaks_off_meets_the_error_policy_in_the_worker(
     specials: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -434,6 +434,7 @@ def build(folder: Path, **environment: str) -> list[Path]:
     return sorted(folder.rglob("*.so"))
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("gcc")
 def test_the_native_modules_are_built_where_they_can_be(tmp_path: Path) -> None:
     modules = build(tmp_path)
@@ -445,10 +446,12 @@ import _files, _jpeg; _files.open_beneath(0, ""); print(_jpeg.LIBJPEG_TURBO_VERS
     assert done.stdout.count(".") == 2
 
 
+@pytest.mark.processes
 def test_native_modules_are_left_out_where_they_cannot_be_built(tmp_path: Path) -> None:
     assert build(tmp_path, CC="false") == []
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("gcc")
 def test_no_damaged_file_and_no_view_makes_the_native_decoder_touch_what_is_not_its_own(tmp_path: Path) -> None:
     fuzzer = tmp_path / "fuzz"

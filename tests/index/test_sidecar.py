@@ -337,6 +337,7 @@ def test_rows_of_another_place_are_no_rows(large: Index) -> None:
     assert len({checks_of(rows, row, seed=seed) for row in (0, 512) for seed in (0, 1 << 31)}) == 4
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("what", ["sidecar", "text"])
 def test_a_file_that_is_cut_in_use_is_an_error_and_no_signal(tmp_path: Path, num_workers: int, what: str) -> None:
@@ -371,6 +372,7 @@ def test_a_file_that_is_cut_in_use_is_an_error_and_no_signal(tmp_path: Path, num
         assert (labels, record) == ("3000", "IndexChangedError")
 
 
+@pytest.mark.processes
 def test_an_index_that_is_replaced_before_workers_start_is_named(tmp_path: Path) -> None:
     text = make_text(tmp_path / "train.txt", 1000)
     dataset = MPDataset(text, decode=RawBytes(), batch_size=8)
@@ -396,6 +398,7 @@ def test_a_column_gives_no_rows_of_another_text_that_took_its_place(tmp_path: Pa
         labels[7]
 
 
+@pytest.mark.processes
 def test_a_text_that_is_replaced_while_it_is_being_opened_is_an_error(tmp_path: Path) -> None:
     text, other = tmp_path / "train.txt", tmp_path / "other.txt"
     for path, classes in ((text, b"cat\tdog"), (other, b"dog\tcat")):
@@ -446,6 +449,7 @@ def open_at(barrier: "multiprocessing.synchronize.Barrier", path: Path, out: "mu
     out.put(f"{len(index)} {index[len(index) - 1].cells} {sidecar_of(index).path.name}")
 
 
+@pytest.mark.processes
 def test_eight_processes_that_open_at_once_all_get_a_right_index(tmp_path: Path) -> None:
     text = make_text(tmp_path / "train.txt", 300_000)
     context = multiprocessing.get_context("fork")
@@ -474,6 +478,7 @@ def run_as_nobody(code: str, *arguments: Path, warm_up: Path) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.processes
 def test_on_a_read_only_folder_the_sidecar_goes_to_the_cache_folder(own_cache_folder: Path) -> None:
     base = Path(f"/tmp/mpload-test-{os.getpid()}")  # pytest's own folder is closed to other users
     folder = base / "data"
@@ -501,6 +506,7 @@ def test_on_a_read_only_folder_the_sidecar_goes_to_the_cache_folder(own_cache_fo
         shutil.rmtree(base)
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
     text = make_text(tmp_path / "train.txt", 200_000)
@@ -516,6 +522,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["train.txt"]
 
 
+@pytest.mark.processes
 def test_a_pickled_index_needs_no_pyarrow(tmp_path: Path) -> None:
     text = make_text(tmp_path / "train.txt", 100)
     (tmp_path / "index.pickle").write_bytes(pickle.dumps(open_index(text)))
@@ -548,6 +555,7 @@ def test_a_text_without_labels_says_so(tmp_path: Path) -> None:
         _ = open_index(tmp_path / "list.txt").labels
 
 
+@pytest.mark.processes
 def test_private_memory_of_a_reader_does_not_grow_with_the_index(large: Index, tmp_path: Path) -> None:
     code = (
         "import sys, numpy as np, mpload\n"
@@ -568,6 +576,7 @@ def test_private_memory_of_a_reader_does_not_grow_with_the_index(large: Index, t
     assert int(done.stdout) < 8 * 2**20  # the map alone is 34 MB, the text 38 MB
 
 
+@pytest.mark.processes
 def test_building_waits_for_nobody_who_died(tmp_path: Path) -> None:
     text = make_text(tmp_path / "train.txt", 100)
     code = (
@@ -582,6 +591,7 @@ def test_building_waits_for_nobody_who_died(tmp_path: Path) -> None:
     assert time.monotonic() - start < 30
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
 def test_opening_an_index_starts_no_thread(tmp_path: Path) -> None:
     text = make_text(tmp_path / "train.txt", 10)

@@ -317,6 +317,7 @@ def test_a_full_disk_leaves_nothing_half_made(
     assert names_in(tmp_path) == ["tree"]
 
 
+@pytest.mark.processes
 def test_a_killed_build_leaves_no_index(tmp_path: Path) -> None:
     program = (
         "import os, signal, sys\nfrom mpload import build_index\n"

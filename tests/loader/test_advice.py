@@ -87,6 +87,7 @@ def test_images_are_compared_with_what_the_decoder_makes(photo_tree: Path) -> No
     assert np.isfinite(large)
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
 def test_each_thing_is_said_once_by_a_real_loader() -> None:
     adviser = Adviser(is_auto=False, num_cores=2, image_excess=lambda: 1.0)
@@ -104,6 +105,7 @@ def test_each_thing_is_said_once_by_a_real_loader() -> None:
     assert "What limits is decode" in str(warning.message)
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
 def test_advice_names_the_line_of_the_users_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpload.loader.loader._ADVICE_SECONDS", 0.5)

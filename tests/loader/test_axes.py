@@ -19,6 +19,8 @@ from tests.support import decoders
 from tests.support.batches import numbers_index
 from tests.support.photos import encode, photo
 
+pytestmark = pytest.mark.processes
+
 WAYS = ["alone", "one by one", "DataLoader", "0", "2"] if sys.platform == "linux" else ["alone", "DataLoader"]
 
 

@@ -44,6 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("numbers")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
 def test_batches_do_not_depend_on_the_number_of_workers(folder: Path, num_workers: int) -> None:
     expected = ids(numbers(folder, 103))
@@ -51,6 +52,7 @@ def test_batches_do_not_depend_on_the_number_of_workers(folder: Path, num_worker
     assert ids(DataLoader(numbers(folder, 103), batch_size=None, num_workers=num_workers)) == expected
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])
 def test_batches_do_not_depend_on_the_start_method(folder: Path, start_method: str) -> None:
     loader = DataLoader(
@@ -139,6 +141,7 @@ def test_resuming_with_any_other_ranks_and_batches_yields_exactly_the_rest(
         assert states[0]["epoch"] == 3
 
 
+@pytest.mark.processes
 def test_iterating_again_goes_on_to_the_next_epoch_however_it_is_read(folder: Path) -> None:
     expected = []
     for epoch in range(3):
@@ -160,6 +163,7 @@ def test_iterating_again_goes_on_to_the_next_epoch_however_it_is_read(folder: Pa
             assert [ids(loader) for _ in range(3)] == expected
 
 
+@pytest.mark.processes
 def test_set_epoch_reaches_workers_that_live_on(folder: Path) -> None:
     dataset = numbers(folder, 50)
     loader = DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=True)
@@ -185,12 +189,14 @@ def test_a_copy_made_amid_an_epoch_begins_the_next_one(folder: Path, copied: Cal
     assert dataset.state_dict()["position"] == 4
 
 
+@pytest.mark.processes
 def test_another_number_of_workers_goes_on_with_the_same_epoch(folder: Path) -> None:
     dataset, alone = numbers(folder, 50), numbers(folder, 50)
     for num_workers in (3, 1, 0, 4, 2):
         assert ids(DataLoader(dataset, batch_size=None, num_workers=num_workers)) == ids(alone)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_state_taken_beside_workers_counts_what_was_received(folder: Path, persistent: bool) -> None:
     dataset = numbers(folder, 90)
@@ -216,6 +222,7 @@ def test_a_state_taken_beside_workers_counts_what_was_received(folder: Path, per
     assert resumed._run.plan_of(resumed._run.epochs.next).start == 0
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("make", [DataLoader, StatefulDataLoader])
 @pytest.mark.parametrize("num_workers", [2, 3])
 def test_samples_come_in_the_same_batches_with_any_number_of_workers(folder: Path, make: Any, num_workers: int) -> None:
@@ -241,6 +248,7 @@ def test_a_finished_epoch_resumes_at_the_next_one(folder: Path) -> None:
     assert (dataset.state_dict()["epoch"], dataset.state_dict()["position"]) == (1, 0)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("batch_size", [4, None])
 def test_stateful_data_loader_resumes_exactly(folder: Path, num_workers: int, batch_size: int | None) -> None:
@@ -264,6 +272,7 @@ def test_stateful_data_loader_resumes_exactly(folder: Path, num_workers: int, ba
         assert ids(resumed) == whole[num_epochs + 1]
 
 
+@pytest.mark.processes
 def test_samples_one_by_one_are_the_epoch_too(folder: Path) -> None:
     expected = flat(ids(numbers(folder, 600)))
     dataset = numbers(folder, 600, batch_size=None)
@@ -322,6 +331,7 @@ def crops(index: Path | Index, **options: Any) -> MPDataset:
     return MPDataset(index, decode=RandomResizedCrop(64), **options)
 
 
+@pytest.mark.processes
 def test_images_are_channels_last_uint8_and_bit_identical_everywhere(photos: Path) -> None:
     expected = list(crops(photos))
     images, labels = expected[0]
@@ -390,6 +400,7 @@ def bad(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
     return open_index(bad_index(photos, tmp_path), allow_outside_root=True)
 
 
+@pytest.mark.processes
 def test_a_bad_sample_raises_with_its_place_and_cause(bad: Index) -> None:
     with pytest.raises(SampleError, match=rf"{bad.path}:10: sample 5 \(broken.jpg\): "):
         list(crops(bad, shuffle=False))
@@ -429,6 +440,7 @@ def test_a_job_that_skips_its_dataset_away_is_stopped(photos: Path, tmp_path: Pa
     assert len((tmp_path / "report.jsonl").read_text().splitlines()) == 51
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("batch_size", [5, None])
 def test_dicts_hold_the_columns_by_their_names(folder: Path, batch_size: int | None) -> None:
     tuples = list(numbers(folder, 23, batch_size=batch_size))
@@ -443,6 +455,7 @@ def test_dicts_hold_the_columns_by_their_names(folder: Path, batch_size: int | N
         assert np.array_equal(named["label"], values[1])
 
 
+@pytest.mark.processes
 def test_a_dataset_can_be_made_in_a_process_that_was_forked_after_openmp_had_threads(folder: Path) -> None:
     index = numbers_index(folder, 10)
     script = (
@@ -459,12 +472,14 @@ def test_a_dataset_can_be_made_in_a_process_that_was_forked_after_openmp_had_thr
     assert done.returncode == 0
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_default_device_changes_no_batch(folder: Path, num_workers: int) -> None:
     with torch.device("meta"), MPLoader(numbers(folder, 10), num_workers=num_workers) as loader:
         assert ids(loader) == ids(numbers(folder, 10))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [None, 0, 1])
 @pytest.mark.parametrize("shape", [(), (2, 3)])
 def test_a_batch_of_no_samples_has_their_type_and_shape(

@@ -110,6 +110,7 @@ def test_reading_ahead(photos: Path, leaves_nothing_open: Check) -> None:
     leaves_nothing_open(lambda: list(islice(raw(photos, storage=storage), 2)))
 
 
+@pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:a bad sample")
 @pytest.mark.parametrize("on_error", ["raise", "skip", "substitute"])
 @pytest.mark.parametrize("num_workers", [None, 0, 2])
@@ -131,6 +132,7 @@ def test_what_ended_in_an_error(
     leaves_nothing_open(use)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("num_batches", [2, 100])
 def test_a_loader(photos: Path, num_workers: int, num_batches: int, leaves_nothing_open: Check) -> None:
@@ -141,10 +143,12 @@ def test_a_loader(photos: Path, num_workers: int, num_batches: int, leaves_nothi
     leaves_nothing_open(use)
 
 
+@pytest.mark.processes
 def test_a_loader_of_a_map_style_dataset(leaves_nothing_open: Check) -> None:
     leaves_nothing_open(lambda: list(islice(MPLoader([*range(40)], batch_size=4, num_workers=2), 3)))
 
 
+@pytest.mark.processes
 def test_a_prefetcher_left_in_the_middle(photos: Path, leaves_nothing_open: Check) -> None:
     def use() -> None:
         loader = MPLoader(raw(photos, decode=RandomResizedCrop(32)), num_workers=1)
@@ -153,6 +157,7 @@ def test_a_prefetcher_left_in_the_middle(photos: Path, leaves_nothing_open: Chec
     leaves_nothing_open(use)
 
 
+@pytest.mark.processes
 def test_a_dataset_that_a_stock_loader_has_read(photos: Path, leaves_nothing_open: Check) -> None:
     def use() -> None:
         dataset = raw(photos)
@@ -162,6 +167,7 @@ def test_a_dataset_that_a_stock_loader_has_read(photos: Path, leaves_nothing_ope
     leaves_nothing_open(use)
 
 
+@pytest.mark.processes
 def test_an_lmdb(tmp_path: Path, leaves_nothing_open: Check) -> None:
     lmdb = pytest.importorskip("lmdb")
     with lmdb.open(str(tmp_path / "a.lmdb"), map_size=1 << 24, subdir=False) as made, made.begin(write=True) as put:

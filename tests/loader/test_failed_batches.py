@@ -68,6 +68,7 @@ def received(batches: Iterator[Any]) -> list[list[int] | None]:
     return found
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("way", WAYS)
 def test_the_next_batch_comes_after_one_that_failed(way: str, tmp_path: Path) -> None:
     reading = WAYS[way](tmp_path)
@@ -76,6 +77,7 @@ def test_the_next_batch_comes_after_one_that_failed(way: str, tmp_path: Path) ->
         reading.close()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("way", [way for way in WAYS if not way.startswith("stock")])
 @pytest.mark.parametrize("num_batches", [1, 2, 3])
 def test_a_state_counts_the_batch_that_failed_as_received(way: str, num_batches: int, tmp_path: Path) -> None:

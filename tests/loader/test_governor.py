@@ -263,6 +263,7 @@ print(json.dumps({"ids": ids, "depths": depths, "said": [str(each.message) for e
 """
 
 
+@pytest.mark.processes
 def test_a_loader_gives_way_before_the_kernel_kills_and_comes_back(container: Container, tmp_path: Path) -> None:
     from mpload import MPDataset, Topology
     from tests.support.decoders import number_in
@@ -294,6 +295,7 @@ with MPLoader(dataset, num_workers=1) as loader:
 """
 
 
+@pytest.mark.processes
 def test_a_worker_that_is_killed_for_lack_of_memory_is_replaced_and_the_cause_is_named(
     container: Container, tmp_path: Path
 ) -> None:
@@ -304,6 +306,7 @@ def test_a_worker_that_is_killed_for_lack_of_memory_is_replaced_and_the_cause_is
     assert "out of memory" in report.read_text()
 
 
+@pytest.mark.processes
 def test_a_loader_keeps_to_its_budget_in_a_small_container() -> None:
     """The same over ten million samples and 2,000 batches: `python benchmarks/bench_budget.py`."""
     benchmark = Path(__file__).parents[2] / "benchmarks" / "bench_budget.py"

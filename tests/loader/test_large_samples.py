@@ -26,6 +26,7 @@ def sparse(path: Path, num_bytes: int) -> str:
     return path.name
 
 
+@pytest.mark.processes
 def test_a_sample_of_300_mib_goes_through_a_worker(tmp_path: Path) -> None:
     (tmp_path / "all.txt").write_text(sparse(tmp_path / "large", 300 * MIB) + "\n")
     dataset = MPDataset(tmp_path / "all.txt", decode=RawBytes(as_array=True), batch_size=1, topology=Topology())
@@ -35,6 +36,7 @@ def test_a_sample_of_300_mib_goes_through_a_worker(tmp_path: Path) -> None:
     assert bytes(sample[-3:].numpy()) == b"end"
 
 
+@pytest.mark.processes
 def test_samples_of_any_size_fit_batches_of_200_000(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(bytes(range(256)))
     lines = (f"{number % 200}+{number % 7}@bytes\n" for number in range(2000))
@@ -48,6 +50,7 @@ def test_samples_of_any_size_fit_batches_of_200_000(tmp_path: Path) -> None:
         ]
 
 
+@pytest.mark.processes
 def test_a_sample_beyond_its_room_is_named_with_the_numbers_and_the_next_step(tmp_path: Path) -> None:
     (tmp_path / "all.txt").write_text(sparse(tmp_path / "large", 50 * MIB) + "\n")
     dataset = MPDataset(

@@ -50,6 +50,7 @@ def photos(photo_tree: Path) -> Path:
     return build_index(photo_tree, photo_tree.with_name("loader.txt"))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 1, 2, 7])
 def test_batches_do_not_depend_on_the_number_of_workers(photos: Path, num_workers: int) -> None:
     def dataset() -> MPDataset:
@@ -63,6 +64,7 @@ def test_batches_do_not_depend_on_the_number_of_workers(photos: Path, num_worker
             assert same(list(loader), epoch)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("tail", ["pad", "drop", "ragged"])
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_every_tail_and_rank_gives_what_the_dataset_gives(folder: Path, tail: str, rank: int) -> None:
@@ -81,6 +83,7 @@ PIPELINES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("pipeline", PIPELINES)
 def test_whatever_a_pipeline_makes_arrives_as_it_was_made(photos: Path, pipeline: dict[str, Any]) -> None:
     def dataset() -> MPDataset:
@@ -90,6 +93,7 @@ def test_whatever_a_pipeline_makes_arrives_as_it_was_made(photos: Path, pipeline
         assert same(list(loader), list(dataset()))
 
 
+@pytest.mark.processes
 def test_text_and_several_sources_arrive_too(tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(b"abcdefgh")
     lines = "".join(f"{i}+1@data\t{i % 3}+2@data\tcaption \u00e4\u00df {i}\t{i / 2}\n" for i in range(6))
@@ -104,6 +108,7 @@ def test_text_and_several_sources_arrive_too(tmp_path: Path) -> None:
     assert batches[0][2][1] == "caption \u00e4\u00df 1"
 
 
+@pytest.mark.processes
 def test_a_hoarding_consumer_never_sees_a_batch_change(folder: Path) -> None:
     expected = ids(numbers(folder, 4000, batch_size=16))
     with MPLoader(numbers(folder, 4000, batch_size=16), num_workers=2) as loader:
@@ -114,6 +119,7 @@ def test_a_hoarding_consumer_never_sees_a_batch_change(folder: Path) -> None:
     assert ids(held) == expected
 
 
+@pytest.mark.processes
 def test_states_count_what_was_received_and_resume_anywhere(folder: Path) -> None:
     whole = numbers(folder, 200)
     whole.set_epoch(1)
@@ -135,6 +141,7 @@ def test_states_count_what_was_received_and_resume_anywhere(folder: Path) -> Non
     assert received + ids(alone) == expected
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_state_between_the_beginning_of_an_iteration_and_its_first_batch_is_the_next_epoch(
     folder: Path, num_workers: int
@@ -148,6 +155,7 @@ def test_a_state_between_the_beginning_of_an_iteration_and_its_first_batch_is_th
             assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (2 * epoch - 1, 8)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_two_loaders_of_one_dataset_have_an_epoch_each_and_states_of_their_own(folder: Path, num_workers: int) -> None:
     dataset = numbers(folder, 50)
@@ -161,6 +169,7 @@ def test_two_loaders_of_one_dataset_have_an_epoch_each_and_states_of_their_own(f
             assert received[epoch] + ids(resumed) == ids(whole)
 
 
+@pytest.mark.processes
 def test_a_new_iteration_ends_the_old_one(folder: Path) -> None:
     with MPLoader(numbers(folder, 200), num_workers=2) as loader:
         old = iter(loader)
@@ -177,6 +186,7 @@ def test_a_new_iteration_ends_the_old_one(folder: Path) -> None:
         assert first + ids(new) == ids(alone)
 
 
+@pytest.mark.processes
 def test_an_epoch_that_was_left_or_failed_does_not_show_in_the_next_one(folder: Path, tmp_path: Path) -> None:
     dataset, alone = numbers(folder, 200), numbers(folder, 200)
     with MPLoader(dataset, num_workers=2) as loader:
@@ -192,6 +202,7 @@ def test_an_epoch_that_was_left_or_failed_does_not_show_in_the_next_one(folder: 
                 list(loader)
 
 
+@pytest.mark.processes
 def test_a_consumer_that_lets_go_gets_views_and_no_copies(folder: Path) -> None:
     with MPLoader(numbers(folder, 4000, batch_size=16), num_workers=2) as loader:
         for _ in range(2):
@@ -253,6 +264,7 @@ def killing_dataset(folder: Path, **options: Any) -> MPDataset:
     return dataset
 
 
+@pytest.mark.processes
 def test_a_sample_that_kills_its_workers_meets_the_policy(folder: Path, tmp_path: Path) -> None:
     with (
         MPLoader(killing_dataset(folder), num_workers=2) as loader,
@@ -272,6 +284,7 @@ def test_a_sample_that_kills_its_workers_meets_the_policy(folder: Path, tmp_path
         assert "killed its worker (SIGSEGV)" in report.read_text().splitlines()[-1]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("action", ["skip", "substitute"])
 def test_bad_samples_are_treated_as_the_dataset_treats_them(
     folder: Path, tmp_path: Path, action: Literal["raise", "skip", "substitute"]
@@ -288,6 +301,7 @@ def test_bad_samples_are_treated_as_the_dataset_treats_them(
         assert ids(loader) == expected
 
 
+@pytest.mark.processes
 def test_a_transform_that_raises_is_named_with_its_sample(folder: Path) -> None:
     dataset = numbers(folder, 60, shuffle=False)
     dataset._run.pipeline.decode = broken
@@ -298,6 +312,7 @@ def test_a_transform_that_raises_is_named_with_its_sample(folder: Path) -> None:
         list(loader)
 
 
+@pytest.mark.processes
 def test_a_transform_that_changes_its_mind_about_the_shape_is_named(photos: Path) -> None:
     dataset = MPDataset(
         photos, decode=RandomResizedCrop(48), transform=changing, batch_size=4, topology=Topology()
@@ -334,6 +349,7 @@ def test_wrong_arguments_are_named(photos: Path, options: dict[str, Any], messag
         MPLoader(MPDataset(photos, topology=Topology()), num_workers=1)
 
 
+@pytest.mark.processes
 def test_a_budget_bounds_the_slots(photos: Path) -> None:
     dataset = MPDataset(photos, decode=RandomResizedCrop(224), batch_size=2, topology=Topology())
     with MPLoader(dataset, num_workers=2, memory_budget="34MiB") as loader:
@@ -351,6 +367,7 @@ def nothing_left() -> Iterator[None]:
         gc.collect()
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("nothing_left")
 def test_closing_collecting_and_releasing_leave_nothing(folder: Path) -> None:
     for _ in range(3):
@@ -373,6 +390,7 @@ def test_closing_collecting_and_releasing_leave_nothing(folder: Path) -> None:
     del loader, batch
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("nothing_left")
 def test_a_loader_in_a_forked_child_disturbs_nobody(folder: Path) -> None:
     with MPLoader(numbers(folder, 60), num_workers=1) as loader:
@@ -407,6 +425,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_the_end_of_the_parent_is_the_end_of_all(folder: Path, how: signal.Signals) -> None:
     numbers(folder, 60)

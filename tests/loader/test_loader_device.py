@@ -16,6 +16,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("numbers")
 
 
+@pytest.mark.processes
 def test_the_short_form_is_a_loader_whose_batches_are_on_the_device(folder: Path) -> None:
     expected = ids(numbers(folder, 103))
     with MPLoader(numbers(folder, 103), num_workers=2, device="cpu") as loader:
@@ -33,6 +34,7 @@ def test_the_short_form_is_a_loader_whose_batches_are_on_the_device(folder: Path
         assert ids(loader) == expected
 
 
+@pytest.mark.processes
 def test_the_short_form_ends_with_its_loader(folder: Path) -> None:
     loader = MPLoader(numbers(folder, 103), num_workers=1, device="cpu")
     pids = loader.pids.values()

@@ -54,6 +54,7 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_are_those_of_a_stock_data_loader(kind: type[Sized], num_workers: int) -> None:
@@ -63,6 +64,7 @@ def test_batches_are_those_of_a_stock_data_loader(kind: type[Sized], num_workers
         assert same(list(batches), expected)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("order", [Shuffle(), BlockShuffle(block_samples=4, window_blocks=2)])
 def test_batches_do_not_depend_on_the_number_of_workers(order: Any) -> None:
     def epochs(num_workers: int) -> list[Any]:
@@ -77,6 +79,7 @@ def test_batches_do_not_depend_on_the_number_of_workers(order: Any) -> None:
         assert same(epochs(num_workers), alone)
 
 
+@pytest.mark.processes
 def test_what_samples_draw_from_torch_depends_on_seed_epoch_and_sample_alone() -> None:
     with loader(Drawn(with_torch=True), num_workers=0) as here, loader(Drawn(with_torch=True), num_workers=2) as there:
         assert same(list(here), list(there))
@@ -109,6 +112,7 @@ def test_ranks_share_an_epoch() -> None:
     assert sorted(seen) == list(range(23))
 
 
+@pytest.mark.processes
 def test_a_rank_without_samples_gets_an_empty_batch_like_the_others() -> None:
     with loader(Dicts(6), num_workers=1, topology=Topology(rank=1, world_size=2)) as batches:
         (first, *rest) = list(batches)
@@ -121,6 +125,7 @@ def test_a_rank_without_samples_gets_an_empty_batch_like_the_others() -> None:
     assert empty["list"][0].shape == (0,)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_run_is_resumed_where_it_was_left(num_workers: int) -> None:
     def run(state: dict[str, Any] | None = None, num_batches: int = 8) -> tuple[list[list[int]], dict[str, Any]]:
@@ -156,18 +161,21 @@ def test_a_state_of_another_dataset_is_refused() -> None:
         batches.load_state_dict(state)
 
 
+@pytest.mark.processes
 def test_a_killed_worker_loses_and_repeats_no_sample(tmp_path: Path) -> None:
     with loader(Killing(tmp_path / "once"), num_workers=2) as batches:
         assert torch.cat(list(batches)).tolist() == list(range(23))
         assert batches.stats().num_deaths == 1
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_failed_sample_is_named(num_workers: int) -> None:
     with loader(Broken(), num_workers=num_workers) as batches, pytest.raises(SampleError, match="sample 7 of Broken: "):
         list(batches)
 
 
+@pytest.mark.processes
 def test_a_sample_of_another_shape_is_named() -> None:
     with loader(Odd(), num_workers=1) as batches:
         message = r"sample 7 of Odd: sample: this sample is float64\[3\], the first one is float64\[2\]"
@@ -175,6 +183,7 @@ def test_a_sample_of_another_shape_is_named() -> None:
             list(batches)
 
 
+@pytest.mark.processes
 def test_what_cannot_cross_a_process_is_an_error_that_says_so() -> None:
     with pytest.raises(SampleError, match=r"sample\['x'\] requires grad, .* Return sample\['x'\]\.detach\(\)"):
         loader(WithGrad(), num_workers=1)
@@ -185,6 +194,7 @@ def test_what_cannot_cross_a_process_is_an_error_that_says_so() -> None:
         list(batches)
 
 
+@pytest.mark.processes
 def test_a_class_of_the_script_itself_works() -> None:
     class Local(Sized):
         def __getitem__(self, i: int) -> int:
@@ -195,6 +205,7 @@ def test_a_class_of_the_script_itself_works() -> None:
         assert torch.cat(list(batches)).tolist() == list(range(0, 230, 10))
 
 
+@pytest.mark.processes
 def test_an_empty_dataset_gives_no_batches() -> None:
     with loader(Tuples(0), num_workers=1) as batches:
         assert list(batches) == []
@@ -205,6 +216,7 @@ class Endless(IterableDataset[int]):
         return itertools.count()
 
 
+@pytest.mark.processes
 def test_what_is_no_map_style_dataset_is_refused(photo_tree: Path) -> None:
     index = build_index(photo_tree, photo_tree.with_name("mapstyle.txt"))
     with pytest.raises(ArgumentError, match="Endless is no map-style dataset"):

@@ -80,6 +80,7 @@ def labels_of(batches: Iterable[Any]) -> list[int]:
 KINDS = ["bare0", "stock0", "stock1", "spawn1", "loader0", "loader1", "map0", "map1"]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_are_looked_at_when_an_iteration_begins_and_may_not_change(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -112,6 +113,7 @@ def rank_main(rank: int, dataset: Any, folder: Path) -> None:
     torch.distributed.barrier()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_ranks_that_come_from_one_process_share_the_samples_and_no_epochs(start_method: str, tmp_path: Path) -> None:
     dataset = numbers(tmp_path, 43, topology=None, tail="ragged")
@@ -124,6 +126,7 @@ def test_ranks_that_come_from_one_process_share_the_samples_and_no_epochs(start_
     assert of_ranks[0][0] != of_ranks[0][1] != of_ranks[0][2]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_the_length_is_the_whole_epochs_also_after_a_resume(num_workers: int, tmp_path: Path) -> None:
     numbers_index(tmp_path, 76)

@@ -40,6 +40,7 @@ def spans_of(batches: Sequence[Any], *, num_samples: int = NUM_SAMPLES) -> list[
     return sorted((start, end) for _, start, end in rows)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("options", [PoolOptions(), PoolOptions(starts_fresh=True)], ids=["forked", "fresh"])
 def test_what_is_too_large_for_a_part_is_decoded_one_at_a_time(tmp_path: Path, options: PoolOptions) -> None:
     with MPLoader(dataset(tmp_path), num_workers=4, memory_budget="512MiB", options=options) as loader:
@@ -48,6 +49,7 @@ def test_what_is_too_large_for_a_part_is_decoded_one_at_a_time(tmp_path: Path, o
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
 
 
+@pytest.mark.processes
 def test_who_waits_for_its_turn_is_not_stuck(tmp_path: Path) -> None:
     options = PoolOptions(sample_timeout_seconds=0.6)
     images = dataset(tmp_path, partial(turned, seconds=0.3), num_samples=12)
@@ -56,6 +58,7 @@ def test_who_waits_for_its_turn_is_not_stuck(tmp_path: Path) -> None:
         assert not loader.stats().num_deaths
 
 
+@pytest.mark.processes
 def test_the_next_one_has_its_turn_when_a_worker_dies_in_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

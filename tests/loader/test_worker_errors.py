@@ -51,6 +51,7 @@ def by_map_style(index: Path, num_workers: int) -> MploadError:
     return raised(DeeplyBroken(), num_workers, batch_size=5, topology=Topology())
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(
     "raise_it", [lambda index, n: by_pipeline(index, n, decoders.deeply_broken), by_transform, by_map_style]
@@ -64,6 +65,7 @@ def test_an_error_comes_with_file_line_and_cause(index: Path, raise_it: Any, num
     assert 'raise KeyError("deep", number)' in text_of(error)
 
 
+@pytest.mark.processes
 def test_an_error_of_the_user_s_own_kind_comes_as_its_traceback(index: Path) -> None:
     for error in by_pipeline(index, 2, decoders.unspeakable), raised(Unspeakable(), 2, batch_size=5):
         assert isinstance(error, SampleError)
@@ -71,6 +73,7 @@ def test_an_error_of_the_user_s_own_kind_comes_as_its_traceback(index: Path) -> 
         assert "raise UnspeakableError(1, 2)" in text_of(error)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_error_without_words_meets_the_policy_like_any_other(index: Path, tmp_path: Path, num_workers: int) -> None:
     cause = "UnspeakableError, whose __str__ raised ZeroDivisionError"
@@ -86,6 +89,7 @@ def test_an_error_without_words_meets_the_policy_like_any_other(index: Path, tmp
         assert set(lines[0]) == {"sample_id", "where", "paths", "cause", "epoch", "action"}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("action", ["skip", "substitute"])
 def test_the_end_of_a_job_that_loses_its_samples_names_the_line(
@@ -98,12 +102,14 @@ def test_the_end_of_a_job_that_loses_its_samples_names_the_line(
     assert 'raise KeyError("deep", number)' in text_of(error)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_pipeline_that_fails_from_the_start_names_the_line(index: Path, num_workers: int) -> None:
     error = by_pipeline(index, num_workers, decoders.always_unspeakable)
     assert "raise UnspeakableError(1, len(data))" in text_of(error)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_substitutes_that_all_fail_name_the_line(index: Path, tmp_path: Path, num_workers: int) -> None:
     def transform(array: Any) -> Any:
@@ -120,24 +126,28 @@ def test_substitutes_that_all_fail_name_the_line(index: Path, tmp_path: Path, nu
     assert 'raise UnicodeError("all of them from here on")' in text_of(error)
 
 
+@pytest.mark.processes
 def test_a_long_traceback_keeps_its_end(index: Path) -> None:
     text = text_of(by_pipeline(index, 2, decoders.too_deep))
     assert text.count("at the bottom: xxx") >= 2
     assert 'raise ValueError("at the bottom: " + values)' in text
 
 
+@pytest.mark.processes
 def test_an_error_of_many_words_names_the_line_too(index: Path) -> None:
     error = by_pipeline(index, 2, decoders.wordy)
     assert len(str(error)) < 20_000
     assert 'raise ValueError("x" * 10_000_000)' in text_of(error)
 
 
+@pytest.mark.processes
 def test_an_error_with_a_number_that_cannot_be_written_is_a_failure_like_any_other(index: Path) -> None:
     error = by_pipeline(index, 2, decoders.immense)
     assert "whose __str__ raised ValueError" in str(error)
     assert "raise ValueError(10**5000)" in text_of(error)
 
 
+@pytest.mark.processes
 def test_a_stock_data_loader_s_worker_names_the_line(index: Path) -> None:
     from torch.utils.data import DataLoader
 
@@ -161,6 +171,7 @@ def leaving(index: Path, way: str, kind: type[BaseException], on_error: str, fol
     return WAYS[way](dataset)
 
 
+@pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:a bad sample")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", [SystemExit, GeneratorExit])
@@ -171,6 +182,7 @@ def test_code_that_wants_to_leave_has_failed(index: Path, tmp_path: Path, way: s
     assert sorted(labels) == [number for number in range(60) if number != 7]
 
 
+@pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:a bad sample")
 @pytest.mark.parametrize("way", ["dataset", "loader, 0 workers", "loader, 2 workers"])
 @pytest.mark.parametrize("on_error", ["raise", "skip"])

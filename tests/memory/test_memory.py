@@ -32,6 +32,7 @@ def hold(num_bytes: int) -> "subprocess.Popen[bytes]":
     return wait_ready(HOLD.format(num_bytes))
 
 
+@pytest.mark.processes
 def test_private_memory_of_a_child_shows_in_its_uss_and_in_the_tree() -> None:
     with hold(0) as empty, hold(50 * MIB) as full:
         extra = process_memory(full.pid).uss_bytes - process_memory(empty.pid).uss_bytes
@@ -44,6 +45,7 @@ def test_private_memory_of_a_child_shows_in_its_uss_and_in_the_tree() -> None:
             process.communicate()
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="PSS is Linux's")
 def test_a_shared_map_counts_by_halves(tmp_path: Path) -> None:
     (tmp_path / "shared").write_bytes(b"x" * 40 * MIB)
@@ -58,6 +60,7 @@ def test_a_shared_map_counts_by_halves(tmp_path: Path) -> None:
     assert alone.uss_bytes - shared.uss_bytes == pytest.approx(40 * MIB, rel=0.3)
 
 
+@pytest.mark.processes
 def test_a_process_that_has_ended_is_named_or_left_out() -> None:
     with hold(0) as process:
         process.communicate()
@@ -66,6 +69,7 @@ def test_a_process_that_has_ended_is_named_or_left_out() -> None:
     assert tree_memory(process.pid) == []
 
 
+@pytest.mark.processes
 def test_a_dead_child_that_nobody_has_waited_for_is_left_out_of_its_tree() -> None:
     with hold(0) as process:
         process.kill()

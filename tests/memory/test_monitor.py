@@ -130,6 +130,7 @@ def watch(
     return found
 
 
+@pytest.mark.processes
 def test_a_leak_of_one_megabyte_a_second_in_one_of_eight_workers_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +147,7 @@ def test_it_is_found_within_a_minute_at_one_percent_of_a_core_and_nothing_else_i
     assert found == {int((tmp_path / "leaker").read_text())}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("seconds", [6.0, pytest.param(60.0, marks=pytest.mark.quiet)])
 def test_in_a_clean_run_of_several_epochs_no_leak_is_ever_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
@@ -343,6 +345,7 @@ def family(num_children: int) -> Iterator[Callable[[str], int]]:
             process.kill()
 
 
+@pytest.mark.processes
 def test_processes_that_come_and_go_are_seen() -> None:
     with family(3) as tell:
         tree = ProcessTree(tell(""))
@@ -360,6 +363,7 @@ def test_processes_that_come_and_go_are_seen() -> None:
     assert tree.read(max_seconds=10.0) == ()
 
 
+@pytest.mark.processes
 def test_a_process_that_is_not_read_again_keeps_its_figures_and_is_read_soon() -> None:
     with family(20) as tell:
         tree = ProcessTree(tell(""))
@@ -372,6 +376,7 @@ def test_a_process_that_is_not_read_again_keeps_its_figures_and_is_read_soon() -
         assert not {id(process) for process in first} & {id(process) for process in latest}
 
 
+@pytest.mark.processes
 def test_reading_large_processes_takes_no_more_processor_time_than_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     def memory_of_large(process: psutil.Process) -> ProcessMemory:
         memory = memory_of(process)
@@ -395,6 +400,7 @@ def test_an_interval_that_is_none_is_named() -> None:
         MemoryMonitor(interval_seconds=0)
 
 
+@pytest.mark.processes
 def test_the_command_under_the_monitor_keeps_its_output_and_exit_code(tmp_path: Path) -> None:
     program = "import time; kept = bytearray(200 << 20); time.sleep(3); print('done'); raise SystemExit(7)"
     files: list[str | Path] = ["--csv", tmp_path / "memory.csv", "--plot", tmp_path / "memory.png"]
@@ -414,6 +420,7 @@ def drawn_colours(path: Path) -> set[tuple[float, ...]]:
     return {tuple(pixel) for pixel in pixels.reshape(-1, 3).tolist()}
 
 
+@pytest.mark.processes
 def test_the_plot_shows_the_pss_of_the_command(tmp_path: Path) -> None:
     assert (
         mpload("monitor", "--interval", "0.05", "--plot", tmp_path / "memory.png", "--", "sleep", "1").returncode == 0
@@ -421,12 +428,14 @@ def test_the_plot_shows_the_pss_of_the_command(tmp_path: Path) -> None:
     assert (178, 114, 0) in drawn_colours(tmp_path / "memory.png")  # blue, green, red
 
 
+@pytest.mark.processes
 def test_a_command_that_ends_at_once_can_be_drawn(tmp_path: Path) -> None:
     ran = mpload("monitor", "--plot", tmp_path / "memory.png", "--", "true")
     assert (ran.returncode, ran.stderr.count("\n")) == (0, 1), ran.stderr
     assert cv2.imread(str(tmp_path / "memory.png")) is not None
 
 
+@pytest.mark.processes
 def test_in_a_training_run_every_process_has_its_role(tmp_path: Path) -> None:
     with train(tmp_path, "clean") as run:
         reading = MemoryMonitor(run.pid).read()
@@ -436,6 +445,7 @@ def test_in_a_training_run_every_process_has_its_role(tmp_path: Path) -> None:
     assert Counter(roles.values()) == {Role.TRAINING: 1, Role.ZYGOTE: 1, Role.WORKER: 8}
 
 
+@pytest.mark.processes
 def test_a_terminal_shows_pss_beside_rss_and_what_takes_the_memory() -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "mpload", "monitor", "--interval", "0.1", "--", "sleep", "0.5"]
@@ -452,6 +462,7 @@ def test_a_terminal_shows_pss_beside_rss_and_what_takes_the_memory() -> None:
         assert word in text, word
 
 
+@pytest.mark.processes
 def test_a_command_that_a_signal_ends_gives_the_code_a_shell_would(tmp_path: Path) -> None:
     assert mpload("monitor", "--", "sh", "-c", "kill -9 $$").returncode == 137
 
@@ -463,6 +474,7 @@ def catches(pid: int, number: signal.Signals) -> bool:
     return bool(int(caught, 16) >> (number - 1) & 1)
 
 
+@pytest.mark.processes
 def test_a_command_hears_sigterm_and_decides(tmp_path: Path) -> None:
     script = "trap 'echo saved; exit 3' TERM; echo ready; while true; do sleep 0.1; done"
     command = [sys.executable, "-m", "mpload", "monitor", "--csv", f"{tmp_path}/memory.csv", "--", "sh", "-c", script]
@@ -476,6 +488,7 @@ def test_a_command_hears_sigterm_and_decides(tmp_path: Path) -> None:
     assert (tmp_path / "memory.csv").read_text().startswith("seconds,pid,name,rss_bytes")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("arguments", "code", "saying"),
     [

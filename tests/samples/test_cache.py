@@ -127,6 +127,7 @@ def test_a_larger_fraction_keeps_what_a_smaller_one_has_kept(files: Path, tmp_pa
     assert opened(large).counts.hits == opened(small).counts.misses
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 3])
 @pytest.mark.parametrize("what", CachedForm)
 def test_batches_are_the_same_cold_and_warm_whoever_makes_them(
@@ -213,6 +214,7 @@ def test_forms_have_checksums_of_their_own(files: Path, tmp_path: Path) -> None:
     assert len(keys) == 2
 
 
+@pytest.mark.processes
 def test_the_limit_holds_over_processes_and_runs(files: Path, tmp_path: Path) -> None:
     for run in range(3):
         dataset = raw(files, PartialCache(tmp_path / "cache", max_bytes=2 * MIB, fraction=1.0), seed=run)
@@ -264,6 +266,7 @@ def test_shrinking_gives_bytes_back_at_once_and_holds(files: Path, tmp_path: Pat
     assert not opened(raw(files, PartialCache(tmp_path / "cache"))).is_tmpfs() or str(tmp_path).startswith("/dev/shm")
 
 
+@pytest.mark.processes
 def test_a_cache_in_memory_is_part_of_the_budget_and_gives_way(files: Path) -> None:
     folder = Path("/dev/shm") / f"mpload-test-{os.getpid()}"
     data = files.parent / "data"
@@ -505,6 +508,7 @@ def assert_goes_on_with_one_warning(files: Path, folder: Path) -> None:
     opened(dataset).close()
 
 
+@pytest.mark.processes
 def test_a_full_disk_ends_the_filling_with_one_warning(files: Path, tmp_path: Path) -> None:
     with tmpfs(tmp_path / "disk", 2 * MIB) as disk:
         assert_goes_on_with_one_warning(files, disk)
@@ -522,6 +526,7 @@ def test_a_limit_on_file_sizes_ends_the_filling_with_one_warning(files: Path, tm
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.processes
 def test_workers_tell_of_a_full_disk_once(files: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with tmpfs(tmp_path / "disk", MIB) as disk:
         dataset = raw(files, PartialCache(disk, fraction=1.0))
@@ -535,6 +540,7 @@ def test_workers_tell_of_a_full_disk_once(files: Path, tmp_path: Path, capfd: py
     assert capfd.readouterr().err.count("not filled any further") == 1
 
 
+@pytest.mark.processes
 def test_a_read_only_folder_is_read_and_told_of_once(files: Path, tmp_path: Path) -> None:
     with tmpfs(tmp_path / "disk", 8 * MIB) as disk:
         choice = PartialCache(disk, fraction=1.0)
@@ -564,6 +570,7 @@ def test_a_folder_that_cannot_be_made_costs_one_warning(files: Path, tmp_path: P
     assert len(told) == 1
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_kills", [10, pytest.param(200, marks=pytest.mark.slow)])
 def test_processes_killed_while_they_fill_leave_no_wrong_byte(tmp_path: Path, num_kills: int) -> None:
     command = [sys.executable, "-m", "tests.support.cache_kills", str(tmp_path), str(num_kills)]
@@ -576,6 +583,7 @@ def test_processes_killed_while_they_fill_leave_no_wrong_byte(tmp_path: Path, nu
     assert found["folder_bytes"] <= found["max_bytes"] + 64 * KIB
 
 
+@pytest.mark.processes
 def test_workers_killed_while_they_fill_a_cache_change_no_batch(files: Path, tmp_path: Path) -> None:
     chance = random.Random(0)
     dataset = raw(files, PartialCache(tmp_path / "cache", fraction=1.0))
@@ -618,6 +626,7 @@ cache.close()
 """
 
 
+@pytest.mark.processes
 def test_ranks_fill_one_cache_together(files: Path, tmp_path: Path) -> None:
     ranks = [
         subprocess.Popen(
@@ -652,6 +661,7 @@ def test_ranks_fill_one_cache_together(files: Path, tmp_path: Path) -> None:
 # --- the command line, and wrong values
 
 
+@pytest.mark.processes
 def test_the_command_line_shows_verifies_and_clears(files: Path, tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     dataset = raw(files, PartialCache(folder, fraction=0.5))

@@ -163,6 +163,7 @@ def test_a_writer_whose_segment_is_gone_begins_another(folder: Path) -> None:
     assert num_hits(folder, 2) == 1
 
 
+@pytest.mark.processes
 def test_a_fork_writes_to_a_segment_of_its_own(folder: Path) -> None:
     cache = opened(folder)
     fill(cache, 1)
@@ -178,6 +179,7 @@ def test_a_fork_writes_to_a_segment_of_its_own(folder: Path) -> None:
     assert num_hits(folder, 1, 2, 3) == 3
 
 
+@pytest.mark.processes
 def test_a_fork_that_closes_its_copy_leaves_its_parents_segment_as_it_is(folder: Path) -> None:
     cache = opened(folder)
     fill(cache, 1)

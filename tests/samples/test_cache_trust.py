@@ -125,6 +125,7 @@ def test_a_cache_mends_itself_where_a_pipe_took_the_place_of_a_file(tmp_path: Pa
     assert counts.hits >= 2 * NUM_SAMPLES
 
 
+@pytest.mark.processes
 def test_a_link_in_place_of_the_folder_is_not_followed(tmp_path: Path) -> None:
     inside = read_epoch(tmp_path).folder.path
     inside.rename(tmp_path / "elsewhere")
@@ -138,6 +139,7 @@ def test_a_link_in_place_of_the_folder_is_not_followed(tmp_path: Path) -> None:
     assert sorted((path.name, path.read_bytes()) for path in (tmp_path / "elsewhere").iterdir()) == before
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("about", ['{"format": "mpload-cache-1", "num_samples": Infinity}', "[" * 200_000])
 def test_a_folder_that_says_nonsense_of_itself_is_no_cache(tmp_path: Path, about: str) -> None:
     (tmp_path / "cache").mkdir()
@@ -145,6 +147,7 @@ def test_a_folder_that_says_nonsense_of_itself_is_no_cache(tmp_path: Path, about
     assert cache_command("info", tmp_path)[:2] == (0, "no caches\n")
 
 
+@pytest.mark.processes
 def test_clearing_removes_links_and_leaves_what_they_lead_to(tmp_path: Path) -> None:
     inside = read_epoch(tmp_path).folder.path
     (tmp_path / "victim").write_bytes(PRECIOUS)
@@ -226,6 +229,7 @@ def test_files_of_another_user_in_a_folder_that_everybody_may_write_to_are_not_b
     assert stat.S_IMODE((shared / "cache").stat().st_mode) & stat.S_IWOTH == 0  # what the cache itself has made
 
 
+@pytest.mark.processes
 @needs_root
 def test_users_of_a_group_share_a_cache(shared: Path) -> None:
     numbers_index(shared, NUM_SAMPLES)

@@ -56,6 +56,7 @@ DRAWING: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.processes
 @needs_linux
 @pytest.mark.parametrize("case", DRAWING)
 def test_what_is_drawn_depends_on_seed_epoch_and_sample_alone(index: Path, case: str) -> None:
@@ -74,6 +75,7 @@ def test_what_is_drawn_differs_from_sample_to_sample_and_epoch_to_epoch(index: P
     assert [len(set(column.tolist())) for column in drawn.T] == [2 * NUM_SAMPLES] * drawn.shape[1]
 
 
+@pytest.mark.processes
 @needs_linux
 @pytest.mark.parametrize("decode", [decoders.failing_now_and_then, decoders.leaving_now_and_then])
 def test_which_samples_fail_by_chance_depends_on_seed_epoch_and_sample_alone(

@@ -146,6 +146,7 @@ def test_gray_values_that_stay_as_they_are_are_no_matter(tmp_path: Path) -> None
         dataset(index, decode=ImageDecoder())
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 1] if sys.platform == "linux" else [0])
 def test_a_mask_that_was_not_looked_at_before_is_a_bad_sample(tmp_path: Path, num_workers: int) -> None:
     pair = PHOTOGRAPHS["jpg"], PHOTOGRAPHS["png"]

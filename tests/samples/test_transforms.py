@@ -106,6 +106,7 @@ def test_pixels_do_not_depend_on_what_was_transformed_before() -> None:
     assert len(set(forwards)) == 30
 
 
+@pytest.mark.processes
 def test_pixels_do_not_depend_on_the_process() -> None:
     code = "from tests.support.augmentations import digests, pipeline; print(*digests(pipeline(), [8, 3, 25]))"
     root = Path(__file__).parents[2]
@@ -333,6 +334,7 @@ def test_what_cannot_be_called_or_seeded_is_refused() -> None:
         adapt_transform(old())
 
 
+@pytest.mark.processes
 def test_albumentations_is_not_imported_for_those_who_do_not_use_it() -> None:
     code = (
         "import sys, mpload.samples.transforms as augment; augment.adapt_transform(len);"

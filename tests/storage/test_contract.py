@@ -168,6 +168,7 @@ def s3() -> Iterator[S3]:
         yield server
 
 
+@pytest.mark.processes
 class TestRemoteStorage(StorageContract):
     @pytest.fixture
     def stored(self, s3: S3) -> Stored:
@@ -187,6 +188,7 @@ class TestRemoteStorage(StorageContract):
             outside={ByteRange("s3://photos/secret"): b"secret"},
         )
 
+    @pytest.mark.processes
     def test_a_forked_process_reads_the_same(self, stored: Stored) -> None:
         """It cannot after a read of the parent, but says so and does not hang."""
         storage, item = stored.make(), next(iter(stored.data))

@@ -131,6 +131,7 @@ FILES = [
 ]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("columns", [None, "image:path"])
 @pytest.mark.parametrize("hidden", [False, True])
 def test_an_index_of_a_bucket_takes_one_list_and_is_that_of_the_folder(
@@ -154,6 +155,7 @@ def test_an_index_of_a_bucket_takes_one_list_and_is_that_of_the_folder(
     assert far.read_text().replace("s3://photos/one", str(tmp_path / "files")) == local.read_text()
 
 
+@pytest.mark.processes
 def test_a_bucket_without_class_folders_takes_one_list_too(s3: S3, tmp_path: Path) -> None:
     s3.put({f"flat/{n}.jpg": b"x" for n in range(150)})
     before = s3.num_lists()

@@ -53,6 +53,7 @@ def image(number: int) -> bytes:
 # Indexes
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("subdir", [True, False])
 def test_images_and_labels_of_members_are_samples(tmp_path: Path, subdir: bool) -> None:
     values = {f"{n:03d}.jpg".encode(): image(n) for n in range(30)}
@@ -62,6 +63,7 @@ def test_images_and_labels_of_members_are_samples(tmp_path: Path, subdir: bool) 
     assert samples(made) == [(image(n), n % 7) for n in range(30)]
 
 
+@pytest.mark.processes
 def test_keys_without_an_extension_are_samples_where_values_are_images(tmp_path: Path) -> None:
     make_lmdb(tmp_path / "a", {b"0001": image(1), b"0002": PNG, b"\xff\x00@%/x": image(3), b"num-samples": b"3"})
     with pytest.warns(MploadWarning, match="1 values that are no images"):
@@ -69,6 +71,7 @@ def test_keys_without_an_extension_are_samples_where_values_are_images(tmp_path:
     assert samples(made) == [image(1), PNG, image(3)]
 
 
+@pytest.mark.processes
 def test_folders_in_keys_are_classes(tmp_path: Path) -> None:
     make_lmdb(tmp_path / "a", {b"dog/1.jpg": image(1), b"cat/x/2.jpg": image(2), b"dog/3.jpg": image(3)})
     made = build_index(tmp_path / "a", tmp_path / "a.txt")
@@ -78,6 +81,7 @@ def test_folders_in_keys_are_classes(tmp_path: Path) -> None:
     assert samples(unlabelled) == [image(2), image(1), image(3)]
 
 
+@pytest.mark.processes
 def test_several_files_and_several_images_a_sample(tmp_path: Path) -> None:
     for name in "ab":
         make_lmdb(tmp_path / name, {b"1.lr.png": PNG, b"1.hr.png": PNG + name.encode()})
@@ -85,6 +89,7 @@ def test_several_files_and_several_images_a_sample(tmp_path: Path) -> None:
     assert samples(made) == [(PNG + b"a", PNG), (PNG + b"b", PNG)]
 
 
+@pytest.mark.processes
 def test_a_database_of_no_images_says_so_and_runs_nothing(tmp_path: Path) -> None:
     make_lmdb(tmp_path / "a", {b"1": pickle.dumps({"x": 1}), b"2": b"text"})
     with pytest.raises(ArgumentError, match=r"no value is an image \(some look pickled, and mpload runs nothing"):
@@ -103,6 +108,7 @@ def many_values(num_values: int) -> dict[bytes, bytes]:
     return {f"{number:06d}.jpg".encode(): image(number % 7) for number in range(num_values)}
 
 
+@pytest.mark.processes
 def test_a_damaged_file_is_an_error_of_the_process_that_indexes_it_and_not_its_end(tmp_path: Path) -> None:
     path = make_lmdb(tmp_path / "a", many_values(500))
     flip_leaf(path, page=3)
@@ -116,6 +122,7 @@ def put_all(same: ComparingLmdb, values: Mapping[bytes, bytes]) -> None:
         same.put(key, value)
 
 
+@pytest.mark.processes
 def test_a_damaged_pack_is_an_error_of_the_process_that_verifies_it(tmp_path: Path) -> None:
     values = many_values(500)
     flip_leaf(make_lmdb(tmp_path / "a", values), page=3)
@@ -123,6 +130,7 @@ def test_a_damaged_pack_is_an_error_of_the_process_that_verifies_it(tmp_path: Pa
         put_all(same, values)
 
 
+@pytest.mark.processes
 def test_no_mutation_of_a_file_ends_the_process_that_indexes_it(tmp_path: Path) -> None:
     whole = make_lmdb(tmp_path / "a", many_values(100)).read_bytes()
     chance = random.Random(5)
@@ -143,6 +151,7 @@ def test_no_mutation_of_a_file_ends_the_process_that_indexes_it(tmp_path: Path) 
     assert {"read", "StorageError"} <= ends <= {"read", "StorageError", "ArgumentError"}
 
 
+@pytest.mark.processes
 def test_a_file_without_an_end_is_not_read_for_ever(tmp_path: Path) -> None:
     path = make_lmdb(tmp_path / "a", many_values(500))
     data = bytearray(path.read_bytes())
@@ -154,6 +163,7 @@ def test_a_file_without_an_end_is_not_read_for_ever(tmp_path: Path) -> None:
         build_index(path, tmp_path / "a.txt")
 
 
+@pytest.mark.processes
 def test_the_process_that_reads_a_file_ends_with_whoever_asked(tmp_path: Path) -> None:
     path = make_lmdb(tmp_path / "a", many_values(20_000))
     before = psutil.Process().children()
@@ -176,6 +186,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
+@pytest.mark.processes
 def test_a_process_forked_while_a_thread_opens_a_file_opens_it_too(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     is_opening = threading.Event()
     open_environment = lmdb.open
@@ -198,6 +209,7 @@ def test_a_process_forked_while_a_thread_opens_a_file_opens_it_too(root: Path, m
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+@pytest.mark.processes
 def test_processes_forked_while_threads_read_read_too(root: Path) -> None:
     storage = LmdbStorage(root)
     is_over = threading.Event()
@@ -248,6 +260,7 @@ def test_a_truncated_file_is_the_same_error_when_it_is_read_again(root: Path) ->
     assert storage.read([LmdbValue("cut", key=b"1")]) == [image(1)]
 
 
+@pytest.mark.processes
 def test_flipped_bytes_of_a_head_never_give_another_value(root: Path, tmp_path: Path) -> None:
     # Only of the two pages that say where all others are: LMDB itself has no checksums for these.
     data = (root / "a").read_bytes()
@@ -277,6 +290,7 @@ def test_without_the_package_the_error_names_the_extra(root: Path, monkeypatch: 
         LmdbStorage(root).read([LmdbValue("a", key=b"1")])
 
 
+@pytest.mark.processes
 def test_workers_of_a_loader_read_lmdb(tmp_path: Path) -> None:
     make_photo_tree(tmp_path / "photos", num_images=20, num_classes=2, seed=0)
     files = sorted((tmp_path / "photos").glob("*/*"))
@@ -290,6 +304,7 @@ def test_workers_of_a_loader_read_lmdb(tmp_path: Path) -> None:
     assert found == [path.read_bytes() for path in files]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("action", ["raise", "skip"])
 def test_a_file_that_is_cut_while_workers_read_it_is_bad_samples_and_not_the_end_of_training(
     tmp_path: Path, action: Literal["raise", "skip", "substitute"]

@@ -109,6 +109,7 @@ def test_tables_of_other_columns_are_refused(tmp_path: Path) -> None:
         build_index(tmp_path / "c.parquet", tmp_path / "x.txt")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["a.parquet", "stream.arrow", "file.arrow"])
 def test_cut_and_flipped_files_are_errors_or_right(tmp_path: Path, name: str) -> None:
     table = make_table(num=60)
@@ -167,6 +168,7 @@ def test_rows_are_read_in_any_order_whatever_is_kept(root: Path) -> None:
         assert len(storage._groups) == (1 if kept_bytes == 1 else 3)
 
 
+@pytest.mark.processes
 def test_workers_read_parquet_in_blocks_and_import_pyarrow_for_nothing_else(root: Path, tmp_path: Path) -> None:
     made = build_index(root / "a.parquet", tmp_path / "x.txt")
     assert isinstance(made, Path)

@@ -31,7 +31,7 @@ from mpload.storage.ranges import ByteRange, Span
 from mpload.storage.read_ahead import ReadAhead
 from mpload.transport.batches import PoolOptions
 from tests.support.storages import SLOW_SECONDS, HangingFiles, SlowFiles, SlowPages
-from tests.support.transport_works import wait_until
+from tests.support.transport_works import open_files, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, and page cache of Linux")
 
@@ -261,6 +261,7 @@ def test_an_error_meets_the_sample_that_asked_and_no_neighbour() -> None:
                 ahead.read(sample_id, ranges)
 
 
+@pytest.mark.processes
 def test_a_fork_while_threads_read_starts_afresh() -> None:
     storage = Slow({"shard": FILE}, seconds=0.05)
     ahead = awake(storage)
@@ -287,11 +288,10 @@ def test_local_files_may_be_read_by_any_thread_though_few_stay_open(tmp_path: Pa
     def read(number: int) -> bool:
         return storage.read([ByteRange(str(number % 5), number % 900, 100)]) == [bytes([number % 5]) * 100]
 
-    before = len(list(Path("/proc/self/fd").iterdir()))
     with ThreadPoolExecutor(8) as threads:
         assert all(threads.map(read, range(20_000)))
     storage.close()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert not [path for path in open_files().values() if path.startswith(str(tmp_path))]
 
 
 def test_a_shard_may_be_closed_by_one_thread_as_others_put_theirs_in_its_place(
@@ -362,6 +362,7 @@ def plain(batches: Any) -> list[tuple[list[bytes], list[int]]]:
     return [(data, labels.tolist()) for data, labels in batches]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_batches_are_the_same_with_and_without(files: Path, num_workers: int) -> None:
     wanted = expected(files, 4)
@@ -370,6 +371,7 @@ def test_batches_are_the_same_with_and_without(files: Path, num_workers: int) ->
             assert plain(loader) == epoch
 
 
+@pytest.mark.processes
 def test_a_stock_loader_reads_ahead_too(files: Path) -> None:
     dataset = slow(files)
     wanted = expected(files, 3)
@@ -383,6 +385,7 @@ def test_a_stock_loader_reads_ahead_too(files: Path) -> None:
     assert one_by_one._run.pipeline.ahead.is_active
 
 
+@pytest.mark.processes
 def test_the_zygote_has_one_thread_and_workers_have_theirs(files: Path) -> None:
     with MPLoader(slow(files), num_workers=2) as loader:
 
@@ -395,6 +398,7 @@ def test_the_zygote_has_one_thread_and_workers_have_theirs(files: Path) -> None:
         assert wait_until(all_have_some)  # on a busy machine one may have had nothing to do in an epoch
 
 
+@pytest.mark.processes
 def test_killed_workers_that_read_ahead_lose_and_repeat_nothing(files: Path) -> None:
     chance = random.Random(0)
     wanted = expected(files, 6)
@@ -414,6 +418,7 @@ def test_killed_workers_that_read_ahead_lose_and_repeat_nothing(files: Path) -> 
                 break
 
 
+@pytest.mark.processes
 def test_a_read_that_hangs_meets_the_time_limit_of_a_sample(files: Path) -> None:
     dataset = slow(
         files,
@@ -427,6 +432,7 @@ def test_a_read_that_hangs_meets_the_time_limit_of_a_sample(files: Path) -> None
         assert found == [number for number in range(NUM_FILES) if number != 40]
 
 
+@pytest.mark.processes
 def test_a_bad_file_is_one_bad_sample(files: Path) -> None:
     (files.parent / "data" / "40.bin").unlink()
     dataset = slow(files, on_error=ErrorPolicy(action="skip", report=files.parent / "bad.jsonl"))
@@ -562,6 +568,7 @@ def test_local_files_are_read_through_the_page_cache_and_in_parallel(files: Path
     assert storage.max_parallel_reads > 1  # type: ignore[attr-defined]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("page_cache", ["keep", "drop"])
 def test_blocks_of_shards_are_read_whole_and_batches_stay_the_same(tmp_path: Path, page_cache: str) -> None:
     num_samples, sample_bytes = 600, 5000

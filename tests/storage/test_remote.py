@@ -40,6 +40,7 @@ def photos(s3: S3, tmp_path_factory: pytest.TempPathFactory) -> Path:
 # Reads
 
 
+@pytest.mark.processes
 def test_no_path_leads_out_of_the_root(s3: S3) -> None:
     storage = RemoteStorage("s3://photos/bin/a")
     for path in ("../h#z+y.bin", "/x", "s3://photos/bin/a/../x", "s3://photos/bin/ab", "s3://other/x"):
@@ -149,6 +150,7 @@ def test_nobody_answering_is_an_error() -> None:
 # Indexes
 
 
+@pytest.mark.processes
 def test_an_index_of_a_bucket_is_that_of_the_folder(s3: S3, photos: Path, tmp_path: Path) -> None:
     local, remote = tmp_path / "local.txt", tmp_path / "remote.txt"
     build_index(photos, local)
@@ -161,6 +163,7 @@ def test_an_index_of_a_bucket_is_that_of_the_folder(s3: S3, photos: Path, tmp_pa
     assert str(open_index(tmp_path / "above.txt")[0].cells[0]).startswith("train/photos/")
 
 
+@pytest.mark.processes
 def test_the_command_lists_a_bucket(s3: S3, photos: Path, tmp_path: Path) -> None:
     command: list[str | Path] = [
         sys.executable,
@@ -176,6 +179,7 @@ def test_the_command_lists_a_bucket(s3: S3, photos: Path, tmp_path: Path) -> Non
     assert not [secret for secret in SECRETS.values() if secret in (tmp_path / "x.txt").read_text() + ran.stdout]
 
 
+@pytest.mark.processes
 def test_workers_read_from_a_bucket_what_lies_in_the_folder(s3: S3, photos: Path, tmp_path: Path) -> None:
     def batches(index: Path | tuple[Path, ...]) -> list[tuple[list[bytes], list[int]]]:
         dataset = MPDataset(index, decode=RawBytes(), batch_size=5, seed=3, topology=Topology())  # type: ignore[arg-type]
@@ -186,6 +190,7 @@ def test_workers_read_from_a_bucket_what_lies_in_the_folder(s3: S3, photos: Path
     assert batches(remote) == batches(build_index(photos, tmp_path / "local.txt"))
 
 
+@pytest.mark.processes
 def test_a_list_of_urls_is_read_as_it_is(s3: S3, photos: Path, tmp_path: Path) -> None:
     files = sorted(photos.glob("*/*"))[:4]
     listed = tmp_path / "urls.txt"
@@ -224,6 +229,7 @@ def test_an_index_holds_no_secret_and_no_error_shows_one(tmp_path: Path, url: st
         assert not out.exists()
 
 
+@pytest.mark.processes
 def test_credentials_that_are_wrong_show_up_nowhere(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     with faulty_server() as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"{url}/denied")
@@ -236,6 +242,7 @@ def test_credentials_that_are_wrong_show_up_nowhere(s3: S3, monkeypatch: pytest.
             assert not [secret for secret in SECRETS.values() if secret in str(caught.value)]
 
 
+@pytest.mark.processes
 def test_what_cannot_be_listed_says_what_to_do(s3: S3, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"behind http cannot be listed\. Give a list of paths"):
         build_index("https://host/photos", tmp_path / "x.txt")

@@ -448,6 +448,7 @@ def test_open_shards_are_not_inherited_by_programs(root: Path, monkeypatch: pyte
         assert [os.get_inheritable(shard.descriptor) for shard in storage._shards.values()] == [False]
 
 
+@pytest.mark.processes
 def test_a_forked_process_reads_the_same_open_shard(root: Path) -> None:
     with LocalStorage(root) as storage:
         storage.read([ByteRange("shard.tar", 0, 1)])

@@ -12,6 +12,8 @@ from mpload.tools.pack.packing import PackOptions, pack_index
 from tests.support.s3 import s3_server
 from tests.support.sources import make_photos, make_source, make_tar
 
+pytestmark = pytest.mark.processes
+
 STORES = ["files", "tar", "packed", "lmdb", "tfrecord", "arrow", "parquet", "s3", "s3-tar"]
 
 

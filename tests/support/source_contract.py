@@ -21,15 +21,18 @@ class SourceContract:
 
     columns: str
 
+    @pytest.mark.processes
     def test_each_sample_is_there_once_with_its_label(self, source: Path, folder: Path, tmp_path: Path) -> None:
         made = build_index(source, tmp_path / "a.txt")
         assert contents(made) == [(data, label) for _, data, label in samples(folder)]
         assert " ".join(map(str, open_index(made).columns)) == self.columns
 
+    @pytest.mark.processes
     def test_the_same_source_gives_the_same_index(self, source: Path, tmp_path: Path) -> None:
         first, second = (build_index(source, tmp_path / name).read_bytes() for name in ("a.txt", "b.txt"))
         assert first == second
 
+    @pytest.mark.processes
     def test_a_root_above_it_holds_it(self, source: Path, folder: Path, tmp_path: Path) -> None:
         index = open_index(build_index(source, tmp_path / "a.txt", root=folder.parent))
         assert index.root == str(folder.parent)
@@ -41,6 +44,7 @@ class SourceContract:
             build_index(source, tmp_path / "a.txt", root=tmp_path / "elsewhere")
         assert not list(tmp_path.iterdir())
 
+    @pytest.mark.processes
     def test_columns_can_be_renamed_but_not_retyped(self, source: Path, tmp_path: Path) -> None:
         renamed = self.columns.replace("label", "species")
         made = build_index(source, tmp_path / "a.txt", columns=renamed)
@@ -49,6 +53,7 @@ class SourceContract:
             build_index(source, tmp_path / "b.txt", columns=f"{renamed} more:int")
         assert not (tmp_path / "b.txt").exists()
 
+    @pytest.mark.processes
     def test_its_parts_are_the_whole(self, source: Path, folder: Path, tmp_path: Path) -> None:
         parts = build_index(source, tmp_path / "a.txt", split={"train": 0.7, "val": 0.3})
         found = [sample for part in parts for sample in contents(part)]

@@ -48,6 +48,7 @@ def check_in_a_child(check: Callable[[], bool]) -> None:
 class StorageContract:
     """Subclasses have a fixture `stored`."""
 
+    @pytest.mark.processes
     def test_bytes_come_in_the_order_asked_each_time(self, stored: Stored) -> None:
         storage = stored.make()
         items = list(stored.data)
@@ -85,6 +86,7 @@ class StorageContract:
         copy = pickle.loads(pickle.dumps(storage))
         assert copy.read(list(stored.data)) == list(stored.data.values())
 
+    @pytest.mark.processes
     def test_a_forked_process_reads_the_same(self, stored: Stored) -> None:
         storage = stored.make()
         storage.read(list(stored.data))

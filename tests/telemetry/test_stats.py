@@ -62,6 +62,7 @@ def photos(photo_tree: Path) -> Path:
     return build_index(photo_tree, photo_tree.with_name("stats.txt"))
 
 
+@pytest.mark.processes
 @needs_linux
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_stats_add_up(photos: Path, num_workers: int) -> None:
@@ -91,6 +92,7 @@ def test_stats_add_up(photos: Path, num_workers: int) -> None:
     assert loader.stats().num_samples == 24
 
 
+@pytest.mark.processes
 @needs_linux
 def test_what_was_counted_does_not_change_any_more() -> None:
     with MPLoader(Tuples(), batch_size=5, num_workers=1, topology=Topology()) as loader:
@@ -161,6 +163,7 @@ def run_for(loader: MPLoader, *, seconds: float, until: int) -> int:
                 return most
 
 
+@pytest.mark.processes
 @needs_linux
 def test_auto_adds_workers_where_they_wait() -> None:
     cores = num_usable_cores()
@@ -170,6 +173,7 @@ def test_auto_adds_workers_where_they_wait() -> None:
         assert loader.stats().num_workers == loader.num_workers
 
 
+@pytest.mark.processes
 @needs_linux
 def test_auto_keeps_to_the_cores_where_workers_compute() -> None:
     cores = num_usable_cores()
@@ -181,6 +185,7 @@ def test_auto_keeps_to_the_cores_where_workers_compute() -> None:
     assert any(keeps() for _ in range(3))  # where others are at work on this machine, one more worker may be tried
 
 
+@pytest.mark.processes
 @needs_linux
 def test_auto_has_no_more_workers_than_the_budget_allows() -> None:
     with MPLoader(Tuples(), batch_size=5, memory_budget="17MiB", topology=Topology()) as loader:

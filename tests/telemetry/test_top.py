@@ -46,6 +46,7 @@ def job() -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
+@pytest.mark.processes
 def test_top_shows_each_worker_of_a_running_job_and_a_killed_job_leaves_nothing(job: subprocess.Popen[str]) -> None:
     done = mpload("top", str(job.pid), "--once", "--interval", "2", COLUMNS="200")
     assert done.returncode == 0, done.stderr
@@ -77,6 +78,7 @@ while True:
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("length", "num_writes"), [(30_000, 10**9), (1, 10**9), (1, 1)])
 def test_a_page_is_never_seen_half_written(length: int, num_writes: int) -> None:
     command = [sys.executable, "-c", WRITER, str(length), str(num_writes)]
@@ -105,6 +107,7 @@ def spans(writer: Any, *, num_epochs: int = 6) -> MPLoader:
     return loader
 
 
+@pytest.mark.processes
 def test_json_lines_add_up(tmp_path: Path) -> None:
     path = tmp_path / "stats.jsonl"
     stats = spans(JsonLinesWriter(path)).stats()
@@ -115,6 +118,7 @@ def test_json_lines_add_up(tmp_path: Path) -> None:
     assert [line["total_batches"] for line in lines] == sorted(line["total_batches"] for line in lines)
 
 
+@pytest.mark.processes
 def test_prometheus_reads_the_latest_figures(tmp_path: Path) -> None:
     path = tmp_path / "mpload.prom"
     spans(PrometheusWriter(path))
@@ -129,6 +133,7 @@ def test_prometheus_reads_the_latest_figures(tmp_path: Path) -> None:
     assert [child.name for child in tmp_path.iterdir()] == [path.name]
 
 
+@pytest.mark.processes
 def test_prometheus_writes_through_no_link_that_others_have_put_there(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
@@ -138,6 +143,7 @@ def test_prometheus_writes_through_no_link_that_others_have_put_there(tmp_path: 
     assert victim.read_text() == "precious"
 
 
+@pytest.mark.processes
 def test_tensorboard_gets_scalars_over_samples() -> None:
     class Board:
         def __init__(self) -> None:
@@ -164,6 +170,7 @@ def test_tensorboard_itself_takes_them(tmp_path: Path) -> None:
     assert b"mpload/wait_fraction" in file.read_bytes()
 
 
+@pytest.mark.processes
 def test_a_writer_that_fails_is_heard_of() -> None:
     class Failing:
         def write(self, span: Any, total: Any) -> None:
@@ -178,6 +185,7 @@ def test_a_writer_that_fails_is_heard_of() -> None:
         loader.stats_to(Failing(), every_seconds=0)
 
 
+@pytest.mark.processes
 def test_progress_yields_the_same_batches_and_draws_on_terminals_only(capfd: pytest.CaptureFixture[str]) -> None:
     terminal = io.StringIO()
     with MPLoader(Sleeping(160), batch_size=5, num_workers=1, topology=Topology()) as loader:
@@ -191,6 +199,7 @@ def test_progress_yields_the_same_batches_and_draws_on_terminals_only(capfd: pyt
     assert "MiB" in terminal.getvalue()
 
 
+@pytest.mark.processes
 def test_a_loader_that_is_closed_has_no_page() -> None:
     before = len(read_pages(os.getpid()))
     with MPLoader(Sleeping(120), batch_size=5, num_workers=1, topology=Topology()) as loader:

@@ -50,6 +50,7 @@ def index(tmp_path: Path) -> Path:
     return write_index(tmp_path)
 
 
+@pytest.mark.processes
 def test_every_decoder_is_measured_at_both_tasks_and_drawn(index: Path, tmp_path: Path) -> None:
     chart = tmp_path / "speeds.png"
     ran = mpload("bench", "decode", index, "--rounds", "1", "--plot", chart, "--json")
@@ -77,6 +78,7 @@ def test_all_backends_cut_the_same_crop_out_of_an_image(index: Path) -> None:
         assert np.abs(got[:, ::-1] - expected).mean() > np.abs(got - expected).mean()
 
 
+@pytest.mark.processes
 def test_an_image_that_cannot_be_decoded_is_counted_and_slows_nobody(index: Path, tmp_path: Path) -> None:
     broken = sorted(tmp_path.rglob("*.JPEG"))[3]
     broken.write_bytes(b"\xff\xd8\xff" + bytes(1000))
@@ -108,6 +110,7 @@ def test_files_of_which_none_is_an_image_are_an_error() -> None:
         measure_speeds(installed_backends(8)[0], [b"no", b"image"], rounds=1, seed=0)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("arguments", "code", "saying"),
     [
@@ -134,6 +137,7 @@ def test_wrong_use_is_one_clear_line(
     assert saying in ran.stderr
 
 
+@pytest.mark.processes
 def test_a_plot_without_matplotlib_says_what_to_install_before_anything_is_measured(
     index: Path, tmp_path: Path
 ) -> None:
@@ -173,6 +177,7 @@ def test_without_workers_there_is_nothing_to_fork_or_spawn() -> None:
     assert len(cases) == 2 * len(LOADER_NAMES) - 1
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "loaders", [["list-fork", "mploader"], pytest.param(list(LOADER_NAMES), marks=pytest.mark.slow)]
 )
@@ -195,6 +200,7 @@ def measured(tmp_path: Path, *, max_seconds: float, reserve_bytes: int) -> Memor
     return measure_case(case, tmp_path / "list.txt", num_epochs=1, max_seconds=max_seconds, reserve_bytes=reserve_bytes)
 
 
+@pytest.mark.processes
 def test_a_case_that_endangers_the_machine_is_stopped_with_all_its_processes(tmp_path: Path) -> None:
     before = set(psutil.Process().children(recursive=True))
     result = measured(tmp_path, max_seconds=60.0, reserve_bytes=1 << 60)
@@ -203,10 +209,12 @@ def test_a_case_that_endangers_the_machine_is_stopped_with_all_its_processes(tmp
     assert memory_tables([result])[0].rows[0][-1].startswith("stopped; needs over ")
 
 
+@pytest.mark.processes
 def test_a_case_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
     assert measured(tmp_path, max_seconds=0.3, reserve_bytes=0).outcome is Outcome.OUT_OF_TIME
 
 
+@pytest.mark.processes
 def test_a_case_that_cannot_fit_is_not_run_and_its_list_not_written(tmp_path: Path) -> None:
     cases = all_cases(["list-fork"], [10_000, 300_000, 10**12], [0])
     *_, last = measure_memory(cases, num_epochs=1, max_seconds=60.0, folder=tmp_path, reserve_bytes=0)
@@ -216,6 +224,7 @@ def test_a_case_that_cannot_fit_is_not_run_and_its_list_not_written(tmp_path: Pa
     assert "TiB" in memory_tables([last])[0].rows[0][-1]
 
 
+@pytest.mark.processes
 def test_a_case_that_fails_says_why(tmp_path: Path) -> None:
     case = MemoryCase(loader="list-fork", num_samples=1, num_workers=0)
     with pytest.raises(MploadError, match="ended with exit code 1: FileNotFoundError"):
@@ -233,6 +242,7 @@ def test_a_case_needs_samples() -> None:
         MemoryCase(loader="list-fork", num_samples=0, num_workers=0)
 
 
+@pytest.mark.processes
 def test_one_command_prints_tables_and_draws_curves(tmp_path: Path) -> None:
     chart = tmp_path / "memory.png"
     options = ["--samples", "1e3,2e3", "--workers", "0", "--loaders", "mpdataset", "--epochs", "1"]
@@ -260,6 +270,7 @@ def report(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("name", "row_of"), [("README.md", "| mpload |"), ("docs/benchmarks.md", f"| {LOADER_NAMES['mploader']} |")]
 )

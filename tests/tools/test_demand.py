@@ -90,6 +90,7 @@ def test_a_number_that_is_not_positive_is_named(value: float) -> None:
         Machine(num_cores=4)
 
 
+@pytest.mark.processes
 def test_the_command_puts_need_beside_have() -> None:
     command = [sys.executable, "-m", "mpload", "plan", "--batch-size", "128", "--step-time", "0.087", "--gpus", "4"]
     options = ["--sample-size", "64KB", "--iops", "2000", "--cores", "16", "--core-us", "1500"]

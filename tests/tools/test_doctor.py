@@ -21,6 +21,8 @@ from tests.support.programs import mpload
 from tests.support.slow_disk import can_mount
 from tests.support.staged import STAGED, diagnose, prepared, write_index, write_photos
 
+pytestmark = pytest.mark.processes
+
 _QUIET = {"tiny batches", "huge images", "slow transform", "thrashing page cache", "cold cache", "too few workers"}
 
 

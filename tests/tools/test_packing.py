@@ -61,6 +61,7 @@ def test_a_shuffled_pack_holds_every_sample_once_in_another_order(index: Path, t
     assert samples(packed) != samples(index)
 
 
+@pytest.mark.processes
 def test_shards_are_tars_as_webdataset_reads_them(index: Path, tmp_path: Path) -> None:
     pack_index(index, tmp_path / "pack", SMALL)
     there = samples(index)
@@ -79,6 +80,7 @@ def test_shards_are_tars_as_webdataset_reads_them(index: Path, tmp_path: Path) -
     assert samples(again) == there
 
 
+@pytest.mark.processes
 def test_any_number_of_workers_writes_the_same_bytes(index: Path, tmp_path: Path) -> None:
     options = PackOptions(shard_bytes=20 * KIB, resize_short=48, shuffle_seed=3)
     alone, many = tmp_path / "alone", tmp_path / "many"
@@ -103,6 +105,7 @@ def test_raw_pixels_have_one_size(index: Path, tmp_path: Path) -> None:
         assert np.frombuffer(data[-24 * 24 * 3 :], np.uint8).size == 24 * 24 * 3
 
 
+@pytest.mark.processes
 def test_a_pack_that_is_killed_goes_on_to_the_same_bytes(index: Path, tmp_path: Path) -> None:
     listed = tmp_path / "long.txt"
     file = next((index.parent / "photos").glob("*/*"))
@@ -124,6 +127,7 @@ def test_a_pack_that_is_killed_goes_on_to_the_same_bytes(index: Path, tmp_path: 
     assert not list(killed.glob("*.tmp"))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_kills", [10, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ShardFormat)
 def test_packs_killed_at_random_hold_no_wrong_byte_and_go_on(tmp_path: Path, kind: str, num_kills: int) -> None:
@@ -137,6 +141,7 @@ def test_packs_killed_at_random_hold_no_wrong_byte_and_go_on(tmp_path: Path, kin
     assert found["finished"]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_workers_end_at_once_with_a_pack_that_a_signal_ends(index: Path, tmp_path: Path, number: int) -> None:
     text = index.read_text()
@@ -170,6 +175,7 @@ except mpload.MploadError as error:
 """
 
 
+@pytest.mark.processes
 def test_a_script_without_a_guard_is_told_of_it(index: Path, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(UNGUARDED)
     command = [sys.executable, *map(str, (tmp_path / "script.py", index, tmp_path / "pack"))]
@@ -187,6 +193,7 @@ def test_a_script_without_a_guard_is_told_of_it(index: Path, tmp_path: Path) -> 
 LMDB = PackOptions(shard_bytes=40 * KIB, format=ShardFormat.LMDB)
 
 
+@pytest.mark.processes
 def test_a_pack_of_lmdb_holds_the_same_samples_which_lmdb_itself_reads(index: Path, tmp_path: Path) -> None:
     lmdb = pytest.importorskip("lmdb")
     packed = pack_index(index, tmp_path / "pack", LMDB)
@@ -208,6 +215,7 @@ def test_a_pack_of_lmdb_holds_the_same_samples_which_lmdb_itself_reads(index: Pa
     assert samples(again) == there
 
 
+@pytest.mark.processes
 def test_any_number_of_workers_packs_the_same_lmdb_and_a_flip_is_found(index: Path, tmp_path: Path) -> None:
     pytest.importorskip("lmdb")
     for name, num_workers in (("alone", 1), ("many", 3)):
@@ -267,6 +275,7 @@ def test_four_times_the_data_takes_no_more_memory(tmp_path: Path, kind: str) -> 
     assert many < few + 10 * MIB, (few, many)
 
 
+@pytest.mark.processes
 def test_webdataset_reads_what_pack_writes_and_we_read_what_it_writes(index: Path, tmp_path: Path) -> None:
     webdataset = pytest.importorskip("webdataset")
     pack_index(index, tmp_path / "pack", SMALL)
@@ -339,6 +348,7 @@ def test_two_packs_into_one_folder_do_not_mix(index: Path, tmp_path: Path) -> No
         pack_index(index, tmp_path / "pack", SMALL)
 
 
+@pytest.mark.processes
 def test_a_full_disk_is_one_clear_line(index: Path, tmp_path: Path) -> None:
     limited = "ulimit -f 8; trap '' XFSZ; exec "
     command = f"{limited}{sys.executable} -m mpload pack {index} -o {tmp_path / 'pack'} --size 1MiB"

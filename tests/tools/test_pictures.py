@@ -205,6 +205,7 @@ def test_the_process_that_starts_workers_trains_and_a_process_alone_is_the_main_
     assert find_roles(alone, root_pid=7, parents={8: 7}) == {7: Role.MAIN, 8: Role.OTHER}
 
 
+@pytest.mark.processes
 def test_workers_of_a_stock_dataloader_are_known() -> None:
     batches = iter(DataLoader([0, 1], num_workers=2))  # type: ignore[arg-type]
     next(batches)

@@ -67,6 +67,7 @@ def test_numbers_of_workers_grow_and_the_cores_are_among_them(cores: int, most: 
     assert all(after <= 2 * before for before, after in pairwise(numbers))
 
 
+@pytest.mark.processes
 def test_a_decoder_that_waits_gets_more_workers_than_there_are_cores(index_path: Path) -> None:
     found = tune(
         open_index(index_path),
@@ -81,6 +82,7 @@ def test_a_decoder_that_waits_gets_more_workers_than_there_are_cores(index_path:
     assert tried[Point(num_workers=1, batch_size=8)].waiting_share > 0.5
 
 
+@pytest.mark.processes
 def test_a_decoder_that_computes_gets_no_more_workers_than_cores_and_one(index_path: Path) -> None:
     found = tune(
         open_index(index_path), decode=staged.plain_crop, transform=staged.slow_transform, batch_sizes=[8], seconds=0.5
@@ -89,6 +91,7 @@ def test_a_decoder_that_computes_gets_no_more_workers_than_cores_and_one(index_p
     assert max(outcome.point.num_workers for outcome in found.outcomes) <= 2 * num_usable_cores()
 
 
+@pytest.mark.processes
 def test_what_the_budget_does_not_hold_is_not_tried(index_path: Path) -> None:
     budget_bytes = 4 * WORKER_BYTES + 8 * MIB
     found = tune(
@@ -115,6 +118,7 @@ def test_what_the_budget_does_not_hold_is_not_tried(index_path: Path) -> None:
         )
 
 
+@pytest.mark.processes
 def test_the_command_prints_a_table_and_a_call_and_draws_a_plot(index_path: Path, tmp_path: Path) -> None:
     job = (
         "--decode",
@@ -140,6 +144,7 @@ def test_the_command_prints_a_table_and_a_call_and_draws_a_plot(index_path: Path
     assert f"num_workers={told['best']['point']['num_workers']}" in told["call"]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -157,6 +162,7 @@ def test_a_wrong_option_is_one_line(options: tuple[str, ...], told: str, index_p
     assert len(ran.stderr.splitlines()) == 1, ran.stderr
 
 
+@pytest.mark.processes
 def test_images_that_are_all_broken_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8\xff nothing else")
     (tmp_path / "train.txt").write_text("broken.jpg 0\n" * 20)
@@ -166,6 +172,7 @@ def test_images_that_are_all_broken_are_one_line(tmp_path: Path) -> None:
     assert len(ran.stderr.splitlines()) == 1, ran.stderr
 
 
+@pytest.mark.processes
 def test_ctrl_c_is_one_line_and_leaves_no_process(index_path: Path) -> None:
     command = [sys.executable, "-m", "mpload", "tune", str(index_path), "--seconds", "20", "--batch-size", "8"]
     begun: set[psutil.Process] = set()

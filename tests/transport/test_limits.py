@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.programs import Ran, run_script
 
+pytestmark = pytest.mark.processes
+
 NOBODY = 65534
 
 PREAMBLE = """

@@ -153,6 +153,7 @@ def test_time_in_which_nobody_looked_does_not_count() -> None:
     assert clock.observe() == 1.5
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("num_workers", "num_slots"), [(1, 1), (1, 3), (2, 2), (3, 5), (7, 4)])
 def test_batches_are_right_and_in_order_for_any_number_of_workers_and_slots(num_workers: int, num_slots: int) -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=num_slots, num_workers=num_workers) as pool:
@@ -169,6 +170,7 @@ def test_batches_are_right_and_in_order_for_any_number_of_workers_and_slots(num_
         assert min(tally.busy_ns for tally in tallies) > 0
 
 
+@pytest.mark.processes
 def test_workers_prefetch_while_the_parent_is_away() -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=6, num_workers=2) as pool:
         for task in tasks(6):
@@ -179,6 +181,7 @@ def test_workers_prefetch_while_the_parent_is_away() -> None:
         assert wait_until(lambda: {int(label[31]) // 1000 for label in newest} == set(range(6)))
 
 
+@pytest.mark.processes
 def test_workers_that_sleep_are_woken_when_a_batch_is_submitted() -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=2, num_workers=2) as pool:
         assert len(list(pool.stream(tasks(3)))) == 3
@@ -188,6 +191,7 @@ def test_workers_that_sleep_are_woken_when_a_batch_is_submitted() -> None:
         assert wait_until(lambda: any(int(label[31]) // 1000 == 7 for label in labels))
 
 
+@pytest.mark.processes
 def test_a_stream_keeps_no_more_batches_under_way_than_its_depth() -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=5, num_workers=2) as pool:
         for number, batch in enumerate(pool.stream(tasks(20))):
@@ -196,6 +200,7 @@ def test_a_stream_keeps_no_more_batches_under_way_than_its_depth() -> None:
             assert pool.num_pending <= (4 if number == 0 else 3 if number == 1 else 2 if number == 2 else 1)
 
 
+@pytest.mark.processes
 def test_a_slow_sample_delays_its_own_batch_only(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
 
@@ -213,6 +218,7 @@ def test_a_slow_sample_delays_its_own_batch_only(tmp_path: Path) -> None:
             assert_right(pool.next().arrays, number)
 
 
+@pytest.mark.processes
 def test_a_hoarding_consumer_gets_copies_and_never_wrong_data() -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=4, num_workers=2) as pool:
         kept: list[FilledBatch] = list(pool.stream(tasks(40)))
@@ -228,6 +234,7 @@ def test_a_hoarding_consumer_gets_copies_and_never_wrong_data() -> None:
         assert pool.stats.num_copied_batches == 38
 
 
+@pytest.mark.processes
 def test_kept_batches_stay_right_after_close() -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=4, num_workers=2) as pool:
         kept = list(pool.stream(tasks(10)))
@@ -237,6 +244,7 @@ def test_kept_batches_stay_right_after_close() -> None:
         assert_right(batch.arrays, number)
 
 
+@pytest.mark.processes
 def test_writing_into_a_batch_changes_no_other() -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=3, num_workers=2) as pool:
         for number, batch in enumerate(pool.stream(tasks(20))):
@@ -244,6 +252,7 @@ def test_writing_into_a_batch_changes_no_other() -> None:
             batch.arrays["pixels"][:] = -1
 
 
+@pytest.mark.processes
 def test_an_abandoned_stream_leaves_a_usable_pool() -> None:
     with WorkerPool(Numbers(sleep_seconds=0.001), LAYOUT, num_slots=4, num_workers=2) as pool:
         for _ in range(5):
@@ -257,12 +266,14 @@ def test_an_abandoned_stream_leaves_a_usable_pool() -> None:
         assert wait_until(lambda: pool.num_free_slots == 4)
 
 
+@pytest.mark.processes
 def test_a_stream_of_no_depth_makes_one_batch_at_a_time() -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=3, num_workers=1) as pool:
         pool.depth = 0
         assert [batch.task.numbers for batch in pool.stream(tasks(3))] == [(0,), (1,), (2,)]
 
 
+@pytest.mark.processes
 def test_cancelling_frees_slots_that_are_ready() -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=4, num_workers=2) as pool:
         for task in tasks(4):
@@ -274,6 +285,7 @@ def test_cancelling_frees_slots_that_are_ready() -> None:
         assert pool.num_free_slots == 4
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("how", ["raise", "sys.exit"])
 def test_samples_that_raise_are_failures_and_leave_the_rest_alone(how: str) -> None:
     def sample(batch: int, place: int) -> None:
@@ -291,6 +303,7 @@ def test_samples_that_raise_are_failures_and_leave_the_rest_alone(how: str) -> N
         assert pool.num_deaths == 0
 
 
+@pytest.mark.processes
 def test_failures_come_in_the_order_of_their_samples(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
 
@@ -317,6 +330,7 @@ class FailsHalfway(Numbers):
                 raise ValueError("after it was written")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_samples", [3, 32])
 def test_a_failed_sample_leaves_nothing_of_what_was_written(num_samples: int) -> None:
     with WorkerPool(FailsHalfway(), LAYOUT, num_slots=2, num_workers=2) as pool:
@@ -338,6 +352,7 @@ class Tells(Numbers):
             raise ValueError("a second try: what was told in the first does not count")
 
 
+@pytest.mark.processes
 def test_a_work_may_tell_of_failures_and_count_itself() -> None:
     with WorkerPool(Tells(), LAYOUT, num_slots=2, num_workers=2) as pool:
         for number, batch in enumerate(pool.stream(tasks(3))):
@@ -359,6 +374,7 @@ def test_tasks_that_cannot_be_are_refused(numbers: tuple[int, ...], num_samples:
         BatchTask(numbers=numbers, num_samples=num_samples)
 
 
+@pytest.mark.processes
 def test_asking_for_what_cannot_be_is_refused_and_does_no_harm() -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=1, num_workers=1) as pool:
         with pytest.raises(ArgumentError, match=r"num_samples must be in \[1, 32\], got 33"):
@@ -371,6 +387,7 @@ def test_asking_for_what_cannot_be_is_refused_and_does_no_harm() -> None:
         assert_right(pool.next().arrays, 0)
 
 
+@pytest.mark.processes
 def test_options_and_numbers_out_of_range_are_refused_and_leave_nothing() -> None:
     with pytest.raises(ArgumentError, match="sample_timeout_seconds must be positive, got 0"):
         PoolOptions(sample_timeout_seconds=0)
@@ -381,6 +398,7 @@ def test_options_and_numbers_out_of_range_are_refused_and_leave_nothing() -> Non
             WorkerPool(Numbers(), LAYOUT, num_slots=1, num_workers=num_workers)
 
 
+@pytest.mark.processes
 def test_workers_may_come_and_go_while_batches_stream() -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=4, num_workers=1) as pool:
         for number, batch in enumerate(pool.stream(tasks(300))):
@@ -394,6 +412,7 @@ def test_workers_may_come_and_go_while_batches_stream() -> None:
         assert wait_until(lambda: len(children()) == 3)
 
 
+@pytest.mark.processes
 def test_workers_that_are_not_wanted_any_more_leave_though_there_is_nothing_to_do() -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=2, num_workers=4) as pool:
         assert len(list(pool.stream(tasks(4)))) == 4
@@ -402,6 +421,7 @@ def test_workers_that_are_not_wanted_any_more_leave_though_there_is_nothing_to_d
         assert wait_until(lambda: len(children()) == 2)
 
 
+@pytest.mark.processes
 def test_pools_are_independent() -> None:
     with (
         WorkerPool(Numbers(), LAYOUT, num_slots=2, num_workers=1) as train,
@@ -413,6 +433,7 @@ def test_pools_are_independent() -> None:
             assert_right(right.arrays, number)
 
 
+@pytest.mark.processes
 def test_a_collected_pool_leaves_nothing() -> None:
     with leaves_nothing():
         pool = WorkerPool(Numbers(), LAYOUT, num_slots=2, num_workers=2)
@@ -421,6 +442,7 @@ def test_a_collected_pool_leaves_nothing() -> None:
         gc.collect()
 
 
+@pytest.mark.processes
 def test_closing_is_idempotent_and_final() -> None:
     with leaves_nothing():
         pool = WorkerPool(Numbers(), LAYOUT, num_slots=2, num_workers=2)
@@ -445,6 +467,7 @@ def _use_in_child(pool: WorkerPool, result: Any) -> None:
     pool.close()
 
 
+@pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_child_cannot_use_the_pool_nor_disturb_it() -> None:
     context = multiprocessing.get_context("fork")
@@ -462,6 +485,7 @@ def test_a_forked_child_cannot_use_the_pool_nor_disturb_it() -> None:
         assert pool.num_deaths == 0
 
 
+@pytest.mark.processes
 def test_a_long_lived_forked_child_does_not_keep_workers_alive() -> None:
     with leaves_nothing():
         pool = WorkerPool(Numbers(), LAYOUT, num_slots=3, num_workers=2)
@@ -479,6 +503,7 @@ def test_a_long_lived_forked_child_does_not_keep_workers_alive() -> None:
         gc.collect()
 
 
+@pytest.mark.processes
 def test_a_pool_works_within_64_descriptors() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
@@ -497,6 +522,7 @@ def _num_maps() -> int:
     return Path("/proc/self/maps").read_text().count("memfd:mpload")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_cycles", [20, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 def test_making_and_closing_pools_costs_no_process_descriptor_or_memory(num_cycles: int) -> None:
     layout = SlotLayout(num_samples=32, fields=(*LAYOUT.fields, Field(name="large", shape=(1 << 15,), dtype="uint8")))
@@ -512,6 +538,7 @@ def test_making_and_closing_pools_costs_no_process_descriptor_or_memory(num_cycl
     assert _num_maps() == before
 
 
+@pytest.mark.processes
 def test_free_slots_give_their_memory_back() -> None:
     layout = SlotLayout(num_samples=32, fields=(*LAYOUT.fields, Field(name="large", shape=(1 << 15,), dtype="uint8")))
 

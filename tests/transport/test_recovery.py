@@ -38,6 +38,8 @@ from tests.support.transport_works import (
     wait_until,
 )
 
+pytestmark = pytest.mark.processes
+
 SEVERAL = PoolOptions(max_restarts=100_000)
 
 

@@ -60,6 +60,7 @@ def first_children_killed(num_kills: int, chance: random.Random, *, within_secon
         thread.join()
 
 
+@pytest.mark.processes
 def test_zygotes_killed_at_any_moment_of_their_start_are_replaced() -> None:
     chance = random.Random(0)
     with leaves_nothing():
@@ -91,6 +92,7 @@ def _die(number: int, log: str) -> None:
     os.kill(os.getpid(), number)
 
 
+@pytest.mark.processes
 def test_a_zygote_that_is_killed_at_every_start_ends_the_job_after_so_many_tries(tmp_path: Path) -> None:
     log, options = tmp_path / "starts", PoolOptions(max_restarts=5)
     with leaves_nothing(), pytest.raises(WorkerError, match=r"max_restarts=5") as caught:
@@ -100,6 +102,7 @@ def test_a_zygote_that_is_killed_at_every_start_ends_the_job_after_so_many_tries
     assert all("while it loaded the work (SIGKILL)" in line for line in caught.value.history)
 
 
+@pytest.mark.processes
 def test_a_zygote_that_is_killed_at_every_start_ends_the_job_after_so_long(tmp_path: Path) -> None:
     log, options = tmp_path / "starts", PoolOptions(start_timeout_seconds=1.5)
     # On a busy machine the last of them may also take too long.
@@ -111,6 +114,7 @@ def test_a_zygote_that_is_killed_at_every_start_ends_the_job_after_so_long(tmp_p
     assert 1 <= len(log.read_text()) < 50
 
 
+@pytest.mark.processes
 def test_what_crashes_over_loading_is_not_tried_for_long(tmp_path: Path) -> None:
     log = tmp_path / "starts"
     with leaves_nothing(), pytest.raises(WorkerError, match=r"died while it loaded the work \(SIGSEGV\)"):
@@ -118,6 +122,7 @@ def test_what_crashes_over_loading_is_not_tried_for_long(tmp_path: Path) -> None
     assert log.read_text() == "...."
 
 
+@pytest.mark.processes
 def test_a_lack_of_memory_at_every_start_is_named_and_not_tried_for_long(tmp_path: Path) -> None:
     log, counts = tmp_path / "starts", iter(range(100))
     with leaves_nothing(), pytest.raises(WorkerError, match="SIGKILL"):
@@ -125,6 +130,7 @@ def test_a_lack_of_memory_at_every_start_is_named_and_not_tried_for_long(tmp_pat
     assert log.read_text() == "...."
 
 
+@pytest.mark.processes
 def test_a_zygote_that_hangs_up_and_lives_on_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpload.transport.launch._END_SECONDS", 0.2)
 
@@ -136,6 +142,7 @@ def test_a_zygote_that_hangs_up_and_lives_on_is_ended(monkeypatch: pytest.Monkey
         WorkerPool(HangsUp(), LAYOUT, num_slots=2, num_workers=1, options=PoolOptions(start_timeout_seconds=60))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("starts_fresh", [False, True])
 def test_a_parent_that_ignores_sigchld_loses_nobody(starts_fresh: bool) -> None:
     done = run_script(f"""
@@ -170,6 +177,7 @@ def test_a_parent_that_ignores_sigchld_loses_nobody(starts_fresh: bool) -> None:
     assert done.stdout == "2 the zygote died: it is not known how: this process ignores SIGCHLD\n"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("made_by", ["main thread", "thread that ends"])
 def test_stopped_processes_die_with_the_parent(made_by: str) -> None:
     script = f"""
@@ -212,6 +220,7 @@ def test_stopped_processes_die_with_the_parent(made_by: str) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.processes
 def test_a_pool_outlives_the_thread_that_made_it() -> None:
     with leaves_nothing():
         before = threading.active_count()

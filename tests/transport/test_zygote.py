@@ -30,6 +30,8 @@ from tests.support.transport_works import (
     wait_until,
 )
 
+pytestmark = pytest.mark.processes
+
 FACTS = SlotLayout(num_samples=4, fields=(RaggedField(name="text", max_sample_bytes=10_000),))
 
 
