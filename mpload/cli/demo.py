@@ -22,6 +22,7 @@ from mpload.cli.photos import SCENES, make_photos
 from mpload.cli.terminal import progress_bar
 from mpload.errors import SampleError
 from mpload.images.decoders import RandomResizedCrop
+from mpload.images.jpeg import jpeg_backend
 from mpload.index.columns import Column, ColumnType
 from mpload.index.index import Index
 from mpload.index.opening import open_index
@@ -66,7 +67,8 @@ def demo(
         place = Path(name)
         place.mkdir(parents=True, exist_ok=True)
         index = _numbered(_index(folder or _photos(place / "photos", images), place), place / "numbered.txt", images)
-        _say("index", f"{format_count(len(index))} samples, each with its number in a column of its own")
+        _say("index", f"{format_count(len(index))} samples, each with its number in a second column")
+        _say("decoder", jpeg_backend())
         passed = _stream(index, num_workers=workers, batch_size=batch_size)
         if keep is not None:
             _say("kept", str(place))

@@ -88,9 +88,9 @@ def _waits(span: LoaderStats, limit: Stage, now: Circumstances) -> str:
     fewer = "" if span.num_workers >= now.num_cores or now.is_auto else f"use {now.num_cores} workers, "
     return (
         f"batches come too slowly: for {span.wait_fraction:.0%} of the last {format_seconds(span.elapsed_seconds)} the "
-        f"loop waited for them, {span.samples_per_second:,.0f} samples/s by {span.num_workers} workers on "
-        f"{now.num_cores} cores. What limits is {limit}: {stages[limit] * 1e6:,.0f} of a worker's {total * 1e6:,.0f} "
-        f"microseconds per sample. To change that, {fewer}{_REMEDIES[limit]}. Said once"
+        f"loop waited for them, {span.samples_per_second:,.0f} samples/s by {span.num_workers} workers "
+        f"on {now.num_cores} cores. The bottleneck is {limit}: {stages[limit] * 1e6:,.0f} of a worker's "
+        f"{total * 1e6:,.0f} microseconds per sample. To change that, {fewer}{_REMEDIES[limit]}. Shown once"
     )
 
 

@@ -113,6 +113,10 @@ class MPDataset(IterableDataset[Batch]):
     ) -> None:
         if batch_size is not None and batch_size < 1:
             raise ArgumentError(f"batch_size must be at least 1, or None for samples, got {batch_size}")
+        _check_callable("decode", decode)
+        _check_callable("transform", transform)
+        if not (isinstance(shuffle, bool) or hasattr(shuffle, "order")):
+            raise ArgumentError(f"shuffle must be True, False or an order such as BlockShuffle(), got {shuffle!r}")
         make_pipeline = partial(
             Pipeline,
             index=index if isinstance(index, Index) else open_index(index),
@@ -258,6 +262,13 @@ class _Cursor:
     """Number of the batch that comes next; of samples one by one, how many this worker has had."""
     is_read_ahead: bool
     """Whether more was read than the user has received."""
+
+
+def _check_callable(name: str, value: object) -> None:
+    if isinstance(value, type) and any("__call__" in vars(base) for base in value.__mro__):
+        raise ArgumentError(f"{name} is the class {value.__name__}. Pass an object of it: {value.__name__}(...)")
+    if value is not None and not callable(value):
+        raise ArgumentError(f"{name} must be callable, got {value!r}")
 
 
 class _EpochIterator(Iterator[Any]):

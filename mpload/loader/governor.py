@@ -257,7 +257,7 @@ class Governor:
             warnings.warn(
                 f"memory runs short: {_why(readings)[0]}. So the cache in memory gives up {format_bytes(freed)} of "
                 f"{format_bytes(used)}, and grows no more in this run; batches stay the same. Lower its max_bytes, or "
-                "keep it on a disk. Said once",
+                "keep it on a disk. Shown once",
                 MploadWarning,
                 stacklevel=5,
             )
@@ -292,5 +292,5 @@ def _say(readings: Readings, before: int, depth: int) -> str:
     why, remedy = _why(readings)
     return (
         f"memory runs short: {why}. So {depth} batches are made ahead instead of {before}, and more again when there "
-        f"is room; batches stay the same. To avoid this, {remedy}. Said once"
+        f"is room; batches stay the same. To avoid this, {remedy}. Shown once"
     )

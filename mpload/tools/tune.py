@@ -190,7 +190,8 @@ class _Tries:
             num_useless = 0 if outcome.samples_per_second > _BETTER * best else num_useless + 1
             best = max(best, outcome.samples_per_second)
             if num_workers >= cores and outcome.waiting_share < _WAITING:
-                return f"{num_workers} workers wait {outcome.waiting_share:.0%} of the time: it is cores they lack"
+                share = f"{outcome.waiting_share:.0%}"
+                return f"{num_workers} workers are CPU-bound: they wait {share} of the time"
             if num_useless >= _PATIENCE:
                 return f"{num_workers} workers give no more than fewer"
         return f"{max_workers} workers are the most that were allowed"

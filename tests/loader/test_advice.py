@@ -102,7 +102,7 @@ def test_each_thing_is_said_once_by_a_real_loader() -> None:
         adviser(loader.stats())
     (warning,) = found
     assert warning.category is MploadWarning
-    assert "What limits is decode" in str(warning.message)
+    assert "The bottleneck is decode" in str(warning.message)
 
 
 @pytest.mark.processes

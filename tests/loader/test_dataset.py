@@ -299,6 +299,7 @@ def test_sample_and_batch_len_are_what_is_yielded(folder: Path) -> None:
 
 WRONG = [
     ({"batch_size": 0}, "batch_size must be at least 1, or None for samples, got 0"),
+    ({"shuffle": 3}, r"shuffle must be True, False or an order such as BlockShuffle\(\), got 3"),
     ({"tail": "wrap"}, "tail must be one of 'drop', 'pad', 'ragged', got 'wrap'"),
     ({"seed": -1}, "seed must be an integer in"),
     ({"on_error": "ignore"}, "on_error must be one of raise, skip, substitute, got 'ignore'"),
@@ -309,6 +310,15 @@ WRONG = [
 def test_wrong_arguments_are_named(folder: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         numbers(folder, 10, **options)
+
+
+def test_a_decoder_that_cannot_be_called_is_named(folder: Path) -> None:
+    index = numbers_index(folder, 10)
+    with pytest.raises(ArgumentError, match="decode must be callable, got 'rgb'"):
+        MPDataset(index, decode="rgb")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"decode is the class RandomResizedCrop. Pass an object of it"):
+        MPDataset(index, decode=RandomResizedCrop)
+    assert MPDataset(index, decode=bytes)  # what makes something of bytes
 
 
 def test_a_state_of_another_index_order_or_format_is_refused(folder: Path) -> None:

@@ -112,7 +112,7 @@ def test_samples_one_by_one_go_on_after_one_that_failed(tmp_path: Path) -> None:
 
 def test_accelerate_meets_the_last_batch_where_one_had_too_many_bad_samples() -> None:
     pytest.importorskip("accelerate")
-    from accelerate.state import GradientState  # type: ignore[import-untyped]
+    from accelerate.state import GradientState  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     def make(batch: int) -> int:
         if batch == 1:
