@@ -45,7 +45,7 @@ def parse_bytes(text: str | int) -> int:
     match = _SIZE.fullmatch(text)
     factor = _FACTORS.get(match[2].lower()) if match else None
     if match is None or factor is None:
-        raise ArgumentError(f"{text!r} is no size in bytes. Write a number and a unit: '4GiB', '500 MB', '1048576'")
+        raise ArgumentError(f"{text!r} is not a size in bytes. Write a number and a unit: '4GiB', '500 MB', '1048576'")
     return int(float(match[1]) * factor)
 
 

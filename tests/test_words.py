@@ -32,7 +32,7 @@ def test_sizes_are_read_as_people_write_them(text: str, num_bytes: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "4 GiBi", "4x", "1e9", -1])
 def test_what_is_no_size_is_named(text: str | int) -> None:
-    with pytest.raises(ArgumentError, match=r"is no size in bytes\. Write|must not be negative"):
+    with pytest.raises(ArgumentError, match=r"is not a size in bytes\. Write|must not be negative"):
         parse_bytes(text)
 
 

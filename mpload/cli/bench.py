@@ -30,7 +30,7 @@ from mpload.units import format_bytes, format_count, parse_bytes
 
 __all__ = ["bench"]
 
-bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure decoders, and memory, on this machine.")
+bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Benchmark decoders and memory on this machine.")
 
 
 @bench.command()
@@ -39,7 +39,7 @@ def decode(
     *,
     images: Annotated[int, typer.Option(min=1, max=100_000, help="How many random images to take.")] = 100,
     size: Annotated[int, typer.Option(min=1, max=4096, help="Height and width of the crop, in pixels.")] = 224,
-    rounds: Annotated[int, typer.Option(min=1, help="How often each backend's turn comes.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds per backend.")] = 5,
     seed: Annotated[int, typer.Option(min=0, help="Which random images and crops.")] = 0,
     plot: Annotated[Path | None, typer.Option(help="Draw a bar chart, as a PNG.")] = None,
     as_json: AsJson = False,
@@ -77,7 +77,7 @@ def memory(
     reserve: Annotated[
         str | None, typer.Option(help="Memory that must stay free, such as 4GiB.  [default: a tenth]")
     ] = None,
-    folder: Annotated[Path | None, typer.Option(help="Where the lists are written for the time being.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Where the lists are written temporarily.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw memory over samples and over time, as a PNG.")] = None,
     as_json: AsJson = False,
 ) -> None:

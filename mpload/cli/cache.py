@@ -14,7 +14,7 @@ from mpload.units import format_bytes, format_count
 
 __all__ = ["cache"]
 
-cache = typer.Typer(no_args_is_help=True, help="Look at, check or delete what a PartialCache keeps.")
+cache = typer.Typer(no_args_is_help=True, help="Inspect, verify or delete PartialCache folders.")
 
 _Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder that was given to PartialCache.")]
 
@@ -45,7 +45,7 @@ def verify(folder: _Folder, *, as_json: AsJson = False) -> None:
 
 @cache.command()
 def clear(folder: _Folder, *, as_json: AsJson = False) -> None:
-    """Delete all caches there, and nothing else. Running jobs go on without."""
+    """Delete all caches there, and nothing else. Running jobs continue without it."""
     removed = []
     for opened, about in _caches(folder):
         removed.append(_facts(opened, about))

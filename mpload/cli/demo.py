@@ -57,7 +57,7 @@ def demo(
     batch_size: Annotated[int, typer.Option(min=1, help="Samples in a batch.")] = 32,
     keep: Annotated[Path | None, typer.Option(help="Keep photos and index in this folder.")] = None,
 ) -> None:
-    """See it work: index, stream, check and measure.
+    """Try mpload on generated photos: index, load, check, measure memory.
 
     Makes photos or takes a folder, streams three epochs through worker processes, and shows each process's memory.
 

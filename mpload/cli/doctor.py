@@ -23,9 +23,9 @@ __all__ = ["doctor"]
 def doctor(
     path: Annotated[Path, typer.Argument(metavar="INDEX", help="An index, or a plain list of `path label` lines.")],
     *,
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples of a batch, on each GPU.")] = 256,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples per batch and GPU.")] = 256,
     step_time: Annotated[
-        float | None, typer.Option(help="Seconds of a training step when data is there; without it, as fast as can be.")
+        float | None, typer.Option(help="Seconds per training step once data is ready. Default: as fast as possible.")
     ] = None,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs of the job on this machine.")] = 1,
     experiments: Annotated[int, typer.Option(min=1, help="Jobs that read the same storage at once.")] = 1,
@@ -42,7 +42,7 @@ def doctor(
 ) -> None:
     """Find out what limits a job: storage, decode, transform, transport, workers, memory.
 
-    Reads some hundred samples, drops them from the page cache, and runs loaders for some seconds each.
+    Reads a few hundred samples, drops them from the page cache, and runs loaders for a few seconds each.
     """
     check_output(html)
     with prints_on_stderr(wanted=as_json), warnings.catch_warnings():

@@ -38,13 +38,13 @@ def index(
         str | None, typer.Option(help='Names and types: "image:path label:int"; "image:path" leaves labels out.')
     ] = None,
     root: Annotated[str | None, typer.Option(help="The folder or URL that paths are relative to.")] = None,
-    follow_links: Annotated[bool, typer.Option("--follow-links", help="Take what symbolic links lead to.")] = False,
-    hidden: Annotated[bool, typer.Option("--hidden", help="Take names that start with a dot.")] = False,
+    follow_links: Annotated[bool, typer.Option("--follow-links", help="Follow symbolic links.")] = False,
+    hidden: Annotated[bool, typer.Option("--hidden", help="Include hidden files.")] = False,
     extensions: Annotated[str | None, typer.Option(help="What counts as an image: .jpg,.png")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Threads that --stat asks for sizes with.")] = 8,
     as_json: AsJson = False,
 ) -> None:
-    """Write an index of a folder, a list, shards, or what lies below a URL.
+    """Index a folder, a list, shards, or everything below a URL.
 
     Folders of class folders get the order and class numbers of torchvision's ImageFolder. Shards are read in place.
     """

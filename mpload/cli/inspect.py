@@ -43,7 +43,7 @@ def inspect(
     seed: Annotated[int, typer.Option(min=0, help="Which random samples --grid draws.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Show what is in an index; check it; draw some of its samples."""
+    """Show, check and preview an index."""
     if report is not None and not check:
         raise ArgumentError("--report says where --check lists what it finds. Add --check")
     report = report or _default_report(path)
@@ -58,7 +58,7 @@ def inspect(
         findings = write_findings(check_lines(path), report)
         if not findings.num_findings:
             raise
-        told = f"{path}: its lines alone were checked. Mend them: samples can be read once it opens"
+        told = f"{path}: its lines alone were checked. Fix them: samples can be read once it opens"
         _show({"path": path}, told, findings, as_json=as_json)
     else:
         summary = summarise(index, is_fresh=is_fresh, num_records=records)

@@ -88,7 +88,7 @@ def options(
 def main() -> None:
     """Run the command line."""
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # names that are no UTF-8
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # names that are not UTF-8
     warnings.showwarning = _warn  # type: ignore[assignment]  # of what it is told, the message is enough
     app(prog_name="mpload")
 

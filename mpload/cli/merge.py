@@ -23,7 +23,7 @@ def merge(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Join indexes, one after another, into one."""
+    """Concatenate indexes."""
     with progress_bar("merging") as tell:
         index = open_index(merge_indexes(sources, out, relative=relative, progress=tell))
     if as_json:

@@ -41,7 +41,7 @@ def monitor(
     plot: Annotated[Path | None, typer.Option(help="Draw memory over time, stacked by role, as a PNG.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Watch the memory of a command and all its processes; its exit code becomes this one's.
+    """Watch the memory of a command and its child processes. Exits with the command's exit code.
 
     A SIGTERM is passed on to the command. With --json, what the command prints goes to stderr.
 

@@ -19,15 +19,17 @@ def pack(
     path: Annotated[Path, typer.Argument(metavar="INDEX", help="An index, or a plain list of `path label` lines.")],
     *,
     out: Annotated[Path, typer.Option("-o", "--out", help="The folder for shards and their index.")],
-    size: Annotated[str, typer.Option(help="About how large a shard gets.")] = "1GiB",
+    size: Annotated[str, typer.Option(help="Approximate size of a shard.")] = "1GiB",
     shard_format: Annotated[
         ShardFormat, typer.Option("--format", help="tar, or lmdb: values by key in data files of LMDB.")
     ] = ShardFormat.TAR,
     shuffle: Annotated[
         int | None, typer.Option(metavar="SEED", help="Shuffle the samples once, with this seed.")
     ] = None,
-    resize_short: Annotated[int | None, typer.Option(help="Shrink images to a shorter side of so many pixels.")] = None,
-    quality: Annotated[int, typer.Option(help="Of the JPEGs that --resize-short writes.")] = 90,
+    resize_short: Annotated[
+        int | None, typer.Option(help="Shrink images so that the shorter side has this many pixels.")
+    ] = None,
+    quality: Annotated[int, typer.Option(help="JPEG quality for --resize-short.")] = 90,
     decode: Annotated[int | None, typer.Option(metavar="SIZE", help="Store SIZE x SIZE raw pixels, as .npy.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes; what they write does not depend on it.")] = 1,
     verify: Annotated[bool, typer.Option("--verify", help="Compare a finished pack with what INDEX makes.")] = False,
@@ -35,7 +37,7 @@ def pack(
 ) -> None:
     """Write samples into tar shards, which any tar tool and WebDataset read, or LMDB files, with an index of them.
 
-    After a kill the same command goes on where it was.
+    If interrupted, run the same command again to continue.
     """
     options = PackOptions(
         format=shard_format,

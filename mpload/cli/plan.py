@@ -16,7 +16,7 @@ __all__ = ["plan"]
 
 def plan(
     *,
-    batch_size: Annotated[int, typer.Option(help="Samples of a batch, on each GPU.")],
+    batch_size: Annotated[int, typer.Option(help="Samples per batch and GPU.")],
     step_time: Annotated[float, typer.Option(help="Seconds of a training step when data is there.")],
     gpus: Annotated[int, typer.Option(help="GPUs of a job.")] = 1,
     jobs: Annotated[int, typer.Option(help="Jobs that read the same storage at once.")] = 1,
@@ -27,7 +27,7 @@ def plan(
     core_us: Annotated[float | None, typer.Option(help="Microseconds of a core to make one sample.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a training job needs, beside what a machine has, without touching any data."""
+    """Compare what a training job needs with what a machine has, without reading data."""
     demand = Demand(
         batch_size=batch_size,
         step_seconds=step_time,

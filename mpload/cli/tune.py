@@ -57,7 +57,7 @@ def tune(
     plot: Annotated[Path | None, typer.Option(help="Draw what was tried to this PNG (needs matplotlib).")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Try numbers of workers, sizes of batches and memory budgets; print the constructor call that is best here.
+    """Find the fastest number of workers, batch size and memory budget here, and print the call.
 
     How many batches are made ahead, and how much is read ahead, follows from the memory budget.
     """

@@ -40,7 +40,7 @@ class Record:
         for column, cell in zip(self.columns, self.cells, strict=True):
             if column.name == name:
                 return cell
-        raise KeyError(f"{name!r} is no column of the index; it has {format_columns(self.columns)}")
+        raise KeyError(f"{name!r} is not a column of the index; it has {format_columns(self.columns)}")
 
     def __repr__(self) -> str:
         cells = ", ".join(f"{column.name}={cell!r}" for column, cell in zip(self.columns, self.cells, strict=True))

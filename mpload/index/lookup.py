@@ -217,7 +217,7 @@ class SidecarColumn:
         if not ids.size:
             ids = ids.astype(np.int64)  # NumPy makes floats of []
         if ids.dtype.kind not in "iu":
-            raise IndexError(f"{key!r} is no row, slice, array of rows, or mask of {len(self)} rows")
+            raise IndexError(f"{key!r} is not a row, slice, array of rows, or mask of {len(self)} rows")
         if ids.size and (ids.min() < -len(self) or ids.max() >= len(self)):
             raise IndexError(f"row {key} is outside [0, {len(self)})")
         ids = ids.astype(np.int64)

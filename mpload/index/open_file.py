@@ -33,7 +33,7 @@ class OpenFile:
         weakref.finalize(self, os.close, self._descriptor)
         self._lock = threading.Lock()
         if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
-            raise self._error(OSError(errno.EINVAL, "is no regular file"))
+            raise self._error(OSError(errno.EINVAL, "is not a regular file"))
 
     def stamp(self) -> tuple[int, int]:
         """Return size in bytes and modification time in nanoseconds."""

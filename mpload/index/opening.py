@@ -34,7 +34,7 @@ def open_index(
     if text.is_dir():
         raise IndexFormatError(f"{text}: is a directory. Make an index of it: mpload index {text} -o train.txt")
     if text.exists() and not text.is_file():
-        raise IndexFormatError(f"{text}: is no regular file, and an index is read by position. Copy it into one")
+        raise IndexFormatError(f"{text}: is not a regular file, and an index is read by position. Copy it into one")
     stamp = TextStamp.of(text)
     header = read_header(text)
     layout = ensure_sidecar(text, header, progress=progress)

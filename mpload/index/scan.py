@@ -268,7 +268,7 @@ def _are_spans(text: NDArray[np.uint8], first: NDArray[np.int64], end: NDArray[n
 
 
 def _are_lmdb_values(text: NDArray[np.uint8], first: NDArray[np.int64], end: NDArray[np.int64]) -> bool:
-    """Whether every cell is KEY@PATH, in ASCII: bytes that are no UTF-8 are not allowed in a key."""
+    """Whether every cell is KEY@PATH, in ASCII: bytes that are not UTF-8 are not allowed in a key."""
     at = _next(text, b"@", first)
     return bool(((first < at) & (at + 1 < end)).all() and text.max() < 0x80)
 

@@ -311,7 +311,9 @@ def _locate(path: Path, text: Path, header: Header) -> SidecarLayout:
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError, LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
-        raise SidecarError(f"{path}: is no sidecar, or a broken one: {error}. It is rebuilt from the text") from error
+        raise SidecarError(
+            f"{path}: is not a sidecar, or a broken one: {error}. It is rebuilt from the text"
+        ) from error
     return layout
 
 

@@ -9,7 +9,7 @@ cats/1.jpg<TAB>0
 ```
 
 Cells are separated by TAB. In a cell `\t`, `\n`, `\r` and `\\` stand for TAB, newline, carriage return and backslash,
-and `\#` for a `#` that would otherwise make the first line look like a directive. Bytes that are no UTF-8 survive
+and `\#` for a `#` that would otherwise make the first line look like a directive. Bytes that are not UTF-8 survive
 (surrogateescape). A file that does not start with `#mpload` is a plain list, as people have them: `path label`,
 separated by TAB, by comma (`.csv`, quoted or not, with a header row or none) or by the last run of blanks.
 """
@@ -298,7 +298,7 @@ def _split_comma(header: Header, line: bytes) -> list[str]:  # noqa: ARG001
     try:
         return next(csv.reader([text], strict=True, skipinitialspace=True))
     except csv.Error as error:
-        raise ValueError(f"is no CSV: {error}") from error
+        raise ValueError(f"is not CSV: {error}") from error
 
 
 def _split_blanks(header: Header, line: bytes) -> list[str]:
@@ -369,7 +369,7 @@ def _unescape(text: str) -> str:
             return _UNESCAPED[match[1]]
         except KeyError:
             raise ValueError(
-                rf"{match[0]!r} is no escape; in a cell only \t, \n, \r, \\ and \# are. Write a backslash as \\"
+                rf"{match[0]!r} is not an escape; in a cell only \t, \n, \r, \\ and \# are. Write a backslash as \\"
             ) from None
 
     return _ESCAPE.sub(one, text)

@@ -163,7 +163,7 @@ def label_in(where: str, data: bytes, extension: str) -> int | None:
         try:
             document = json.loads(data)
         except (ValueError, RecursionError) as error:
-            raise ArgumentError(f"{where} is no JSON: {error}") from error
+            raise ArgumentError(f"{where} is not JSON: {error}") from error
         if not isinstance(document, dict):
             return None
         value = document.get("label", document.get("cls"))

@@ -31,8 +31,8 @@ class Reason(StrEnum):
     HIDDEN = "hidden images or folders, whose names start with '.' (FolderOptions(hidden=True) takes them)"
     EXTENSION = "files of other extensions (FolderOptions(extensions=...) takes them)"
     BESIDE_CLASSES = "images beside the class folders (move each into the folder of its class)"
-    NO_IMAGE = "values that are no images"
-    NO_FILE = "names of images that are no regular files (broken links, folders, pipes)"
+    NO_IMAGE = "values that are not images"
+    NO_FILE = "names of images that are not regular files (broken links, folders, pipes)"
 
 
 @dataclass(slots=True)
@@ -136,5 +136,5 @@ def rename_columns(found: tuple[Column, ...], columns: str | None) -> tuple[Colu
 
 
 def shown(path: str) -> str:
-    r"""Return `path` as it can be printed: bytes that are no UTF-8 as `\udcff`."""
+    r"""Return `path` as it can be printed: bytes that are not UTF-8 as `\udcff`."""
     return path.encode("utf-8", "backslashreplace").decode()

@@ -99,7 +99,7 @@ def _samples(shard: str, path: str, extensions: tuple[str, ...], left_out: LeftO
             file.seek(0)
             yield from group_members(shard, _images_and_labels(shard, path, file, extensions, left_out))
     except tarfile.TarError as error:
-        raise StorageError(f"{shown(shard)}: is no whole tar file: {error}. {_COPY}") from error
+        raise StorageError(f"{shown(shard)}: is not a complete tar file: {error}. {_COPY}") from error
     except OSError as error:
         if isinstance(error, StorageError):
             raise

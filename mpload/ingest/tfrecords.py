@@ -119,7 +119,7 @@ class _Record:
 
     def span(self, name: str) -> tuple[int, int]:
         if name not in self.images:
-            what = "is no image" if name in self.example.spans else "is missing, or not one value"
+            what = "is not an image" if name in self.example.spans else "is missing, or not one value"
             raise ArgumentError(f"{self}: feature {shown(name)} {what}, where the first record has an image. {_ALIKE}")
         start, end = self.example.spans[name]
         return self.offset_bytes + start, self.offset_bytes + end
@@ -152,7 +152,7 @@ def _records(file: str) -> Iterator[_Record]:
                 try:
                     example = read_example(data)
                 except ValueError as error:
-                    raise StorageError(f"{shown(file)}: record {number} is no tf.train.Example: {error}") from error
+                    raise StorageError(f"{shown(file)}: record {number} is not a tf.train.Example: {error}") from error
                 images = frozenset(
                     name for name, (start, end) in example.spans.items() if looks_like_image(data[start:end][:8])
                 )

@@ -24,7 +24,7 @@ def check_out(out: Path, sources: list[Path]) -> None:
     if out.is_dir():
         raise ArgumentError(f"{out}: is a directory. Name the index file: {out / 'train.txt'}")
     if not out.parent.is_dir():
-        raise ArgumentError(f"{out.parent}: is no folder that exists. Make it first: mkdir -p {out.parent}")
+        raise ArgumentError(f"{out.parent}: no such folder. Create it: mkdir -p {out.parent}")
     for source in sources:
         if out.exists() and source.exists() and out.samefile(source):
             raise ArgumentError(f"{out}: is the source itself. Give the new index another name")

@@ -278,7 +278,7 @@ class MPLoader(Generic[Batch]):
         def __getattr__(self, name: str) -> Any:
             if name in _OF_A_DATA_LOADER:
                 raise AttributeError(
-                    f"an MPLoader has no {name!r}, since it is no DataLoader that could be taken apart and built anew: "
+                    f"an MPLoader has no {name!r}, since it is not a DataLoader that can be rebuilt from its parts: "
                     "it shards and resumes by itself. Iterate it as it is, without skip_first_batches, "
                     "setup_dataloaders or prepare_data_loader, and keep its state_dict(): "
                     "docs/how-to/frameworks.md says how"

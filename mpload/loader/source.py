@@ -128,7 +128,7 @@ def source_of(
         return IndexSource(dataset._run)  # noqa: SLF001  which is there for this
     if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise ArgumentError(
-            f"{type(dataset).__name__} is no map-style dataset: it needs __len__ and __getitem__. Iterable datasets "
+            f"{type(dataset).__name__} is not a map-style dataset: it needs __len__ and __getitem__. Iterable datasets "
             "cannot be asked for a sample by its number: use a stock DataLoader for them, or an MPDataset"
         )
     if batch_size is None:

@@ -102,4 +102,6 @@ def _check_state_version(version: object) -> None:
 
 def _check_state(holds: bool, finding: str) -> None:
     if not holds:
-        raise StateError(f"the checkpoint is no mpload state: {finding}. Pass what state_dict() returned, unchanged")
+        raise StateError(
+            f"the checkpoint is not an mpload state: {finding}. Pass what state_dict() returned, unchanged"
+        )

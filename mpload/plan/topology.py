@@ -60,7 +60,7 @@ def detect_topology(environment: Mapping[str, str] | None = None) -> Topology:
                 return Topology(rank=int(environment[rank]), world_size=int(environment[world_size]))
             except ValueError as error:
                 raise ArgumentError(
-                    f"{rank}={environment[rank]} and {world_size}={environment[world_size]} are no place in a job: "
+                    f"{rank}={environment[rank]} and {world_size}={environment[world_size]} name no rank: "
                     f"{error}. Unset them, or pass topology=Topology(rank=..., world_size=...)"
                 ) from error
     return Topology()

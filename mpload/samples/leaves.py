@@ -128,7 +128,7 @@ def pairs(template: Any, value: Any, path: str = "sample") -> Iterator[tuple[Lea
     else:
         if not isinstance(value, Sequence) or len(value) != len(template):
             raise ArgumentError(
-                f"{path} is no sequence of {len(template)} values, the first sample's is. Return as many always"
+                f"{path} is not a sequence of {len(template)} values, the first sample's is. Return as many always"
             )
         for number, inner in enumerate(template):
             yield from pairs(inner, value[number], f"{path}[{number}]")

@@ -115,7 +115,7 @@ class BadSamples:
         if self._num_bad > allowed * max(self._num_seen, _GRACE_SAMPLES):
             raise TooManyBadSamples(
                 f"{self._num_bad} of {self._num_seen} samples failed, more than max_error_fraction={allowed} allows; "
-                f"the last one: {bad}. They are listed in {self._report}. Mend the data, or raise max_error_fraction"
+                f"the last one: {bad}. They are listed in {self._report}. Fix the data, or raise max_error_fraction"
             )
 
     def _append(self, line: str) -> None:

@@ -22,7 +22,7 @@ def real_path(root: str, path: str, *, allow_outside_root: bool) -> str:
     try:
         real = os.path.realpath(os.path.join(root, path))  # noqa: PTH118  may hold what pathlib would change
     except ValueError as error:  # a NUL in the path
-        raise StorageError(f"{path!r} is no path: {error}. Mend this line of the index") from error
+        raise StorageError(f"{path!r} is not a valid path: {error}. Fix this line of the index") from error
     if not allow_outside_root and not real.startswith(root.rstrip("/") + "/"):
         raise outside_root(path, real, root)
     return real
@@ -37,5 +37,5 @@ def outside_root(path: str, real: str, root: str) -> OutsideRootError:
 
 
 def shown(path: str) -> str:
-    r"""Return `path` as it can be printed and logged: bytes that are no UTF-8 as `\udcff`."""
+    r"""Return `path` as it can be printed and logged: bytes that are not UTF-8 as `\udcff`."""
     return path.encode("utf-8", "backslashreplace").decode()

@@ -276,7 +276,7 @@ class LocalStorage:
         except OSError as error:
             raise _storage_error(path, error) from error
         except ValueError as error:  # a NUL in the path
-            raise StorageError(f"{path!r} is no path: {error}. Mend this line of the index") from error
+            raise StorageError(f"{path!r} is not a valid path: {error}. Fix this line of the index") from error
         try:
             num_bytes = _size_of_regular(descriptor, path)
             if not self._allow_outside_root:
@@ -335,7 +335,7 @@ def _size_of_regular(descriptor: int, path: str) -> int:
     except OSError as error:
         raise _storage_error(path, error) from error
     if not stat.S_ISREG(facts.st_mode):
-        raise StorageError(f"{shown(path)}: is no regular file but a device, pipe or socket. Take it out of the index")
+        raise StorageError(f"{shown(path)}: is a device, pipe or socket, not a regular file. Remove it from the index")
     return facts.st_size
 
 

@@ -115,7 +115,7 @@ def _check_runs(
     bad = (offsets < 0) | (lengths < 0) | (lengths > _MAX_OFFSET_BYTES - np.maximum(offsets, 0))
     if bad.any():
         run = int(np.argmax(bad))
-        raise ArgumentError(f"run {run} is no run of bytes: offset {offsets[run]}, length {lengths[run]}")
+        raise ArgumentError(f"run {run} is not a run of bytes: offset {offsets[run]}, length {lengths[run]}")
 
 
 def _first_run_of_each_read(

@@ -22,7 +22,7 @@ class ByteRange:
     """Bytes of one file, or all of it: what a storage is asked to read.
 
     Attributes:
-        path: The file, relative to the storage's root; bytes that are no UTF-8 as surrogate escapes.
+        path: The file, relative to the storage's root; bytes that are not UTF-8 as surrogate escapes.
         offset_bytes: Where the bytes start.
         length_bytes: How many they are; None is the whole file, whatever its size.
 
@@ -117,7 +117,7 @@ class RowValue(ByteRange):
         match = _ROW.fullmatch(text)
         if match is None:
             raise ValueError(
-                f"{text!r} is no value of a Parquet file ROWGROUP:ROW:COLUMN@PATH, such as 0:17:image.bytes@a.parquet"
+                f"{text!r} is not a Parquet value ROWGROUP:ROW:COLUMN@PATH, such as 0:17:image.bytes@a.parquet"
             )
         return cls(match[4], int(match[1]), int(match[2]), unquote(match[3], errors="surrogateescape"))
 

@@ -61,7 +61,7 @@ class RemoteStorage:
     Process: may be pickled, and forked before the first read; each process makes its own clients. Any thread may read.
 
     Raises:
-        ArgumentError: `root` is no URL that can be read, or holds a secret.
+        ArgumentError: `root` is not a URL that can be read, or holds a secret.
     """
 
     max_parallel_reads = 32
@@ -143,10 +143,10 @@ class RemoteStorage:
         if not is_url(path):
             if path[:1] == "/" or ".." in path.split("/"):
                 raise OutsideRootError(
-                    f"{_shown(path)}: leads out of the root {self._root}. Mend this line of the index"
+                    f"{_shown(path)}: leads out of the root {self._root}. Fix this line of the index"
                 )
             if not path or not is_url(self._root):
-                raise StorageError(f"{_shown(path)!r} is no URL. Mend this line of the index")
+                raise StorageError(f"{_shown(path)!r} is not a URL. Fix this line of the index")
             return f"{self._root}/{path}"
         check_url(path)
         if not self._allow_outside_root and (not path.startswith(f"{self._root}/") or ".." in path.split("/")):
@@ -192,7 +192,7 @@ def check_url(url: str) -> None:
     """Raise `ArgumentError` unless `url` is one that can be read, and that holds no secret."""
     parts = urlsplit(url)
     if parts.scheme not in _SCHEMES or not parts.netloc:
-        raise ArgumentError(f"{_shown(url)}: is no URL of {', '.join(_SCHEMES)}")
+        raise ArgumentError(f"{_shown(url)}: is not a URL of {', '.join(_SCHEMES)}")
     if "@" in parts.netloc or (parts.query and parts.scheme.startswith("http")):
         raise ArgumentError(
             f"{_shown(url)}: holds a password or a query, which may be a signature. An index holds no secrets: "

@@ -108,7 +108,7 @@ def test_ids_of_any_integer_type_give_rows(large: Index, dtype: str) -> None:
 
 @pytest.mark.parametrize("key", [1.5, [0.0], float("nan"), "a", None, True, [True, False], 1j], ids=repr)
 def test_what_is_neither_ids_nor_a_mask_of_all_rows_is_refused(large: Index, key: object) -> None:
-    with pytest.raises(IndexError, match="is no row, slice, array of rows, or mask of"):
+    with pytest.raises(IndexError, match="is not a row, slice, array of rows, or mask of"):
         large.labels[key]
 
 

@@ -244,7 +244,7 @@ BROKEN = [
     (b"a.jpg\t1\r\n", r":3: ends with CRLF"),
     (b"a\0.jpg\t1\n", r":3: holds a NUL byte"),
     (b"a.jpg\t1\n\nb.jpg\t2\n", r":4: has 1 cell"),
-    (b"a\\x.jpg\t1\n", r":3: '\\\\x' is no escape"),
+    (b"a\\x.jpg\t1\n", r":3: '\\\\x' is not an escape"),
     (b"\t1\n", r":3: cell image:path is empty"),
     (b"a.jpg\t99999999999999999999\n", r":3: label '99999999999999999999' is not an integer"),
     (b"a.jpg\t1_0\n", r":3: label '1_0' is not an integer"),
@@ -322,7 +322,7 @@ def test_a_folder_or_a_missing_file_is_no_index(tmp_path: Path) -> None:
 
 def test_a_pipe_is_no_index_and_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "train.txt")
-    with pytest.raises(IndexFormatError, match=r"train\.txt: is no regular file"):
+    with pytest.raises(IndexFormatError, match=r"train\.txt: is not a regular file"):
         open_index(tmp_path / "train.txt")
 
 

@@ -273,7 +273,7 @@ def test_an_out_that_cannot_be_is_refused(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "tree")
     with pytest.raises(ArgumentError, match=r"is a directory\. Name the index file"):
         build_index(tree, tmp_path)
-    with pytest.raises(ArgumentError, match=r"gone: is no folder that exists\. Make it first: mkdir -p"):
+    with pytest.raises(ArgumentError, match=r"gone: no such folder\. Create it: mkdir -p"):
         build_index(tree, tmp_path / "gone" / "a.txt")
 
 

@@ -192,7 +192,7 @@ def test_every_broken_line_of_a_text_is_found_though_it_cannot_be_opened(tmp_pat
     assert [(finding.sample_id, finding.where) for finding in found] == [
         (number, f"{path}:{number + 3}") for number in (1, 2, 4, 5, 6, 7, 8)
     ]
-    words = ["not an integer", "has 1 cell", "has 3 cells", "longer than", "NUL", "cell", "no escape"]
+    words = ["not an integer", "has 1 cell", "has 3 cells", "longer than", "NUL", "cell", "not an escape"]
     assert [word in finding.cause for word, finding in zip(words, found, strict=True)] == [True] * 7
 
 

@@ -113,7 +113,7 @@ def test_what_is_left_out_is_counted_and_told(tmp_path: Path) -> None:
     assert "2 hidden images or folders" in message
     assert "2 files of other extensions" in message
     assert "1 images beside the class folders" in message
-    assert "1 names of images that are no regular files" in message
+    assert "1 names of images that are not regular files" in message
 
 
 def test_links_hidden_files_and_extensions_are_options(tmp_path: Path) -> None:

@@ -142,9 +142,9 @@ def test_samples_that_are_not_alike_are_errors(tmp_path: Path, members: list[str
         ("0.json", b'{"label": "cat"}', "holds 'cat'"),
         ("0.json", b'{"cls": true}', "holds True"),
         ("0.json", b'{"cls": 1e400}', "holds inf"),
-        ("0.json", b'{"cls"', r"member 0\.json is no JSON"),
-        ("0.json", b"[" * 100_000, "is no JSON"),
-        ("0.json", b"\xff\xfe\x00", "is no JSON"),
+        ("0.json", b'{"cls"', r"member 0\.json is not JSON"),
+        ("0.json", b"[" * 100_000, "is not JSON"),
+        ("0.json", b"\xff\xfe\x00", "is not JSON"),
     ],
 )
 def test_a_label_member_must_hold_an_integer(tmp_path: Path, name: str, data: bytes, message: str) -> None:

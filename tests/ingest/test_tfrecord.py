@@ -77,7 +77,7 @@ def test_examples_without_labels_and_with_two_images(tmp_path: Path) -> None:
     [
         ({"image/encoded": (image(1), "byte")}, r"record 1: feature image/class/label is not one integer"),
         ({"image/class/label": (1, "int")}, r"record 1: feature image/encoded is missing"),
-        ({"image/encoded": (b"no", "byte"), "image/class/label": (1, "int")}, r"image/encoded is no image"),
+        ({"image/encoded": (b"no", "byte"), "image/class/label": (1, "int")}, r"image/encoded is not an image"),
         ({"image/encoded": (image(1), "byte"), "image/class/label": ([1, 2], "int")}, r"is not one integer"),
     ],
 )

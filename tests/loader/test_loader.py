@@ -335,7 +335,7 @@ def test_what_cannot_be_pickled_is_refused_at_construction(folder: Path) -> None
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"num_workers": -1}, "num_workers must be 'auto' or at least 0, got -1"),
     ({"num_workers": "many"}, "num_workers must be 'auto' or at least 0, got 'many'"),
-    ({"memory_budget": "lots"}, "'lots' is no size in bytes"),
+    ({"memory_budget": "lots"}, "'lots' is not a size in bytes"),
     ({"num_workers": 2, "memory_budget": "1MiB"}, r"memory_budget 1.0 MiB is too small: 3 batches of .* Raise it, or"),
 ]
 

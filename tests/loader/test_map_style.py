@@ -219,7 +219,7 @@ class Endless(IterableDataset[int]):
 @pytest.mark.processes
 def test_what_is_no_map_style_dataset_is_refused(photo_tree: Path) -> None:
     index = build_index(photo_tree, photo_tree.with_name("mapstyle.txt"))
-    with pytest.raises(ArgumentError, match="Endless is no map-style dataset"):
+    with pytest.raises(ArgumentError, match="Endless is not a map-style dataset"):
         loader(Endless(), num_workers=1)
     with pytest.raises(ArgumentError, match="pass batch_size= to the MPLoader of Tuples"):
         loader(Tuples(), batch_size=None)

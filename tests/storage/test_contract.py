@@ -53,7 +53,7 @@ def outside(root: Path) -> dict[ByteRange, bytes]:
 MISSING: list[tuple[ByteRange, str]] = [
     (ByteRange("none.bin"), "none.bin: No such file"),
     (ByteRange("a"), "a: Is a directory"),
-    (ByteRange("a\0"), "is no path"),
+    (ByteRange("a\0"), "is not a valid path"),
     (Span("none.tar", 0, 1), "none.tar: No such file"),
     (Span("shard.tar", 4500, 501), "ends at byte 5,001, but the shard has 5,000"),
 ]
@@ -110,7 +110,7 @@ class TestLmdbStorage(StorageContract):
                 (LmdbValue("a.lmdb", b"x" * 2000), "cannot be read|has no key"),
                 (LmdbValue("b", b"1"), "b: No such file"),
                 (LmdbValue("folder", b"1"), r"Name the data file in it: .*/data\.mdb"),
-                (LmdbValue("a\0", b"1"), "is no path"),
+                (LmdbValue("a\0", b"1"), "is not a valid path"),
             ],
             outside={LmdbValue(path, b"2"): b"\2\0\0\0" * 2 for path in ("../secret", f"{root.parent}/secret", "link")},
         )
@@ -140,7 +140,7 @@ class TestParquetStorage(StorageContract):
                 (RowValue("a.parquet", 0, 0, "nothing"), "has no column 'nothing'"),
                 (RowValue("a.parquet", 0, 0, "label"), "column 'label' holds int64, not bytes"),
                 (RowValue("c.parquet", 0, 0, "image.bytes"), r"c\.parquet: row 0 of row group 0: cannot be read"),
-                (RowValue("a\0", 0, 0, "image.bytes"), "is no path"),
+                (RowValue("a\0", 0, 0, "image.bytes"), "is not a valid path"),
             ],
             outside={
                 RowValue(path, 0, 2, "image.bytes"): b"\2\0\0\0" * 2
@@ -183,7 +183,7 @@ class TestRemoteStorage(StorageContract):
                 (Span("a/one.bin", 85, 10), r"span 85\+10 ends at byte 95, behind the object's end"),
                 (Span("a/one.bin", 900, 10), "behind the object's end"),
                 (ByteRange("a//one.bin"), "cannot be read"),
-                (ByteRange(""), "is no URL"),
+                (ByteRange(""), "is not a URL"),
             ],
             outside={ByteRange("s3://photos/secret"): b"secret"},
         )

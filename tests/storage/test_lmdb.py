@@ -66,7 +66,7 @@ def test_images_and_labels_of_members_are_samples(tmp_path: Path, subdir: bool) 
 @pytest.mark.processes
 def test_keys_without_an_extension_are_samples_where_values_are_images(tmp_path: Path) -> None:
     make_lmdb(tmp_path / "a", {b"0001": image(1), b"0002": PNG, b"\xff\x00@%/x": image(3), b"num-samples": b"3"})
-    with pytest.warns(MploadWarning, match="1 values that are no images"):
+    with pytest.warns(MploadWarning, match="1 values that are not images"):
         made = build_index(tmp_path / "a", tmp_path / "a.txt")
     assert samples(made) == [image(1), PNG, image(3)]
 

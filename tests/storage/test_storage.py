@@ -99,9 +99,9 @@ def test_scattered_lines_of_a_text_are_read_together() -> None:
         ([0], [1], -1, 10, "max_gap_bytes must not be negative, got -1"),
         ([0], [1], 0, 0, "max_read_bytes must be positive, got 0"),
         ([0, 1], [1], 0, 10, "one row each"),
-        ([5, -1], [1, 1], 0, 10, "run 1 is no run of bytes: offset -1, length 1"),
-        ([5, 1], [1, -2], 0, 10, "run 1 is no run of bytes: offset 1, length -2"),
-        ([2**62], [2**62], 0, 10, "run 0 is no run of bytes"),
+        ([5, -1], [1, 1], 0, 10, "run 1 is not a run of bytes: offset -1, length 1"),
+        ([5, 1], [1, -2], 0, 10, "run 1 is not a run of bytes: offset 1, length -2"),
+        ([2**62], [2**62], 0, 10, "run 0 is not a run of bytes"),
     ],
 )
 def test_what_is_no_run_of_bytes_is_refused(

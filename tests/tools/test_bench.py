@@ -125,7 +125,7 @@ def test_files_of_which_none_is_an_image_are_an_error() -> None:
         (("memory", "--samples", "1e4,many"), 2, "--samples takes whole numbers"),
         (("memory", "--workers", "-1"), 2, "got 10000, and -1 workers"),
         (("memory", "--loaders", "lists"), 2, "'lists' is none of list-fork, list-spawn"),
-        (("memory", "--reserve", "much"), 2, "'much' is no size in bytes"),
+        (("memory", "--reserve", "much"), 2, "'much' is not a size in bytes"),
     ],
 )
 def test_wrong_use_is_one_clear_line(

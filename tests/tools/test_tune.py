@@ -150,7 +150,7 @@ def test_the_command_prints_a_table_and_a_call_and_draws_a_plot(index_path: Path
     [
         (("--batch-size", "many"), "Write numbers: 256,64"),
         (("--batch-size", "0"), "sizes must be positive"),
-        (("--memory-budget", "lots"), "'lots' is no size in bytes"),
+        (("--memory-budget", "lots"), "'lots' is not a size in bytes"),
         (("--memory-budget", "1MiB"), "is too small"),
         (("--plot", "plot.pdf"), "pictures are written as .png. Name it plot.png"),
     ],

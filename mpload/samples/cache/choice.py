@@ -51,7 +51,7 @@ class PartialCache:
         dir: folder; every data set (index, root and form) has its own below it.
         max_bytes: limit of one data set's files, over all processes and runs: bytes, or a text like `"20GiB"`.
         fraction: part of the samples to keep, in (0, 1]; None: as many as `max_bytes` are enough for, by the sizes in
-            the index's sidecar (`mpload index --stat`) or of some hundred samples.
+            the index's sidecar (`mpload index --stat`) or of a few hundred samples.
         what: `"bytes"`: as they are. `"resized"`: images as JPEGs with a short side of 256 pixels, so that later
             epochs decode less; samples in the subset are resized in the first epoch too, kept or not: an epoch's pixels
             do not depend on what the cache holds. They do depend on the subset: give `fraction` where runs with other

@@ -37,7 +37,7 @@ def open_file(name: str, flags: int, *, folder: int) -> int:
 
     Raises:
         PermissionError: another user has made it where everybody may write.
-        OSError: it is no regular file with one name only, or cannot be opened.
+        OSError: it is not a regular file with one name only, or cannot be opened.
     """
     try:
         descriptor = os.open(name, flags | _SAFELY, 0o664, dir_fd=folder)

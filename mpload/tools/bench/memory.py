@@ -153,7 +153,7 @@ def measure_memory(
         cases: short lists first: what they take foretells what long ones will.
         num_epochs: how many each makes, if they end in time.
         max_seconds: of one case.
-        folder: where the lists are written, for the time being.
+        folder: where the lists are written, temporarily.
         reserve_bytes: of memory that must stay free; None is a tenth of the limit, at least 1 GiB.
         progress: is told how many cases are done.
 

@@ -50,7 +50,7 @@ def examine(
 ) -> Diagnosis:
     """Find out what limits a job, in about `seconds` and the time that loaders take to start.
 
-    Reads some hundred samples from anywhere in the index, runs `decode` and `transform` in this process and in
+    Reads a few hundred samples from anywhere in the index, runs `decode` and `transform` in this process and in
     workers, drives what it has read out of the page cache, and writes nothing but to a temporary folder.
 
     Args:
