@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 
 _MODULES = {
     name.name: str(line.module)
-    for line in ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body
+    for line in ast.parse(__spec__.loader.get_data(str(Path(__file__).with_suffix(".pyi")))).body
     if isinstance(line, ast.ImportFrom)
     for name in line.names
 }
@@ -27,4 +27,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULES])
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

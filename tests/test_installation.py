@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -137,3 +138,16 @@ def test_the_warning_says_how_slow_as_the_records_do(tmp_path: Path) -> None:
     for (low, high), kind in zip((told.groups()[:2], told.groups()[2:]), ("", "_antialias"), strict=True):
         pairs = zip(times[f"mpload_simplejpeg{kind}"], times[f"mpload_native{kind}"], strict=True)
         assert float(low) - 0.05 <= median(slow / fast for slow, fast in pairs) <= float(high) + 0.05
+
+
+def test_mpload_is_imported_from_a_zip(tmp_path: Path) -> None:
+    archive = shutil.make_archive(str(tmp_path / "all"), "zip", Path(__file__).parents[1], "mpload")
+    code = "import mpload; print(mpload.Topology(), mpload.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": archive},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith(f"Topology(rank=0, world_size=1) {archive}")

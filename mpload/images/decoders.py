@@ -12,7 +12,8 @@ What the pipeline may rely on, here and in a decoder of the user's own:
   array of that shape, writes every pixel there and returns it.
 - Bytes it cannot decode are a `DecodeError`.
 - It gets `claim=` where it has a parameter of that name, and calls that with a number of bytes before it takes so much
-  memory: where that is more than a worker's part of `memory_budget`, it returns when no other worker takes so much.
+  memory: where that is more than a worker's part of `memory_budget`, it returns when no other worker takes so much. It
+  holds no lock of its own meanwhile.
 - Where it has `limits`, a file of more than `limits.max_bytes` is not even read.
 
 The decoders below are values: compared, pickled and shown by what they were built with.

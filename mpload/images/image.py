@@ -107,7 +107,7 @@ def open_image(
     if pixels is None:
         raise DecodeError(f"{kind} is damaged, truncated, or of a kind that OpenCV {cv2.__version__} cannot decode")
     limits.check_size(kind, pixels.shape[0], pixels.shape[1], len(data))
-    return _Decoded(pixels)
+    return _Decoded(pixels, claim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +115,7 @@ class _Decoded:
     """An image of a format that is always decoded whole."""
 
     shown: Pixels
+    claim: Claim
 
     @property
     def height(self) -> int:
@@ -131,7 +132,7 @@ class _Decoded:
         return box.of(self.shown)
 
     def draw(self, view: View, out: Pixels) -> None:
-        resize_into(out, view.box.of(self.shown), view)
+        resize_into(out, view.box.of(self.shown), view, claim=self.claim)
 
 
 def _kind_of(data: ImageBytes) -> str:

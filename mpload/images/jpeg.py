@@ -203,7 +203,7 @@ class Jpeg:
         if not self.has_one_scan:  # the native decoder keeps the whole picture too, though it makes few pixels
             self.claim(PEAK_PIXEL_BYTES * self.stored_size[0] * self.stored_size[1])
         if self.native is None or not self._draw_natively(self.native, view, out):
-            resize_into(out, self.region(view.box, at_least=view.full), view)
+            resize_into(out, self.region(view.box, at_least=view.full), view, claim=self.claim)
 
     def stored_view(self, view: View) -> StoredView:
         """Return `view` of the image as it is stored; one of a turned image is not mirrored."""

@@ -7,6 +7,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from mpload.images.claims import Claim, unclaimed
+
 __all__ = ["Box", "Pixels", "View", "resize_into"]
 
 Pixels = NDArray[np.uint8]
@@ -49,16 +51,22 @@ class View(NamedTuple):
         return self.window or Box(top=0, left=0, height=self.full[0], width=self.full[1])
 
 
-def resize_into(out: Pixels, region: Pixels, view: View) -> None:
+_FILTER_BYTES = 40
+"""What the filter takes for each row of the result and column of what it is made of, in float32 and in between."""
+
+
+def resize_into(out: Pixels, region: Pixels, view: View, *, claim: Claim = unclaimed) -> None:
     """Write what `view` shows into `out`, C-contiguous uint8 [height, width, 3] of the view's window.
 
     Args:
         out: where to.
         region: the pixels of the view's box, uint8 [h, w, 3], perhaps at a smaller scale.
-        view: of which the box does not matter any more.
+        view: what to show; its `box` is ignored.
+        claim: called with a number of bytes before so much memory is taken.
     """
     height, width = view.full
     if view.antialias and (region.shape[0] > height or region.shape[1] > width):
+        claim(_FILTER_BYTES * view.shown.height * region.shape[1])
         _filter_into(out, region, view)
     elif view.window is None:
         cv2.resize(region, (width, height), dst=out, interpolation=cv2.INTER_LINEAR)

@@ -78,6 +78,7 @@ class IndexSource:
         """Return a batch that is made in this process."""
         started_ns, pipeline = perf_counter_ns(), self._run.pipeline
         sample_ids = self._run.order_of(epoch).sample_ids(self.plan_of(epoch).positions(batch))
+        pipeline.take_counts()  # of batches that were made without the loader, or failed
         made = pipeline.batch(sample_ids, seed=epoch.seed, epoch=epoch.number)
         presented = self._run.present(made.columns)
         busy_ns = perf_counter_ns() - started_ns

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
+from time import perf_counter_ns
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -87,7 +88,7 @@ class PipelineWork:
             self._plan_ahead(records, report)
         if pipeline.reads_blocks and number.substitute < 0:
             self._read_blocks(number, first, last)
-        pipeline.claim = partial(_claim, self.decode_bytes, report)
+        pipeline.claim = partial(_claim, pipeline, self.decode_bytes, report)
         with pipeline.lent_generators():
             for place, record in enumerate(records, first):
                 report.at(place)
@@ -162,9 +163,11 @@ def described_sample(pipeline: Pipeline, sample_id: int) -> bytes:
     return json.dumps(described).encode()
 
 
-def _claim(decode_bytes: int, report: ChunkReport, num_bytes: int) -> None:
+def _claim(pipeline: Pipeline, decode_bytes: int, report: ChunkReport, num_bytes: int) -> None:
     if num_bytes > decode_bytes:
+        start_ns = perf_counter_ns()
         report.wait_for_turn()
+        pipeline.leave_out(perf_counter_ns() - start_ns)
 
 
 def _tell(report: ChunkReport, place: int, bad: Sequence[BadSample], *, is_made: bool) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import FAILURES, MploadError, SampleError, StorageError, cause_of
+from mpload.images.claims import Claim, unclaimed
 from mpload.images.decoders import ImageDecoder, NumpyDecoder, RandomResizedCrop, RawBytes, ResizeCenterCrop
 from mpload.images.gpu_decode import GpuDecode
 from mpload.index.columns import ColumnType, path_of, range_of
@@ -126,7 +127,7 @@ class Pipeline:
         self.ahead = ReadAhead(self._storage)
         self.bad = BadSamples(self.policy, index_path=self.index.path)
         self._rng: SampleRng | None = None
-        self.claim: Callable[[int], object] | None = None
+        self.claim: Claim = unclaimed
         """Called by decoders before they take much memory; returns when there is room."""
         self._generators = GlobalGenerators(seeds=seeds_generators(self._transform))
         self._counts = [0] * MAX_COUNTS
@@ -134,6 +135,10 @@ class Pipeline:
     def bound_read_ahead(self, max_bytes: int) -> None:
         """Keep at most this much that was read ahead in this process; called before samples are made."""
         self.ahead = ReadAhead(self._storage, max_bytes=max_bytes)
+
+    def leave_out(self, wait_ns: int) -> None:
+        """Do not count so much of the decoding under way: it was a wait for memory."""
+        self._counts[DECODE_NS] -= wait_ns
 
     def take_counts(self) -> list[int]:
         """Return what was counted in this process since the last call: see `mpload.samples.counts`."""
@@ -344,7 +349,7 @@ class Pipeline:
             arguments: dict[str, Any] = {}
             if self._decode_takes_rng:
                 arguments["rng"] = rng.for_sample(record.sample_id, stream=_DECODE)
-            if self._decode_takes_claim and self.claim is not None:
+            if self._decode_takes_claim:
                 arguments["claim"] = self.claim
             if outs is not None:
                 arguments["out"] = outs[place]

@@ -22,6 +22,7 @@ worker at a time holds until its next sample. A worker that waits says so in its
 """
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
@@ -203,9 +204,12 @@ class WorkerBoard:
         self._row = _ROWS
         self._reader = 1
         self._has_turn = False
+        self._num_begun = 0  # samples and chunks
+        self._pid = 0
 
     def sit_down(self, worker: int) -> None:
         """Write into row `worker` from now on."""
+        self._pid = os.getpid()
         self._row = _ROWS + worker * _ROW_CELLS
         self._reader = worker + 1
 
@@ -215,7 +219,8 @@ class WorkerBoard:
         None alone says that the worker is to leave: it was told to, or the pool is closed.
         """
         self._cells[self._row + _SERIAL] = _IDLE
-        self._end_turn()
+        self._num_begun += 1  # before a look at the turn: a thread that gets it now looks at this after that
+        self.end_turn()
         while True:
             is_idle = self._urgent.is_empty and self._plain.is_empty
             self._cells[self._row + _SLEEPS] = is_idle  # before a last look: what is posted after it comes with a byte
@@ -266,18 +271,35 @@ class WorkerBoard:
     def at(self, sample: int) -> None:
         """Say that sample `sample` of the batch is next."""
         self._cells[self._row + _SAMPLE] = sample
+        self._num_begun += 1
         if self._has_turn:
-            self._end_turn()
+            self.end_turn()
 
     def wait_for_turn(self) -> None:
-        """Wait until no other worker has its turn, and have it until the next sample or chunk."""
-        if not self._has_turn:
-            self._cells[self._row + _WAITS] = 1
-            self._lock(_TURN)  # no limit: whoever has it is watched by the parent, and the kernel frees it at its death
-            self._cells[self._row + _WAITS] = 0
-            self._has_turn = True
+        """Wait until no other worker has its turn, and have it until the next sample or chunk.
 
-    def _end_turn(self) -> None:
+        A process that user code forked has no turns: nobody would watch it.
+        """
+        if self._has_turn or os.getpid() != self._pid:
+            return
+        num_begun = self._num_begun
+        self._cells[self._row + _WAITS] = 1
+        try:
+            self._lock(_TURN)  # no limit: the parent watches whoever has it, and the kernel frees it at its death
+            self._has_turn = True
+        except BaseException as error:  # a signal handler may raise at any instruction
+            self._has_turn = False
+            self._unlock(_TURN)
+            # EDEADLK: user code holds a record lock that the worker with the turn waits for.
+            if not isinstance(error, OSError) or error.errno != errno.EDEADLK:
+                raise
+        finally:
+            self._cells[self._row + _WAITS] = 0
+        if self._num_begun != num_begun or self._cells[self._row + _SERIAL] <= 0:
+            self.end_turn()  # a thread of the user's has outlived its sample
+
+    def end_turn(self) -> None:
+        """Let others have their turn."""
         if self._has_turn:
             self._unlock(_TURN)
             self._has_turn = False

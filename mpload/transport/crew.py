@@ -213,10 +213,11 @@ class Crew:
         return ", out of memory" if self._num_oom_kills > before else ""
 
     def _judge(self, now: float) -> None:
-        for worker in self._pids:
-            row = self._board.row(worker)
+        rows = {worker: self._board.row(worker) for worker in self._pids}
+        is_watched = any(row.is_filling and not row.waits_for_turn for row in rows.values())
+        for worker, row in rows.items():
             seen, since = self._seen.setdefault(worker, (row, now))
-            if row != seen or row.waits_for_turn:  # whoever has its turn is watched
+            if row != seen or (row.waits_for_turn and is_watched):  # the one that has its turn is watched
                 self._seen[worker] = row, now
                 continue
             limit = self._options.start_timeout_seconds if row.is_opening else self._options.sample_timeout_seconds

@@ -155,6 +155,7 @@ def _serve(number: int, place: Workplace) -> None:
             _fill(place.work, chunk, slots[chunk.slot], report)
             report.tally.num_samples = chunk.num_samples
             report.tally.busy_ns = time.perf_counter_ns() - start_ns
+        place.board.end_turn()
         answer = Answer(worker=number, serial=serial, tally=report.tally, failures=tuple(report.failures))
         place.answers.send(answer.encode())
 

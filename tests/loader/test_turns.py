@@ -22,7 +22,7 @@ from mpload.memory.budget import MIN_SLOTS, WORKER_BYTES, MemoryBudget, divide
 from mpload.transport.batches import PoolOptions
 from mpload.units import GIB, MIB
 from tests.support.batches import numbers_index
-from tests.support.decoders import corner, turned
+from tests.support.decoders import claims_in_a_child, claims_late, corner, interrupted_while_it_waits, turned
 from tests.support.transport_works import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
@@ -76,6 +76,63 @@ def test_the_next_one_has_its_turn_when_a_worker_dies_in_its_own(
         spans = spans_of(list(loader))
     watcher.join()
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+
+
+@pytest.mark.processes
+def test_a_worker_that_is_stopped_while_it_waits_is_replaced(tmp_path: Path) -> None:
+    options = PoolOptions(sample_timeout_seconds=1.0)
+    images = dataset(tmp_path, partial(turned, seconds=0.1), num_samples=12)
+    with MPLoader(images, num_workers=2, memory_budget="512MiB", options=options) as loader:
+
+        def stop_who_waits() -> bool:
+            if loader._engine is None:
+                return False
+            pool = loader._engine.pool
+            waiting = [pid for number, pid in pool._crew.pids.items() if pool._board.row(number).waits_for_turn]
+            for pid in waiting[:1]:
+                os.kill(pid, signal.SIGSTOP)
+            return bool(waiting)
+
+        watcher = threading.Thread(target=wait_until, args=(stop_who_waits,))
+        watcher.start()
+        spans_of(list(loader), num_samples=12)
+        watcher.join()
+        assert loader.stats().num_deaths == 1
+
+
+@pytest.mark.processes
+def test_a_claim_from_a_thread_that_outlives_its_sample_makes_nobody_wait(tmp_path: Path) -> None:
+    images = MPDataset(numbers_index(tmp_path, 2), decode=claims_late, batch_size=1, topology=Topology())
+    with MPLoader(images, num_workers=2, memory_budget="512MiB") as loader:
+        assert [labels.tolist() for _, labels in loader] == [[0], [1]]
+
+
+@pytest.mark.processes
+def test_a_child_of_a_decoder_has_no_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPLOAD_TEST_TURNS", str(tmp_path))
+    try:
+        with MPLoader(
+            dataset(tmp_path, claims_in_a_child, num_samples=6), num_workers=2, memory_budget="512MiB"
+        ) as loader:
+            assert len(list(loader)) == 3
+    finally:
+        os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
+
+
+@pytest.mark.processes
+@pytest.mark.filterwarnings("ignore:a bad sample")
+def test_a_worker_that_was_interrupted_while_it_waited_is_watched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = PoolOptions(sample_timeout_seconds=1.0)
+    index = numbers_index(tmp_path, 4)
+    images = MPDataset(
+        index, decode=interrupted_while_it_waits, batch_size=1, topology=Topology(), on_error="substitute"
+    )
+    with MPLoader(images, num_workers=2, memory_budget="512MiB", options=options) as loader:
+        assert len(list(loader)) == 4
+        assert loader.stats().num_deaths >= 2
 
 
 @given(

@@ -2,9 +2,11 @@
 
 import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -207,3 +209,48 @@ def opencv_drawn(data: bytes) -> NDArray[np.float64]:
     drawn = np.empty((2, 1))
     cv2.randu(drawn, 0, 1)  # type: ignore[call-overload]
     return np.array([np.frombuffer(data, np.int64)[0], *drawn[:, 0]])
+
+
+def claims_late(data: bytes, claim: Callable[[int], object]) -> NDArray[np.int64]:
+    """Claim memory in a thread that goes on when the first sample is made; then for the second one."""
+    values = np.frombuffer(data, np.int64)
+    if values[0] == 0:
+        threading.Timer(0.3, claim, (1 << 40,)).start()
+    else:
+        time.sleep(0.8)
+        claim(1 << 40)
+    return values
+
+
+def claims_in_a_child(data: bytes, claim: Callable[[int], object]) -> NDArray[np.int64]:
+    """Claim memory in a forked process that lives on, then here."""
+    values, folder = np.frombuffer(data, np.int64), Path(os.environ["MPLOAD_TEST_TURNS"])
+    if values[0] == 0:
+        with suppress(FileExistsError):
+            (folder / "forked").touch(exist_ok=False)
+            if (child := os.fork()) == 0:
+                claim(1 << 40)
+                time.sleep(1000)
+            (folder / "child").write_text(str(child))
+    claim(1 << 40)
+    return values
+
+
+def interrupted_while_it_waits(data: bytes, claim: Callable[[int], object]) -> NDArray[np.int64]:
+    """Raise from a signal's handler while the second sample waits for the first one; then be stuck."""
+    values = np.frombuffer(data, np.int64)
+    if values[0] == 0:
+        claim(1 << 40)
+        time.sleep(0.8)
+    elif values[0] == 1:
+
+        def raise_error(*_: object) -> None:
+            raise TimeoutError
+
+        time.sleep(0.2)
+        signal.signal(signal.SIGALRM, raise_error)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with suppress(TimeoutError):
+            claim(1 << 40)
+        time.sleep(1000)
+    return values
