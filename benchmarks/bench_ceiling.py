@@ -67,7 +67,7 @@ def loader_batches(batch_samples: int, num_batches: int) -> Iterator[Any]:
     import mpload
     from mpload.loader.index_source import IndexSource
 
-    def idle(_: IndexSource) -> Writes:
+    def idle(_: IndexSource, **_bounds: int) -> Writes:
         return Writes(pixels=False)
 
     with tempfile.TemporaryDirectory() as folder, patch.object(IndexSource, "work", idle):

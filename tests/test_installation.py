@@ -145,6 +145,7 @@ def test_mpload_is_imported_from_a_zip(tmp_path: Path) -> None:
     code = "import mpload; print(mpload.Topology(), mpload.__file__)"
     done = subprocess.run(
         [sys.executable, "-c", code],
+        cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": archive},
         capture_output=True,
         text=True,
