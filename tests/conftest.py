@@ -54,9 +54,9 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave slow and quiet tests out of `-m "not processes"` too."""
+    """Leave tests that are slow, quiet or for an accelerator out of `-m "not processes"` too."""
     for item in items:
-        if item.get_closest_marker("slow") or item.get_closest_marker("quiet"):
+        if any(item.get_closest_marker(name) for name in ("slow", "quiet", "gpu")):
             item.add_marker("processes")
 
 
