@@ -19,7 +19,7 @@ bench     decoders, and the memory that lists take
 What they share:
 
 ```
-loading       the index, decoder and transform that a command is told of
+loading       the index, decoder and transform that a command is given
 summary       what there is to tell about an index, in constant memory
 findings      what a check finds, as JSON lines
 grid          the contact sheet

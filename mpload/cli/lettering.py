@@ -19,7 +19,7 @@ _RIGHT_TO_LEFT = {"R", "AL"}
 
 
 class Lettering:
-    """Writes lines of text into pictures, as far as OpenCV's font goes."""
+    """Writes lines of text into pictures, in the letters that OpenCV's font has."""
 
     def __init__(self) -> None:
         self._face = cv2.FontFace("uni") if hasattr(cv2, "FontFace") else None

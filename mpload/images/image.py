@@ -34,7 +34,7 @@ _SIGNATURES = (  # of the start of another file, and what may follow it
 
 
 class Image(Protocol):
-    """An image of which at least the header is read. Sizes and places are those of the image as it is shown."""
+    """An image whose header has been read. Sizes and positions are those of the image as it is shown."""
 
     @property
     def height(self) -> int:

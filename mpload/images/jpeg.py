@@ -126,7 +126,7 @@ def _warn_of_slow_decoding() -> None:
         "times as long, 2.2 to 2.3 times as long with antialias=True. "  # benchmarks/records/decode.jsonl
         f"{_HOW_TO_BUILD}, or set backend='simplejpeg' to hide this warning",
         MploadWarning,
-        stacklevel=5,  # whoever makes a decoder
+        stacklevel=5,  # the line that makes a decoder
     )
 
 

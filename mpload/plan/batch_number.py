@@ -1,4 +1,4 @@
-"""A batch as a few integers, which travel to whoever makes it."""
+"""A batch as a few integers, which travel to the worker that makes it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,9 +1,8 @@
 """Rewrite the samples of an index into tar shards or LMDB files, and write the index for them.
 
-Shard `k` holds samples `[k S, (k + 1) S)` of the order, whoever makes it and whenever: so any number of workers makes
-the same bytes, what a kill left unfinished is made again, and a finished pack is verified by making it once more and
-comparing. A shard is plain ustar, as WebDataset reads it: `000000042.jpg` is the image of sample 42,
-`000000042.cls` its label. Keys of LMDB files have the same names.
+Shard `k` holds samples `[k S, (k + 1) S)` of the order: any number of workers makes the same bytes, and `verify_pack`
+makes each shard again and compares. Sample 42 is `000000042.jpg` and its label `000000042.cls`: members of plain ustar,
+as WebDataset reads it, or LMDB keys.
 """
 
 import json
