@@ -1,8 +1,7 @@
 """Rewrite the samples of an index into tar shards or LMDB files, and write the index for them.
 
 Shard `k` holds samples `[k S, (k + 1) S)` of the order: any number of workers makes the same bytes, and `verify_pack`
-makes each shard again and compares. Sample 42 is `000000042.jpg` and its label `000000042.cls`: members of plain ustar,
-as WebDataset reads it, or LMDB keys.
+makes each shard again and compares. Sample 42 is `000000042.jpg` with label `000000042.cls`, in plain ustar or LMDB.
 """
 
 import json
