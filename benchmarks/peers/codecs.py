@@ -45,7 +45,7 @@ def codec(library: str) -> str:
 
 
 def _found(pattern: str) -> Iterator[Path]:
-    spec = find_spec(pattern.partition("/")[0])  # an editable install lies in no folder of sys.path
+    spec = find_spec(re.split("[/.]", pattern)[0])  # an editable install lies in no folder of sys.path
     places = None if spec is None else spec.submodule_search_locations
     folders = [str(Path(place).parent) for place in places or ()]
     for folder in (*folders, *sys.path):
