@@ -77,6 +77,39 @@ def test_a_module_imports_only_what_lies_below_it(module: str) -> None:
     assert not faults(MODULES[module].read_text(), module)
 
 
+def imported_modules(source: str, module: str) -> set[str]:
+    """Return the modules of mpload that `mpload.<module>` imports anywhere, imports only for type checkers included."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        for name in imported(node, f"mpload.{module}".rpartition(".")[0]):
+            members = [f"{name}.{alias.name}" for alias in node.names] if isinstance(node, ast.ImportFrom) else []
+            found |= {target.removeprefix("mpload.") for target in (name, *members)} & set(MODULES)
+    return found - {module}
+
+
+def in_circles(imports: dict[str, set[str]]) -> set[str]:
+    """Return the modules that lie on a circle of imports, and those that import them."""
+    left = dict(imports)
+    while ends := {module for module, targets in left.items() if not targets & set(left)}:
+        left = {module: targets for module, targets in left.items() if module not in ends}
+    return set(left)
+
+
+IMPORTS = {module: imported_modules(path.read_text(), module) for module, path in MODULES.items()}
+
+
+def test_no_module_imports_one_that_imports_it() -> None:
+    assert not in_circles(IMPORTS)
+
+
+@pytest.mark.parametrize("line", ["from mpload.transport.pool import WorkerPool", "from ..transport import pool"])
+def test_an_import_for_type_checkers_alone_can_close_a_circle(line: str) -> None:
+    source = f"if TYPE_CHECKING:\n    {line}\n\n{MODULES['transport.stream'].read_text()}"
+    assert {"transport.pool", "transport.stream"} <= in_circles(
+        {**IMPORTS, "transport.stream": imported_modules(source, "transport.stream")}
+    )
+
+
 def test_the_table_names_every_package_and_agrees_with_the_contracts() -> None:
     rows = CONTRACTS[0]["layers"]
     assert {module.partition(".")[0] for module in MODULES} == set(MAY_IMPORT) == set(" | ".join(rows).split(" | "))

@@ -3,24 +3,48 @@
 
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError
 
-if TYPE_CHECKING:
-    from mpload.loader.loader import MPLoader
+__all__ = ["HostSide", "Iterated", "Iteration", "OnHost"]
 
-__all__ = ["Iteration", "OnHost"]
+
+class HostSide(Protocol):
+    """What `OnHost` needs of an `MPLoader`."""
+
+    @property
+    def _first_place(self) -> int: ...
+
+    def _iterate_on_host(self) -> Iterator[Any]: ...
+
+    def _set_epoch_on_host(self, epoch: int) -> None: ...
+
+    def _state_on_host(self) -> dict[str, Any]: ...
+
+    def _load_state_on_host(self, state_dict: Mapping[str, Any]) -> None: ...
+
+    def _lock_slot(self, address: int) -> NDArray[np.uint8] | None: ...
+
+
+class Iterated(Protocol):
+    """What an `Iteration` needs of an `MPLoader`."""
+
+    _iteration: int
+
+    def _begin(self) -> Iterator[Any]: ...
+
+    def _take(self, batches: Iterator[Any]) -> Any: ...
 
 
 class OnHost:
     """A loader as its own prefetcher sees it: batches stay on the host. Does not keep the loader alive."""
 
-    def __init__(self, loader: "MPLoader[Any]") -> None:
-        self._loader: MPLoader[Any] = weakref.proxy(loader)
+    def __init__(self, loader: HostSide) -> None:
+        self._loader: HostSide = weakref.proxy(loader)
 
     def __iter__(self) -> Iterator[Any]:
         return self._loader._iterate_on_host()
@@ -48,7 +72,7 @@ class OnHost:
 class Iteration(Iterator[Any]):
     """One iteration of a loader, which lives as long as this is in use; its epoch begins with the first batch."""
 
-    def __init__(self, loader: "MPLoader[Any]") -> None:
+    def __init__(self, loader: Iterated) -> None:
         self._loader = loader
         self._batches: Iterator[Any] | None = None
         self._number = loader._iteration

@@ -18,7 +18,7 @@ from mpload.transport.ring import SlotRing
 from mpload.transport.slots import SlotLayout
 from mpload.transport.worker import Work, WorkerSetup
 
-__all__ = ["PoolParts", "Whole"]
+__all__ = ["CloseOnError", "PoolParts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class PoolParts:
         self.ring.close()
 
 
-class Whole:
+class CloseOnError:
     """Closes a pool where an error, or Ctrl-C, leaves a step half done; while the pool waits, Ctrl-C does no harm.
 
     What the system refuses is asked for before anything else is done, and again in the next step.

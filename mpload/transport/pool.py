@@ -14,7 +14,7 @@ from mpload.transport.batches import BatchTask, FilledBatch, KilledSample, Pendi
 from mpload.transport.chunks import Chunk, after_death, cut
 from mpload.transport.crew import Crew, Death
 from mpload.transport.messages import Failure, cannot_open
-from mpload.transport.parts import PoolParts, Whole
+from mpload.transport.parts import CloseOnError, PoolParts
 from mpload.transport.ring import SlotRing, blank
 from mpload.transport.slots import SlotLayout
 from mpload.transport.stream import Stream
@@ -73,7 +73,7 @@ class WorkerPool:
         parts = PoolParts.make(work, layout, num_slots=num_slots, options=options)
         self._owner_pid = os.getpid()
         self._close = weakref.finalize(self, parts.close, self._owner_pid)
-        self._whole = Whole(self._close)
+        self._close_on_error = CloseOnError(self._close)
         self._ring, self._board, self._inbox, self._zygote = parts.ring, parts.board, parts.inbox, parts.zygote
         self._on_killed = on_killed
         self._serial = 0
@@ -161,7 +161,7 @@ class WorkerPool:
             raise ArgumentError(f"num_samples must be in [1, {self._ring.layout.num_samples}], got {task.num_samples}")
         if not self._ring.num_free:
             raise ArgumentError("no slot is free. Take a batch with next() first, or make the pool with more slots")
-        with self._whole:
+        with self._close_on_error:
             slot = self._ring.take()
             assert slot is not None
             self._serial += 1
@@ -194,13 +194,13 @@ class WorkerPool:
             self._poll(_POLL_SECONDS, batch)
         if time.monotonic() - self._crew_checked > _CREW_SECONDS:
             self._poll(0.0, batch)
-        with self._whole:
+        with self._close_on_error:
             del self._batches[self._line.popleft()]
             return self._deliver(batch)
 
     def stream(self, tasks: Iterable[BatchTask]) -> Stream:
         """Return the batches of `tasks` in order; while they are taken, `depth` are kept under way."""
-        return Stream(self, self._whole, tasks)
+        return Stream(self, self._close_on_error, tasks)
 
     def wait(self) -> None:
         """Wait a moment until something is heard, such as that a slot of a cancelled batch is free."""
@@ -211,7 +211,7 @@ class WorkerPool:
         """Forget all batches that are not yet delivered. Their slots are free as soon as no worker writes into them."""
         if not self._close.alive or os.getpid() != self._owner_pid:
             return
-        with self._whole:
+        with self._close_on_error:
             self._board.cancel()
             for number in self._line:
                 batch = self._batches[number]
@@ -248,7 +248,7 @@ class WorkerPool:
         """Wait at most this long until something is heard, and act on it: on what is of `batch`, or on all."""
         is_told = self._inbox.wait(self._zygote.control, wait_seconds)
         now = time.monotonic()
-        with self._whole:
+        with self._close_on_error:
             self._read_answers(batch)
             if is_told or now - self._crew_checked > _CREW_SECONDS:
                 self._crew_checked = now

@@ -1,38 +1,65 @@
-"""What a pool makes, one batch after another."""
+"""The batches of one iteration, in order."""
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from mpload.transport.batches import BatchTask, FilledBatch
-from mpload.transport.parts import Whole
+from mpload.transport.parts import CloseOnError
 
-if TYPE_CHECKING:  # which makes streams
-    from mpload.transport.pool import WorkerPool
+__all__ = ["Stream", "StreamedPool"]
 
-__all__ = ["Stream"]
+
+class StreamedPool(Protocol):
+    """What a stream needs of its pool, which is a `WorkerPool`."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more batch may be submitted now."""
+        ...
+
+    @property
+    def num_pending(self) -> int:
+        """Number of batches submitted and not yet delivered."""
+        ...
+
+    def submit(self, task: BatchTask) -> None:
+        """Queue a batch for the workers."""
+        ...
+
+    def next(self) -> FilledBatch:
+        """Wait for the oldest pending batch and return it."""
+        ...
+
+    def wait(self) -> None:
+        """Wait for a short time, or until a message arrives."""
+        ...
+
+    def cancel(self) -> None:
+        """Drop all pending batches."""
+        ...
 
 
 class Stream(Iterator[FilledBatch]):
-    """The batches of some tasks, in order; while they are taken, the pool's `depth` are kept under way.
+    """The batches of some tasks, in order. Each step keeps up to `depth` batches of the pool in flight.
 
-    An error does not end it: the next step tries again, or says that the pool is closed. Else whoever catches one would
-    take what was made so far for all there is.
+    An error does not end the stream: the next step tries again, or reports that the pool is closed. If it ended the
+    stream, a caller that catches errors would mistake the batches so far for the whole iteration.
     """
 
-    def __init__(self, pool: "WorkerPool", whole: Whole, tasks: Iterable[BatchTask]) -> None:
+    def __init__(self, pool: StreamedPool, close_on_error: CloseOnError, tasks: Iterable[BatchTask]) -> None:
         self._pool = pool
-        self._whole = whole
-        self._todo = iter(tasks)
-        self._task = next(self._todo, None)
+        self._close_on_error = close_on_error
+        self._tasks = iter(tasks)
+        self._next_task = next(self._tasks, None)
         self._is_closed = False
 
     def __next__(self) -> FilledBatch:
         pool = self._pool
-        while not self._is_closed and (self._task is not None or pool.num_pending):
-            while self._task is not None and pool.has_room:
-                with self._whole:
-                    pool.submit(self._task)
-                    self._task = next(self._todo, None)
+        while not self._is_closed and (self._next_task is not None or pool.num_pending):
+            while self._next_task is not None and pool.has_room:
+                with self._close_on_error:
+                    pool.submit(self._next_task)
+                    self._next_task = next(self._tasks, None)
             if pool.num_pending:
                 return pool.next()
             pool.wait()
@@ -40,11 +67,11 @@ class Stream(Iterator[FilledBatch]):
         raise StopIteration
 
     def close(self) -> None:
-        """Cancel the batches that are not yet taken, where some are left. May be called again."""
+        """Cancel the batches that have not been taken. May be called again."""
         if not self._is_closed:
             self._is_closed = True
             self._pool.cancel()
 
     def __del__(self) -> None:
-        """Do so where its user has broken off."""
+        """Cancel them too when the caller breaks out of its loop and drops the stream."""
         self.close()
