@@ -1,10 +1,10 @@
-"""What a loader says about itself while it runs.
+"""Statistics of a loader while it runs, and the ways to see them.
 
 ```
-stats     LoaderStats: what was done, how long it took, which stage limits it
+stats     LoaderStats: counts, times, memory, and the stage that limits the rate
 counting  Telemetry: counts batch by batch, and notifies listeners
-page      a page of memory that `mpload top` reads from another process
-showing   a progress bar on a terminal
+page      a page of shared memory that `mpload top` reads from another process
+showing   a progress bar on a terminal or in a notebook
 writers   statistics as JSON lines, for Prometheus, for TensorBoard
 ```
 """

@@ -1,4 +1,4 @@
-"""What a loader counts while it runs, and who hears of it: a page that others can read, writers, warnings."""
+"""Counts what a loader does, and publishes it: to a page that other processes can read, and to listeners."""
 
 import math
 import os
@@ -20,33 +20,33 @@ _PAGE_SECONDS = 0.5
 
 @dataclass(slots=True, kw_only=True)
 class _Listener:
-    hear: Callable[[LoaderStats], None]
+    callback: Callable[[LoaderStats], None]
     every_seconds: float
     due: float
-    """On the monotonic clock."""
+    """Time of the next call, on the monotonic clock."""
 
 
 class Telemetry:
-    """Counts for one loader. Belongs to its thread."""
+    """Counts for one loader. Not thread-safe: for the thread that iterates the loader."""
 
     def __init__(self, *, made_here: Tally, with_page: bool) -> None:
         """Count from zero.
 
         Args:
-            made_here: what this process itself has made.
-            with_page: keep a page that others can read (Linux).
+            made_here: the samples that this process itself makes.
+            with_page: publish a page that other processes can read (Linux only).
         """
         self._made_here = made_here
-        self._by_pools = Tally()  # that are gone
+        self._by_closed_pools = Tally()
         self._stats = LoaderStats()
         self._last_taken: float | None = None
         self._listeners: list[_Listener] = []
         self._page = StatsPage() if with_page else None
         self.due = time.monotonic() if with_page else math.inf
-        """When `notify` has something to do, on the monotonic clock."""
+        """Time when `notify` next has something to do, on the monotonic clock."""
 
     def count_batch(self, asked: float) -> None:
-        """Count a batch that was asked for at `asked`, on the monotonic clock, and has just been received."""
+        """Count a batch that was requested at `asked`, on the monotonic clock, and has just been received."""
         now, stats = time.monotonic(), self._stats
         stats.wait_seconds += now - asked
         stats.latencies.add(now - asked)
@@ -55,11 +55,11 @@ class Telemetry:
         self._last_taken = now
 
     def pause(self) -> None:
-        """Time that passes from now until the next batch is asked for is not the loader's."""
+        """Exclude the time from now until the next batch is requested."""
         self._last_taken = None
 
-    def listen(self, hear: Callable[[LoaderStats], None], *, every_seconds: float) -> None:
-        """Have `hear` called with a snapshot every so often, while batches are taken.
+    def listen(self, callback: Callable[[LoaderStats], None], *, every_seconds: float) -> None:
+        """Call `callback` with a snapshot every `every_seconds`, as long as batches are taken.
 
         Raises:
             ArgumentError: `every_seconds` is not positive.
@@ -67,16 +67,16 @@ class Telemetry:
         if not every_seconds > 0:
             raise ArgumentError(f"every_seconds must be positive, got {every_seconds}")
         due = time.monotonic() + every_seconds
-        self._listeners.append(_Listener(hear=hear, every_seconds=every_seconds, due=due))
+        self._listeners.append(_Listener(callback=callback, every_seconds=every_seconds, due=due))
         self.due = min(self.due, due)
 
     def notify(self, pool: WorkerPool | None, *, num_workers: int) -> LoaderStats:
-        """Notify the listeners that are due, and write the page; return a snapshot without memory."""
+        """Notify the listeners that are due and update the page; return a snapshot without the memory of processes."""
         now = time.monotonic()
         for listener in self._listeners:
             if now >= listener.due:
                 listener.due = now + listener.every_seconds
-                listener.hear(self.snapshot(pool, num_workers=num_workers))
+                listener.callback(self.snapshot(pool, num_workers=num_workers))
         stats = self.snapshot(pool, num_workers=num_workers, with_memory=False)
         self.due = min((listener.due for listener in self._listeners), default=math.inf)
         if self._page is not None:
@@ -85,8 +85,8 @@ class Telemetry:
         return stats
 
     def snapshot(self, pool: WorkerPool | None, *, num_workers: int, with_memory: bool = True) -> LoaderStats:
-        """Return a copy of what was counted, with what the workers have done and take."""
-        tallies = [self._made_here, self._by_pools]
+        """Return a copy of the counts, with those of the workers and, if wanted, the memory of processes."""
+        tallies = [self._made_here, self._by_closed_pools]
         stats = replace(self._stats, num_workers=num_workers, latencies=self._stats.latencies.copy())
         stats.num_samples += self._made_here.num_samples
         if pool is not None:
@@ -107,13 +107,13 @@ class Telemetry:
         return stats
 
     def keep(self, pool: WorkerPool) -> None:
-        """Count what a pool has done as done, before it goes."""
+        """Add the counts of a pool that is about to be closed."""
         _add_pool(self._stats, pool)
         for tally in pool.stats.by_worker.values():
-            self._by_pools.add(tally)
+            self._by_closed_pools.add(tally)
 
     def close(self) -> None:
-        """Take the page away. May be called again."""
+        """Remove the page. May be called again."""
         if self._page is not None:
             self._page.close()
 
@@ -125,7 +125,7 @@ def _add_pool(stats: LoaderStats, pool: WorkerPool) -> None:
 
 
 def page_facts(stats: LoaderStats) -> dict[str, Any]:
-    """Return what a page says: the metrics, totals and the workers."""
+    """Return the content of a page: the metrics, totals and workers."""
     return {
         "pid": os.getpid(),
         "monotonic_seconds": time.monotonic(),

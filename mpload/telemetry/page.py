@@ -1,9 +1,9 @@
-"""A page of memory on which a loader says what it is doing, for whoever attaches to its process.
+"""A page of shared memory on which a loader publishes its statistics for other processes, such as `mpload top`.
 
-It is nameless (`memfd`), so nothing is left of it however the process ends; others of the same user find it among the
-process's descriptors. Layout: magic (8 bytes), format version, sequence number, length (u64 each, little-endian), then
-a JSON object of that length. The sequence number is odd while anything else is written: a reader that saw it odd, or
-change, reads again.
+It is anonymous (`memfd`), so nothing is left behind, however the process ends. Other processes of the same user find it
+among the process's descriptors. Layout: magic (8 bytes), format version, sequence number, length (u64 each,
+little-endian), then a JSON object of that length. The sequence number is a lock for readers: it is odd during a write,
+and a reader that sees an odd number, or a change, reads again.
 """
 
 import json
@@ -31,44 +31,44 @@ _ATTEMPTS = 100
 
 
 class StatsPage:
-    """The writer's side. Lives as long as this object."""
+    """The writer's side. The page exists as long as this object."""
 
     def __init__(self) -> None:
         fd = shared_memory(_NAME, _PAGE_BYTES)
-        self._map = mmap.mmap(fd, _PAGE_BYTES)  # which has a descriptor of its own
+        self._map = mmap.mmap(fd, _PAGE_BYTES)  # the map has its own descriptor
         os.close(fd)
         self._fence = Fence()
-        self._turn_to(1)
+        self._set_sequence(1)
         self._map[: _HEAD.size] = _HEAD.pack(_MAGIC, PAGE_VERSION, self._sequence, 0)
         self.write({})
 
     def close(self) -> None:
-        """Take the page away. May be called again."""
+        """Remove the page. May be called again."""
         self._map.close()
 
     def write(self, facts: Mapping[str, Any]) -> None:
-        """Put `facts`, as JSON can carry them, on the page; what does not fit leaves it as it was."""
+        """Publish `facts`, which must be JSON-compatible. If they do not fit, leave the page unchanged."""
         text = json.dumps(facts).encode()
         if len(text) > _PAGE_BYTES - _HEAD.size:
             return
-        self._turn_to(self._sequence | 1)
+        self._set_sequence(self._sequence | 1)
         self._fence()
         self._map[_LENGTH] = _WORD.pack(len(text))
         self._map[_HEAD.size : _HEAD.size + len(text)] = text
         self._fence()
-        self._turn_to(self._sequence + 1)
+        self._set_sequence(self._sequence + 1)
 
-    def _turn_to(self, sequence: int) -> None:
-        """Write the sequence number alone and at once, not by `pack_into`, which puts zeros there first."""
+    def _set_sequence(self, sequence: int) -> None:
+        """Write the sequence number with a single store. `pack_into` would write zeros first."""
         self._map[_SEQUENCE] = _WORD.pack(sequence)
         self._sequence = sequence
 
 
 def read_pages(pid: int) -> list[dict[str, Any]]:
-    """Return what the loaders of a process say, the oldest first; none where it has none, or another format.
+    """Return the pages of a process's loaders, oldest first, without those of another format version.
 
     Raises:
-        FileNotFoundError: there is no such process.
+        FileNotFoundError: no such process exists.
         PermissionError: it belongs to another user.
     """
     found = []
@@ -78,7 +78,7 @@ def read_pages(pid: int) -> list[dict[str, Any]]:
                 facts = _read(link)
                 if facts is not None:
                     found.append(facts)
-        except FileNotFoundError:  # closed meanwhile
+        except FileNotFoundError:  # closed in the meantime
             continue
     return found
 
@@ -92,7 +92,7 @@ def _read(path: Path) -> dict[str, Any] | None:
             page = os.pread(file.fileno(), _PAGE_BYTES, 0)
             fence()
             after = os.pread(file.fileno(), _HEAD.size, 0)
-            if len(page) < _PAGE_BYTES:  # its loader is about to make it
+            if len(page) < _PAGE_BYTES:  # its loader is still creating it
                 return None
             magic, version, sequence, length = _HEAD.unpack_from(page)
             if magic != _MAGIC or version != PAGE_VERSION:

@@ -1,4 +1,4 @@
-"""What a person who watches a loader sees."""
+"""A progress bar for a loader, on a terminal or in a notebook."""
 
 import sys
 import time
@@ -19,7 +19,7 @@ _REFRESH_SECONDS = 0.5
 
 
 def describe_span(span: LoaderStats) -> str:
-    """Return the rate, how long the consumer waited, and the memory: `3,412 samples/s, waiting 4 %, 310.2 MiB`."""
+    """Return the rate, the share of time spent waiting, and the memory: `3,412 samples/s, waiting 4%, 310.2 MiB`."""
     why = f" for {span.limit}" if span.wait_fraction > 0.1 else ""
     return (
         f"{format_count(round(span.samples_per_second))} samples/s, waiting {span.wait_fraction:.0%}{why}, "
@@ -28,14 +28,14 @@ def describe_span(span: LoaderStats) -> str:
 
 
 def show_progress(loader: Any, snapshot: Callable[[], LoaderStats], *, console: Console | None = None) -> Iterator[Any]:
-    """Yield the batches of an iteration of `loader`, and draw how it goes, on a terminal or in a notebook.
+    """Yield the batches of one iteration of `loader`, and draw a progress bar on a terminal or in a notebook.
 
-    Where there is neither, batches are just yielded.
+    If there is neither, only yield the batches.
 
     Args:
-        loader: has a length, and gives batches.
+        loader: iterable of batches with a length.
         snapshot: returns the statistics so far.
-        console: where to draw; None: a notebook where there is one, else stderr.
+        console: where to draw. None means the notebook if there is one, or else stderr.
     """
     bar = _InNotebook() if console is None and _is_notebook() else _OnTerminal(console or Console(file=sys.stderr))
     if not bar.is_visible:
@@ -47,7 +47,7 @@ def show_progress(loader: Any, snapshot: Callable[[], LoaderStats], *, console: 
         bar.draw(num_done, total, text)
         for batch in loader:
             yield batch
-            del batch  # its slot is the user's to free
+            del batch  # so that only the user keeps its slot in use
             num_done += 1
             if time.monotonic() - drawn >= _REFRESH_SECONDS:
                 now = snapshot()
@@ -58,12 +58,12 @@ def show_progress(loader: Any, snapshot: Callable[[], LoaderStats], *, console: 
 
 
 class _OnTerminal:
-    """A bar of rich's."""
+    """A progress bar drawn by rich."""
 
     def __init__(self, console: Console) -> None:
         columns = BarColumn(bar_width=24), TextColumn("{task.completed}/{task.total} batches, {task.description}")
         self.is_visible = console.is_terminal
-        # No refreshing thread: the loader's process may fork.
+        # No thread that refreshes: the loader's process may fork.
         self._progress = Progress(*columns, TimeRemainingColumn(), console=console, auto_refresh=False)
         self._task = self._progress.add_task("", total=None)
 
@@ -78,7 +78,7 @@ class _OnTerminal:
 
 
 class _InNotebook:
-    """A bar in the output of a cell, as HTML: rich's needs ipywidgets, which many notebooks lack."""
+    """A progress bar as HTML in the output of a cell. The one of rich needs ipywidgets, which many notebooks lack."""
 
     is_visible = True
 

@@ -1,4 +1,4 @@
-"""What a loader has done, how long it took, and which stage limits it."""
+"""Statistics of a loader: counts, times, memory, and the stage that limits the rate."""
 
 import math
 from collections.abc import Iterable
@@ -28,54 +28,54 @@ _BUSY = 0.5
 
 
 class Stage(StrEnum):
-    """Where a batch's time goes."""
+    """The stages through which a batch passes."""
 
     READ = auto()
-    """Workers getting bytes from storage."""
+    """Workers read bytes from storage."""
     DECODE = auto()
-    """Workers decoding; all of `__getitem__` of a map-style dataset."""
+    """Workers decode. For a map-style dataset this is all of `__getitem__`."""
     TRANSFORM = auto()
-    """Workers in the transform."""
+    """Workers run the transform."""
     TRANSPORT = auto()
-    """Writing samples into slots, handing out chunks, making tensors of slots."""
+    """Writing samples into slots, handing out chunks, making tensors from slots."""
     CONSUMER = auto()
-    """The loop that takes the batches."""
+    """The loop that consumes the batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """What making samples took: nanoseconds of workers, stage by stage, and what a cache did."""
+    """Nanoseconds that workers spent on samples, stage by stage, and the hits and misses of a cache."""
 
     num_samples: int = 0
-    """Samples that were made, those of batches that are made ahead included."""
+    """Samples made, including those of batches not delivered yet."""
     read_ns: int = 0
-    """Getting bytes from storage."""
+    """Time spent reading bytes from storage."""
     decode_ns: int = 0
-    """Decoding; all of `__getitem__` of a map-style dataset."""
+    """Time spent decoding. For a map-style dataset this is all of `__getitem__`."""
     transform_ns: int = 0
-    """In the transform."""
+    """Time spent in the transform."""
     total_ns: int = 0
-    """All of that, and writing samples into slots."""
+    """Total time, which also includes writing samples into slots."""
     num_cache_hits: int = 0
-    """Samples that came from the cache."""
+    """Samples read from the cache."""
     num_cache_misses: int = 0
-    """Samples that were asked for and not in the cache, those that it never keeps included."""
+    """Samples not found in the cache, including those that it never keeps."""
 
     def since(self, earlier: "Timings") -> "Timings":
-        """Return what was added after `earlier`."""
+        """Return the difference from `earlier`."""
         return Timings(
             **{field.name: getattr(self, field.name) - getattr(earlier, field.name) for field in fields(self)}
         )
 
     @property
     def ns_by_stage(self) -> "dict[Stage, int]":
-        """Nanoseconds of the stages that workers go through."""
+        """Nanoseconds by stage, for the stages of a worker."""
         parts = {Stage.READ: self.read_ns, Stage.DECODE: self.decode_ns, Stage.TRANSFORM: self.transform_ns}
         return {**parts, Stage.TRANSPORT: self.total_ns - sum(parts.values())}
 
 
 def timings_of(tallies: Iterable[Tally]) -> Timings:
-    """Return the sum of what was counted, by its names."""
+    """Return the sum of the tallies, with the counters under their names."""
     total = Tally()
     for tally in tallies:
         total.add(tally)
@@ -92,16 +92,16 @@ def timings_of(tallies: Iterable[Tally]) -> Timings:
 
 
 def limiting_stage(timings: Timings, *, num_workers: int, wait_seconds: float, elapsed_seconds: float) -> Stage:
-    """Return the stage that sets the rate.
+    """Return the stage that limits the rate.
 
-    The consumer, where it waited less than 5 % of the time. Transport, where workers were busy less than half of the
-    time although the consumer waited. Else the stage that took most of the workers' time.
+    It is the consumer if it waited less than 5% of the time. It is the transport if workers were busy less than half of
+    the time although the consumer waited. Otherwise it is the stage that took most of the workers' time.
 
     Args:
-        timings: of all workers together.
-        num_workers: how many they are; 0: batches are made in the consumer's own process, which is always busy.
+        timings: sum over all workers.
+        num_workers: number of workers. 0 means that the consumer's own process makes the batches; it is always busy.
         wait_seconds: time that the consumer waited for batches.
-        elapsed_seconds: time in which all that happened.
+        elapsed_seconds: length of the period to which all of this refers.
     """
     if wait_seconds < _NO_WAIT * elapsed_seconds or not elapsed_seconds:
         return Stage.CONSUMER
@@ -113,21 +113,21 @@ def limiting_stage(timings: Timings, *, num_workers: int, wait_seconds: float, e
 
 @dataclass(slots=True)
 class Latencies:
-    """How long the consumer waited for each batch, as counts of durations that are alike within 16 %.
+    """A histogram of how long the consumer waited for each batch. A bucket spans 16% of a duration.
 
-    Memory: constant, 160 counts: 1 microsecond to 3 hours.
+    Memory: constant. There are 160 buckets, from 1 microsecond to 3 hours.
     """
 
     counts: list[int] = field(default_factory=lambda: [0] * _NUM_BUCKETS)
-    """16 for each factor of ten, from 1 microsecond on."""
+    """Counts by bucket: 16 buckets per factor of ten, starting at 1 microsecond."""
 
     def add(self, seconds: float) -> None:
-        """Count one more duration, of `seconds`."""
+        """Count one duration of `seconds`."""
         place = math.ceil(_BUCKETS_PER_DECADE * math.log10(max(seconds, _SHORTEST_SECONDS) / _SHORTEST_SECONDS))
         self.counts[min(place, _NUM_BUCKETS - 1)] += 1
 
     def quantile_seconds(self, share: float) -> float:
-        """Return the duration that `share` of all do not exceed, at most 16 % too long; 0 where there are none."""
+        """Return the quantile `share` of the durations, at most 16% too long, or 0 if there are none."""
         wanted, seen = share * sum(self.counts), 0
         for place, count in enumerate(self.counts):
             seen += count
@@ -136,78 +136,78 @@ class Latencies:
         return 0.0
 
     def copy(self) -> "Latencies":
-        """Return the same counts, which stay as they are."""
+        """Return a copy that later calls of `add` do not change."""
         return Latencies(list(self.counts))
 
     def since(self, earlier: "Latencies") -> "Latencies":
-        """Return what was counted after `earlier`, a copy."""
+        """Return the counts added after `earlier`, which is an older copy."""
         return Latencies([now - before for now, before in zip(self.counts, earlier.counts, strict=True)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderMemory:
-    """What a loader's parts take at this moment."""
+    """Memory that the parts of a loader use at this moment."""
 
     slots_bytes: int = 0
-    """Shared memory of the slots that have been written to."""
+    """Shared memory of all slots that have been written to."""
     zygote_bytes: int = 0
-    """Of the zygote; memory that workers share with it, as long as it stays unchanged, counts by shares."""
+    """Memory of the zygote. Pages that it shares with workers are divided among the processes (PSS)."""
     workers_bytes: int = 0
-    """Of the workers, slots and files not counted."""
+    """Memory of all workers, without slots and mapped files, with shared pages divided in the same way."""
 
     @classmethod
     def of(cls, pids: Iterable[int], *, slots_bytes: int) -> "LoaderMemory":
-        """Measure the processes `pids` of a loader, the zygote first: about 0.1 ms each; `slots_bytes` are known."""
+        """Measure the processes of a loader, which takes about 0.1 ms each. The zygote must be the first of `pids`."""
         zygote, *workers = [anonymous_pss_bytes(pid) for pid in pids] or [0]
         return cls(slots_bytes=slots_bytes, zygote_bytes=zygote, workers_bytes=sum(workers))
 
     @property
     def total_bytes(self) -> int:
-        """All parts together."""
+        """Sum of all parts."""
         return self.slots_bytes + self.zygote_bytes + self.workers_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStats:
-    """What one worker, and any that it took the place of, has done."""
+    """Statistics of one worker, including any dead workers that it replaced."""
 
     name: str
-    """As `ps` shows it."""
+    """Process name, as `ps` shows it."""
     pid: int
-    """Of the process that does it now."""
+    """Process id of the current worker."""
     timings: Timings
-    """Its time, stage by stage."""
+    """Time by stage."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LoaderStats:
-    """What an `MPLoader` has done since it was made. `str()` of it is for people."""
+    """Statistics of an `MPLoader` since it was made. `str()` gives a readable summary."""
 
     num_batches: int = 0
-    """Batches handed out."""
+    """Batches delivered."""
     num_samples: int = 0
-    """Samples in them."""
+    """Samples in these batches."""
     num_workers: int = 0
-    """Workers that it has now."""
+    """Current number of workers."""
     wait_seconds: float = 0.0
     """Time that the consumer waited for batches."""
     elapsed_seconds: float = 0.0
-    """Time from the start of each iteration to the last batch that it handed out."""
+    """Time from the start of each iteration to its last delivered batch, summed over iterations."""
     latencies: Latencies = field(default_factory=Latencies)
-    """Waiting times, batch by batch."""
+    """Histogram of the times that the consumer waited for a batch."""
     timings: Timings = field(default_factory=Timings)
-    """Time of all workers, stage by stage, that of batches which are made ahead included."""
+    """Time by stage, summed over all workers, including time for batches not delivered yet."""
     memory: LoaderMemory = field(default_factory=LoaderMemory)
-    """What it takes now."""
+    """Current memory use."""
     num_copied_batches: int = 0
-    """Batches that were copied because the consumer held on to the slots of earlier ones."""
+    """Batches copied out of their slot because the consumer still held too many earlier ones."""
     num_deaths: int = 0
-    """Worker processes that died and were replaced."""
+    """Processes that died and were replaced."""
     workers: tuple[WorkerStats, ...] = ()
-    """The workers that it has now."""
+    """The current workers."""
 
     def since(self, earlier: "LoaderStats") -> "LoaderStats":
-        """Return what happened after `earlier`; workers and memory are those of now."""
+        """Return the counts and times since `earlier`. The number of workers and the memory are current."""
         return replace(
             self,
             num_batches=self.num_batches - earlier.num_batches,
@@ -222,23 +222,23 @@ class LoaderStats:
 
     @property
     def samples_per_second(self) -> float:
-        """Samples handed out per second."""
+        """Samples delivered per second."""
         return self.num_samples / self.elapsed_seconds if self.elapsed_seconds else 0.0
 
     @property
     def wait_fraction(self) -> float:
-        """Share of the time that the consumer waited."""
+        """Fraction of the time that the consumer spent waiting."""
         return self.wait_seconds / self.elapsed_seconds if self.elapsed_seconds else 0.0
 
     @property
     def seconds_per_sample(self) -> dict[Stage, float]:
-        """A worker's time for one sample, stage by stage."""
+        """Mean time of a worker for one sample, by stage."""
         num_samples = max(1, self.timings.num_samples)
         return {stage: taken_ns * 1e-9 / num_samples for stage, taken_ns in self.timings.ns_by_stage.items()}
 
     @property
     def limit(self) -> Stage:
-        """The stage that sets the rate; see `limiting_stage`."""
+        """The stage that limits the rate; see `limiting_stage`."""
         return limiting_stage(
             self.timings,
             num_workers=self.num_workers,
@@ -247,7 +247,7 @@ class LoaderStats:
         )
 
     def metrics(self) -> dict[str, float]:
-        """Return the figures by name, units in the names, for whoever keeps them."""
+        """Return all figures by name, for logging. Names carry the unit."""
         memory = self.memory
         stages = {f"{stage}_seconds_per_sample": seconds for stage, seconds in self.seconds_per_sample.items()}
         return {

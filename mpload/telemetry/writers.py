@@ -1,4 +1,4 @@
-"""Where a loader's statistics go while it runs: JSON lines, a file for Prometheus, TensorBoard, or your own object."""
+"""Writers for the statistics of a running loader: JSON lines, Prometheus, TensorBoard, or your own object."""
 
 import json
 import os
@@ -14,39 +14,39 @@ _COUNTERS = {"batches", "samples", "cache_hits", "cache_misses", "copied_batches
 
 
 class StatsWriter(Protocol):
-    """Takes statistics every so often."""
+    """Receives statistics at regular intervals."""
 
     def write(self, span: LoaderStats, total: LoaderStats) -> None:
-        """Take what happened since the last call, `span`, and since the loader was made, `total`."""
+        """Record the statistics since the last call, `span`, and since the loader was made, `total`."""
         ...
 
 
 class Report:
-    """Gives a writer what happened since the last time."""
+    """Passes a writer the statistics since the previous call."""
 
     def __init__(self, writer: StatsWriter, *, since: LoaderStats) -> None:
         self._writer = writer
         self._last = since
 
     def __call__(self, total: LoaderStats) -> None:
-        """Write."""
+        """Call the writer with the statistics since the previous call, and in total."""
         self._writer.write(total.since(self._last), total)
         self._last = total
 
 
 class JsonLinesWriter:
-    """Appends a JSON object a line: `time_seconds` since 1970, the span's metrics, and totals with `total_` before."""
+    """Appends one JSON object per line: `time_seconds` since 1970, the span's metrics, and totals named `total_...`."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Write to `path`, behind what it holds.
+        """Append to `path`.
 
         Args:
-            path: of the file, which is made where it is missing.
+            path: the file, which is created if it does not exist.
         """
         self._path = Path(path)
 
     def write(self, span: LoaderStats, total: LoaderStats) -> None:
-        """Append a line; see `StatsWriter.write`."""
+        """Append one line; see `StatsWriter.write`."""
         totals = {f"total_{name}": value for name, value in total.metrics().items() if name in _COUNTERS}
         line = {"time_seconds": round(time.time(), 3), **span.metrics(), **totals}
         with self._path.open("a", encoding="utf-8") as file:
@@ -54,16 +54,16 @@ class JsonLinesWriter:
 
 
 class PrometheusWriter:
-    """Keeps a file in the text format of Prometheus, for the textfile collector of its node exporter.
+    """Maintains a file in the Prometheus text format, for the textfile collector of the node exporter.
 
-    Metrics begin with `mpload_`; what counts up ends with `_total`. The file is replaced as a whole.
+    Names of metrics begin with `mpload_`, and those of counters end with `_total`. The file is replaced atomically.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Write to `path`.
 
         Args:
-            path: of the file, which should end with `.prom`.
+            path: the file, whose name should end with `.prom`.
         """
         self._path = Path(path)
 
@@ -77,20 +77,22 @@ class PrometheusWriter:
             lines.append(f"# TYPE {full} {'counter' if is_counter else 'gauge'}")
             lines.append(f"{full} {totals[name] if is_counter else value:.17g}")
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        temporary.unlink(missing_ok=True)  # collectors' folders are shared: whatever lies there is not written through
+        temporary.unlink(
+            missing_ok=True
+        )  # the folder may be shared: do not write through another user's link
         with temporary.open("x", encoding="ascii") as file:
             file.write("\n".join(lines) + "\n")
         temporary.replace(self._path)
 
 
 class TensorBoardWriter:
-    """Writes scalars named `mpload/...` over the number of samples, for `pip install tensorboard`."""
+    """Writes scalars named `mpload/...` to TensorBoard, with the number of samples as the step."""
 
     def __init__(self, writer: str | os.PathLike[str] | Any) -> None:
-        """Write into a folder, or by a `SummaryWriter` that the script has already.
+        """Write to a folder, or to a `SummaryWriter` that the script already has.
 
         Args:
-            writer: the folder, or the `SummaryWriter`.
+            writer: the folder or the `SummaryWriter`.
 
         Raises:
             ImportError: TensorBoard is not installed.

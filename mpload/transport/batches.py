@@ -1,4 +1,4 @@
-"""What goes into a pool and what comes out."""
+"""The input and output of a pool: tasks, batches, options, statistics."""
 
 import math
 from collections import defaultdict
@@ -14,61 +14,61 @@ __all__ = ["BatchTask", "FilledBatch", "KilledSample", "PendingBatch", "PoolOpti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTask:
-    """What the work needs to know of a batch: a few integers."""
+    """A batch to be made, described to the work by a few integers."""
 
     numbers: tuple[int, ...]
     num_samples: int
 
     def __post_init__(self) -> None:
         if len(self.numbers) > MAX_TASK_NUMBERS:
-            raise ArgumentError(f"a task has at most {MAX_TASK_NUMBERS} numbers, got {len(self.numbers)}")
+            raise ArgumentError(f"a task may have at most {MAX_TASK_NUMBERS} numbers, got {len(self.numbers)}")
         if self.numbers and not -(1 << 63) <= min(self.numbers) <= max(self.numbers) < 1 << 63:
-            raise ArgumentError(f"numbers of a task must fit 64 bits, got {self.numbers}")
+            raise ArgumentError(f"the numbers of a task must fit in 64 bits, got {self.numbers}")
         if self.num_samples < 1:
             raise ArgumentError(f"num_samples must be at least 1, got {self.num_samples}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KilledSample:
-    """A sample that killed the workers that it was given to, alone, twice."""
+    """A sample that, as the only one of its chunk, killed its worker twice (six times if by SIGKILL)."""
 
     task: tuple[int, ...]
     sample: int
-    """Its place in the batch."""
+    """Position in the batch."""
     cause: str
-    """`killed its worker (SIGSEGV)`"""
+    """For example `killed its worker (SIGSEGV)`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilledBatch:
-    """A batch, in the order of its submission."""
+    """A batch, delivered in the order of submission."""
 
     task: BatchTask
     arrays: SlotArrays
-    """By field: array [n, *shape] or RaggedArray. Views of a slot, theirs as long as one of them lives, or copies."""
+    """By field: an array [n, *shape] or a RaggedArray. Either views of a slot, which keep it reserved, or copies."""
     failures: tuple[Failure, ...]
-    """By place in the batch; a failed sample's arrays are zero unless the work wrote something else."""
+    """Sorted by position in the batch. A failed sample's arrays are zero unless the work wrote something else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolOptions:
-    """How a loader treats its workers: time limits, restarts, fresh processes in place of forks.
+    """How a loader runs its workers: time limits, restarts, new processes instead of forks.
 
     Raises:
         ArgumentError: a number is out of range.
     """
 
     starts_fresh: bool = False
-    """A new process a worker instead of a fork, for modules whose threads do not survive forking. Workers then start
-    slower and share less memory."""
+    """Start each worker as a new process instead of a fork, for modules whose threads do not survive a fork. Workers
+    then start more slowly and share less memory."""
     sample_timeout_seconds: float = 120.0
-    """A worker that is at one sample (or between two calls of `ChunkReport.at`) for longer is killed."""
+    """A worker that spends longer than this on one sample (between two calls of `ChunkReport.at`) is killed."""
     start_timeout_seconds: float = 120.0
-    """For loading the work in the zygote, and for `Work.open` in a worker."""
+    """Time limit for loading the work in the zygote, and for `Work.open` in a worker."""
     max_restarts: int = 100
-    """More deaths than this within an hour end the job."""
+    """More worker deaths than this within an hour end the job."""
     huge_pages: bool = False
-    """Ask the kernel for huge pages for the slots."""
+    """Ask the kernel to back the slots with huge pages."""
 
     def __post_init__(self) -> None:
         for name in ("sample_timeout_seconds", "start_timeout_seconds"):
@@ -80,21 +80,21 @@ class PoolOptions:
 
 @dataclass(slots=True, kw_only=True)
 class PoolStats:
-    """What a pool has done so far."""
+    """Counters of a pool since it was made."""
 
     num_batches: int = 0
     num_samples: int = 0
     num_copied_batches: int = 0
-    """Batches that were copied out of their slot, because the user held on to the others."""
+    """Batches copied out of their slot because the user still held too many others."""
     by_worker: defaultdict[int, Tally] = field(default_factory=lambda: defaultdict(Tally))
-    """By number: what it, and any that it took the place of, has made, whether that was delivered or not."""
+    """By worker number: all samples made under that number, by replaced workers and for undelivered batches too."""
     sample_ns: float = math.inf
-    """How long a worker takes for a sample, in the mean of all made; infinite before the first."""
+    """Mean time that a worker takes for a sample, over all samples made; infinite before the first."""
     _num_made: int = field(default=0, init=False, repr=False)
     _busy_ns: int = field(default=0, init=False, repr=False)
 
     def add(self, answer: Answer) -> None:
-        """Add what a chunk took."""
+        """Add the counts of one answered chunk."""
         self.by_worker[answer.worker].add(answer.tally)
         self._num_made += answer.tally.num_samples
         self._busy_ns += answer.tally.busy_ns
@@ -104,11 +104,11 @@ class PoolStats:
 
 @dataclass(slots=True, kw_only=True)
 class PendingBatch:
-    """A batch under way."""
+    """A batch in flight."""
 
     task: BatchTask
     slot: int
     num_left: int
-    """Samples that are not yet answered for."""
+    """Samples whose chunks have not been answered yet."""
     is_cancelled: bool = False
     failures: list[Failure] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Parts of a batch: how a batch is cut for the workers, and what is done again after a death. Pure."""
+"""Parts of a batch: how a batch is cut for the workers, and what is retried after a death. Pure functions."""
 
 import math
 from dataclasses import dataclass, replace
@@ -7,21 +7,21 @@ from itertools import pairwise
 __all__ = ["CHUNK_SAMPLES", "MAX_CHUNKS", "Chunk", "after_death", "cut"]
 
 CHUNK_SAMPLES = 16
-"""Enough that handing out and answering cost about a microsecond a sample."""
+"""With this many samples, posting and answering a chunk costs about a microsecond per sample."""
 _CHUNK_NS = 8_000_000
-"""Chunks of samples that take almost no time are larger: looking up where a chunk's samples lie costs a worker some 200
-microseconds."""
+"""Chunks of very fast samples are made larger, up to this much work, because looking up the samples of a chunk costs a
+worker about 200 microseconds."""
 MAX_CHUNKS = 64
-"""Chunks of one batch at most: what is outstanding stays bounded for batches of any size."""
+"""Maximum number of chunks in a batch. It bounds the chunks in flight for batches of any size."""
 _CHUNKS_PER_WORKER = 2
 _DEATHS_TO_BLAME = 2
 _KILLS_TO_BLAME = 6
-"""Of SIGKILL, which comes from outside: from a kernel that is short of memory, or from a person."""
+"""The limit for SIGKILL, which comes from outside: from a kernel that is out of memory, or from a person."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Samples `first` to `last` (exclusive) of the batch in `slot`, to be filled as `task` says."""
+    """Samples `first` to `last` (exclusive) of the batch in `slot`, to be filled as `task` describes."""
 
     batch: int
     """Serial number of the batch."""
@@ -30,25 +30,33 @@ class Chunk:
     last: int
     task: tuple[int, ...]
     num_deaths: int = 0
-    """Workers that died over exactly this chunk."""
+    """Number of workers that died while filling exactly this chunk."""
 
     @property
     def num_samples(self) -> int:
-        """How many samples the chunk has."""
+        """Number of samples in the chunk."""
         return self.last - self.first
 
 
 def cut(
     *, batch: int, slot: int, num_samples: int, task: tuple[int, ...], share: int, sample_ns: float = math.inf
 ) -> list[Chunk]:
-    """Cut a batch into chunks, of which a worker's fair part is `share` samples of all that are under way.
+    """Cut a batch into chunks.
 
-    Small batches are cut so that every worker has something to do, but no smaller: it is batches under way that keep
-    workers busy, not the pieces of one. `sample_ns` is how long a worker takes for a sample.
+    A small batch is cut just finely enough to give every worker something to do. Finer chunks would gain nothing:
+    workers stay busy because several batches are in flight, not because one batch has many chunks.
+
+    Args:
+        batch: serial number of the batch.
+        slot: slot that the batch is written to.
+        num_samples: samples in the batch.
+        task: description of the batch for the work.
+        share: samples in flight per worker, over all batches.
+        sample_ns: mean time that a worker takes for a sample.
     """
     smallest = -(-num_samples // MAX_CHUNKS)
     fair = share // _CHUNKS_PER_WORKER
-    # By doubling: where chunks begin, ragged fields take memory, so larger ones begin where smaller ones do.
+    # Sizes double, so that larger chunks begin where smaller ones did: ragged fields use memory where a chunk begins.
     num_doublings = max(0, int(min(_CHUNK_NS / max(1.0, sample_ns), fair) / CHUNK_SAMPLES).bit_length() - 1)
     size = max(smallest, min(CHUNK_SAMPLES << num_doublings, fair), 1)
     starts = range(0, num_samples, size)
@@ -58,11 +66,12 @@ def cut(
 
 
 def after_death(chunk: Chunk, sample: int | None, *, is_from_outside: bool = False) -> list[Chunk]:
-    """Return what is to be done again after a worker died over `chunk`, at sample `sample` where that is known.
+    """Return the chunks to retry after a worker died while filling `chunk`.
 
-    First the same chunk: most deaths are no sample's fault. After a second death the chunk is split round the sample,
-    or in the middle. An empty list says that the one sample of the chunk has killed two workers, six where they were
-    killed from outside, when nothing else was there to blame.
+    The first time, the same chunk is retried, because most deaths are no sample's fault. After a second death it is
+    split around `sample`, the sample that the worker was making, or in the middle if that is unknown. An empty list
+    means that the sample is to blame: it was alone in its chunk, and two workers died over it, or six if the last death
+    came from outside.
     """
     chunk = replace(chunk, num_deaths=chunk.num_deaths + 1)
     is_alone = chunk.num_samples == 1

@@ -1,4 +1,4 @@
-"""The workers of a pool: as many as wanted, replaced as they die, killed when they are stuck."""
+"""The workers of a pool: keeps the wanted number alive, replaces those that die, kills those that are stuck."""
 
 import signal
 import time
@@ -24,32 +24,33 @@ from mpload.transport.limits import refusal
 __all__ = ["Crew", "Death", "ObservedClock"]
 
 _ZYGOTE_SECONDS = 10.0
-"""Forking or killing takes milliseconds; a zygote that needs this long is stopped, and is replaced."""
+"""Forking or killing takes milliseconds. A zygote that takes this long is assumed to be stopped, and is replaced."""
 _HOUR_SECONDS = 3600.0
 _HISTORY_LINES = 10
 _FAILED_STARTS = 3
-"""In a row, by exiting: what a process does of its own accord when it starts, the next one will do as well."""
+"""More consecutive workers than this that exit while they start end the job: the next one would exit as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """A worker that died, or (worker None) the zygote with all workers."""
+    """The death of a worker, or of the zygote and all its workers (`worker` is None)."""
 
     worker: int | None
     cause: str
     serial: int = 0
-    """Serial number of the chunk that it was filling; 0: none."""
+    """Serial number of the chunk that it was filling, or 0 if none."""
     sample: int | None = None
-    """The sample of the batch that it was at."""
+    """Position in the batch of the sample that it was making, if known."""
     is_from_outside: bool = False
-    """Whether it was killed (SIGKILL), and not by us."""
+    """Whether it was killed by SIGKILL, but not by this pool."""
 
 
 class ObservedClock:
-    """Counts the seconds that passed while this process observed.
+    """Counts the seconds during which this process was observing.
 
-    A time limit on another process must not count the time in which this one was stopped (Ctrl-Z, a debugger) or busy
-    elsewhere: the other's answer may be waiting unread. A gap between two observations counts as one second at most.
+    A time limit for another process must exclude the time when this process was stopped (Ctrl-Z, a debugger) or busy
+    elsewhere, because the other's answer may have been waiting unread. So the gap between two observations counts as
+    one second at most.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -58,7 +59,7 @@ class ObservedClock:
         self._now_seconds = 0.0
 
     def observe(self) -> float:
-        """Return the seconds observed so far."""
+        """Record an observation and return the seconds counted so far."""
         now = self._monotonic()
         self._now_seconds += min(now - self._observed, 1.0)
         self._observed = now
@@ -82,14 +83,14 @@ class Crew:
         self._count_oom_kills = count_oom_kills
         self._num_oom_kills = count_oom_kills() if count_oom_kills else 0
         self._clock = ObservedClock()
-        self._pids: dict[int, int | None] = {}  # by worker number; None until the zygote has told
-        self._seen: dict[int, tuple[WorkerRow, float]] = {}  # where a worker was, and since when
-        self._asked: dict[int, float] = {}  # worker numbers that the zygote was asked about, and when
+        self._pids: dict[int, int | None] = {}  # by worker number; None until the zygote reports the fork
+        self._last_changes: dict[int, tuple[WorkerRow, float]] = {}  # each worker's state, and since when
+        self._requested: dict[int, float] = {}  # when the zygote was asked about a worker, until it answers
         self._stuck: dict[int, str] = {}
         self._num_leaving = 0
         self._stalled_since: float | None = None
-        self._zygotes_end: str | None = None  # how the zygote ended that is yet to be replaced
-        self._deaths: list[Death] = []  # yet to be told
+        self._zygote_end: str | None = None  # cause of death of a zygote that has not been replaced yet
+        self._deaths: list[Death] = []  # not reported yet
         self._refused: WorkerRefused | None = None
         self._history: deque[tuple[float, str]] = deque()
         self._num_failed_starts = 0
@@ -98,11 +99,11 @@ class Crew:
 
     @property
     def pids(self) -> dict[int, int]:
-        """Process ids by worker number, of workers that the zygote has told of."""
+        """Process ids by worker number, of the workers whose fork the zygote has reported."""
         return {worker: pid for worker, pid in self._pids.items() if pid is not None}
 
     def resize(self, num_workers: int) -> None:
-        """Have this many workers from now on; those too many leave when they have finished their chunk."""
+        """Set the wanted number of workers. Surplus workers exit after their current chunk."""
         if not 1 <= num_workers <= MAX_WORKERS:
             raise ArgumentError(f"num_workers must be in [1, {MAX_WORKERS}], got {num_workers}")
         self.num_wanted = num_workers
@@ -112,12 +113,12 @@ class Crew:
         self._fork_missing()
 
     def start(self) -> None:
-        """Start the zygote. One that is killed while it starts is replaced, as it is later.
+        """Start the zygote. If it is killed while it starts, start another, as after a later death.
 
         Raises:
-            WorkerError: it cannot load the work, dies over it again and again, or was killed more often than
-                `max_restarts` or for longer than `start_timeout_seconds`.
-            RefusedError: the system gives no process or descriptor.
+            WorkerError: it cannot load the work, dies repeatedly while loading it, was killed more than `max_restarts`
+                times, or was still being killed after `start_timeout_seconds`.
+            RefusedError: the system refuses a process or descriptor.
         """
         deadline = time.monotonic() + self._options.start_timeout_seconds
         num_own_deaths = 0
@@ -134,63 +135,63 @@ class Crew:
                 return
 
     def holds(self, serial: int) -> bool:
-        """Whether a living worker has taken the chunk of this serial number."""
+        """Whether a living worker has taken the chunk with this serial number."""
         return any(self._board.row(worker).serial == serial for worker in self._pids)
 
     def are_idle(self) -> bool:
-        """Whether no worker fills a chunk or starts."""
+        """Whether no worker is filling a chunk or starting."""
         rows = [self._board.row(worker) for worker in self._pids]
         return not any(row.is_filling or row.is_opening for row in rows)
 
     def check(self) -> list[Death]:
-        """Hear what the zygote tells, replace who has died, kill who is stuck; return the deaths.
+        """Read the zygote's messages, replace dead workers, kill stuck ones, and return the deaths.
 
         Raises:
             WorkerError: more workers than `max_restarts` died within an hour, or the zygote does not start again.
-            RefusedError: the system gives no process or descriptor. The next check tries again.
+            RefusedError: the system refuses a process or descriptor. The next check tries again.
         """
         now = self._clock.observe()
         for event in self._zygote.read():
-            self._asked.pop(event.worker, None)
+            self._requested.pop(event.worker, None)
             if isinstance(event, WorkerForked):
                 self._pids[event.worker] = event.pid
             elif isinstance(event, WorkerRefused):
                 del self._pids[event.worker]
-                self._seen.pop(event.worker, None)
+                self._last_changes.pop(event.worker, None)
                 self._refused = event
-            elif (death := self._ended(event)) is not None:
+            elif (death := self._note_end(event)) is not None:
                 self._deaths.append(death)
-        if self._refused is not None and not self._asked:
-            self._do_without(refusal(self._refused.error_number))
-        self._judge(now)
-        overdue = any(now - asked > _ZYGOTE_SECONDS for asked in self._asked.values())
-        if self._zygotes_end is None and (self._zygote.is_dead() or overdue or self._is_stalled(now)):
-            self._zygotes_end = self._bury_zygote(overdue=not self._zygote.is_dead())
-        if self._zygotes_end is not None:
+        if self._refused is not None and not self._requested:
+            self._continue_with_fewer(refusal(self._refused.error_number))
+        self._kill_stuck(now)
+        overdue = any(now - asked > _ZYGOTE_SECONDS for asked in self._requested.values())
+        if self._zygote_end is None and (self._zygote.is_dead() or overdue or self._is_stalled(now)):
+            self._zygote_end = self._reap_zygote(overdue=not self._zygote.is_dead())
+        if self._zygote_end is not None:
             self.start()
-            self._deaths.append(Death(worker=None, cause=self._zygotes_end))
-            self._zygotes_end = None
+            self._deaths.append(Death(worker=None, cause=self._zygote_end))
+            self._zygote_end = None
         self._fork_missing()
         deaths, self._deaths = self._deaths, []
         return deaths
 
-    def _do_without(self, why: str) -> None:
-        """Be content with the workers that there are."""
+    def _continue_with_fewer(self, why: str) -> None:
+        """Lower the wanted number to the workers that are alive."""
         self._refused = None
-        text = f"a worker cannot start: {why}"
+        text = f"cannot start a worker: {why}"
         num_workers = len(self._pids) - self._num_leaving
         if num_workers < 1:
             raise RefusedError(text)
         if num_workers < self.num_wanted:
-            warnings.warn(f"{text}. Going on with {num_workers} of {self.num_wanted}", MploadWarning, stacklevel=2)
+            warnings.warn(f"{text}. Continuing with {num_workers} of {self.num_wanted}", MploadWarning, stacklevel=2)
             self.num_wanted = num_workers
 
-    def _ended(self, event: WorkerEnded) -> Death | None:
+    def _note_end(self, event: WorkerEnded) -> Death | None:
         row = self._board.row(event.worker)
         del self._pids[event.worker]
-        self._seen.pop(event.worker, None)
+        self._last_changes.pop(event.worker, None)
         stuck = self._stuck.pop(event.worker, None)
-        self._board.wake(1)  # it may have died with a byte that was to wake it
+        self._board.wake(1)  # it may have died after reading a byte that was meant to wake a worker
         if row.has_stopped:
             self._num_leaving = max(0, self._num_leaving - 1)
             return None
@@ -212,24 +213,24 @@ class Crew:
         before, self._num_oom_kills = self._num_oom_kills, self._count_oom_kills()
         return ", out of memory" if self._num_oom_kills > before else ""
 
-    def _judge(self, now: float) -> None:
+    def _kill_stuck(self, now: float) -> None:
         rows = {worker: self._board.row(worker) for worker in self._pids}
         is_watched = any(row.is_filling and not row.waits_for_turn for row in rows.values())
         for worker, row in rows.items():
-            seen, since = self._seen.setdefault(worker, (row, now))
-            if row != seen or (row.waits_for_turn and is_watched):  # the one that has its turn is watched
-                self._seen[worker] = row, now
+            seen, since = self._last_changes.setdefault(worker, (row, now))
+            if row != seen or (row.waits_for_turn and is_watched):  # the worker that has its turn is watched instead
+                self._last_changes[worker] = row, now
                 continue
             limit = self._options.start_timeout_seconds if row.is_opening else self._options.sample_timeout_seconds
             if (row.is_filling or row.is_opening) and now - since > limit and worker not in self._stuck:
                 self._stuck[worker] = f"stuck for more than {limit:g} s"
-                self._asked.setdefault(worker, now)
+                self._requested.setdefault(worker, now)
                 self._zygote.kill_worker(worker)
 
     def _is_stalled(self, now: float) -> bool:
-        """Whether chunks wait, nobody takes them, and waking does not help.
+        """Wake the workers if chunks wait and none is taken; return whether that has not helped for too long.
 
-        A worker that is stopped just while it takes a chunk holds the lock that the others wait for.
+        A worker that is stopped while it takes a chunk holds the lock that the others wait for.
         """
         if not (self._board.has_untaken and self._pids and self.are_idle()):
             self._stalled_since = None
@@ -239,12 +240,12 @@ class Crew:
             self._stalled_since = now
         return now - self._stalled_since > self._options.sample_timeout_seconds
 
-    def _bury_zygote(self, *, overdue: bool) -> str:
-        """Kill what is left of the zygote and its workers; return how it ended."""
+    def _reap_zygote(self, *, overdue: bool) -> str:
+        """Kill the zygote, if it is alive, and its workers; return the cause of its death."""
         self._zygote.kill()
         cause = "the zygote did not answer" if overdue else f"the zygote died: {self._zygote.end_cause()}"
         cause += self._oom_note()
-        for table in (self._pids, self._seen, self._asked, self._stuck):
+        for table in (self._pids, self._last_changes, self._requested, self._stuck):
             table.clear()
         self._num_leaving = 0
         self._stalled_since = None
@@ -262,12 +263,12 @@ class Crew:
                 f"{len(self._history)} workers died within an hour, more than max_restarts={self._options.max_restarts}"
             )
         if self._num_failed_starts > _FAILED_STARTS:
-            self._give_up("workers end before they begin, see their own output")
+            self._give_up("workers exit while they start. See the output that they printed")
 
     def _give_up(self, why: str) -> NoReturn:
         lines = tuple(text for _, text in self._history)
         latest = "".join(f"\n  {text}" for text in lines[-_HISTORY_LINES:])
-        error = WorkerError(f"{why}. The latest deaths:{latest}")
+        error = WorkerError(f"{why}. Latest deaths:{latest}")
         error.history = lines
         raise error
 
@@ -276,7 +277,7 @@ class Crew:
         while len(self._pids) - self._num_leaving < self.num_wanted and len(self._pids) < MAX_WORKERS:
             while worker in self._pids:
                 worker += 1
-            self._board.expect(worker)
+            self._board.prepare_row(worker)
             self._pids[worker] = None
-            self._asked[worker] = self._clock.observe()
+            self._requested[worker] = self._clock.observe()
             self._zygote.fork(worker)

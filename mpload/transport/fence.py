@@ -1,4 +1,4 @@
-"""Order between accesses to memory that processes share, on every processor."""
+"""A memory barrier for memory that processes share, on every processor."""
 
 import threading
 
@@ -6,16 +6,17 @@ __all__ = ["Fence"]
 
 
 class Fence:
-    """Called between two accesses to shared memory, keeps all before it before all after it, as others see them.
+    """A full memory barrier: other processes see every access before the call ahead of every access after it.
 
-    x86 lets no access overtake another, except a load an earlier store. ARM lets any access overtake any other. Python
-    has no barrier but its locks: a release keeps all earlier accesses before it, an acquire all later ones behind it,
-    and an acquire that follows a release stays behind that. ARMv8 promises the last for these instructions, of which
-    CPython's locks are made; on x86 they are locked instructions, which nothing overtakes. So this lock is held, and a
-    call releases and acquires it: some 60 nanoseconds, and no system call.
+    On x86 the only reordering is that a load may overtake an earlier store. On ARM any access may overtake any other.
+    Python offers no barrier but its locks. A release keeps earlier accesses before it, an acquire keeps later accesses
+    after it, and an acquire that follows a release is not reordered with it. ARMv8 guarantees the last point for the
+    load-acquire and store-release instructions of which CPython's locks are made; on x86 locks are locked instructions,
+    which no access overtakes. So this object holds a private lock, and a call releases it and acquires it again. That
+    takes about 60 nanoseconds and no system call.
 
-    Single cells need no more: an aligned integer of 8 bytes is copied by one instruction, in CPython's memoryview too,
-    and never seen half written.
+    A single cell needs no more than this. An aligned 8-byte integer is copied by one instruction, in CPython's
+    memoryview too, so nobody ever reads a half-written one.
 
     Process: for one thread. May be forked.
     """
@@ -27,6 +28,6 @@ class Fence:
         self._lock.acquire()
 
     def __call__(self) -> None:
-        """Keep what comes before it before what comes after it."""
+        """Order all earlier accesses to memory before all later ones."""
         self._lock.release()
         self._lock.acquire()

@@ -1,4 +1,4 @@
-"""A worker in a process of its own: `python -m mpload.transport.fresh`, for where forking is unsafe."""
+"""A worker in a new process instead of a fork, for when forking is unsafe: `python -m mpload.transport.fresh`."""
 
 import os
 import socket
@@ -6,22 +6,22 @@ import sys
 from collections.abc import Sequence
 
 from mpload.transport.kernel import die_with_parent
-from mpload.transport.worker import WorkerSetup, Workplace, run_worker, tell_cannot_open
+from mpload.transport.worker import WorkerSetup, Workplace, report_cannot_open, run_worker
 
 __all__ = ["main"]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Load the work and be a worker; return the exit status."""
+    """Load the work and run a worker; return the exit status."""
     setup_fd, control_fd, number, parent_pid = map(int, arguments)
     die_with_parent(parent_pid)
-    os.set_inheritable(control_fd, False)  # open as long as this process lives, and no longer
+    os.set_inheritable(control_fd, False)  # its end of file tells the parent that we are gone, so no child may keep it
     setup = WorkerSetup.read(setup_fd)
     os.close(setup_fd)
     try:
         place = Workplace.enter(setup)
-    except BaseException as error:  # noqa: BLE001  the user's modules may do anything when imported
-        tell_cannot_open(number, socket.socket(fileno=setup.answers_fd), error)
+    except BaseException as error:  # noqa: BLE001  importing the user's modules may raise anything
+        report_cannot_open(number, socket.socket(fileno=setup.answers_fd), error)
         return 1
     return run_worker(number, place, parent_pid=parent_pid)
 

@@ -1,4 +1,4 @@
-"""Where the answers of workers arrive, and how a parent waits for them and for its zygote at once."""
+"""The socket on which the answers of workers arrive. A parent polls it together with the socket of its zygote."""
 
 import select
 import socket
@@ -11,32 +11,32 @@ _MESSAGE_BYTES = 1 << 18
 
 
 class Inbox:
-    """Both ends of a socket: workers inherit one, the parent reads the other."""
+    """Both ends of a socket pair: workers inherit one end and write to it, the parent reads from the other."""
 
     def __init__(self) -> None:
         self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ours.setblocking(False)
         self._message = bytearray(_MESSAGE_BYTES)
         self._poll = select.poll()
-        self._polled = -1  # the zygote's descriptor in it
+        self._polled = -1  # the zygote's descriptor that `_poll` watches
 
     @property
     def fd(self) -> int:
-        """The end that workers write to."""
+        """The descriptor of the end to which workers write."""
         return self._theirs.fileno()
 
     def read(self) -> Answer | None:
-        """Return the next answer, None where there is none yet."""
+        """Return the next answer, or None if none has arrived."""
         try:
-            num_bytes = self._ours.recv_into(self._message)  # `recv` would map, and unmap, as much memory each time
+            num_bytes = self._ours.recv_into(self._message)  # `recv` would map a buffer of this size each time
         except BlockingIOError:
             return None
         return Answer.decode(self._message[:num_bytes])
 
     def wait(self, zygote: socket.socket, wait_seconds: float) -> bool:
-        """Wait at most this long for an answer or news from the zygote; return whether the zygote has any."""
+        """Wait up to `wait_seconds` for an answer or for the zygote; return whether the zygote has sent a message."""
         control = zygote.fileno()
-        if control != self._polled:  # at first, and after the zygote's death
+        if control != self._polled:  # on the first call, and after a zygote was replaced
             self._poll, self._polled = select.poll(), control
             self._poll.register(self._ours, select.POLLIN)
             self._poll.register(control, select.POLLIN)

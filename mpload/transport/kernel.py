@@ -1,4 +1,4 @@
-"""What Linux alone can do for a process: die with another, carry a name, count its threads."""
+"""Linux system calls and files for processes: parent-death signal, process name, OOM score, list of threads."""
 
 import contextlib
 import ctypes
@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-__all__ = ["be_killed_first", "die_with_parent", "set_process_name", "thread_names"]
+__all__ = ["die_with_parent", "prefer_for_oom_kill", "set_process_name", "thread_names"]
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -15,10 +15,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent dies; exit at once where that has happened already.
+    """Have the kernel kill this process when its parent dies; exit at once if the parent is already dead.
 
-    It is killed even while it is stopped. "Parent" is the thread that started this process: one that lives on as long
-    as its process does must do that.
+    The kernel kills it even while it is stopped. "Parent" means the thread that started this process, so that thread
+    must live as long as its own process.
     """
     _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
     if os.getppid() != parent_pid:
@@ -26,26 +26,27 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def set_process_name(name: str) -> None:
-    """Set the name (15 bytes) that `ps`, `top` and the kernel's own messages show."""
+    """Set the name (at most 15 bytes) that `ps`, `top` and kernel messages show for this process."""
     _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]))
 
 
-def be_killed_first() -> None:
-    """Have the kernel, where memory runs out, rather kill this process than others: it can be replaced.
+def prefer_for_oom_kill() -> None:
+    """Make this process the kernel's first choice when memory runs out, since a worker can be replaced.
 
-    Rather, that is, than one that takes all that its container may have: a training process often takes most of it.
+    The score is raised by the maximum, so that even a training process that uses nearly all memory of its container is
+    a later choice.
     """
     path = Path("/proc/self/oom_score_adj")
-    with contextlib.suppress(OSError):  # a wish
+    with contextlib.suppress(OSError):  # optional: the kernel may not allow it
         path.write_text(str(min(_MAX_OOM_SCORE, int(path.read_text()) + _MAX_OOM_SCORE)))
 
 
 def thread_names() -> list[str]:
-    """Return the names of this process's threads but the main one."""
+    """Return the names of this process's threads, except the main thread."""
     names = []
     for task in Path("/proc/self/task").iterdir():
         if task.name != str(os.getpid()):
-            with contextlib.suppress(OSError):  # it has ended meanwhile
+            with contextlib.suppress(OSError):  # the thread has ended in the meantime
                 names.append((task / "comm").read_text().strip())
     return names
 

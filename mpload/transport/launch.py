@@ -1,4 +1,4 @@
-"""The parent's side of the zygote: starts it, asks it for workers, hears how they ended, and ends it."""
+"""The parent's side of the zygote: starts it, requests workers, reads how they ended, and shuts it down."""
 
 import contextlib
 import errno
@@ -20,7 +20,7 @@ from pathlib import Path
 import cloudpickle  # type: ignore[import-untyped]
 
 from mpload.errors import ArgumentError, MploadWarning, WorkerError
-from mpload.transport.limits import shared_memory, told_as_refused
+from mpload.transport.limits import os_errors_as_refused, shared_memory
 from mpload.transport.worker import Work, WorkerSetup
 
 __all__ = [
@@ -41,10 +41,10 @@ _THREAD_LIMITS = (
     "NUMEXPR_NUM_THREADS",
     "RAYON_NUM_THREADS",
 )
-"""Libraries read these when they are imported, and would start threads in a process that is about to fork."""
+"""Libraries read these variables on import. Unset, they would start threads in a process that is about to fork."""
 _MESSAGE_BYTES = 1 << 16
 _END_SECONDS = 2.0
-_UNKNOWN_END = "it is not known how: this process ignores SIGCHLD"
+_UNKNOWN_CAUSE = "cause unknown: this process ignores SIGCHLD"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,30 +62,30 @@ class WorkerEnded:
     worker: int
     pid: int
     status: int
-    """Exit status, or minus the number of the signal that killed it."""
+    """Exit status, or the negative number of the signal that killed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRefused:
-    """A worker could not be started, for this error of the system's."""
+    """The system refused to start a worker, with this error number."""
 
     worker: int
     error_number: int
 
 
 class ZygoteDiedError(WorkerError):
-    """A zygote died while it started."""
+    """A zygote died while it was starting."""
 
     def __init__(self, cause: str) -> None:
         super().__init__(f"workers cannot start: the zygote died while it loaded the work ({cause})")
-        self.is_from_outside = cause in {describe_status(-signal.SIGKILL), _UNKNOWN_END}
-        """Whether it was killed (SIGKILL)."""
+        self.is_from_outside = cause in {describe_status(-signal.SIGKILL), _UNKNOWN_CAUSE}
+        """Whether it was killed by SIGKILL, or may have been."""
 
 
 class ZygoteProcess:
-    """The zygote of one pool, restarted under the same object where it dies.
+    """The zygote of one pool. `start` also replaces one that has died.
 
-    Process: only the process that made it may use it; in a forked child `abandon` closes the child's copies.
+    Process: only the process that made this object may use it. A forked child calls `abandon` to close its copies.
     """
 
     def __init__(self, setup: WorkerSetup, *, starts_fresh: bool, start_timeout_seconds: float) -> None:
@@ -95,7 +95,7 @@ class ZygoteProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._has_warned = False
-        self._let_go = threading.Event()
+        self._launcher_may_exit = threading.Event()
         pickled = pickle.dumps(setup)
         self._setup_fd = shared_memory("mpload-setup", len(pickled))
         with open(self._setup_fd, "wb", closefd=False) as file:
@@ -103,13 +103,13 @@ class ZygoteProcess:
 
     @property
     def pid(self) -> int:
-        """The process id."""
+        """Process id of the zygote."""
         assert self._process is not None
         return self._process.pid
 
     @property
     def control(self) -> socket.socket:
-        """Readable when there is something to `read`."""
+        """The socket to poll: it is readable when `read` has something to return."""
         assert self._control is not None
         return self._control
 
@@ -118,14 +118,14 @@ class ZygoteProcess:
 
         Raises:
             WorkerError: it could not load the work, or took longer than `start_timeout_seconds`.
-            ZygoteDiedError: it died over it.
-            RefusedError: the system gives no process or descriptor. It may be tried again.
+            ZygoteDiedError: it died while loading the work.
+            RefusedError: the system refuses a process or descriptor. A later call may succeed.
         """
-        with told_as_refused("workers cannot start"):
+        with os_errors_as_refused("workers cannot start"):
             control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 try:
-                    self._from_lasting_thread(theirs.fileno())
+                    self._launch_from_lasting_thread(theirs.fileno())
                 except BaseException:
                     control.close()
                     raise
@@ -138,25 +138,25 @@ class ZygoteProcess:
             self.kill()
             raise
 
-    def _from_lasting_thread(self, control_fd: int) -> None:
-        """Start the process from a thread that lives as long as this process, since it is killed when that ends.
+    def _launch_from_lasting_thread(self, control_fd: int) -> None:
+        """Start the zygote from a thread that outlives it, because the kernel kills it when that thread ends.
 
-        That is the main thread. In place of any other, one of our own starts it, and waits until the zygote is dead.
+        The main thread does. If another thread calls, a thread of our own starts the zygote and waits until it is dead.
         """
         if threading.get_native_id() == os.getpid():
             self._launch(control_fd)
             return
         launched: Future[None] = Future()
-        let_go = self._let_go = threading.Event()
+        may_exit = self._launcher_may_exit = threading.Event()
 
         def run() -> None:
             try:
                 self._launch(control_fd)
                 launched.set_result(None)
-            except BaseException as error:  # noqa: BLE001  raised by who waits for it
+            except BaseException as error:  # noqa: BLE001  `launched.result()` raises it
                 launched.set_exception(error)
             else:
-                let_go.wait()  # no limit: whoever sees the zygote dead sets it, and a daemon thread keeps nobody
+                may_exit.wait()  # no time limit: `kill` sets it, and a daemon thread does not delay exit
 
         try:
             threading.Thread(target=run, name="mpload-launch", daemon=True).start()
@@ -170,7 +170,7 @@ class ZygoteProcess:
         package_folder = str(Path(__file__).resolve().parents[2])
         paths = [package_folder, *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, **dict.fromkeys(_THREAD_LIMITS, "1"), "PYTHONPATH": os.pathsep.join(paths)}
-        # A child inherits what is blocked: Ctrl-C cannot hit the zygote before it has said that it ignores it.
+        # A child inherits blocked signals, so Ctrl-C cannot hit the zygote before it ignores SIGINT and unblocks it.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             self._process = subprocess.Popen(
@@ -183,56 +183,56 @@ class ZygoteProcess:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def _await_ready(self) -> None:
-        if not _readable(self.control, self._timeout_seconds):
+        if not _is_readable(self.control, self._timeout_seconds):
             raise WorkerError(
-                f"workers did not start: the zygote (process {self.pid}) has not loaded the work in "
-                f"{self._timeout_seconds:g} s. Do less when modules are imported, or raise start_timeout_seconds"
+                f"workers did not start: the zygote (process {self.pid}) has not loaded the work within "
+                f"{self._timeout_seconds:g} s. Do less work at import, or raise start_timeout_seconds"
             )
         message = self._receive()
         if not message:
-            raise ZygoteDiedError(self.end_cause())  # no variable keeps it: its frames may hold a user's batches
-        told = json.loads(message)
-        if "error" in told:  # by mpload, which says why and what to do
-            raise WorkerError(f"workers cannot start: {told['error']}")
-        if "failed" in told:
+            raise ZygoteDiedError(self.end_cause())  # not in a variable: its frames may reference user's batches
+        reply = json.loads(message)
+        if "error" in reply:  # raised by mpload, with the cause and the next step
+            raise WorkerError(f"workers cannot start: {reply['error']}")
+        if "failed" in reply:
             raise WorkerError(
                 "workers cannot start: the work does not load in a new process. A module that it needs may be missing "
-                f"there, or may need what only the parent has:\n{told['failed'].rstrip()}"
+                f"there, or may need something that only the parent has:\n{reply['failed'].rstrip()}"
             )
 
     def fork(self, worker: int) -> bool:
-        """Ask for worker number `worker`; return False where the zygote is dead."""
+        """Request worker number `worker`; return False if the request cannot be sent."""
         return self._send({"fork": worker})
 
     def kill_worker(self, worker: int) -> bool:
-        """Have worker number `worker` killed, if it lives; return False where the zygote is dead."""
+        """Have worker number `worker` killed, if it is alive; return False if the request cannot be sent."""
         return self._send({"kill": worker})
 
     def _send(self, request: dict[str, int]) -> bool:
         try:
             self.control.send(json.dumps(request).encode(), socket.MSG_DONTWAIT)
-        except OSError:  # dead, or stopped for so long that nothing more fits in: both are the pool's to handle
+        except OSError:  # dead, or stopped so long that its socket is full: the pool handles both
             return False
         return True
 
     def read(self) -> list[WorkerForked | WorkerRefused | WorkerEnded]:
-        """Return what the zygote has told since the last call, without waiting."""
+        """Return the events that the zygote has reported since the last call, without waiting."""
         events: list[WorkerForked | WorkerRefused | WorkerEnded] = []
-        while _readable(self.control, 0) and (message := self._receive()):
-            told = json.loads(message)
-            if "forked" in told:
-                self._warn_of(told["threads"])
-                events.append(WorkerForked(worker=told["forked"], pid=told["pid"]))
-            elif "refused" in told:
-                events.append(WorkerRefused(worker=told["refused"], error_number=told["errno"]))
+        while _is_readable(self.control, 0) and (message := self._receive()):
+            report = json.loads(message)
+            if "forked" in report:
+                self._warn_of(report["threads"])
+                events.append(WorkerForked(worker=report["forked"], pid=report["pid"]))
+            elif "refused" in report:
+                events.append(WorkerRefused(worker=report["refused"], error_number=report["errno"]))
             else:
-                events.append(WorkerEnded(worker=told["ended"], pid=told["pid"], status=told["status"]))
+                events.append(WorkerEnded(worker=report["ended"], pid=report["pid"], status=report["status"]))
         return events
 
     def _receive(self) -> bytes:
         try:
             return self.control.recv(_MESSAGE_BYTES)
-        except ConnectionResetError:  # it died with messages of ours unread
+        except ConnectionResetError:  # it died before it read all our messages
             return b""
 
     def _warn_of(self, threads: list[str]) -> None:
@@ -247,33 +247,33 @@ class ZygoteProcess:
             )
 
     def is_dead(self) -> bool:
-        """Whether the process has ended."""
+        """Whether the zygote has ended."""
         assert self._process is not None
         return self._process.poll() is not None
 
     def end_cause(self) -> str:
-        """Return how the process ended, which it must have or be about to."""
+        """Return the cause of the zygote's death, waiting for it briefly. One that lives on is killed."""
         assert self._process is not None
         try:
             status = self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:  # it has closed its socket, and lives on
+        except subprocess.TimeoutExpired:  # it has closed its socket but lives on
             self._process.kill()
             self._process.wait()
-            return "it closed its connection, and went on"
+            return "it closed its connection but kept running"
         if not status and signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
-            return _UNKNOWN_END
+            return _UNKNOWN_CAUSE
         return describe_status(status)
 
     def kill(self) -> None:
-        """Kill the zygote, and its workers with it, and wait until all are gone. May be called again."""
+        """Kill the zygote and its workers, and wait until all are gone. May be called again."""
         if self._process is not None and self._control is not None:
             self._process.kill()
             self._process.wait()
             self._await_end(_END_SECONDS)
-        self._let_go.set()
+        self._launcher_may_exit.set()
 
     def close(self) -> None:
-        """End the zygote and its workers, politely at first, and let go of everything. May be called again."""
+        """Ask the zygote and its workers to exit, then kill them, and release everything. May be called again."""
         if self._setup_fd < 0:
             return
         if self._process is not None and self._control is not None and not self.is_dead():
@@ -284,7 +284,7 @@ class ZygoteProcess:
         self.abandon()
 
     def abandon(self) -> None:
-        """Close this process's descriptors; other processes do not notice."""
+        """Close this process's descriptors, without effect on other processes."""
         if self._setup_fd >= 0:
             os.close(self._setup_fd)
             self._setup_fd = -1
@@ -293,15 +293,15 @@ class ZygoteProcess:
             self._control = None
 
     def _await_end(self, limit_seconds: float) -> None:
-        """Read until end of file: the zygote and all workers hold the other end."""
+        """Read until end of file, which comes when the zygote and all workers are gone: all hold the other end."""
         deadline = time.monotonic() + limit_seconds
-        while _readable(self.control, max(0.0, deadline - time.monotonic())):
+        while _is_readable(self.control, max(0.0, deadline - time.monotonic())):
             if not self._receive():
                 return
 
 
 def pickle_work(work: Work) -> bytes:
-    """Return `work` as bytes from which the zygote makes a copy.
+    """Return `work` as bytes that the zygote can unpickle.
 
     Raises:
         ArgumentError: it cannot be pickled.
@@ -311,13 +311,13 @@ def pickle_work(work: Work) -> bytes:
     except Exception as error:
         raise ArgumentError(
             f"workers cannot get a copy of {type(work).__name__}: {type(error).__name__}: {error}. "
-            "Open files, and make locks, clients and generators, in the worker, when they are first used"
+            "Open files and make locks, clients and generators in the worker, on first use"
         ) from error
     return pickled
 
 
 def describe_status(status: int) -> str:
-    """Return an exit status in words: `SIGSEGV`, `exit status 3`."""
+    """Return an exit status as text: `SIGSEGV`, `exit status 3`."""
     if status >= 0:
         return f"exit status {status}"
     try:
@@ -326,7 +326,7 @@ def describe_status(status: int) -> str:
         return f"signal {-status}"
 
 
-def _readable(sock: socket.socket, limit_seconds: float) -> bool:
+def _is_readable(sock: socket.socket, limit_seconds: float) -> bool:
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(limit_seconds * 1000))

@@ -1,4 +1,4 @@
-"""What the system refuses, said so that a reader knows which limit it is and what to do."""
+"""Readable errors for resources that the system refuses: which limit was hit, and what to do."""
 
 import errno
 import os
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from mpload.errors import RefusedError
 
-__all__ = ["refusal", "shared_memory", "told_as_refused"]
+__all__ = ["os_errors_as_refused", "refusal", "shared_memory"]
 
 _LIMITS = {
     errno.EMFILE: (resource.RLIMIT_NOFILE, "RLIMIT_NOFILE", "open files", "Close files, or raise it: ulimit -n"),
@@ -25,8 +25,8 @@ _LIMITS = {
 
 
 @contextmanager
-def told_as_refused(what: str) -> Iterator[None]:
-    """Turn an OSError into `RefusedError`, which says `what` failed, over which limit, and what to do."""
+def os_errors_as_refused(what: str) -> Iterator[None]:
+    """Turn an OSError into a `RefusedError` that says `what` failed, which limit was hit, and what to do."""
     try:
         yield
     except OSError as error:
@@ -34,7 +34,7 @@ def told_as_refused(what: str) -> Iterator[None]:
 
 
 def refusal(error_number: int) -> str:
-    """Return an error number of the system's in words, with the limit that it stands for and the next step."""
+    """Return the text of an error number, with the resource limit that it stands for and the next step."""
     text = os.strerror(error_number)
     if error_number not in _LIMITS:
         return text
@@ -45,12 +45,12 @@ def refusal(error_number: int) -> str:
 
 
 def shared_memory(name: str, num_bytes: int) -> int:
-    """Return the descriptor of so much new shared memory, which is all zeros and vanishes with its last user.
+    """Return the descriptor of new shared memory of `num_bytes` zeros. The kernel frees it with its last user.
 
     Raises:
-        RefusedError: the system does not give it.
+        RefusedError: the system refuses to allocate it.
     """
-    with told_as_refused(f"no shared memory of {num_bytes:,} bytes for {name}"):
+    with os_errors_as_refused(f"cannot allocate {num_bytes:,} bytes of shared memory for {name}"):
         fd = os.memfd_create(name)
         try:
             os.ftruncate(fd, num_bytes)

@@ -1,4 +1,4 @@
-"""What a pool and its workers share: how it is made, and how it ends."""
+"""The resources that a pool shares with its workers: how they are made, and how they are released."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ from mpload.transport.board import ParentBoard
 from mpload.transport.chunks import MAX_CHUNKS
 from mpload.transport.inbox import Inbox
 from mpload.transport.launch import ZygoteProcess, pickle_work
-from mpload.transport.limits import told_as_refused
+from mpload.transport.limits import os_errors_as_refused
 from mpload.transport.ring import SlotRing
 from mpload.transport.slots import SlotLayout
 from mpload.transport.worker import Work, WorkerSetup
@@ -23,7 +23,7 @@ __all__ = ["CloseOnError", "PoolParts"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolParts:
-    """The slots, the board, the socket of answers, and the process that workers are forked from."""
+    """The slots, the board, the socket for answers, and the zygote from which workers are forked."""
 
     ring: SlotRing
     board: ParentBoard
@@ -32,9 +32,9 @@ class PoolParts:
 
     @classmethod
     def make(cls, work: Work, layout: SlotLayout, *, num_slots: int, options: PoolOptions) -> Self:
-        """Make all of them, or none; the zygote is not started yet."""
+        """Make all parts, or none if one fails. The zygote is not started yet."""
         pickled = pickle_work(work)
-        with ExitStack() as made, told_as_refused("workers cannot start"):
+        with ExitStack() as made, os_errors_as_refused("workers cannot start"):
             ring = SlotRing(num_slots=num_slots, layout=layout, huge_pages=options.huge_pages)
             made.callback(ring.close)
             board = ParentBoard(num_plain_entries=num_slots * MAX_CHUNKS)
@@ -59,10 +59,10 @@ class PoolParts:
         return cls(ring=ring, board=board, inbox=inbox, zygote=zygote)
 
     def close(self, owner_pid: int) -> None:
-        """Let go of all; in a process that was forked from the owner, of this process's copies only."""
+        """Release all parts. In a process forked from the owner, release only this process's copies."""
         if os.getpid() == owner_pid:
             self.board.cancel()
-            self.board.close()  # idle workers leave at once
+            self.board.close()  # idle workers exit at once
             self.zygote.close()
         else:
             self.zygote.abandon()
@@ -72,9 +72,10 @@ class PoolParts:
 
 
 class CloseOnError:
-    """Closes a pool where an error, or Ctrl-C, leaves a step half done; while the pool waits, Ctrl-C does no harm.
+    """A context for a step that changes a pool: closes the pool if an error, or Ctrl-C, leaves the step half done.
 
-    What the system refuses is asked for before anything else is done, and again in the next step.
+    Waiting is not such a step, so Ctrl-C during a wait does no harm. A `RefusedError` does not close the pool either:
+    a step asks the system for resources before it changes anything, and the next step asks again.
     """
 
     def __init__(self, close: Callable[[], object]) -> None:

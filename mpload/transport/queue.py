@@ -1,19 +1,20 @@
-"""Queues of chunks in shared memory: the parent posts at the tail, workers take at the head, and reserve in between.
+"""Queues of chunks in shared memory. The parent posts at the tail; workers take at the head and reserve in between.
 
-The parent takes no lock, else a worker that is stopped with it would stop the parent. So order is all that keeps a
-worker from what is half written, and each `Fence` here has one on the other side:
+The parent takes no lock: a worker that was stopped while holding it would block the parent. Only the order of accesses
+keeps a worker from reading a half-written entry. Each `Fence` here has a counterpart on the other side:
 
-    the parent posts      writes the entry          fence   moves the tail
-    a worker takes        reads the tail            fence   reads the entry, and the generation
-    a worker takes        writes its row            fence   takes the entry out
-    the parent looks      reads the entries         fence   reads the rows
+    the parent posts      writes the entry          fence   advances the tail
+    a worker takes        reads the tail            fence   reads the entry and the generation
+    a worker takes        writes its row            fence   removes the entry
+    the parent checks     reads the entries         fence   reads the rows
 
-What workers do to a queue is ordered among them by the lock under which they do it. The parent writes over an entry
-when it has seen the head move past it: a store waits for the comparison that it depends on, on every processor.
+Workers change a queue only while they hold the lock, which orders their accesses among themselves. The parent reuses an
+entry only after it has seen the head move past it. That needs no fence, because on every processor a store waits for
+the branch that it depends on.
 
-Reservations cost a look at each entry once, however many wait: all entries before the cell `fresh` are taken or
-reserved, and each worker remembers its own. `fresh` moves after an entry is reserved, and back before one is given up,
-so that a worker killed in between leaves it too far back at worst.
+Each entry is examined for a reservation once, however many entries wait: all entries before position `unreserved` are
+taken or reserved, and each worker remembers its own reservations. `unreserved` advances after an entry is reserved, and
+moves back before a reservation is released, so a worker killed in between leaves it too far back at worst.
 """
 
 from array import array
@@ -25,22 +26,23 @@ from mpload.transport.fence import Fence
 __all__ = ["ENTRY_CELLS", "HEADER_CELLS", "MAX_TASK_NUMBERS", "READER", "TASK", "ChunkQueue"]
 
 MAX_TASK_NUMBERS = 10
-"""Integers that may describe a batch."""
+"""Maximum number of integers that describe a batch."""
 
 HEADER_CELLS = 40
-_HEADS, _TAILS = (8, 16), (24, 32)  # of the urgent and the plain queue, each in a cache line of its own
-_FRESH, _FRESH_GENERATION = 1, 2  # behind a head: where to look for what nobody has reserved, and when that was right
+_HEADS, _TAILS = (8, 16), (24, 32)  # of the urgent and the plain queue; each cell has a cache line of its own
+# Cells after a head: the first position that may hold an unreserved entry, and the generation for which that holds.
+_UNRESERVED, _UNRESERVED_GENERATION = 1, 2
 
-_SERIAL, _GENERATION = 0, 1  # of an entry
+_SERIAL, _GENERATION = 0, 1  # cells of an entry
 READER = 6
-"""Cell of an entry: the number of the worker that reads ahead for it, plus one; 0: nobody."""
+"""Cell of an entry: the number of the worker that reserved it, plus one, or 0 if no worker has."""
 TASK = 7
 """Cell of an entry: the first of the numbers that describe the batch."""
 ENTRY_CELLS = TASK + MAX_TASK_NUMBERS
 
 
 class ChunkQueue:
-    """One process's side of a queue. An entry that was taken from the middle has 0 in place of its serial number."""
+    """One process's side of a queue. An entry taken from the middle has 0 for its serial number."""
 
     def __init__(
         self, cells: "memoryview[int]", fence: Fence, *, number: int, first_cell: int, num_entries: int
@@ -48,133 +50,133 @@ class ChunkQueue:
         self._cells = cells
         self._fence = fence
         self._head, self._tail = _HEADS[number], _TAILS[number]
-        self._fresh, self._fresh_generation = self._head + _FRESH, self._head + _FRESH_GENERATION
+        self._unreserved, self._unreserved_generation = self._head + _UNRESERVED, self._head + _UNRESERVED_GENERATION
         self._first = first_cell
         self._num_entries = num_entries
-        self._end = 0  # the tail, up to which a worker may read entries: it was read before a fence
-        self._mine: deque[tuple[int, int]] | None = None  # positions and serial numbers that this process has reserved
+        self._readable_end = 0  # the tail as read before the latest fence: a worker may read entries up to it
+        self._reserved: deque[tuple[int, int]] | None = None  # this process's: position and serial number
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to take."""
+        """Whether no entry is left to take."""
         return self._cells[self._tail] <= self._cells[self._head]
 
     def post(self, entry: Sequence[int]) -> bool:
-        """Put `entry` at the tail; return False where the queue is full until a worker takes something."""
+        """Append `entry` at the tail; return False if the queue is full."""
         tail = self._cells[self._tail]
         if tail - self._cells[self._head] >= self._num_entries:
             return False
-        place = self._place(tail)
-        self._cells[place : place + len(entry)] = memoryview(array("q", entry))
+        cell = self._cell_of(tail)
+        self._cells[cell : cell + len(entry)] = memoryview(array("q", entry))
         self._fence()
         self._cells[self._tail] = tail + 1
         return True
 
     def serials(self) -> Iterator[int]:
-        """Yield the serial numbers of what waits."""
+        """Yield the serial numbers of all waiting entries."""
         for position in range(self._cells[self._head], self._cells[self._tail]):
-            if serial := self._cells[self._place(position)]:
+            if serial := self._cells[self._cell_of(position)]:
                 yield serial
 
     def first_for(self, reader: int, *, generation: int) -> int | None:
-        """Return the position of the first entry that no other than `reader` reads ahead for, else of the first."""
+        """Return the position of the first entry that no other reader has reserved, or else of the first entry."""
         if not self._begin(generation):
             return None
-        mine = self._own(reader)
-        while mine and self._cells[self._place(mine[0][0])] != mine[0][1]:  # taken, by others at times
+        mine = self._reservations_of(reader)
+        while mine and self._cells[self._cell_of(mine[0][0])] != mine[0][1]:  # it was taken, by this worker or another
             mine.popleft()
-        end = min(self._end, mine[0][0]) if mine else self._end
-        fresh = self._cells[self._fresh]
-        while fresh < end and not self._is_anybodys(fresh, generation):
-            fresh += 1
-        self._cells[self._fresh] = fresh
-        if fresh < end:
-            return fresh
+        end = min(self._readable_end, mine[0][0]) if mine else self._readable_end
+        unreserved = self._cells[self._unreserved]
+        while unreserved < end and not self._is_unreserved(unreserved, generation):
+            unreserved += 1
+        self._cells[self._unreserved] = unreserved
+        if unreserved < end:
+            return unreserved
         return mine[0][0] if mine else self._cells[self._head]
 
     def peek(self, position: int) -> list[int]:
         """Return the entry at `position`."""
-        place = self._place(position)
-        return self._cells[place : place + ENTRY_CELLS].tolist()
+        cell = self._cell_of(position)
+        return self._cells[cell : cell + ENTRY_CELLS].tolist()
 
     def drop(self, position: int) -> None:
-        """Take out the entry at `position`."""
-        self._cells[self._place(position)] = 0
+        """Remove the entry at `position`."""
+        self._cells[self._cell_of(position)] = 0
         self._skip_taken()
 
     def reserve(self, reader: int, *, generation: int, num_entries: int) -> list[list[int]]:
-        """Return the first `num_entries` entries that `reader` reads ahead for, with new ones where they are fewer."""
+        """Return the first `num_entries` entries reserved for `reader`, and reserve more if there are fewer."""
         if not self._begin(generation):
             return []
         cells, mine, reserved = self._cells, deque[tuple[int, int]](), list[int]()
-        for position, serial in self._own(reader):
-            place = self._place(position)
-            if cells[place] == serial:  # nobody else has taken it
+        for position, serial in self._reservations_of(reader):
+            cell = self._cell_of(position)
+            if cells[cell] == serial:  # no other worker has taken it
                 mine.append((position, serial))
-                if cells[place + _GENERATION] == generation:
+                if cells[cell + _GENERATION] == generation:
                     reserved.append(position)
-        position, is_behind = cells[self._fresh], False
-        while position < self._end and len(reserved) < num_entries:
-            if self._is_anybodys(position, generation):
-                place = self._place(position)
-                if cells[place + _GENERATION] == generation:
-                    cells[place + READER] = reader
-                    mine.append((position, cells[place]))
+        position, is_held_back = cells[self._unreserved], False
+        while position < self._readable_end and len(reserved) < num_entries:
+            if self._is_unreserved(position, generation):
+                cell = self._cell_of(position)
+                if cells[cell + _GENERATION] == generation:
+                    cells[cell + READER] = reader
+                    mine.append((position, cells[cell]))
                     reserved.append(position)
                 else:
-                    is_behind = True  # it was cancelled: whoever comes takes it
+                    is_held_back = True  # it is cancelled, and stays for any worker to take
             position += 1
-            if not is_behind:
-                cells[self._fresh] = position
-        self._mine = mine
+            if not is_held_back:
+                cells[self._unreserved] = position
+        self._reserved = mine
         return [self.peek(position) for position in reserved[:num_entries]]
 
-    def free(self, reader: int, *, generation: int) -> None:
-        """Reserve nothing for `reader` any more."""
+    def release(self, reader: int, *, generation: int) -> None:
+        """Release all reservations of `reader`."""
         self._begin(generation)
-        for position, serial in self._own(reader):
-            if self._cells[self._place(position)] == serial:
-                self._cells[self._fresh] = min(self._cells[self._fresh], position)
-                self._cells[self._place(position) + READER] = 0
-        self._mine = None
+        for position, serial in self._reservations_of(reader):
+            if self._cells[self._cell_of(position)] == serial:
+                self._cells[self._unreserved] = min(self._cells[self._unreserved], position)
+                self._cells[self._cell_of(position) + READER] = 0
+        self._reserved = None
 
     def _begin(self, generation: int) -> bool:
-        """Find the entries that may be read now; return whether there are any."""
-        self._end = self._cells[self._tail]
+        """Find the entries that may be read now, and return whether there are any."""
+        self._readable_end = self._cells[self._tail]
         self._fence()
         self._skip_taken()
         head = self._cells[self._head]
-        if head >= self._end:
+        if head >= self._readable_end:
             return False
-        if self._cells[self._fresh_generation] != generation:  # what was reserved before is anybody's
-            self._cells[self._fresh] = head
-            self._cells[self._fresh_generation] = generation
-        elif self._cells[self._fresh] < head:
-            self._cells[self._fresh] = head
+        if self._cells[self._unreserved_generation] != generation:  # older reservations are void
+            self._cells[self._unreserved] = head
+            self._cells[self._unreserved_generation] = generation
+        elif self._cells[self._unreserved] < head:
+            self._cells[self._unreserved] = head
         return True
 
-    def _own(self, reader: int) -> deque[tuple[int, int]]:
-        """Return what is reserved for `reader`. A new worker looks once what one of its number has left."""
-        if self._mine is None:
-            positions = range(self._cells[self._head], self._end)
-            entries = ((position, self._place(position)) for position in positions)
-            self._mine = deque(
-                (position, self._cells[place])
-                for position, place in entries
-                if self._cells[place] and self._cells[place + READER] == reader
+    def _reservations_of(self, reader: int) -> deque[tuple[int, int]]:
+        """Return the reservations of `reader`. A new worker inherits those of the dead worker with its number."""
+        if self._reserved is None:
+            positions = range(self._cells[self._head], self._readable_end)
+            entries = ((position, self._cell_of(position)) for position in positions)
+            self._reserved = deque(
+                (position, self._cells[cell])
+                for position, cell in entries
+                if self._cells[cell] and self._cells[cell + READER] == reader
             )
-        return self._mine
+        return self._reserved
 
-    def _is_anybodys(self, position: int, generation: int) -> bool:
-        place = self._place(position)
+    def _is_unreserved(self, position: int, generation: int) -> bool:
+        cell = self._cell_of(position)
         cells = self._cells
-        return cells[place] != 0 and (cells[place + READER] == 0 or cells[place + _GENERATION] != generation)
+        return cells[cell] != 0 and (cells[cell + READER] == 0 or cells[cell + _GENERATION] != generation)
 
     def _skip_taken(self) -> None:
         head = self._cells[self._head]
-        while head < self._end and not self._cells[self._place(head)]:
+        while head < self._readable_end and not self._cells[self._cell_of(head)]:
             head += 1
         self._cells[self._head] = head
 
-    def _place(self, position: int) -> int:
+    def _cell_of(self, position: int) -> int:
         return self._first + position % self._num_entries * ENTRY_CELLS

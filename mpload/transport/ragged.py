@@ -1,4 +1,4 @@
-"""Fields whose shape varies: one byte area a slot, with where each sample starts and what shape it has."""
+"""Fields whose shape varies: one byte area per slot, with the start and shape of each sample."""
 
 import math
 import resource
@@ -15,17 +15,17 @@ from mpload.units import MIB, format_bytes
 __all__ = ["RaggedArray", "sample_room_bytes"]
 
 _ADDRESS_BYTES = 1 << 45
-"""Address space that a loader reserves at most: a quarter of what a process has on x86-64 and ARM."""
+"""Maximum address space that a loader reserves: a quarter of a process's address space on x86-64 and ARM."""
 _SAMPLES_UNDER_WAY = 1 << 14
-"""Beside four batches: 64 for each of 256 workers."""
+"""Samples in flight besides four batches: 64 for each of 256 workers."""
 _LIMITED_BYTES = 256 * MIB
 
 
 def sample_room_bytes(*, batch_size: int, num_fields: int = 1) -> int:
-    """Return how large samples of ragged fields may be: as large as batches of all workers fit the address space.
+    """Return the maximum size of a sample in a ragged field, so that the batches of all workers fit the address space.
 
-    Some 2 GiB in batches of up to a thousand, 40 MiB in batches of 200,000. Where `RLIMIT_AS` limits the address space,
-    256 MiB at most.
+    It is about 2 GiB for batches of up to a thousand samples, and 40 MiB for batches of 200,000. If `RLIMIT_AS` limits
+    the address space, it is at most 256 MiB.
     """
     room_bytes = _ADDRESS_BYTES // ((_SAMPLES_UNDER_WAY + 4 * batch_size) * max(1, num_fields))
     is_limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
@@ -35,8 +35,8 @@ def sample_room_bytes(*, batch_size: int, num_fields: int = 1) -> int:
 class RaggedArray:
     """The values of a ragged field in one slot: `values[i]` is a view of sample `i`'s array.
 
-    A worker writes samples of its chunk one behind the other into the chunk's own part of the area, so chunks may be
-    written at once by different processes. A sample that was not written has the shape (0, ..., 0).
+    A worker writes the samples of its chunk one after another into the chunk's own part of the area, so different
+    processes can write chunks at the same time. A sample that was not written has the shape (0, ..., 0).
     """
 
     def __init__(
@@ -64,17 +64,17 @@ class RaggedArray:
         return np.ndarray(shape, self._dtype, self._area, start)
 
     def begin(self, first: int, last: int) -> None:
-        """Start writing samples `first` to `last` (exclusive); what they held is forgotten."""
+        """Start writing samples `first` to `last` (exclusive), and drop their previous values."""
         self._next_bytes, self._end_bytes = first * self.field.room_bytes, last * self.field.room_bytes
         self._starts[first:last] = self._next_bytes
         self._shapes[first:last] = 0
         self._newest = -1
 
     def room(self, sample: int, shape: Sequence[int]) -> NDArray[Any]:
-        """Return sample `sample`'s array, of this shape, to be written in place; asked again, it starts anew.
+        """Return an array of this shape for sample `sample`, to be written in place. A second call replaces the first.
 
         Raises:
-            ArgumentError: it is larger than the field's `max_sample_bytes`, or has another number of dimensions.
+            ArgumentError: it is larger than the field's `max_sample_bytes`, or has the wrong number of dimensions.
         """
         num_bytes = math.prod(shape) * self._dtype.itemsize
         if len(shape) != self.field.num_dims:
@@ -83,7 +83,7 @@ class RaggedArray:
         if num_bytes > self.field.max_sample_bytes or start + num_bytes > self._end_bytes:
             raise ArgumentError(
                 f"field {self.field.name!r}: a sample of {format_bytes(num_bytes)} does not fit; a batch of "
-                f"{len(self)} keeps {format_bytes(self.field.max_sample_bytes)} for each. "
+                f"{len(self)} allows {format_bytes(self.field.max_sample_bytes)} for each. "
                 "Make samples or batches smaller"
             )
         self._starts[sample], self._shapes[sample], self._newest = start, shape, sample
@@ -91,14 +91,14 @@ class RaggedArray:
         return self[sample]
 
     def put(self, sample: int, value: bytes | ArrayLike) -> None:
-        """Write sample `sample`: an array of the field's dtype, or bytes."""
+        """Write sample `sample` from an array of the field's dtype, or from bytes."""
         array = np.frombuffer(value, self._dtype) if isinstance(value, bytes) else np.asarray(value)
         if array.dtype != self._dtype:
             raise ArgumentError(f"field {self.field.name!r} holds {self._dtype}, got an array of {array.dtype}")
         np.copyto(self.room(sample, array.shape), array)
 
     def copy(self) -> "RaggedArray":
-        """Return the same values in memory of their own, no larger than they need."""
+        """Return a copy with its own memory, which holds only the values."""
         sizes = self._shapes.prod(axis=1) * self._dtype.itemsize
         starts = np.cumsum(sizes) - sizes
         area = np.empty(int(sizes.sum()), np.uint8)

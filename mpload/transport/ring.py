@@ -1,4 +1,4 @@
-"""The ring: all slots in one nameless shared map, and the lifetime of what is lent from it."""
+"""The ring: all slots, in one anonymous shared mapping, and the lifetime of the slots lent to the user."""
 
 import contextlib
 import mmap
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError
-from mpload.transport.limits import shared_memory, told_as_refused
+from mpload.transport.limits import os_errors_as_refused, shared_memory
 from mpload.transport.ragged import RaggedArray
 from mpload.transport.slots import Field, Part, SlotLayout
 from mpload.units import format_bytes
@@ -19,19 +19,19 @@ from mpload.units import format_bytes
 __all__ = ["SlotArrays", "SlotRing", "blank"]
 
 SlotArrays = dict[str, Any]
-"""By field: an array [B, *shape], or a RaggedArray of B values."""
+"""Arrays of a slot by field name: an array [B, *shape], or a RaggedArray of B values."""
 
 
 class SlotRing:
-    """`num_slots` slots of one layout: free, being filled, or lent to the user.
+    """`num_slots` slots of one layout. Each is free, being filled, or lent to the user.
 
-    A lent slot comes back by itself when the last array that shows it has died: views, slices, and tensors made with
-    `torch.from_numpy` included. So nobody ever sees a batch change under their hands.
+    A lent slot becomes free when the last array that refers to it dies, including views, slices and tensors made with
+    `torch.from_numpy`. So a batch never changes while it is in use.
 
-    Memory: `num_slots * layout.slot_bytes` at most, used as it is first written; shared memory without a name
-    (`memfd`), which vanishes with the last process that maps it and does not count against `/dev/shm`. One contiguous,
-    page-aligned map, whose slots a device layer can register as pinned memory.
-    Process: pass `fd` on to other processes, which `attach` to it; only the owner lends.
+    Memory: at most `num_slots * layout.slot_bytes`, allocated page by page on first write. It is anonymous shared
+    memory (`memfd`), which the kernel frees with the last process that maps it, and does not count against `/dev/shm`.
+    It is one contiguous, page-aligned mapping, so a device layer can register slots as pinned memory.
+    Process: pass `fd` to other processes, which `attach` to it. Only the owner lends slots.
     """
 
     def __init__(self, *, num_slots: int, layout: SlotLayout, huge_pages: bool = False) -> None:
@@ -46,83 +46,83 @@ class SlotRing:
 
     @classmethod
     def attach(cls, fd: int, *, num_slots: int, layout: SlotLayout, huge_pages: bool = False) -> "SlotRing":
-        """Map a ring that another process owns; `fd` becomes this object's."""
+        """Map a ring that another process owns. This object takes ownership of `fd`."""
         ring = cls.__new__(cls)
         ring._open(fd, num_slots=num_slots, layout=layout, huge_pages=huge_pages)  # noqa: SLF001  a second constructor
         return ring
 
     def _open(self, fd: int, *, num_slots: int, layout: SlotLayout, huge_pages: bool) -> None:
         num_bytes = num_slots * layout.slot_bytes
-        with told_as_refused(f"{num_slots} slots reserve {format_bytes(num_bytes)} of address space"):
+        with os_errors_as_refused(f"cannot reserve {format_bytes(num_bytes)} of address space for {num_slots} slots"):
             self._map = mmap.mmap(fd, num_bytes)
         if huge_pages:
-            with contextlib.suppress(OSError):  # a wish: kernels may be built or set up without them for shared memory
+            with contextlib.suppress(OSError):  # optional: a kernel may not offer them for shared memory
                 self._map.madvise(mmap.MADV_HUGEPAGE)
         self._fd = fd
         self.num_slots = num_slots
         self.layout = layout
         self._free = deque(range(num_slots))
         self._locked: set[int] = set()
-        self._returned: deque[int] = deque()  # filled by finalizers, in whichever thread the last view dies
+        self._returned: deque[int] = deque()  # appended to by finalizers, in any thread
         self._lent: dict[int, weakref.ref[_Lease]] = {}
 
     @property
     def fd(self) -> int:
-        """The descriptor of the shared memory, to be passed to other processes."""
+        """Descriptor of the shared memory, to pass to other processes."""
         return self._fd
 
     @property
     def used_bytes(self) -> int:
-        """Memory that the ring takes now."""
+        """Memory that the ring uses now."""
         return os.fstat(self._fd).st_blocks * 512
 
     @property
     def num_free(self) -> int:
-        """Slots that nobody fills or holds."""
+        """Number of free slots."""
         if self._returned:
             self._collect()
         return len(self._free)
 
     @property
     def num_lent(self) -> int:
-        """Slots that the user still looks at."""
+        """Number of slots that the user still holds."""
         if self._returned:
             self._collect()
         return len(self._lent)
 
     def take(self) -> int | None:
-        """Return a free slot, to be filled, or None where there is none."""
+        """Take a free slot, to be filled, and return it. Return None if no slot is free."""
         if self._returned:
             self._collect()
         return self._free.popleft() if self._free else None
 
     def give_back(self, slot: int) -> None:
         """Make a taken slot free again."""
-        # Last in, first out: the slot used last is warm in the caches, and those beyond the need stay untouched.
+        # Last in, first out: the slot used last is still in the CPU caches, and surplus slots stay untouched.
         self._free.appendleft(slot)
 
     def views(self, slot: int) -> SlotArrays:
-        """Return the arrays of a slot, to be filled. They say nothing about its lifetime."""
+        """Return the arrays of a slot, to be filled. They do not keep the slot alive."""
         return self._arrays(self._map, slot * self.layout.slot_bytes, self.layout.num_samples)
 
     def lend(self, slot: int, num_samples: int) -> SlotArrays:
-        """Return the first `num_samples` samples of a taken slot, which is free again when the last view has died."""
+        """Lend the first `num_samples` samples of a taken slot, which becomes free when the last view has died."""
         owner = _Lease((self.layout.slot_bytes,), np.uint8, self._map, slot * self.layout.slot_bytes)
         returned = self._returned
         self._lent[slot] = weakref.ref(owner, lambda _: returned.append(slot))
         return self._arrays(owner, 0, num_samples)
 
     def copy_out(self, slot: int, num_samples: int) -> SlotArrays:
-        """Return the first `num_samples` samples of a taken slot in memory of their own; the slot is free again."""
+        """Return a copy of the first `num_samples` samples of a taken slot, and make the slot free again."""
         arrays = self._arrays(self._map, slot * self.layout.slot_bytes, num_samples)
         copies = {name: array.copy() for name, array in arrays.items()}
         self.give_back(slot)
         return copies
 
     def lock(self, address: int) -> NDArray[np.uint8] | None:
-        """Return the part of a slot that `address` lies in, if that part holds the fields of one shape; else None.
+        """Return the part with fixed shapes of the slot that contains `address`, or None if `address` lies elsewhere.
 
-        It is never given back to the kernel from now on: a device may read it.
+        From now on that part is never returned to the kernel, because a device may read it.
         """
         start = np.ndarray((0,), np.uint8, self._map).ctypes.data
         slot, offset = divmod(address - start, self.layout.slot_bytes)
@@ -132,22 +132,22 @@ class SlotRing:
         return np.ndarray((self.layout.fixed_bytes,), np.uint8, self._map, slot * self.layout.slot_bytes)
 
     def drop_free_memory(self) -> None:
-        """Give the memory of all free slots back to the kernel; they take new memory when they are filled again."""
+        """Return the memory of all free slots to the kernel. They allocate new memory when they are filled again."""
         self._collect()
         for slot in self._free:
-            # Of what is locked the device would go on reading what was there.
+            # A device would still read the old pages of a locked part.
             kept_bytes = self.layout.fixed_bytes if slot in self._locked else 0
             start, num_bytes = slot * self.layout.slot_bytes + kept_bytes, self.layout.slot_bytes - kept_bytes
             if num_bytes:
                 self._map.madvise(mmap.MADV_REMOVE, start, num_bytes)
 
     def close(self) -> None:
-        """Let go of the memory; arrays that are still lent keep theirs until they die. May be called again."""
+        """Release the memory. Arrays that are still lent keep it until they die. May be called again."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-            # Never `self._map.close()`: NumPy holds the map by a reference only, which does not keep it from closing
-            # under a lent array. So the map goes with its last view.
+            # Never `self._map.close()`: NumPy only holds a reference to the map, which would not prevent it from being
+            # closed under a lent array. Without our reference the map is closed when its last view dies.
             del self._map
 
     def _collect(self) -> None:
@@ -175,7 +175,7 @@ class _Lease(np.ndarray[tuple[int], np.dtype[np.uint8]]):
 
 
 def blank(arrays: SlotArrays, sample: int) -> None:
-    """Leave nothing of a failed sample, nor of what the slot held before: batches do not depend on history."""
+    """Set a failed sample to zero, so that a batch does not depend on what its slot held before."""
     for array in arrays.values():
         if isinstance(array, RaggedArray):
             array.begin(sample, sample + 1)

@@ -1,4 +1,4 @@
-"""What a slot holds: fields of a batch side by side, laid out by arithmetic alone."""
+"""The layout of a slot: the fields of a batch side by side, placed by arithmetic alone."""
 
 import math
 import mmap
@@ -14,7 +14,7 @@ from mpload.units import MIB
 __all__ = ["ALIGN_BYTES", "Field", "Part", "RaggedField", "SlotLayout", "round_up"]
 
 ALIGN_BYTES = 64
-"""Where arrays start in a slot: a cache line, and enough for any SIMD load."""
+"""Alignment of arrays in a slot: a cache line, and enough for any SIMD load."""
 
 
 def round_up(num_bytes: int, step_bytes: int) -> int:
@@ -24,7 +24,7 @@ def round_up(num_bytes: int, step_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """A value of one shape and dtype per sample: an array [B, *shape] in the slot."""
+    """A value with the same shape and dtype in every sample: an array [B, *shape] in the slot."""
 
     name: str
     shape: tuple[int, ...] = ()
@@ -38,11 +38,11 @@ class Field:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaggedField:
-    """A value whose shape varies from sample to sample: bytes, text (as UTF-8), images of their own size.
+    """A value whose shape varies from sample to sample: bytes, text (as UTF-8), images of different sizes.
 
-    Memory: a slot reserves `max_sample_bytes` of address space a sample; memory is used only for what is written, and a
-    worker writes the samples of its chunk one behind the other. So be generous: the limit is there to be found out by
-    a broken sample, not to fit the average one.
+    Memory: a slot reserves `max_sample_bytes` of address space per sample. Memory is used only for what is written, and
+    a worker writes the samples of its chunk one after another. So be generous: the limit catches corrupt samples, and
+    need not be close to the average size.
     """
 
     name: str
@@ -61,20 +61,20 @@ class RaggedField:
 
     @property
     def room_bytes(self) -> int:
-        """Address space that a slot keeps for each sample."""
+        """Address space that a slot reserves for each sample."""
         return round_up(self.max_sample_bytes, ALIGN_BYTES)
 
 
 def _plain_dtype(name: str, dtype: DTypeLike) -> np.dtype[np.generic]:
     plain = np.dtype(dtype)
     if plain.hasobject:
-        raise ArgumentError(f"field {name!r}: dtype {plain} holds Python objects, which shared memory cannot carry")
+        raise ArgumentError(f"field {name!r}: dtype {plain} contains Python objects, which shared memory cannot hold")
     return plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One array of a slot, `offset_bytes` from the slot's start."""
+    """One array of a slot, at `offset_bytes` from the start of the slot."""
 
     offset_bytes: int
     shape: tuple[int, ...]
@@ -82,23 +82,23 @@ class Part:
 
     @property
     def end_bytes(self) -> int:
-        """Where the array ends, from the slot's start."""
+        """Offset of the array's end from the start of the slot."""
         return self.offset_bytes + math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotLayout:
-    """Where the fields of a batch of at most `num_samples` samples lie in a slot; slots are whole pages.
+    """The position of each field in a slot for at most `num_samples` samples. Slots are whole pages.
 
-    Those of one shape lie in front, so that they can be pinned without what ragged ones reserve.
+    Fields of fixed shape come first, so that they can be pinned without the address space that ragged fields reserve.
     """
 
     num_samples: int
     fields: tuple[Field | RaggedField, ...]
     parts: dict[str, tuple[Part, ...]] = field(init=False, repr=False, compare=False)
-    """By field: its array; of a ragged one its starts int64 [B], shapes int64 [B, num_dims], bytes uint8 [B * room]."""
+    """By field: its array. A ragged field has three: starts int64 [B], shapes int64 [B, num_dims], uint8 [B * room]."""
     fixed_bytes: int = field(init=False)
-    """Whole pages at a slot's start that hold all fields of one shape; 0 where there are none."""
+    """Size of the whole pages at the start of a slot that hold all fields of fixed shape; 0 if there are none."""
     slot_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -106,7 +106,7 @@ class SlotLayout:
             raise ArgumentError(f"num_samples must be at least 1, got {self.num_samples}")
         names = [each.name for each in self.fields]
         if len(set(names)) != len(names) or not names:
-            raise ArgumentError(f"a slot needs fields of different names, got {names}")
+            raise ArgumentError(f"a slot needs at least one field, and each name once, got {names}")
         offset = fixed_bytes = 0
         parts: dict[str, tuple[Part, ...]] = {}
         for each in sorted(self.fields, key=lambda each: isinstance(each, RaggedField)):

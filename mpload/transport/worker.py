@@ -1,4 +1,4 @@
-"""The loop of a worker process: take a chunk, fill it, answer."""
+"""The loop of a worker process: take a chunk, fill it, send an answer."""
 
 import contextlib
 import os
@@ -13,20 +13,20 @@ from typing import Any, Protocol
 
 from mpload.transport.board import BoardFds, WorkerBoard
 from mpload.transport.chunks import Chunk
-from mpload.transport.kernel import be_killed_first, die_with_parent, set_process_name
+from mpload.transport.kernel import die_with_parent, prefer_for_oom_kill, set_process_name
 from mpload.transport.messages import Answer, Failure, Tally, cause_of, told_of
 from mpload.transport.ragged import RaggedArray
 from mpload.transport.ring import SlotArrays, SlotRing, blank
 from mpload.transport.slots import SlotLayout
 
-__all__ = ["ChunkReport", "Work", "WorkerSetup", "Workplace", "run_worker", "tell_cannot_open"]
+__all__ = ["ChunkReport", "Work", "WorkerSetup", "Workplace", "report_cannot_open", "run_worker"]
 
 
 class Work(Protocol):
-    """What workers do. It is pickled once (cloudpickle), loaded in the zygote, and forked into each worker."""
+    """The work of the workers. It is pickled once (cloudpickle), loaded in the zygote and forked into each worker."""
 
     def open(self) -> None:
-        """Prepare this process, after the fork: open files, make clients and generators."""
+        """Prepare this process after the fork: open files, make clients and generators."""
         ...
 
     def fill(
@@ -34,35 +34,36 @@ class Work(Protocol):
     ) -> None:
         """Write samples `first` to `last` (exclusive) of the batch that `task` describes into `arrays`.
 
-        `arrays[name]` is the field's array [B, *shape], or its `RaggedArray`. The bytes written must depend on `task`
-        and the sample alone: a chunk may be filled again, in other company, by another process. What this raises is
-        one sample's failure: in a chunk of several, each is filled again alone to find out whose.
+        `arrays[name]` is the field's array [B, *shape], or its `RaggedArray`. The bytes written must depend only on
+        `task` and the sample, because another process may fill the chunk again, or a part of it. An exception is the
+        failure of one sample. In a chunk of several samples each is then filled again alone, to find the one that
+        fails.
         """
         ...
 
 
 @dataclass(slots=True, kw_only=True)
 class ChunkReport:
-    """What a work tells of a chunk while it fills it."""
+    """How a work reports on a chunk while it fills it."""
 
     at: Callable[[int], None]
-    """Says which sample of the batch is next: the one to blame for a death, and a sign of life."""
+    """Records which sample of the batch is next. It is blamed for a death, and the call is a sign of life."""
     upcoming: Callable[[int], list[Chunk]]
-    """Returns so many chunks that this worker will most likely fill next, for works that read ahead."""
+    """Returns up to so many chunks that this worker will most likely fill next, for a work that reads ahead."""
     wait_for_turn: Callable[[], None]
-    """Waits until no other worker takes much memory; others then wait until this worker's next sample or chunk."""
+    """Waits for this worker's turn to use much memory, which it keeps until its next sample or chunk."""
     tally: Tally = field(default_factory=Tally)
-    """Its `counts` are the work's to add to."""
+    """The work may add to its `counts`."""
     failures: list[Failure] = field(default_factory=list)
 
     def failed(self, sample: int, cause: str, details: Mapping[str, Any] | None = None) -> None:
-        """Tell of a sample that could not be made, in place of raising; what its arrays hold is up to the caller."""
+        """Report a sample that could not be made, instead of raising. The caller decides what its arrays hold."""
         self.failures.append(Failure(sample=sample, cause=cause, details=details or {}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSetup:
-    """All that a worker is made of, in plain data: descriptors, layout and the pickled work."""
+    """All that a worker process needs, as plain data: descriptors, layout and the pickled work."""
 
     ring_fd: int
     answers_fd: int
@@ -73,7 +74,7 @@ class WorkerSetup:
     work: bytes
     sys_path: tuple[str, ...]
     python_path: str | None
-    """The user's PYTHONPATH: the one that these processes are started with also names the folder of mpload."""
+    """The user's PYTHONPATH. These processes start with one that also names the folder of mpload."""
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -82,14 +83,14 @@ class WorkerSetup:
 
     @classmethod
     def read(cls, fd: int) -> "WorkerSetup":
-        """Read a setup that the parent wrote."""
+        """Read the setup that the parent wrote to `fd`."""
         size = os.fstat(fd).st_size
         setup = pickle.loads(os.pread(fd, size, 0))  # noqa: S301  from the parent's own memory
         assert isinstance(setup, cls)
         return setup
 
     def load_work(self) -> Work:
-        """Unpickle the work, finding modules where the parent finds them."""
+        """Unpickle the work, with the parent's module search path."""
         sys.path[:] = self.sys_path
         os.environ.pop("PYTHONPATH", None)
         if self.python_path is not None:
@@ -100,7 +101,7 @@ class WorkerSetup:
 
 @dataclass(frozen=True, slots=True)
 class Workplace:
-    """What a worker process holds: made once in the zygote and inherited, or made in a fresh process."""
+    """The resources of a worker process: inherited from the zygote, or made in a fresh process."""
 
     work: Work
     ring: SlotRing
@@ -109,7 +110,7 @@ class Workplace:
 
     @classmethod
     def enter(cls, setup: WorkerSetup) -> "Workplace":
-        """Load the work and map what is shared."""
+        """Load the work, map the shared memory and open the socket."""
         for fd in setup.fds:
             os.set_inheritable(fd, False)
         ring = SlotRing.attach(
@@ -119,26 +120,26 @@ class Workplace:
 
 
 def run_worker(number: int, place: Workplace, *, parent_pid: int) -> int:
-    """Work as worker `number` until told to leave; return the exit status."""
+    """Run as worker `number` until asked to exit; return the exit status."""
     die_with_parent(parent_pid)
-    be_killed_first()
+    prefer_for_oom_kill()
     set_process_name(f"mpload-worker-{number}")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    place.board.sit_down(number)
-    with contextlib.suppress(ConnectionError):  # the parent has gone, and so do we
-        _use_one_core()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    place.board.use_row(number)
+    with contextlib.suppress(ConnectionError):  # the parent is gone
+        _use_one_thread()
         try:
             place.work.open()
-        except BaseException as error:  # noqa: BLE001  SystemExit too: the parent has to hear of it
-            tell_cannot_open(number, place.answers, error)
+        except BaseException as error:  # noqa: BLE001  the parent must learn of a SystemExit too
+            report_cannot_open(number, place.answers, error)
             return 1
-        _use_one_core()
+        _use_one_thread()
         _serve(number, place)
     return 0
 
 
-def tell_cannot_open(number: int, answers: socket.socket, error: BaseException) -> None:
-    """Tell the parent, from the handler of `error`, that worker `number` cannot work."""
+def report_cannot_open(number: int, answers: socket.socket, error: BaseException) -> None:
+    """Report to the parent, from the handler of `error`, that worker `number` cannot start its work."""
     failure = Failure(sample=-1, cause=cause_of(error), details=told_of(error))
     answers.send(Answer(worker=number, serial=0, failures=(failure,)).encode())
 
@@ -163,7 +164,7 @@ def _serve(number: int, place: Workplace) -> None:
 def _fill(work: Work, chunk: Chunk, arrays: SlotArrays, report: ChunkReport) -> None:
     try:
         _fill_range(work, chunk.task, arrays, range(chunk.first, chunk.last), report)
-    except BaseException as error:  # noqa: BLE001  whatever the user's code raises, `sys.exit` included, is a failure
+    except BaseException as error:  # noqa: BLE001  anything that user code raises is a failure, even SystemExit
         if chunk.num_samples == 1:
             _fail(arrays, chunk.first, error, report)
             return
@@ -188,8 +189,8 @@ def _fail(arrays: SlotArrays, sample: int, error: BaseException, report: ChunkRe
     report.failed(sample, cause_of(error), told_of(error))
 
 
-def _use_one_core() -> None:
-    """Workers are as many as cores: a library's own threads would only get in each other's way."""
+def _use_one_thread() -> None:
+    """Turn off the threads of libraries: with one worker per core they would only compete for cores."""
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(1)
     if "torch" in sys.modules:

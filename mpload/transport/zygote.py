@@ -1,18 +1,18 @@
-"""The process that workers are forked from: `python -m mpload.transport.zygote`, started by `launch`.
+"""The process from which workers are forked: `python -m mpload.transport.zygote`, started by `launch`.
 
-It loads the work once, freezes what it has loaded, and then forks a worker whenever the parent asks: in milliseconds,
-and sharing all memory that stays unchanged. It runs no user code but imports and unpickling, has no threads of its own,
-reaps its workers and tells the parent how they ended.
+It loads the work once, exempts it from garbage collection (`gc.freeze`), and then forks a worker whenever the parent
+asks for one. A fork takes milliseconds and shares all memory that stays unchanged. The zygote runs no user code except
+imports and unpickling, has no threads of its own, reaps its workers and reports to the parent how they ended.
 
-It talks with the parent in JSON over a socket, one object a message:
+It exchanges JSON with the parent over a socket, one object per message:
 
-    to the zygote     {"fork": worker}   {"kill": worker}   end of file: let workers leave, then go
-    to the parent     {"ready": true}    {"failed": text}   {"error": text}   (of mpload, which says what to do)
+    to the zygote     {"fork": worker}   {"kill": worker}   end of file: let workers finish, then exit
+    to the parent     {"ready": true}    {"failed": text}   {"error": text}   (an error of mpload, with the next step)
                       {"forked": worker, "pid": pid, "threads": [name, ...]}
                       {"refused": worker, "errno": of the fork}
-                      {"ended": worker, "pid": pid, "status": exit status, or minus the signal}
+                      {"ended": worker, "pid": pid, "status": exit status, or negative signal number}
 
-Workers keep the zygote's end of the socket open, so that the parent reads end of file when all of them are gone.
+Workers keep the zygote's end of the socket open, so the parent reads end of file when all of them are gone.
 """
 
 import gc
@@ -35,8 +35,8 @@ from mpload.transport.worker import WorkerSetup, Workplace, run_worker
 
 __all__ = ["main"]
 
-_LEAVE_SECONDS = 0.25
-"""What workers get to finish their chunk in when the pool closes."""
+_EXIT_SECONDS = 0.25
+"""Time that workers have to finish their chunk when the pool closes."""
 _MESSAGE_BYTES = 1 << 16
 
 
@@ -44,40 +44,40 @@ class _Zygote:
     def __init__(self, control: socket.socket, *, setup_fd: int, place: Workplace | None) -> None:
         self._control = control
         self._setup_fd = setup_fd
-        self._place = place  # None: workers are processes of their own
+        self._place = place  # None: workers start as new processes
         self._workers: dict[int, tuple[int, int]] = {}  # by pidfd: number, pid
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
 
     def run(self) -> int:
-        """Serve the parent until it closes the socket. Where it dies, the kernel kills this process and its workers."""
+        """Serve the parent until it closes the socket. If it dies, the kernel kills this process and its workers."""
         while True:
-            # No time limit: the two things that can happen here are both watched, and an idle loader costs nothing.
+            # No time limit: everything that can happen here is polled, and an idle loader uses no CPU time.
             for fd, _ in self._poll.poll():
                 if fd in self._workers:
                     self._reap(fd)
                 elif fd == self._control.fileno():
-                    message = self._hear()
+                    message = self._receive()
                     if not message:
                         return self._finish()
-                    self._obey(json.loads(message))
+                    self._handle(json.loads(message))
 
-    def _hear(self) -> bytes:
+    def _receive(self) -> bytes:
         try:
             return self._control.recv(_MESSAGE_BYTES)
-        except ConnectionResetError:  # the parent has hung up with messages of ours unread
+        except ConnectionResetError:  # the parent closed the socket before it read all our messages
             return b""
 
-    def _obey(self, request: dict[str, int]) -> None:
+    def _handle(self, request: dict[str, int]) -> None:
         if "fork" in request:
             number = request["fork"]
             try:
                 threads = thread_names()
                 pid = self._start(number)
             except OSError as error:
-                self._tell({"refused": number, "errno": error.errno})
+                self._send({"refused": number, "errno": error.errno})
             else:
-                self._tell({"forked": number, "pid": pid, "threads": threads})
+                self._send({"forked": number, "pid": pid, "threads": threads})
         else:
             for number, pid in self._workers.values():
                 if number == request["kill"]:
@@ -99,7 +99,7 @@ class _Zygote:
         assert self._place is not None
         zygote_pid = os.getpid()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # threads: the parent is told of them by name
+            warnings.simplefilter("ignore", DeprecationWarning)  # about threads: the parent gets their names and warns
             pid = os.fork()
         if pid:
             return pid
@@ -108,7 +108,7 @@ class _Zygote:
             for fd in self._workers:
                 os.close(fd)
             status = run_worker(number, self._place, parent_pid=zygote_pid)
-        except BaseException:  # noqa: BLE001  nothing may run on into the zygote's loop
+        except BaseException:  # noqa: BLE001  the child must never return into the zygote's loop
             traceback.print_exc()
         finally:
             sys.stdout.flush()
@@ -125,17 +125,17 @@ class _Zygote:
         self._poll.unregister(pidfd)
         os.close(pidfd)
         _, status = os.waitpid(pid, 0)
-        self._tell({"ended": number, "pid": pid, "status": os.waitstatus_to_exitcode(status)})
+        self._send({"ended": number, "pid": pid, "status": os.waitstatus_to_exitcode(status)})
 
-    def _tell(self, message: dict[str, Any]) -> None:
-        if not _is_told(self._control, message):
+    def _send(self, message: dict[str, Any]) -> None:
+        if not _send_message(self._control, message):
             self._poll.unregister(self._control)
             self._finish()
             os._exit(1)
 
     def _finish(self) -> int:
-        """Let workers finish their chunk, for a moment, then end them."""
-        deadline = time.monotonic() + _LEAVE_SECONDS
+        """Give workers a moment to finish their chunk, then kill those that remain."""
+        deadline = time.monotonic() + _EXIT_SECONDS
         for limit in (deadline, None):
             for pidfd, (_, pid) in list(self._workers.items()):
                 if limit is None:
@@ -147,8 +147,8 @@ class _Zygote:
         return 0
 
 
-def _is_told(control: socket.socket, message: dict[str, Any]) -> bool:
-    """Tell the parent something; return whether it still listens."""
+def _send_message(control: socket.socket, message: dict[str, Any]) -> bool:
+    """Send a message to the parent; return False if it has closed the socket."""
     try:
         control.send(json.dumps(message).encode())
     except ConnectionError:
@@ -157,17 +157,17 @@ def _is_told(control: socket.socket, message: dict[str, Any]) -> bool:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Be the zygote of the process that started this one."""
+    """Run the zygote of the process that started this one; return the exit status."""
     control_fd, setup_fd, parent_pid, starts_fresh = map(int, arguments)
     die_with_parent(parent_pid)
-    # Ignored by a parent, it stays ignored over exec, and then nobody learns how a child ended: neither we of our
-    # workers, nor a library in a worker of a process that it starts.
+    # A signal that the parent ignores stays ignored across exec. With SIGCHLD ignored, exit statuses are lost: those of
+    # our workers, and those of processes that a library starts in a worker.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # blocked by the parent until here
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # the parent has blocked it until now
     set_process_name("mpload-zygote")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # what a worker prints before it is killed shall be seen
+        sys.stdout.reconfigure(line_buffering=True)  # so that output is not lost when a worker is killed
     control = socket.socket(fileno=control_fd)
     place = None
     if not starts_fresh:
@@ -178,14 +178,14 @@ def main(arguments: Sequence[str]) -> int:
             place = Workplace.enter(setup)
             del setup
         except MploadError as error:
-            _is_told(control, {"error": str(error)[:8000]})
+            _send_message(control, {"error": str(error)[:8000]})
             return 1
-        except BaseException:  # noqa: BLE001  the user's modules may do anything when imported
-            _is_told(control, {"failed": traceback.format_exc()[-8000:]})
+        except BaseException:  # noqa: BLE001  importing the user's modules may raise anything
+            _send_message(control, {"failed": traceback.format_exc()[-8000:]})
             return 1
     gc.collect()
     gc.freeze()
-    if not _is_told(control, {"ready": True}):
+    if not _send_message(control, {"ready": True}):
         return 1
     return _Zygote(control, setup_fd=setup_fd, place=place).run()
 
@@ -194,4 +194,4 @@ if __name__ == "__main__":
     status = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # modules of the user's may hold on to the interpreter; there is nothing left to clean up
+    os._exit(status)  # the user's modules might block a normal exit, and nothing is left to clean up

@@ -60,7 +60,7 @@ def test_a_sample_beyond_its_room_is_named_with_the_numbers_and_the_next_step(tm
         tail="ragged",
         topology=Topology(),
     )
-    message = r"sample 0 .*50\.0 MiB does not fit; a batch of 200000 keeps 41\.. MiB for each\. Make samples or batches"
+    message = r"sample 0 .*50\.0 MiB does not fit; a batch of 200000 allows 41\.. MiB for each\. Make samples or "
     with MPLoader(dataset, num_workers=1) as loader, pytest.raises(SampleError, match=message):
         list(loader)
 
@@ -76,6 +76,7 @@ def test_slots_of_all_workers_fit_the_address_space(batch_size: int, num_fields:
 def test_slots_that_do_not_fit_the_address_space_are_an_error_with_the_numbers() -> None:
     layout = SlotLayout(num_samples=1, fields=(RaggedField(name="x", max_sample_bytes=1 << 47),))
     with pytest.raises(
-        WorkerError, match=r"2 slots reserve 256\.0 TiB of address space: Cannot allocate memory\. .* Lower batch_size"
+        WorkerError,
+        match=r"cannot reserve 256\.0 TiB of address space for 2 slots: Cannot allocate memory\. .* Lower batch_size",
     ):
         SlotRing(num_slots=2, layout=layout)

@@ -33,7 +33,7 @@ def board(request: pytest.FixtureRequest) -> Iterator[ParentBoard]:
 
 def worker_of(board: ParentBoard, number: int) -> WorkerBoard:
     worker = WorkerBoard(board.fds)
-    worker.sit_down(number)
+    worker.use_row(number)
     return worker
 
 
@@ -156,7 +156,7 @@ def test_a_chunk_posted_at_any_instruction_of_looking_for_one_reaches_its_worker
             self.at = at
             self.num_instructions = 0
             self.board = ParentBoard(num_plain_entries=4)
-            self.board.expect(0)
+            self.board.prepare_row(0)
             self.has_come = self.came_last = False
 
         def look(self) -> None:
@@ -230,7 +230,7 @@ def test_a_worker_killed_while_it_takes_a_chunk_from_the_middle_loses_none(board
     assert dying.take() == (2, chunk(2))
     position = dying._plain.first_for(1, generation=0)
     assert position == 2
-    dying._cells[dying._plain._place(position)] = 0  # killed before the queue has moved on
+    dying._cells[dying._plain._cell_of(position)] = 0  # killed before the queue has moved on
     assert board.queued_serials() == {1}
     assert other.take() == (1, chunk(1))
     assert not board.has_untaken
@@ -270,7 +270,7 @@ def test_a_worker_that_leaves_reserves_nothing_any_more(board: ParentBoard) -> N
 
 
 def test_rows_say_what_workers_do(board: ParentBoard) -> None:
-    board.expect(4)
+    board.prepare_row(4)
     assert board.row(4).is_opening
     worker = worker_of(board, 4)
     board.post(1, chunk(1))
@@ -286,11 +286,11 @@ def test_rows_say_what_workers_do(board: ParentBoard) -> None:
 
 def test_workers_leave_when_the_board_is_closed(board: ParentBoard) -> None:
     worker = WorkerBoard(board.fds)
-    worker._tokens, worker._fd = os.dup(worker._tokens), os.dup(worker._fd)
+    worker._token_reader, worker._fd = os.dup(worker._token_reader), os.dup(worker._fd)
     board.close()
     board.close()
     assert worker.take() is None
-    os.close(worker._tokens)
+    os.close(worker._token_reader)
     os.close(worker._fd)
 
 
@@ -301,7 +301,7 @@ def num_unread(board: ParentBoard) -> int:
 
 
 def test_workers_that_do_not_sleep_cost_no_byte_and_those_that_do_one_each(board: ParentBoard) -> None:
-    board.expect(3)
+    board.prepare_row(3)
     worker = worker_of(board, 3)
     board.post(1, chunk(1))
     board.wake(1)
@@ -317,10 +317,10 @@ def test_workers_that_do_not_sleep_cost_no_byte_and_those_that_do_one_each(board
 
 def test_nobody_is_woken_who_has_died_in_its_sleep(board: ParentBoard) -> None:
     for number in (5, 3):  # a row behind that of the latest is looked at too
-        board.expect(number)
+        board.prepare_row(number)
     worker = worker_of(board, 5)
     worker._cells[worker._row + 2] = 1  # it sleeps
-    board.expect(5)
+    board.prepare_row(5)
     board.wake(2)
     assert num_unread(board) == 0
     worker._cells[worker._row + 2] = 1
@@ -329,7 +329,7 @@ def test_nobody_is_woken_who_has_died_in_its_sleep(board: ParentBoard) -> None:
 
 
 def test_a_sleeping_worker_is_woken(board: ParentBoard) -> None:
-    board.expect(0)
+    board.prepare_row(0)
     worker = worker_of(board, 0)
     for serial in range(1, 50):
         taken: list[object] = []

@@ -55,10 +55,10 @@ def test_a_worker_that_was_refused_has_all_its_time_when_its_number_starts_again
         crew.resize(2)
         crew.check()
         idle = WorkerBoard(board.fds)
-        idle.sit_down(0)
+        idle.use_row(0)
         idle._cells[idle._row] = 0
         zygote.events = [WorkerForked(worker=0, pid=1), WorkerRefused(worker=1, error_number=errno.EAGAIN)]
-        with pytest.warns(MploadWarning, match="Going on with 1 of 2"):
+        with pytest.warns(MploadWarning, match="Continuing with 1 of 2"):
             crew.check()
         for _ in range(5):
             crew.check()

@@ -156,7 +156,7 @@ def test_a_limit_on_files_is_named() -> None:
         assert open_files() == before
     """)
     assert done.stderr == ""
-    assert done.stdout.startswith("no shared memory of ")
+    assert done.stdout.startswith("cannot allocate ")
     assert done.stdout.endswith("File too large. RLIMIT_FSIZE allows 1,000 bytes in a file. Raise it: ulimit -f\n")
 
 
@@ -204,6 +204,6 @@ def test_a_pool_goes_on_with_the_workers_that_the_system_allows() -> None:
         """,
     )
     assert done.stderr == ""
-    assert done.stdout.startswith("a worker cannot start: Resource temporarily unavailable. RLIMIT_NPROC allows 4 ")
+    assert done.stdout.startswith("cannot start a worker: Resource temporarily unavailable. RLIMIT_NPROC allows 4 ")
     assert done.stdout.count("cannot start") == 1
-    assert done.stdout.endswith("Going on with 2 of 6\n2\n3\n")
+    assert done.stdout.endswith("Continuing with 2 of 6\n2\n3\n")

@@ -114,9 +114,9 @@ def without_fences(
 @pytest.fixture
 def sides() -> Iterator[tuple[ParentBoard, WorkerBoard]]:
     parent = ParentBoard(num_plain_entries=4)
-    parent.expect(0)
+    parent.prepare_row(0)
     worker = WorkerBoard(parent.fds)
-    worker.sit_down(0)
+    worker.use_row(0)
     yield parent, worker
     parent.close()
 

@@ -222,9 +222,9 @@ def test_a_chunk_that_still_waits_is_not_done_twice(tmp_path: Path) -> None:
         issued = dict(pool._issued)
         # As if its worker had been killed while it took it; and as if another had taken it since.
         for serial in (max(issued), min(issued)):
-            pool._redo(Death(worker=1, cause="SIGKILL", serial=serial))
+            pool._retry(Death(worker=1, cause="SIGKILL", serial=serial))
         assert pool._issued == issued
-        pool._redo(Death(worker=1, cause="SIGKILL", serial=10**6))  # answered long ago
+        pool._retry(Death(worker=1, cause="SIGKILL", serial=10**6))  # answered long ago
 
 
 def test_after_the_zygotes_death_nothing_is_done_that_a_new_worker_has_taken(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_after_the_zygotes_death_nothing_is_done_that_a_new_worker_has_taken(tmp
         pool.submit(tasks(1)[0])
         assert wait_until(lambda: pool._crew.holds(min(pool._issued)))
         issued = dict(pool._issued)
-        pool._redo(Death(worker=None, cause="SIGKILL"))  # the worker that holds the first chunk is a new one
+        pool._retry(Death(worker=None, cause="SIGKILL"))  # the worker that holds the first chunk is a new one
         assert pool._issued == issued
 
 

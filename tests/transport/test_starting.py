@@ -174,7 +174,7 @@ def test_a_parent_that_ignores_sigchld_loses_nobody(starts_fresh: bool) -> None:
             print(pool.num_deaths, pool._crew._history[-1][1])
     """)
     assert done.stderr == ""
-    assert done.stdout == "2 the zygote died: it is not known how: this process ignores SIGCHLD\n"
+    assert done.stdout == "2 the zygote died: cause unknown: this process ignores SIGCHLD\n"
 
 
 @pytest.mark.processes

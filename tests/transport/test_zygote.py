@@ -149,7 +149,7 @@ def test_a_zygote_that_dies_or_hangs_while_loading_is_an_error() -> None:
     options = PoolOptions(start_timeout_seconds=0.5)
     with (
         leaves_nothing(),
-        pytest.raises(WorkerError, match=r"has not loaded the work in 0\.5 s.*start_timeout_seconds"),
+        pytest.raises(WorkerError, match=r"has not loaded the work within 0\.5 s.*start_timeout_seconds"),
     ):
         WorkerPool(TakesLongToLoad(), LAYOUT, num_slots=2, num_workers=1, options=options)
 
