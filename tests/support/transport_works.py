@@ -1,4 +1,4 @@
-"""Works for the tests of the transport: what each sample holds is a function of its task and place."""
+"""Works for the tests of the transport: the content of each sample is a function of its task and position."""
 
 import ctypes
 import fcntl
@@ -41,7 +41,7 @@ def text_of(batch: int, sample: int) -> bytes:
 
 
 class Numbers:
-    """Writes what `pixels_of` and `text_of` say, after `sample` has done what it likes."""
+    """Writes the values of `pixels_of` and `text_of`, after calling `sample` for each sample."""
 
     def __init__(self, sample: Callable[[int, int], None] | None = None, *, sleep_seconds: float = 0.0) -> None:
         self.sample = sample
@@ -89,7 +89,7 @@ def is_alive(pid: int) -> bool:
 
 
 class Gate:
-    """What workers wait at until the test opens it."""
+    """Blocks workers until the test opens it."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "open"
@@ -98,12 +98,11 @@ class Gate:
         self.path.touch()
 
     def wait(self, *_: object) -> None:
-        while not self.path.exists():
-            time.sleep(0.005)
+        assert wait_until(self.path.exists)
 
 
 def wait_until(condition: Callable[[], bool], limit_seconds: float = 60.0) -> bool:
-    """Wait for an event. The limit is for what never comes: on a busy machine seconds are nothing."""
+    """Wait for a condition. The limit is generous, because a busy machine may take seconds."""
     deadline = time.monotonic() + limit_seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -113,30 +112,30 @@ def wait_until(condition: Callable[[], bool], limit_seconds: float = 60.0) -> bo
 
 
 def pid_of(pool: WorkerPool, name: str) -> int:
-    """Wait until the pool has been told the process id of `name`."""
+    """Wait until the pool knows the process id of `name`, and return it."""
     while name not in pool.pids:
         pool._poll(0.1)
     return pool.pids[name]
 
 
 def are_asleep(pool: WorkerPool) -> bool:
-    """Whether all workers have nothing to do, and nothing that will wake them for nothing."""
+    """Whether all workers are idle, without a byte in the pipe that would cause a spurious wake-up."""
     num_unread = array("i", [0])
     fcntl.ioctl(pool._board.fds.tokens, termios.FIONREAD, num_unread)
     return pool._crew.are_idle() and not num_unread[0]
 
 
 def open_files() -> dict[str, str]:
-    """Return what this process has open, by descriptor."""
+    """Return the open files of this process, by descriptor."""
     found = {}
     for link in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # the one of the folder itself
+        with suppress(FileNotFoundError):  # the descriptor of the folder itself
             found[link.name] = str(link.readlink())
     return found
 
 
 def is_of_multiprocessing(pid: int) -> bool:
-    """Whether this is a fork server or resource tracker, which tests of DataLoaders leave in this process."""
+    """Whether `pid` is a fork server or resource tracker, which tests of DataLoaders leave running."""
     try:
         return b"from multiprocessing" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -144,7 +143,7 @@ def is_of_multiprocessing(pid: int) -> bool:
 
 
 def children() -> set[int]:
-    """Process ids of all descendants of this process that live, but for those that `multiprocessing` keeps."""
+    """Process ids of all living descendants of this process, except those that `multiprocessing` keeps running."""
     found: set[int] = set()
     todo = [os.getpid()]
     while todo:
@@ -161,8 +160,8 @@ def children() -> set[int]:
 
 @contextmanager
 def leaves_nothing() -> Iterator[None]:
-    """Check that descriptors and processes are as before afterwards."""
-    gc.collect()  # what earlier tests left in circles may hold descriptors
+    """Check that the block leaves no descriptor or process behind."""
+    gc.collect()  # reference cycles of earlier tests may hold descriptors
     files, before = open_files(), children()
     yield
     assert wait_until(lambda: children() <= before)
@@ -170,7 +169,7 @@ def leaves_nothing() -> Iterator[None]:
 
 
 def die(how: str) -> None:
-    """End this process in one of the ways in which user code does."""
+    """Make this process fail in one of the ways in which user code does."""
     match how:
         case "segfault":
             ctypes.string_at(0)

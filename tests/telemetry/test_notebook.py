@@ -1,4 +1,4 @@
-"""What a person sees of an index, a dataset, a loader and its statistics: one line, and a table in a notebook."""
+"""The repr of an index, a dataset, a loader and its statistics: one line, and a table in a notebook."""
 
 from pathlib import Path
 
@@ -39,12 +39,12 @@ def text(tmp_path: Path) -> Path:
     return made
 
 
-def test_an_index_says_how_many_samples_of_what_lie_where(text: Path) -> None:
+def test_the_repr_of_an_index_shows_its_samples_columns_and_root(text: Path) -> None:
     index = mpload.open_index(text)
     assert repr(index) == f"<Index {text}: samples 10, columns image:path label:int, root {text.parent}>"
 
 
-def test_a_dataset_and_a_loader_say_batch_size_order_epoch_workers_and_memory(text: Path) -> None:
+def test_the_repr_of_a_dataset_and_a_loader_shows_batch_size_order_epoch_workers_and_memory(text: Path) -> None:
     dataset = mpload.MPDataset(
         text, decode=mpload.RawBytes(), batch_size=4, shuffle=True, topology=mpload.Topology(), tail="drop"
     )
@@ -56,13 +56,13 @@ def test_a_dataset_and_a_loader_say_batch_size_order_epoch_workers_and_memory(te
         next(iter(loader))
         assert "epoch 3 (1 of 2 batches)" in repr(loader)
         assert repr(loader.stats()).startswith("<LoaderStats: 4 samples in 1 batches")
-        for shown in (dataset.index, dataset, loader, loader.stats()):
-            assert shown._repr_html_().startswith("<table>")
-            assert "<b>" not in shown._repr_html_()
+        for each in (dataset.index, dataset, loader, loader.stats()):
+            assert each._repr_html_().startswith("<table>")
+            assert "<b>" not in each._repr_html_()
     assert "workers closed" in repr(loader)
 
 
-def test_a_budget_says_its_size_as_people_do() -> None:
+def test_the_repr_of_a_budget_shows_a_readable_size() -> None:
     assert repr(MemoryBudget(total_bytes=4 * GIB)) == "MemoryBudget(4.0 GiB)"
 
 
@@ -78,7 +78,7 @@ def test_a_notebook_shows_tables_and_progress() -> None:
     _, loader, progress, stats = ([output["data"] for output in cell.outputs] for cell in notebook.cells)
     assert "<td style='text-align: left'>Sequential()</td>" in loader[0]["text/html"]
     assert loader[0]["text/plain"].startswith("<MPLoader of Slow: samples 40, batch size 2")
-    (bar,) = progress  # one, which was updated
+    (bar,) = progress  # a single output, which was updated
     assert bar["text/html"].startswith("<progress value='20' max='20'></progress> 20/20 batches, ")
     assert "samples/s, waiting" in bar["text/html"]
     assert "40 samples in 20 batches" in stats[0]["text/html"]

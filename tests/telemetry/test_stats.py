@@ -1,4 +1,4 @@
-"""What a loader says about itself, and how many workers it comes to have."""
+"""Statistics of a loader, and the number of workers that it chooses."""
 
 import itertools
 import sys
@@ -33,7 +33,7 @@ def test_a_quantile_is_at_most_16_percent_too_long(seconds: list[float], share: 
     assert exact * 0.999 <= latencies.quantile_seconds(share) <= exact * 1.16
 
 
-def test_the_stage_that_limits_is_the_one_that_takes_the_workers_time() -> None:
+def test_the_limiting_stage_is_the_one_that_takes_most_of_the_workers_time() -> None:
     def limit(wait_seconds: float = 5.0, num_workers: int = 2, **milliseconds: int) -> Stage:
         timings = Timings(**{f"{stage}_ns": each * 10**6 for stage, each in milliseconds.items()})
         return limiting_stage(timings, num_workers=num_workers, wait_seconds=wait_seconds, elapsed_seconds=10)
@@ -43,11 +43,11 @@ def test_the_stage_that_limits_is_the_one_that_takes_the_workers_time() -> None:
     assert limit(read=2_000, decode=15_000, total=19_000) is Stage.DECODE
     assert limit(read=2_000, transform=15_000, total=19_000) is Stage.TRANSFORM
     assert limit(read=2_000, decode=5_000, total=19_000) is Stage.TRANSPORT
-    assert limit(read=4_000, total=5_000) is Stage.TRANSPORT  # workers had nothing to do
+    assert limit(read=4_000, total=5_000) is Stage.TRANSPORT  # workers were idle
     assert limit(read=4_000, total=5_000, num_workers=0) is Stage.READ
 
 
-def test_what_works_count_has_the_same_name_in_the_statistics() -> None:
+def test_the_counters_of_a_work_have_the_same_names_in_the_statistics() -> None:
     for name in counts.__all__:
         tally = Tally(num_samples=1)
         tally.counts[getattr(counts, name)] = 7
@@ -94,7 +94,7 @@ def test_stats_add_up(photos: Path, num_workers: int) -> None:
 
 @pytest.mark.processes
 @needs_linux
-def test_what_was_counted_does_not_change_any_more() -> None:
+def test_a_snapshot_of_the_statistics_does_not_change() -> None:
     with MPLoader(Tuples(), batch_size=5, num_workers=1, topology=Topology()) as loader:
         first = next(iter(loader))
         stats = loader.stats()
@@ -105,8 +105,8 @@ def test_what_was_counted_does_not_change_any_more() -> None:
         del first
 
 
-def settle(model: Any, *, num_workers: int, max_workers: int, num_windows: int = 60) -> list[int]:
-    """Return the numbers of workers over time, where `model(num_workers)` gives the samples/s and blocked share."""
+def num_workers_over_time(model: Any, *, num_workers: int, max_workers: int, num_windows: int = 60) -> list[int]:
+    """Return the number of workers after each window. `model(num_workers)` returns samples/s and the blocked share."""
     state = ScalerState(num_workers=num_workers)
     seen = []
     for _ in range(num_windows):
@@ -123,23 +123,23 @@ def settle(model: Any, *, num_workers: int, max_workers: int, num_windows: int =
     return seen
 
 
-def test_workers_that_wait_become_more_until_something_else_limits() -> None:
-    seen = settle(lambda workers: (min(100 * workers, 950), 0.9), num_workers=2, max_workers=64)
+def test_workers_are_added_while_they_wait_for_storage_and_the_rate_increases() -> None:
+    seen = num_workers_over_time(lambda workers: (min(100 * workers, 950), 0.9), num_workers=2, max_workers=64)
     assert max(seen) < 20
     assert 8 <= seen[-1] <= 13
     assert seen.count(seen[-1]) > 40
 
 
-def test_workers_that_compute_stay_as_many_as_they_are() -> None:
-    assert set(settle(lambda _: (100, 0.1), num_workers=2, max_workers=64)) == {2}
+def test_no_worker_is_added_while_workers_are_cpu_bound() -> None:
+    assert set(num_workers_over_time(lambda _: (100, 0.1), num_workers=2, max_workers=64)) == {2}
 
 
-def test_workers_never_become_more_than_allowed() -> None:
-    assert settle(lambda workers: (100 * workers, 0.9), num_workers=2, max_workers=11)[-1] == 11
+def test_the_number_of_workers_never_exceeds_its_limit() -> None:
+    assert num_workers_over_time(lambda workers: (100 * workers, 0.9), num_workers=2, max_workers=11)[-1] == 11
 
 
-def test_a_step_that_does_not_help_is_taken_back_and_tried_again_ever_less_often() -> None:
-    seen = settle(lambda _: (100, 0.9), num_workers=4, max_workers=64, num_windows=200)
+def test_a_step_that_does_not_help_is_reverted_and_retried_less_and_less_often() -> None:
+    seen = num_workers_over_time(lambda _: (100, 0.9), num_workers=4, max_workers=64, num_windows=200)
     tried = [number for number, workers in enumerate(seen) if workers == 6]
     assert set(seen) == {4, 6}
     gaps = [b - a for a, b in itertools.pairwise(tried)]
@@ -153,19 +153,19 @@ def test_a_consumer_that_does_not_wait_needs_no_more_workers() -> None:
 
 
 def run_for(loader: MPLoader, *, seconds: float, until: int) -> int:
-    """Take batches, at most for so long; return the largest number of workers seen."""
-    most, started = loader.num_workers, time.monotonic()
+    """Take batches for up to `seconds`, or until `until` workers run; return the largest number of workers seen."""
+    max_seen, started = loader.num_workers, time.monotonic()
     while True:
         for batch in loader:
             del batch
-            most = max(most, loader.num_workers)
-            if time.monotonic() - started > seconds or most >= until:
-                return most
+            max_seen = max(max_seen, loader.num_workers)
+            if time.monotonic() - started > seconds or max_seen >= until:
+                return max_seen
 
 
 @pytest.mark.processes
 @needs_linux
-def test_auto_adds_workers_where_they_wait() -> None:
+def test_auto_adds_workers_that_wait() -> None:
     cores = num_usable_cores()
     with MPLoader(Sleeping(100_000), batch_size=8, topology=Topology()) as loader:
         assert loader.num_workers == loader.stats().num_workers == cores
@@ -175,14 +175,14 @@ def test_auto_adds_workers_where_they_wait() -> None:
 
 @pytest.mark.processes
 @needs_linux
-def test_auto_keeps_to_the_cores_where_workers_compute() -> None:
+def test_auto_uses_one_worker_per_core_if_workers_are_cpu_bound() -> None:
     cores = num_usable_cores()
 
     def keeps() -> bool:
         with MPLoader(Computing(100_000), batch_size=8, topology=Topology()) as loader:
             return run_for(loader, seconds=5, until=cores + 1) == cores
 
-    assert any(keeps() for _ in range(3))  # where others are at work on this machine, one more worker may be tried
+    assert any(keeps() for _ in range(3))  # other load on this machine may cause a trial with one more worker
 
 
 @pytest.mark.processes

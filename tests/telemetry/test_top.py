@@ -1,4 +1,4 @@
-"""What a running loader tells others: its page, `mpload top`, writers and the progress bar."""
+"""The statistics that a running loader publishes: its page, `mpload top`, writers and the progress bar."""
 
 import io
 import json
@@ -54,7 +54,7 @@ def test_top_shows_each_worker_of_a_running_job_and_a_killed_job_leaves_nothing(
     assert "limited by decode" in done.stdout
     rows = [line.split() for line in done.stdout.splitlines() if "mpload-worker-" in line]
     assert len(rows) == 2
-    for row in rows:  # these workers do nothing but sleep in __getitem__, which counts as decoding
+    for row in rows:  # these workers only sleep in __getitem__, which counts as decoding
         busy, read, decode, transform, _ = [int(cell.rstrip("%")) for cell in row if cell.endswith("%")]
         assert busy >= decode > 50
         assert (read, transform) == (0, 0)
@@ -80,7 +80,7 @@ while True:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("length", "num_writes"), [(30_000, 10**9), (1, 10**9), (1, 1)])
-def test_a_page_is_never_seen_half_written(length: int, num_writes: int) -> None:
+def test_a_reader_never_sees_a_half_written_page(length: int, num_writes: int) -> None:
     command = [sys.executable, "-c", WRITER, str(length), str(num_writes)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -89,7 +89,7 @@ def test_a_page_is_never_seen_half_written(length: int, num_writes: int) -> None
             seen = set()
             for _ in range(3000):
                 for facts in read_pages(process.pid):
-                    text = facts.get("text", "10" * length)  # a new page is empty
+                    text = facts.get("text", "10" * length)  # a new page has no text
                     assert text == text[:2] * length
                     seen.add(text[:2])
             assert len(seen) > 5 or num_writes == 1
@@ -98,7 +98,7 @@ def test_a_page_is_never_seen_half_written(length: int, num_writes: int) -> None
 
 
 def spans(writer: Any, *, num_epochs: int = 6) -> MPLoader:
-    """Have a loader tell `writer` often."""
+    """Run a loader that calls `writer` often, and return it."""
     loader = MPLoader(Sleeping(40), batch_size=5, num_workers=1, topology=Topology())
     with loader:
         loader.stats_to(writer, every_seconds=0.05)
@@ -108,7 +108,7 @@ def spans(writer: Any, *, num_epochs: int = 6) -> MPLoader:
 
 
 @pytest.mark.processes
-def test_json_lines_add_up(tmp_path: Path) -> None:
+def test_the_spans_of_json_lines_add_up_to_the_totals(tmp_path: Path) -> None:
     path = tmp_path / "stats.jsonl"
     stats = spans(JsonLinesWriter(path)).stats()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -119,7 +119,7 @@ def test_json_lines_add_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_prometheus_reads_the_latest_figures(tmp_path: Path) -> None:
+def test_the_prometheus_file_holds_the_latest_figures(tmp_path: Path) -> None:
     path = tmp_path / "mpload.prom"
     spans(PrometheusWriter(path))
     lines = path.read_text().splitlines()
@@ -134,7 +134,7 @@ def test_prometheus_reads_the_latest_figures(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_prometheus_writes_through_no_link_that_others_have_put_there(tmp_path: Path) -> None:
+def test_the_prometheus_writer_does_not_follow_a_link_of_another_user(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / f".mpload.prom.{os.getpid()}").symlink_to(victim)
@@ -144,7 +144,7 @@ def test_prometheus_writes_through_no_link_that_others_have_put_there(tmp_path: 
 
 
 @pytest.mark.processes
-def test_tensorboard_gets_scalars_over_samples() -> None:
+def test_tensorboard_scalars_have_the_number_of_samples_as_their_step() -> None:
     class Board:
         def __init__(self) -> None:
             self.seen: dict[str, list[int]] = {}
@@ -163,7 +163,7 @@ def test_tensorboard_gets_scalars_over_samples() -> None:
     assert steps[-1] > 0
 
 
-def test_tensorboard_itself_takes_them(tmp_path: Path) -> None:
+def test_tensorboard_itself_accepts_the_scalars(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     spans(TensorBoardWriter(tmp_path))
     (file,) = tmp_path.iterdir()
@@ -171,7 +171,7 @@ def test_tensorboard_itself_takes_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_writer_that_fails_is_heard_of() -> None:
+def test_the_error_of_a_writer_reaches_the_loop() -> None:
     class Failing:
         def write(self, span: Any, total: Any) -> None:
             raise OSError("disk full")

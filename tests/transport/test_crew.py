@@ -1,4 +1,4 @@
-"""The crew: whose time has run out, by a real board, and a zygote and a clock that do as they are told."""
+"""The crew: which workers have exceeded their time limit. The board is real; the test drives the zygote and clock."""
 
 import errno
 import sys
@@ -17,8 +17,8 @@ from mpload.transport.launch import WorkerEnded, WorkerForked, WorkerRefused, Zy
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
 
 
-class ToldZygote:
-    """Tells what the test says, and remembers whom it was asked to fork and to kill."""
+class ScriptedZygote:
+    """Reports the events that the test gives it, and records which workers it was asked to fork and to kill."""
 
     def __init__(self) -> None:
         self.events: list[WorkerForked | WorkerRefused | WorkerEnded] = []
@@ -41,9 +41,9 @@ class ToldZygote:
         return False
 
 
-def test_a_worker_that_was_refused_has_all_its_time_when_its_number_starts_again() -> None:
+def test_a_worker_whose_number_was_refused_before_has_the_full_time_to_start() -> None:
     with closing(ParentBoard(num_plain_entries=4)) as board:
-        zygote = ToldZygote()
+        zygote = ScriptedZygote()
         crew = Crew(
             cast("ZygoteProcess", zygote),
             board,

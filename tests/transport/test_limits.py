@@ -1,4 +1,4 @@
-"""What the system refuses is named, with its limit; where it is given again, the pool goes on."""
+"""Errors name the resource that the system refuses, and its limit. Once it is available again, the pool continues."""
 
 import os
 import shutil
@@ -49,11 +49,11 @@ def use_up_descriptors():
 
 
 def run(text: str, *prefix: str) -> Ran:
-    # Threads count as processes.
+    # One thread only: threads count as processes.
     return run_script(PREAMBLE + textwrap.dedent(text), prefix=prefix, OPENBLAS_NUM_THREADS="1")
 
 
-def test_a_zygote_that_finds_no_descriptors_is_replaced_when_there_are_some() -> None:
+def test_a_zygote_that_cannot_start_without_descriptors_starts_once_some_are_free() -> None:
     done = run("""
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
         with make() as pool:
@@ -71,14 +71,14 @@ def test_a_zygote_that_finds_no_descriptors_is_replaced_when_there_are_some() ->
             check(pool)
             print(pool.num_deaths)
     """)
-    said = (
+    message = (
         "workers cannot start: Too many open files. RLIMIT_NOFILE allows 64 open files. "
         "Close files, or raise it: ulimit -n\n"
     )
-    assert (done.stdout, done.stderr) == (3 * said + "1\n", "")
+    assert (done.stdout, done.stderr) == (3 * message + "1\n", "")
 
 
-def test_an_iteration_that_was_refused_descriptors_loses_no_batch_and_repeats_none() -> None:
+def test_an_iteration_that_runs_out_of_descriptors_loses_and_repeats_no_batch() -> None:
     done = run("""
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
         with make() as pool:
@@ -103,7 +103,7 @@ def test_an_iteration_that_was_refused_descriptors_loses_no_batch_and_repeats_no
     assert (done.stdout, done.stderr) == ("19\n", "")
 
 
-def test_a_pool_that_finds_no_descriptors_leaves_none_open() -> None:
+def test_a_pool_that_runs_out_of_descriptors_at_any_point_of_its_start_leaves_none_open() -> None:
     done = run("""
         make().close()
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
@@ -145,7 +145,7 @@ def test_a_loader_whose_pool_was_closed_by_an_error_starts_another(tmp_path: Pat
     assert "max_restarts=0" in done.stdout
 
 
-def test_a_limit_on_files_is_named() -> None:
+def test_an_error_names_the_limit_on_file_size() -> None:
     done = run("""
         resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, resource.RLIM_INFINITY))
         before = open_files()
@@ -161,12 +161,12 @@ def test_a_limit_on_files_is_named() -> None:
 
 
 needs_root = pytest.mark.skipif(
-    os.getuid() != 0 or shutil.which("setpriv") is None, reason="only root may become a user who has no processes yet"
+    os.getuid() != 0 or shutil.which("setpriv") is None, reason="only root may become a user without processes"
 )
 
 
 def limited(num_processes: int, script: str) -> subprocess.CompletedProcess[str]:
-    """Run a script as a user with no other processes, who may have only so many, and who may read all files."""
+    """Run a script as a user without other processes, who may have `num_processes` processes and may read all files."""
     return run(
         f"resource.setrlimit(resource.RLIMIT_NPROC, ({num_processes}, {num_processes}))\n{textwrap.dedent(script)}",
         *("setpriv", f"--reuid={NOBODY}", "--clear-groups", "--inh-caps=+dac_override", "--ambient-caps=+dac_override"),
@@ -175,8 +175,8 @@ def limited(num_processes: int, script: str) -> subprocess.CompletedProcess[str]
 
 @needs_root
 @pytest.mark.parametrize("starts_fresh", [False, True])
-@pytest.mark.parametrize("num_processes", [1, 2])  # not even the zygote, and the zygote alone
-def test_a_limit_on_processes_is_named(num_processes: int, starts_fresh: bool) -> None:
+@pytest.mark.parametrize("num_processes", [1, 2])  # too few for the zygote, and enough for the zygote alone
+def test_an_error_names_the_limit_on_processes(num_processes: int, starts_fresh: bool) -> None:
     done = limited(
         num_processes,
         f"""
@@ -191,16 +191,16 @@ def test_a_limit_on_processes_is_named(num_processes: int, starts_fresh: bool) -
 
 
 @needs_root
-def test_a_pool_goes_on_with_the_workers_that_the_system_allows() -> None:
+def test_a_pool_continues_with_as_many_workers_as_the_system_allows() -> None:
     done = limited(
         4,
         """
         import warnings
-        with warnings.catch_warnings(record=True) as told, make(num_workers=6) as pool:
+        with warnings.catch_warnings(record=True) as caught, make(num_workers=6) as pool:
             warnings.simplefilter("always")
-            while not told: check(pool)
+            while not caught: check(pool)
             check(pool)
-            print(*[warning.message for warning in told], pool.num_workers, len(children()), sep="\\n")
+            print(*[warning.message for warning in caught], pool.num_workers, len(children()), sep="\\n")
         """,
     )
     assert done.stderr == ""

@@ -1,8 +1,8 @@
-"""The board is right on processors that reorder: its real accesses, in every order that a processor may give them.
+"""The board is correct on processors that reorder memory accesses.
 
-What the board's code does to shared memory is recorded, then replayed on a model of two processors that share it, one
-for the parent and one for a worker. On "arm" any access may overtake any other, but for a fence or the same cell; on
-"x86" only a load may overtake an earlier store.
+The accesses of the board's real code to shared memory are recorded, then replayed in every order that a processor
+allows, on a model of two processors, one for the parent and one for a worker. On "arm" any access may overtake any
+other, except a fence or an access to the same cell. On "x86" only a load may overtake an earlier store.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,9 +16,9 @@ from mpload.transport.chunks import Chunk
 from mpload.transport.queue import ENTRY_CELLS
 
 Access = tuple[str, int, int]
-"""`load`, `store` or `fence`; the cell; what is stored."""
+"""`load`, `store` or `fence`; the cell; the stored value."""
 Outcome = frozenset[tuple[str, int]]
-"""What each load has seen, by its name."""
+"""The value that each load has read, by the name of the load."""
 
 GENERATION, URGENT_TAIL, TAIL, ROW_SERIAL, ROW_SLEEPS = 0, 24, 32, 40, 42
 STALE = -99
@@ -26,7 +26,7 @@ CHUNK = Chunk(batch=0, slot=3, first=4, last=6, task=(7, -8))
 
 
 class Recorded:
-    """Cells that tell what is done to them."""
+    """Cells that record each access to them."""
 
     def __init__(self, cells: "memoryview[int]", trace: list[Access]) -> None:
         self._cells, self._trace = cells, trace
@@ -44,7 +44,7 @@ class Recorded:
 
 
 def recorded(board: ParentBoard | WorkerBoard, act: Callable[[], object]) -> list[Access]:
-    """Return what `act` does to the cells of `board`."""
+    """Return the accesses of `act` to the cells of `board`."""
     trace: list[Access] = []
     sides: tuple[Any, ...] = (board, board._urgent, board._plain)
     kept = [(side._cells, side._fence) for side in sides]
@@ -57,7 +57,7 @@ def recorded(board: ParentBoard | WorkerBoard, act: Callable[[], object]) -> lis
 
 
 def about(trace: Sequence[Access], cells: Sequence[int]) -> tuple[Access, ...]:
-    """Leave out what concerns other cells, and what only repeats the access before."""
+    """Return the accesses to `cells` and the fences, without repetitions of the previous access."""
     kept: list[Access] = []
     for access in trace:
         if (access[0] == "fence" or access[1] in cells) and access != (kept[-1] if kept else None):
@@ -66,7 +66,7 @@ def about(trace: Sequence[Access], cells: Sequence[int]) -> tuple[Access, ...]:
 
 
 def outcomes(threads: Sequence[tuple[Access, ...]], before: dict[int, int], *, processor: str) -> set[Outcome]:
-    """Return what the loads of these threads may see. Loads are named `thread.number`, counted in each thread."""
+    """Return all possible outcomes of these threads. Loads are named `thread.number`, counted per thread."""
 
     def may_overtake(later: Access, earlier: Access) -> bool:
         if "fence" in {later[0], earlier[0]} or later[1] == earlier[1]:
@@ -99,7 +99,7 @@ def outcomes(threads: Sequence[tuple[Access, ...]], before: dict[int, int], *, p
 
 
 def loads(trace: Sequence[Access], thread: int) -> list[tuple[str, int]]:
-    """Return name and cell of each load of a thread."""
+    """Return the name and cell of each load of a thread."""
     cells = [cell for kind, cell, _ in trace if kind == "load"]
     return [(f"{thread}.{number}", cell) for number, cell in enumerate(cells)]
 
@@ -122,7 +122,7 @@ def sides() -> Iterator[tuple[ParentBoard, WorkerBoard]]:
 
 
 def entry_of(parent: ParentBoard) -> int:
-    return parent._plain._place(0)
+    return parent._plain._cell_of(0)
 
 
 @pytest.mark.parametrize("cell", range(9))
@@ -133,8 +133,8 @@ def test_a_worker_that_sees_the_new_tail_sees_the_whole_entry(
     parent, worker = sides
     for serial in range(1, 1 + num_waiting):
         parent.post(serial, CHUNK)
-    parent.cancel()  # so that the generation is not what was there before
-    place = parent._plain._place(num_waiting) + cell
+    parent.cancel()  # so that the generation is new
+    place = parent._plain._cell_of(num_waiting) + cell
     before = {TAIL: num_waiting, place: STALE}
     posting = about(recorded(parent, lambda: parent.post(5, CHUNK)), (TAIL, place))
     taking = about(recorded(worker, lambda: (worker.reserve(2), worker.take())), (TAIL, place))
@@ -155,7 +155,7 @@ def test_a_worker_that_sees_the_new_tail_sees_the_whole_entry(
     assert not torn(*without_fences(posting, taking), "x86")
 
 
-def test_a_worker_that_sees_a_new_entry_knows_what_was_cancelled_before(
+def test_a_worker_that_sees_a_new_entry_also_sees_an_earlier_cancellation(
     sides: tuple[ParentBoard, WorkerBoard],
 ) -> None:
     parent, worker = sides
@@ -180,7 +180,7 @@ def test_a_worker_that_sees_a_new_entry_knows_what_was_cancelled_before(
 
 
 @pytest.mark.parametrize(("is_urgent", "tail"), [(False, TAIL), (True, URGENT_TAIL)])
-def test_a_worker_that_falls_asleep_sees_the_chunk_or_is_seen(
+def test_a_worker_that_falls_asleep_sees_the_chunk_or_the_parent_sees_it_sleep(
     sides: tuple[ParentBoard, WorkerBoard], is_urgent: bool, tail: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parent, worker = sides
@@ -208,39 +208,39 @@ def test_a_worker_that_falls_asleep_sees_the_chunk_or_is_seen(
     posting = about(recorded(parent, post_and_wake), (tail, ROW_SLEEPS))
 
     def missed(posting: tuple[Access, ...], sleeping: tuple[Access, ...], processor: str) -> list[Outcome]:
-        looks = [name for name, at in loads(sleeping, 1) if at == tail]
+        checks = [name for name, at in loads(sleeping, 1) if at == tail]
         woken = [name for name, at in loads(posting, 0) if at == ROW_SLEEPS][-1]
         found = outcomes([posting, sleeping], before, processor=processor)
-        return [seen for seen in found if (looks[-1], 0) in seen and (woken, 0) in seen]
+        return [seen for seen in found if (checks[-1], 0) in seen and (woken, 0) in seen]
 
     for processor in ("arm", "x86"):
         assert not missed(posting, sleeping, processor)
         assert missed(*without_fences(posting, sleeping), processor)
 
 
-def test_a_chunk_that_left_the_queue_is_seen_with_its_worker(sides: tuple[ParentBoard, WorkerBoard]) -> None:
+def test_a_parent_that_sees_a_chunk_leave_the_queue_sees_it_in_a_row(sides: tuple[ParentBoard, WorkerBoard]) -> None:
     parent, worker = sides
     assert parent.post(5, CHUNK)
     entry = entry_of(parent)
     before = {entry: 5, ROW_SERIAL: 0}
 
-    def look() -> None:
+    def check() -> None:
         parent.queued_serials()
         parent.row(0)
 
-    looking = about(recorded(parent, look), (entry, ROW_SERIAL))
+    checking = about(recorded(parent, check), (entry, ROW_SERIAL))
     taking = about(recorded(worker, worker.take), (entry, ROW_SERIAL))
 
-    def lost(looking: tuple[Access, ...], taking: tuple[Access, ...]) -> list[Outcome]:
-        queued, held = (next(name for name, at in loads(looking, 0) if at == cell) for cell in (entry, ROW_SERIAL))
-        found = outcomes([looking, taking], before, processor="arm")
+    def lost(checking: tuple[Access, ...], taking: tuple[Access, ...]) -> list[Outcome]:
+        queued, held = (next(name for name, at in loads(checking, 0) if at == cell) for cell in (entry, ROW_SERIAL))
+        found = outcomes([checking, taking], before, processor="arm")
         return [seen for seen in found if (queued, 0) in seen and (held, 0) in seen]
 
-    assert not lost(looking, taking)
-    assert lost(*without_fences(looking, taking))
+    assert not lost(checking, taking)
+    assert lost(*without_fences(checking, taking))
 
 
-def test_an_entry_is_read_before_its_room_is_given_up(sides: tuple[ParentBoard, WorkerBoard]) -> None:
+def test_a_worker_reads_an_entry_before_it_frees_its_cells(sides: tuple[ParentBoard, WorkerBoard]) -> None:
     parent, worker = sides
     assert parent.post(5, CHUNK)
     taking = recorded(worker, worker.take)

@@ -1,4 +1,4 @@
-"""The pool: right batches in the right order, whoever fills them, and nothing left of it afterwards."""
+"""The pool: correct batches in order, whichever worker fills them, and no leftovers when it is closed."""
 
 import gc
 import math
@@ -6,8 +6,6 @@ import multiprocessing
 import os
 import resource
 import select
-import signal
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -42,13 +40,13 @@ from tests.support.transport_works import (
 @given(
     num_samples=st.integers(1, 5000), share=st.integers(0, 5000), sample_ns=st.floats(0, 1e12) | st.just(float("inf"))
 )
-def test_chunks_of_a_batch_cover_it_once(num_samples: int, share: int, sample_ns: float) -> None:
+def test_the_chunks_of_a_batch_cover_each_sample_once(num_samples: int, share: int, sample_ns: float) -> None:
     chunks = cut(batch=1, slot=2, num_samples=num_samples, task=(7,), share=share, sample_ns=sample_ns)
     assert [sample for chunk in chunks for sample in range(chunk.first, chunk.last)] == list(range(num_samples))
     assert len(chunks) <= MAX_CHUNKS
 
 
-def test_chunks_of_samples_that_take_no_time_are_as_large_as_shares_allow() -> None:
+def test_chunks_of_fast_samples_are_as_large_as_a_workers_share_allows() -> None:
     def sizes(share: int, sample_ns: float) -> set[int]:
         return {chunk.num_samples for chunk in cut(
             batch=1, slot=2, num_samples=256, task=(), share=share, sample_ns=sample_ns
@@ -96,11 +94,11 @@ def test_a_deadly_sample_is_found_and_nothing_else_is_blamed(
     assert sorted(filled + blamed) == list(range(first, first + size))
     assert blamed == ([deadly] if first <= deadly < first + size else [])
     assert num_deaths <= (4 if is_marked else 2 * (size.bit_length() + 1)) + 4 * is_from_outside
-    assert num_alone == (6 if is_from_outside else 2) * len(blamed), "in company it does not count"
+    assert num_alone == (6 if is_from_outside else 2) * len(blamed), "a death over several samples does not count"
 
 
 @given(first=st.integers(0, 50), size=st.integers(2, 64), sample=st.integers(-2, 120))
-def test_a_chunk_is_split_into_itself_wherever_its_worker_is_said_to_have_been(
+def test_the_parts_of_a_split_chunk_cover_it_once_whichever_sample_its_worker_died_over(
     first: int, size: int, sample: int
 ) -> None:
     chunk = Chunk(batch=1, slot=0, first=first, last=first + size, task=(), num_deaths=1)
@@ -113,7 +111,7 @@ DETAILS = st.dictionaries(st.text(max_size=9), st.none() | st.integers() | st.te
 
 
 @given(st.lists(st.tuples(st.integers(0, 1000), st.text(max_size=50), DETAILS), max_size=16))
-def test_answers_survive_their_way(failures: list[tuple[int, str, dict[str, Any]]]) -> None:
+def test_answers_survive_encoding(failures: list[tuple[int, str, dict[str, Any]]]) -> None:
     answer = Answer(
         worker=3,
         serial=1 << 60,
@@ -123,7 +121,7 @@ def test_answers_survive_their_way(failures: list[tuple[int, str, dict[str, Any]
     assert Answer.decode(answer.encode()) == answer
 
 
-def test_an_answer_fits_a_message_whatever_went_wrong() -> None:
+def test_an_answer_fits_a_message_whatever_its_failures_say() -> None:
     failures = tuple(Failure(sample=n, cause="\U0001f600" * 10**6, details={"x": "y" * 10**6}) for n in range(64))
     assert len(Answer(worker=0, serial=1, failures=failures).encode()) < 200_000
 
@@ -139,12 +137,12 @@ def test_samples_that_fail_alike_all_keep_their_causes() -> None:
     assert Answer.decode(message) == answer
 
 
-def test_a_cause_names_foreign_errors() -> None:
+def test_a_cause_names_the_type_of_errors_that_are_not_ours() -> None:
     assert cause_of(ValueError("no")) == "ValueError: no"
     assert cause_of(DecodeError("no JPEG")) == "no JPEG"
 
 
-def test_time_in_which_nobody_looked_does_not_count() -> None:
+def test_time_without_observations_does_not_count() -> None:
     now = 100.0
     clock = ObservedClock(lambda: now)
     now += 0.5
@@ -171,12 +169,12 @@ def test_batches_are_right_and_in_order_for_any_number_of_workers_and_slots(num_
 
 
 @pytest.mark.processes
-def test_workers_prefetch_while_the_parent_is_away() -> None:
+def test_workers_prefetch_while_the_parent_does_something_else() -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=6, num_workers=2) as pool:
         for task in tasks(6):
             pool.submit(task)
         pool.next()
-        # The parent only watches memory: every slot is filled without its help.
+        # The parent only reads memory: every slot is filled without its help.
         newest = [pool.ring.views(slot)["label"] for slot in range(6)]
         assert wait_until(lambda: {int(label[31]) // 1000 for label in newest} == set(range(6)))
 
@@ -187,12 +185,12 @@ def test_workers_that_sleep_are_woken_when_a_batch_is_submitted() -> None:
         assert len(list(pool.stream(tasks(3)))) == 3
         assert wait_until(lambda: are_asleep(pool))
         pool.submit(tasks(8)[7])
-        labels = [pool.ring.views(slot)["label"] for slot in range(2)]  # the parent only watches memory
+        labels = [pool.ring.views(slot)["label"] for slot in range(2)]  # the parent only reads memory
         assert wait_until(lambda: any(int(label[31]) // 1000 == 7 for label in labels))
 
 
 @pytest.mark.processes
-def test_a_stream_keeps_no_more_batches_under_way_than_its_depth() -> None:
+def test_a_stream_keeps_no_more_batches_in_flight_than_its_depth() -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=5, num_workers=2) as pool:
         for number, batch in enumerate(pool.stream(tasks(20))):
             assert_right(batch.arrays, number)
@@ -201,7 +199,7 @@ def test_a_stream_keeps_no_more_batches_under_way_than_its_depth() -> None:
 
 
 @pytest.mark.processes
-def test_a_slow_sample_delays_its_own_batch_only(tmp_path: Path) -> None:
+def test_a_slow_sample_delays_only_its_own_batch(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
 
     def sample(batch: int, place: int) -> None:
@@ -219,7 +217,7 @@ def test_a_slow_sample_delays_its_own_batch_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_hoarding_consumer_gets_copies_and_never_wrong_data() -> None:
+def test_a_consumer_that_keeps_all_batches_gets_copies_and_never_wrong_data() -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=4, num_workers=2) as pool:
         kept: list[FilledBatch] = list(pool.stream(tasks(40)))
         assert pool.stats.num_copied_batches == 38
@@ -245,7 +243,7 @@ def test_kept_batches_stay_right_after_close() -> None:
 
 
 @pytest.mark.processes
-def test_writing_into_a_batch_changes_no_other() -> None:
+def test_writing_into_a_batch_changes_no_other_batch() -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=3, num_workers=2) as pool:
         for number, batch in enumerate(pool.stream(tasks(20))):
             assert_right(batch.arrays, number)
@@ -267,14 +265,14 @@ def test_an_abandoned_stream_leaves_a_usable_pool() -> None:
 
 
 @pytest.mark.processes
-def test_a_stream_of_no_depth_makes_one_batch_at_a_time() -> None:
+def test_a_stream_of_depth_zero_makes_one_batch_at_a_time() -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=3, num_workers=1) as pool:
         pool.depth = 0
         assert [batch.task.numbers for batch in pool.stream(tasks(3))] == [(0,), (1,), (2,)]
 
 
 @pytest.mark.processes
-def test_cancelling_frees_slots_that_are_ready() -> None:
+def test_cancelling_frees_the_slots_of_finished_batches() -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=4, num_workers=2) as pool:
         for task in tasks(4):
             pool.submit(task)
@@ -287,7 +285,7 @@ def test_cancelling_frees_slots_that_are_ready() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("how", ["raise", "sys.exit"])
-def test_samples_that_raise_are_failures_and_leave_the_rest_alone(how: str) -> None:
+def test_samples_that_raise_are_failures_and_do_not_affect_the_others(how: str) -> None:
     def sample(batch: int, place: int) -> None:
         if batch == 5 and place in {3, 17}:
             die(how)
@@ -304,7 +302,7 @@ def test_samples_that_raise_are_failures_and_leave_the_rest_alone(how: str) -> N
 
 
 @pytest.mark.processes
-def test_failures_come_in_the_order_of_their_samples(tmp_path: Path) -> None:
+def test_failures_are_in_the_order_of_their_samples(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
 
     def sample(batch: int, place: int) -> None:
@@ -315,7 +313,7 @@ def test_failures_come_in_the_order_of_their_samples(tmp_path: Path) -> None:
 
     with WorkerPool(Numbers(sample), LAYOUT, num_slots=2, num_workers=2) as pool:
         pool.submit(tasks(1)[0])
-        assert select.select([pool._inbox._ours], [], [], 60)[0]  # the second half has been answered
+        assert select.select([pool._inbox._ours], [], [], 60)[0]  # the second half of the batch has been answered
         gate.open()
         assert [failure.sample for failure in pool.next().failures] == [3, 17]
 
@@ -332,7 +330,7 @@ class FailsHalfway(Numbers):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("num_samples", [3, 32])
-def test_a_failed_sample_leaves_nothing_of_what_was_written(num_samples: int) -> None:
+def test_a_sample_that_fails_after_it_was_written_is_zero(num_samples: int) -> None:
     with WorkerPool(FailsHalfway(), LAYOUT, num_slots=2, num_workers=2) as pool:
         bad = tuple(range(2, num_samples, 5))
         for number, batch in enumerate(pool.stream(tasks(4, num_samples))):
@@ -340,7 +338,7 @@ def test_a_failed_sample_leaves_nothing_of_what_was_written(num_samples: int) ->
             assert_right(batch.arrays, number, num_samples=num_samples, bad=bad)
 
 
-class Tells(Numbers):
+class Reports(Numbers):
     def fill(
         self, task: tuple[int, ...], arrays: Mapping[str, Any], first: int, last: int, report: ChunkReport
     ) -> None:
@@ -349,33 +347,33 @@ class Tells(Numbers):
         if first == 0:
             report.failed(0, "was replaced", {"substitute": 5})
         if last - first > 1:
-            raise ValueError("a second try: what was told in the first does not count")
+            raise ValueError("reports of the first attempt do not count")
 
 
 @pytest.mark.processes
-def test_a_work_may_tell_of_failures_and_count_itself() -> None:
-    with WorkerPool(Tells(), LAYOUT, num_slots=2, num_workers=2) as pool:
+def test_a_work_may_report_failures_and_use_counters() -> None:
+    with WorkerPool(Reports(), LAYOUT, num_slots=2, num_workers=2) as pool:
         for number, batch in enumerate(pool.stream(tasks(3))):
             assert_right(batch.arrays, number)
             assert batch.failures == (Failure(sample=0, cause="was replaced", details={"substitute": 5}),)
-        assert sum(tally.counts[1] for tally in pool.stats.by_worker.values()) == 3 * 2 * 32  # all were tried twice
+        assert sum(tally.counts[1] for tally in pool.stats.by_worker.values()) == 3 * 2 * 32  # all were made twice
 
 
 @pytest.mark.parametrize(
-    ("numbers", "num_samples", "says"),
+    ("numbers", "num_samples", "message"),
     [
         ((), 0, "num_samples must be at least 1, got 0"),
         ((0,) * 11, 1, "at most 10 numbers"),
         ((1 << 63,), 1, "64 bits"),
     ],
 )
-def test_tasks_that_cannot_be_are_refused(numbers: tuple[int, ...], num_samples: int, says: str) -> None:
-    with pytest.raises(ArgumentError, match=says):
+def test_invalid_tasks_are_refused(numbers: tuple[int, ...], num_samples: int, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
         BatchTask(numbers=numbers, num_samples=num_samples)
 
 
 @pytest.mark.processes
-def test_asking_for_what_cannot_be_is_refused_and_does_no_harm() -> None:
+def test_invalid_calls_are_refused_and_leave_the_pool_usable() -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=1, num_workers=1) as pool:
         with pytest.raises(ArgumentError, match=r"num_samples must be in \[1, 32\], got 33"):
             pool.submit(BatchTask(numbers=(), num_samples=33))
@@ -388,7 +386,7 @@ def test_asking_for_what_cannot_be_is_refused_and_does_no_harm() -> None:
 
 
 @pytest.mark.processes
-def test_options_and_numbers_out_of_range_are_refused_and_leave_nothing() -> None:
+def test_options_and_numbers_out_of_range_are_refused_and_leave_no_process() -> None:
     with pytest.raises(ArgumentError, match="sample_timeout_seconds must be positive, got 0"):
         PoolOptions(sample_timeout_seconds=0)
     with pytest.raises(ArgumentError, match="max_restarts"):
@@ -399,7 +397,7 @@ def test_options_and_numbers_out_of_range_are_refused_and_leave_nothing() -> Non
 
 
 @pytest.mark.processes
-def test_workers_may_come_and_go_while_batches_stream() -> None:
+def test_the_number_of_workers_may_change_during_a_stream() -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=4, num_workers=1) as pool:
         for number, batch in enumerate(pool.stream(tasks(300))):
             assert_right(batch.arrays, number)
@@ -413,7 +411,7 @@ def test_workers_may_come_and_go_while_batches_stream() -> None:
 
 
 @pytest.mark.processes
-def test_workers_that_are_not_wanted_any_more_leave_though_there_is_nothing_to_do() -> None:
+def test_surplus_workers_exit_even_if_no_chunk_is_posted() -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=2, num_workers=4) as pool:
         assert len(list(pool.stream(tasks(4)))) == 4
         assert wait_until(lambda: len(children()) == 5 and are_asleep(pool))
@@ -434,7 +432,7 @@ def test_pools_are_independent() -> None:
 
 
 @pytest.mark.processes
-def test_a_collected_pool_leaves_nothing() -> None:
+def test_a_garbage_collected_pool_leaves_no_process_or_descriptor() -> None:
     with leaves_nothing():
         pool = WorkerPool(Numbers(), LAYOUT, num_slots=2, num_workers=2)
         next(pool.stream(tasks(3)))
@@ -469,7 +467,7 @@ def _use_in_child(pool: WorkerPool, result: Any) -> None:
 
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_forked_child_cannot_use_the_pool_nor_disturb_it() -> None:
+def test_a_forked_child_can_neither_use_the_pool_nor_disturb_it() -> None:
     context = multiprocessing.get_context("fork")
     with WorkerPool(Numbers(sleep_seconds=0.004), LAYOUT, num_slots=6, num_workers=2) as pool:
         for number, batch in enumerate(pool.stream(tasks(16))):
@@ -490,13 +488,16 @@ def test_a_long_lived_forked_child_does_not_keep_workers_alive() -> None:
     with leaves_nothing():
         pool = WorkerPool(Numbers(), LAYOUT, num_slots=3, num_workers=2)
         next(pool.stream(tasks(3)))
+        closed_by_parent, parent_end = os.pipe()
         child = os.fork()
         if child == 0:
-            time.sleep(60)
+            os.close(parent_end)
+            os.read(closed_by_parent, 1)
             os._exit(0)
+        os.close(closed_by_parent)
         pool.close()
         alive = children()
-        os.kill(child, signal.SIGKILL)
+        os.close(parent_end)
         os.waitpid(child, 0)
         assert alive == {child}
         del pool
@@ -518,15 +519,15 @@ def test_a_pool_works_within_64_descriptors() -> None:
 
 
 def _num_maps() -> int:
-    """Maps of nameless shared memory in this process: no other holds any of a closed pool's."""
+    """Number of mappings of the transport's shared memory in this process, the only one left after a close."""
     return Path("/proc/self/maps").read_text().count("memfd:mpload")
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("num_cycles", [20, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
-def test_making_and_closing_pools_costs_no_process_descriptor_or_memory(num_cycles: int) -> None:
+def test_making_and_closing_pools_leaks_no_process_descriptor_or_memory(num_cycles: int) -> None:
     layout = SlotLayout(num_samples=32, fields=(*LAYOUT.fields, Field(name="large", shape=(1 << 15,), dtype="uint8")))
-    gc.collect()  # what tests before this one have left
+    gc.collect()  # garbage of earlier tests
     before = _num_maps()
     with leaves_nothing():
         for _ in range(num_cycles):
@@ -539,7 +540,7 @@ def test_making_and_closing_pools_costs_no_process_descriptor_or_memory(num_cycl
 
 
 @pytest.mark.processes
-def test_free_slots_give_their_memory_back() -> None:
+def test_free_slots_return_their_memory_to_the_kernel() -> None:
     layout = SlotLayout(num_samples=32, fields=(*LAYOUT.fields, Field(name="large", shape=(1 << 15,), dtype="uint8")))
 
     class Fills(Numbers):

@@ -1,4 +1,4 @@
-"""What dies is replaced, what it was doing is done again, and nobody can tell from the batches."""
+"""Dead processes are replaced and their chunks retried, and the batches are the same as without deaths."""
 
 import os
 import random
@@ -47,20 +47,22 @@ def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
     try:
         os.kill(pid, number)
     except ProcessLookupError:
-        return  # it was faster
+        return  # it had already ended
 
 
 @contextmanager
-def disturbed(pool: WorkerPool, disturb: Callable[[dict[str, int]], None], every_seconds: float) -> Iterator[None]:
-    """Call `disturb` with the pool's process ids again and again, from a thread.
+def disturbed(
+    pool: WorkerPool, disturb: Callable[[dict[str, int]], None], every_seconds: float, *, jitter_seconds: float = 0.0
+) -> Iterator[None]:
+    """Call `disturb` with the pool's process ids repeatedly, from a thread.
 
-    Each time a batch has come since the time before: on a busy machine nobody would live long enough to make one.
+    It waits for a new batch before each call. On a busy machine no worker would otherwise live long enough to make one.
     """
     end = threading.Event()
 
     def run() -> None:
         num_batches = -1
-        while not end.wait(every_seconds):
+        while not end.wait(every_seconds + random.uniform(0, jitter_seconds)):
             if pool.stats.num_batches > num_batches:
                 num_batches = pool.stats.num_batches
                 disturb(dict(pool.pids))
@@ -99,13 +101,13 @@ def kill_the_zygote(pids: dict[str, int]) -> None:
     kill(pids["mpload-zygote"])
 
 
-def kill_everybody(pids: dict[str, int]) -> None:
+def kill_all_processes(pids: dict[str, int]) -> None:
     for pid in pids.values():
         kill(pid)
 
 
 class ReadsAhead(Numbers):
-    """Reserves chunks that it will fill next, as works do where storage is slow."""
+    """Reserves chunks that it will fill next, as works for slow storage do."""
 
     def fill(self, task: tuple[int, ...], arrays: Any, first: int, last: int, report: ChunkReport) -> None:
         for chunk in report.upcoming(3):
@@ -116,7 +118,7 @@ class ReadsAhead(Numbers):
 @pytest.mark.parametrize("work", [Numbers, ReadsAhead])
 @pytest.mark.parametrize(
     ("disturb", "every_seconds"),
-    [(kill_a_worker, 0.05), (kill_all_workers, 0.15), (kill_the_zygote, 0.7), (kill_everybody, 0.7)],
+    [(kill_a_worker, 0.05), (kill_all_workers, 0.15), (kill_the_zygote, 0.7), (kill_all_processes, 0.7)],
 )
 def test_killed_processes_lose_and_repeat_no_sample(
     disturb: Callable[[dict[str, int]], None], every_seconds: float, work: type[Numbers]
@@ -132,15 +134,14 @@ def test_killed_processes_lose_and_repeat_no_sample(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_hundreds_of_kills_change_no_batch_of_any_epoch() -> None:
+def test_hundreds_of_kills_change_no_batch() -> None:
     random.seed(0)
 
     def disturb(pids: dict[str, int]) -> None:
-        random.choices([kill_a_worker, kill_all_workers, kill_everybody], [50, 4, 1])[0](pids)
-        time.sleep(random.uniform(0, 0.1))
+        random.choices([kill_a_worker, kill_all_workers, kill_all_processes], [50, 4, 1])[0](pids)
 
     pool = WorkerPool(Numbers(sleep_seconds=0.001), LAYOUT, num_slots=6, num_workers=4, options=SEVERAL)
-    with pool, disturbed(pool, disturb, 0.02):
+    with pool, disturbed(pool, disturb, 0.02, jitter_seconds=0.1):
         while pool.num_deaths <= 300:
             check_stream(pool, 1200)
 
@@ -152,7 +153,7 @@ def test_a_stopped_worker_is_replaced() -> None:
             assert_right(batch.arrays, number)
             if number == 5:
                 os.kill(pid_of(pool, "mpload-worker-1"), signal.SIGSTOP)
-        # It may have been stopped while it had nothing to do: then it is in nobody's way, and is not missed.
+        # No death is required: a worker that was stopped while idle delays nobody, and is not replaced.
     with WorkerPool(Numbers(sleep_seconds=0.002), LAYOUT, num_slots=4, num_workers=1, options=options) as pool:
         for number, batch in enumerate(pool.stream(tasks(8))):
             assert_right(batch.arrays, number)
@@ -169,12 +170,12 @@ def test_a_stopped_zygote_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
         stopped = pool.pids
         os.kill(stopped["mpload-zygote"], signal.SIGSTOP)
         os.kill(stopped["mpload-worker-0"], signal.SIGKILL)
-        pool.num_workers = 2  # asks the zygote
+        pool.num_workers = 2  # sends the zygote a request
         check_stream(pool, 5)
         assert not any(is_alive(pid) for pid in stopped.values())
 
 
-def test_a_zygote_killed_while_it_is_replaced_is_replaced_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_zygote_that_is_killed_while_it_starts_is_replaced_too(monkeypatch: pytest.MonkeyPatch) -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=4, num_workers=1) as pool:
         check_stream(pool, 5)
         await_ready = ZygoteProcess._await_ready
@@ -189,20 +190,20 @@ def test_a_zygote_killed_while_it_is_replaced_is_replaced_again(monkeypatch: pyt
 
         monkeypatch.setattr(ZygoteProcess, "_await_ready", killed_twice)
         killed = pool.pids
-        kill(killed["mpload-zygote"])  # and with it its worker, though that may still have made some batches
+        kill(killed["mpload-zygote"])  # and its worker with it, which may have finished some batches
         assert wait_until(lambda: not any(map(is_alive, killed.values())))
         check_stream(pool, 5)
         assert (num_killed, pool.num_deaths) == (2, 3)
 
 
-def test_a_worker_that_holds_the_lock_and_stops_stalls_nobody_for_long() -> None:
+def test_a_worker_that_stops_with_the_lock_stalls_the_pool_only_briefly() -> None:
     import fcntl
 
     options = PoolOptions(sample_timeout_seconds=0.5)
     with WorkerPool(Numbers(), LAYOUT, num_slots=4, num_workers=2, options=options) as pool:
         check_stream(pool, 3)
         board = pool._board.fds.board
-        fcntl.lockf(board, fcntl.LOCK_EX)  # as if one of them had been stopped with it
+        fcntl.lockf(board, fcntl.LOCK_EX)  # as if a worker had been stopped while it held the lock
 
         def release() -> None:
             assert wait_until(lambda: pool.num_deaths > 0)
@@ -214,29 +215,29 @@ def test_a_worker_that_holds_the_lock_and_stops_stalls_nobody_for_long() -> None
         released.join()
 
 
-def test_a_chunk_that_still_waits_is_not_done_twice(tmp_path: Path) -> None:
+def test_a_chunk_that_is_still_queued_or_taken_by_another_worker_is_not_retried(tmp_path: Path) -> None:
     with WorkerPool(Numbers(Gate(tmp_path).wait), LAYOUT, num_slots=3, num_workers=1) as pool:
         for task in tasks(3):
             pool.submit(task)
         assert wait_until(lambda: pool._crew.holds(min(pool._issued)))
         issued = dict(pool._issued)
-        # As if its worker had been killed while it took it; and as if another had taken it since.
+        # As if the worker had been killed while it took the chunk, and as if another worker had taken it since.
         for serial in (max(issued), min(issued)):
             pool._retry(Death(worker=1, cause="SIGKILL", serial=serial))
         assert pool._issued == issued
-        pool._retry(Death(worker=1, cause="SIGKILL", serial=10**6))  # answered long ago
+        pool._retry(Death(worker=1, cause="SIGKILL", serial=10**6))  # a chunk that was answered long ago
 
 
-def test_after_the_zygotes_death_nothing_is_done_that_a_new_worker_has_taken(tmp_path: Path) -> None:
+def test_after_the_zygotes_death_a_chunk_that_a_new_worker_has_taken_is_not_retried(tmp_path: Path) -> None:
     with WorkerPool(Numbers(Gate(tmp_path).wait), LAYOUT, num_slots=3, num_workers=1) as pool:
         pool.submit(tasks(1)[0])
         assert wait_until(lambda: pool._crew.holds(min(pool._issued)))
         issued = dict(pool._issued)
-        pool._retry(Death(worker=None, cause="SIGKILL"))  # the worker that holds the first chunk is a new one
+        pool._retry(Death(worker=None, cause="SIGKILL"))  # as if the worker that holds the chunk were a new one
         assert pool._issued == issued
 
 
-def test_an_answer_that_is_lost_stalls_nobody_for_long() -> None:
+def test_a_lost_answer_stalls_the_pool_only_briefly() -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=3, num_workers=2) as pool:
         pool.submit(tasks(1)[0])
         answers = pool._inbox._ours
@@ -266,7 +267,7 @@ def test_an_interrupted_step_closes_the_pool_and_an_interrupted_wait_does_not(mo
         del pool
 
 
-def test_a_stopped_and_continued_parent_blames_nobody(tmp_path: Path) -> None:
+def test_a_parent_that_was_stopped_does_not_consider_its_workers_stuck(tmp_path: Path) -> None:
     script = """
         import os, signal, subprocess, sys
         import time
@@ -276,14 +277,14 @@ def test_a_stopped_and_continued_parent_blames_nobody(tmp_path: Path) -> None:
 
         def sample(batch, place):
             for _ in range(30):
-                time.sleep(0.01)  # stopped, it goes on where it was
+                time.sleep(0.01)  # a stopped process resumes here with little left to wait
 
-        stop = "sleep 0.4; kill -STOP {0}; sleep 4; kill -CONT {0}"
-        options = PoolOptions(sample_timeout_seconds=3)  # far from what a sample takes on a busy machine
+        stop = "kill -STOP {0}; sleep 4; kill -CONT {0}"  # stopped for longer than the time limit
+        options = PoolOptions(sample_timeout_seconds=3)  # much longer than a sample takes on a busy machine
         with WorkerPool(Numbers(sample), LAYOUT, num_slots=4, num_workers=2, options=options) as pool:
             for number, batch in enumerate(pool.stream(tasks(16, 1))):
                 assert_right(batch.arrays, number, num_samples=1)
-                if number == 1:  # as Ctrl-Z does, to the whole process group
+                if number == 1:  # stop all processes, as Ctrl-Z does
                     pids = " ".join(map(str, [os.getpid(), *pool.pids.values()]))
                     subprocess.Popen(["sh", "-c", stop.format(pids)])
             print(pool.num_deaths)
@@ -316,7 +317,7 @@ def test_a_sample_that_kills_its_workers_is_found_and_named(how: str, cause: str
             bad = (13,) if number == 5 else ()  # by then its slot has held other batches
             assert [(failure.sample, failure.cause) for failure in batch.failures] == [(place, cause) for place in bad]
             assert_right(batch.arrays, number, bad=bad)
-        # Twice in company, then alone: twice, or six times. A busy machine may hold up others for half a second too.
+        # Two deaths with other samples, then two or six alone. On a busy machine other workers may exceed 0.5 s too.
         num_deaths = 8 if how == "kill" else 4
         assert num_deaths <= pool.num_deaths <= num_deaths + 3 * (how in {"hang", "stop"})
 
@@ -329,14 +330,14 @@ class DiesAfterwards(Numbers):
                 os._exit(7)
 
 
-def test_a_sample_that_kills_its_workers_leaves_nothing_of_what_was_written() -> None:
+def test_a_sample_that_kills_its_workers_after_it_was_written_is_zero() -> None:
     with WorkerPool(DiesAfterwards(), LAYOUT, num_slots=2, num_workers=2) as pool:
         for number, batch in enumerate(pool.stream(tasks(3))):
             assert [failure.sample for failure in batch.failures] == [13]
             assert_right(batch.arrays, number, bad=(13,))
 
 
-def test_a_worker_that_hangs_while_it_opens_is_replaced(tmp_path: Path) -> None:
+def test_a_worker_that_hangs_in_open_is_replaced(tmp_path: Path) -> None:
     class HangsOnce(Numbers):
         def open(self) -> None:
             try:
@@ -346,14 +347,13 @@ def test_a_worker_that_hangs_while_it_opens_is_replaced(tmp_path: Path) -> None:
             time.sleep(3600)
 
     with WorkerPool(HangsOnce(), LAYOUT, num_slots=2, num_workers=1) as pool:
-        pool._crew._options = PoolOptions(
-            start_timeout_seconds=0.5
-        )  # not of the zygote, which takes longer on a busy machine
+        # Not the limit for the zygote, which takes longer on a busy machine.
+        pool._crew._options = PoolOptions(start_timeout_seconds=0.5)
         check_stream(pool, 3)
         assert pool.num_deaths >= 1
 
 
-def test_workers_that_have_nothing_to_do_are_left_alone() -> None:
+def test_idle_workers_are_not_considered_stuck() -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=2, num_workers=2) as pool:
         check_stream(pool, 3)
         assert wait_until(pool._crew.are_idle)
@@ -364,7 +364,7 @@ def test_workers_that_have_nothing_to_do_are_left_alone() -> None:
         assert pool.num_deaths == 0
 
 
-def test_a_wake_that_is_lost_is_made_up_for_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_wake_up_is_repeated_and_not_counted_towards_a_later_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=2, num_workers=2) as pool:
         wake = pool._board.wake
 
@@ -374,14 +374,14 @@ def test_a_wake_that_is_lost_is_made_up_for_and_forgotten(monkeypatch: pytest.Mo
         check_stream(pool, 3)
         for _ in range(2):
             assert wait_until(lambda: are_asleep(pool))
-            monkeypatch.setattr(pool._board, "wake", lose)  # as where a byte dies with its reader
+            monkeypatch.setattr(pool._board, "wake", lose)  # as if a worker had died with the byte it read
             check_stream(pool, 1)
             assert not pool._crew.check()
-            pool._crew._clock._now_seconds += 3600  # much later it happens again
+            pool._crew._clock._now_seconds += 3600  # much later, it happens again
         assert pool.num_deaths == 0
 
 
-def test_dead_workers_cost_the_zygote_no_descriptor() -> None:
+def test_dead_workers_leak_no_descriptor_of_the_zygote() -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=2, num_workers=1) as pool:
         nums_fds = []
         for number in range(4):
@@ -395,7 +395,7 @@ def test_dead_workers_cost_the_zygote_no_descriptor() -> None:
 
 
 def test_a_dead_worker_is_replaced_while_batches_are_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpload.transport.pool._CREW_SECONDS", 0.0)
+    monkeypatch.setattr("mpload.transport.pool._CREW_CHECK_SECONDS", 0.0)
     with WorkerPool(Numbers(), LAYOUT, num_slots=4, num_workers=1) as pool:
         for task in tasks(4):
             pool.submit(task)
@@ -408,21 +408,21 @@ def test_a_dead_worker_is_replaced_while_batches_are_ready(monkeypatch: pytest.M
         assert pool.num_deaths == 1
 
 
-class NeverMarks(Numbers):
+class NeverReports(Numbers):
     def fill(self, task: tuple[int, ...], arrays: Any, first: int, last: int, report: ChunkReport) -> None:
         if first <= 13 < last:
             os._exit(7)
         super().fill(task, arrays, first, last, report)
 
 
-def test_a_deadly_sample_is_found_without_the_works_help() -> None:
-    with WorkerPool(NeverMarks(), LAYOUT, num_slots=2, num_workers=2) as pool:
+def test_a_deadly_sample_is_found_even_if_the_work_never_reports_its_progress() -> None:
+    with WorkerPool(NeverReports(), LAYOUT, num_slots=2, num_workers=2) as pool:
         for number, batch in enumerate(pool.stream(tasks(2))):
             assert [failure.sample for failure in batch.failures] == [13]
             assert_right(batch.arrays, number, bad=(13,))
 
 
-def test_the_caller_may_have_another_sample_put_in_place_of_a_deadly_one() -> None:
+def test_the_caller_may_substitute_another_sample_for_a_deadly_one() -> None:
     asked: list[KilledSample] = []
 
     class Substitutes(Numbers):
@@ -442,7 +442,7 @@ def test_the_caller_may_have_another_sample_put_in_place_of_a_deadly_one() -> No
     assert batches[1].arrays["label"].tolist() == [70_005 if place == 5 else 1000 + place for place in range(32)]
 
 
-def test_a_sample_put_in_place_of_a_deadly_one_may_lose_a_worker_too(tmp_path: Path) -> None:
+def test_a_substitute_for_a_deadly_sample_may_kill_a_worker_once_too(tmp_path: Path) -> None:
     class Substitutes(Numbers):
         def fill(self, task: tuple[int, ...], arrays: Any, first: int, last: int, report: ChunkReport) -> None:
             if first <= 5 < last and (len(task) == 1 or not (tmp_path / "once").exists()):
@@ -487,7 +487,7 @@ def test_too_many_deaths_end_the_job_with_their_history() -> None:
         del pool, caught
 
 
-def test_a_death_for_lack_of_memory_is_called_that() -> None:
+def test_the_cause_of_a_death_names_a_lack_of_memory() -> None:
     def sample(batch: int, place: int) -> None:
         if place == 0:
             die("kill")
@@ -498,7 +498,7 @@ def test_a_death_for_lack_of_memory_is_called_that() -> None:
     assert batch.failures[0].cause == "killed its worker (SIGKILL, out of memory)"
 
 
-def test_a_dead_worker_does_not_disturb_batches_that_are_ready() -> None:
+def test_a_dead_worker_does_not_affect_finished_batches() -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=4, num_workers=1) as pool:
         for task in tasks(4):
             pool.submit(task)
@@ -522,7 +522,7 @@ def test_cancelled_chunks_of_dead_workers_free_their_slots() -> None:
             pool._poll(0.1)
 
 
-def test_killing_workers_while_they_stop_keeps_the_number_wanted() -> None:
+def test_killing_workers_during_a_resize_keeps_the_wanted_number() -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=4, num_workers=4, options=SEVERAL) as pool:
         check_stream(pool, 20)
         for num_workers in (1, 4, 2, 3):
@@ -541,7 +541,7 @@ def test_killing_workers_while_they_stop_keeps_the_number_wanted() -> None:
     ("number", "starts_fresh"),
     [(signal.SIGKILL, False), (signal.SIGKILL, True), (signal.SIGTERM, False), (signal.SIGINT, False)],
 )
-def test_death_of_the_parent_ends_everything(number: signal.Signals, starts_fresh: bool) -> None:
+def test_the_death_of_the_parent_ends_all_processes(number: signal.Signals, starts_fresh: bool) -> None:
     script = f"""
         from mpload.transport.batches import PoolOptions
         from mpload.transport.pool import WorkerPool
@@ -555,7 +555,7 @@ def test_death_of_the_parent_ends_everything(number: signal.Signals, starts_fres
         assert wait_until(lambda: len(children()) == 4)
         for worker in range(3):
             pid_of(pool, f"mpload-worker-{{worker}}")
-        if os.fork() == 0:  # a child that lives on with copies of all descriptors
+        if os.fork() == 0:  # a child that survives, with copies of all descriptors
             os.close(0), os.close(1), os.close(2)
             time.sleep(100)
             os._exit(0)
@@ -576,13 +576,13 @@ def test_death_of_the_parent_ends_everything(number: signal.Signals, starts_fres
         assert wait_until(lambda: not any(is_alive(pid) for pid in pids))
         _, errors = process.communicate(timeout=60)
         assert process.returncode == -number
-        assert errors.count("Traceback") == (number == signal.SIGINT)  # the parent's own, and no worker's
+        assert errors.count("Traceback") == (number == signal.SIGINT)  # only from the parent
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 
 
-def test_ctrl_c_to_the_whole_process_group_reaches_the_parent_alone() -> None:
+def test_only_the_parent_reacts_to_ctrl_c_in_the_process_group() -> None:
     script = """
         from mpload.errors import WorkerError
         from mpload.transport.pool import WorkerPool
@@ -598,7 +598,7 @@ def test_ctrl_c_to_the_whole_process_group_reaches_the_parent_alone() -> None:
             try:
                 for number, batch in enumerate(pool.stream(tasks(10))):
                     assert_right(batch.arrays, number)
-            except WorkerError as error:  # it came in the middle of a step
+            except WorkerError as error:  # the signal came in the middle of a step
                 assert "closed" in str(error)
             print(pool.num_deaths, flush=True)
         print(len(children()))
@@ -614,14 +614,16 @@ def test_ctrl_c_to_the_whole_process_group_reaches_the_parent_alone() -> None:
     assert (output, errors) == ("0\n0\n", "")
 
 
-def test_slots_return_while_workers_die() -> None:
+def test_slots_become_free_although_workers_die() -> None:
     with WorkerPool(Numbers(sleep_seconds=0.0005), LAYOUT, num_slots=4, num_workers=2, options=SEVERAL) as pool:
         with disturbed(pool, kill_a_worker, 0.05):
             check_stream(pool, 60)
         assert wait_until(lambda: pool.num_free_slots == 4)
 
 
-def test_a_zygote_that_is_killed_while_it_starts_again_leaves_no_batch_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_reference_to_a_batch_remains_after_a_new_zygote_was_killed_while_it_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     await_ready = ZygoteProcess._await_ready
 
     def die_once(zygote: ZygoteProcess) -> None:

@@ -1,4 +1,4 @@
-"""The ring: layout is arithmetic, memory is nameless, and a lent slot returns when the last view of it dies."""
+"""The ring: layout by arithmetic, anonymous memory, and lent slots that become free when their last view dies."""
 
 import gc
 import mmap
@@ -43,24 +43,24 @@ def test_arrays_of_a_slot_are_aligned_and_never_overlap(num_samples: int, shapes
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "message"),
     [
         (lambda: Field(name="x", dtype=object), "Python objects"),
         (lambda: Field(name="x", shape=(-1,), dtype="uint8"), "negative"),
         (lambda: RaggedField(name="x", num_dims=0), "num_dims"),
         (lambda: RaggedField(name="x", max_sample_bytes=0), "max_sample_bytes"),
         (lambda: SlotLayout(num_samples=0, fields=LAYOUT.fields), "num_samples must be at least 1, got 0"),
-        (lambda: SlotLayout(num_samples=1, fields=()), "different names"),
-        (lambda: SlotLayout(num_samples=1, fields=LAYOUT.fields * 2), "different names"),
+        (lambda: SlotLayout(num_samples=1, fields=()), "at least one field"),
+        (lambda: SlotLayout(num_samples=1, fields=LAYOUT.fields * 2), "each name once"),
         (lambda: SlotRing(num_slots=0, layout=LAYOUT), "num_slots must be at least 1, got 0"),
     ],
 )
-def test_a_layout_that_cannot_be_is_refused(make: Callable[[], object], says: str) -> None:
-    with pytest.raises(ArgumentError, match=says):
+def test_an_invalid_layout_is_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
         make()
 
 
-def test_what_one_process_writes_the_other_reads() -> None:
+def test_an_attached_ring_shares_its_memory_with_the_owner() -> None:
     ring = SlotRing(num_slots=2, layout=LAYOUT)
     other = SlotRing.attach(os.dup(ring.fd), num_slots=2, layout=LAYOUT)
     other.views(1)["label"][:] = [1, 2, 3, 4]
@@ -75,7 +75,7 @@ def test_what_one_process_writes_the_other_reads() -> None:
     other.close()
 
 
-def test_a_slot_returns_when_the_last_view_dies() -> None:
+def test_a_lent_slot_becomes_free_when_its_last_view_dies() -> None:
     torch = pytest.importorskip("torch")
     ring = SlotRing(num_slots=2, layout=LAYOUT)
     slot = ring.take()
@@ -112,13 +112,13 @@ def test_a_copied_slot_is_free_at_once_and_the_copy_never_changes() -> None:
     assert [value.tobytes() for value in copy["text"]] == [b"", b"", b"seven"]
 
 
-def test_the_slot_that_came_back_last_is_taken_first() -> None:
+def test_the_slot_that_was_freed_last_is_taken_first() -> None:
     ring = SlotRing(num_slots=3, layout=LAYOUT)
     slots = [ring.take(), ring.take()]
     for slot in slots:
         assert slot is not None
         ring.give_back(slot)
-        assert ring.take() == slot  # warm in the caches
+        assert ring.take() == slot  # still in the CPU caches
         lent = ring.lend(slot, 4)
         del lent
         assert ring.take() == slot
@@ -137,9 +137,9 @@ def test_lent_arrays_outlive_a_closed_ring() -> None:
     assert label.tolist() == [7, 7, 7, 7]
 
 
-def test_memory_is_used_as_it_is_written_and_can_be_given_back() -> None:
+def test_memory_is_allocated_on_first_write_and_can_be_returned() -> None:
     layout = SlotLayout(num_samples=64, fields=(Field(name="x", shape=(MIB,), dtype="uint8"), RaggedField(name="r")))
-    assert layout.slot_bytes > 4 * GIB  # what ragged fields reserve is address space
+    assert layout.slot_bytes > 4 * GIB  # ragged fields reserve address space only
     ring = SlotRing(num_slots=2, layout=layout)
     assert ring.used_bytes == 0
     slot = ring.take()
@@ -147,7 +147,7 @@ def test_memory_is_used_as_it_is_written_and_can_be_given_back() -> None:
     ring.views(slot)["x"][:4] = 1
     assert ring.used_bytes == 4 * MIB
     ring.drop_free_memory()
-    assert ring.used_bytes == 4 * MIB  # it is not free yet
+    assert ring.used_bytes == 4 * MIB  # the slot is not free yet
     ring.give_back(slot)
     ring.drop_free_memory()
     assert ring.used_bytes == 0
@@ -155,10 +155,10 @@ def test_memory_is_used_as_it_is_written_and_can_be_given_back() -> None:
     ring.close()
 
 
-def test_memory_that_a_device_may_read_stays_where_it_is() -> None:
+def test_memory_that_a_device_may_read_is_never_returned() -> None:
     ragged = RaggedField(name="r", max_sample_bytes=MIB)
     layout = SlotLayout(num_samples=2, fields=(ragged, Field(name="x", shape=(MIB,), dtype="uint8")))
-    assert layout.fixed_bytes == 2 * MIB  # and no pages of what ragged fields reserve
+    assert layout.fixed_bytes == 2 * MIB  # without the pages that ragged fields reserve
     ring = SlotRing(num_slots=3, layout=layout)
     slots = [slot for _ in range(2) if (slot := ring.take()) is not None]
     for slot in slots:
@@ -192,20 +192,22 @@ def test_rings_leave_no_descriptor() -> None:
 
 
 @given(st.lists(st.binary(max_size=300), min_size=1, max_size=20), st.data())
-def test_ragged_values_come_back_whatever_the_chunks(values: list[bytes], data: st.DataObject) -> None:
+def test_ragged_values_are_read_as_written_for_any_division_into_chunks(
+    values: list[bytes], data: st.DataObject
+) -> None:
     field = RaggedField(name="r", max_sample_bytes=300)
     ring = SlotRing(num_slots=1, layout=SlotLayout(num_samples=len(values), fields=(field,)))
     cuts = sorted({0, len(values), *data.draw(st.lists(st.integers(0, len(values))))})
     chunks = data.draw(st.permutations(list(pairwise(cuts))))
     for first, last in chunks:
-        ragged = ring.views(0)["r"]  # each chunk by a writer of its own, in any order
+        ragged = ring.views(0)["r"]  # a separate writer per chunk, in any order
         ragged.begin(first, last)
         for sample in range(first, last):
             ragged.put(sample, values[sample])
     assert [value.tobytes() for value in ring.views(0)["r"]] == values
 
 
-def test_ragged_images_keep_their_shape_and_may_be_written_in_place() -> None:
+def test_ragged_images_keep_their_shape_and_can_be_written_in_place() -> None:
     layout = SlotLayout(
         num_samples=3, fields=(RaggedField(name="r", dtype="float32", num_dims=2, max_sample_bytes=96),)
     )
@@ -213,7 +215,7 @@ def test_ragged_images_keep_their_shape_and_may_be_written_in_place() -> None:
     ragged = ring.views(0)["r"]
     ragged.begin(0, 3)
     ragged.room(0, (2, 3))[:] = 1.5
-    for _ in range(50):  # a second try at a sample takes its first one's place
+    for _ in range(50):  # a retry of a sample reuses the same memory
         ragged.put(1, np.full((4, 6), 2.5, np.float32))
     assert ragged[0].tolist() == [[1.5] * 3] * 2
     assert ragged[1].shape == (4, 6)
@@ -221,7 +223,7 @@ def test_ragged_images_keep_their_shape_and_may_be_written_in_place() -> None:
     assert ragged.copy()[1].tolist() == [[2.5] * 6] * 4
 
 
-def test_a_chunk_that_is_begun_again_holds_nothing() -> None:
+def test_beginning_a_chunk_again_empties_its_samples() -> None:
     ragged = SlotRing(num_slots=1, layout=LAYOUT).views(0)["text"]
     ragged.begin(0, 4)
     for sample in range(4):
@@ -230,7 +232,7 @@ def test_a_chunk_that_is_begun_again_holds_nothing() -> None:
     assert [value.tobytes() for value in ragged] == [b"before", b"", b"", b"before"]
 
 
-def test_ragged_values_begin_where_any_vector_load_may() -> None:
+def test_ragged_values_are_aligned_for_any_vector_load() -> None:
     ragged = SlotRing(num_slots=1, layout=LAYOUT).views(0)["text"]
     ragged.begin(0, 4)
     for sample in range(4):
@@ -238,34 +240,34 @@ def test_ragged_values_begin_where_any_vector_load_may() -> None:
         assert ragged[sample].ctypes.data % ALIGN_BYTES == 0
 
 
-def test_samples_written_again_and_again_never_reach_into_the_next_chunk() -> None:
+def test_samples_written_repeatedly_never_overwrite_the_next_chunk() -> None:
     ring = SlotRing(num_slots=1, layout=LAYOUT)
-    mine, others = ring.views(0)["text"], ring.views(0)["text"]
-    mine.begin(0, 2)
-    others.begin(2, 4)
-    others.put(2, b"y" * 1000)
+    first, second = ring.views(0)["text"], ring.views(0)["text"]
+    first.begin(0, 2)
+    second.begin(2, 4)
+    second.put(2, b"y" * 1000)
 
-    def write_again_and_again() -> None:
+    def write_repeatedly() -> None:
         for turn in range(10):
-            mine.put(turn % 2, b"x" * 1000)
+            first.put(turn % 2, b"x" * 1000)
 
     with pytest.raises(ArgumentError, match="does not fit"):
-        write_again_and_again()
-    assert mine[2].tobytes() == b"y" * 1000
+        write_repeatedly()
+    assert first[2].tobytes() == b"y" * 1000
 
 
 @pytest.mark.parametrize(
-    ("value", "says"),
+    ("value", "message"),
     [
         (b"x" * 1001, "Make samples or batches smaller"),
         (np.zeros((2, 2), np.uint8), "1 dimensions"),
         (np.zeros(2), "holds uint8"),
     ],
 )
-def test_a_ragged_value_that_does_not_fit_is_refused(value: object, says: str) -> None:
+def test_a_ragged_value_that_does_not_fit_is_refused(value: object, message: str) -> None:
     ragged = SlotRing(num_slots=1, layout=LAYOUT).views(0)["text"]
     ragged.begin(0, 4)
     ragged.put(0, b"x" * 1000)
-    with pytest.raises(ArgumentError, match=says):
+    with pytest.raises(ArgumentError, match=message):
         ragged.put(1, value)
     assert ragged[0].tobytes() == b"x" * 1000

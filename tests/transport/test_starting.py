@@ -1,4 +1,4 @@
-"""Starting zygotes and workers: whoever is killed meanwhile is replaced, and whatever the parent is like."""
+"""Starting zygotes and workers: any process that is killed while it starts is replaced, in any kind of parent."""
 
 import os
 import random
@@ -35,7 +35,7 @@ from tests.support.transport_works import (
 
 @contextmanager
 def first_children_killed(num_kills: int, chance: random.Random, *, within_seconds: float) -> Iterator[None]:
-    """Kill so many children of this process, one after the other, each at some moment after it has appeared."""
+    """Kill `num_kills` children of this process, one after another, each at a random moment after its start."""
     end, before = threading.Event(), children()
 
     def run() -> None:
@@ -61,10 +61,10 @@ def first_children_killed(num_kills: int, chance: random.Random, *, within_secon
 
 
 @pytest.mark.processes
-def test_zygotes_killed_at_any_moment_of_their_start_are_replaced() -> None:
+def test_a_zygote_killed_at_any_moment_of_its_start_is_replaced() -> None:
     chance = random.Random(0)
     with leaves_nothing():
-        for within_seconds in (0.01, 0.1, 0.2, 0.3, 0.3, 0.4):  # it takes about 0.3 s
+        for within_seconds in (0.01, 0.1, 0.2, 0.3, 0.3, 0.4):  # a start takes about 0.3 s
             with (
                 first_children_killed(3, chance, within_seconds=within_seconds),
                 WorkerPool(Numbers(), LAYOUT, num_slots=3, num_workers=1) as pool,
@@ -76,7 +76,7 @@ def test_zygotes_killed_at_any_moment_of_their_start_are_replaced() -> None:
 
 
 class Dies(Numbers):
-    """Ends the zygote by a signal each time it is loaded, and says so in a file."""
+    """Kills the zygote with a signal each time it is loaded, and logs that to a file."""
 
     def __init__(self, number: signal.Signals, log: Path) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ def _die(number: int, log: str) -> None:
 
 
 @pytest.mark.processes
-def test_a_zygote_that_is_killed_at_every_start_ends_the_job_after_so_many_tries(tmp_path: Path) -> None:
+def test_a_zygote_that_is_killed_at_every_start_ends_the_job_after_max_restarts(tmp_path: Path) -> None:
     log, options = tmp_path / "starts", PoolOptions(max_restarts=5)
     with leaves_nothing(), pytest.raises(WorkerError, match=r"max_restarts=5") as caught:
         WorkerPool(Dies(signal.SIGKILL, log), LAYOUT, num_slots=2, num_workers=1, options=options)
@@ -103,9 +103,9 @@ def test_a_zygote_that_is_killed_at_every_start_ends_the_job_after_so_many_tries
 
 
 @pytest.mark.processes
-def test_a_zygote_that_is_killed_at_every_start_ends_the_job_after_so_long(tmp_path: Path) -> None:
+def test_a_zygote_that_is_killed_at_every_start_ends_the_job_after_the_time_limit(tmp_path: Path) -> None:
     log, options = tmp_path / "starts", PoolOptions(start_timeout_seconds=1.5)
-    # On a busy machine the last of them may also take too long.
+    # On a busy machine the last zygote may also exceed the limit.
     with (
         leaves_nothing(),
         pytest.raises(WorkerError, match=r"died while it loaded the work \(SIGKILL\)|has not loaded"),
@@ -115,7 +115,7 @@ def test_a_zygote_that_is_killed_at_every_start_ends_the_job_after_so_long(tmp_p
 
 
 @pytest.mark.processes
-def test_what_crashes_over_loading_is_not_tried_for_long(tmp_path: Path) -> None:
+def test_work_that_crashes_the_zygote_is_retried_only_a_few_times(tmp_path: Path) -> None:
     log = tmp_path / "starts"
     with leaves_nothing(), pytest.raises(WorkerError, match=r"died while it loaded the work \(SIGSEGV\)"):
         WorkerPool(Dies(signal.SIGSEGV, log), LAYOUT, num_slots=2, num_workers=1)
@@ -123,7 +123,7 @@ def test_what_crashes_over_loading_is_not_tried_for_long(tmp_path: Path) -> None
 
 
 @pytest.mark.processes
-def test_a_lack_of_memory_at_every_start_is_named_and_not_tried_for_long(tmp_path: Path) -> None:
+def test_a_start_that_runs_out_of_memory_is_retried_only_a_few_times(tmp_path: Path) -> None:
     log, counts = tmp_path / "starts", iter(range(100))
     with leaves_nothing(), pytest.raises(WorkerError, match="SIGKILL"):
         WorkerPool(Dies(signal.SIGKILL, log), LAYOUT, num_slots=2, num_workers=1, count_oom_kills=lambda: next(counts))
@@ -131,7 +131,7 @@ def test_a_lack_of_memory_at_every_start_is_named_and_not_tried_for_long(tmp_pat
 
 
 @pytest.mark.processes
-def test_a_zygote_that_hangs_up_and_lives_on_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_zygote_that_closes_its_socket_but_lives_on_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpload.transport.launch._END_SECONDS", 0.2)
 
     class HangsUp(Numbers):
@@ -144,7 +144,7 @@ def test_a_zygote_that_hangs_up_and_lives_on_is_ended(monkeypatch: pytest.Monkey
 
 @pytest.mark.processes
 @pytest.mark.parametrize("starts_fresh", [False, True])
-def test_a_parent_that_ignores_sigchld_loses_nobody(starts_fresh: bool) -> None:
+def test_a_parent_that_ignores_sigchld_still_replaces_dead_processes(starts_fresh: bool) -> None:
     done = run_script(f"""
         import os, signal, subprocess
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -152,7 +152,7 @@ def test_a_parent_that_ignores_sigchld_loses_nobody(starts_fresh: bool) -> None:
         from mpload.transport.pool import WorkerPool
         from tests.support.transport_works import LAYOUT, Numbers, assert_right, is_alive, pid_of, tasks, wait_until
 
-        def sample(batch, place):  # what a worker starts, it can wait for
+        def sample(batch, place):  # a worker can wait for its own children
             if place == 0:
                 assert subprocess.run(["sh", "-c", "exit 7"]).returncode == 7
 
@@ -263,7 +263,7 @@ def test_a_zygote_that_cannot_be_launched_in_a_thread_says_why(monkeypatch: pyte
     assert "workers cannot start: No such file or directory" in str(caught.pop())
 
 
-def test_threads_may_end_while_they_are_listed() -> None:
+def test_threads_may_end_while_their_names_are_read() -> None:
     end = threading.Event()
 
     def churn() -> None:

@@ -1,4 +1,4 @@
-"""The zygote: where workers come from, what they carry, and what happens when it cannot load the work."""
+"""The zygote: how workers are forked, what they inherit, and what happens when the work cannot be loaded."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ FACTS = SlotLayout(num_samples=4, fields=(RaggedField(name="text", max_sample_by
 
 
 class Facts:
-    """Fills each sample with what a function finds in the worker."""
+    """Fills each sample with the result of calling a function in the worker."""
 
     def __init__(self, find: Any) -> None:
         self.find = find
@@ -58,7 +58,7 @@ def found_in_a_worker(find: Any, options: PoolOptions | None = None) -> str:
     return text.decode()
 
 
-def test_a_parent_that_hangs_up_with_messages_unread_ends_zygote_and_workers_without_a_word() -> None:
+def test_a_parent_that_closes_its_socket_with_unread_messages_ends_all_processes_silently() -> None:
     done = run_script("""
         import select
         from mpload.transport.pool import WorkerPool
@@ -75,7 +75,7 @@ def test_a_parent_that_hangs_up_with_messages_unread_ends_zygote_and_workers_wit
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_zygote_whose_parent_stops_listening_while_it_starts_says_nothing() -> None:
+def test_a_zygote_whose_parent_closes_its_socket_during_the_start_exits_silently() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         ours.close()
@@ -87,7 +87,7 @@ def test_a_zygote_whose_parent_stops_listening_while_it_starts_says_nothing() ->
 
 
 @pytest.mark.parametrize("starts_fresh", [False, True])
-def test_lambdas_and_local_classes_are_work(starts_fresh: bool) -> None:
+def test_work_may_be_a_local_class_and_hold_lambdas(starts_fresh: bool) -> None:
     factor = 3
 
     class Local(Numbers):
@@ -111,16 +111,18 @@ def test_work_that_cannot_be_pickled_is_refused_at_construction() -> None:
         WorkerPool(work, LAYOUT, num_slots=2, num_workers=1)
 
 
-def test_workers_find_modules_where_the_parent_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_import_modules_from_the_same_places_as_the_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "found_only_here.py").write_text("import os\ndef find():\n    return os.environ.get('PYTHONPATH')\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
     import found_only_here  # type: ignore[import-not-found]
 
-    assert found_in_a_worker(found_only_here.find) == "/somewhere"  # and PYTHONPATH stays the user's own
+    assert found_in_a_worker(found_only_here.find) == "/somewhere"  # and PYTHONPATH is the user's own
 
 
-def test_work_that_does_not_load_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_work_that_does_not_load_shows_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "loads_once.py").write_text(
         f"import os\nif os.getpid() != {os.getpid()}: raise OSError('no GPU here')\ndef find(): pass\n"
     )
@@ -131,7 +133,7 @@ def test_work_that_does_not_load_says_why(tmp_path: Path, monkeypatch: pytest.Mo
         found_in_a_worker(loads_once.find)
 
 
-class DiesOverLoading(Numbers):
+class DiesWhileLoading(Numbers):
     def __reduce__(self) -> Any:
         return os._exit, (3,)
 
@@ -145,7 +147,7 @@ class TakesLongToLoad(Numbers):
 
 def test_a_zygote_that_dies_or_hangs_while_loading_is_an_error() -> None:
     with leaves_nothing(), pytest.raises(WorkerError, match=r"died while it loaded the work .exit status 3"):
-        WorkerPool(DiesOverLoading(), LAYOUT, num_slots=2, num_workers=1)
+        WorkerPool(DiesWhileLoading(), LAYOUT, num_slots=2, num_workers=1)
     options = PoolOptions(start_timeout_seconds=0.5)
     with (
         leaves_nothing(),
@@ -165,13 +167,13 @@ def test_a_worker_that_cannot_open_ends_the_job_with_its_traceback(starts_fresh:
     with leaves_nothing():
         pool = WorkerPool(CannotOpen(), LAYOUT, num_slots=2, num_workers=2, options=options)
         pool.submit(tasks(1)[0])
-        with pytest.raises(WorkerError, match=r"(?s)cannot open.*train\.lmdb.*in open"):
+        with pytest.raises(WorkerError, match=r"(?s)cannot prepare.*train\.lmdb.*in open"):
             pool.next()
         with pytest.raises(WorkerError, match="closed"):
             pool.next()
 
 
-def test_workers_have_names_one_thread_and_no_torch() -> None:
+def test_a_worker_has_a_name_a_single_thread_and_no_torch() -> None:
     def find() -> str:
         import os
         import sys
@@ -186,7 +188,7 @@ def test_workers_have_names_one_thread_and_no_torch() -> None:
 
 
 @pytest.mark.parametrize("starts_fresh", [False, True])
-def test_workers_inherit_no_descriptor_of_the_users(starts_fresh: bool) -> None:
+def test_workers_inherit_no_descriptor_of_the_user(starts_fresh: bool) -> None:
     read, write = os.pipe()
     os.set_inheritable(write, True)
 
@@ -197,7 +199,7 @@ def test_workers_inherit_no_descriptor_of_the_users(starts_fresh: bool) -> None:
         for entry in Path("/proc/self/fd").iterdir():
             try:
                 links.append(str(entry.readlink()))
-            except FileNotFoundError:  # of the folder itself
+            except FileNotFoundError:  # the descriptor of the folder itself
                 continue
         return " ".join(links)
 
@@ -210,7 +212,7 @@ def test_workers_inherit_no_descriptor_of_the_users(starts_fresh: bool) -> None:
 
 
 @pytest.mark.parametrize("starts_fresh", [False, True])
-def test_what_workers_start_inherits_nothing_of_the_pools(starts_fresh: bool) -> None:
+def test_processes_that_workers_start_inherit_no_descriptor_of_the_pool(starts_fresh: bool) -> None:
     def find() -> str:
         import subprocess
 
@@ -222,7 +224,7 @@ def test_what_workers_start_inherits_nothing_of_the_pools(starts_fresh: bool) ->
     assert "socket:" not in found
 
 
-def test_threads_that_imports_start_are_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_imports_start_cause_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "starts_a_thread.py").write_text(
         "import os, threading\n"
         f"if os.getpid() != {os.getpid()}:\n"
@@ -233,9 +235,9 @@ def test_threads_that_imports_start_are_told_once(tmp_path: Path, monkeypatch: p
     import starts_a_thread  # type: ignore[import-not-found]
 
     with WorkerPool(Numbers(starts_a_thread.sample), LAYOUT, num_slots=3, num_workers=2) as pool:
-        with pytest.warns(MploadWarning, match=r"1 thread\(s\).*PoolOptions\(starts_fresh=True\)") as told:
+        with pytest.warns(MploadWarning, match=r"1 thread\(s\).*PoolOptions\(starts_fresh=True\)") as caught:
             assert len(list(pool.stream(tasks(20)))) == 20
-        assert len(told) == 1
+        assert len(caught) == 1
         os.kill(pid_of(pool, "mpload-worker-0"), signal.SIGKILL)
         for number, batch in enumerate(pool.stream(tasks(20))):
             assert_right(batch.arrays, number)
@@ -264,7 +266,7 @@ def test_the_users_main_module_is_never_run_again(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "main runs\n", "")
 
 
-def test_prints_of_workers_reach_the_parents_output() -> None:
+def test_output_of_workers_appears_in_the_parents_output() -> None:
     done = run_script("""
         from mpload.transport.pool import WorkerPool
         from tests.support.transport_works import LAYOUT, Numbers, tasks
@@ -278,7 +280,7 @@ def test_prints_of_workers_reach_the_parents_output() -> None:
 
 
 @pytest.mark.parametrize("how", ["end", "sys.exit", "raise"])
-def test_a_pool_that_nobody_closes_goes_with_its_process(how: str) -> None:
+def test_a_pool_that_is_not_closed_ends_with_its_process(how: str) -> None:
     done = run_script(f"""
         import sys
         from mpload.transport.pool import WorkerPool
@@ -297,7 +299,7 @@ def test_a_pool_that_nobody_closes_goes_with_its_process(how: str) -> None:
     assert "Traceback" not in done.stderr or how == "raise"
 
 
-def test_loading_workers_costs_neither_descriptors_nor_processes() -> None:
+def test_closing_a_pool_while_its_workers_start_leaks_nothing() -> None:
     with leaves_nothing():
         for starts_fresh in (False, True, False):
             options = PoolOptions(starts_fresh=starts_fresh)
