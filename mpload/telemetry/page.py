@@ -2,8 +2,8 @@
 
 It is anonymous (`memfd`), so nothing is left behind, however the process ends. Other processes of the same user find it
 among the process's descriptors. Layout: magic (8 bytes), format version, sequence number, length (u64 each,
-little-endian), then a JSON object of that length. The sequence number is a lock for readers: it is odd during a write,
-and a reader that sees an odd number, or a change, reads again.
+little-endian), then a JSON object of that length. The sequence number makes it a seqlock: the number is odd during a
+write, and a reader that sees an odd number, or a change, reads again.
 """
 
 import json

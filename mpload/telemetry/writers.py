@@ -77,9 +77,7 @@ class PrometheusWriter:
             lines.append(f"# TYPE {full} {'counter' if is_counter else 'gauge'}")
             lines.append(f"{full} {totals[name] if is_counter else value:.17g}")
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        temporary.unlink(
-            missing_ok=True
-        )  # the folder may be shared: do not write through another user's link
+        temporary.unlink(missing_ok=True)  # the folder may be shared: do not write through another user's link
         with temporary.open("x", encoding="ascii") as file:
             file.write("\n".join(lines) + "\n")
         temporary.replace(self._path)

@@ -26,7 +26,7 @@ _POLL_SECONDS = 0.25
 """A waiting parent checks its workers after this much silence."""
 _CREW_CHECK_SECONDS = 0.9 * _POLL_SECONDS
 """A parent that does receive answers checks its workers this often."""
-_RESERVED_SLOTS = 2
+_UNLENT_SLOTS = 2
 """Slots that are never lent, so that workers can still write when the user holds all others."""
 
 
@@ -225,8 +225,8 @@ class WorkerPool:
 
     def _deliver(self, batch: PendingBatch) -> FilledBatch:
         num_samples = batch.task.num_samples
-        num_reserved = min(_RESERVED_SLOTS, max(1, self._ring.num_slots - 1))
-        if self._ring.num_lent + num_reserved < self._ring.num_slots:
+        num_unlent = min(_UNLENT_SLOTS, max(1, self._ring.num_slots - 1))
+        if self._ring.num_lent + num_unlent < self._ring.num_slots:
             arrays = self._ring.lend(batch.slot, num_samples)
         else:
             arrays = self._ring.copy_out(batch.slot, num_samples)
@@ -246,11 +246,11 @@ class WorkerPool:
 
     def _poll(self, wait_seconds: float, batch: PendingBatch | None = None) -> None:
         """Wait up to `wait_seconds` for messages and process them: answers until `batch` is complete, or all."""
-        has_message = self._inbox.wait(self._zygote.control, wait_seconds)
+        zygote_has_message = self._inbox.wait(self._zygote.control, wait_seconds)
         now = time.monotonic()
         with self._close_on_error:
             self._read_answers(batch)
-            if has_message or now - self._crew_checked_at > _CREW_CHECK_SECONDS:
+            if zygote_has_message or now - self._crew_checked_at > _CREW_CHECK_SECONDS:
                 self._crew_checked_at = now
                 self._check_crew()
             if self._backlog:
