@@ -84,11 +84,11 @@ def told_of(error: BaseException) -> dict[str, Any]:
     """Return the details of a `Failure` from which `Failure.origin` rebuilds `error`."""
     if isinstance(error, SampleError) and error.__cause__ is not None:
         error = error.__cause__
-    told: dict[str, Any] = {"traceback": "".join(traceback.format_exception(error))}
+    details: dict[str, Any] = {"traceback": "".join(traceback.format_exception(error))}
     kind = type(error)
     if kind.__module__ in _KNOWN and all(map(_is_plain, error.args)):
-        told["error"] = kind.__module__, kind.__name__, error.args
-    return told
+        details["error"] = kind.__module__, kind.__name__, error.args
+    return details
 
 
 def _is_plain(argument: object) -> bool:
@@ -111,10 +111,10 @@ def _shortened_texts(failures: Sequence[Failure], num_characters: int) -> list[t
     limit = min(_CAUSE_CHARACTERS, num_characters // (2 * len(failures)))  # the other half is left for tracebacks
     texts: list[tuple[int, str, str]] = []
     for failure in failures:
-        told = {name: value for name, value in failure.details.items() if name != "traceback"}
-        details = json.dumps(told, default=str)
+        others = {name: value for name, value in failure.details.items() if name != "traceback"}
+        details = json.dumps(others, default=str)
         if len(failure.cause) + len(details) > limit:
-            details = json.dumps({name: True for name, value in told.items() if value is True})
+            details = json.dumps({name: True for name, value in others.items() if value is True})
         texts.append((failure.sample, failure.cause[:limit], details))
     left = num_characters - sum(len(cause) + len(details) for _, cause, details in texts)
     share = left // (2 * len(texts))
@@ -140,10 +140,10 @@ class Answer:
         if not self.failures:
             return head
         for num_characters in _TEXT_CHARACTERS:
-            told = zlib.compress(json.dumps(_shortened_texts(self.failures, num_characters)).encode(), level=1)
-            if len(told) <= _MESSAGE_BYTES:
+            text = zlib.compress(json.dumps(_shortened_texts(self.failures, num_characters)).encode(), level=1)
+            if len(text) <= _MESSAGE_BYTES:
                 break
-        return head + told
+        return head + text
 
     @classmethod
     def decode(cls, message: bytes | bytearray) -> "Answer":

@@ -49,7 +49,7 @@ class ChunkReport:
     at: Callable[[int], None]
     """Records which sample of the batch is next. It is blamed for a death, and the call is a sign of life."""
     upcoming: Callable[[int], list[Chunk]]
-    """Returns up to so many chunks that this worker will most likely fill next, for a work that reads ahead."""
+    """Reserves and returns up to so many chunks that this worker will most likely fill next, so it can read ahead."""
     wait_for_turn: Callable[[], None]
     """Waits for this worker's turn to use much memory, which it keeps until its next sample or chunk."""
     tally: Tally = field(default_factory=Tally)
