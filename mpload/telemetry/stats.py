@@ -157,7 +157,12 @@ class LoaderMemory:
 
     @classmethod
     def of(cls, pids: Iterable[int], *, slots_bytes: int) -> "LoaderMemory":
-        """Measure the processes of a loader, which takes about 0.1 ms each. The zygote must be the first of `pids`."""
+        """Measure the memory of a loader's processes, which takes about 0.1 ms each.
+
+        Args:
+            pids: process ids of the zygote and then of the workers.
+            slots_bytes: shared memory of the slots, which the caller has measured.
+        """
         zygote, *workers = [anonymous_pss_bytes(pid) for pid in pids] or [0]
         return cls(slots_bytes=slots_bytes, zygote_bytes=zygote, workers_bytes=sum(workers))
 
