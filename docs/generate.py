@@ -51,7 +51,7 @@ def tree(error: type[Exception] = MploadError, indent: str = "") -> list[str]:
         builtin = next((base.__name__ for base in child.__bases__ if base.__module__ == "builtins"), "")
         name = f"{indent}{'└── ' if is_last else '├── '}{child.__name__}"
         summary = re.split(r"[.;:]\s|\.?$", child.__doc__ or "", maxsplit=1)[0]
-        lines.append(f"{name:<26} {builtin:<13} {summary}")
+        lines.append(f"{name:<26} {builtin:<18} {summary}")
         lines += tree(child, indent + ("    " if is_last else "│   "))
     return lines
 

@@ -7,6 +7,7 @@ from mpload.errors import ArgumentError as ArgumentError
 from mpload.errors import DecodeError as DecodeError
 from mpload.errors import IndexChangedError as IndexChangedError
 from mpload.errors import IndexFormatError as IndexFormatError
+from mpload.errors import IndexNotFoundError as IndexNotFoundError
 from mpload.errors import MploadError as MploadError
 from mpload.errors import MploadWarning as MploadWarning
 from mpload.errors import OutsideRootError as OutsideRootError

@@ -3,6 +3,7 @@
 ```
 MploadError
 ├── ArgumentError      (ValueError)       an argument breaks a rule
+├── IndexNotFoundError (FileNotFoundError) there is no index at a path
 ├── IndexFormatError   (ValueError)       a line or the header of an index text breaks the format
 ├── IndexChangedError  (RuntimeError)     an index text was changed while it was in use
 ├── SidecarError       (RuntimeError)     a sidecar cannot be read, cannot be written or does not fit its text
@@ -26,6 +27,7 @@ __all__ = [
     "DecodeError",
     "IndexChangedError",
     "IndexFormatError",
+    "IndexNotFoundError",
     "MploadError",
     "MploadWarning",
     "OutsideRootError",
@@ -60,6 +62,14 @@ class ArgumentError(MploadError, ValueError):
 
     Raised when a value is out of range, has the wrong type or does not go with another argument. Change the argument
     that the message names. It is also raised when an iterator is used after its loader was closed or iterated anew.
+    """
+
+
+class IndexNotFoundError(MploadError, FileNotFoundError):
+    """There is no index at the path that was given.
+
+    Check the path: a relative one starts at the working directory. To make an index, run `mpload index FOLDER -o
+    train.txt` or call `build_index`.
     """
 
 

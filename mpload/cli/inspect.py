@@ -85,7 +85,7 @@ def _default_report(path: Path) -> Path:
 
 def _open(path: Path) -> tuple[Index, bool]:
     """Open the index, and say whether its sidecar was there and fitted."""
-    is_fresh = path.is_file() and find_sidecar(path, read_header(path)) is not None
+    is_fresh = find_sidecar(path, read_header(path)) is not None
     with progress_bar("building the sidecar") as tell:
         return open_index(path, progress=tell), is_fresh
 

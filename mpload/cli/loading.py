@@ -18,14 +18,11 @@ _CROP = 224
 
 
 def opened(path: Path) -> Index:
-    """Open an index.
+    """Open an index, with a progress bar while its sidecar is built.
 
     Raises:
-        ArgumentError: there is none.
-        IndexFormatError: it is empty, or none.
+        MploadError: As `open_index`.
     """
-    if not path.exists():
-        raise ArgumentError(f"{path}: there is no such index. Make one: mpload index FOLDER -o {path}")
     with progress_bar("building the sidecar") as tell:
         return open_index(path, progress=tell)
 

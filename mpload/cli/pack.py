@@ -5,10 +5,9 @@ from typing import Annotated
 
 import typer
 
+from mpload.cli.loading import opened
 from mpload.cli.reports import AsJson, print_json
 from mpload.cli.terminal import progress_bar
-from mpload.errors import ArgumentError
-from mpload.index.opening import open_index
 from mpload.tools.pack.packing import PackOptions, ShardFormat, pack_index, verify_pack
 from mpload.units import format_bytes, format_count, parse_bytes
 
@@ -47,10 +46,7 @@ def pack(
         quality=quality,
         decode=decode,
     )
-    if not path.exists():
-        raise ArgumentError(f"{path}: there is no such index. Make one: mpload index FOLDER -o {path}")
-    with progress_bar("building the sidecar") as tell:
-        source = open_index(path, progress=tell)
+    source = opened(path)
     with progress_bar("verifying" if verify else "packing", total=len(source)) as tell:
         if verify:
             verify_pack(source, out, options, num_workers=workers, progress=tell)

@@ -1,15 +1,15 @@
-"""The index: one line of text a sample, and a sidecar that makes any line reachable at once.
+"""The index: a text with one line per sample, and a sidecar that gives direct access to any line.
 
 ```
-columns    what a cell holds: path, span, lmdb, row, int, float, str
+columns    column types and the cells that they hold: path, span, lmdb, row, int, float, str
 text       the text format: header, lines, escapes; plain lists too
-scan       one fast pass over a text: where lines start, their labels, a digest
-sidecar    the Arrow file of what a scan found: written, checked, located (the only reader of pyarrow)
-open_file  a file that is read by position
-lookup     columns of a sidecar, read by position and without pyarrow
+scan       one fast pass over a text for the line offsets, the labels and a digest
+sidecar    writes and checks the sidecar, an Arrow file with the results of a scan (the only module that uses pyarrow)
+open_file  opens a text, and reads files by position
+lookup     reads the columns of a sidecar by position, without pyarrow
 index      Index: records and labels
-opening    open_index: from a path to an Index
+opening    open_index: opens the index at a path
 ```
 
-`mpload.ingest` makes one. Nothing is imported here, so that a worker can unpickle an `Index` without pyarrow.
+`mpload.ingest` builds indexes. This module imports nothing, so that a worker can unpickle an `Index` without pyarrow.
 """

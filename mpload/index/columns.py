@@ -1,4 +1,4 @@
-"""What a cell of an index can hold, and how it is written."""
+"""The columns of an index: their types, their cells, and the notation of `#columns`."""
 
 import re
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class ColumnType(StrEnum):
-    """The type of a column, as `#columns` names it."""
+    """The type of a column, as written in `#columns`."""
 
     PATH = "path"
     SPAN = "span"
@@ -25,7 +25,7 @@ class ColumnType(StrEnum):
 
     @property
     def is_source(self) -> bool:
-        """Whether cells of this type say where bytes lie."""
+        """Whether cells of this type locate a sample's encoded bytes."""
         return self in {ColumnType.PATH, ColumnType.SPAN, ColumnType.LMDB, ColumnType.ROW}
 
 
@@ -34,11 +34,11 @@ class Column:
     """One column of an index: its name and the type of its cells.
 
     Attributes:
-        name: of letters, digits and `_`.
-        type: of all its cells.
+        name: an identifier made of letters, digits and `_`.
+        type: the type of all its cells.
 
     Raises:
-        ArgumentError: the name is no identifier.
+        ArgumentError: the name is not an identifier.
     """
 
     name: str
@@ -58,20 +58,20 @@ Cell = str | Span | LmdbValue | RowValue | int | float
 
 
 def range_of(source: Cell) -> ByteRange:
-    """Return which bytes the cell of a source names."""
+    """Return the range of bytes that the cell of a source column names."""
     return source if isinstance(source, ByteRange) else ByteRange(str(source))
 
 
 def path_of(source: Cell) -> str:
-    """Return the path of the file that the cell of a source names."""
+    """Return the path of the file that the cell of a source column names."""
     return source.path if isinstance(source, ByteRange) else str(source)
 
 
 def parse_columns(text: str) -> tuple[Column, ...]:
-    """Read `image:path label:int`.
+    """Parse columns written as `image:path label:int`.
 
     Raises:
-        ArgumentError: a name or type is not one, a name stands twice, or no column says where bytes lie.
+        ArgumentError: a name or type is invalid, a name occurs twice, or no column is of a source type.
     """
     columns = []
     for word in text.split():
@@ -81,14 +81,14 @@ def parse_columns(text: str) -> tuple[Column, ...]:
         columns.append(Column(name=name, type=ColumnType(kind)))
     names = [column.name for column in columns]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ArgumentError(f"column {twice[0]!r} stands twice in {text!r}. Give every column a name of its own")
+        raise ArgumentError(f"column {twice[0]!r} occurs twice in {text!r}. Give every column a unique name")
     if not any(column.type.is_source for column in columns):
         raise ArgumentError(
-            f"columns {text!r} have no path, span, lmdb or row column: nothing says where the bytes lie"
+            f"columns {text!r} contain no column of files. Add one of type path, span, lmdb or row, such as image:path"
         )
     return tuple(columns)
 
 
 def format_columns(columns: tuple[Column, ...]) -> str:
-    """Write columns as `#columns` does."""
+    """Return columns in the notation of `#columns`."""
     return " ".join(str(column) for column in columns)

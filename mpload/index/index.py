@@ -1,4 +1,4 @@
-"""The index as a reader sees it: records by sample_id, labels, classes, fingerprint."""
+"""`Index`: an opened index, with records by sample_id, labels, classes and a fingerprint."""
 
 import hashlib
 import operator
@@ -20,21 +20,21 @@ from mpload.units import KIB, MIB, format_count, format_facts, html_table
 
 __all__ = ["Index", "Record", "header_of", "sidecar_of"]
 
-_MAX_GAP_BYTES = 4 * KIB  # reading so much for nothing costs less than another call
+_MAX_GAP_BYTES = 4 * KIB  # reading this many unneeded bytes costs less than another system call
 _MAX_READ_BYTES = MIB
-_FEW_PIECES = 64  # are read one by one: to find out which could be read together would take longer
+_FEW_PIECES = 64  # up to this many are read one by one, as planning merged reads would take longer
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One row of an index: `record["image"]` is a cell, `record.sample_id` the row's number."""
+    """One row of an index. `record["image"]` is a cell, and `record.sample_id` is the number of the row."""
 
     sample_id: int
-    """The row's number, from 0."""
+    """Number of the row, starting at 0."""
     cells: tuple[Cell, ...]
-    """A value of each column: a path, a `Span`, an `LmdbValue`, a `RowValue`, a number or a text."""
+    """One value per column: a path, a `Span`, an `LmdbValue`, a `RowValue`, a number or a string."""
     columns: tuple[Column, ...]
-    """Those of the index."""
+    """The columns of the index."""
 
     def __getitem__(self, name: str) -> Cell:
         for column, cell in zip(self.columns, self.cells, strict=True):
@@ -50,22 +50,24 @@ class Record:
 class Index:
     """An opened index: made by `mpload.open_index`.
 
-    `len(index)` samples; `index[7]` is a `Record`, `index[7:9]` and `index.records(ids)` are lists of them.
+    `len(index)` is the number of samples. `index[7]` is a `Record`; `index[7:9]` and `index.records(ids)` are lists of
+    records.
 
-    Memory: constant. Lines are read from the text when they are asked for, columns from the sidecar.
-    Process: may be forked, pickled and sent to any process of the same machine; each opens the files itself.
+    Memory: constant. Lines are read on demand from the text, and columns from the sidecar.
+    Process: may be forked, or pickled and sent to any process of the same machine. Each unpickled copy opens the files
+    itself.
     """
 
     def __init__(
         self, *, path: Path, header: Header, layout: SidecarLayout, root: str, allow_outside_root: bool
     ) -> None:
         self.path = path
-        """The text, as an absolute path."""
+        """Absolute path of the text."""
         self._header = header
         self.root = root
-        """The folder, or the URL, that paths are relative to."""
+        """The folder or URL that paths are relative to."""
         self.allow_outside_root = allow_outside_root
-        """Whether paths may lead out of the root."""
+        """Whether paths may lead outside the root."""
         self._layout = layout
         self._text = OpenFile(path)
         self._sidecar_file = SidecarFile(layout)
@@ -73,17 +75,17 @@ class Index:
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """Name and type of each cell of a record."""
+        """Name and type of each column."""
         return self._header.columns
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Class names, by class number; empty where the index names none."""
+        """Class names, ordered by class number. Empty if the index does not name its classes."""
         return self._header.classes
 
     @property
     def labels(self) -> SidecarColumn:
-        """The label column, int64 [N], read from the sidecar where it is asked for.
+        """The label column, int64 [N]. Its values are read from the sidecar on demand.
 
         Raises:
             IndexFormatError: the index has no integer column.
@@ -94,12 +96,12 @@ class Index:
 
     @property
     def nbytes(self) -> SidecarColumn | None:
-        """Size of each sample's encoded bytes, int64 [N]; None where they were not measured (`mpload index --stat`)."""
+        """Encoded size of each sample in bytes, int64 [N]; None unless measured by `mpload index --stat`."""
         return self._sidecar_file.columns.get("nbytes")
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the lines, their number and the columns: what a checkpoint is bound to."""
+        """A hash of the lines, their number and the columns. A checkpoint is tied to it."""
         words = f"{self._layout.digest} {len(self)} {format_columns(self.columns)}"
         return hashlib.blake2b(words.encode(), digest_size=16).hexdigest()
 
@@ -119,13 +121,13 @@ class Index:
             yield from self[start : start + 4096]
 
     def records(self, sample_ids: ArrayLike) -> list[Record]:
-        """Return the records of `sample_ids`, int64 [n] each in [0, N), in the order asked for.
+        """Return the records of `sample_ids`, int64 [n] with values in [0, N), in the order of the ids.
 
         Raises:
             ArgumentError: an id is out of range.
-            IndexChangedError: the text is not the one that was opened.
+            IndexChangedError: the text was changed after it was opened.
             IndexFormatError: a line breaks the format.
-            SidecarError: the sidecar was cut.
+            SidecarError: the sidecar was truncated.
         """
         ids = np.asarray(sample_ids, np.int64).reshape(-1)
         check_sample_ids(ids, len(self))
@@ -141,13 +143,13 @@ class Index:
             raise
 
     def _lines(self, sample_ids: NDArray[np.int64]) -> list[bytes]:
-        """Return the lines of `sample_ids` as they stand in the text, without their newlines."""
+        """Return the lines of `sample_ids` as raw bytes, without their newlines."""
         if not sample_ids.size:
             return []
         if self._text.stamp() != self._stamp:
             raise IndexChangedError(f"{self.path}: changed after it was opened. Open it again")
-        # A line starts after the newline before it, and that newline is read too: with the one at its end it proves
-        # that the sidecar points where it should.
+        # The newline before each line is read too. Together with the newline at the line's end, it proves that the
+        # offsets in the sidecar are right.
         starts, ends = self._bounds(sample_ids)
         skips = np.minimum(starts - self._header.body_bytes, 1)
         lengths = ends - starts + skips
@@ -162,7 +164,7 @@ class Index:
         return lines
 
     def where(self, sample_id: int) -> str:
-        """Return the line that lists sample `sample_id`: `train.txt:17`."""
+        """Return the file and line number that list the sample, such as `train.txt:17`."""
         return f"{self.path}:{self._header.num_lines + sample_id + 1}"
 
     def _bounds(self, sample_ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -176,7 +178,8 @@ class Index:
 
     def _misfit(self) -> IndexChangedError:
         return IndexChangedError(
-            f"{self.path}: its sidecar {self._layout.path} does not fit it. Delete the sidecar: it is rebuilt"
+            f"{self.path}: its sidecar {self._layout.path} does not match it. Delete the sidecar and open the index "
+            "again, which rebuilds it"
         )
 
     def _raise_first_fault(self, ids: NDArray[np.int64], lines: Sequence[bytes]) -> None:
@@ -208,17 +211,17 @@ class Index:
 
 
 def header_of(index: Index) -> Header:
-    """Return what the directives of an index say."""
+    """Return the header of an index."""
     return index._header  # noqa: SLF001
 
 
 def sidecar_of(index: Index) -> SidecarLayout:
-    """Return where the sidecar of an index is, and its layout."""
+    """Return the layout of an index's sidecar, which includes its path."""
     return index._layout  # noqa: SLF001
 
 
 def _pieces(file: OpenFile, offsets: NDArray[np.int64], lengths: NDArray[np.int64]) -> list[bytes]:
-    """Return the bytes of each piece, fewer where the file ends before."""
+    """Return the bytes of each piece. A piece is shorter than its length if the file ends first."""
     if len(offsets) <= _FEW_PIECES:
         return [file.read(*piece) for piece in zip(offsets.tolist(), lengths.tolist(), strict=True)]
     reads = merge_nearby(offsets, lengths, max_gap_bytes=_MAX_GAP_BYTES, max_read_bytes=_MAX_READ_BYTES)

@@ -1,11 +1,11 @@
-"""Columns of a sidecar, read by position: in any process, and without pyarrow.
+"""Reads the columns of a sidecar by position, in any process and without pyarrow.
 
-Nothing is mapped. A map of a file that somebody cuts ends the process by SIGBUS, and a read of it is merely short; the
-page cache is shared either way. Two kinds of reads:
+The file is read, not memory-mapped. If another process truncates a mapped file, access to the map kills this process by
+SIGBUS, whereas a read is merely short. The page cache is shared either way. There are two kinds of reads:
 
-- `SidecarFile.offsets` looks up where lines start, 16 bytes a sample. The text proves them: a line starts after a
-  newline and ends with one.
-- A `SidecarColumn` reads whole blocks of 512 rows, and compares each with the checksum that was stored with it.
+- `SidecarFile.offsets` looks up line offsets, 16 bytes per sample. The reader of the text verifies them: a line starts
+  after a newline and ends with one.
+- `SidecarColumn` reads whole blocks of 512 rows and compares each with its stored checksum.
 """
 
 import zlib
@@ -34,45 +34,45 @@ __all__ = [
 ]
 
 BATCH_ROWS: Final = 1 << 20
-"""Rows of every record batch of a sidecar but the last."""
+"""Number of rows in every record batch of a sidecar except the last."""
 
 DTYPES: Final = MappingProxyType(
     {"offset": np.dtype(np.uint64), "label": np.dtype(np.int64), "nbytes": np.dtype(np.int64)}
 )
 
 _ROW_BYTES = 8
-_CHECK_BYTES = 8  # CRC-32 in hexadecimal digits: Arrow's metadata are text
-_BLOCK_ROWS = 512  # a page of 4 KiB: what a cold read costs anyway
+_CHECK_BYTES = 8  # CRC-32 as hexadecimal digits, because Arrow's metadata is text
+_BLOCK_ROWS = 512  # a page of 4 KiB, which a cold read fetches anyway
 _READ_ROWS = 1 << 17
-_SPARE_BYTES = 2 * KIB  # for each id: reading so much in vain costs about as much as one more call
+_SPARE_BYTES = 2 * KIB  # per id: reading this many unneeded bytes costs about as much as another system call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where something of every record batch lies in the file."""
+    """Where one part of each record batch is stored in the file."""
 
     first_bytes: int
-    """Its offset in the first full record batch."""
+    """File offset of the part that belongs to the first full record batch."""
     stride_bytes: int
-    """From one full record batch to the next."""
+    """Distance from one full record batch's part to the next one's."""
     last_bytes: int
-    """Its offset in the last, shorter record batch; unused where all are full."""
+    """File offset of the part that belongs to the last, shorter record batch. Unused if all are full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarLayout:
-    """What a process needs to read a sidecar without pyarrow."""
+    """Everything that a process needs to read a sidecar without pyarrow."""
 
     path: Path
     file_bytes: int
     num_samples: int
     digest: str
     columns: Mapping[str, Place]
-    """Where the rows of each column lie."""
+    """Where the rows of each column are stored."""
     checks: Place
-    """Where the checksums of a record batch's blocks lie: those of all blocks of the first column, then the next."""
+    """Where the checksums of the blocks are stored: those of the first column, then of the second, and so on."""
     seed: int
-    """What the checksums start from: another number for another state of the text."""
+    """Initial value of the checksums. It differs between states of the text."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -82,7 +82,7 @@ class SidecarLayout:
             object.__setattr__(self, name, value)
 
     def rows_at(self, name: str, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return where the rows of `sample_ids` lie in the file."""
+        """Return the file offsets of the rows of `sample_ids`."""
         place, num_full = self.columns[name], self.num_samples // BATCH_ROWS
         batches = sample_ids >> 20
         starts = np.where(batches < num_full, place.first_bytes + batches * place.stride_bytes, place.last_bytes)
@@ -90,32 +90,33 @@ class SidecarLayout:
         return places
 
 
-_REBUILD = "Delete it and open the index again: it is rebuilt from the text"
+_REBUILD = "Delete it and open the index again, which rebuilds it"
 
 
 class SidecarFile:
     """A sidecar that is open for reading.
 
-    Memory: what is asked for, and a descriptor. Process: may be forked, since reads share no position.
+    Memory: the rows requested, and one file descriptor. Process: may be forked, as reads share no file position.
 
     Raises:
-        SidecarError: it is not the file that the layout describes.
-        StorageError: it cannot be opened.
+        SidecarError: the file is not the one that the layout describes.
+        StorageError: the file cannot be opened.
     """
 
     def __init__(self, layout: SidecarLayout) -> None:
         self._layout = layout
         self._file = OpenFile(layout.path)
         if self._file.stamp()[0] != layout.file_bytes:
-            raise SidecarError(f"{layout.path}: is not the sidecar that was opened. Open the index again")
+            raise SidecarError(f"{layout.path}: was changed after the index was opened. Open the index again")
         self.columns: Mapping[str, SidecarColumn] = MappingProxyType(
             {name: SidecarColumn(self._file, layout, name) for name in layout.columns}
         )
 
     def offsets(self, sample_ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where the lines of `sample_ids`, at least one, start, and the lines after them (for the last: itself).
+        """Return the offsets of the lines of `sample_ids`, and the offsets of the lines that follow them.
 
-        Not compared with checksums: whoever reads the lines sees whether they are some.
+        `sample_ids` must not be empty. The last line of the index has no successor and gets its own offset instead.
+        Checksums are not compared: the caller, who reads the lines, can tell whether the offsets are right.
         """
         first, last = int(sample_ids.min()), min(int(sample_ids.max()) + 1, self._layout.num_samples - 1)
         start, end = self._layout.rows_at("offset", np.array([first, last])).tolist()
@@ -133,15 +134,15 @@ class SidecarFile:
 
 
 class SidecarColumn:
-    """A read-only column of one number a sample, made by an `Index`: array-like, read from the file when asked for.
+    """A read-only column with one number per sample, made by an `Index` and read from the file on demand.
 
-    `column[i]`, `column[a:b]`, `column[ids]` and `column[mask]` give NumPy values; `np.asarray(column)` is all of it,
-    8 bytes a sample; `blocks()` walks any number of samples without that.
+    `column[i]`, `column[a:b]`, `column[ids]` and `column[mask]` return NumPy values. `np.asarray(column)` returns the
+    whole column, 8 bytes per sample. `blocks()` iterates over any number of samples in constant memory.
 
-    Process: may be forked, and pickled for any process of the same machine.
+    Process: may be forked, or pickled and sent to any process of the same machine.
 
     Raises:
-        SidecarError: what was read is not what was written.
+        SidecarError: the rows read do not match their checksum.
     """
 
     def __init__(self, file: OpenFile, layout: SidecarLayout, name: str) -> None:
@@ -164,7 +165,7 @@ class SidecarColumn:
             yield self._rows(start, min(start + _READ_ROWS, len(self)))
 
     def take(self, sample_ids: NDArray[np.int64]) -> NDArray[Any]:
-        """Return the rows of `sample_ids`, int64 [n] each in [0, N), as a new array."""
+        """Return the rows of `sample_ids`, int64 [n] with values in [0, N), as a new array."""
         out: NDArray[Any] = np.empty(sample_ids.shape, self.dtype)
         order = np.argsort(sample_ids, kind="stable")
         blocks = sample_ids[order] // _BLOCK_ROWS
@@ -176,7 +177,7 @@ class SidecarColumn:
         return out
 
     def _rows(self, start: int, stop: int) -> NDArray[Any]:
-        """Return the rows from `start` to `stop` (exclusive), which lie in one record batch, read-only."""
+        """Return rows `start` to `stop` (exclusive), all of one record batch, as a read-only array."""
         batch = start // BATCH_ROWS * BATCH_ROWS
         batch_rows = min(BATCH_ROWS, len(self) - batch)
         first_block = (start - batch) // _BLOCK_ROWS
@@ -189,13 +190,13 @@ class SidecarColumn:
         place = self._start_of(self._layout.checks, batch) + number * _CHECK_BYTES
         if _read(self._file, [place], len(checks)) != checks:
             raise SidecarError(
-                f"{self._layout.path}: is damaged, or of another state of the text: {self._name} of samples {first} to "
-                f"{last - 1} does not have the checksum that was stored with it. {_REBUILD}"
+                f"{self._layout.path}: is damaged, or belongs to another state of the text: column {self._name} of "
+                f"samples {first} to {last - 1} does not match its checksum. {_REBUILD}"
             )
         return np.frombuffer(data, self.dtype)[start - first : stop - first]
 
     def _start_of(self, place: Place, batch: int) -> int:
-        """Return where something of the record batch that starts with row `batch` lies."""
+        """Return the file offset of one part of the record batch that starts at row `batch`."""
         if len(self) - batch < BATCH_ROWS:
             return place.last_bytes
         return place.first_bytes + batch // BATCH_ROWS * place.stride_bytes
@@ -215,7 +216,7 @@ class SidecarColumn:
         if ids.dtype == np.bool_ and ids.shape == self.shape:
             ids = np.flatnonzero(ids)
         if not ids.size:
-            ids = ids.astype(np.int64)  # NumPy makes floats of []
+            ids = ids.astype(np.int64)  # NumPy gives [] the dtype float64
         if ids.dtype.kind not in "iu":
             raise IndexError(f"{key!r} is not a row, slice, array of rows, or mask of {len(self)} rows")
         if ids.size and (ids.min() < -len(self) or ids.max() >= len(self)):
@@ -226,7 +227,7 @@ class SidecarColumn:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         if copy is False:
-            raise ValueError(f"a column of {len(self)} rows lies in a file: use blocks(), or allow a copy")
+            raise ValueError(f"a column of {len(self)} rows is read from a file. Use blocks(), or allow a copy")
         return np.asarray(self[:], dtype)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -241,12 +242,12 @@ def _open_column(layout: SidecarLayout, name: str) -> SidecarColumn:
 
 
 def _num_blocks(num_rows: int) -> int:
-    """Return how many blocks so many rows of a record batch make."""
+    """Return the number of blocks that `num_rows` rows of a record batch fill."""
     return -(-num_rows // _BLOCK_ROWS)
 
 
 def checks_of(rows: bytes, first_row: int, *, seed: int) -> bytes:
-    """Return the checksums of blocks of rows, one after another; a block that lies elsewhere has another one."""
+    """Return the concatenated checksums of all blocks. A block's position affects its checksum, as does `seed`."""
     data = memoryview(rows)
     block_bytes = _BLOCK_ROWS * _ROW_BYTES
     return b"".join(
@@ -264,8 +265,8 @@ def check_sample_ids(sample_ids: NDArray[np.int64], num_samples: int) -> None:
 
 
 def _read(file: OpenFile, places: Sequence[int], num_bytes: int) -> bytes:
-    """Return the bytes at all places, one after another."""
+    """Return the concatenated bytes at all file offsets `places`, `num_bytes` from each."""
     data = b"".join([file.read(place, num_bytes) for place in places])
     if len(data) != len(places) * num_bytes:
-        raise SidecarError(f"{file.path}: was cut while it was in use. {_REBUILD}")
+        raise SidecarError(f"{file.path}: was truncated while it was in use. {_REBUILD}")
     return data

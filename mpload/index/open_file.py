@@ -1,4 +1,4 @@
-"""A file that is read by position."""
+"""Files of an index: a text opened with clear errors, and files that are read by position."""
 
 import errno
 import os
@@ -6,22 +6,46 @@ import stat
 import threading
 import weakref
 from pathlib import Path
+from typing import BinaryIO
 
-from mpload.errors import StorageError
+from mpload.errors import IndexFormatError, IndexNotFoundError, StorageError
 
-__all__ = ["OpenFile"]
+__all__ = ["OpenFile", "open_text"]
 
-# Opening a FIFO must not wait: it is seen to be no regular file then.
+# Opening a FIFO must not block. A check afterwards finds that it is not a regular file.
 _OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
-class OpenFile:
-    """A regular file, open until nobody holds this object any more.
-
-    Process: may be forked, and used by any thread: reads share no position.
+def open_text(path: Path) -> BinaryIO:
+    """Open an index text for reading.
 
     Raises:
-        StorageError: it cannot be opened or read.
+        IndexFormatError: `path` is a directory, a pipe or anything else that is not a regular file.
+        IndexNotFoundError: there is no file at `path`.
+        StorageError: the file cannot be opened, for example because permission is denied.
+    """
+    try:
+        mode = path.stat().st_mode  # checked first, because opening a FIFO would block
+        if stat.S_ISDIR(mode):
+            raise IndexFormatError(f"{path}: is a directory. Make an index of it: mpload index {path} -o train.txt")
+        if not stat.S_ISREG(mode):
+            raise IndexFormatError(f"{path}: is not a regular file, which an index must be. Copy it to a regular file")
+        return path.open("rb")
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise IndexNotFoundError(f"There is no index at '{path}'. Make one: mpload index FOLDER -o {path}") from error
+    except OSError as error:
+        raise StorageError(
+            f"{path}: the index cannot be opened: {error.strerror}. Check the permissions of the file and its folders"
+        ) from error
+
+
+class OpenFile:
+    """A regular file, open for reading as long as this object is referenced.
+
+    Process: may be forked, and may be used from any thread, because reads share no file position.
+
+    Raises:
+        StorageError: the file cannot be opened or read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,12 +60,12 @@ class OpenFile:
             raise self._error(OSError(errno.EINVAL, "is not a regular file"))
 
     def stamp(self) -> tuple[int, int]:
-        """Return size in bytes and modification time in nanoseconds."""
+        """Return the size in bytes and the modification time in nanoseconds."""
         status = os.fstat(self._descriptor)
         return status.st_size, status.st_mtime_ns
 
     def read(self, offset_bytes: int, num_bytes: int) -> bytes:
-        """Return the bytes from `offset_bytes` on, fewer where the file ends before."""
+        """Return `num_bytes` bytes starting at `offset_bytes`, or fewer if the file ends first."""
         try:
             if hasattr(os, "pread"):
                 return os.pread(self._descriptor, num_bytes, offset_bytes)

@@ -1,10 +1,11 @@
-"""From a path to an `Index`."""
+"""`open_index`: opens the index text at a path as an `Index`."""
 
 import os
 from pathlib import Path
 
-from mpload.errors import IndexChangedError, IndexFormatError
+from mpload.errors import IndexChangedError
 from mpload.index.index import Index
+from mpload.index.open_file import open_text
 from mpload.index.sidecar import Progress, TextStamp, ensure_sidecar
 from mpload.index.text import Dialect, Header, read_header
 
@@ -14,28 +15,27 @@ __all__ = ["open_index", "root_of"]
 def open_index(
     path: str | os.PathLike[str], *, allow_outside_root: bool | None = None, progress: Progress | None = None
 ) -> Index:
-    """Open an index text, or any plain list of `path label` lines; build its sidecar where none fits.
+    """Open an index, or any plain list of `path label` lines, and build its sidecar unless a matching one exists.
 
     Args:
-        path: the text. Its sidecar lies beside it, or in the user's cache folder where the text's folder is read-only.
-        allow_outside_root: whether paths may lead out of the root, by `..`, by a link or as absolute paths. None: those
-            of an index may not; those of a plain list, which declares no root, may.
-        progress: told the number of samples done while a sidecar is being built.
+        path: the text. Its sidecar is stored beside it, or in the user's cache folder if the text's folder is
+            read-only.
+        allow_outside_root: whether paths may lead outside the root, through `..`, a link or an absolute path. None
+            allows it for plain lists, which declare no root, and forbids it for indexes.
+        progress: called with the number of samples processed so far while a sidecar is built.
 
     Raises:
-        IndexChangedError: the text was replaced at the same time.
-        IndexFormatError: the file is empty, no index, or has a broken line.
-        SidecarError: there is no place to write the sidecar.
-        OSError: the text cannot be read.
+        IndexNotFoundError: there is no file at `path`.
+        IndexChangedError: the text was replaced while it was being opened.
+        IndexFormatError: the text is empty or has a broken line, or `path` is not a regular file.
+        SidecarError: the sidecar cannot be written anywhere.
+        StorageError: the text cannot be opened.
 
-    Memory: constant. Opening takes a few milliseconds for any number of samples once the sidecar stands.
+    Memory: constant. If the sidecar exists, opening takes a few milliseconds for any number of samples.
     """
     text = Path(path).expanduser()
-    if text.is_dir():
-        raise IndexFormatError(f"{text}: is a directory. Make an index of it: mpload index {text} -o train.txt")
-    if text.exists() and not text.is_file():
-        raise IndexFormatError(f"{text}: is not a regular file, and an index is read by position. Copy it into one")
-    stamp = TextStamp.of(text)
+    with open_text(text) as file:
+        stamp = TextStamp.of(file.fileno())
     header = read_header(text)
     layout = ensure_sidecar(text, header, progress=progress)
     if allow_outside_root is None:
@@ -47,13 +47,13 @@ def open_index(
         root=root_of(text, header),
         allow_outside_root=allow_outside_root,
     )
-    if TextStamp.of(text) != stamp:  # header, sidecar and lines may be of different texts
+    if TextStamp.of(text) != stamp:  # the header, the sidecar and the lines may come from different texts
         raise IndexChangedError(f"{text}: changed while it was being opened. Open it again")
     return index
 
 
 def root_of(text: Path, header: Header) -> str:
-    """Return the folder, or the URL, that the paths of the index at `text` are relative to."""
+    """Return the folder or URL that paths in the index at `text` are relative to."""
     if header.root is not None and "://" in header.root:
         return header.root
     return os.path.normpath(text.absolute().parent / (header.root or "."))

@@ -1,8 +1,8 @@
-"""One pass over an index text: where each line starts, its label, and a digest of all lines.
+"""One pass over an index text that collects the offset and label of each line, and a digest of all lines.
 
-Blocks of lines are scanned by NumPy. Whatever a block holds that the fast scan does not understand (a quote, a long
-number, a broken line) sends the whole block through `line_parser`, which either reads it or says what is wrong: the
-fast scan may give up, but it never decides what a line means.
+NumPy scans the text in blocks of lines. If a block contains anything that this fast scan cannot handle, such as a
+quote, a long number or a broken line, the whole block goes through `line_parser` instead, which either parses it or
+reports the fault. So the fast scan may give up, but it never interprets a line differently from the parser.
 """
 
 import hashlib
@@ -20,16 +20,16 @@ from mpload.units import MIB
 
 __all__ = ["Scan", "ScanBlock"]
 
-_BLOCK_BYTES = MIB  # stays in the second-level cache through the passes below
+_BLOCK_BYTES = MIB  # fits in the second-level cache during the passes below
 _TAB, _NEWLINE, _CR, _BLANK, _MINUS, _COMMA = b"\t\n\r -,"
-_MAX_FAST_DIGITS = 18  # every number of so many digits fits int64
+_MAX_FAST_DIGITS = 18  # every number with this many digits fits in int64
 _MAX_ROW_GROUP_DIGITS = 9
-_MAX_FLOAT_BYTES = 32  # Python writes 24 at most
+_MAX_FLOAT_BYTES = 32  # Python writes at most 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanBlock:
-    """Some consecutive samples: `offsets` uint64 [n], where their lines start; `labels` int64 [n], or None."""
+    """Consecutive samples: the `offsets` of their lines, uint64 [n], and their `labels`, int64 [n] or None."""
 
     offsets: NDArray[np.uint64]
     labels: NDArray[np.int64] | None
@@ -37,34 +37,34 @@ class ScanBlock:
 
 @dataclass(slots=True, kw_only=True)
 class Scan:
-    """A pass over the text at `path`: iterate it for its blocks, then ask for the digest and the number of samples.
+    """A pass over the text at `path`. Iterate over its blocks, then read the digest and the number of samples.
 
-    Memory: constant, some megabytes.
+    Memory: constant, a few megabytes.
     """
 
     path: Path
     header: Header
     num_samples: int = field(default=0, init=False)
     num_bytes: int = field(default=0, init=False)
-    """Bytes of the text read so far."""
+    """Number of bytes of the text read so far, including the directives."""
     _hash: hashlib.blake2b = field(default_factory=lambda: hashlib.blake2b(digest_size=32), init=False)
     _blank_line: int | None = field(default=None, init=False)
-    """Number of the first blank line: nothing but blank lines may follow it."""
+    """Line number of the first blank line. Only blank lines may follow it."""
 
     @property
     def digest(self) -> str:
-        """BLAKE2b of all lines read so far, directives not included."""
+        """BLAKE2b hash of all lines read so far, excluding the directives."""
         return self._hash.hexdigest()
 
     def __iter__(self) -> Iterator[ScanBlock]:
         """Yield the blocks.
 
         Raises:
-            IndexFormatError: a line breaks the format; the message holds the first such line's number.
+            IndexFormatError: a line breaks the format. The message names the first such line.
         """
         buffer = bytearray(_BLOCK_BYTES + MAX_LINE_BYTES + 1)
         view = memoryview(buffer)
-        kept = 0  # bytes of an unfinished line at the buffer's start
+        kept = 0  # bytes of an incomplete line at the start of the buffer
         position = self.header.body_bytes
         with self.path.open("rb", buffering=0) as file:
             file.seek(position)
@@ -87,10 +87,10 @@ class Scan:
             buffer[kept] = _NEWLINE
             yield from self._block(buffer, kept + 1, position)
         if not self.num_samples:
-            raise IndexFormatError(f"{self.path}: holds no sample. Make an index: mpload index FOLDER -o train.txt")
+            raise IndexFormatError(f"{self.path}: holds no samples. Make an index: mpload index FOLDER -o train.txt")
 
     def _block(self, buffer: bytearray, end: int, position: int) -> Iterator[ScanBlock]:
-        """Scan the whole lines in `buffer[:end]`, which stand at `position` in the text."""
+        """Scan the complete lines in `buffer[:end]`, which start at offset `position` of the text."""
         block = None
         if self._blank_line is None and buffer.find(b"\0", 0, end) < 0:
             block = _scan_fast(np.frombuffer(buffer, np.uint8, end), self.header, buffer)
@@ -109,7 +109,7 @@ class Scan:
             if self.header.dialect is not Dialect.NATIVE and not line.strip():
                 self._blank_line = self._blank_line or self._line_number(number)
             elif self._blank_line is not None:
-                raise self._error(self._blank_line, "is blank, and samples follow. Delete the blank line")
+                raise self._error(self._blank_line, "is blank, but samples follow it. Delete the blank line")
             else:
                 if len(line) > MAX_LINE_BYTES:
                     raise self._error(self._line_number(number), _TOO_LONG)
@@ -133,12 +133,12 @@ class Scan:
         return IndexFormatError(f"{self.path}:{line_number}: {cause}")
 
 
-_TOO_LONG = f"is longer than {MAX_LINE_BYTES} bytes, the limit of a line. Is this file an index?"
+_TOO_LONG = f"is longer than {MAX_LINE_BYTES} bytes, the limit for a line. Is this file an index?"
 _Scanned = tuple[NDArray[np.int64], NDArray[np.int64] | None] | None
 
 
 def _scan_fast(text: NDArray[np.uint8], header: Header, buffer: bytearray) -> _Scanned:
-    """Return line starts and labels of the lines in `text`, or None where a closer look is needed."""
+    """Return the start and label of each line in `text`, or None if the block must be parsed line by line."""
     if header.dialect is Dialect.BLANKS:
         return _scan_blanks(text, header)
     separator = _COMMA if header.dialect is Dialect.COMMA else _TAB
@@ -152,7 +152,7 @@ def _scan_fast(text: NDArray[np.uint8], header: Header, buffer: bytearray) -> _S
         return None
     ends = separators.reshape(-1, num_columns)
     if (text[ends[:, -1]] != _NEWLINE).any() or (text[ends[:, :-1]] == _NEWLINE).any():
-        return None  # too few or too many cells somewhere
+        return None  # a line has too few or too many cells
     starts = _line_starts(ends[:, -1])
     returns = _carriage_returns(text, starts, ends[:, -1])
     if returns is not None:
@@ -170,7 +170,7 @@ def _scan_fast(text: NDArray[np.uint8], header: Header, buffer: bytearray) -> _S
         match column.type:
             case ColumnType.PATH:
                 fine = bool((first < end).all())
-                if header.dialect is Dialect.COMMA:  # blanks around a cell do not count
+                if header.dialect is Dialect.COMMA:  # blanks around a cell are ignored
                     fine = fine and _are_more_than_blanks(text, first, end)
             case ColumnType.SPAN:
                 fine = _are_spans(text, first, end)
@@ -224,7 +224,7 @@ def _line_starts(line_ends: NDArray[np.int64]) -> NDArray[np.int64]:
 def _carriage_returns(
     text: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> NDArray[np.bool_] | None:
-    """Return which lines end with a carriage return, or None where none does."""
+    """Return a mask of the lines that end with a carriage return, or None if no line does."""
     returns = (text[ends - 1] == _CR) & (ends > starts)
     return returns if returns.any() else None
 
@@ -232,7 +232,7 @@ def _carriage_returns(
 def _parse_integers(
     text: NDArray[np.uint8], first: NDArray[np.int64], end: NDArray[np.int64], *, signed: bool = True
 ) -> NDArray[np.int64] | None:
-    """Return the integers written at `text[first:end]`, or None where one of them is none, or a long one."""
+    """Return the integers in the cells `text[first:end]`, or None if a cell is not an integer or is too long."""
     negative = text[first] == _MINUS if signed else np.zeros(len(first), np.bool_)
     first = first + negative
     lengths = end - first
@@ -248,7 +248,7 @@ def _parse_integers(
 
 
 def _are_more_than_blanks(text: NDArray[np.uint8], first: NDArray[np.int64], end: NDArray[np.int64]) -> bool:
-    """Whether every cell holds something besides blanks."""
+    """Whether every cell contains a character other than a blank."""
     blank = text[first] <= _BLANK
     if not blank.any():
         return True
@@ -257,7 +257,7 @@ def _are_more_than_blanks(text: NDArray[np.uint8], first: NDArray[np.int64], end
 
 
 def _are_spans(text: NDArray[np.uint8], first: NDArray[np.int64], end: NDArray[np.int64]) -> bool:
-    """Whether every cell `text[first:end]` is a span OFFSET+LENGTH@PATH."""
+    """Whether every cell `text[first:end]` is a span, written OFFSET+LENGTH@PATH."""
     plus = _next(text, b"+", first)
     at = _next(text, b"@", first)
     return bool(
@@ -268,7 +268,7 @@ def _are_spans(text: NDArray[np.uint8], first: NDArray[np.int64], end: NDArray[n
 
 
 def _are_lmdb_values(text: NDArray[np.uint8], first: NDArray[np.int64], end: NDArray[np.int64]) -> bool:
-    """Whether every cell is KEY@PATH, in ASCII: bytes that are not UTF-8 are not allowed in a key."""
+    """Whether every cell is KEY@PATH in a block of pure ASCII. Only the parser can check a key for valid UTF-8."""
     at = _next(text, b"@", first)
     return bool(((first < at) & (at + 1 < end)).all() and text.max() < 0x80)
 
@@ -286,31 +286,31 @@ def _are_rows(text: NDArray[np.uint8], first: NDArray[np.int64], end: NDArray[np
 
 
 def _next(text: NDArray[np.uint8], byte: bytes, places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where `byte` stands next, at or after each of `places`; the text's size where nowhere."""
+    """Return the position of the next `byte` at or after each of `places`, or the size of the text if there is none."""
     found = np.append(np.flatnonzero(text == ord(byte)), text.size)
     return found[np.searchsorted(found, places)]
 
 
 def _are_floats(text: NDArray[np.uint8], first: NDArray[np.int64], end: NDArray[np.int64]) -> bool:
-    """Whether every cell is a short decimal number: an automaton that goes through all cells at once."""
+    """Whether every cell is a short decimal number. A finite automaton runs over all cells at once."""
     lengths = end - first
     if lengths.min() < 1 or lengths.max() > _MAX_FLOAT_BYTES:
         return False
     states = np.zeros(len(first), np.uint8)
     for place in range(int(lengths.max())):
-        following = _FLOATS[states, text[np.minimum(first + place, end)]]
-        states = np.where(lengths > place, following, states)
+        next_states = _FLOATS[states, text[np.minimum(first + place, end)]]
+        states = np.where(lengths > place, next_states, states)
     return bool(_IS_FLOAT[states].all())
 
 
 def _float_automaton() -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    r"""Return the table [states, 256] of what follows on each byte, and which states are those of whole numbers.
+    r"""Return an automaton that accepts decimal numbers: its transition table [states, 256] and its accepting states.
 
-    They are those of `[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?`.
+    It accepts `[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?`.
     """
     start, sign, digits, dot, fraction, exponent, exponent_sign, exponent_digits, broken = range(9)
     table = np.full((9, 256), broken, np.uint8)
-    ways = [
+    transitions = [
         (start, b"+-", sign), (start, b"0123456789", digits), (start, b".", dot),
         (sign, b"0123456789", digits), (sign, b".", dot),
         (digits, b"0123456789", digits), (digits, b".", fraction), (digits, b"eE", exponent),
@@ -320,8 +320,8 @@ def _float_automaton() -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
         (exponent_sign, b"0123456789", exponent_digits),
         (exponent_digits, b"0123456789", exponent_digits),
     ]  # fmt: skip
-    for state, characters, following in ways:
-        table[state, list(characters)] = following
+    for state, characters, next_state in transitions:
+        table[state, list(characters)] = next_state
     return table, np.isin(np.arange(9), (digits, fraction, exponent_digits))
 
 

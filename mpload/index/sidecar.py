@@ -1,12 +1,13 @@
-"""The sidecar of an index text: an Arrow IPC file that says where each line starts, and its label.
+"""The sidecar of an index text: an Arrow IPC file with the offset and label of each line.
 
-It is derived and disposable: built in one pass and constant memory, published by a rename, rebuilt when the text has
-changed.
-Columns: `offset: uint64`, `label: int64` where the text has a label column, `nbytes: int64` where sizes were asked for.
-Uncompressed record batches of 2**20 rows, so that a column's rows lie at regular places of the file. The schema's
-metadata name those places, under a checksum of their own, so that opening takes a few small reads and every process
-reads columns without pyarrow (`mpload.index.lookup`). The metadata of each record batch hold the checksums of its rows,
-block by block.
+It holds only derived data: it is built in one pass and constant memory, published by a rename, and rebuilt when the
+text has changed.
+
+Its columns are `offset: uint64`; `label: int64` if the text has a label column; and `nbytes: int64` if sizes were
+requested. Record batches are uncompressed and have 2**20 rows, so that the rows of a column are stored at regular
+offsets. The schema's metadata lists these offsets and is protected by its own checksum. Therefore opening a sidecar
+takes only a few small reads, and processes read columns without pyarrow (`mpload.index.lookup`). The metadata of each
+record batch holds the checksums of its rows, block by block.
 """
 
 import contextlib
@@ -41,23 +42,23 @@ _LOCK_SECONDS = 3600.0
 _CHECKS = "mpload.checks"
 _TOTALS = b"mpload.totals"
 _ARROW, _END_BYTES = b"ARROW1\0\0", 10
-"""How an Arrow file begins; its last bytes are the footer's length and the first six of these."""
+"""The first bytes of an Arrow file, and the size of its end: the footer's length, then six of the same bytes."""
 _MAX_HEAD_BYTES = 4096
-"""What a record batch's message holds above its rows besides the checksums."""
+"""Upper bound on what precedes the rows in a record batch's message, apart from the checksums."""
 _SMALL_BYTES = 4 * MIB
-"""A sidecar of so many bytes is checked when it is opened, in some milliseconds; a larger one where it is read."""
+"""A sidecar of up to this size is verified when opened, within a few milliseconds. Larger ones are verified as read."""
 _TOTALS_BYTES = 512
-"""Room for what is known at the end only: at most 430, with numbers of 15 digits."""
+"""Space reserved for values that are known only at the end: at most 430 bytes, given numbers of 15 digits."""
 
 Progress = Callable[[int], None]
-"""Told now and then how many samples are done."""
+"""Called from time to time with the number of samples processed so far."""
 
 _Rows = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextStamp:
-    """What tells one state of a text file from another without reading it."""
+    """Size and modification time of a text file, to detect changes without reading it."""
 
     num_bytes: int
     mtime_ns: int
@@ -70,21 +71,21 @@ class TextStamp:
 
 
 def find_sidecar(text: Path, header: Header) -> SidecarLayout | None:
-    """Return the layout of a sidecar that fits `text` as it is now, or None."""
-    for path in _places(text):
+    """Return the layout of a sidecar that matches the current state of `text`, or None if there is none."""
+    for path in _candidates(text):
         with contextlib.suppress(SidecarError, FileNotFoundError):
             return _locate(path, text, header)
     return None
 
 
 def ensure_sidecar(text: Path, header: Header, *, progress: Progress | None = None) -> SidecarLayout:
-    """Return the layout of the sidecar of `text`, which is built where there is none that fits.
+    """Return the layout of the sidecar of `text`. Build the sidecar first unless a matching one exists.
 
-    Process: of several processes that come at once on a machine, one builds and the others wait.
+    Process: if several processes of a machine call this at once, one builds the sidecar and the others wait.
 
     Raises:
         IndexFormatError: a line of the text breaks the format.
-        SidecarError: no sidecar can be written, beside the text or in the cache folder.
+        SidecarError: a sidecar can be written neither beside the text nor in the cache folder.
     """
     if (found := find_sidecar(text, header)) is not None:
         return found
@@ -104,7 +105,7 @@ def rewrite_sidecar(
     digest: str,
     progress: Progress | None = None,
 ) -> SidecarLayout:
-    """Publish a sidecar with other columns for a text whose number of samples and digest are known."""
+    """Replace the sidecar of `text` by one with the columns in `rows`. The text is not scanned again."""
     with _lock(text):
         return _publish(text, header, rows, lambda: (num_samples, digest), progress)
 
@@ -114,25 +115,26 @@ def _rows_of(scan: Scan) -> Iterator[_Rows]:
         yield {"offset": block.offsets} | ({} if block.labels is None else {"label": block.labels})
 
 
-def _places(text: Path) -> list[Path]:
-    """Return where a sidecar may lie: beside the text, else in the user's cache folder."""
+def _candidates(text: Path) -> list[Path]:
+    """Return the possible paths of the sidecar: beside the text and, as a fallback, in the user's cache folder."""
     name = hashlib.blake2b(os.fsencode(text.absolute()), digest_size=16).hexdigest()
     return [text.with_name(text.name + ".mpx"), platformdirs.user_cache_path("mpload") / "sidecars" / f"{name}.mpx"]
 
 
 @contextlib.contextmanager
 def _lock(text: Path) -> Iterator[None]:
-    # Not beside the text: flock wants a file that stays, and a rename makes a race between machines harmless.
+    # The lock is not beside the text, because flock needs a file that persists. It does not exclude other machines, but
+    # publishing by a rename makes a race with them harmless.
     folder = platformdirs.user_cache_path("mpload") / "locks"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / _places(text)[1].with_suffix(".lock").name, timeout=_LOCK_SECONDS)
+        lock = FileLock(folder / _candidates(text)[1].with_suffix(".lock").name, timeout=_LOCK_SECONDS)
         lock.acquire()
     except Timeout as error:
         raise SidecarError(
-            f"{text}: another process has been building the sidecar for {_LOCK_SECONDS:.0f} s"
+            f"{text}: another process has been building the sidecar for {_LOCK_SECONDS:.0f} s. Try again later"
         ) from error
-    except OSError:  # no place for locks: build twice rather than not at all
+    except OSError:  # a lock cannot be created: building the sidecar twice is better than failing
         yield
         return
     try:
@@ -149,31 +151,31 @@ def _publish(
     progress: Progress | None,
 ) -> SidecarLayout:
     stamp = TextStamp.of(text)
-    refused: list[OSError] = []
-    for path in _places(text):
+    failures: list[OSError] = []
+    for path in _candidates(text):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
             unfinished.touch(exist_ok=False)
-        except OSError as error:  # read-only, or no right to write there
-            refused.append(error)
+        except OSError as error:  # a read-only file system, or permission denied
+            failures.append(error)
             continue
         try:
             _write(unfinished, header, stamp, rows, totals, progress)
             if TextStamp.of(text) != stamp:
-                raise SidecarError(f"{text}: changed while its sidecar was being built. Try again when it is finished")
+                raise SidecarError(f"{text}: changed while its sidecar was being built. Try again when it is complete")
             unfinished.replace(path)
         except OSError as error:
             raise SidecarError(
-                f"{path}: the sidecar cannot be written: {error.strerror or error}. It takes 16 bytes a sample; "
-                "make room there, or put the index on another disk"
+                f"{path}: the sidecar cannot be written: {error.strerror or error}. It takes 16 bytes per sample. "
+                "Free some space, or put the index on another disk"
             ) from error
         finally:
             unfinished.unlink(missing_ok=True)
         return _locate(path, text, header)
     raise SidecarError(
-        f"{text}: no place for its sidecar ({'; '.join(map(str, refused))}). "
-        "Make the folder writable, or set XDG_CACHE_HOME to a folder that is"
+        f"{text}: its sidecar cannot be written anywhere ({'; '.join(map(str, failures))}). "
+        "Make the folder writable, or set XDG_CACHE_HOME to a writable folder"
     )
 
 
@@ -185,7 +187,7 @@ def _write(
     totals: Callable[[], tuple[int, str]],
     progress: Progress | None,
 ) -> None:
-    """Write the file. What is known at the end only is patched in, over a token as long as its room."""
+    """Write the file. Values known only at the end are patched in later, over a token that reserves their space."""
     token = secrets.token_hex(_TOTALS_BYTES // 2)
     known = {
         "mpload.version": str(SIDECAR_VERSION),
@@ -210,7 +212,7 @@ def _write(
             done += len(batch["offset"])
             if progress is not None:
                 progress(done)
-        assert writer is not None, "a text without samples does not come this far"
+        assert writer is not None, "a scan raises for a text without samples"
         writer.close()
     num_samples, digest = totals()
     found = {"num_samples": num_samples, "digest": digest, "file_bytes": path.stat().st_size} | _places_in(path, done)
@@ -226,12 +228,12 @@ def _check_of(metadata: Mapping[bytes, bytes], totals: Mapping[str, Any]) -> str
 
 
 def _seed_of(metadata: Mapping[bytes, bytes]) -> int:
-    """Return what the checksums of rows start from: rows of another text are not taken for those of this one."""
+    """Return the initial value of the row checksums. It depends on the text, so rows of another text do not match."""
     return zlib.crc32(metadata[b"mpload.text"])
 
 
 def _places_in(path: Path, num_rows: int) -> dict[str, Any]:
-    """Return where columns and checksums lie in a file just written, as Arrow finds them there."""
+    """Return the offsets of columns and checksums in a file just written, as determined by reading it with Arrow."""
     num_full = num_rows // BATCH_ROWS
     with pa.memory_map(str(path)) as source:
         buffer = source.read_buffer()
@@ -241,25 +243,25 @@ def _places_in(path: Path, num_rows: int) -> dict[str, Any]:
         def starts(number: int) -> dict[str, int]:
             batch, metadata = reader.get_batch_with_custom_metadata(number)
             rows = {name: batch.column(name).buffers()[1] for name in names}
-            found = {name: values.address - buffer.address for name, values in rows.items() if values is not None}
+            offsets = {name: values.address - buffer.address for name, values in rows.items() if values is not None}
             checks = metadata[_CHECKS.encode()]
-            end = found[names[0]]
+            end = offsets[names[0]]
             before = max(end - len(checks) - _MAX_HEAD_BYTES, 0)
-            found[_CHECKS] = before + buffer.slice(before, end - before).to_pybytes().rindex(checks)
-            return found
+            offsets[_CHECKS] = before + buffer.slice(before, end - before).to_pybytes().rindex(checks)
+            return offsets
 
         first = starts(0)
         second = starts(1) if num_full > 1 else first
         last = starts(num_full) if num_rows > num_full * BATCH_ROWS else dict.fromkeys(first, 0)
         strides = {name: second[name] - first[name] for name in first}
         if num_full > 1 and starts(num_full - 1) != {n: first[n] + (num_full - 1) * strides[n] for n in first}:
-            raise SidecarError(f"{path}: its record batches do not lie at regular places. Is this Arrow a new one?")
+            raise SidecarError(f"{path}: its record batches are not at regular offsets. Install an older pyarrow")
     places = {name: [first[name], strides[name], last[name]] for name in first}
     return {"checks": places.pop(_CHECKS), "columns": places}
 
 
 def _regroup(rows: Iterable[_Rows]) -> Iterator[_Rows]:
-    """Yield the rows in groups of exactly `BATCH_ROWS`, but for the last."""
+    """Yield the rows in groups of exactly `BATCH_ROWS`; the last group may be smaller."""
     buffer: _Rows = {}
     filled = 0
     for block in rows:
@@ -280,19 +282,19 @@ def _regroup(rows: Iterable[_Rows]) -> Iterator[_Rows]:
 
 
 def _patch(path: Path, token: bytes, value: bytes) -> None:
-    """Replace `token` in the schema, which an Arrow file holds at its start and again at its end."""
+    """Replace `token` in both copies of the schema, one at the start of an Arrow file and one at its end."""
     size = path.stat().st_size
     window = min(1 << 16, size)
     with path.open("r+b") as file:
         while len(places := _find_at_ends(file, token, size, window)) < 2 and window < size:
-            window = min(4 * window, size)  # many classes or record batches: never read much more than the schema
+            window = min(4 * window, size)  # a large schema: many classes or record batches
         for place in places:
             file.seek(place)
             file.write(value)
 
 
 def _find_at_ends(file: BinaryIO, token: bytes, size: int, window: int) -> set[int]:
-    """Return where `token` stands first in the first `window` bytes of a file, and last in its last ones."""
+    """Return the offsets of the first `token` in the first `window` bytes of a file, and the last in its last ones."""
     file.seek(0)
     places = {file.read(window).find(token)}
     file.seek(size - window)
@@ -302,7 +304,7 @@ def _find_at_ends(file: BinaryIO, token: bytes, size: int, window: int) -> set[i
 
 
 def _locate(path: Path, text: Path, header: Header) -> SidecarLayout:
-    """Find the columns in the file, and check that it belongs to `text` as it is."""
+    """Return the layout of the sidecar at `path`, after checking that it matches the current state of `text`."""
     try:
         layout = _read(path, text, header)
         if layout.file_bytes <= _SMALL_BYTES:
@@ -311,24 +313,22 @@ def _locate(path: Path, text: Path, header: Header) -> SidecarLayout:
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError, LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
-        raise SidecarError(
-            f"{path}: is not a sidecar, or a broken one: {error}. It is rebuilt from the text"
-        ) from error
+        raise SidecarError(f"{path}: is not a sidecar, or is damaged: {error}. It is rebuilt from the text") from error
     return layout
 
 
 def _footer(file: BinaryIO) -> pa.BufferReader:
-    """Return the end of an Arrow file, which says all that a reader wants to know at first.
+    """Return the end of an Arrow file, which is all that Arrow needs to read the schema.
 
-    From a file Arrow would read it by threads of its own: no process that may fork should have them, and with
-    pyarrow 17 they abort a process that ends soon.
+    If given the file itself, Arrow would read it by threads of its own. A process that may fork should not have these,
+    and with pyarrow 17 they abort a process that exits soon afterwards.
     """
     num_bytes = file.seek(0, os.SEEK_END)
     file.seek(max(0, num_bytes - _END_BYTES))
     end = file.read()
     footer_bytes = int.from_bytes(end[:4], "little")
     if len(end) != _END_BYTES or footer_bytes > num_bytes - _END_BYTES:
-        raise ValueError("it is cut off")
+        raise ValueError("it is truncated")
     file.seek(num_bytes - _END_BYTES - footer_bytes)
     return pa.BufferReader(_ARROW + file.read())
 
@@ -337,15 +337,15 @@ def _read(path: Path, text: Path, header: Header) -> SidecarLayout:
     with open(path, "rb", opener=_open_at_once) as file:
         metadata = dict(pa.ipc.open_file(_footer(file)).schema.metadata or {})
     if metadata[b"mpload.version"] != str(SIDECAR_VERSION).encode():
-        raise SidecarError(f"{path}: has version {metadata[b'mpload.version']!r}, not {SIDECAR_VERSION}")
+        raise SidecarError(f"{path}: has version {metadata[b'mpload.version'].decode()}, not {SIDECAR_VERSION}")
     totals = json.loads(metadata.pop(_TOTALS))
     if totals.pop("check") != _check_of(metadata, totals):
-        raise SidecarError(f"{path}: is damaged: its metadata do not have the checksum that was stored with them")
+        raise SidecarError(f"{path}: is damaged: its metadata does not match its checksum")
     stamp = TextStamp(**json.loads(metadata[b"mpload.text"]))
     if stamp != TextStamp.of(text) or metadata[b"mpload.columns"].decode() != format_columns(header.columns):
         raise SidecarError(f"{path}: belongs to another state of {text}")
     if ("label" in totals["columns"]) != (header.label_column is not None):
-        raise SidecarError(f"{path}: has labels where the text has none, or none where it has")
+        raise SidecarError(f"{path}: has labels but the text has none, or the reverse")
     return SidecarLayout(
         path=path,
         file_bytes=operator.index(totals["file_bytes"]),
@@ -358,7 +358,7 @@ def _read(path: Path, text: Path, header: Header) -> SidecarLayout:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Open a FIFO without waiting for its other end: Arrow then sees that it is no file."""
+    """Open a file, but do not block if it is a FIFO. Arrow then fails, as a FIFO is not an Arrow file."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
@@ -368,14 +368,14 @@ def _place(numbers: list[int]) -> Place:
 
 
 def _check_rows(layout: SidecarLayout) -> None:
-    """Read all rows, which are compared with their checksums."""
+    """Read all rows, which compares them with their checksums."""
     for column in SidecarFile(layout).columns.values():
         for _ in column.blocks():
             pass
 
 
 def _check_boundaries(layout: SidecarLayout, text: Path, header: Header) -> None:
-    """Look into the text where record batches begin and end: rows that lie elsewhere would be those of other lines."""
+    """Check the lines of the text at the boundaries of record batches. Rows of other lines would not match there."""
     offsets = SidecarFile(layout).columns["offset"]
     num_full = layout.num_samples // BATCH_ROWS
     ends = {number * BATCH_ROWS for number in (1, num_full - 1, num_full) if 0 < number <= num_full}
@@ -395,4 +395,4 @@ def _check_boundaries(layout: SidecarLayout, text: Path, header: Header) -> None
             holds_a_line(end - 1) for end in {*ends, layout.num_samples}
         )
     if not fits:
-        raise SidecarError(f"{layout.path}: its rows are not those of the lines of {text}")
+        raise SidecarError(f"{layout.path}: its rows do not match the lines of {text}")

@@ -1,4 +1,4 @@
-r"""The text of an index: one line a sample, and directives above them.
+r"""The text of an index: directives at the top, then one line per sample.
 
 ```
 #mpload 1
@@ -8,10 +8,12 @@ r"""The text of an index: one line a sample, and directives above them.
 cats/1.jpg<TAB>0
 ```
 
-Cells are separated by TAB. In a cell `\t`, `\n`, `\r` and `\\` stand for TAB, newline, carriage return and backslash,
-and `\#` for a `#` that would otherwise make the first line look like a directive. Bytes that are not UTF-8 survive
-(surrogateescape). A file that does not start with `#mpload` is a plain list, as people have them: `path label`,
-separated by TAB, by comma (`.csv`, quoted or not, with a header row or none) or by the last run of blanks.
+Cells are separated by TAB. In a cell, `\t`, `\n`, `\r` and `\\` stand for TAB, newline, carriage return and backslash,
+and `\#` for a `#` that would otherwise make the first line look like a directive. Bytes that are not UTF-8 are
+preserved (surrogateescape).
+
+A file that does not start with `#mpload` is a plain list with lines of `path label`. Its cells are separated by TAB, by
+comma (`.csv`, quoted or not, with or without a header row) or by the last run of blanks.
 """
 
 import csv
@@ -24,6 +26,7 @@ from typing import BinaryIO
 
 from mpload.errors import ArgumentError, IndexFormatError
 from mpload.index.columns import Cell, Column, ColumnType, format_columns, parse_columns
+from mpload.index.open_file import open_text
 from mpload.storage.ranges import LmdbValue, RowValue, Span
 from mpload.units import KIB, MIB
 
@@ -43,8 +46,8 @@ __all__ = [
 FORMAT_VERSION = 1
 MAX_LINE_BYTES = 256 * KIB
 _MAGIC = b"#mpload"
-_BOM = b"\xef\xbb\xbf"  # what some editors put before UTF-8
-_MAX_DIRECTIVE_BYTES = 16 * MIB  # 20 thousand class names take less than 1 MB
+_BOM = b"\xef\xbb\xbf"  # some editors write it at the start of UTF-8 files
+_MAX_DIRECTIVE_BYTES = 16 * MIB  # 20,000 class names take less than 1 MB
 
 _INTEGER = re.compile(r"-?\d{1,19}")
 _ESCAPES = str.maketrans({"\t": r"\t", "\n": r"\n", "\r": r"\r", "\\": r"\\"})
@@ -67,48 +70,50 @@ class Dialect(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What stands above the samples of an index text, or what a plain list implies."""
+    """The directives of an index text, or their equivalent inferred from a plain list."""
 
     columns: tuple[Column, ...]
     dialect: Dialect = Dialect.NATIVE
     root: str | None = None
-    """The declared root: a path, relative to the index's folder, or a URL. None: not declared."""
+    """The declared root: a URL, or a path relative to the index's folder. None if none is declared."""
     classes: tuple[str, ...] = ()
     body_bytes: int = 0
-    """Where the first sample's line starts."""
+    """Offset of the first sample's line."""
     num_lines: int = 0
-    """Lines above the first sample."""
+    """Number of lines above the first sample."""
 
     @property
     def label_column(self) -> int | None:
-        """The column of class numbers: the integer column named `label`, else the first integer column."""
+        """Number of the column that holds labels: the integer column named `label`, else the first integer column."""
         integers = [number for number, column in enumerate(self.columns) if column.type is ColumnType.INT]
         named = [number for number in integers if self.columns[number].name == "label"]
         return next(iter(named or integers), None)
 
 
 def check_label(header: Header, cells: Sequence[Cell]) -> None:
-    """Raise `ValueError` where the label of a line is beyond the classes that the index names.
+    """Raise `ValueError` if the label of a line has no name among the index's classes.
 
-    Labels below 0 have no class. Losses use them for samples to ignore.
+    Labels below 0 are allowed. Loss functions use them to mark samples to ignore.
     """
     if header.classes and header.label_column is not None:
         label = cells[header.label_column]
         if isinstance(label, int) and label >= len(header.classes):
             raise ValueError(
                 f"{header.columns[header.label_column].name} {label} is beyond the {len(header.classes)} names in "
-                "#classes. Fix the line, or name all classes, the first of which is 0"
+                "#classes. Fix the line, or name every class, starting with class 0"
             )
 
 
 def read_header(path: Path) -> Header:
-    """Read the directives of the index at `path`, or work out how a plain list is laid out.
+    """Read the directives of the index at `path`, or infer the layout of a plain list.
 
     Raises:
-        IndexFormatError: a directive is unknown, malformed or missing, or the file holds no sample.
-        OSError: the file cannot be read.
+        IndexNotFoundError: there is no file at `path`.
+        IndexFormatError: a directive is unknown, malformed or missing, the file holds no samples, or it is not a
+            regular file.
+        StorageError: the file cannot be opened.
     """
-    with path.open("rb") as file:
+    with open_text(path) as file:
         start = len(_BOM) if file.read(len(_BOM)) == _BOM else 0
         file.seek(start)
         if file.read(len(_MAGIC)) == _MAGIC:
@@ -119,7 +124,7 @@ def read_header(path: Path) -> Header:
 
 
 def format_header(*, columns: tuple[Column, ...], root: str | None = None, classes: Sequence[str] = ()) -> bytes:
-    """Write the directives of an index text."""
+    """Return the directives of an index text as bytes."""
     lines = [f"#mpload {FORMAT_VERSION}"]
     if root is not None:
         lines.append(f"#root {_escape(root)}")
@@ -130,37 +135,37 @@ def format_header(*, columns: tuple[Column, ...], root: str | None = None, class
 
 
 def format_line(cells: Sequence[Cell]) -> bytes:
-    """Write one sample's line, its newline included.
+    """Return one sample's line as bytes, including the newline.
 
     Raises:
-        ArgumentError: a cell is empty where it must not be, holds a NUL, or the line is too long.
+        ArgumentError: the line would be empty or too long, or a cell holds a NUL byte.
     """
     texts = [_escape(str(cell)) for cell in cells]
     if texts[0].startswith("#"):
         texts[0] = "\\" + texts[0]
     line = ("\t".join(texts) + "\n").encode("utf-8", "surrogateescape")
     if b"\0" in line:
-        raise ArgumentError(f"{cells[0]!r}: a cell must not hold a NUL byte")
+        raise ArgumentError(f"{cells[0]!r}: a cell must not contain a NUL byte")
     if line == b"\n":
-        raise ArgumentError("the only cell of a line is empty: a sample needs a path")
+        raise ArgumentError("the line has only one cell, and it is empty. A sample needs a path")
     if len(line) > MAX_LINE_BYTES:
         raise ArgumentError(
-            f"the line of {texts[0][:80]!r} has {len(line)} bytes; at most {MAX_LINE_BYTES} are allowed"
+            f"the line of {texts[0][:80]!r} has {len(line)} bytes, more than the limit of {MAX_LINE_BYTES}"
         )
     return line
 
 
 def parse_line(header: Header, line: bytes) -> list[Cell]:
-    """Read one line, without its newline, into a cell per column.
+    """Parse one line, given without its newline, into one cell per column.
 
     Raises:
-        ValueError: the line breaks the format. The message says how; where, the caller knows.
+        ValueError: the line breaks the format. The message does not name the file and line; the caller adds them.
     """
     return line_parser(header)(line)
 
 
 def line_parser(header: Header) -> Callable[[bytes], list[Cell]]:
-    """Return what `parse_line` does to the lines of one index: for many lines, what depends on the header once."""
+    """Return `parse_line` bound to one header. It is faster for many lines, as it examines the header only once."""
     split = _SPLIT[header.dialect]
     columns = [(column, _READ[column.type]) for column in header.columns]
 
@@ -171,7 +176,7 @@ def line_parser(header: Header) -> Callable[[bytes], list[Cell]]:
         if len(texts) != len(columns):
             raise ValueError(
                 f"has {len(texts)} {'cell' if len(texts) == 1 else 'cells'}, where columns "
-                f"'{format_columns(header.columns)}' want {len(columns)}"
+                f"'{format_columns(header.columns)}' require {len(columns)}"
             )
         return [read(column, text) for (column, read), text in zip(columns, texts, strict=True)]
 
@@ -194,16 +199,16 @@ def _read_directives(path: Path, file: BinaryIO) -> Header:
             raise IndexFormatError(f"{path}:{number}: {_NUL}")
         name, _, value = line[1:].partition(" ")
         if name not in {"mpload", "root", "columns", "classes"} or name in found:
-            what = "stands twice" if name in found else "is unknown; known are mpload, root, columns, classes"
+            fault = "occurs twice" if name in found else "is unknown; the known ones are mpload, root, columns, classes"
             raise IndexFormatError(
-                rf"{path}:{number}: directive '#{name}' {what}. A path that starts with '#' is written '\#...'"
+                rf"{path}:{number}: directive '#{name}' {fault}. A path that starts with '#' is written '\#...'"
             )
         found[name] = value
     try:
         version = found["mpload"].strip()
         if version != str(FORMAT_VERSION):
             raise ValueError(
-                f"index format {version!r} is not {FORMAT_VERSION}, the one this mpload reads. Update mpload"
+                f"index format {version!r} is not {FORMAT_VERSION}, the one that this mpload reads. Update mpload"
             )
         if "columns" not in found:
             raise ValueError("no '#columns' directive. Add one, such as: #columns image:path label:int")
@@ -234,7 +239,7 @@ def _sniff(path: Path, head: bytes) -> Header:
     if b"\0" in first:
         raise IndexFormatError(f"{path}:{num_lines + 1}: {_NUL}")
     if first.startswith(_MAGIC):
-        raise IndexFormatError(f"{path}:{num_lines + 1}: '#mpload' stands below other lines. Delete those above it")
+        raise IndexFormatError(f"{path}:{num_lines + 1}: '#mpload' comes after other lines. Delete the lines above it")
     if path.suffix.lower() == ".csv":
         dialect = Dialect.COMMA
     elif b"\t" in first.strip():
@@ -265,7 +270,7 @@ def _sniff(path: Path, head: bytes) -> Header:
 
 
 def _guess_columns(names: list[str], texts: list[str]) -> tuple[Column, ...]:
-    """Give each column of a plain list the type of its first cell; one of them is the path."""
+    """Infer the type of each column of a plain list from its first cell. Exactly one column becomes the path."""
     paths = [number for number, name in enumerate(names) if name.lower() in _PATH_NAMES] or [0]
     types = []
     for number, text in enumerate(texts):
@@ -278,7 +283,7 @@ def _guess_columns(names: list[str], texts: list[str]) -> tuple[Column, ...]:
     return parse_columns(" ".join(f"{name}:{kind}" for name, kind in zip(names, types, strict=False)))
 
 
-def _split_native(header: Header, line: bytes) -> list[str]:  # noqa: ARG001  one signature for all dialects
+def _split_native(header: Header, line: bytes) -> list[str]:  # noqa: ARG001  all dialects share a signature
     text = line.decode("utf-8", "surrogateescape")
     if text.endswith("\r"):
         raise ValueError(_CRLF)
@@ -294,7 +299,7 @@ def _split_comma(header: Header, line: bytes) -> list[str]:  # noqa: ARG001
     if '"' not in text:
         return [cell.strip(" \t\r\v\f") for cell in text.split(",")]
     if text.count('"') % 2:
-        raise ValueError("a quote is left open; a sample is one line, so a quoted cell cannot hold a newline")
+        raise ValueError("a quote is not closed. A sample is one line, so a quoted cell cannot contain a newline")
     try:
         return next(csv.reader([text], strict=True, skipinitialspace=True))
     except csv.Error as error:
@@ -321,7 +326,7 @@ def _read_path(column: Column, text: str) -> str:
 
 
 def _read_int(column: Column, text: str) -> int:
-    if len(text) < 19 and text.isascii() and text.isdigit():  # nearly always, and faster than the expression
+    if len(text) < 19 and text.isascii() and text.isdigit():  # the common case, and faster than the regular expression
         return int(text)
     if not _INTEGER.fullmatch(text) or not -(1 << 63) <= int(text) < 1 << 63:
         raise ValueError(
@@ -369,12 +374,12 @@ def _unescape(text: str) -> str:
             return _UNESCAPED[match[1]]
         except KeyError:
             raise ValueError(
-                rf"{match[0]!r} is not an escape; in a cell only \t, \n, \r, \\ and \# are. Write a backslash as \\"
+                rf"{match[0]!r} is not an escape. The escapes are \t, \n, \r, \\ and \#. Write a backslash as \\"
             ) from None
 
     return _ESCAPE.sub(one, text)
 
 
-_NUL = "holds a NUL byte. Is this file text in UTF-8?"
-_CRLF = "ends with CRLF, where an index has plain newlines. Convert it: sed -i 's/\\r$//' FILE"
-_EMPTY = "holds no sample. Make an index: mpload index FOLDER -o train.txt"
+_NUL = "contains a NUL byte. Is this file UTF-8 text?"
+_CRLF = "ends with CRLF, but an index must have plain newlines. Convert it: sed -i 's/\\r$//' FILE"
+_EMPTY = "holds no samples. Make an index: mpload index FOLDER -o train.txt"
