@@ -1,32 +1,32 @@
-"""Makes an index: of folders, lists, shards, tables and buckets.
+"""Builds an index from folders, lists, shards, tables or buckets.
 
-From a source to rows:
+Turning a source into rows:
 
 ```
-sources         which kind of source a path is
+sources         determines the kind of a source, and opens it
 folders         class folders and flat folders, in the order of ImageFolder
-folder_options  FolderOptions: what counts as an image
-buckets         objects below a URL, as a folder
+folder_options  FolderOptions: which files count as images
+buckets         objects below a URL, treated as a folder
 tars            tar shards, as spans
 lmdbs           LMDB data files, as keys
 tfrecords       TFRecord files, as spans
 tables          Arrow files, as spans, and Parquet files, as rows
-lists           plain lists, CSV, and existing indexes
-rows            what every source gives: columns, root, cells, and what was left out
-grouping        which members of a shard are one sample
-signatures      how the bytes of image files start
-sorting         sort more names than memory holds
+lists           plain lists, CSV files and existing indexes
+rows            Rows, the result of opening a source: columns, root, cells, and a count of what was left out
+grouping        groups the members of a shard into samples
+signatures      recognises image files by their first bytes
+sorting         sorts more names than fit in memory
 ```
 
-From rows to an index:
+Turning rows into an index:
 
 ```
-build        build_index: from a source to a text and its sidecar
+build        build_index: writes a text and its sidecar from a source
 merge        merge_indexes: several indexes into one
-splitting    which part of a split a sample belongs to
-writing      writes texts, each complete or not at all
-image_sizes  the size in bytes of each sample, added to the sidecar
-checking     what is wrong with an index or its files
-threads      work that waits for disks, done by several threads
+splitting    assigns samples to the parts of a split
+writing      writes index texts atomically
+image_sizes  measures the size of each sample and adds it to the sidecar
+checking     finds faults in an index and its files
+threads      runs work that waits for disks in several threads
 ```
 """

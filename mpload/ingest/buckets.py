@@ -16,16 +16,16 @@ __all__ = ["RemoteWalk"]
 
 @dataclass(slots=True)
 class RemoteWalk:
-    """Finds the images below a URL, in no order, by one list of all objects.
+    """Finds the images below a URL, in no particular order, by listing all objects once.
 
-    Memory: some pages of the list, and the names of folders.
+    Memory: a few pages of the listing, and the names of the class folders.
     """
 
     folder: str
     options: FolderOptions
     left_out: LeftOut = field(default_factory=LeftOut)
     beside: LeftOut = field(default_factory=LeftOut)
-    """What lies beside the class folders."""
+    """Files beside the class folders that are not images."""
     classes: list[str] = field(default_factory=list)
     shards: list[str] = field(default_factory=list)
     num_loose: int = 0
@@ -34,8 +34,8 @@ class RemoteWalk:
     def top(self) -> Iterator[str]:
         r"""Yield all images as keys `CLASS\0DIRECTORY\0NAME`.
 
-        Sorted, those come first that lie at the URL itself, without a class. The names of folders, and how many images
-        there are, are known when all are found.
+        Images directly below the URL have no class, so they come first when the keys are sorted. The names of the
+        classes and the numbers of images are complete once this iterator is exhausted.
         """
         folders = set()
         for path, _ in list_objects(self.folder):
@@ -49,8 +49,8 @@ class RemoteWalk:
                         yield f"{folder}\0{directory}\0{name}"
             elif path.lower().endswith(".tar"):
                 raise ArgumentError(
-                    f"{self.folder}: holds tar shards ({path}), which are not indexed behind a URL. Index a copy on "
-                    f"this machine, and say where they are read from: mpload index FOLDER --root {self.folder}"
+                    f"{self.folder}: contains tar shards ({path}), which cannot be indexed through a URL. Index a "
+                    f"local copy, and give the URL as its root: mpload index FOLDER --root {self.folder}"
                 )
             elif self._is_image(path, self.beside):
                 self.num_loose += 1
@@ -58,7 +58,7 @@ class RemoteWalk:
         self.classes.extend(folders)
 
     def in_classes(self, keys: Iterator[str], loose: Iterator[str], _: Path) -> Iterator[tuple[str, Iterator[str]]]:
-        """Yield each class and its images, in order: what follows `loose` in the sorted `keys`."""
+        """Yield each class and its images, in order. They follow the images of `loose` in the sorted `keys`."""
         if self.num_in_classes:
             deque(loose, maxlen=0)
             yield from groupby(keys, key=lambda key: key.partition("\0")[0])

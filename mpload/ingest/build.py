@@ -1,4 +1,4 @@
-"""From a source to an index: its text and its sidecar."""
+"""`build_index`: writes the text and the sidecar of an index from a source."""
 
 import os
 import warnings
@@ -69,42 +69,48 @@ def build_index(
 
     `source` is one of:
 
-    - a folder of class folders: order and class numbers as torchvision's ImageFolder gives them, names in `classes`;
-    - a folder of images without class folders: no labels;
-    - a list or CSV of `path label` lines, or an index: paths stay as they are;
-    - a tar file, a folder of tar files, or a sequence of them: samples as WebDataset groups them, read in place;
-    - a database of LMDB, a TFRecord, Arrow or Parquet file, or a sequence of one kind, in place too;
-    - a URL such as `s3://bucket/prefix`: images and class folders below it, as in a folder.
+    - a folder of class folders. Order and class numbers are those of torchvision's ImageFolder, and the names of the
+      classes are stored in the index;
+    - a folder of images without class folders, which gives no labels;
+    - a list or CSV of `path label` lines, or an index, whose paths are kept unchanged;
+    - a tar file, a folder of tar files, or a sequence of tar files. Samples are grouped as in WebDataset;
+    - an LMDB database, a TFRecord, Arrow or Parquet file, or a sequence of files of one of these kinds;
+    - a URL such as `s3://bucket/prefix`, which is treated like a folder.
+
+    Tar files, databases and tables are indexed in place: nothing is extracted or copied.
 
     Args:
-        source: a path, or a sequence of paths of tar files.
-        out: the index text. It appears when it is complete; an older one is replaced.
-        columns: `"image:path label:int"`: names and types for a list; other names for a folder or for shards.
-            `"image:path"` on a folder takes all images below it, without labels.
-        root: the folder or URL that paths shall be relative to. For a list or index, what its paths are relative to
-            already (default: its own folder or `#root`); for a folder or shards, a folder above, or where they will be.
-        split: parts and their fractions: `{"train": 0.9, "val": 0.1}` writes `data.train.txt` and `data.val.txt` for
-            `out="data.txt"`, `[0.9, 0.1]` writes `data.0.txt` and `data.1.txt`. A hash of its first path says where a
-            sample goes: the same when more are added, or their order changes.
-        folder: what counts as an image in a folder or shard.
-        relative: write `#root` relative to the index's folder, so that both can move together.
-        with_sizes: measure each sample's bytes too (a stat of every file), as `measure_sizes` does.
-        num_workers: threads that do so.
-        progress: told the number of samples written so far.
+        source: a path, a URL, or a sequence of paths of shards.
+        out: path of the index text. It appears only when it is complete, and replaces an older one.
+        columns: for a list, the names and types of its columns, such as `"image:path label:int"`. For a folder or
+            shards, other names for the columns. `"image:path"` with a folder indexes all images below it without
+            labels.
+        root: the folder or URL that the paths are relative to. For a list or an index, it replaces the declared root
+            (default: `#root`, or else the folder of the list). For a folder or shards, it is a parent folder, or the
+            place where they will be read from.
+        split: parts and their fractions. With `out="data.txt"`, `{"train": 0.9, "val": 0.1}` writes `data.train.txt`
+            and `data.val.txt`, and `[0.9, 0.1]` writes `data.0.txt` and `data.1.txt`. A hash of a sample's first path
+            selects its part, so samples stay in their part when others are added or the order changes.
+        folder: which files count as images in a folder or shard.
+        relative: write `#root` relative to the index's folder, so that both can be moved together.
+        with_sizes: also measure the size of each sample, which takes a `stat` call per file.
+        num_workers: number of threads that measure sizes.
+        progress: called with the number of samples written so far.
 
     Returns:
-        The path of the index; with `split`, the paths of all parts.
+        The path of the index or, with `split`, the paths of all parts.
 
     Raises:
-        ArgumentError: the source holds no image or breaks a rule; `out` cannot be.
-        IndexFormatError: a line of a list is broken.
-        StorageError: something cannot be read or written.
+        ArgumentError: the source contains no images or breaks a rule, or `out` cannot be the path of an index.
+        IndexFormatError: a line of a list breaks the format.
+        StorageError: a file cannot be read or written.
 
     Warns:
-        MploadWarning: something in the source is not in the index: links, hidden files, other extensions.
+        MploadWarning: something in the source was left out of the index, such as links, hidden files or files with
+            other extensions.
 
-    Memory: constant, about 100 MB besides imports, for any number of samples. Names of a folder are sorted on disk, in
-    the folder of `out`, where they do not fit.
+    Memory: constant, about 100 MB in addition to imports, for any number of samples. If the names in a folder do not
+    fit in memory, they are sorted on disk, in the folder of `out`.
     """
     target = Path(os.path.normpath(Path(out).expanduser().absolute()))
     parts = None if split is None else Split.of(split)

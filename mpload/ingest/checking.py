@@ -1,4 +1,4 @@
-"""Is an index right, and are the files there? One finding for each fault."""
+"""Checks an index and the files that it lists. Each fault is one finding."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from mpload.index.lookup import SidecarFile
 from mpload.index.sidecar import Progress
 from mpload.index.text import read_header
 from mpload.ingest.lists import Line, read_lines
-from mpload.ingest.rows import shown
+from mpload.ingest.rows import printable
 from mpload.ingest.threads import map_in_threads
 from mpload.storage.local import LocalStorage
 from mpload.storage.ranges import LmdbValue, RowValue, Span
@@ -27,24 +27,26 @@ _CHUNK_SAMPLES = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something that is wrong with an index, or with what it points to."""
+    """A fault in an index, or in a file that it lists."""
 
     where: str
-    """`train.txt:17`, or `train.txt` where it concerns the whole."""
+    """The line, such as `train.txt:17`, or `train.txt` if the fault concerns the whole index."""
     sample_id: int | None
     path: str | None
-    """As it stands in the index; None where the fault is not about a file."""
+    """The path as written in the index; None if the fault does not concern a file."""
     cause: str
 
     def __str__(self) -> str:
-        return f"{self.where}: {shown(self.path) + ': ' if self.path else ''}{self.cause}"
+        return f"{self.where}: {printable(self.path) + ': ' if self.path else ''}{self.cause}"
 
 
 def check_lines(path: Path) -> Iterator[Finding]:
-    """Yield a finding for each line of a text that breaks the format: also of one that `open_index` refuses.
+    """Yield a finding for each line of a text that breaks the format, even if `open_index` refuses the text.
 
     Raises:
-        IndexFormatError: the directives are broken, or there is no sample.
+        IndexNotFoundError: there is no file at `path`.
+        IndexFormatError: the directives are broken, there are no samples, or `path` is not a regular file.
+        StorageError: the text cannot be opened.
 
     Memory: constant.
     """
@@ -63,21 +65,21 @@ def check_index(
     num_workers: int = 8,
     progress: Progress | None = None,
 ) -> Iterator[Finding]:
-    """Yield what is wrong, in the order of the samples.
+    """Yield all faults, in the order of the samples.
 
-    Every line is parsed and compared with the sidecar; files must be there, spans lie in their shards, and both inside
-    the root. Files behind a URL and LMDB values are not looked at: one finding says so.
+    Every line is parsed and compared with the sidecar. Files must exist, spans must lie within their shards, and both
+    must be inside the root. Files at a URL, LMDB values and Parquet rows are not checked; one finding says so.
 
     Args:
-        index: an open index.
-        decode: called with the bytes of every image, in threads; whatever it raises is a finding.
-        num_workers: threads that read and decode.
-        progress: told the number of samples checked.
+        index: the index to check.
+        decode: called in threads with the bytes of every image. Any exception that it raises becomes a finding.
+        num_workers: number of threads that read and decode.
+        progress: called with the number of samples checked so far.
 
     Memory: constant: the images of `num_workers` samples.
     """
-    if (blind := _blind_spot(index)) is not None:
-        yield Finding(where=str(index.path), sample_id=None, path=None, cause=blind)
+    if (unchecked := _unchecked_files(index)) is not None:
+        yield Finding(where=str(index.path), sample_id=None, path=None, cause=unchecked)
     done = 0
     check = _Check(index, decode)
     for findings, num_lines in map_in_threads(check, _chunks(index), num_workers=num_workers):
@@ -90,11 +92,11 @@ def check_index(
             where=str(index.path),
             sample_id=None,
             path=None,
-            cause=f"has {done} samples, where its sidecar has {len(index)}. {_REBUILD}",
+            cause=f"has {done} samples, but its sidecar has {len(index)}. {_REBUILD}",
         )
 
 
-_REBUILD = "Delete the sidecar: it is rebuilt"
+_REBUILD = "Delete the sidecar and open the index again, which rebuilds it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,11 +108,14 @@ class _Chunk:
 
 
 def _chunks(index: Index) -> Iterator[_Chunk]:
-    """Yield the lines with what the sidecar says of them. The first place where it goes wrong is a finding."""
+    """Yield the lines in chunks, with their labels from the sidecar.
+
+    The first line whose offset differs from the sidecar's is a finding. Later differences are not reported.
+    """
     columns = SidecarFile(sidecar_of(index)).columns
     lines = read_lines(index.path, header_of(index))
     first = 0
-    in_step = True
+    offsets_match = True
     while chunk := list(islice(lines, _CHUNK_SAMPLES)):
         stop = min(first + len(chunk), len(index))
         finding, labels = None, None
@@ -120,13 +125,14 @@ def _chunks(index: Index) -> Iterator[_Chunk]:
         except SidecarError as error:
             finding = Finding(where=str(index.path), sample_id=None, path=None, cause=str(error))
         else:
-            finding = _first_out_of_step(index, first, chunk, offsets)
-        yield _Chunk(first_id=first, lines=chunk, labels=labels, findings=[finding] if finding and in_step else [])
-        in_step = in_step and finding is None
+            finding = _first_wrong_offset(index, first, chunk, offsets)
+        findings = [finding] if finding and offsets_match else []
+        yield _Chunk(first_id=first, lines=chunk, labels=labels, findings=findings)
+        offsets_match = offsets_match and finding is None
         first += len(chunk)
 
 
-def _first_out_of_step(
+def _first_wrong_offset(
     index: Index, first_id: int, lines: Sequence[Line], offsets: NDArray[np.uint64]
 ) -> Finding | None:
     found = np.array([line.offset_bytes for line in lines[: len(offsets)]], np.uint64)
@@ -138,19 +144,19 @@ def _first_out_of_step(
         where=f"{index.path}:{lines[number].number}",
         sample_id=first_id + number,
         path=None,
-        cause=f"starts at byte {lines[number].offset_bytes}, where the sidecar {sidecar_of(index).path} says "
+        cause=f"starts at byte {lines[number].offset_bytes}, but the sidecar {sidecar_of(index).path} says "
         f"{int(offsets[number])}. {_REBUILD}",
     )
 
 
 class _Check:
-    """Checks a chunk. Process: called by several threads at once."""
+    """Checks a chunk. May be called from several threads at once."""
 
     def __init__(self, index: Index, decode: Callable[[bytes], object] | None) -> None:
         self._index = index
         self._decode = decode
         self._sources = [number for number, column in enumerate(index.columns) if column.type.is_source]
-        self._reads = "://" not in index.root
+        self._reads_files = "://" not in index.root
 
     def __call__(self, chunk: _Chunk) -> tuple[list[Finding], int]:
         findings = chunk.findings
@@ -177,31 +183,32 @@ class _Check:
         if labels is None or column is None or number >= len(labels) or cells[column] == labels[number]:
             return None
         sidecar = sidecar_of(self._index).path
-        return f"has label {cells[column]}, where the sidecar {sidecar} says {labels[number]}. {_REBUILD}"
+        return f"has label {cells[column]}, but the sidecar {sidecar} says {labels[number]}. {_REBUILD}"
 
     def _file_fault(self, storage: LocalStorage, cell: Cell) -> str | None:
-        if not self._reads or isinstance(cell, LmdbValue | RowValue):
+        if not self._reads_files or isinstance(cell, LmdbValue | RowValue):
             return None
         wanted = range_of(cell)
-        if self._decode is None:  # reading no bytes at its end opens the file, and tells whether it is long enough
+        if self._decode is None:  # an empty read at the end proves that the file exists and is long enough
             wanted = Span(wanted.path, wanted.offset_bytes + (wanted.length_bytes or 0), 0)
         try:
             (data,) = storage.read([wanted])
         except StorageError as error:
-            return str(error).removeprefix(f"{shown(path_of(cell))}: ")
+            return str(error).removeprefix(f"{printable(path_of(cell))}: ")
         if self._decode is None:
             return None
         try:
             self._decode(data)
-        except Exception as error:  # noqa: BLE001  whatever a decoder says is what the caller wants to know
+        except Exception as error:  # noqa: BLE001  a decoder may raise anything, and all of it is reported
             return cause_of(error)
         return None
 
 
-def _blind_spot(index: Index) -> str | None:
+def _unchecked_files(index: Index) -> str | None:
+    """Return a sentence about files and values that cannot be checked; None if all can."""
     if "://" in index.root:
-        return f"files at {index.root} are not looked at: only lines and sidecar are checked"
+        return f"files at {index.root} are not checked, only the lines and the sidecar"
     for column in index.columns:
         if column.type in {ColumnType.LMDB, ColumnType.ROW}:
-            return f"{column.type} values are not looked at: only lines, sidecar and files are checked"
+            return f"{column.type} values are not checked, only the lines, the sidecar and other files"
     return None

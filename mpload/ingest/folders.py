@@ -1,9 +1,11 @@
-r"""Folders of images: one folder a class, as torchvision's ImageFolder has it, or one flat folder.
+r"""Folders of images: one folder per class, as in torchvision's ImageFolder, or one flat folder.
 
-Order: classes by name; in a class directories by path, in a directory files by name, all as `sorted()` orders strings:
-what ImageFolder makes of `sorted(os.walk(...))`. Each directory is read once, by `os.scandir`; the names of a class go
-through an external merge sort (`mpload.ingest.sorting`), so that memory does not grow with them. What it sorts are keys
-`DIRECTORY\0NAME`: no name holds a NUL, and it sorts before everything that can stand in one.
+Classes are ordered by name, the directories of a class by path, and the files of a directory by name, each in the order
+of `sorted()` for strings. ImageFolder gets the same order from `sorted(os.walk(...))`.
+
+Each directory is read once, by `os.scandir`. The names of a class go through an external merge sort
+(`mpload.ingest.sorting`), so that memory does not grow with their number. The sort keys are `DIRECTORY\0NAME`, because
+NUL never occurs in a name and sorts before every other character.
 """
 
 import itertools
@@ -18,14 +20,14 @@ from mpload.errors import ArgumentError, StorageError
 from mpload.index.columns import Cell, ColumnType, parse_columns
 from mpload.ingest.buckets import RemoteWalk
 from mpload.ingest.folder_options import FolderOptions
-from mpload.ingest.rows import LeftOut, Reason, Rows, place_below, rename_columns, shown
+from mpload.ingest.rows import LeftOut, Reason, Rows, printable, rename_columns, root_and_prefix
 from mpload.ingest.sorting import sorted_strings
 from mpload.ingest.tars import open_tars, refuse_compressed_name
 
 __all__ = ["open_folder"]
 
 _Class = tuple[str, Iterator[str]]
-_MAX_CLASS_NAMES_BYTES = 15 << 20  # a directive of an index holds 16 MiB
+_MAX_CLASS_NAMES_BYTES = 15 << 20  # a directive of an index holds at most 16 MiB
 
 
 @contextmanager
@@ -40,19 +42,19 @@ def open_folder(
     """Open a folder of class folders, a flat folder of images, or a folder of tar shards.
 
     Args:
-        folder: absolute path, or URL.
-        options: what counts as an image.
-        scratch: where temporary files of the sort may lie.
-        columns: other names for the columns. Without an integer column (`image:path`) class folders are just folders:
-            all images below `folder`, without labels.
-        root: a folder above, which the paths shall be relative to.
+        folder: an absolute path, or a URL.
+        options: which files count as images.
+        scratch: folder for temporary files of the sort.
+        columns: other names for the columns. Without an integer column, as in `image:path`, class folders have no
+            meaning: all images below `folder` are listed without labels.
+        root: a parent folder that the paths are relative to; `folder` itself by default.
 
     Raises:
-        ArgumentError: there is no image, a class has none, or there are images and tar shards.
+        ArgumentError: there are no images, a class has no images, or there are both images and tar shards.
         StorageError: a directory cannot be read.
     """
     walk = RemoteWalk(folder, options) if "://" in folder else _Walk(folder, options)
-    place, prefix = place_below(folder, root)
+    base, prefix = root_and_prefix(folder, root)
     types = None if columns is None else [column.type for column in parse_columns(columns)]
     unlabelled = types is not None and ColumnType.INT not in types and ColumnType.SPAN not in types
     with ExitStack() as stack:
@@ -66,7 +68,7 @@ def open_folder(
             tars = open_tars(shards, extensions=options.extensions, columns=columns, root=root or folder)
             yield stack.enter_context(tars)
             return
-        beside_classes = walk.beside.take(Reason.EXTENSION)  # of no interest where there are class folders
+        beside_classes = walk.beside.take(Reason.EXTENSION)  # ignored if there are class folders
         classes = sorted(walk.classes)
         labelled = _labelled(walk, classes, walk.in_classes(keys, loose, scratch), prefix)
         if (first := next(labelled, None)) is not None:
@@ -75,11 +77,11 @@ def open_folder(
             if len("\t".join(classes).encode("utf-8", "surrogateescape")) > _MAX_CLASS_NAMES_BYTES:
                 raise ArgumentError(
                     f"{folder}: the names of its {len(classes)} class folders are too long for an index. "
-                    "Are these classes? Give columns='image:path' for images without labels"
+                    "If these are not classes, give columns='image:path' for images without labels"
                 )
             yield Rows(
                 columns=rename_columns(parse_columns("image:path label:int"), columns),
-                root=place,
+                root=base,
                 cells=itertools.chain([first], labelled),
                 classes=tuple(classes),
                 left_out=walk.left_out,
@@ -89,15 +91,15 @@ def open_folder(
         if first_loose is not None:
             yield Rows(
                 columns=rename_columns(parse_columns("image:path"), columns),
-                root=place,
+                root=base,
                 cells=((prefix + _path(key),) for key in itertools.chain([first_loose], loose)),
                 left_out=walk.left_out,
             )
         else:
             left_out = f" Left out: {walk.left_out}." if walk.left_out else ""
             raise ArgumentError(
-                f"{folder}: no image found. Images end with {', '.join(options.extensions)}.{left_out} "
-                "Give a folder that holds images, class folders of images, or tar shards"
+                f"{folder}: no image found. Names of images end in {', '.join(options.extensions)}.{left_out} "
+                "Give a folder that contains images, class folders of images, or tar shards"
             )
 
 
@@ -112,10 +114,10 @@ def _labelled(
             seen.add(name)
     empty = [name for name in classes if name not in seen]
     if empty and len(empty) < len(classes):
-        names = ", ".join(map(shown, empty[:5])) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
+        names = ", ".join(map(printable, empty[:5])) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
         raise ArgumentError(
-            f"{walk.folder}: found no image for the classes {names}. Images end with "
-            f"{', '.join(walk.options.extensions)}. Delete or move these folders: each folder is a class with a number"
+            f"{walk.folder}: found no images for the classes {names}. Names of images end in "
+            f"{', '.join(walk.options.extensions)}. Delete or move these folders, as each folder is a numbered class"
         )
 
 
@@ -124,14 +126,14 @@ def _refuse_images_beside_shards(walk: "_Walk | RemoteWalk", image: str | None) 
         image = next(itertools.chain.from_iterable(map(walk.images, walk.classes)), None)
     if image is not None:
         raise ArgumentError(
-            f"{walk.folder}: holds both images ({shown(_path(image))}) and tar shards ({shown(min(walk.shards))}). "
-            "Give one kind: a folder of its own, or the shards as a list"
+            f"{walk.folder}: contains both images ({printable(_path(image))}) and tar shards "
+            f"({printable(min(walk.shards))}). Move them to separate folders, or give the shards as a list"
         )
 
 
 def _path(key: str) -> str:
     above, _, name = key.rpartition("\0")
-    directory = above.rpartition("\0")[2]  # behind the class, in keys that have it
+    directory = above.rpartition("\0")[2]  # the keys of a URL start with the class
     return f"{directory}/{name}" if directory else name
 
 
@@ -143,22 +145,22 @@ class _Kind(Enum):
 
 @dataclass(slots=True)
 class _Walk:
-    """Finds the images below a folder, in no order.
+    """Finds the images below a folder, in no particular order.
 
-    Memory: one open directory a level, and at the top the names of folders and shards.
+    Memory: one open directory per level, and the names of the folders and shards at the top level.
     """
 
     folder: str
     options: FolderOptions
     left_out: LeftOut = field(default_factory=LeftOut)
     beside: LeftOut = field(default_factory=LeftOut)
-    """What lies beside the class folders."""
+    """Files beside the class folders that are neither images nor shards."""
     classes: list[str] = field(default_factory=list)
     shards: list[str] = field(default_factory=list)
     num_loose: int = 0
 
     def top(self) -> Iterator[str]:
-        """Yield the images that lie in the folder itself, and note what folders and shards do."""
+        """Yield the images directly in the folder, and collect the names of its subfolders and shards."""
         with self._open("") as entries:
             for entry in self._read("", entries):
                 match self._kind("", entry, shards=True):
@@ -192,11 +194,11 @@ class _Walk:
                         identity = self._identity(inner)
                         if identity and identity in [*above, *(other for _, other, _ in stack)]:
                             raise ArgumentError(
-                                f"{shown(self._full(inner))}: is a link to a folder that it lies in. "
+                                f"{printable(self._full(inner))}: is a link to a folder that contains it. "
                                 "Delete the link, or do not follow links"
                             )
                         stack.append((inner, identity, self._open(inner)))
-                        break  # its images first: so no more than one directory a level is open
+                        break  # depth first, so that only one directory per level is open
                 else:
                     stack.pop()[2].close()
         finally:
@@ -233,7 +235,7 @@ class _Walk:
         return f"{self.folder}/{directory}" if directory else self.folder
 
     def _identity(self, directory: str) -> tuple[int, int] | None:
-        """Return what tells a directory from any other, where links may lead back to one."""
+        """Return the device and inode of a directory, to detect loops of links; None if links are not followed."""
         if not self.options.follow_links:
             return None
         status = Path(self._full(directory)).stat()
@@ -247,15 +249,15 @@ class _Walk:
 
     def _read(self, directory: str, entries: "os._ScandirIterator[str]") -> Iterator[os.DirEntry[str]]:
         try:
-            for entry in entries:  # noqa: UP028  `yield from` would close the directory when a reader turns aside
+            for entry in entries:  # noqa: UP028  `yield from` would close the directory when the caller breaks off
                 yield entry
         except OSError as error:
             raise self._error(directory, error) from error
 
     def _error(self, directory: str, error: OSError) -> StorageError:
         result = StorageError(
-            f"{shown(self._full(directory))}: the directory cannot be read: {error.strerror or error}. "
-            "Give this user the right to read it, or move it out of the source"
+            f"{printable(self._full(directory))}: the directory cannot be read: {error.strerror or error}. "
+            "Give this user permission to read it, or move it out of the source"
         )
         result.errno = error.errno
         return result

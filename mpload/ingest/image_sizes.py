@@ -1,4 +1,4 @@
-"""The size of each sample's encoded bytes, measured and kept in the sidecar."""
+"""Measures the encoded size of each sample and stores it in the sidecar."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from mpload.index.columns import Cell, ColumnType
 from mpload.index.index import Index, Record, header_of, sidecar_of
 from mpload.index.lookup import SidecarFile, SidecarLayout
 from mpload.index.sidecar import Progress, rewrite_sidecar
-from mpload.ingest.rows import shown
+from mpload.ingest.rows import printable
 from mpload.ingest.threads import map_in_threads
 from mpload.storage.ranges import Span
 
@@ -22,26 +22,27 @@ _CHUNK_SAMPLES = 1024
 
 
 def measure_sizes(index: Index, *, num_workers: int = 8, progress: Progress | None = None) -> SidecarLayout:
-    """Measure each sample's bytes, of all its images together, and publish a sidecar that holds them as `nbytes`.
+    """Measure the size of each sample, and rewrite the sidecar with the sizes as column `nbytes`.
 
-    A span says its length, a file is asked for its size. An index that is opened afterwards has `index.nbytes`.
+    The size of a sample is the total of all its images. The length of a span is in the index, and the size of a file
+    comes from `stat`. Indexes opened afterwards have `index.nbytes`.
 
     Args:
-        index: an open index over local files.
-        num_workers: threads that ask for sizes.
-        progress: told the number of samples done.
+        index: an open index of local files.
+        num_workers: number of threads that call `stat`.
+        progress: called with the number of samples measured so far.
 
     Raises:
-        ArgumentError: the index lies at a URL or in LMDB.
+        ArgumentError: the files are at a URL, or samples are LMDB values or Parquet rows.
         SampleError: a file cannot be found.
 
     Memory: constant.
     """
     for column in index.columns:
         if column.type in {ColumnType.LMDB, ColumnType.ROW}:
-            raise ArgumentError(f"{index.path}: sizes of {column.type} values are not measured. Build without sizes")
+            raise ArgumentError(f"{index.path}: sizes of {column.type} values cannot be measured. Build without sizes")
     if "://" in index.root and any(column.type is ColumnType.PATH for column in index.columns):
-        raise ArgumentError(f"{index.path}: sizes of files at {index.root} are not measured. Build without sizes")
+        raise ArgumentError(f"{index.path}: sizes of files at {index.root} cannot be measured. Build without sizes")
     sources = [number for number, column in enumerate(index.columns) if column.type.is_source]
     root = Path(index.root)
 
@@ -78,6 +79,6 @@ def _num_bytes(index: Index, record: Record, cell: Cell, root: Path) -> int:
         return (root / str(cell)).stat().st_size
     except OSError as error:
         raise SampleError(
-            f"{index.where(record.sample_id)}: {shown(str(cell))}: {error.strerror or error}, "
-            f"below {shown(str(root))}. Is #root the right folder? mpload inspect --check lists all that are missing"
+            f"{index.where(record.sample_id)}: {printable(str(cell))}: {error.strerror or error}, "
+            f"below {printable(str(root))}. Is #root the right folder? mpload inspect --check lists all missing files"
         ) from error

@@ -1,4 +1,4 @@
-"""Lists as people have them, and indexes that stand already: their lines, one after another."""
+"""Plain lists, CSV files and existing indexes as sources, and their lines one by one."""
 
 import os
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from mpload.errors import IndexFormatError
 from mpload.index.columns import Cell, parse_columns, path_of
 from mpload.index.opening import root_of
 from mpload.index.text import MAX_LINE_BYTES, Dialect, Header, check_label, parse_line, read_header
-from mpload.ingest.rows import Rows, absolute, is_outside, shown, with_prefix
+from mpload.ingest.rows import Rows, absolute, is_outside, printable, with_prefix
 from mpload.storage.remote import check_url, is_url
 from mpload.units import MIB
 
@@ -19,29 +19,29 @@ __all__ = ["Line", "open_list", "read_lines"]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One sample's line: its number in the text, the offset where it starts, and its bytes without the newline."""
+    """One sample's line: its number in the text, the offset of its first byte, and its bytes without the newline."""
 
     number: int
     offset_bytes: int
     text: bytes
 
     def parse(self, header: Header) -> list[Cell]:
-        """Return the cells; raises `ValueError` where the line breaks the format."""
+        """Return the cells. Raise `ValueError` if the line breaks the format."""
         if len(self.text) > MAX_LINE_BYTES:
-            raise ValueError(f"is longer than {MAX_LINE_BYTES} bytes, the limit of a line. Is this file an index?")
+            raise ValueError(f"is longer than {MAX_LINE_BYTES} bytes, the limit for a line. Is this file an index?")
         if header.dialect is not Dialect.NATIVE and not self.text.strip():
-            raise ValueError("is blank, and samples follow. Delete the blank line")
+            raise ValueError("is blank, but samples follow it. Delete the blank line")
         cells = parse_line(header, self.text)
         check_label(header, cells)
         return cells
 
 
 def read_lines(path: Path, header: Header) -> Iterator[Line]:
-    """Yield the lines of an index text or plain list; blank lines at the end of a plain list are none.
+    """Yield the lines of an index text or plain list. Blank lines at the end of a plain list are ignored.
 
-    Memory: one line. Of one that is too long, only the start is kept.
+    Memory: one line. Only the start of a line that is too long is kept.
     """
-    blank: list[Line] = []  # lines at the end, or a fault
+    blank: list[Line] = []  # the first blank line, which is a fault unless only blank lines follow it
     with path.open("rb", buffering=MIB) as file:
         offset_bytes = file.seek(header.body_bytes)
         number = header.num_lines
@@ -69,20 +69,21 @@ def open_list(
 
     Args:
         path: the text.
-        columns: names and types in place of those that the text declares, or that were guessed.
-        root: what the paths are relative to, in place of the text's own root.
-        prefix: goes before every relative path, which a root above then asks for.
+        columns: names and types that replace those declared in the text or inferred from it.
+        root: the folder or URL that the paths are relative to. It replaces the text's own root.
+        prefix: prepended to every relative path, to make it relative to a parent of the root.
 
     Raises:
-        IndexFormatError: the text is empty or a line is broken; a path leads out of the root.
-        OSError: the text cannot be read.
+        IndexNotFoundError: there is no file at `path`.
+        IndexFormatError: the text is empty, a line is broken, or a path leads outside the root.
+        StorageError: the text cannot be opened.
     """
     header = read_header(path)
     if columns is not None:
         header = replace(header, columns=parse_columns(columns))
-    place = absolute(root) if root is not None else root_of(path, header)
-    if is_url(place):
-        check_url(place)
+    base = absolute(root) if root is not None else root_of(path, header)
+    if is_url(base):
+        check_url(base)
     sources = [number for number, column in enumerate(header.columns) if column.type.is_source]
 
     def cells() -> Iterator[list[Cell]]:
@@ -92,24 +93,24 @@ def open_list(
                 for number in sources:
                     if is_url(path_of(cells[number])):
                         check_url(path_of(cells[number]))
-                    if is_outside(path_of(cell := cells[number]), place):
-                        raise ValueError(_outside(path_of(cell), place))
+                    if is_outside(path_of(cell := cells[number]), base):
+                        raise ValueError(_outside(path_of(cell), base))
                     if prefix:
                         cells[number] = with_prefix(cell, prefix)
             except ValueError as error:
                 raise IndexFormatError(f"{path}:{line.number}: {error}") from error
             yield cells
 
-    yield Rows(columns=header.columns, root=place, cells=cells(), classes=header.classes)
+    yield Rows(columns=header.columns, root=base, cells=cells(), classes=header.classes)
 
 
 def _outside(path: str, root: str) -> str:
     if is_url(path):
-        next_step = "Give a URL that holds all objects as the root, or none: a list of URLs needs no index"
-        return f"{shown(path)} lies outside of the root {shown(root)}. {next_step}"
+        next_step = "Give a URL above all objects as the root"
+        return f"{printable(path)} is outside the root {printable(root)}. {next_step}"
     next_step = (
-        "Give a root that holds all files: root='/' holds any absolute path"
+        "Give a root that contains all files: root='/' contains every absolute path"
         if path.startswith("/")
-        else "Write paths relative to a folder that holds all files, and give it as the root"
+        else "Write paths relative to a folder that contains all files, and give this folder as the root"
     )
-    return f"{shown(path)} leads out of the root {shown(root)}. {next_step}"
+    return f"{printable(path)} leads outside the root {printable(root)}. {next_step}"

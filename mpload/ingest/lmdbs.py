@@ -1,8 +1,8 @@
-"""LMDB data files, indexed in place: a column of keys, one pass over the database.
+"""LMDB data files as sources. They are indexed in place, as a column of keys, in one pass over the database.
 
-Keys with an extension are members as in a tar shard (`mpload.ingest.grouping`): `007.jpg`, `007.cls`. A key without a
-known extension is a sample of its own where its value starts like an image. Where no sample has a label and all keys
-have a folder, `cat/007.jpg`, folders are classes, numbered in the order of their names.
+Keys with an extension, such as `007.jpg` and `007.cls`, are members as in a tar shard (`mpload.ingest.grouping`). A key
+without a known extension is a sample by itself if its value starts like an image file. If no sample has a label and all
+keys contain a folder, as in `cat/007.jpg`, the folders are classes, numbered in the order of their names.
 """
 
 import os
@@ -15,21 +15,21 @@ from pathlib import Path
 from mpload.errors import ArgumentError
 from mpload.index.columns import Cell, ColumnType, parse_columns
 from mpload.ingest.grouping import Member, Sample, column_name, found_columns, group_members, label_in, split_name
-from mpload.ingest.rows import LeftOut, Reason, Rows, place_below, rename_columns, shown
+from mpload.ingest.rows import LeftOut, Reason, Rows, printable, rename_columns, root_and_prefix
 from mpload.ingest.signatures import looks_like_image
 from mpload.storage.lmdb_scan import scan_lmdb
 from mpload.storage.ranges import LmdbValue
 
 __all__ = ["LMDB_MAGIC", "data_file", "open_lmdb_rows"]
 
-LMDB_MAGIC = slice(16, 20)  # of a data file made on this kind of machine
+LMDB_MAGIC = slice(16, 20)  # its position in a data file made on a 64-bit machine
 _MAGIC_BYTES = (b"\xde\xc0\xef\xbe", b"\xbe\xef\xc0\xde")
 _PICKLED = re.compile(rb"\x80[\x02-\x05]")
 _MAX_CLASSES = 1 << 20
 
 
 def data_file(path: Path) -> Path | None:
-    """Return the data file that `path` is, or that lies in the folder `path`; None where it is no LMDB."""
+    """Return the LMDB data file at `path`, or in the folder at `path`; None if there is none."""
     file = path / "data.mdb" if path.is_dir() else path
     try:
         with file.open("rb") as opened:
@@ -46,22 +46,23 @@ def open_lmdb_rows(
     columns: str | None = None,
     root: str | os.PathLike[str] | None = None,
 ) -> Iterator[Rows]:
-    """Open LMDB data files, in the order given, their keys in the order of the database.
+    """Open LMDB data files in the order given. Keys are in database order.
 
     Args:
         files: absolute paths of data files.
-        extensions: endings of the keys of images, in lower case.
-        columns: other names for the columns; without an integer column, folders are no classes.
-        root: a folder that holds all files, or a URL; their common parent by default.
+        extensions: extensions of image keys, in lower case.
+        columns: other names for the columns. Without an integer column, folders are not treated as classes.
+        root: a folder that contains all files, or a URL. Their common parent by default.
 
-    Memory: constant, and the names of classes.
+    Memory: constant, apart from the names of the classes.
 
     Raises:
-        ArgumentError: no value is an image, a sample is not like the first one, or lmdb is not installed.
-        StorageError: a file is truncated, broken or cannot be read.
+        ArgumentError: no value is an image, a sample's members differ from the first sample's, or lmdb is not
+            installed.
+        StorageError: a file is truncated, damaged or cannot be read.
     """
     parent = os.path.commonpath([os.path.dirname(file) for file in files])  # noqa: PTH120
-    place, prefix = place_below(parent, root)
+    base, prefix = root_and_prefix(parent, root)
     left_out = LeftOut()
     unused = LeftOut()
     paths = {file: prefix + file[len(parent) :].lstrip("/") for file in files}
@@ -74,7 +75,7 @@ def open_lmdb_rows(
     first = next(found, None)
     if first is None:
         raise ArgumentError(
-            f"{shown(files[0])}: no value is an image{_hint(files[0])}. Values must be the bytes of image files"
+            f"{printable(files[0])}: no value is an image{_hint(files[0])}. Values must be the bytes of image files"
         )
     names = found_columns(first, ColumnType.LMDB)
     wants_labels = columns is None or any(column.type is ColumnType.INT for column in parse_columns(columns))
@@ -89,7 +90,7 @@ def open_lmdb_rows(
 
     yield Rows(
         columns=rename_columns(names, columns),
-        root=place,
+        root=base,
         cells=(cells(sample) for sample in chain([first], found)),
         classes=classes,
         left_out=left_out,
@@ -105,7 +106,7 @@ def _members(file: str, path: str, extensions: tuple[str, ...], left_out: LeftOu
                 yield Member(name=name, key=key, column=column_name(extension), cell=LmdbValue(path, raw))
                 continue
             if key and extension in {"cls", "json"}:
-                label = label_in(f"{shown(file)}: key {shown(name)}", value, extension)
+                label = label_in(f"{printable(file)}: key {printable(name)}", value, extension)
                 if label is not None:
                     yield Member(name=name, key=key, label=label)
                     continue
@@ -116,7 +117,7 @@ def _members(file: str, path: str, extensions: tuple[str, ...], left_out: LeftOu
 
 
 def _classes(samples: Iterator[Sample]) -> tuple[str, ...]:
-    """Return the folders that all keys lie in, sorted; none where a sample lies in none, or has a label."""
+    """Return the sorted folders of all keys; empty if any sample has a label or is not in a folder."""
     names = set()
     for sample in samples:
         folder, slash, _ = sample.key.partition("/")
@@ -125,8 +126,8 @@ def _classes(samples: Iterator[Sample]) -> tuple[str, ...]:
         names.add(folder)
         if len(names) > _MAX_CLASSES:
             raise ArgumentError(
-                f"{sample}: is in more than {_MAX_CLASSES} folders. Are these classes? "
-                "Give columns='image:lmdb' for images without labels"
+                f"{sample}: there are more than {_MAX_CLASSES} folders up to here. If these are not classes, give "
+                "columns='image:lmdb' for images without labels"
             )
     return tuple(sorted(names))
 
@@ -134,5 +135,5 @@ def _classes(samples: Iterator[Sample]) -> tuple[str, ...]:
 def _hint(file: str) -> str:
     with closing(scan_lmdb(file, whole=())) as values:
         if any(_PICKLED.match(value) for _, value in islice(values, 8)):
-            return " (some look pickled, and mpload runs nothing that it reads)"
+            return " (some look pickled, and mpload never unpickles data)"
     return ""

@@ -1,4 +1,4 @@
-"""Several indexes into one."""
+"""`merge_indexes`: merges several indexes into one."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from mpload.index.opening import open_index, root_of
 from mpload.index.sidecar import Progress
 from mpload.index.text import Header, read_header
 from mpload.ingest.lists import open_list
-from mpload.ingest.rows import Rows, absolute, shown
+from mpload.ingest.rows import Rows, absolute, printable
 from mpload.ingest.writing import check_out, write_texts
 
 __all__ = ["merge_indexes"]
@@ -23,20 +23,21 @@ def merge_indexes(
     relative: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Write one index of the samples of all `sources`, one source after another.
+    """Write one index with the samples of all `sources`, one source after another.
+
+    If the sources have different roots, the new root is their common parent, and paths are rewritten relative to it.
 
     Args:
-        sources: indexes or plain lists with the same columns and classes.
-        out: the index text to write; an older one is replaced.
+        sources: paths of indexes or plain lists with the same columns and classes.
+        out: path of the index text to write. An older one is replaced.
         relative: write `#root` relative to the folder of `out`.
-        progress: told the number of samples written so far.
-
-    Where roots differ, the root is their common parent, and paths are written relative to it.
+        progress: called with the number of samples written so far.
 
     Raises:
-        ArgumentError: columns or classes differ, there is no common root, or `out` is a source.
-        IndexFormatError: a line is broken.
-        OSError: a file cannot be read or written.
+        ArgumentError: columns or classes differ, the roots have no common parent, or `out` is one of the sources.
+        IndexNotFoundError: there is no index at one of the paths.
+        IndexFormatError: a line is broken, or a source is not a regular file.
+        StorageError: a file cannot be read or written.
 
     Memory: constant.
     """
@@ -66,31 +67,32 @@ def merge_indexes(
 def _check_alike(first_path: Path, first: Header, path: Path, header: Header) -> None:
     if header.columns != first.columns:
         raise ArgumentError(
-            f"{path}: has columns '{format_columns(header.columns)}', where {first_path} has "
-            f"'{format_columns(first.columns)}'. Build it again with these: mpload index {path} --columns ..."
+            f"{path}: has columns '{format_columns(header.columns)}', but {first_path} has "
+            f"'{format_columns(first.columns)}'. Rebuild it with the same columns: mpload index {path} --columns ..."
         )
     if header.classes == first.classes:
         return
     if len(header.classes) != len(first.classes):
-        difference = f"{len(header.classes)} classes, where {first_path} has {len(first.classes)}"
+        difference = f"{len(header.classes)} classes, but {first_path} has {len(first.classes)}"
     else:
         number = next(n for n, pair in enumerate(zip(header.classes, first.classes, strict=True)) if len(set(pair)) > 1)
         difference = (
-            f"class {number} {shown(header.classes[number])!r}, where {first_path} has {shown(first.classes[number])!r}"
+            f"class {number} {printable(header.classes[number])!r}, but in {first_path} it is "
+            f"{printable(first.classes[number])!r}"
         )
     raise ArgumentError(
-        f"{path}: has {difference}: their labels mean different things. Index both from one folder of all classes"
+        f"{path}: has {difference}. So labels differ in meaning. Index both from one folder of all classes"
     )
 
 
 def _common_root(paths: Sequence[Path], roots: Sequence[str]) -> str:
-    """Return the innermost folder, or URL, that holds all roots."""
-    common = os.path.commonprefix([root.split("/") for root in roots])  # noqa: RUF071  of lists, so it is by parts
+    """Return the innermost folder or URL that contains all roots."""
+    common = os.path.commonprefix([root.split("/") for root in roots])  # noqa: RUF071  of lists, component by component
     is_url = "://" in roots[0]
-    if len(common) < (3 if is_url else 1):  # a URL's first three are scheme, nothing, host
+    if len(common) < (3 if is_url else 1):  # a URL starts with its scheme, an empty component and its host
         other = next(number for number, root in enumerate(roots) if root != roots[0])
         raise ArgumentError(
-            f"{paths[other]}: has the root {shown(roots[other])}, which has no parent in common with "
-            f"{shown(roots[0])}, the root of {paths[0]}. Copy the files below one root first"
+            f"{paths[other]}: has the root {printable(roots[other])}, which has no parent in common with "
+            f"{printable(roots[0])}, the root of {paths[0]}. Copy the files below one root first"
         )
     return "/".join(common) or "/"

@@ -1,4 +1,4 @@
-"""What every kind of source gives: columns, a root, and the cells of one sample after another."""
+"""`Rows`, the result of opening any source: columns, a root, and an iterator over the samples' cells."""
 
 import os
 from collections import Counter
@@ -17,19 +17,19 @@ __all__ = [
     "Rows",
     "absolute",
     "is_outside",
-    "place_below",
+    "printable",
     "rename_columns",
-    "shown",
+    "root_and_prefix",
     "with_prefix",
 ]
 
 
 class Reason(StrEnum):
-    """Why something of a source is not in the index, and which option takes it."""
+    """Why something in a source was left out of the index, and which option includes it."""
 
-    LINK = "symbolic links (FolderOptions(follow_links=True) takes them)"
-    HIDDEN = "hidden images or folders, whose names start with '.' (FolderOptions(hidden=True) takes them)"
-    EXTENSION = "files of other extensions (FolderOptions(extensions=...) takes them)"
+    LINK = "symbolic links (FolderOptions(follow_links=True) includes them)"
+    HIDDEN = "hidden images or folders, whose names start with '.' (FolderOptions(hidden=True) includes them)"
+    EXTENSION = "files with other extensions (FolderOptions(extensions=...) includes them)"
     BESIDE_CLASSES = "images beside the class folders (move each into the folder of its class)"
     NO_IMAGE = "values that are not images"
     NO_FILE = "names of images that are not regular files (broken links, folders, pipes)"
@@ -37,19 +37,19 @@ class Reason(StrEnum):
 
 @dataclass(slots=True)
 class LeftOut:
-    """Counts what a source holds and its index does not, with one example for each reason."""
+    """Counts what was left out of an index, by reason, with one example each."""
 
     counts: Counter[Reason] = field(default_factory=Counter)
     examples: dict[Reason, str] = field(default_factory=dict)
 
     def add(self, reason: Reason, example: str, count: int = 1) -> None:
-        """Count something that was left out."""
+        """Count `count` things that were left out for `reason`."""
         if count:
             self.counts[reason] += count
             self.examples.setdefault(reason, example)
 
     def take(self, reason: Reason) -> tuple[str, int]:
-        """Remove what was counted for a reason, and return it as `add` takes it."""
+        """Remove the count for a reason, and return it as `example, count`: the last two arguments of `add`."""
         return self.examples.pop(reason, ""), self.counts.pop(reason, 0)
 
     def __bool__(self) -> bool:
@@ -57,34 +57,34 @@ class LeftOut:
 
     def __str__(self) -> str:
         return "; ".join(
-            f"{count} {reason}, such as {shown(self.examples[reason])}" for reason, count in self.counts.items()
+            f"{count} {reason}, such as {printable(self.examples[reason])}" for reason, count in self.counts.items()
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """A source that is open: its samples stream through `cells`, once."""
+    """An open source. Its samples can be iterated once, through `cells`."""
 
     columns: tuple[Column, ...]
     root: str
-    """An absolute path or a URL: what the paths in `cells` are relative to."""
+    """The absolute path or URL that the paths in `cells` are relative to."""
     cells: Iterator[Sequence[Cell]]
     classes: tuple[str, ...] = ()
     left_out: LeftOut = field(default_factory=LeftOut)
-    """Complete when `cells` is exhausted."""
+    """What was left out. The counts are complete once `cells` is exhausted."""
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-    """Return `path` absolute and without `.` and `..`; a URL as it is."""
+    """Return `path` made absolute, without `.` and `..`. A URL is returned unchanged."""
     text = os.fspath(path)
     return text if "://" in text else os.path.normpath(Path(text).expanduser().absolute())
 
 
-def place_below(folder: str, root: str | os.PathLike[str] | None) -> tuple[str, str]:
-    """Return the root for the files of `folder`, and what goes before their paths, which are relative to `folder`.
+def root_and_prefix(folder: str, root: str | os.PathLike[str] | None) -> tuple[str, str]:
+    """Return the absolute root, and the prefix that makes paths relative to `folder` relative to this root.
 
     Raises:
-        ArgumentError: `root` does not hold `folder`.
+        ArgumentError: `root` does not contain `folder`.
     """
     if root is None:
         return folder, ""
@@ -94,12 +94,12 @@ def place_below(folder: str, root: str | os.PathLike[str] | None) -> tuple[str, 
     if "://" in top or top == folder:
         return top, ""
     if is_outside(folder, top):
-        raise ArgumentError(f"root {top} does not hold the source {folder}. Give the folder itself or one above it")
+        raise ArgumentError(f"root {top} does not contain the source {folder}. Give the folder itself or a parent")
     return top, os.path.relpath(folder, top) + "/"
 
 
 def is_outside(path: str, root: str) -> bool:
-    """Whether `path` leads out of `root`, as far as its text tells."""
+    """Whether `path` leads outside `root`. Only the text is examined, so links are not resolved."""
     if "://" in path:
         return not path.startswith(root.rstrip("/") + "/")
     if not path.startswith("/") and ".." not in path:
@@ -111,7 +111,7 @@ def is_outside(path: str, root: str) -> bool:
 
 
 def with_prefix(cell: Cell, prefix: str) -> Cell:
-    """Return a source cell with `prefix` before its path, where that is relative."""
+    """Return a source cell with `prefix` prepended to its path, unless the path is absolute or a URL."""
     path = path_of(cell)
     if "://" in path or path.startswith("/"):
         return cell
@@ -119,22 +119,22 @@ def with_prefix(cell: Cell, prefix: str) -> Cell:
 
 
 def rename_columns(found: tuple[Column, ...], columns: str | None) -> tuple[Column, ...]:
-    """Return the columns that a source has, under the names that `columns` gives them.
+    """Return the columns `found` in a source, renamed as in `columns`.
 
     Raises:
-        ArgumentError: `columns` has other types.
+        ArgumentError: the types in `columns` differ from those found.
     """
     if columns is None:
         return found
     wanted = parse_columns(columns)
     if [column.type for column in wanted] != [column.type for column in found]:
         raise ArgumentError(
-            f"columns {columns!r} do not fit this source, which gives {format_columns(found)!r}. "
-            "Keep number and types; the names are yours"
+            f"columns {columns!r} do not match this source, which has {format_columns(found)!r}. "
+            "Only the names may differ, not the number and types"
         )
     return wanted
 
 
-def shown(path: str) -> str:
-    r"""Return `path` as it can be printed: bytes that are not UTF-8 as `\udcff`."""
+def printable(path: str) -> str:
+    r"""Return `path` in printable form, with bytes that are not UTF-8 written as `\udcff`."""
     return path.encode("utf-8", "backslashreplace").decode()

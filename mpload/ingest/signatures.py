@@ -1,4 +1,4 @@
-"""How the bytes of an image file start."""
+"""Recognises image files by their first bytes."""
 
 __all__ = ["looks_like_image"]
 
@@ -6,5 +6,5 @@ _STARTS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF", b"BM", b"II*\0", b"MM
 
 
 def looks_like_image(data: bytes | memoryview) -> bool:
-    """Whether bytes start as an image does."""
+    """Whether `data` starts like an image file."""
     return bytes(data[:8]).startswith(_STARTS)

@@ -1,4 +1,4 @@
-"""Sort more strings than memory holds: sorted runs on disk, merged (external merge sort)."""
+"""Sorts more strings than fit in memory, by an external merge sort."""
 
 import heapq
 import sys
@@ -15,21 +15,22 @@ __all__ = ["sorted_strings"]
 
 RUN_BYTES = 64 * MIB
 _POINTER_BYTES = 8
-_END = b"\xff"  # stands in no UTF-8, not even in that of lone surrogates, which names of undecodable bytes hold
+_END = b"\xff"  # never occurs in UTF-8, even in that of lone surrogates, which stand for undecodable bytes
 _MIN_BUFFER_BYTES = 16 * KIB
 
 
 @contextmanager
 def sorted_strings(strings: Iterable[str], *, folder: Path, run_bytes: int = RUN_BYTES) -> Iterator[Iterator[str]]:
-    """Take all `strings` at once, and give an iterator over them in the order of `sorted()`.
+    """Consume all `strings`, and return an iterator over them in the order of `sorted()`.
 
-    External merge sort (Knuth, The Art of Computer Programming 3, 5.4): what does not fit `run_bytes` of memory goes
-    as sorted runs into one nameless temporary file in `folder`, which is gone when the context ends, however it ends.
+    This is an external merge sort (Knuth, The Art of Computer Programming 3, 5.4). Strings that do not fit in
+    `run_bytes` of memory are written as sorted runs to one nameless temporary file in `folder`. The file disappears
+    when the context ends, even if the process is killed.
 
     Memory: about `run_bytes` for any number of strings.
 
     Raises:
-        StorageError: `folder` has no room for the temporary file.
+        StorageError: the temporary file cannot be written to `folder`.
     """
     run: list[str] = []
     held_bytes = 0
@@ -56,12 +57,12 @@ def sorted_strings(strings: Iterable[str], *, folder: Path, run_bytes: int = RUN
 
 
 class _Spill:
-    """Sorted runs, one after another in one temporary file."""
+    """Sorted runs, stored one after another in a temporary file."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         try:
-            self._file: BinaryIO = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  the owner's `with` closes it
+            self._file: BinaryIO = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  close() closes it
         except OSError as error:
             raise self._error(error) from error
         self._ends = [0]
@@ -76,8 +77,8 @@ class _Spill:
         self._ends.append(self._file.tell())
 
     def runs(self, *, buffer_bytes: int) -> list[Iterator[str]]:
-        """Return an iterator for each run; all of them together hold about `buffer_bytes`."""
-        each_bytes = max(buffer_bytes // (8 * len(self._ends)), _MIN_BUFFER_BYTES)  # decoded, a name takes more
+        """Return an iterator for each run. All of them together use about `buffer_bytes` of memory."""
+        each_bytes = max(buffer_bytes // (8 * len(self._ends)), _MIN_BUFFER_BYTES)  # decoded names take more memory
         return [self._read(start, end, each_bytes) for start, end in zip(self._ends[:-1], self._ends[1:], strict=True)]
 
     def close(self) -> None:
@@ -86,10 +87,10 @@ class _Spill:
     def _read(self, start: int, end: int, buffer_bytes: int) -> Iterator[str]:
         rest = b""
         while start < end:
-            self._file.seek(start)  # the runs take turns
+            self._file.seek(start)  # all runs share the file position
             data = self._file.read(min(buffer_bytes, end - start))
             if not data:
-                raise StorageError(f"{self._folder}: the temporary file of the sort lost its end. Try again")
+                raise StorageError(f"{self._folder}: the temporary file of the sort was truncated. Try again")
             start += len(data)
             *pieces, rest = (rest + data).split(_END)
             for piece in pieces:
@@ -98,5 +99,5 @@ class _Spill:
     def _error(self, error: OSError) -> StorageError:
         return StorageError(
             f"{self._folder}: the temporary file for sorting names cannot be written: {error.strerror or error}. "
-            "It takes about as much room as the index; make room there, or put the index on another disk"
+            "It takes about as much space as the index. Free some space, or put the index on another disk"
         )

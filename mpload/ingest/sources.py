@@ -1,4 +1,4 @@
-"""What kind of source a path is."""
+"""Determines the kind of a source, and opens it."""
 
 import os
 import stat
@@ -11,7 +11,7 @@ from mpload.ingest.folder_options import FolderOptions
 from mpload.ingest.folders import open_folder
 from mpload.ingest.lists import open_list
 from mpload.ingest.lmdbs import data_file, open_lmdb_rows
-from mpload.ingest.rows import Rows, absolute, shown
+from mpload.ingest.rows import Rows, absolute, printable
 from mpload.ingest.tables import open_arrows, open_parquets
 from mpload.ingest.tars import open_tars, refuse_compressed, refuse_compressed_name
 from mpload.ingest.tfrecords import is_tfrecord, open_tfrecords
@@ -26,10 +26,10 @@ _SHARDS = frozenset({"arrow", "lmdb", "parquet", "tar", "tfrecord"})
 
 
 def source_paths(source: SourcePath | Sequence[SourcePath]) -> list[Path]:
-    """Return the path or paths that a source is given as, absolute; none of a URL.
+    """Return the absolute paths of a source. The list is empty if the source is a URL.
 
     Raises:
-        ArgumentError: there is none.
+        ArgumentError: the source is an empty list, or a list that contains a URL.
     """
     if is_url(source):
         return []
@@ -38,7 +38,7 @@ def source_paths(source: SourcePath | Sequence[SourcePath]) -> list[Path]:
         raise ArgumentError("source is an empty list. Give a folder, a list of samples, or tar shards")
     if any("://" in os.fspath(path) for path in paths):
         raise ArgumentError(
-            "several sources must all lie on this machine. Index one URL after another, then: mpload merge"
+            "several sources must all be local paths. Index one URL after another, then join them: mpload merge"
         )
     return [Path(absolute(path)) for path in paths]
 
@@ -57,11 +57,11 @@ def open_source(
     folder: FolderOptions,
     scratch: Path,
 ) -> Iterator[Rows]:
-    """Open a folder, a list, an index or tar shards; see `build_index`.
+    """Open any kind of source that `build_index` accepts. Temporary files go to the folder `scratch`.
 
     Raises:
-        ArgumentError: the source is of no such kind.
-        StorageError: it does not exist or cannot be read.
+        ArgumentError: the source is of no known kind, or breaks a rule.
+        StorageError: the source does not exist or cannot be read.
     """
     if is_url(source):
         url = os.fspath(source).rstrip("/")  # type: ignore[arg-type]
@@ -76,7 +76,7 @@ def open_source(
             wanted = kinds[0] if kinds[0] in _SHARDS else "tar"
             other = next(path for path, kind in zip(paths, kinds, strict=True) if kind != wanted)
             raise ArgumentError(
-                f"{shown(str(other))}: is no {wanted} shard, and several sources must all be. "
+                f"{printable(str(other))}: is not a {wanted} shard. Several sources must be shards of one kind. "
                 "Index one folder or list after another, then join the indexes: mpload merge"
             )
         match kinds[0]:
@@ -104,7 +104,7 @@ def open_source(
 
 
 def _kind(path: Path, folder: FolderOptions) -> str:
-    name = shown(str(path))
+    name = printable(str(path))
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):

@@ -1,9 +1,9 @@
-"""Arrow and Parquet files with images in them, as Hugging Face writes them: indexed in place.
+"""Arrow and Parquet files of images as sources, as written by Hugging Face. They are indexed in place.
 
-Images are columns of bytes, or of structs that hold a field `bytes`; the label is the integer column `label`, or the
-one that the metadata of Hugging Face calls a ClassLabel, whose names become the classes. Values of an Arrow file that
-is not compressed lie in it as they are: their cells are spans, and reading them needs no pyarrow. Values of a Parquet
-file are encoded: their cells say row group and row.
+Images are columns of bytes, or of structs with a field `bytes`. The label is the integer column that the Hugging Face
+metadata declares a ClassLabel, whose names become the classes, or else one with a name such as `label`. An uncompressed
+Arrow file contains its values verbatim, so their cells are spans, and reading them does not need pyarrow. The values of
+a Parquet file are encoded, so their cells give the row group and the row.
 """
 
 import json
@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from mpload.errors import ArgumentError, StorageError
 from mpload.index.columns import Cell, Column, ColumnType
-from mpload.ingest.rows import Rows, place_below, rename_columns, shown
+from mpload.ingest.rows import Rows, printable, rename_columns, root_and_prefix
 from mpload.storage.ranges import RowValue, Span
 
 __all__ = ["open_arrows", "open_parquets"]
@@ -29,15 +29,15 @@ __all__ = ["open_arrows", "open_parquets"]
 _LABEL_NAMES = ("label", "labels", "class", "cls", "target")
 _SLICE_ROWS = 1 << 14
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
-_COPY = "Is its copy complete? Copy or write it again"
+_COPY = "Is it a complete copy? Copy or write it again"
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Which columns of a schema are images, and which is the label."""
+    """Which columns of a schema are images, and which one is the label."""
 
     images: tuple[tuple[str, ...], ...]
-    """Of each the name of the column, and of the field in it."""
+    """The name of each image column and, if it is a struct, of its field of bytes."""
     label: str | None
     classes: tuple[str, ...]
 
@@ -50,9 +50,10 @@ class _Layout:
             elif _has_bytes(column.type):
                 images.append((column.name, "bytes"))
         if not images:
+            others = ", ".join(map(repr, schema.names)) or "no columns"
             raise ArgumentError(
-                f"{shown(file)}: has no column of images, but {', '.join(map(repr, schema.names)) or 'none at all'}. "
-                "Images are bytes, or structs with a field 'bytes'"
+                f"{printable(file)}: has no column of images, but {others}. "
+                "Images must be bytes, or structs with a field 'bytes'"
             )
         names = _class_names(schema)
         integers = [column.name for column in schema if pa.types.is_integer(column.type)]
@@ -78,13 +79,13 @@ class _Layout:
 def open_arrows(
     files: Sequence[str], *, columns: str | None = None, root: str | os.PathLike[str] | None = None
 ) -> Iterator[Rows]:
-    """Open Arrow IPC files or streams, in the order given; see `open_parquets`.
+    """Open Arrow IPC files or streams in the order given. Arguments are those of `open_parquets`.
 
-    Memory: constant: the cells of some thousand rows. Files are mapped.
+    Memory: constant: the cells of a few thousand rows. Files are memory-mapped.
 
     Raises:
-        ArgumentError: a file is compressed, or as `open_parquets`.
-        StorageError: as `open_parquets`.
+        ArgumentError: a file is compressed, or for the reasons given at `open_parquets`.
+        StorageError: a file is truncated, damaged or cannot be read.
     """
     layout = _Layout.of(_schema(files[0], parquet=False), files[0])
     yield _rows(files, layout, ColumnType.SPAN, columns, root)
@@ -94,18 +95,19 @@ def open_arrows(
 def open_parquets(
     files: Sequence[str], *, columns: str | None = None, root: str | os.PathLike[str] | None = None
 ) -> Iterator[Rows]:
-    """Open Parquet files, in the order given. Only labels are read.
+    """Open Parquet files in the order given. Only their metadata and labels are read.
 
     Args:
         files: absolute paths.
         columns: other names for the columns.
-        root: a folder that holds all files, or a URL; their common parent by default.
+        root: a folder that contains all files, or a URL. Their common parent by default.
 
     Memory: the labels of one row group.
 
     Raises:
-        ArgumentError: there is no column of images, another file has other columns, or a label is null.
-        StorageError: a file is truncated, broken or cannot be read.
+        ArgumentError: there is no column of images, a file's columns differ from the first file's, or a label is
+            null.
+        StorageError: a file is truncated, damaged or cannot be read.
     """
     layout = _Layout.of(_schema(files[0], parquet=True), files[0])
     yield _rows(files, layout, ColumnType.ROW, columns, root)
@@ -119,13 +121,13 @@ def _rows(
     root: str | os.PathLike[str] | None,
 ) -> Rows:
     parent = os.path.commonpath([os.path.dirname(file) for file in files])  # noqa: PTH120
-    place, prefix = place_below(parent, root)
+    base, prefix = root_and_prefix(parent, root)
 
     def cells(file: str) -> Iterator[list[Cell]]:
         path = prefix + file[len(parent) :].lstrip("/")
         schema = _schema(file, parquet=type_ is ColumnType.ROW)
         if _Layout.of(schema, file) != layout:
-            raise ArgumentError(f"{shown(file)}: has other columns than {shown(files[0])}. Index it on its own")
+            raise ArgumentError(f"{printable(file)}: has other columns than {printable(files[0])}. Index it separately")
         try:
             yield from (_parquet_cells if type_ is ColumnType.ROW else _arrow_cells)(file, path, layout)
         except (pa.ArrowException, OSError) as error:
@@ -133,7 +135,7 @@ def _rows(
 
     return Rows(
         columns=rename_columns(layout.columns(type_), columns),
-        root=place,
+        root=base,
         cells=chain.from_iterable(map(cells, files)),
         classes=layout.classes,
     )
@@ -154,7 +156,7 @@ def _broken(file: str, error: Exception) -> StorageError:
     if isinstance(error, StorageError):
         return error
     cause = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return StorageError(f"{shown(file)}: cannot be read: {cause}. {_COPY}")
+    return StorageError(f"{printable(file)}: cannot be read: {cause}. {_COPY}")
 
 
 def _reader(mapped: pa.MemoryMappedFile) -> Any:
@@ -174,7 +176,7 @@ def _arrow_cells(file: str, path: str, layout: _Layout) -> Iterator[list[Cell]]:
         if opened.read(6) != b"ARROW1":
             opened.seek(-len(_END_OF_STREAM), os.SEEK_END)
             if opened.read() != _END_OF_STREAM:
-                raise StorageError(f"{shown(file)}: ends without the mark of a stream's end. {_COPY}")
+                raise StorageError(f"{printable(file)}: ends without an end-of-stream marker. {_COPY}")
     with pa.memory_map(file) as mapped:
         num_bytes = mapped.size()
         address = mapped.read_buffer(1).address
@@ -212,7 +214,7 @@ def _parquet_cells(file: str, path: str, layout: _Layout) -> Iterator[list[Cell]
 def _spans(
     batch: pa.RecordBatch, image: tuple[str, ...], file: str, first: int, address: int, num_bytes: int
 ) -> list[tuple[int, int]]:
-    """Return offset and length of each value in the file."""
+    """Return the offset and length of each value in the file."""
     values: Any = batch.column(image[0])
     if len(image) > 1:
         values = values.flatten()[values.type.get_field_index(image[1])]
@@ -224,7 +226,7 @@ def _spans(
     starts = ends.astype(np.int64) + (0 if data is None else data.address - address)
     if len(starts) and data is not None and data.size and not 0 <= starts[0] <= starts[-1] <= num_bytes:
         raise ArgumentError(
-            f"{shown(file)}: is compressed, so that no image lies in it as it is. Write it without compression, "
+            f"{printable(file)}: is compressed, so it does not contain images verbatim. Write it without compression, "
             "or as Parquet"
         )
     return list(zip(starts[:-1].tolist(), np.diff(starts).tolist(), strict=True))
@@ -243,8 +245,8 @@ def _refuse_null(values: Any, file: str, first: int, column: str) -> None:
     if values.null_count:
         row = first + values.is_null().to_pylist().index(True)
         raise ArgumentError(
-            f"{shown(file)}: row {row} has no value in column {column!r}. Where images are paths of files, index these "
-            "files; else take the row out"
+            f"{printable(file)}: row {row} has no value in column {column!r}. If images are given as paths of files, "
+            "index these files. Otherwise remove the row"
         )
 
 
@@ -260,7 +262,7 @@ def _has_bytes(kind: pa.DataType) -> bool:
 
 
 def _class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
-    """Return the names of classes of the columns that the metadata of Hugging Face calls a ClassLabel."""
+    """Return the class names of each column that the Hugging Face metadata declares a ClassLabel."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         found = {

@@ -1,6 +1,6 @@
-"""Tar shards as WebDataset writes them, indexed in place: no extraction, one pass over the headers.
+"""Tar shards in WebDataset's layout as sources. They are indexed in place, in one pass over the headers.
 
-Which members are a sample, `mpload.ingest.grouping` says.
+`mpload.ingest.grouping` describes how members form samples.
 """
 
 import os
@@ -15,7 +15,7 @@ from typing import BinaryIO
 from mpload.errors import ArgumentError, StorageError
 from mpload.index.columns import ColumnType
 from mpload.ingest.grouping import Member, Sample, column_name, found_columns, group_members, label_in, split_name
-from mpload.ingest.rows import LeftOut, Reason, Rows, place_below, rename_columns, shown
+from mpload.ingest.rows import LeftOut, Reason, Rows, printable, rename_columns, root_and_prefix
 from mpload.storage.ranges import Span
 from mpload.units import MIB
 
@@ -41,22 +41,22 @@ def open_tars(
     columns: str | None = None,
     root: str | os.PathLike[str] | None = None,
 ) -> Iterator[Rows]:
-    """Open tar shards, in the order given.
+    """Open tar shards in the order given.
 
     Args:
         shards: absolute paths.
-        extensions: endings of the names of images, in lower case.
+        extensions: extensions of images, in lower case.
         columns: other names for the columns.
-        root: a folder that holds all shards, or a URL; their common parent by default.
+        root: a folder that contains all shards, or a URL. Their common parent by default.
 
     Memory: constant: one sample's members.
 
     Raises:
-        ArgumentError: a shard is compressed, or a sample is not like the first one.
-        StorageError: a shard is truncated, broken or cannot be read.
+        ArgumentError: a shard is compressed, or a sample's members differ from the first sample's.
+        StorageError: a shard is truncated, damaged or cannot be read.
     """
     parent = os.path.commonpath([os.path.dirname(shard) for shard in shards])  # noqa: PTH120
-    place, prefix = place_below(parent, root)
+    base, prefix = root_and_prefix(parent, root)
     left_out = LeftOut()
     samples = chain.from_iterable(
         _samples(shard, prefix + shard[len(parent) :].lstrip("/"), extensions, left_out) for shard in shards
@@ -64,46 +64,46 @@ def open_tars(
     first = next(samples, None)
     if first is None:
         raise ArgumentError(
-            f"{shown(shards[0])}{f' and {len(shards) - 1} more shards' if len(shards) > 1 else ''}: no image found. "
-            f"Names of images end with {', '.join(extensions)}"
+            f"{printable(shards[0])}{f' and {len(shards) - 1} others' if len(shards) > 1 else ''}: no image found. "
+            f"Names of images end in {', '.join(extensions)}"
         )
     yield Rows(
         columns=rename_columns(found_columns(first, ColumnType.SPAN), columns),
-        root=place,
+        root=base,
         cells=(sample.cells(first) for sample in chain([first], samples)),
         left_out=left_out,
     )
 
 
 def refuse_compressed_name(path: str) -> None:
-    """Raise `ArgumentError` where the name of a file says that it is a compressed tar."""
+    """Raise `ArgumentError` if the file has the name of a compressed tar."""
     if _COMPRESSED_NAMES.fullmatch(path):
-        raise ArgumentError(f"{shown(path)}: is a compressed tar, {_COMPRESSED}")
+        raise ArgumentError(f"{printable(path)}: is a compressed tar. {_COMPRESSED}")
 
 
 def refuse_compressed(path: str, head: bytes) -> None:
-    """Raise `ArgumentError` where a file's first bytes are those of a compressed one."""
+    """Raise `ArgumentError` if the file's first bytes, `head`, are those of a compressed file."""
     for start, name in _COMPRESSED_STARTS.items():
         if head.startswith(start):
-            raise ArgumentError(f"{shown(path)}: is compressed with {name}, {_COMPRESSED}")
+            raise ArgumentError(f"{printable(path)}: is compressed with {name}. {_COMPRESSED}")
 
 
-_COMPRESSED = "where members must lie as they are, to be read one by one. Decompress it: images are compressed already"
+_COMPRESSED = "Its members cannot be read one by one. Decompress it: images are compressed already, so it hardly grows"
 
 
 def _samples(shard: str, path: str, extensions: tuple[str, ...], left_out: LeftOut) -> Iterator[Sample]:
-    """Yield the samples of a shard; `path` is where it lies below the root."""
+    """Yield the samples of a shard. `path` is the shard's path relative to the root."""
     try:
         with Path(shard).open("rb") as file:
             refuse_compressed(shard, file.read(8))
             file.seek(0)
             yield from group_members(shard, _images_and_labels(shard, path, file, extensions, left_out))
     except tarfile.TarError as error:
-        raise StorageError(f"{shown(shard)}: is not a complete tar file: {error}. {_COPY}") from error
+        raise StorageError(f"{printable(shard)}: is not a complete tar file: {error}. {_COPY}") from error
     except OSError as error:
         if isinstance(error, StorageError):
             raise
-        raise StorageError(f"{shown(shard)}: cannot be read: {error.strerror or error}") from error
+        raise StorageError(f"{printable(shard)}: cannot be read: {error.strerror or error}") from error
 
 
 def _images_and_labels(
@@ -128,36 +128,36 @@ def _images_and_labels(
 def _members(shard: str, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
     with tarfile.open(fileobj=file, mode="r:") as tar:
         while (member := tar.next()) is not None:
-            tar.members = []  # type: ignore[attr-defined]  # or it would keep them all
+            tar.members = []  # type: ignore[attr-defined]  # otherwise it would keep all members
             yield member
-        # tarfile takes a header that it cannot read for the end: look whether the mark of the end stands there.
+        # tarfile treats an unreadable header as the end of the archive, so check for the end marker.
         file.seek(tar.offset)
-        mark = file.read(_BLOCK_BYTES)
-    if not mark:
-        raise StorageError(f"{shown(shard)}: ends at byte {tar.offset} without the mark of a tar's end. {_COPY}")
-    if mark.strip(b"\0"):
-        raise StorageError(f"{shown(shard)}: has no member header at byte {tar.offset}, but other bytes. {_COPY}")
+        marker = file.read(_BLOCK_BYTES)
+    if not marker:
+        raise StorageError(f"{printable(shard)}: ends at byte {tar.offset} without an end-of-archive marker. {_COPY}")
+    if marker.strip(b"\0"):
+        raise StorageError(f"{printable(shard)}: has no valid member header at byte {tar.offset}. {_COPY}")
 
 
-_COPY = "Is its copy complete? Copy or write it again"
+_COPY = "Is it a complete copy? Copy or write it again"
 
 
 def _refuse_scattered(shard: str, member: tarfile.TarInfo) -> None:
     kind = "a link" if member.islnk() or member.issym() else "sparse" if member.issparse() else ""
     if kind or not member.isreg():
         raise ArgumentError(
-            f"{shown(shard)}: member {shown(member.name)} is {kind or 'no regular file'}: its bytes do not lie in one "
-            "piece at its place. Write the shard again with plain files (tar --hard-dereference --dereference)"
+            f"{printable(shard)}: member {printable(member.name)} is {kind or 'not a regular file'}, so its bytes are "
+            "not stored in one piece. Write the shard again with plain files (tar --hard-dereference --dereference)"
         )
 
 
 def _read_label(shard: str, file: BinaryIO, member: tarfile.TarInfo, extension: str) -> int | None:
-    """Return the label that a member holds; None where a .json holds none."""
-    where = f"{shown(shard)}: member {shown(member.name)}"
+    """Return the label in a member; None if it is a .json file without a label."""
+    where = f"{printable(shard)}: member {printable(member.name)}"
     if member.size > _MAX_LABEL_MEMBER_BYTES:
-        raise ArgumentError(f"{where} has {member.size} bytes: a label member has at most {_MAX_LABEL_MEMBER_BYTES}")
+        raise ArgumentError(f"{where} has {member.size} bytes, but a label has at most {_MAX_LABEL_MEMBER_BYTES}")
     file.seek(member.offset_data)
     data = file.read(member.size)
     if len(data) < member.size:
-        raise StorageError(f"{where} is cut off at byte {member.offset_data + len(data)}. {_COPY}")
+        raise StorageError(f"{where} is truncated at byte {member.offset_data + len(data)}. {_COPY}")
     return label_in(where, data, extension)

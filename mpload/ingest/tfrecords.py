@@ -1,7 +1,9 @@
-"""TFRecord files of `tf.train.Example`, indexed in place: the spans of their images. Reading needs no protobuf at all.
+"""TFRecord files of `tf.train.Example` as sources. They are indexed in place, by the spans of their images.
 
-A record is `length: uint64, CRC of that, data, CRC of that`, the CRCs masked CRC32C. Of the first record, every feature
-that is one bytes value and starts like an image is a column, and an int64 feature named like a label is the label.
+Neither indexing nor reading needs protobuf. A record consists of the length of its data as uint64, a checksum of the
+length, the data, and a checksum of the data. Checksums are masked CRC32C. The first record determines the columns:
+every feature with a single bytes value that starts like an image file is a column, and an int64 feature with the name
+of a label is the label.
 """
 
 import os
@@ -15,7 +17,7 @@ from typing import BinaryIO
 
 from mpload.errors import ArgumentError, StorageError
 from mpload.index.columns import Cell, Column, ColumnType
-from mpload.ingest.rows import Rows, place_below, rename_columns, shown
+from mpload.ingest.rows import Rows, printable, rename_columns, root_and_prefix
 from mpload.ingest.signatures import looks_like_image
 from mpload.storage.ranges import Span
 from mpload.units import MIB
@@ -24,12 +26,12 @@ __all__ = ["Example", "is_tfrecord", "open_tfrecords", "read_example"]
 
 _LABEL_NAMES = ("label", "labels", "class", "cls", "target")
 _HEAD_BYTES, _TAIL_BYTES = 12, 4
-_COPY = "Is its copy complete? Copy or write it again"
+_COPY = "Is it a complete copy? Copy or write it again"
 
 
 @dataclass(slots=True)
 class Example:
-    """The features of a `tf.train.Example` that hold one value: `start, end` of bytes, and integers."""
+    """The features of a `tf.train.Example` with a single value: bytes as `(start, end)`, and integers."""
 
     spans: dict[str, tuple[int, int]] = field(default_factory=dict)
     integers: dict[str, int] = field(default_factory=dict)
@@ -39,31 +41,31 @@ class Example:
 def open_tfrecords(
     files: Sequence[str], *, columns: str | None = None, root: str | os.PathLike[str] | None = None
 ) -> Iterator[Rows]:
-    """Open TFRecord files, in the order given.
+    """Open TFRecord files in the order given.
 
     Args:
         files: absolute paths.
         columns: other names for the columns.
-        root: a folder that holds all files, or a URL; their common parent by default.
+        root: a folder that contains all files, or a URL. Their common parent by default.
 
     Memory: constant: one record.
 
     Raises:
-        ArgumentError: the first record holds no image, another one is not like it, or crc32c is not installed.
-        StorageError: a file is truncated, broken or cannot be read.
+        ArgumentError: the first record contains no image, another record lacks a feature of the first, or crc32c is
+            not installed.
+        StorageError: a file is truncated, damaged or cannot be read.
     """
     parent = os.path.commonpath([os.path.dirname(file) for file in files])  # noqa: PTH120
-    place, prefix = place_below(parent, root)
+    base, prefix = root_and_prefix(parent, root)
     records = chain.from_iterable(_records(file) for file in files)
     first = next(records, None)
     images, label = (None, None) if first is None else _choose(first)
     if not images:
-        held = (
-            "no record" if first is None else f"features {', '.join(map(shown, sorted(first.names))) or 'of no value'}"
-        )
+        features = "" if first is None else ", ".join(map(printable, sorted(first.names)))
+        contents = "no records" if first is None else f"features {features}" if features else "no usable features"
         raise ArgumentError(
-            f"{shown(files[0])}: holds no image in its first record ({held}). A feature of tf.train.Example must hold "
-            "the bytes of one image file"
+            f"{printable(files[0])}: contains no image in its first record ({contents}). A feature of tf.train.Example "
+            "must hold the bytes of one image file"
         )
     names = ["image"] if len(images) == 1 else [_column_name(name) for name in images]
     if len(set(names)) < len(names):
@@ -80,21 +82,21 @@ def open_tfrecords(
 
     yield Rows(
         columns=rename_columns(tuple(found), columns),
-        root=place,
+        root=base,
         cells=(cells(record) for record in chain([first] if first else [], records)),
     )
 
 
 def is_tfrecord(head: bytes, crc32c: Callable[[bytes], int]) -> bool:
-    """Whether a file that starts with these bytes, 12 or more, starts with the length of a record and its checksum."""
+    """Whether a file starts with a record's length and its checksum. `head` is the first 12 or more bytes."""
     return len(head) >= _HEAD_BYTES and _masked(crc32c(head[:8])) == int.from_bytes(head[8:12], "little")
 
 
 def read_example(data: bytes) -> Example:
-    """Read a `tf.train.Example`.
+    """Parse a `tf.train.Example`.
 
     Raises:
-        ValueError: it is none, or broken.
+        ValueError: `data` is not a `tf.train.Example`, or is damaged.
     """
     example = Example()
     for number, start, end in _messages(data, 0, len(data)):
@@ -119,21 +121,25 @@ class _Record:
 
     def span(self, name: str) -> tuple[int, int]:
         if name not in self.images:
-            what = "is not an image" if name in self.example.spans else "is missing, or not one value"
-            raise ArgumentError(f"{self}: feature {shown(name)} {what}, where the first record has an image. {_ALIKE}")
+            fault = "is not an image" if name in self.example.spans else "is missing, or is not a single value"
+            raise ArgumentError(
+                f"{self}: feature {printable(name)} {fault}, but in the first record it is an image. {_ALIKE}"
+            )
         start, end = self.example.spans[name]
         return self.offset_bytes + start, self.offset_bytes + end
 
     def label(self, name: str) -> int:
         if (label := self.example.integers.get(name)) is None:
-            raise ArgumentError(f"{self}: feature {shown(name)} is not one integer, as in the first record. {_ALIKE}")
+            raise ArgumentError(
+                f"{self}: feature {printable(name)} is not a single integer, as in the first record. {_ALIKE}"
+            )
         return label
 
     def __str__(self) -> str:
-        return f"{shown(self.file)}: record {self.number}"
+        return f"{printable(self.file)}: record {self.number}"
 
 
-_ALIKE = "Index the files on their own, or write them again with the same features"
+_ALIKE = "Index the files separately, or write them again with the same features"
 
 
 def _records(file: str) -> Iterator[_Record]:
@@ -141,18 +147,20 @@ def _records(file: str) -> Iterator[_Record]:
         import crc32c  # noqa: PLC0415  an optional package
     except ImportError as error:
         raise ArgumentError(
-            f"{shown(file)}: indexing TFRecord takes the package crc32c: pip install 'mpload[tfrecord]'"
+            f"{printable(file)}: indexing TFRecord needs the package crc32c: pip install 'mpload[tfrecord]'"
         ) from error
     try:
         with Path(file).open("rb", buffering=MIB) as opened:
             num_bytes = os.fstat(opened.fileno()).st_size
             number = offset = 0
             while offset < num_bytes:
-                data = _read_record(opened, offset, num_bytes, shown(file), crc32c.crc32c)
+                data = _read_record(opened, offset, num_bytes, printable(file), crc32c.crc32c)
                 try:
                     example = read_example(data)
                 except ValueError as error:
-                    raise StorageError(f"{shown(file)}: record {number} is not a tf.train.Example: {error}") from error
+                    raise StorageError(
+                        f"{printable(file)}: record {number} is not a tf.train.Example: {error}"
+                    ) from error
                 images = frozenset(
                     name for name, (start, end) in example.spans.items() if looks_like_image(data[start:end][:8])
                 )
@@ -162,7 +170,7 @@ def _records(file: str) -> Iterator[_Record]:
     except OSError as error:
         if isinstance(error, StorageError):
             raise
-        raise StorageError(f"{shown(file)}: cannot be read: {error.strerror or error}") from error
+        raise StorageError(f"{printable(file)}: cannot be read: {error.strerror or error}") from error
 
 
 def _read_record(file: BinaryIO, offset: int, num_bytes: int, name: str, crc32c: Callable[[bytes], int]) -> bytes:
@@ -177,7 +185,7 @@ def _read_record(file: BinaryIO, offset: int, num_bytes: int, name: str, crc32c:
     data = file.read(length)
     tail = file.read(_TAIL_BYTES)
     if len(data) < length or len(tail) < _TAIL_BYTES:
-        raise StorageError(f"{name}: shrank while it was read. {_COPY}")
+        raise StorageError(f"{name}: was truncated while it was being read. {_COPY}")
     if _masked(crc32c(data)) != int.from_bytes(tail, "little"):
         raise StorageError(f"{name}: the checksum of the record at byte {offset} is wrong. {_COPY}")
     return data
@@ -188,7 +196,7 @@ def _masked(crc: int) -> int:
 
 
 def _choose(record: _Record) -> tuple[list[str], str | None]:
-    """Return the features that are images, and the one that is the label."""
+    """Return the features that are images, and the feature that is the label or None."""
     labels = [
         (_LABEL_NAMES.index(last), name)
         for name in record.example.integers
@@ -202,13 +210,13 @@ def _column_name(feature: str) -> str:
     return "label_image" if name == "label" else name
 
 
-# Protocol buffers: a message is fields, each a tag (number and wire type) and a value.
+# Protocol buffers: a message is a sequence of fields, each a tag (field number and wire type) and a value.
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def _read_feature(data: bytes, start: int, end: int, example: Example) -> None:
-    """Read an entry of the map of features: 1 is its name, 2 the feature."""
+    """Parse an entry of the map of features. Its field 1 is the name, and field 2 is the feature."""
     name = ""
     spans: list[tuple[int, int]] = []
     integers: list[int] = []
@@ -221,7 +229,7 @@ def _read_feature(data: bytes, start: int, end: int, example: Example) -> None:
                     spans += [(at, to) for inner, at, to in _messages(data, list_start, list_end) if inner == 1]
                 elif kind == 3:
                     integers += _integers(data, list_start, list_end)
-    example.spans.pop(name, None)  # of two entries with one name the last one counts
+    example.spans.pop(name, None)  # if a name occurs twice, the last entry counts
     example.integers.pop(name, None)
     if len(spans) == 1:
         example.spans[name] = spans[0]
@@ -230,12 +238,12 @@ def _read_feature(data: bytes, start: int, end: int, example: Example) -> None:
 
 
 def _messages(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield number, start and end of the fields that are messages, bytes or strings."""
+    """Yield the number, start and end of each field that is a message, bytes or a string."""
     return ((number, at, to) for number, wire, at, to in _fields(data, start, end) if wire == _BYTES)
 
 
 def _integers(data: bytes, start: int, end: int) -> Iterator[int]:
-    """Yield the values of an Int64List, which may be packed."""
+    """Yield the values of an Int64List, packed or not."""
     for number, wire, value_start, to in _fields(data, start, end):
         at = value_start
         while number == 1 and wire in {_VARINT, _BYTES} and at < to:
@@ -244,7 +252,7 @@ def _integers(data: bytes, start: int, end: int) -> Iterator[int]:
 
 
 def _fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield number, wire type, start and end of the value of each field."""
+    """Yield the number, the wire type, and the start and end of the value, of each field."""
     while start < end:
         tag, start = _varint(data, start, end)
         wire = tag & 7
@@ -258,16 +266,16 @@ def _fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, 
         else:
             raise ValueError(f"wire type {wire} at byte {start}")
         if to > end:
-            raise ValueError(f"the field at byte {start} is longer than what holds it")
+            raise ValueError(f"the field at byte {start} extends beyond its message")
         yield tag >> 3, wire, start, to
         start = to
 
 
 def _varint(data: bytes, start: int, end: int) -> tuple[int, int]:
-    """Return an integer of 64 bits, and where it ends."""
+    """Return a 64-bit integer, and the position after it."""
     value = 0
     for place, byte in enumerate(data[start : min(end, start + 10)]):
         value |= (byte & 0x7F) << 7 * place
         if byte < 0x80:
             return value & 0xFFFFFFFFFFFFFFFF, start + place + 1
-    raise ValueError(f"the number at byte {start} has no end")
+    raise ValueError(f"the number at byte {start} does not end")

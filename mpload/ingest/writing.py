@@ -1,4 +1,4 @@
-"""From open rows to one or several index texts, each complete or not there at all."""
+"""Writes rows to one or several index texts. Each text is published atomically, when it is complete."""
 
 import os
 import secrets
@@ -10,7 +10,7 @@ from typing import BinaryIO
 from mpload.errors import ArgumentError, MploadError, StorageError
 from mpload.index.sidecar import Progress
 from mpload.index.text import format_header, format_line
-from mpload.ingest.rows import Rows, shown
+from mpload.ingest.rows import Rows, printable
 from mpload.ingest.splitting import Split, part_of
 from mpload.units import MIB
 
@@ -20,7 +20,7 @@ _PROGRESS_SAMPLES = 4096
 
 
 def check_out(out: Path, sources: list[Path]) -> None:
-    """Raise `ArgumentError` unless an index can be written to `out` without destroying one of `sources`."""
+    """Raise `ArgumentError` unless `out` is a possible path for an index and is not one of `sources`."""
     if out.is_dir():
         raise ArgumentError(f"{out}: is a directory. Name the index file: {out / 'train.txt'}")
     if not out.parent.is_dir():
@@ -33,11 +33,13 @@ def check_out(out: Path, sources: list[Path]) -> None:
 def write_texts(
     rows: Rows, out: Path, *, split: Split | None, relative: bool, progress: Progress | None
 ) -> tuple[Path, ...]:
-    """Write all rows to `out`, or each to its part of the split; return the files written.
+    """Write all rows to `out`, or each row to its part of the split, and return the paths written.
+
+    If an error occurs before all rows are written, no file is changed.
 
     Raises:
-        ArgumentError: there is no sample, or a part of the split got none.
-        StorageError: a file cannot be written. Then no file was changed.
+        ArgumentError: there are no samples, or none in a part of the split.
+        StorageError: a file cannot be written.
     """
     paths = (out,) if split is None else split.paths(out)
     bounds = () if split is None else split.bounds
@@ -65,7 +67,7 @@ def write_texts(
 
 
 def _root(root: str, out: Path, *, relative: bool) -> str | None:
-    """Return what stands in `#root` of the index `out`; None where it needs none."""
+    """Return the `#root` directive of the index `out`; None if its own folder is the root."""
     folder = os.path.normpath(out.parent.absolute())
     if root == folder:
         return None
@@ -74,10 +76,10 @@ def _root(root: str, out: Path, *, relative: bool) -> str | None:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file that becomes `path` when all went well, and nothing otherwise.
+    """Yield a file that is renamed to `path` if the context ends without an error, and deleted otherwise.
 
     Raises:
-        StorageError: it cannot be written.
+        StorageError: the file cannot be written.
     """
     with new_path(path) as unfinished, unfinished.open("xb", buffering=MIB) as file:
         yield file
@@ -85,26 +87,27 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def new_path(path: Path) -> Iterator[Path]:
-    """Yield where a file can be written that becomes `path`, through to the disk, when all went well.
+    """Yield a temporary path. A file written there is synced to disk and renamed to `path` if no error occurs.
 
     Raises:
-        StorageError: it cannot be written.
+        StorageError: the file cannot be written.
     """
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         yield unfinished
         _sync(unfinished)
-        # A new text of the old one's size, within one tick of the file system's clock, would pass for the old one.
+        # Delete the old sidecar: it would match a new text of the same size and the same modification time, which
+        # happens within one tick of the file system's clock.
         path.with_name(path.name + ".mpx").unlink(missing_ok=True)
         unfinished.replace(path)
-        with suppress(OSError):  # not every file system syncs folders
+        with suppress(OSError):  # not every file system can sync folders
             _sync(path.parent)
     except OSError as error:
         if isinstance(error, MploadError):
             raise
         raise StorageError(
-            f"{shown(str(path))}: cannot be written: {error.strerror or error}. "
-            "Make room there, or give a folder that is writable"
+            f"{printable(str(path))}: cannot be written: {error.strerror or error}. "
+            "Free some space, or choose a writable folder"
         ) from error
     finally:
         unfinished.unlink(missing_ok=True)

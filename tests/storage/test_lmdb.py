@@ -92,7 +92,7 @@ def test_several_files_and_several_images_a_sample(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_a_database_of_no_images_says_so_and_runs_nothing(tmp_path: Path) -> None:
     make_lmdb(tmp_path / "a", {b"1": pickle.dumps({"x": 1}), b"2": b"text"})
-    with pytest.raises(ArgumentError, match=r"no value is an image \(some look pickled, and mpload runs nothing"):
+    with pytest.raises(ArgumentError, match=r"no value is an image \(some look pickled, and mpload never unpickles"):
         build_index(tmp_path / "a", tmp_path / "a.txt")
 
 
