@@ -169,25 +169,25 @@ def _scan_fast(text: NDArray[np.uint8], header: Header, buffer: bytearray) -> _S
         end = ends[:, number]
         match column.type:
             case ColumnType.PATH:
-                fine = bool((first < end).all())
+                is_valid = bool((first < end).all())
                 if header.dialect is Dialect.COMMA:  # blanks around a cell are ignored
-                    fine = fine and _are_more_than_blanks(text, first, end)
+                    is_valid = is_valid and _have_non_blanks(text, first, end)
             case ColumnType.SPAN:
-                fine = _are_spans(text, first, end)
+                is_valid = _are_spans(text, first, end)
             case ColumnType.INT:
                 values = _parse_integers(text, first, end)
-                fine = values is not None
+                is_valid = values is not None
                 if number == header.label_column:
                     labels = values
             case ColumnType.FLOAT:
-                fine = _are_floats(text, first, end)
+                is_valid = _are_floats(text, first, end)
             case ColumnType.LMDB:
-                fine = _are_lmdb_values(text, first, end)
+                is_valid = _are_lmdb_values(text, first, end)
             case ColumnType.ROW:
-                fine = _are_rows(text, first, end)
+                is_valid = _are_rows(text, first, end)
             case ColumnType.STR:
-                fine = True
-        if not fine:
+                is_valid = True
+        if not is_valid:
             return None
     if labels is not None and header.classes and labels.max() >= len(header.classes):
         return None
@@ -247,7 +247,7 @@ def _parse_integers(
     return np.where(negative, -values, values)
 
 
-def _are_more_than_blanks(text: NDArray[np.uint8], first: NDArray[np.int64], end: NDArray[np.int64]) -> bool:
+def _have_non_blanks(text: NDArray[np.uint8], first: NDArray[np.int64], end: NDArray[np.int64]) -> bool:
     """Whether every cell contains a character other than a blank."""
     blank = text[first] <= _BLANK
     if not blank.any():

@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-__all__ = ["REPOSITORY", "Ran", "cache_command", "mpload", "run_script", "told"]
+__all__ = ["REPOSITORY", "Ran", "cache_command", "mpload", "run_as_nobody", "run_script", "told"]
 
 REPOSITORY = Path(__file__).parents[2]
 Ran = subprocess.CompletedProcess[str]
@@ -20,6 +20,22 @@ def run_script(text: str, *arguments: str, prefix: tuple[str, ...] = (), **envir
         [*prefix, sys.executable, "-c", textwrap.dedent(text), *arguments],
         capture_output=True, text=True, timeout=60, cwd=REPOSITORY, env={**os.environ, **environment}, check=False,
     )  # fmt: skip
+
+
+def run_as_nobody(code: str, *arguments: Path, warm_up: Path) -> str:
+    """Run code as a user who is bound by file permissions, unlike root, and return everything that it prints.
+
+    The index `warm_up` is opened first, so that all imports happen before permissions are dropped.
+    """
+    preamble = (
+        f"import os, sys, mpload\nmpload.open_index({str(warm_up)!r})[0]\n"
+        "if os.getuid() == 0: os.setgid(65534); os.setuid(65534)\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", preamble + code, *map(str, arguments)],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    return ran.stdout + ran.stderr
 
 
 def mpload(*arguments: str | Path, cwd: Path | None = None, **environment: str) -> Ran:
