@@ -1,4 +1,4 @@
-"""Building an index: what comes out is whole, stands where it should, and destroys nothing."""
+"""Building an index: it is complete, has the right root, and destroys no other file."""
 
 import hashlib
 import os
@@ -27,13 +27,8 @@ from mpload.ingest.writing import write_texts
 from mpload.storage.ranges import Span
 
 
-@pytest.fixture(autouse=True)
-def own_cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-
-
 def make_tree(folder: Path, *, classes: int = 2, images: int = 5) -> Path:
-    """Image `i` of any class has `100 + i` bytes."""
+    """Make class folders `c0`, `c1` and so on. Image `i` of each has `100 + i` bytes."""
     for number in range(classes):
         (folder / f"c{number}").mkdir(parents=True)
         for image in range(images):
@@ -56,7 +51,7 @@ file_names = st.binary(min_size=1, max_size=20).filter(
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(folders=st.dictionaries(file_names, st.sets(file_names, min_size=1, max_size=3), min_size=1, max_size=3))
-def test_any_name_that_a_file_can_have_survives(
+def test_any_valid_file_name_is_indexed_unchanged(
     tmp_path_factory: pytest.TempPathFactory, folders: dict[bytes, set[bytes]]
 ) -> None:
     place = tmp_path_factory.mktemp("names")
@@ -80,7 +75,7 @@ def test_any_name_that_a_file_can_have_survives(
 # Root
 
 
-def test_root_is_absolute_or_relative_or_left_out(tmp_path: Path) -> None:
+def test_the_root_is_absolute_or_relative_or_omitted(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "data" / "tree")
     (tmp_path / "lists").mkdir()
     absolute = build_index(tree, tmp_path / "lists" / "a.txt")
@@ -94,12 +89,12 @@ def test_root_is_absolute_or_relative_or_left_out(tmp_path: Path) -> None:
     assert {open_index(out).root for out in (absolute, relative, inside)} == {str(tree)}
 
 
-def test_a_root_above_the_source_goes_before_the_paths(tmp_path: Path) -> None:
+def test_with_a_parent_as_the_root_paths_start_with_the_source_folder(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "data" / "tree", classes=1, images=1)
     index = open_index(build_index(tree, tmp_path / "a.txt", root=tmp_path))
     assert index.root == str(tmp_path)
     assert index[0]["image"] == "data/tree/c0/0.jpg"
-    with pytest.raises(ArgumentError, match="does not hold the source"):
+    with pytest.raises(ArgumentError, match="does not contain the source"):
         build_index(tree, tmp_path / "b.txt", root=tmp_path / "other")
 
 
@@ -111,7 +106,7 @@ def test_a_url_can_be_the_root_of_a_local_copy(tmp_path: Path) -> None:
         assert paths_of(out) == ["c0/0.jpg"]
 
 
-def test_an_index_can_be_given_another_root_and_keeps_everything_else(tmp_path: Path) -> None:
+def test_an_index_with_a_new_root_keeps_everything_else(tmp_path: Path) -> None:
     first = build_index(make_tree(tmp_path / "old"), tmp_path / "a.txt")
     (tmp_path / "old").rename(tmp_path / "new")
     second = build_index(first, tmp_path / "b.txt", root=tmp_path / "new", with_sizes=True)
@@ -120,7 +115,7 @@ def test_an_index_can_be_given_another_root_and_keeps_everything_else(tmp_path: 
     assert (new.root, new.classes, new.fingerprint) == (str(tmp_path / "new"), old.classes, old.fingerprint)
 
 
-def test_an_index_elsewhere_still_leads_to_the_same_files(tmp_path: Path) -> None:
+def test_an_index_rebuilt_in_another_folder_refers_to_the_same_files(tmp_path: Path) -> None:
     first = build_index(make_tree(tmp_path / "tree"), tmp_path / "tree" / "a.txt")
     (tmp_path / "lists").mkdir()
     second = build_index(first, tmp_path / "lists" / "b.txt", relative=True)
@@ -134,21 +129,21 @@ def test_an_index_elsewhere_still_leads_to_the_same_files(tmp_path: Path) -> Non
     fractions=st.lists(st.integers(1, 50), min_size=1, max_size=4),
     cells=st.lists(st.text(max_size=5), max_size=50),
 )
-def test_every_sample_goes_to_one_part_that_depends_on_it_alone(fractions: list[int], cells: list[str]) -> None:
+def test_the_part_of_a_sample_depends_only_on_the_sample(fractions: list[int], cells: list[str]) -> None:
     split = Split.of([fraction / sum(fractions) for fraction in fractions])
     parts = [part_of(cell, split.bounds) for cell in cells]
     assert all(0 <= part < len(fractions) for part in parts)
     assert [part_of(cell, split.bounds) for cell in reversed(cells)] == parts[::-1]
 
 
-def test_the_split_is_frozen() -> None:
+def test_the_split_never_changes_between_versions() -> None:
     bounds = Split.of({"train": 0.8, "val": 0.1, "test": 0.1}).bounds
     parts = bytes(part_of(f"c/{number}.jpg", bounds) for number in range(10_000))
     assert [parts.count(part) for part in range(3)] == [8053, 942, 1005]
     assert hashlib.blake2b(parts, digest_size=8).hexdigest() == "db6f05fd123c129d"
 
 
-def test_a_split_is_named_after_its_parts_and_loses_no_sample(tmp_path: Path) -> None:
+def test_the_files_of_a_split_are_named_after_its_parts_and_hold_all_samples(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "tree", images=50)
     whole = build_index(tree, tmp_path / "data.txt")
     named = build_index(tree, tmp_path / "data.txt", split={"train": 0.5, "val": 0.5})
@@ -156,11 +151,11 @@ def test_a_split_is_named_after_its_parts_and_loses_no_sample(tmp_path: Path) ->
     counted = build_index(whole, tmp_path / "data.txt.x", split=[0.5, 0.5])
     assert counted == (tmp_path / "data.txt.0.x", tmp_path / "data.txt.1.x")
     assert sorted(paths_of(*named)) == paths_of(whole)
-    assert paths_of(named[0]) == paths_of(counted[0])  # names and order of samples change nothing
+    assert paths_of(named[0]) == paths_of(counted[0])  # the names of the parts make no difference
     assert {open_index(path).classes for path in named} == {("c0", "c1")}
 
 
-def test_a_sample_stays_in_its_part_when_the_data_grow(tmp_path: Path) -> None:
+def test_a_sample_stays_in_its_part_when_data_are_added(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "tree", images=40)
     before = [set(paths_of(path)) for path in build_index(tree, tmp_path / "a.txt", split=[0.7, 0.3])]
     make_tree(tree / "c0" / "more", images=40)
@@ -172,16 +167,16 @@ def test_a_sample_stays_in_its_part_when_the_data_grow(tmp_path: Path) -> None:
     ("split", "message"),
     [
         ([0.9, 0.2], "must sum to 1"),
-        ([0.9], "must sum to 1, got .* Name the rest too"),
+        ([0.9], "must sum to 1, got .* Give every part"),
         ([], r"must be in \(0, 1\]"),
         ([1.0, 0.0], r"must be in \(0, 1\]"),
         ([float("nan")], r"must be in \(0, 1\]"),
-        ({"a/b": 1.0}, "part 'a/b' of the split cannot be part of a file name"),
+        ({"a/b": 1.0}, "part 'a/b' of the split cannot be used in a file name"),
         ({"": 1.0}, "part '' of the split"),
         ([1 - 1e-9, 1e-9], r"a\.1\.txt: none of the 10 samples falls into this part"),
     ],
 )
-def test_a_split_that_cannot_be_is_refused(tmp_path: Path, split: Any, message: str) -> None:
+def test_an_invalid_split_is_refused(tmp_path: Path, split: Any, message: str) -> None:
     make_tree(tmp_path / "tree")
     with pytest.raises(ArgumentError, match=message):
         build_index(tmp_path / "tree", tmp_path / "a.txt", split=split)
@@ -191,7 +186,7 @@ def test_a_split_that_cannot_be_is_refused(tmp_path: Path, split: Any, message: 
 # Sizes
 
 
-def test_sizes_are_those_of_files_and_spans(tmp_path: Path) -> None:
+def test_sizes_are_the_sizes_of_files_and_spans(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "tree", classes=2, images=700)
     index = open_index(build_index(tree, tmp_path / "a.txt", with_sizes=True, num_workers=3))
     assert index.nbytes is not None
@@ -201,10 +196,10 @@ def test_sizes_are_those_of_files_and_spans(tmp_path: Path) -> None:
     pairs.write_bytes(
         format_header(columns=parse_columns("lr:span hr:path"), root="tree") + b"3+40@nowhere.tar\tc0/7.jpg\n"
     )
-    told: list[int] = []
-    measure_sizes(open_index(pairs), progress=told.append)
+    progress: list[int] = []
+    measure_sizes(open_index(pairs), progress=progress.append)
     assert np.asarray(open_index(pairs).nbytes).tolist() == [147]
-    assert told == [1]
+    assert progress == [1]
 
 
 def test_sizes_change_neither_fingerprint_nor_records(tmp_path: Path) -> None:
@@ -215,7 +210,7 @@ def test_sizes_change_neither_fingerprint_nor_records(tmp_path: Path) -> None:
     assert (plain.fingerprint, list(plain)) == (sized.fingerprint, list(sized))
 
 
-def test_a_missing_file_has_no_size_and_says_where_it_stands(tmp_path: Path) -> None:
+def test_the_error_of_a_missing_file_names_its_line(tmp_path: Path) -> None:
     (tmp_path / "l.txt").write_text("a.jpg 0\nb.jpg 1\n")
     (tmp_path / "a.jpg").touch()
     with pytest.raises(SampleError, match=r"i\.txt:4: b\.jpg: No such file or directory, below"):
@@ -224,16 +219,16 @@ def test_a_missing_file_has_no_size_and_says_where_it_stands(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("columns", "line", "message"),
-    [("a:lmdb", b"1@x.lmdb\n", "lmdb values are not measured"), ("a:path", b"x\n", "at s3://b are not measured")],
+    [("a:lmdb", b"1@x.lmdb\n", "lmdb values cannot be measured"), ("a:path", b"x\n", "at s3://b cannot be measured")],
 )
-def test_what_has_no_size_here_is_refused(tmp_path: Path, columns: str, line: bytes, message: str) -> None:
+def test_sizes_that_cannot_be_measured_are_refused(tmp_path: Path, columns: str, line: bytes, message: str) -> None:
     path = tmp_path / "i.txt"
     path.write_bytes(format_header(columns=parse_columns(columns), root="s3://b") + line)
     with pytest.raises(ArgumentError, match=message):
         measure_sizes(open_index(path))
 
 
-def test_threads_keep_the_order_and_take_items_as_they_go() -> None:
+def test_results_from_threads_are_in_order_and_items_are_taken_lazily() -> None:
     taken = 0
 
     def items() -> Any:
@@ -250,10 +245,10 @@ def test_threads_keep_the_order_and_take_items_as_they_go() -> None:
         next(map_in_threads(abs, [1], num_workers=0))
 
 
-# Whole or not at all
+# Complete or not at all
 
 
-def test_the_new_index_must_not_be_its_source(tmp_path: Path) -> None:
+def test_an_index_must_not_overwrite_its_source(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "tree")
     index = build_index(tree, tmp_path / "a.0.txt")
     (tmp_path / "link.txt").symlink_to(index)
@@ -269,7 +264,7 @@ def test_the_new_index_must_not_be_its_source(tmp_path: Path) -> None:
     assert index.read_bytes() == before
 
 
-def test_an_out_that_cannot_be_is_refused(tmp_path: Path) -> None:
+def test_an_impossible_path_for_the_index_is_refused(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "tree")
     with pytest.raises(ArgumentError, match=r"is a directory\. Name the index file"):
         build_index(tree, tmp_path)
@@ -277,12 +272,12 @@ def test_an_out_that_cannot_be_is_refused(tmp_path: Path) -> None:
         build_index(tree, tmp_path / "gone" / "a.txt")
 
 
-def test_an_older_index_stays_until_the_new_one_is_complete(tmp_path: Path) -> None:
+def test_an_older_index_is_kept_until_the_new_one_is_complete(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "tree")
     index = build_index(tree, tmp_path / "a.txt")
     before = index.read_bytes()
-    (tree / "c2").mkdir()  # found to be empty after all others are written
-    with pytest.raises(ArgumentError, match="found no image for the classes c2"):
+    (tree / "c2").mkdir()  # found to be empty only after all others are written
+    with pytest.raises(ArgumentError, match="found no images for the classes c2"):
         build_index(tree, index)
     assert index.read_bytes() == before
     (tree / "c2" / "0.jpg").touch()
@@ -290,7 +285,7 @@ def test_an_older_index_stays_until_the_new_one_is_complete(tmp_path: Path) -> N
     assert names_in(tmp_path) == ["a.txt", "a.txt.mpx", "tree"]
 
 
-def test_another_text_of_the_same_size_and_time_gets_a_sidecar_of_its_own(
+def test_a_new_text_of_the_same_size_and_time_gets_a_new_sidecar(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fsync(descriptor: int) -> None:
@@ -304,7 +299,7 @@ def test_another_text_of_the_same_size_and_time_gets_a_sidecar_of_its_own(
 
 
 @pytest.mark.parametrize("split", [None, [0.5, 0.5]])
-def test_a_full_disk_leaves_nothing_half_made(
+def test_a_full_disk_leaves_no_incomplete_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: list[float] | None
 ) -> None:
     def fsync(_: int) -> None:
@@ -312,7 +307,7 @@ def test_a_full_disk_leaves_nothing_half_made(
 
     tree = make_tree(tmp_path / "tree", images=50)
     monkeypatch.setattr(os, "fsync", fsync)
-    with pytest.raises(StorageError, match=r"cannot be written: No space left on device\. Make room"):
+    with pytest.raises(StorageError, match=r"cannot be written: No space left on device\. Free some space"):
         build_index(tree, tmp_path / "a.txt", split=split)
     assert names_in(tmp_path) == ["tree"]
 
@@ -331,7 +326,7 @@ def test_a_killed_build_leaves_no_index(tmp_path: Path) -> None:
     assert not (tmp_path / "a.txt").exists()
 
 
-def test_a_source_error_is_told_as_it_is(tmp_path: Path) -> None:
+def test_an_error_of_the_source_is_raised_unchanged(tmp_path: Path) -> None:
     def cells() -> Any:
         yield ["a"]
         raise StorageError("the shard broke")
@@ -342,14 +337,14 @@ def test_a_source_error_is_told_as_it_is(tmp_path: Path) -> None:
     assert names_in(tmp_path) == []
 
 
-def test_progress_is_told_how_many_samples_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_called_with_the_number_of_samples_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "_PROGRESS_SAMPLES", 4)
-    told: list[int] = []
-    build_index(make_tree(tmp_path / "tree"), tmp_path / "a.txt", progress=told.append)
-    assert told == [4, 8, 10]
+    calls: list[int] = []
+    build_index(make_tree(tmp_path / "tree"), tmp_path / "a.txt", progress=calls.append)
+    assert calls == [4, 8, 10]
 
 
-def test_a_list_of_strange_spans_is_written_as_it_was(tmp_path: Path) -> None:
+def test_spans_with_unusual_paths_are_written_unchanged(tmp_path: Path) -> None:
     spans = [Span("a@b+1.tar", 0, 5), Span("\udcff\t.tar", 7, 0)]
     rows = Rows(columns=parse_columns("image:span"), root=str(tmp_path), cells=iter([span] for span in spans))
     (first,) = write_texts(rows, tmp_path / "a.txt", split=None, relative=False, progress=None)

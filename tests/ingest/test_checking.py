@@ -1,4 +1,4 @@
-"""Checking an index: every fault is found, at its line, and nothing else is."""
+"""Checking an index: every fault is found and assigned to its line, and nothing else is reported."""
 
 import os
 from pathlib import Path
@@ -20,11 +20,6 @@ from mpload.ingest.checking import Finding, check_index, check_lines
 JPEG: bytes = simplejpeg.encode_jpeg(np.random.default_rng(0).integers(0, 255, (16, 16, 3), dtype=np.uint8))
 
 
-@pytest.fixture(autouse=True)
-def own_cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-
-
 def write(path: Path, *lines: str, columns: str = "image:path label:int", root: str | None = None) -> Path:
     path.write_bytes(
         format_header(columns=parse_columns(columns), root=root) + "".join(f"{line}\n" for line in lines).encode()
@@ -40,12 +35,12 @@ def make_index(folder: Path, count: int = 600) -> Index:
 
 
 def test_an_index_without_faults_has_no_findings(tmp_path: Path) -> None:
-    told: list[int] = []
-    assert list(check_index(make_index(tmp_path), decode=simplejpeg.decode_jpeg, progress=told.append)) == []
-    assert told == [256, 512, 600]
+    progress: list[int] = []
+    assert list(check_index(make_index(tmp_path), decode=simplejpeg.decode_jpeg, progress=progress.append)) == []
+    assert progress == [256, 512, 600]
 
 
-def test_each_fault_of_a_file_is_a_finding_at_its_line(tmp_path: Path) -> None:
+def test_each_fault_of_a_file_is_a_finding_with_its_line(tmp_path: Path) -> None:
     index = make_index(tmp_path)
     folder = tmp_path / "tree" / "c"
     (folder / "0003.jpg").unlink()
@@ -70,7 +65,7 @@ def test_each_fault_of_a_file_is_a_finding_at_its_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("leads", ["absolute", "upwards", "link"])
-def test_paths_of_a_plain_list_may_lead_anywhere_and_those_of_an_index_may_not(tmp_path: Path, leads: str) -> None:
+def test_paths_may_lead_outside_the_root_in_a_plain_list_but_not_in_an_index(tmp_path: Path, leads: str) -> None:
     folder = tmp_path / "lists"
     folder.mkdir()
     (tmp_path / "a.jpg").write_bytes(JPEG)
@@ -87,7 +82,7 @@ def test_paths_of_a_plain_list_may_lead_anywhere_and_those_of_an_index_may_not(t
         assert all("outside of the root" in finding.cause for finding in findings)
 
 
-def test_whatever_a_decoder_raises_is_a_finding(tmp_path: Path) -> None:
+def test_any_exception_of_a_decoder_is_a_finding(tmp_path: Path) -> None:
     index = make_index(tmp_path, 2)
 
     def ours(_: bytes) -> None:
@@ -100,7 +95,7 @@ def test_whatever_a_decoder_raises_is_a_finding(tmp_path: Path) -> None:
     assert [found.cause for found in check_index(index, decode=theirs)] == ["ZeroDivisionError: oh"] * 2
 
 
-def test_a_span_must_lie_in_its_shard(tmp_path: Path) -> None:
+def test_a_span_must_lie_within_its_shard(tmp_path: Path) -> None:
     (tmp_path / "s.tar").write_bytes(JPEG + JPEG)
     size = len(JPEG)
     path = write(
@@ -126,14 +121,14 @@ def test_a_span_must_lie_in_its_shard(tmp_path: Path) -> None:
     assert [finding.sample_id for finding in found] == [2, 3, 4, 5, 6]
 
 
-def test_each_image_of_a_sample_is_looked_at(tmp_path: Path) -> None:
+def test_each_image_of_a_sample_is_checked(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(JPEG)
     path = write(tmp_path / "i.txt", "a.jpg\tb.jpg", "c.jpg\ta.jpg", "d.jpg\te.jpg", columns="lr:path hr:path")
     found = [(finding.sample_id, finding.path) for finding in check_index(open_index(path))]
     assert found == [(0, "b.jpg"), (1, "c.jpg"), (2, "d.jpg"), (2, "e.jpg")]
 
 
-def test_a_sidecar_that_does_not_agree_with_its_text_is_found(tmp_path: Path) -> None:
+def test_differences_between_the_sidecar_and_the_text_are_found(tmp_path: Path) -> None:
     good = make_index(tmp_path, 600)
     offsets = np.array(SidecarFile(sidecar_of(good)).columns["offset"])
     labels = good.labels[:].copy()
@@ -141,11 +136,11 @@ def test_a_sidecar_that_does_not_agree_with_its_text_is_found(tmp_path: Path) ->
     wrong = offsets.copy()
     wrong[260:] += 1
     cases: list[tuple[dict[str, Any], list[tuple[int | None, str]]]] = [
-        ({"offset": offsets, "label": labels}, [(7, "has label 0, where"), (270, "says 5")]),
+        ({"offset": offsets, "label": labels}, [(7, "has label 0, but"), (270, "says 5")]),
         ({"offset": wrong, "label": good.labels[:]}, [(260, "starts at byte")]),
         (
             {"offset": np.delete(offsets, 300), "label": np.delete(good.labels[:], 300)},
-            [(300, "starts at byte"), (None, "has 600 samples, where its sidecar has 599")],
+            [(300, "starts at byte"), (None, "has 600 samples, but its sidecar has 599")],
         ),
     ]
     for rows, expected in cases:
@@ -156,12 +151,12 @@ def test_a_sidecar_that_does_not_agree_with_its_text_is_found(tmp_path: Path) ->
         assert all(words in finding.cause for finding, (_, words) in zip(findings, expected, strict=True))
     for part in (slice(1, None), slice(None, -1)):
         rows = {"offset": offsets[part], "label": good.labels[part]}
-        with pytest.raises(SidecarError, match="are not those of the lines"):
+        with pytest.raises(SidecarError, match="do not match the lines"):
             rewrite_sidecar(good.path, header_of(good), [rows], num_samples=599, digest=sidecar_of(good).digest)
-        assert len(open_index(good.path)) == 600  # it was built again
+        assert len(open_index(good.path)) == 600  # the sidecar was rebuilt
 
 
-def test_a_text_that_changed_behind_its_sidecar_is_found(tmp_path: Path) -> None:
+def test_a_change_of_the_text_that_keeps_size_and_time_is_found(tmp_path: Path) -> None:
     path = write(tmp_path / "i.txt", *(f"a{number:03d}\t1" for number in range(400)))
     (tmp_path / "tree").mkdir()
     index = open_index(path)
@@ -173,16 +168,16 @@ def test_a_text_that_changed_behind_its_sidecar_is_found(tmp_path: Path) -> None
     assert "'x' is not an integer" in found[0].cause
 
 
-def test_what_cannot_be_looked_at_is_said(tmp_path: Path) -> None:
+def test_a_finding_tells_what_cannot_be_checked(tmp_path: Path) -> None:
     url = write(tmp_path / "u.txt", "a\t1", root="s3://bucket")
-    assert ["s3://bucket are not looked at" in finding.cause for finding in check_index(open_index(url))] == [True]
+    assert ["s3://bucket are not checked" in finding.cause for finding in check_index(open_index(url))] == [True]
     lmdb = write(tmp_path / "l.txt", "k@x.lmdb\tgone.jpg", columns="image:lmdb mask:path")
     found = list(check_index(open_index(lmdb)))
     assert [finding.path for finding in found] == [None, "gone.jpg"]
-    assert "lmdb values are not looked at" in found[0].cause
+    assert "lmdb values are not checked" in found[0].cause
 
 
-def test_every_broken_line_of_a_text_is_found_though_it_cannot_be_opened(tmp_path: Path) -> None:
+def test_every_broken_line_is_found_in_a_text_that_cannot_be_opened(tmp_path: Path) -> None:
     path = write(
         tmp_path / "i.txt", "a\t0", "b\tx", "c", "d\t1", "e\t2\t3", "f" * 1_000_000, "g\0\t1", "", r"h\q" + "\t1"
     )

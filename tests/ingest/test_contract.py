@@ -1,4 +1,4 @@
-"""Every source of an index keeps the contract of sources."""
+"""Every kind of source fulfils the contract of sources."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Several indexes become one: the same samples, the same files."""
+"""A merged index lists the same samples and refers to the same files as its sources."""
 
 from pathlib import Path
 
@@ -10,11 +10,6 @@ from mpload.index.columns import parse_columns
 from mpload.index.text import format_header, read_header
 from mpload.ingest.merge import merge_indexes
 from mpload.storage.ranges import LmdbValue, Span
-
-
-@pytest.fixture(autouse=True)
-def own_cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 def write(
@@ -33,7 +28,7 @@ def make_tree(folder: Path, number: int) -> Path:
     return folder
 
 
-def test_a_merged_index_leads_to_the_same_files_in_the_same_order(tmp_path: Path) -> None:
+def test_a_merged_index_refers_to_the_same_files_in_the_same_order(tmp_path: Path) -> None:
     sources = [
         build_index(make_tree(tmp_path / "data" / "a" / "train", 1), tmp_path / "a.txt"),
         build_index(make_tree(tmp_path / "data" / "b", 2), tmp_path / "data" / "b" / "b.txt"),
@@ -51,14 +46,14 @@ def test_a_merged_index_leads_to_the_same_files_in_the_same_order(tmp_path: Path
         assert [((Path(merged.root) / str(p)).read_text(), label) for p, label in (r.cells for r in merged)] == expected
 
 
-def test_one_root_stays_and_so_do_the_paths(tmp_path: Path) -> None:
+def test_a_common_root_and_its_paths_are_kept(tmp_path: Path) -> None:
     a = write(tmp_path / "a.txt", "x.jpg\t1", root="/data")
     b = write(tmp_path / "b.txt", "y.jpg\t2", root="/data/")
-    told: list[int] = []
-    merged = open_index(merge_indexes([a, b, a], tmp_path / "c.txt", progress=told.append))
+    progress: list[int] = []
+    merged = open_index(merge_indexes([a, b, a], tmp_path / "c.txt", progress=progress.append))
     assert merged.root == "/data"
     assert [record["image"] for record in merged] == ["x.jpg", "y.jpg", "x.jpg"]
-    assert told == [3]
+    assert progress == [3]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +76,7 @@ def test_the_root_is_the_innermost_common_parent(
     assert [record["image"] for record in merged] == paths
 
 
-def test_paths_in_spans_and_lmdb_addresses_get_the_new_root_too(tmp_path: Path) -> None:
+def test_paths_in_spans_and_lmdb_cells_are_made_relative_to_the_new_root(tmp_path: Path) -> None:
     columns = "image:span mask:lmdb label:int"
     sources = [
         write(tmp_path / f"{name}.txt", f"3+4@s.tar\tk@m.lmdb\t{label}", columns=columns, root=f"/data/{name}")
@@ -98,25 +93,25 @@ def test_roots_without_a_common_parent_are_refused(tmp_path: Path, roots: list[s
         merge_indexes(sources, tmp_path / "all.txt")
 
 
-def test_the_first_difference_of_columns_or_classes_is_named(tmp_path: Path) -> None:
+def test_the_error_names_the_first_difference_in_columns_or_classes(tmp_path: Path) -> None:
     a = write(tmp_path / "a.txt", "x\t0", classes="cat dog")
     columns = write(tmp_path / "b.txt", "x", columns="image:path")
     fewer = write(tmp_path / "c.txt", "x\t0", classes="cat")
     other = write(tmp_path / "d.txt", "x\t0", classes="cat frog")
     for source, message in [
-        (columns, r"b\.txt: has columns 'image:path', where .*a\.txt has 'image:path label:int'"),
-        (fewer, r"c\.txt: has 1 classes, where .*a\.txt has 2"),
-        (other, r"d\.txt: has class 1 'frog', where .*a\.txt has 'dog'"),
+        (columns, r"b\.txt: has columns 'image:path', but .*a\.txt has 'image:path label:int'"),
+        (fewer, r"c\.txt: has 1 classes, but .*a\.txt has 2"),
+        (other, r"d\.txt: has class 1 'frog', but in .*a\.txt it is 'dog'"),
     ]:
         with pytest.raises(ArgumentError, match=message):
             merge_indexes([a, a, source], tmp_path / "all.txt")
         assert not (tmp_path / "all.txt").exists()
 
 
-def test_a_path_that_leads_out_of_its_own_root_is_refused_though_the_new_one_holds_it(tmp_path: Path) -> None:
+def test_a_path_outside_its_own_root_is_refused_even_if_it_is_inside_the_new_root(tmp_path: Path) -> None:
     a = write(tmp_path / "a.txt", "x\t0", root="/data/a")
     b = write(tmp_path / "b.txt", "y\t0", "../a/x\t1", root="/data/b")
-    with pytest.raises(IndexFormatError, match=r"b\.txt:5: \.\./a/x leads out of the root /data/b"):
+    with pytest.raises(IndexFormatError, match=r"b\.txt:5: \.\./a/x leads outside the root /data/b"):
         merge_indexes([a, b], tmp_path / "all.txt")
 
 
@@ -128,7 +123,7 @@ def test_plain_lists_merge_like_indexes(tmp_path: Path) -> None:
     assert [record.cells for record in merged] == [("a/x y.jpg", 1), ("z.jpg", 2)]
 
 
-def test_a_merge_destroys_no_source(tmp_path: Path) -> None:
+def test_merging_overwrites_no_source(tmp_path: Path) -> None:
     a = write(tmp_path / "a.txt", "x\t0")
     before = a.read_bytes()
     with pytest.raises(ArgumentError, match="is the source itself"):

@@ -1,4 +1,4 @@
-"""Folders and lists as sources: the same samples, in the order that people know."""
+"""Folders and lists as sources: the samples that people expect, in the order of ImageFolder or of the list."""
 
 import itertools
 import os
@@ -24,11 +24,6 @@ from mpload.ingest.sorting import sorted_strings
 JPEG: bytes = simplejpeg.encode_jpeg(np.random.default_rng(0).integers(0, 255, (16, 16, 3), dtype=np.uint8))
 
 
-@pytest.fixture(autouse=True)
-def own_cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-
-
 def make_files(folder: Path, *names: str) -> Path:
     for name in names:
         path = folder / name
@@ -42,7 +37,7 @@ def cells(path: Path) -> list[tuple[Cell, ...]]:
 
 
 def as_image_folder(folder: Path, extensions: tuple[str, ...] = IMAGE_EXTENSIONS) -> list[tuple[str, int]]:
-    """What torchvision's `make_dataset` does, word for word."""
+    """Return the samples as torchvision's `make_dataset` does, by the same steps."""
     samples = []
     classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
     for number, name in enumerate(classes):
@@ -58,7 +53,7 @@ def as_image_folder(folder: Path, extensions: tuple[str, ...] = IMAGE_EXTENSIONS
 # Folders
 
 
-def test_a_class_tree_has_the_order_and_the_numbers_of_image_folder(tmp_path: Path) -> None:
+def test_class_folders_get_the_order_and_numbers_of_image_folder(tmp_path: Path) -> None:
     generator = random.Random(0)
     words = ["b", "B", "a-b", "a", "a b", "\u4e2d", "\uffee", "\U0001f600", "z.z", "10", "9", "sub", "sub-a", "sub+a"]
     tree = tmp_path / "tree"
@@ -73,7 +68,7 @@ def test_a_class_tree_has_the_order_and_the_numbers_of_image_folder(tmp_path: Pa
     assert index.root == str(tree)
 
 
-def test_names_of_undecodable_bytes_are_ordered_as_image_folder_orders_them(tmp_path: Path) -> None:
+def test_undecodable_names_get_the_order_of_image_folder(tmp_path: Path) -> None:
     names = [b"\xff.jpg", b"\x80.jpg", "\uffee.jpg".encode(), "\U0001f600.jpg".encode(), b"a\nb.jpg", b"a\tb.jpg"]
     names += [b"a\\b.jpg", b"#mpload.jpg", b" a .jpg", b'a,b".jpg', b"\r.jpg"]
     folders = [b"c\xe9", "c\u00e9".encode(), b"t\ta\nb"]
@@ -90,14 +85,14 @@ def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
     assert cells(out) == [("#c.jpg",), ("a.jpg",), ("b.jpg",)]
 
 
-def test_columns_without_a_label_take_all_images_below(tmp_path: Path) -> None:
+def test_columns_without_a_label_list_all_images_below_the_folder(tmp_path: Path) -> None:
     make_files(tmp_path / "tree", "c/d/2.jpg", "c/1.jpg", "0.jpg")
     out = build_index(tmp_path / "tree", tmp_path / "all.txt", columns="photo:path")
     assert cells(out) == [("0.jpg",), ("c/1.jpg",), ("c/d/2.jpg",)]
     assert open_index(out)[0]["photo"] == "0.jpg"
 
 
-def test_what_is_left_out_is_counted_and_told(tmp_path: Path) -> None:
+def test_a_warning_counts_what_was_left_out(tmp_path: Path) -> None:
     tree = make_files(tmp_path / "tree", "c/1.jpg", "c/.2.jpg", ".hidden/3.jpg", "top.jpg", "c/4.raw", "c/readme.TXT")
     (tree / "c" / "link.jpg").symlink_to("1.jpg")
     (tree / "linked").symlink_to("c")
@@ -111,12 +106,12 @@ def test_what_is_left_out_is_counted_and_told(tmp_path: Path) -> None:
     message = str(warned[0].message)
     assert "2 symbolic links (FolderOptions(follow_links=True)" in message
     assert "2 hidden images or folders" in message
-    assert "2 files of other extensions" in message
+    assert "2 files with other extensions" in message
     assert "1 images beside the class folders" in message
     assert "1 names of images that are not regular files" in message
 
 
-def test_links_hidden_files_and_extensions_are_options(tmp_path: Path) -> None:
+def test_options_include_links_hidden_files_and_other_extensions(tmp_path: Path) -> None:
     tree = make_files(tmp_path / "tree", "c/1.jpg", "c/.2.jpg", ".h/3.jpg", "c/4.raw")
     make_files(tmp_path / "elsewhere", "5.jpg")
     (tree / "link").symlink_to(tmp_path / "elsewhere")
@@ -127,10 +122,10 @@ def test_links_hidden_files_and_extensions_are_options(tmp_path: Path) -> None:
     assert len(open_index(out)) == 6
 
 
-def test_a_link_to_a_folder_above_is_an_error(tmp_path: Path) -> None:
+def test_a_link_to_a_parent_folder_is_an_error(tmp_path: Path) -> None:
     tree = make_files(tmp_path / "tree", "c/1.jpg")
     (tree / "c" / "loop").symlink_to(tree)
-    with pytest.raises(ArgumentError, match="loop: is a link to a folder that it lies in"):
+    with pytest.raises(ArgumentError, match="loop: is a link to a folder that contains it"):
         build_index(tree, tmp_path / "train.txt", folder=FolderOptions(follow_links=True))
 
 
@@ -144,17 +139,17 @@ def test_an_empty_class_is_an_error_that_names_it(tmp_path: Path) -> None:
     tree = make_files(tmp_path / "tree", "b/1.jpg")
     (tree / "a").mkdir()
     (tree / "c").mkdir()
-    with pytest.raises(ArgumentError, match=r"found no image for the classes a, c\. Images end with \.jpg"):
+    with pytest.raises(ArgumentError, match=r"found no images for the classes a, c\. Names of images end in \.jpg"):
         build_index(tree, tmp_path / "train.txt")
     assert not (tmp_path / "train.txt").exists()
 
 
-def test_a_folder_without_images_is_an_error_that_says_what_was_left_out(tmp_path: Path) -> None:
+def test_the_error_of_a_folder_without_images_tells_what_was_left_out(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ArgumentError, match="no image found"):
         build_index(tmp_path / "empty", tmp_path / "train.txt")
     make_files(tmp_path / "empty", "a/1.heic", "2.txt")
-    with pytest.raises(ArgumentError, match="2 files of other extensions"):
+    with pytest.raises(ArgumentError, match="2 files with other extensions"):
         build_index(tmp_path / "empty", tmp_path / "train.txt")
 
 
@@ -169,7 +164,7 @@ def test_a_directory_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
         (tree / "b").chmod(0o755)
 
 
-def test_a_directory_that_fails_while_it_is_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_error_within_a_directory_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = make_files(tmp_path / "tree", "a/1.jpg", "b/2.jpg")
     scandir = os.scandir
 
@@ -202,14 +197,14 @@ def test_a_directory_that_fails_while_it_is_read_is_an_error(tmp_path: Path, mon
     strings=st.lists(st.text("ab\0\n\\\xff\udcff\udc80\ud800\uffee\U0001f600"), max_size=60),
     run_bytes=st.integers(1, 2000),
 )
-def test_an_external_sort_is_sorted(
+def test_an_external_sort_returns_sorted_strings(
     tmp_path_factory: pytest.TempPathFactory, strings: list[str], run_bytes: int
 ) -> None:
     with sorted_strings(iter(strings), folder=tmp_path_factory.getbasetemp(), run_bytes=run_bytes) as found:
         assert list(found) == sorted(strings)
 
 
-def test_sorting_takes_bounded_memory_and_leaves_no_file(tmp_path: Path) -> None:
+def test_sorting_uses_bounded_memory_and_leaves_no_file(tmp_path: Path) -> None:
     names = (f"some/directory\0{number * 7919 % 100_003:09d}.jpg" for number in range(100_000))
     tracemalloc.start()
     try:
@@ -230,7 +225,7 @@ def test_a_class_larger_than_memory_has_the_same_order(tmp_path: Path, monkeypat
     assert cells(build_index(tree, tmp_path / "train.txt")) == as_image_folder(tree)
 
 
-def test_no_room_for_the_sort_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_hold_the_temporary_file_is_an_error(tmp_path: Path) -> None:
     with (
         pytest.raises(StorageError, match="the temporary file for sorting names cannot be written"),
         sorted_strings(iter("ab"), folder=tmp_path / "gone", run_bytes=1),
@@ -252,7 +247,7 @@ def test_no_room_for_the_sort_is_told(tmp_path: Path) -> None:
         ("l.csv", "a.jpg,0,0.5,red\n", [("a.jpg", 0, 0.5, "red")]),
     ],
 )
-def test_lists_as_people_have_them_become_indexes(
+def test_common_kinds_of_lists_become_indexes(
     tmp_path: Path, name: str, text: str, expected: list[tuple[Cell, ...]]
 ) -> None:
     (tmp_path / name).write_bytes(text.encode())
@@ -263,7 +258,7 @@ def test_lists_as_people_have_them_become_indexes(
     assert not (tmp_path / f"{name}.mpx").exists()
 
 
-def test_columns_name_and_type_those_of_a_list(tmp_path: Path) -> None:
+def test_columns_of_a_list_can_be_given_names_and_types(tmp_path: Path) -> None:
     (tmp_path / "l.csv").write_text("a.jpg,0,b.jpg\n")
     index = open_index(build_index(tmp_path / "l.csv", tmp_path / "i.txt", columns="lr:path kind:str hr:path"))
     assert index[0].cells == ("a.jpg", "0", "b.jpg")
@@ -278,23 +273,23 @@ def test_columns_name_and_type_those_of_a_list(tmp_path: Path) -> None:
         (b"a.jpg 0\nb.jpg x\n", r"l\.txt:2: .*'x' is not an integer"),
         (b"a.jpg 0\n\nb.jpg 1\n", r"l\.txt:2: is blank"),
         (b"a.jpg 0\n" + b"b" * 1_000_000 + b" 1\nc.jpg 2\n", r"l\.txt:2: is longer than"),
-        (b"a.jpg 0\nb\0.jpg 1\n", r"l\.txt:2: holds a NUL byte"),
-        (b"a.jpg 0\n../b.jpg 1\n", r"l\.txt:2: \.\./b\.jpg leads out of the root"),
-        (b"a.jpg 0\n/b.jpg 1\n", r"l\.txt:2: /b\.jpg leads out of the root .*root='/'"),
+        (b"a.jpg 0\nb\0.jpg 1\n", r"l\.txt:2: contains a NUL byte"),
+        (b"a.jpg 0\n../b.jpg 1\n", r"l\.txt:2: \.\./b\.jpg leads outside the root"),
+        (b"a.jpg 0\n/b.jpg 1\n", r"l\.txt:2: /b\.jpg leads outside the root .*root='/'"),
         (b"a.jpg\t0\nb.jpg\n", r"l\.txt:2: has 1 cell"),
         (b"#mpload 1\n#columns image:path\na.jpg\r\n", "CRLF"),
         (b"", "no sample"),
         (b"\n\n", "no sample"),
     ],
 )
-def test_a_broken_list_is_an_error_that_names_the_line(tmp_path: Path, text: bytes, message: str) -> None:
+def test_the_error_of_a_broken_list_names_the_line(tmp_path: Path, text: bytes, message: str) -> None:
     (tmp_path / "l.txt").write_bytes(text)
     with pytest.raises(IndexFormatError, match=message):
         build_index(tmp_path / "l.txt", tmp_path / "i.txt")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["l.txt"]
 
 
-def test_absolute_paths_of_a_list_are_kept_below_a_root_that_holds_them(tmp_path: Path) -> None:
+def test_absolute_paths_in_a_list_are_kept_if_the_root_contains_them(tmp_path: Path) -> None:
     make_files(tmp_path / "data", "a.jpg")
     (tmp_path / "l.txt").write_text(f"{tmp_path}/data/a.jpg 1\n")
     out = build_index(tmp_path / "l.txt", tmp_path / "i.txt", root="/")
@@ -318,14 +313,14 @@ def test_absolute_paths_of_a_list_are_kept_below_a_root_that_holds_them(tmp_path
         ("/b.jpg", "s3://bucket/r", True),
     ],
 )
-def test_a_path_leads_out_of_its_root_or_does_not(path: str, root: str, outside: bool) -> None:
+def test_paths_outside_the_root_are_recognised(path: str, root: str, outside: bool) -> None:
     assert is_outside(path, root) is outside
 
 
-# What is no source
+# Invalid sources
 
 
-def test_what_is_no_source_is_an_error_that_says_what_would_be(tmp_path: Path) -> None:
+def test_the_error_of_an_invalid_source_tells_what_to_give_instead(tmp_path: Path) -> None:
     make_files(tmp_path, "one.jpg")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "list.txt").write_text("one.jpg 0\n")
@@ -334,7 +329,7 @@ def test_what_is_no_source_is_an_error_that_says_what_would_be(tmp_path: Path) -
         ("one.jpg", ArgumentError, r"one\.jpg: is one image. Give the folder"),
         ("pipe", ArgumentError, "pipe: is a device, pipe or socket"),
         ([], ArgumentError, "source is an empty list"),
-        (["list.txt", "list.txt"], ArgumentError, r"list\.txt: is no tar shard.*mpload merge"),
+        (["list.txt", "list.txt"], ArgumentError, r"list\.txt: is not a tar shard.*mpload merge"),
     ]
     for source, error, message in cases:
         paths = [tmp_path / part for part in source] if isinstance(source, list) else tmp_path / source

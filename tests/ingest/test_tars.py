@@ -1,4 +1,4 @@
-"""Tar shards as a source: members become spans of their very bytes, and what is not whole is refused."""
+"""Tar shards as sources: spans contain exactly the members' bytes, and damaged shards are refused."""
 
 import gzip
 import io
@@ -20,11 +20,6 @@ from mpload.storage.ranges import Span
 JPEG: bytes = simplejpeg.encode_jpeg(np.random.default_rng(0).integers(0, 255, (16, 16, 3), dtype=np.uint8))
 
 
-@pytest.fixture(autouse=True)
-def own_cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-
-
 def make_tar(path: Path, *members: tuple[str, bytes], tar_format: int = tarfile.PAX_FORMAT) -> Path:
     with tarfile.open(path, "w", format=tar_format) as tar:
         for name, data in members:
@@ -39,7 +34,7 @@ def read_span(root: Path, cell: Cell) -> bytes:
     return (root / cell.path).read_bytes()[cell.offset_bytes :][: cell.length_bytes]
 
 
-def test_tar_members_become_spans_of_their_very_bytes(tmp_path: Path) -> None:
+def test_spans_contain_exactly_the_bytes_of_the_members(tmp_path: Path) -> None:
     data = {f"{n}.jpg": JPEG + bytes([n]) for n in range(5)}
     shards = tmp_path / "shards"
     shards.mkdir()
@@ -57,7 +52,7 @@ def test_tar_members_become_spans_of_their_very_bytes(tmp_path: Path) -> None:
     assert np.asarray(index.labels).tolist() == [9, 9, 9, 7, 7]
 
 
-def test_one_shard_and_a_list_of_shards_are_sources(tmp_path: Path) -> None:
+def test_a_source_may_be_one_shard_or_a_list_of_shards(tmp_path: Path) -> None:
     for folder in ("p/q", "p/r"):
         (tmp_path / folder).mkdir(parents=True)
     b = make_tar(tmp_path / "p/q/b.tar", ("0.png", JPEG))
@@ -70,7 +65,7 @@ def test_one_shard_and_a_list_of_shards_are_sources(tmp_path: Path) -> None:
     assert read_span(Path(index.root), index[0]["image"]) == JPEG
 
 
-def test_several_images_of_a_sample_are_columns(tmp_path: Path) -> None:
+def test_each_image_of_a_sample_is_a_column(tmp_path: Path) -> None:
     tar = make_tar(
         tmp_path / "pairs.tar",
         *((f"{n}.{e}", f"{n}{e}".encode()) for n in range(2) for e in ("lr.png", "1x.webp", "hr.PNG", "jpg")),
@@ -82,7 +77,7 @@ def test_several_images_of_a_sample_are_columns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tar_format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
-def test_long_and_strange_names_lead_to_the_right_bytes(tmp_path: Path, tar_format: int) -> None:
+def test_long_and_unusual_names_give_the_right_bytes(tmp_path: Path, tar_format: int) -> None:
     names = ["d" * 120 + "/" + "n" * 140, "\u4e2d\u6587/x", "a\tb\nc", "\udcff", "./dir.with.dot/7"]
     members = [
         (f"{name}.{e}", v)
@@ -94,7 +89,7 @@ def test_long_and_strange_names_lead_to_the_right_bytes(tmp_path: Path, tar_form
     assert np.asarray(index.labels).tolist() == [0, 1, 2, 3, 4]
 
 
-def test_other_members_are_left_out_and_told(tmp_path: Path) -> None:
+def test_a_warning_counts_members_that_are_left_out(tmp_path: Path) -> None:
     tar = make_tar(
         tmp_path / "x.tar",
         ("meta.json", b'{"made": "by"}'),
@@ -106,28 +101,28 @@ def test_other_members_are_left_out_and_told(tmp_path: Path) -> None:
         ("0.json", b'{"label": 4}'),
         ("0.jpg", JPEG),
     )
-    with pytest.warns(MploadWarning, match="5 files of other extensions"):
+    with pytest.warns(MploadWarning, match="5 files with other extensions"):
         out = build_index(tar, tmp_path / "x.txt")
-    assert open_index(out)[0]["label"] == 3  # .cls goes before .json
+    assert open_index(out)[0]["label"] == 3  # a .cls file wins over a .json file
 
 
 @pytest.mark.parametrize(
     ("members", "message"),
     [
         (["0.jpg", "0.cls", "1.jpg"], r"x\.tar: sample '1' has no label member like 0\.cls"),
-        (["0.jpg", "1.jpg", "1.cls"], r"sample '1' has a label \(1\.cls\), which the first sample has not"),
+        (["0.jpg", "1.jpg", "1.cls"], r"sample '1' has a label \(1\.cls\), which the first sample lacks"),
         (["0.a.jpg", "0.b.jpg", "1.a.jpg"], r"sample '1' has no member like 0\.b\.jpg \(column b\)"),
         (["0.jpg", "1.jpg", "1.b.jpg"], r"sample '1' has a member 1\.b\.jpg \(column b\), which the first"),
         (["0.jpg", "0.cls", "1.cls", "2.jpg"], r"sample '1' has a label \(1\.cls\) but no image"),
         (["0.cls", "1.jpg"], r"sample '0' has a label \(0\.cls\) but no image"),
-        (["0.jpg", "0.jpg"], r"member 0\.jpg stands twice in a row"),
-        (["0.jpg", "0.cls", "0.cls"], r"member 0\.cls stands twice in a row"),
+        (["0.jpg", "0.jpg"], r"member 0\.jpg occurs twice in a row"),
+        (["0.jpg", "0.cls", "0.cls"], r"member 0\.cls occurs twice in a row"),
         (["0.jpg", "0.png"], r"member 0\.png and 0\.jpg are both column image"),
         (["0.txt"], r"x\.tar: no image found"),
         ([], r"x\.tar: no image found"),
     ],
 )
-def test_samples_that_are_not_alike_are_errors(tmp_path: Path, members: list[str], message: str) -> None:
+def test_samples_with_different_members_are_errors(tmp_path: Path, members: list[str], message: str) -> None:
     tar = make_tar(tmp_path / "x.tar", *((name, b"5" if name.endswith("cls") else JPEG) for name in members))
     with pytest.raises(ArgumentError, match=message):
         build_index(tar, tmp_path / "x.txt")
@@ -136,18 +131,18 @@ def test_samples_that_are_not_alike_are_errors(tmp_path: Path, members: list[str
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("0.cls", b"cat", r"member 0\.cls holds 'cat', where a label must be an integer"),
+        ("0.cls", b"cat", r"member 0\.cls contains 'cat', but a label must be an integer"),
         ("0.cls", b"", "must be an integer"),
         ("0.cls", str(2**63).encode(), "integer of 64 bits"),
-        ("0.json", b'{"label": "cat"}', "holds 'cat'"),
-        ("0.json", b'{"cls": true}', "holds True"),
-        ("0.json", b'{"cls": 1e400}', "holds inf"),
+        ("0.json", b'{"label": "cat"}', "contains 'cat'"),
+        ("0.json", b'{"cls": true}', "contains True"),
+        ("0.json", b'{"cls": 1e400}', "contains inf"),
         ("0.json", b'{"cls"', r"member 0\.json is not JSON"),
         ("0.json", b"[" * 100_000, "is not JSON"),
         ("0.json", b"\xff\xfe\x00", "is not JSON"),
     ],
 )
-def test_a_label_member_must_hold_an_integer(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+def test_a_label_member_must_contain_an_integer(tmp_path: Path, name: str, data: bytes, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         build_index(make_tar(tmp_path / "x.tar", ("0.jpg", JPEG), (name, data)), tmp_path / "x.txt")
 
@@ -168,21 +163,21 @@ def test_a_compressed_tar_in_a_folder_is_refused(tmp_path: Path) -> None:
         build_index(tmp_path / "shards", tmp_path / "x.txt")
 
 
-def test_images_beside_shards_are_refused(tmp_path: Path) -> None:
+def test_a_folder_with_both_images_and_shards_is_refused(tmp_path: Path) -> None:
     shards = tmp_path / "shards"
     shards.mkdir()
     (shards / "9.jpg").write_bytes(JPEG)
     make_tar(shards / "0.tar", ("0.jpg", JPEG))
-    with pytest.raises(ArgumentError, match=r"holds both images \(9\.jpg\) and tar shards \(0\.tar\)"):
+    with pytest.raises(ArgumentError, match=r"contains both images \(9\.jpg\) and tar shards \(0\.tar\)"):
         build_index(shards, tmp_path / "x.txt")
     (shards / "9.jpg").unlink()
     (shards / "sub").mkdir()
     (shards / "sub" / "8.jpg").write_bytes(JPEG)
-    with pytest.raises(ArgumentError, match=r"holds both images \(sub/8\.jpg\) and tar shards \(0\.tar\)"):
+    with pytest.raises(ArgumentError, match=r"contains both images \(sub/8\.jpg\) and tar shards \(0\.tar\)"):
         build_index(shards, tmp_path / "x.txt")
 
 
-def test_a_tar_truncated_anywhere_is_never_taken_for_a_whole_one(tmp_path: Path) -> None:
+def test_a_tar_truncated_anywhere_is_refused(tmp_path: Path) -> None:
     whole = make_tar(
         tmp_path / "w.tar", *((f"{n}.{e}", v) for n in range(3) for e, v in (("jpg", JPEG), ("cls", b"1")))
     )
@@ -205,14 +200,15 @@ def test_a_broken_header_in_the_middle_is_an_error(tmp_path: Path) -> None:
     data = bytearray(tar.read_bytes())
     data[middle] ^= 1
     tar.write_bytes(data)
-    with pytest.raises(StorageError, match=f"no member header at byte {middle}"):
+    with pytest.raises(StorageError, match=f"no valid member header at byte {middle}"):
         build_index(tar, tmp_path / "x.txt")
 
 
 @pytest.mark.parametrize(
-    ("kind", "word"), [(tarfile.SYMTYPE, "a link"), (tarfile.LNKTYPE, "a link"), (tarfile.CHRTYPE, "no regular file")]
+    ("kind", "word"),
+    [(tarfile.SYMTYPE, "a link"), (tarfile.LNKTYPE, "a link"), (tarfile.CHRTYPE, "not a regular")],
 )
-def test_a_member_whose_bytes_lie_elsewhere_is_refused(tmp_path: Path, kind: bytes, word: str) -> None:
+def test_a_member_without_bytes_of_its_own_is_refused(tmp_path: Path, kind: bytes, word: str) -> None:
     with tarfile.open(tmp_path / "x.tar", "w") as tar:
         info = tarfile.TarInfo("0.jpg")
         info.type, info.linkname = kind, "1.jpg"
@@ -236,7 +232,7 @@ def test_a_sparse_member_is_refused(tmp_path: Path) -> None:
         build_index(tmp_path / "x.tar", tmp_path / "x.txt")
 
 
-def test_a_shard_of_many_members_takes_constant_memory(tmp_path: Path) -> None:
+def test_indexing_a_shard_takes_constant_memory(tmp_path: Path) -> None:
     def peak_bytes(count: int) -> int:
         tar = make_tar(tmp_path / f"{count}.tar", *((f"{n}.jpg", b"") for n in range(count)))
         tracemalloc.start()

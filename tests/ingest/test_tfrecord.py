@@ -1,4 +1,4 @@
-"""TFRecord: files of a maintained library are indexed in place; cut, flipped and foreign ones are errors."""
+"""TFRecord files as sources: those written by another library are read, and damaged or foreign ones are refused."""
 
 import random
 import struct
@@ -56,7 +56,7 @@ def framed(data: bytes) -> bytes:
     return length + masked(length) + data + masked(data)
 
 
-def test_images_and_labels_lie_where_the_index_says(tmp_path: Path) -> None:
+def test_the_index_locates_images_and_holds_labels(tmp_path: Path) -> None:
     a = make_file(tmp_path / "a.tfrecord", *map(labelled, range(20)))
     b = make_file(tmp_path / "train-00001-of-00002", *map(labelled, range(20, 25)))
     made = build_index([a, b], tmp_path / "x.txt")
@@ -65,7 +65,7 @@ def test_images_and_labels_lie_where_the_index_says(tmp_path: Path) -> None:
     assert a.read_bytes()[cell.offset_bytes :][: cell.length_bytes] == image(7)
 
 
-def test_examples_without_labels_and_with_two_images(tmp_path: Path) -> None:
+def test_examples_may_have_two_images_and_no_label(tmp_path: Path) -> None:
     make_file(tmp_path / "a.tfrecord", {"lr": (image(1), "byte"), "hr": (image(2), "byte"), "n": (5, "int")})
     made = build_index(tmp_path / "a.tfrecord", tmp_path / "a.txt")
     assert samples(made) == [(image(2), image(1))]
@@ -75,13 +75,13 @@ def test_examples_without_labels_and_with_two_images(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        ({"image/encoded": (image(1), "byte")}, r"record 1: feature image/class/label is not one integer"),
+        ({"image/encoded": (image(1), "byte")}, r"record 1: feature image/class/label is not a single integer"),
         ({"image/class/label": (1, "int")}, r"record 1: feature image/encoded is missing"),
         ({"image/encoded": (b"no", "byte"), "image/class/label": (1, "int")}, r"image/encoded is not an image"),
-        ({"image/encoded": (image(1), "byte"), "image/class/label": ([1, 2], "int")}, r"is not one integer"),
+        ({"image/encoded": (image(1), "byte"), "image/class/label": ([1, 2], "int")}, r"is not a single integer"),
     ],
 )
-def test_examples_that_are_not_alike_are_errors(
+def test_examples_with_different_features_are_errors(
     tmp_path: Path, second: dict[str, tuple[Any, str]], message: str
 ) -> None:
     make_file(tmp_path / "a.tfrecord", labelled(0), second)
@@ -90,16 +90,16 @@ def test_examples_that_are_not_alike_are_errors(
     assert not (tmp_path / "a.txt").exists()
 
 
-def test_a_file_without_images_says_what_it_holds(tmp_path: Path) -> None:
+def test_the_error_of_a_file_without_images_lists_its_features(tmp_path: Path) -> None:
     make_file(tmp_path / "a.tfrecord", {"text": (b"abc", "byte"), "n": (1, "int")})
-    with pytest.raises(ArgumentError, match=r"holds no image in its first record \(features n, text\)"):
+    with pytest.raises(ArgumentError, match=r"contains no image in its first record \(features n, text\)"):
         build_index(tmp_path / "a.tfrecord", tmp_path / "a.txt")
     (tmp_path / "empty.tfrecord").touch()
     with pytest.raises(ArgumentError, match=r"no record"):
         build_index(tmp_path / "empty.tfrecord", tmp_path / "a.txt")
 
 
-def test_a_file_cut_within_a_record_is_an_error_and_at_its_end_is_shorter(tmp_path: Path) -> None:
+def test_a_file_truncated_within_a_record_is_an_error_and_between_records_is_shorter(tmp_path: Path) -> None:
     whole = make_file(tmp_path / "whole.tfrecord", *map(labelled, range(3))).read_bytes()
     ends = [len(framed(b"")) * 0]
     while ends[-1] < len(whole):
@@ -114,7 +114,7 @@ def test_a_file_cut_within_a_record_is_an_error_and_at_its_end_is_shorter(tmp_pa
             build_index(cut, tmp_path / "y.txt")
 
 
-def test_a_flipped_byte_anywhere_is_found(tmp_path: Path) -> None:
+def test_a_flipped_bit_anywhere_is_detected(tmp_path: Path) -> None:
     whole = make_file(tmp_path / "whole.tfrecord", labelled(0), labelled(1)).read_bytes()
     flipped = tmp_path / "flipped.tfrecord"
     chance = random.Random(0)
@@ -126,12 +126,12 @@ def test_a_flipped_byte_anywhere_is_found(tmp_path: Path) -> None:
             build_index(flipped, tmp_path / "x.txt")
 
 
-def test_records_that_are_no_examples_are_errors(tmp_path: Path) -> None:
+def test_records_that_are_not_examples_are_errors(tmp_path: Path) -> None:
     chance = random.Random(0)
     for number in range(100):
         file = tmp_path / f"{number}.tfrecord"
         file.write_bytes(framed(chance.randbytes(chance.randrange(1, 60))))
-        with pytest.raises(MploadError, match=rf"{number}\.tfrecord: (record 0 is no|holds no image)"):
+        with pytest.raises(MploadError, match=rf"{number}\.tfrecord: (record 0 is not|contains no image)"):
             build_index(file, tmp_path / "x.txt")
 
 
@@ -152,7 +152,7 @@ names = st.text(max_size=20)
 
 
 @given(st.dictionaries(names, st.binary(max_size=50)), st.dictionaries(names, st.integers(-(2**63), 2**63 - 1)))
-def test_every_feature_is_found_packed_or_not(blobs: dict[str, bytes], numbers: dict[str, int]) -> None:
+def test_every_feature_is_parsed_whether_packed_or_not(blobs: dict[str, bytes], numbers: dict[str, int]) -> None:
     entries = []
     for name, blob in blobs.items():
         entries.append(message(1, name.encode()) + message(2, message(1, message(1, blob))))
@@ -162,13 +162,13 @@ def test_every_feature_is_found_packed_or_not(blobs: dict[str, bytes], numbers: 
     data = message(1, b"".join(message(1, entry) for entry in entries))
     example = read_example(data)
     assert example.integers == numbers
-    only = {name: blob for name, blob in blobs.items() if name not in numbers}  # the last entry of a name counts
+    only = {name: blob for name, blob in blobs.items() if name not in numbers}  # the last entry with a name counts
     assert {name: data[start:end] for name, (start, end) in example.spans.items()} == only
 
 
 @settings(max_examples=300)
 @given(st.binary(max_size=200) | st.lists(st.integers(0, 255).map(lambda n: n % 32), max_size=100).map(bytes))
-def test_any_bytes_are_an_example_or_a_value_error(data: bytes) -> None:
+def test_any_bytes_parse_to_an_example_or_raise_value_error(data: bytes) -> None:
     try:
         example = read_example(data)
     except ValueError:
@@ -176,7 +176,7 @@ def test_any_bytes_are_an_example_or_a_value_error(data: bytes) -> None:
     assert all(0 <= start <= end <= len(data) for start, end in example.spans.values())
 
 
-def test_without_the_package_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_crc32c_the_error_names_the_extra_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = make_file(tmp_path / "a.tfrecord", labelled(0))
     monkeypatch.setitem(sys.modules, "crc32c", None)
     with pytest.raises(ArgumentError, match=r"pip install 'mpload\[tfrecord\]'"):

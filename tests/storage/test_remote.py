@@ -247,7 +247,7 @@ def test_what_cannot_be_listed_says_what_to_do(s3: S3, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"behind http cannot be listed\. Give a list of paths"):
         build_index("https://host/photos", tmp_path / "x.txt")
     s3.put({"tars/0.tar": b""})
-    with pytest.raises(ArgumentError, match=r"holds tar shards \(0\.tar\).*mpload index FOLDER --root s3://"):
+    with pytest.raises(ArgumentError, match=r"contains tar shards \(0\.tar\).*mpload index FOLDER --root s3://"):
         build_index("s3://photos/tars", tmp_path / "x.txt")
     with pytest.raises(ArgumentError, match="no image found"):
         build_index("s3://photos/none", tmp_path / "x.txt")

@@ -1,4 +1,4 @@
-"""What every source of an index promises: a class of tests, subclassed for each."""
+"""The contract of all sources, as a class of tests that is subclassed for each kind of source."""
 
 from pathlib import Path
 
@@ -17,12 +17,15 @@ def contents(index: Path) -> list[tuple[bytes, int]]:
 
 
 class SourceContract:
-    """Subclasses have a fixture `source` that holds the photos of the fixture `folder`, and `columns` of its index."""
+    """Tests for one kind of source.
+
+    Subclasses have a fixture `source`, which contains the photos of the fixture `folder`, and the expected `columns`.
+    """
 
     columns: str
 
     @pytest.mark.processes
-    def test_each_sample_is_there_once_with_its_label(self, source: Path, folder: Path, tmp_path: Path) -> None:
+    def test_each_sample_occurs_once_with_its_label(self, source: Path, folder: Path, tmp_path: Path) -> None:
         made = build_index(source, tmp_path / "a.txt")
         assert contents(made) == [(data, label) for _, data, label in samples(folder)]
         assert " ".join(map(str, open_index(made).columns)) == self.columns
@@ -33,13 +36,13 @@ class SourceContract:
         assert first == second
 
     @pytest.mark.processes
-    def test_a_root_above_it_holds_it(self, source: Path, folder: Path, tmp_path: Path) -> None:
+    def test_the_root_may_be_a_parent_of_the_source(self, source: Path, folder: Path, tmp_path: Path) -> None:
         index = open_index(build_index(source, tmp_path / "a.txt", root=folder.parent))
         assert index.root == str(folder.parent)
         assert all(Path(index.root, path_of(record.cells[0])).is_relative_to(folder) for record in index)
         assert contents(index.path) == [(data, label) for _, data, label in samples(folder)]
 
-    def test_a_root_that_does_not_hold_it_is_refused(self, source: Path, tmp_path: Path) -> None:
+    def test_a_root_that_does_not_contain_the_source_is_refused(self, source: Path, tmp_path: Path) -> None:
         with pytest.raises(MploadError):
             build_index(source, tmp_path / "a.txt", root=tmp_path / "elsewhere")
         assert not list(tmp_path.iterdir())
@@ -54,12 +57,12 @@ class SourceContract:
         assert not (tmp_path / "b.txt").exists()
 
     @pytest.mark.processes
-    def test_its_parts_are_the_whole(self, source: Path, folder: Path, tmp_path: Path) -> None:
+    def test_the_parts_of_a_split_contain_every_sample_once(self, source: Path, folder: Path, tmp_path: Path) -> None:
         parts = build_index(source, tmp_path / "a.txt", split={"train": 0.7, "val": 0.3})
         found = [sample for part in parts for sample in contents(part)]
         assert sorted(found) == sorted((data, label) for _, data, label in samples(folder))
 
-    def test_one_that_is_not_there_is_named_and_leaves_nothing(self, source: Path, tmp_path: Path) -> None:
+    def test_a_missing_source_is_named_and_leaves_no_file(self, source: Path, tmp_path: Path) -> None:
         gone = source.with_name(f"gone-{source.name}")
         with pytest.raises(MploadError, match=gone.name):
             build_index(gone, tmp_path / "a.txt")

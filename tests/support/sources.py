@@ -1,4 +1,4 @@
-"""The same labelled photos in every kind of store that an index can be made of."""
+"""The same labelled photos as each kind of source."""
 
 import tarfile
 from pathlib import Path
@@ -14,13 +14,13 @@ __all__ = ["make_photos", "make_source", "make_tar", "samples"]
 
 
 def make_photos(folder: Path) -> None:
-    """Write `photos`, a folder of classes, and its index `files.txt`."""
+    """Write `photos`, a folder of class folders, and its index `files.txt`."""
     make_photo_tree(folder / "photos", num_images=26, num_classes=3, seed=0)
     build_index(folder / "photos", folder / "files.txt")
 
 
 def samples(folder: Path) -> list[tuple[str, bytes, int]]:
-    """Return key, bytes and label of each photo, in the order of the index."""
+    """Return the key, bytes and label of each photo, in the order of the index."""
     index = open_index(folder / "files.txt")
     return [
         (f"{number:04d}", (folder / "photos" / str(record.cells[0])).read_bytes(), int(str(record.cells[1])))
@@ -40,7 +40,7 @@ def make_tar(folder: Path) -> Path:
 
 
 def make_source(kind: str, folder: Path) -> str | Path:
-    """Write the samples in another way; return what an index is made of."""
+    """Write the samples as a source of the given kind, and return its path or URL."""
     source = folder / kind
     if kind == "lmdb":
         lmdb = pytest.importorskip("lmdb")

@@ -58,7 +58,7 @@ def test_the_doctor_names_what_limits_a_staged_job(name: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (None, "there is no such index. Make one: mpload index"),
+        (None, "There is no index at"),
         ("", "holds no sample"),
         ("#mpload 1\n#columns image:path label:int\n", "holds no sample"),
         ("broken.jpg 0\nbroken.jpg 1\nmissing.jpg 2\n", "none of 3 samples could be made"),
