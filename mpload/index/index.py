@@ -226,5 +226,5 @@ def _pieces(file: OpenFile, offsets: NDArray[np.int64], lengths: NDArray[np.int6
         return [file.read(*piece) for piece in zip(offsets.tolist(), lengths.tolist(), strict=True)]
     reads = merge_nearby(offsets, lengths, max_gap_bytes=_MAX_GAP_BYTES, max_read_bytes=_MAX_READ_BYTES)
     data = [file.read(*read) for read in zip(reads.offsets.tolist(), reads.lengths.tolist(), strict=True)]
-    places = zip(reads.read_of.tolist(), reads.start_in_read.tolist(), lengths.tolist(), strict=True)
-    return [data[read][start : start + length] for read, start, length in places]
+    parts = zip(reads.read_of.tolist(), reads.start_in_read.tolist(), lengths.tolist(), strict=True)
+    return [data[read][start : start + length] for read, start, length in parts]

@@ -25,7 +25,7 @@ from mpload.units import KIB
 __all__ = [
     "BATCH_ROWS",
     "DTYPES",
-    "Place",
+    "BatchOffsets",
     "SidecarColumn",
     "SidecarFile",
     "SidecarLayout",
@@ -48,8 +48,8 @@ _SPARE_BYTES = 2 * KIB  # per id: reading this many unneeded bytes costs about a
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where one part of each record batch is stored in the file."""
+class BatchOffsets:
+    """File offsets of one part of every record batch."""
 
     first_bytes: int
     """File offset of the part that belongs to the first full record batch."""
@@ -67,9 +67,9 @@ class SidecarLayout:
     file_bytes: int
     num_samples: int
     digest: str
-    columns: Mapping[str, Place]
+    columns: Mapping[str, BatchOffsets]
     """Where the rows of each column are stored."""
-    checks: Place
+    checks: BatchOffsets
     """Where the checksums of the blocks are stored: those of the first column, then of the second, and so on."""
     seed: int
     """Initial value of the checksums. It differs between states of the text."""
@@ -81,13 +81,13 @@ class SidecarLayout:
         for name, value in state.items():
             object.__setattr__(self, name, value)
 
-    def rows_at(self, name: str, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    def row_offsets(self, name: str, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the file offsets of the rows of `sample_ids`."""
-        place, num_full = self.columns[name], self.num_samples // BATCH_ROWS
+        offsets, num_full = self.columns[name], self.num_samples // BATCH_ROWS
         batches = sample_ids >> 20
-        starts = np.where(batches < num_full, place.first_bytes + batches * place.stride_bytes, place.last_bytes)
-        places: NDArray[np.int64] = starts + (sample_ids & (BATCH_ROWS - 1)) * _ROW_BYTES
-        return places
+        starts = np.where(batches < num_full, offsets.first_bytes + batches * offsets.stride_bytes, offsets.last_bytes)
+        rows: NDArray[np.int64] = starts + (sample_ids & (BATCH_ROWS - 1)) * _ROW_BYTES
+        return rows
 
 
 _REBUILD = "Delete it and open the index again, which rebuilds it"
@@ -119,17 +119,17 @@ class SidecarFile:
         Checksums are not compared: the caller, who reads the lines, can tell whether the offsets are right.
         """
         first, last = int(sample_ids.min()), min(int(sample_ids.max()) + 1, self._layout.num_samples - 1)
-        start, end = self._layout.rows_at("offset", np.array([first, last])).tolist()
+        start, end = self._layout.row_offsets("offset", np.array([first, last])).tolist()
         if first >> 20 == last >> 20 and end - start <= len(sample_ids) * _SPARE_BYTES:
             rows = np.frombuffer(_read(self._file, [start], end - start + _ROW_BYTES), np.int64)
             return rows[sample_ids - first], rows[np.minimum(sample_ids + 1, last) - first]
         following = np.minimum(sample_ids + 1, self._layout.num_samples - 1)
-        places = self._layout.rows_at("offset", np.concatenate([sample_ids, following]))
-        here, there = places.reshape(2, -1)
+        offsets = self._layout.row_offsets("offset", np.concatenate([sample_ids, following]))
+        here, there = offsets.reshape(2, -1)
         if (there - here == _ROW_BYTES).all():
             rows = np.frombuffer(_read(self._file, here.tolist(), 2 * _ROW_BYTES), np.int64)
             return rows[::2], rows[1::2]
-        rows = np.frombuffer(_read(self._file, places.tolist(), _ROW_BYTES), np.int64)
+        rows = np.frombuffer(_read(self._file, offsets.tolist(), _ROW_BYTES), np.int64)
         return rows[: len(here)], rows[len(here) :]
 
 
@@ -170,10 +170,10 @@ class SidecarColumn:
         order = np.argsort(sample_ids, kind="stable")
         blocks = sample_ids[order] // _BLOCK_ROWS
         seams = np.flatnonzero(np.diff(blocks)) + 1
-        for places in np.split(order, seams) if len(order) else ():
-            start = int(sample_ids[places[0]]) // _BLOCK_ROWS * _BLOCK_ROWS
+        for positions in np.split(order, seams) if len(order) else ():
+            start = int(sample_ids[positions[0]]) // _BLOCK_ROWS * _BLOCK_ROWS
             rows = self._rows(start, min(start + _BLOCK_ROWS, len(self)))
-            out[places] = rows[sample_ids[places] - start]
+            out[positions] = rows[sample_ids[positions] - start]
         return out
 
     def _rows(self, start: int, stop: int) -> NDArray[Any]:
@@ -183,23 +183,23 @@ class SidecarColumn:
         first_block = (start - batch) // _BLOCK_ROWS
         first = batch + first_block * _BLOCK_ROWS
         last = min(-(-stop // _BLOCK_ROWS) * _BLOCK_ROWS, batch + batch_rows)
-        place = self._start_of(self._layout.columns[self._name], batch) + (first - batch) * _ROW_BYTES
-        data = _read(self._file, [place], (last - first) * _ROW_BYTES)
+        offset = self._offset_of(self._layout.columns[self._name], batch) + (first - batch) * _ROW_BYTES
+        data = _read(self._file, [offset], (last - first) * _ROW_BYTES)
         number = list(self._layout.columns).index(self._name) * _num_blocks(batch_rows) + first_block
         checks = checks_of(data, first, seed=self._layout.seed)
-        place = self._start_of(self._layout.checks, batch) + number * _CHECK_BYTES
-        if _read(self._file, [place], len(checks)) != checks:
+        offset = self._offset_of(self._layout.checks, batch) + number * _CHECK_BYTES
+        if _read(self._file, [offset], len(checks)) != checks:
             raise SidecarError(
                 f"{self._layout.path}: is damaged, or belongs to another state of the text: column {self._name} of "
                 f"samples {first} to {last - 1} does not match its checksum. {_REBUILD}"
             )
         return np.frombuffer(data, self.dtype)[start - first : stop - first]
 
-    def _start_of(self, place: Place, batch: int) -> int:
+    def _offset_of(self, part: BatchOffsets, batch: int) -> int:
         """Return the file offset of one part of the record batch that starts at row `batch`."""
         if len(self) - batch < BATCH_ROWS:
-            return place.last_bytes
-        return place.first_bytes + batch // BATCH_ROWS * place.stride_bytes
+            return part.last_bytes
+        return part.first_bytes + batch // BATCH_ROWS * part.stride_bytes
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, slice):
@@ -264,9 +264,9 @@ def check_sample_ids(sample_ids: NDArray[np.int64], num_samples: int) -> None:
         )
 
 
-def _read(file: OpenFile, places: Sequence[int], num_bytes: int) -> bytes:
-    """Return the concatenated bytes at all file offsets `places`, `num_bytes` from each."""
-    data = b"".join([file.read(place, num_bytes) for place in places])
-    if len(data) != len(places) * num_bytes:
+def _read(file: OpenFile, offsets: Sequence[int], num_bytes: int) -> bytes:
+    """Return the concatenated bytes at all `offsets` in the file, `num_bytes` from each."""
+    data = b"".join([file.read(offset, num_bytes) for offset in offsets])
+    if len(data) != len(offsets) * num_bytes:
         raise SidecarError(f"{file.path}: was truncated while it was in use. {_REBUILD}")
     return data

@@ -285,10 +285,10 @@ def _are_rows(text: NDArray[np.uint8], first: NDArray[np.int64], end: NDArray[np
     )
 
 
-def _next(text: NDArray[np.uint8], byte: bytes, places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the position of the next `byte` at or after each of `places`, or the size of the text if there is none."""
+def _next(text: NDArray[np.uint8], byte: bytes, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the position of the next `byte` at or after each of `positions`, or the size of `text` if none."""
     found = np.append(np.flatnonzero(text == ord(byte)), text.size)
-    return found[np.searchsorted(found, places)]
+    return found[np.searchsorted(found, positions)]
 
 
 def _are_floats(text: NDArray[np.uint8], first: NDArray[np.int64], end: NDArray[np.int64]) -> bool:

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from mpload.errors import SidecarError
 from mpload.index.columns import format_columns
-from mpload.index.lookup import BATCH_ROWS, DTYPES, Place, SidecarFile, SidecarLayout, checks_of
+from mpload.index.lookup import BATCH_ROWS, DTYPES, BatchOffsets, SidecarFile, SidecarLayout, checks_of
 from mpload.index.scan import Scan
 from mpload.index.text import MAX_LINE_BYTES, Header
 from mpload.units import MIB
@@ -215,7 +215,7 @@ def _write(
         assert writer is not None, "a scan raises for a text without samples"
         writer.close()
     num_samples, digest = totals()
-    found = {"num_samples": num_samples, "digest": digest, "file_bytes": path.stat().st_size} | _places_in(path, done)
+    found = {"num_samples": num_samples, "digest": digest, "file_bytes": path.stat().st_size} | _offsets_in(path, done)
     text = json.dumps({"check": _check_of(metadata, found)} | found)
     _patch(path, token.encode(), text.encode().ljust(_TOTALS_BYTES))
 
@@ -232,7 +232,7 @@ def _seed_of(metadata: Mapping[bytes, bytes]) -> int:
     return zlib.crc32(metadata[b"mpload.text"])
 
 
-def _places_in(path: Path, num_rows: int) -> dict[str, Any]:
+def _offsets_in(path: Path, num_rows: int) -> dict[str, Any]:
     """Return the offsets of columns and checksums in a file just written, as determined by reading it with Arrow."""
     num_full = num_rows // BATCH_ROWS
     with pa.memory_map(str(path)) as source:
@@ -256,8 +256,8 @@ def _places_in(path: Path, num_rows: int) -> dict[str, Any]:
         strides = {name: second[name] - first[name] for name in first}
         if num_full > 1 and starts(num_full - 1) != {n: first[n] + (num_full - 1) * strides[n] for n in first}:
             raise SidecarError(f"{path}: its record batches are not at regular offsets. Install an older pyarrow")
-    places = {name: [first[name], strides[name], last[name]] for name in first}
-    return {"checks": places.pop(_CHECKS), "columns": places}
+    offsets = {name: [first[name], strides[name], last[name]] for name in first}
+    return {"checks": offsets.pop(_CHECKS), "columns": offsets}
 
 
 def _regroup(rows: Iterable[_Rows]) -> Iterator[_Rows]:
@@ -286,21 +286,21 @@ def _patch(path: Path, token: bytes, value: bytes) -> None:
     size = path.stat().st_size
     window = min(1 << 16, size)
     with path.open("r+b") as file:
-        while len(places := _find_at_ends(file, token, size, window)) < 2 and window < size:
+        while len(offsets := _find_at_ends(file, token, size, window)) < 2 and window < size:
             window = min(4 * window, size)  # a large schema: many classes or record batches
-        for place in places:
-            file.seek(place)
+        for offset in offsets:
+            file.seek(offset)
             file.write(value)
 
 
 def _find_at_ends(file: BinaryIO, token: bytes, size: int, window: int) -> set[int]:
     """Return the offsets of the first `token` in the first `window` bytes of a file, and the last in its last ones."""
     file.seek(0)
-    places = {file.read(window).find(token)}
+    offsets = {file.read(window).find(token)}
     file.seek(size - window)
-    if (place := file.read(window).rfind(token)) >= 0:
-        places.add(size - window + place)
-    return places - {-1}
+    if (offset := file.read(window).rfind(token)) >= 0:
+        offsets.add(size - window + offset)
+    return offsets - {-1}
 
 
 def _locate(path: Path, text: Path, header: Header) -> SidecarLayout:
@@ -351,8 +351,8 @@ def _read(path: Path, text: Path, header: Header) -> SidecarLayout:
         file_bytes=operator.index(totals["file_bytes"]),
         num_samples=operator.index(totals["num_samples"]),
         digest=str(totals["digest"]),
-        columns={name: _place(numbers) for name, numbers in totals["columns"].items()},
-        checks=_place(totals["checks"]),
+        columns={name: _batch_offsets(numbers) for name, numbers in totals["columns"].items()},
+        checks=_batch_offsets(totals["checks"]),
         seed=_seed_of(metadata),
     )
 
@@ -362,9 +362,9 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
-def _place(numbers: list[int]) -> Place:
+def _batch_offsets(numbers: list[int]) -> BatchOffsets:
     first, stride, last = map(operator.index, numbers)
-    return Place(first_bytes=first, stride_bytes=stride, last_bytes=last)
+    return BatchOffsets(first_bytes=first, stride_bytes=stride, last_bytes=last)
 
 
 def _check_rows(layout: SidecarLayout) -> None:

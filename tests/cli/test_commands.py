@@ -287,26 +287,6 @@ def test_a_wrong_path_is_one_clear_line(tmp_path: Path, arguments: list[str], sa
 
 
 @pytest.mark.parametrize(
-    ("path", "saying"),
-    [
-        ("missing.txt", "mpload: There is no index at 'missing.txt'. Make one: mpload index FOLDER -o missing.txt\n"),
-        ("photos", "mpload: photos: is a directory. Make an index of it: mpload index photos -o train.txt\n"),
-    ],
-)
-@pytest.mark.parametrize(
-    "command",
-    ["inspect", "inspect --check", "merge -o out.txt", "pack -o out", "doctor", "tune", "bench decode"],
-)
-def test_every_command_that_reads_an_index_refuses_a_missing_one_alike(
-    tmp_path: Path, command: str, path: str, saying: str
-) -> None:
-    (tmp_path / "photos").mkdir()
-    ran = mpload(*command.split(), path, cwd=tmp_path)
-    assert (ran.returncode, ran.stdout, ran.stderr) == (1, "", saying)
-    assert [file.name for file in tmp_path.iterdir()] == ["photos"]
-
-
-@pytest.mark.parametrize(
     ("arguments", "saying"),
     [
         ([], "Usage"),

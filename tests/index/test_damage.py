@@ -114,9 +114,9 @@ def test_a_byte_damaged_while_in_use_never_leads_to_wrong_values(sized: Path, fl
 def test_damage_to_a_large_sidecar_is_detected_when_the_damaged_rows_are_read(large: Index, tmp_path: Path) -> None:
     text = shutil.copy(large.path, tmp_path / "train.txt")
     path = sidecar_of(open_index(text)).path
-    place = sidecar_of(large).columns["label"]
+    offsets = sidecar_of(large).columns["label"]
     with path.open("r+b") as file:
-        for start in (place.first_bytes, place.first_bytes + place.stride_bytes, place.last_bytes):
+        for start in (offsets.first_bytes, offsets.first_bytes + offsets.stride_bytes, offsets.last_bytes):
             file.seek(start + 8 * 1000)
             file.write(b"\xff")
     labels = open_index(text).labels
