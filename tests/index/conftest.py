@@ -1,7 +1,5 @@
 """Fixtures for the tests of the index."""
 
-from pathlib import Path
-
 import pytest
 
 from mpload import Index, open_index
@@ -16,7 +14,6 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Index:
 
 
 @pytest.fixture(autouse=True)
-def own_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give each test a cache folder of its own."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))

@@ -14,9 +14,16 @@ from tests.support.programs import run_as_nobody
 OPENERS = {
     "open_index": mpload.open_index,
     "MPDataset": mpload.MPDataset,
-    "merge_indexes": lambda path: mpload.merge_indexes([path], path.with_name("merged.txt")),
+    "merge_indexes": lambda path: mpload.merge_indexes([path], "merged.txt"),
     "check_lines": lambda path: next(check_lines(path)),
 }
+
+
+@pytest.fixture(autouse=True)
+def empty_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 every_opener = pytest.mark.parametrize("opener", OPENERS.values(), ids=OPENERS.keys())
 
 

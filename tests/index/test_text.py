@@ -296,7 +296,7 @@ HEADERS = [
     (b"#mpload 2\n#columns image:path\na\n", r"index format '2' is not 1, .* Update mpload"),
     (b"#mpload 1\na\n", r"no '#columns' directive"),
     (b"#mpload 1\n#columns image\na\n", r"column 'image' is not NAME:TYPE"),
-    (b"#mpload 1\n#columns label:int\n1\n", r"no path, span, lmdb or row column"),
+    (b"#mpload 1\n#columns label:int\n1\n", r"contain no column of files\. Add one of type path, span, lmdb or row"),
     (b"#mpload 1\r\n#columns image:path\r\na\r\n", r":1: ends with CRLF"),
     (b"#mpload 1\n#root a\0b\n#columns image:path\na\n", r":2: contains a NUL byte"),
     (
