@@ -164,7 +164,7 @@ class Index:
         return lines
 
     def where(self, sample_id: int) -> str:
-        """Return the file and line number that list the sample, such as `train.txt:17`."""
+        """Return the file and line number that list sample `sample_id`, such as `train.txt:17`."""
         return f"{self.path}:{self._header.num_lines + sample_id + 1}"
 
     def _bounds(self, sample_ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
