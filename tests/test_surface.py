@@ -51,6 +51,7 @@ for images, labels in MPLoader(MPDataset("train.txt", batch_size=8)):  # without
 loader.nonsense()  # error: attr-defined
 MPLoader(pairs, num_workers="many")  # error: call-overload
 MPLoader(pairs, batch_size=8)  # error: call-overload
+MPLoader(pairs, pin_memory=True)  # error: call-overload
 MPLoader(pairs, shuffle=True)  # error: call-overload
 MPLoader(Squares())  # error: call-overload
 MPLoader(Squares(), batch_size=8, tail="padd")  # error: call-overload
@@ -230,10 +231,38 @@ def test_every_parameter_and_error_of_a_public_callable_is_documented(name: str)
         doc = f"{inspect.getdoc(public(name))}\n{doc}"
     if re.search(r"; see `\w+\.\w+`", doc):
         return
-    for parameter in inspect.signature(function).parameters.keys() - {"self", "cls"}:
+    parameters = inspect.signature(function).parameters.values()
+    documented = {each.name for each in parameters if each.kind is not each.VAR_KEYWORD}  # which are refused
+    for parameter in documented - {"self", "cls"}:
         # a method with one or two parameters may name them in its sentence
         assert lists(doc, parameter) or ("." in name and f"`{parameter}`" in doc), parameter
     assert not raises(function) or re.search(r"\braises? `|^Raises:", doc, re.IGNORECASE | re.MULTILINE)
+
+
+def default_values(node: ast.AST) -> Iterator[ast.expr]:
+    """Yield the default values that the documentation shows, of a function or of the members of a class."""
+    if isinstance(node, ast.FunctionDef):
+        yield from (default for default in (*node.args.defaults, *node.args.kw_defaults) if default is not None)
+    if isinstance(node, ast.ClassDef):
+        for child in node.body:
+            if isinstance(child, ast.FunctionDef) and (child.name == "__init__" or not child.name.startswith("_")):
+                yield from default_values(child)
+            elif isinstance(child, ast.AnnAssign) and child.value is not None:
+                yield child.value
+
+
+@pytest.mark.parametrize("name", [*CLASSES, *FUNCTIONS])
+def test_default_values_of_the_public_surface_name_only_what_is_public(name: str) -> None:
+    sources = [public(name), *typing.get_overloads(public(name))]
+    nodes = [ast.parse(textwrap.dedent(inspect.getsource(source))).body[0] for source in sources]
+    named = {
+        part.id
+        for node in nodes
+        for default in default_values(node)
+        for part in ast.walk(default)
+        if isinstance(part, ast.Name)
+    }
+    assert named <= {*NAMES, "field", "torch"}
 
 
 @pytest.mark.parametrize("name", [name for name in CLASSES if is_dataclass(public(name))])

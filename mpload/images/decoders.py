@@ -34,7 +34,7 @@ from mpload.images.claims import Claim, unclaimed
 from mpload.images.image import Image, open_image
 from mpload.images.jpeg import Backend, check_backend, jpeg_backend
 from mpload.images.jpeg_header import ImageBytes
-from mpload.images.limits import DEFAULT_LIMITS, MAX_BYTES, Limits
+from mpload.images.limits import Limits
 from mpload.images.resize import Box, Pixels, View
 
 __all__ = [
@@ -117,7 +117,7 @@ class ImageDecoder:
 
     _: KW_ONLY
     exif_orientation: bool = True
-    limits: Limits = DEFAULT_LIMITS
+    limits: Limits = Limits()
     max_pixels: InitVar[int | None] = None
     makes_images: ClassVar[bool] = True
 
@@ -167,7 +167,7 @@ class RandomResizedCrop:
     antialias: bool = False
     backend: Backend = "auto"
     exif_orientation: bool = True
-    limits: Limits = DEFAULT_LIMITS
+    limits: Limits = Limits()
     max_pixels: InitVar[int | None] = None
     makes_images: ClassVar[bool] = True
 
@@ -234,7 +234,7 @@ class ResizeCenterCrop:
     antialias: bool = False
     backend: Backend = "auto"
     exif_orientation: bool = True
-    limits: Limits = DEFAULT_LIMITS
+    limits: Limits = Limits()
     max_pixels: InitVar[int | None] = None
     makes_images: ClassVar[bool] = True
 
@@ -320,7 +320,7 @@ class NumpyDecoder:
     """
 
     _: KW_ONLY
-    max_bytes: int = MAX_BYTES
+    max_bytes: int = 1 << 30
     makes_images: bool = False
 
     def __post_init__(self) -> None:

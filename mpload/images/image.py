@@ -16,7 +16,7 @@ from mpload.errors import DecodeError
 from mpload.images.claims import PEAK_PIXEL_BYTES, Claim, unclaimed
 from mpload.images.jpeg import Backend, decode_with_opencv, open_jpeg
 from mpload.images.jpeg_header import ImageBytes
-from mpload.images.limits import DEFAULT_LIMITS, Limits
+from mpload.images.limits import Limits
 from mpload.images.resize import Box, Pixels, View, resize_into
 
 __all__ = ["Image", "open_image"]
@@ -77,7 +77,7 @@ def open_image(
     data: ImageBytes,
     *,
     upright: bool = True,
-    limits: Limits = DEFAULT_LIMITS,
+    limits: Limits = Limits(),
     backend: Backend = "auto",
     claim: Claim = unclaimed,
 ) -> Image:

@@ -1,18 +1,12 @@
 """Which files are decoded, and which are refused."""
 
 from dataclasses import dataclass
-from typing import Final
 
 from mpload.errors import ArgumentError, DecodeError
-from mpload.units import GIB
 
-__all__ = ["DEFAULT_LIMITS", "MAX_BYTES", "Limits"]
+__all__ = ["Limits"]
 
-MAX_PIXELS: Final = 178_956_970  # where Pillow calls an image a decompression bomb: 0.5 GB of RGB
-MAX_SCANS: Final = 64  # encoders write about ten, and decoding each one touches the whole picture
-MAX_PIXELS_PER_BYTE: Final = 100_000  # a blank page by CCITT takes a bit a row: 8 times its width; a PNG comes to 8,258
 _ALWAYS_PLAUSIBLE_PIXELS = 1 << 24
-MAX_BYTES: Final = GIB  # which holds that many pixels stored plainly, 16 bits a channel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +30,10 @@ class Limits:
         ArgumentError: A number is not positive.
     """
 
-    max_bytes: int = MAX_BYTES
-    max_pixels: int = MAX_PIXELS
-    max_pixels_per_byte: int = MAX_PIXELS_PER_BYTE
-    max_scans: int = MAX_SCANS
+    max_bytes: int = 1 << 30  # which holds `max_pixels` stored plainly, 16 bits a channel
+    max_pixels: int = 178_956_970  # where Pillow calls an image a decompression bomb: 0.5 GB of RGB
+    max_pixels_per_byte: int = 100_000  # a blank page by CCITT takes a bit a row: 8 times its width; a PNG, 8,258
+    max_scans: int = 64  # encoders write about ten, and decoding each one touches the whole picture
     allow_truncated: bool = False
 
     def __post_init__(self) -> None:
@@ -74,6 +68,3 @@ class Limits:
                 f"{width}x{height} = {num_pixels:,} pixels in {num_bytes:,} bytes exceed "
                 f"max_pixels_per_byte={self.max_pixels_per_byte:,}"
             )
-
-
-DEFAULT_LIMITS: Final = Limits()

@@ -17,8 +17,6 @@ from mpload.ingest.writing import check_out, write_texts
 
 __all__ = ["build_index"]
 
-_AS_TORCHVISION = FolderOptions()
-
 
 @overload
 def build_index(
@@ -28,7 +26,7 @@ def build_index(
     columns: str | None = None,
     root: str | os.PathLike[str] | None = None,
     split: None = None,
-    folder: FolderOptions = ...,
+    folder: FolderOptions = FolderOptions(),
     relative: bool = False,
     with_sizes: bool = False,
     num_workers: int = 8,
@@ -44,7 +42,7 @@ def build_index(
     columns: str | None = None,
     root: str | os.PathLike[str] | None = None,
     split: Mapping[str, float] | Sequence[float],
-    folder: FolderOptions = ...,
+    folder: FolderOptions = FolderOptions(),
     relative: bool = False,
     with_sizes: bool = False,
     num_workers: int = 8,
@@ -59,7 +57,7 @@ def build_index(
     columns: str | None = None,
     root: str | os.PathLike[str] | None = None,
     split: Mapping[str, float] | Sequence[float] | None = None,
-    folder: FolderOptions = _AS_TORCHVISION,
+    folder: FolderOptions = FolderOptions(),
     relative: bool = False,
     with_sizes: bool = False,
     num_workers: int = 8,

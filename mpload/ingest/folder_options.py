@@ -6,9 +6,6 @@ from mpload.errors import ArgumentError
 
 __all__ = ["IMAGE_EXTENSIONS", "FolderOptions"]
 
-IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-"""The same extensions as in torchvision."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderOptions:
@@ -24,8 +21,8 @@ class FolderOptions:
     """Follow symbolic links. If one leads outside the root, open the index with `allow_outside_root=True`."""
     hidden: bool = False
     """Include files and folders whose names start with a dot."""
-    extensions: tuple[str, ...] = IMAGE_EXTENSIONS
-    """Extensions of images, in lower case. They match file names in either case."""
+    extensions: tuple[str, ...] = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+    """Extensions of images, in lower case. They match file names in either case. The default is torchvision's."""
 
     def __post_init__(self) -> None:
         if not self.extensions:
@@ -33,3 +30,6 @@ class FolderOptions:
         for extension in self.extensions:
             if not extension.startswith(".") or len(extension) < 2 or extension != extension.lower():
                 raise ArgumentError(f"extension {extension!r} must start with a dot and be in lower case, as '.jpg' is")
+
+
+IMAGE_EXTENSIONS = FolderOptions().extensions

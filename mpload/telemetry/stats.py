@@ -22,7 +22,6 @@ __all__ = [
 
 _BUCKETS_PER_DECADE = 16
 _SHORTEST_SECONDS = 1e-6
-_NUM_BUCKETS = 10 * _BUCKETS_PER_DECADE
 _NO_WAIT = 0.05
 _BUSY = 0.5
 
@@ -118,13 +117,13 @@ class Latencies:
     Memory: constant. There are 160 buckets, from 1 microsecond to 3 hours.
     """
 
-    counts: list[int] = field(default_factory=lambda: [0] * _NUM_BUCKETS)
+    counts: list[int] = field(default_factory=lambda: [0] * 160)
     """Counts by bucket: 16 buckets per factor of ten, starting at 1 microsecond."""
 
     def add(self, seconds: float) -> None:
         """Count one duration of `seconds`."""
         place = math.ceil(_BUCKETS_PER_DECADE * math.log10(max(seconds, _SHORTEST_SECONDS) / _SHORTEST_SECONDS))
-        self.counts[min(place, _NUM_BUCKETS - 1)] += 1
+        self.counts[min(place, len(self.counts) - 1)] += 1
 
     def quantile_seconds(self, share: float) -> float:
         """Return the quantile `share` of the durations, at most 16% too long, or 0 if there are none."""
