@@ -106,12 +106,16 @@ def divide(
             )
     left_bytes = budget.total_bytes - workers_bytes - ahead_bytes
     if left_bytes < MIN_SLOTS * slot_bytes:
-        needed = MIN_SLOTS * slot_bytes + workers_bytes + ahead_bytes
-        ahead = f", which read {format_bytes(ahead_bytes)} ahead," if ahead_bytes else ""
+        least_bytes = MIN_SLOTS * slot_bytes + workers_bytes + ahead_bytes
+        parts = [
+            f"{MIN_SLOTS} batches of {format_bytes(slot_bytes)} (one being made, one ready, one in use)",
+            f"{num_workers} worker{'s' * (num_workers != 1)} of {format_bytes(WORKER_BYTES)}",
+            *([f"{format_bytes(ahead_bytes)} that they read ahead"] if ahead_bytes else []),
+        ]
         raise ArgumentError(
-            f"memory_budget {format_bytes(budget.total_bytes)} is too small: {MIN_SLOTS} batches of "
-            f"{format_bytes(slot_bytes)} and {num_workers} workers{ahead} take {format_bytes(needed)}. "
-            "Raise it, or lower batch_size or num_workers"
+            f"memory_budget {format_bytes(budget.total_bytes)} is too small: the loader needs at least "
+            f"{format_bytes(least_bytes)}, for {' and '.join(parts[bool(not slot_bytes) :])}. "
+            f'Pass memory_budget="{-(-least_bytes // MIB)}MiB" or more, or lower batch_size or num_workers'
         )
     num_slots = min(num_slots, left_bytes // slot_bytes) if slot_bytes else num_slots
     return BudgetPlan(

@@ -16,6 +16,7 @@ from mpload.units import format_bytes, format_count, format_seconds
 __all__ = ["describe_span", "show_progress"]
 
 _REFRESH_SECONDS = 0.5
+_STARTING = "waiting for the first batch"
 
 
 def describe_span(span: LoaderStats) -> str:
@@ -37,14 +38,19 @@ def show_progress(loader: Any, snapshot: Callable[[], LoaderStats], *, console: 
         snapshot: returns the statistics so far.
         console: where to draw. None means the notebook if there is one, or else stderr.
     """
-    bar = _InNotebook() if console is None and _is_notebook() else _OnTerminal(console or Console(file=sys.stderr))
+    total = len(loader)
+    bar: _InNotebook | _OnTerminal
+    if console is None and _is_notebook():
+        bar = _InNotebook(total)
+    else:
+        bar = _OnTerminal(total, console or Console(file=sys.stderr))
     if not bar.is_visible:
         yield from loader
         return
     num_done, last, drawn = 0, snapshot(), time.monotonic()
-    total, text = len(loader), ""
+    text = ""
     with bar:
-        bar.draw(num_done, total, text)
+        bar.draw(num_done, _STARTING)
         for batch in loader:
             yield batch
             del batch  # so that only the user keeps its slot in use
@@ -52,20 +58,20 @@ def show_progress(loader: Any, snapshot: Callable[[], LoaderStats], *, console: 
             if time.monotonic() - drawn >= _REFRESH_SECONDS:
                 now = snapshot()
                 text = describe_span(now.since(last))
-                bar.draw(num_done, total, text)
+                bar.draw(num_done, text)
                 last, drawn = now, time.monotonic()
-        bar.draw(num_done, total, text or describe_span(snapshot().since(last)))
+        bar.draw(num_done, text or describe_span(snapshot().since(last)))
 
 
 class _OnTerminal:
     """A progress bar drawn by rich."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, total: int, console: Console) -> None:
         columns = BarColumn(bar_width=24), TextColumn("{task.completed}/{task.total} batches, {task.description}")
         self.is_visible = console.is_terminal
         # No thread that refreshes: the loader's process may fork.
         self._progress = Progress(*columns, TimeRemainingColumn(), console=console, auto_refresh=False)
-        self._task = self._progress.add_task("", total=None)
+        self._task = self._progress.add_task(_STARTING, total=total)  # complete: `start` draws it
 
     def __enter__(self) -> None:
         self._progress.start()
@@ -73,8 +79,8 @@ class _OnTerminal:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def draw(self, num_done: int, total: int, text: str) -> None:
-        self._progress.update(self._task, completed=num_done, total=total, description=text, refresh=True)
+    def draw(self, num_done: int, text: str) -> None:
+        self._progress.update(self._task, completed=num_done, description=text, refresh=True)
 
 
 class _InNotebook:
@@ -82,7 +88,8 @@ class _InNotebook:
 
     is_visible = True
 
-    def __init__(self) -> None:
+    def __init__(self, total: int) -> None:
+        self._total = total
         self._show = import_module("IPython.display")
         self._handle: Any = None
 
@@ -92,7 +99,8 @@ class _InNotebook:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def draw(self, num_done: int, total: int, text: str) -> None:
+    def draw(self, num_done: int, text: str) -> None:
+        total = self._total
         left = (total - num_done) * (time.monotonic() - self._started) / max(1, num_done)
         remaining = f", {format_seconds(left)} left" if 0 < num_done < total else ""
         html = self._show.HTML(

@@ -195,6 +195,8 @@ def test_progress_yields_the_same_batches_and_draws_on_terminals_only(capfd: pyt
         console = Console(file=terminal, force_terminal=True, width=160)
         assert [batch.tolist() for batch in show_progress(loader, loader.stats, console=console)] == plain
     assert "32/32 batches" in terminal.getvalue()
+    assert terminal.getvalue().index("0/32 batches, waiting for the first batch") < terminal.getvalue().index("32/32")
+    assert "None" not in terminal.getvalue()
     assert "samples/s, waiting" in terminal.getvalue()
     assert "MiB" in terminal.getvalue()
 
