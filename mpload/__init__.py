@@ -1,7 +1,7 @@
 """mpload: a memory-aware multiprocess data loader for PyTorch.
 
-Names are imported when they are first used, so that the command line and worker processes start without torch. Which
-names there are, and where, is written once, in `__init__.pyi`: type checkers read it instead of this file.
+Each public name is imported on first use, so that the command line and the worker processes start without torch. The
+names and their modules are listed only in `__init__.pyi`, which type checkers read instead of this file.
 """
 
 import ast
@@ -17,7 +17,7 @@ _MODULES = {
     if isinstance(line, ast.ImportFrom)
     for name in line.names
 }
-__all__ = sorted(_MODULES)  # noqa: PLE0605  the stub names them to type checkers
+__all__ = sorted(_MODULES)  # noqa: PLE0605  type checkers find the names in the stub
 
 
 def __getattr__(name: str) -> Any:

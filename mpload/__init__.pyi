@@ -1,4 +1,4 @@
-# The public names and the modules that define them: type checkers read this file, and `__init__.py` imports by it.
+# The public names and the modules that define them. Type checkers read this file; `__init__.py` imports names from it.
 
 from mpload.device.prefetcher import DevicePrefetcher as DevicePrefetcher
 from mpload.device.prefetcher import DeviceStats as DeviceStats

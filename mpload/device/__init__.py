@@ -1,13 +1,13 @@
-"""Batches on the device that trains, before they are asked for; with no accelerator the same runs on the CPU.
+"""Copies batches to the training device ahead of time. Without an accelerator, the same code runs on the CPU.
 
 ```
-prefetcher  DevicePrefetcher: what users put around a loader
-carrier     Carrier: over the bus into a landing buffer, converted into tensors that the user holds
-streams     queues of work beside the consumer's: an accelerator's, or none
-staging     batches as trees of values; Allotment, Arena: the memory that their tensors lie in
-pinning     host memory that the driver copies from directly: the loader's slots, or a copy
-normalise   Normaliser: uint8 to a normalised dtype in one pass
-seeding     PerSample: random numbers of torch that belong to a batch or a sample
-unpacking   images that `GpuDecode` left to the device
+prefetcher  DevicePrefetcher: wraps a loader; the class for users
+carrier     Carrier: copies batches over the bus to a landing buffer, and converts them to the tensors users receive
+streams     side streams: queues of device work besides the consumer's
+staging     batches as trees of values; Allotment and Arena, the memory of their tensors
+pinning     Pinner: page-locks the loader's slots, so that the device can copy from them directly
+normalise   Normaliser: converts uint8 pixels to a normalised dtype in one pass
+seeding     PerSample: torch random numbers that depend only on the batch or the sample
+unpacking   Unpacker: decodes images that `GpuDecode` left to the device
 ```
 """

@@ -1,4 +1,4 @@
-"""Carries batches from the host to a device: over the bus first, then converted into buffers that the user holds."""
+"""Carries batches from the host to a device: copies them over the bus, then converts them into the user's buffers."""
 
 from collections import deque
 from collections.abc import Callable
@@ -18,22 +18,22 @@ __all__ = ["Carrier"]
 
 _CPU = torch.device("cpu")
 _NUM_COPYING = 2
-"""Host batches that copies read from at once."""
+"""Maximum number of host batches that copies in flight read from."""
 
 
 class Carrier:
-    """Moves one batch after the other, in two steps, both queued on a stream and not waited for.
+    """Moves batches one after another in two steps. Both are queued on a stream, without waiting for them.
 
-    `land` copies a batch's bytes into the landing buffer; on the CPU there is none. `settle` converts and copies them
-    from there, while fewer than `num_batches` are held, into the memory that is handed out. So the bytes of a batch
-    cross the bus while the user still holds all the others.
+    `land` copies the bytes of a batch to the landing buffer (the CPU has none). `settle` converts them from there into
+    the memory of the batch that the user receives, as soon as fewer than `num_batches` such batches are held. So a
+    batch can cross the bus while the user still holds all the others.
 
-    On an accelerator that memory is torch's allocator's, asked for on the consumer's stream: a batch is what any tensor
-    is that was made there. The CPU's allocator would fault every page in again for each batch; there, and where
-    addresses are to stay, batches take turns in arenas.
+    On an accelerator, that memory comes from torch's allocator on the consumer's stream, so that a batch behaves like
+    any tensor created there. On the CPU, the allocator would cause page faults for every batch. There, and with stable
+    addresses, batches take turns in arenas instead.
 
-    Memory: on the device `num_batches` batches as they are handed out and one as it comes; on the host what of two
-    batches is not pinned already.
+    Memory: on the device, `num_batches` converted batches and one unconverted batch; on the host, the tensors of two
+    batches, unless they are already pinned.
     """
 
     def __init__(
@@ -57,22 +57,22 @@ class Carrier:
         self._pinner = Pinner(device) if self._pins else None
         self._landing = Arena(device)
         self._is_transformed = is_transformed
-        """Whether what is settled goes on to a transform on the stream, not to the consumer."""
+        """Whether settled batches go to a transform on the side stream before the consumer receives them."""
         kind = Arena if stable_addresses or not has_bus else Allotment
         self._memories: list[BatchMemory] = [kind(device) for _ in range(num_batches)]
         self._turn = 0
-        """The memory that has waited longest."""
+        """Index of the least recently used memory."""
         self._pinned = [Arena(_CPU, pin_memory=True) for _ in range(_NUM_COPYING if self._pins else 0)]
         self._copying: deque[tuple[Mark, list[torch.Tensor]]] = deque()
-        """What is read until its mark is reached, batch by batch, oldest first."""
+        """Host tensors of each batch that copies read until the mark is reached, oldest batch first."""
         self.moved_bytes = 0
-        """Bytes of the tensors that have come."""
+        """Bytes of all tensors received so far."""
         self.num_extra_batches = 0
-        """Batches that were settled though `num_batches` were held."""
+        """Number of batches settled while `num_batches` were held."""
 
     @property
     def batch_bytes(self) -> int:
-        """Memory of the batches that were settled."""
+        """Memory of the settled batches."""
         return sum(memory.num_bytes for memory in self._memories)
 
     @property
@@ -82,40 +82,42 @@ class Carrier:
 
     @property
     def pinned_bytes(self) -> int:
-        """Pinned host memory of its own."""
+        """Pinned host memory that this carrier has allocated."""
         return sum(arena.num_bytes for arena in self._pinned)
 
     def finish(self) -> None:
-        """Wait until all that was queued is done, and let go of the host batches."""
+        """Wait until all queued work is done, and release the host batches."""
         self._stream.mark().synchronize()
         self._copying.clear()
 
     def release(self) -> None:
-        """Give memory back when all that was queued is done; what is held stays with its holders."""
+        """Wait until all queued work is done, and free all memory. Held tensors keep theirs."""
         self.finish()
         if self._pinner is not None:
             self._pinner.release()
-        self._stream.follow_consumer()  # whose work may still use what the allocator gets, and gives to this stream
+        # The consumer's queued work may still use the freed memory, which the allocator may give to the side stream.
+        self._stream.follow_consumer()
         for memory in (self._landing, *self._pinned, *self._memories):
             memory.replace()
 
     def let_go(self) -> None:
-        """Let go of host batches whose copies are done."""
+        """Release the host batches whose copies are done."""
         while self._copying and self._copying[0][0].query():
             self._copying.popleft()
 
-    def reclaim(self, *, but: int) -> None:
-        """Count memory as free whoever still holds it, but for that which `but` batches settled in last."""
-        for number in range(len(self._memories) - but):
+    def reclaim(self, *, keep: int) -> None:
+        """Count all memory as free, even if still referenced, except that of the last `keep` settled batches."""
+        for number in range(len(self._memories) - keep):
             self._memories[(self._turn + number) % len(self._memories)].reclaim()
 
     def land(self, batch: Any, *, lock: Callable[[int], NDArray[Any] | None]) -> Any:
-        """Queue the copies of a batch, which is kept until they are done, and return it as it lies on the device.
+        """Queue the copies of a batch to the landing buffer, and return the batch with the tensors there.
 
-        Copies start directly from the slots that `lock` returns, see `Pinner.pin`.
+        The host batch is kept until the copies are done. They read directly from the slots that `lock` returns; see
+        `Pinner.pin`.
 
-        Waits for the copies of the batch before the last: so the host never gets far ahead of the device, with more and
-        more slots in its hands.
+        This first waits for the copies of the batch before the last one, so that the host does not run ahead of the
+        device while holding more and more slots.
         """
         tensors = _plain_tensors(batch)
         self.moved_bytes += sum(tensor.nbytes for tensor in tensors)
@@ -125,28 +127,28 @@ class Carrier:
             copied, _ = self._copying.popleft()
             copied.synchronize()
         if any(tensor.device.type != "cpu" for tensor in tensors):
-            self._stream.follow_consumer()  # who has queued what makes them
+            self._stream.follow_consumer()  # the consumer's queue may still be computing these tensors
         sources = tensors if self._pinner is None else self._staged(tensors, self._pinner, lock)
         with self._stream.entered():
             landed = self._landing.cut([TensorSpec.of(tensor) for tensor in tensors])
         for target, source in zip(landed, sources, strict=True):
             self._stream.queue(self._copy, source, target)
         self._copying.append((self._stream.mark(), tensors))
-        with self._user_entered():  # other tensors know best how they are copied, which is waited for
+        with self._user_entered():  # tensors that are not plain are copied by their own `to`, which blocks
             return _with_tensors(batch, landed, others=lambda tensor: tensor.to(self._device))
 
     def _staged(
         self, tensors: list[torch.Tensor], pinner: Pinner, lock: Callable[[int], NDArray[Any] | None]
     ) -> list[torch.Tensor]:
-        """Return what the bus takes without the host's help: copies in pinned memory of those that lie elsewhere."""
-        with self._stream.entered():  # which makes its device the current one
+        """Return the tensors in pinned memory: copies of those that cannot be pinned in place, the others as is."""
+        with self._stream.entered():  # also makes the stream's device current
             is_loose = [
                 tensor.device.type == "cpu" and not tensor.is_pinned() and not pinner.pin(tensor, lock)
                 for tensor in tensors
             ]
         if not any(is_loose):
             return tensors
-        self._pinned.reverse()  # now first: the one that was read before the last, which is done
+        self._pinned.reverse()  # now first: the arena of the batch before the last, whose copies are done
         loose = list(compress(tensors, is_loose))
         staged = iter(self._pinned[0].cut([TensorSpec.of(tensor) for tensor in loose]))
         return [
@@ -154,9 +156,9 @@ class Carrier:
         ]
 
     def settle(self, landed: Any, *, at_any_cost: bool) -> Any | None:
-        """Queue the conversion of a batch that `land` returned, and return it as the user will see it.
+        """Queue the conversion of a batch that `land` returned, and return the converted batch.
 
-        Returns None where all batches are held, or with `at_any_cost` leaves one to its holder and takes new memory.
+        If all memory is held, returns None, or with `at_any_cost` leaves one block to its holder and allocates another.
         """
         memory = next((each for each in self._in_turn() if not each.is_held), None)
         if memory is None:
@@ -169,13 +171,13 @@ class Carrier:
         tensors = _plain_tensors(landed)
         with self._user_entered():
             outs = memory.cut([self._spec(tensor) for tensor in tensors])
-        self._stream.follow_consumer()  # whose work may still use what the memory held before
+        self._stream.follow_consumer()  # the consumer's queued work may still use the previous batch in this memory
         for tensor, out in zip(tensors, outs, strict=True):
             self._stream.queue(self._convert, tensor, out)
         return _with_tensors(landed, outs)
 
     def _user_entered(self) -> AbstractContextManager[None]:
-        """Make the stream on which a settled batch is used the current one."""
+        """Make the stream current on which settled batches are used."""
         return self._stream.entered() if self._is_transformed else nullcontext()
 
     def _in_turn(self) -> list[BatchMemory]:

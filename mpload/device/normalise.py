@@ -1,4 +1,4 @@
-"""From uint8 pixels to a normalised dtype in one pass, into memory that is there already."""
+"""Converts uint8 pixels to a normalised dtype in one pass, into existing memory."""
 
 import math
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Normaliser:
-    """Writes `(pixel / 255 - mean) / std`, channel by channel.
+    """Computes `(pixel / 255 - mean) / std` for each channel.
 
-    On the CPU each value comes from a table of 256 values a channel, computed in float64 and rounded once: the
-    correctly rounded result (half a unit in the last place) for every dtype. On other devices one kernel multiplies and
-    adds in float32 and rounds to `dtype`: its error before that rounding is below `2e-7 * (1 + max(mean / std))` times
-    the largest value's magnitude.
+    On the CPU, each value comes from a table of 256 values per channel, computed in float64 and rounded once. The
+    result is therefore correctly rounded (half a unit in the last place) for every dtype. On other devices, one kernel
+    multiplies and adds in float32 and rounds to `dtype`. Its error before that rounding is less than
+    `2e-7 * (1 + max(mean / std))` times the magnitude of the largest value.
 
     Args:
         dtype: float32, float16 or bfloat16.
-        mean: of each channel, of pixels in [0, 1].
-        std: of each channel, positive.
+        mean: mean of each channel, for pixels in [0, 1].
+        std: standard deviation of each channel; positive.
 
     Raises:
         ArgumentError: an argument breaks a rule.
@@ -36,38 +36,38 @@ class Normaliser:
         if dtype not in _DTYPES:
             raise ArgumentError(f"dtype must be one of {', '.join(map(str, _DTYPES))}, got {dtype}")
         if not mean or len(mean) != len(std):
-            raise ArgumentError(f"mean and std need one number a channel, got {len(mean)} and {len(std)}")
+            raise ArgumentError(f"mean and std need one number per channel, got {len(mean)} and {len(std)}")
         if not all(math.isfinite(each) for each in (*mean, *std)) or not all(each > 0 for each in std):
             raise ArgumentError(f"mean must be finite and std positive, got mean {tuple(mean)}, std {tuple(std)}")
         self.dtype = dtype
         self.num_channels = len(mean)
-        with torch.device("cpu"):  # whatever the default device is
+        with torch.device("cpu"):  # regardless of the default device
             means, stds = torch.tensor(mean, dtype=torch.float64), torch.tensor(std, dtype=torch.float64)
             table = ((torch.arange(256, dtype=torch.float64)[:, None] / 255 - means) / stds).to(dtype)
-        self._table = _as_numbers(table).numpy()[None]  # [1, 256, channels], as OpenCV wants it
+        self._table = _as_numbers(table).numpy()[None]  # [1, 256, channels], as OpenCV expects
         self._scale = (1 / (255 * stds)).float()[:, None, None]
         self._bias = (-means / stds).float()[:, None, None]
 
     def takes(self, tensor: torch.Tensor) -> bool:
-        """Say whether a tensor is a batch of images: uint8 [B, C, H, W] with as many channels as `mean`."""
+        """Return whether a tensor is a batch of images: uint8 [B, C, H, W] with as many channels as `mean`."""
         return tensor.dtype == torch.uint8 and tensor.ndim == 4 and tensor.shape[1] == self.num_channels
 
     @torch.no_grad()
     def write(self, images: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the normalised images.
+        """Write the normalised images to `out`.
 
         Args:
-            images: uint8 [B, C, H, W], in any memory format; one that differs from that of `out` costs the CPU a copy.
+            images: uint8 [B, C, H, W] in any memory format. On the CPU, a format other than that of `out` costs a copy.
             out: [B, C, H, W] of `dtype`, on the same device, dense, in `channels_last` or contiguous.
         """
         if out.device.type != "cpu":
             if self._scale.device != out.device:
                 self._scale, self._bias = self._scale.to(out.device), self._bias.to(out.device)
-            torch.addcmul(self._bias, images, self._scale, out=out)  # casts inside its one kernel, as CPUs' does not
+            torch.addcmul(self._bias, images, self._scale, out=out)  # one kernel, cast included; not so on CPUs
         elif not out.numel():
             pass
         elif out.is_contiguous(memory_format=torch.channels_last):
-            # Where it has to be turned, torch does it faster than NumPy would below.
+            # torch transposes faster than NumPy would below.
             pixels = images.contiguous(memory_format=torch.channels_last).permute(0, 2, 3, 1)
             _look_up(pixels, self._table, out.permute(0, 2, 3, 1))
         else:
@@ -81,12 +81,11 @@ def _look_up(pixels: torch.Tensor, table: NDArray[Any], out: torch.Tensor) -> No
 
 
 def _as_rows(pixels: torch.Tensor) -> NDArray[Any]:
-    """Show dense pixels [..., W, C] as an image of many rows, with the strides that OpenCV counts on."""
-    return (
-        pixels.numpy().reshape(-1).reshape(-1, *pixels.shape[-2:])
-    )  # by way of one row: torch's may be any for size 1
+    """View dense pixels [..., W, C] as an image of many rows, with the strides that OpenCV expects."""
+    # Flattened first, because torch allows arbitrary strides for dimensions of size 1.
+    return pixels.numpy().reshape(-1).reshape(-1, *pixels.shape[-2:])
 
 
 def _as_numbers(tensor: torch.Tensor) -> torch.Tensor:
-    """Show 16-bit floats as integers: NumPy has no bfloat16, and a table does not care."""
+    """View 16-bit floats as integers: NumPy has no bfloat16, and a table lookup only moves bits."""
     return tensor if tensor.dtype == torch.float32 else tensor.view(torch.int16)

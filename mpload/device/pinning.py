@@ -1,4 +1,4 @@
-"""Host memory that an accelerator copies from directly, without a copy of its own on the way."""
+"""Pins host memory, so that an accelerator can copy from it directly, without a staging copy."""
 
 import os
 import warnings
@@ -15,68 +15,72 @@ from mpload.errors import MploadWarning
 
 __all__ = ["Pinner"]
 
-_PORTABLE = 1  # pinned for all devices
+_PORTABLE = 1  # cudaHostRegisterPortable: pinned for all devices
 
 
 class Pinner:
-    """Registers the memory of a loader's slots with the driver, each when the first tensor comes from it.
+    """Registers the memory of a loader's slots with the driver: each slot when its first tensor arrives.
 
-    So only slots that are used are taken for real and stay so, and nobody waits for all of them at once. Keeps their
-    memory alive until `release`.
+    So physical memory is committed only to slots that are used, and the time for registration is spread over the first
+    batches. The memory is kept alive until `release`.
 
     Args:
-        device: where copies go.
-        cudart: returns functions of the CUDA runtime; None: as `device` has them, which are none unless it is CUDA's.
+        device: the device to copy to.
+        cudart: returns the functions of the CUDA runtime; None uses those of `device`, which only CUDA devices have.
     """
 
     def __init__(self, device: torch.device, *, cudart: Callable[[], Any] | None = None) -> None:
         self._cudart = cudart or getattr(torch.get_device_module(device), "cudart", None)
         self._device = device
         self._registered: dict[int, NDArray[Any]] = {}
-        # The driver must hear of it before the memory goes, also when nobody calls `release`.
+        # Memory must be unregistered with the driver before it is freed, even if `release` is never called.
         self._release = partial(_unregister, self._registered, self._cudart, device, os.getpid())
         weakref.finalize(self, self._release)
 
     def pin(self, tensor: torch.Tensor, lock: Callable[[int], NDArray[Any] | None]) -> bool:
-        """Pin the slot that holds a tensor of the CPU's, and return whether it is.
+        """Pin the slot that contains a CPU tensor, and return whether that succeeded.
 
         Args:
-            tensor: one that is not pinned yet.
-            lock: returns the page-aligned part of a slot that holds an address; None for memory that is no slot's.
+            tensor: a tensor that is not pinned yet.
+            lock: returns the page-aligned part of the slot that contains an address; None for memory outside slots.
         """
         if self._cudart is None or (memory := lock(tensor.data_ptr())) is None:
             return False
         if any(other.base is not memory.base for other in self._registered.values()):
-            self.release()  # the loader has other slots now
+            self.release()  # the loader has new slots
         address = memory.ctypes.data
         try:
             _check(self._cudart().cudaHostRegister(address, memory.nbytes, _PORTABLE), self._cudart, self._device)
         except RuntimeError as error:
             self._cudart = None
-            warnings.warn(f"batches are copied once more on the host: {error}", MploadWarning, stacklevel=7)
+            warnings.warn(
+                f"slots cannot be pinned, so each batch is copied once more on the host: {error}",
+                MploadWarning,
+                stacklevel=7,
+            )
             return False
         self._registered[address] = memory
         return True
 
     def release(self) -> None:
-        """Let go of the memory when nothing on the device copies from it any more. May be called again."""
+        """Unpin and release the memory once the device no longer copies from it. May be called more than once."""
         self._release()
 
 
 def _unregister(
     registered: dict[int, NDArray[Any]], cudart: Callable[[], Any] | None, device: torch.device, owner_pid: int
 ) -> None:
-    if not registered or cudart is None or os.getpid() != owner_pid:  # a forked child has no driver to talk to
+    if not registered or cudart is None or os.getpid() != owner_pid:  # a forked child has no driver
         return
     torch.get_device_module(device).synchronize(device)  # another prefetcher may copy from the same slots
     while registered:
         address, memory = registered.popitem()
         _check(cudart().cudaHostUnregister(address), cudart, device)
-        del memory  # not before the driver has heard of it
+        del memory  # only after it is unregistered
 
 
 def _check(error: Any, cudart: Callable[[], Any], device: torch.device) -> None:
     if int(error):
-        with suppress(RuntimeError):  # torch would blame the next kernel for it
+        with suppress(RuntimeError):  # clears the error, which torch would otherwise attribute to the next kernel
             torch.zeros((), device=device)
-        raise RuntimeError(f"the driver says {cudart().cudaGetErrorString(error)}")
+        raise RuntimeError(f"the driver reports {cudart().cudaGetErrorString(error)}")

@@ -1,4 +1,4 @@
-"""`DevicePrefetcher`: batches that are on the device, normalised, before they are asked for."""
+"""`DevicePrefetcher`: copies batches to a device and normalises them before they are requested."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -21,39 +21,39 @@ __all__ = ["DevicePrefetcher", "DeviceStats"]
 
 
 Batch = TypeVar("Batch", default=Any)
-"""What the prefetcher yields."""
+"""The type of the batches that the prefetcher yields."""
 _END = object()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceStats:
-    """What a `DevicePrefetcher` has done since it was made, and the memory that it has now."""
+    """What a `DevicePrefetcher` has done since it was created, and the memory that it currently uses."""
 
     num_batches: int
-    """Batches handed out."""
+    """Number of batches yielded."""
     num_extra_batches: int
-    """Batches that were made ready beyond `depth`, because the user held as many."""
+    """Number of batches that needed memory beyond `depth` batches, because the user held that many."""
     moved_bytes: int
-    """Bytes of tensors that came from the loader, the ones ahead of the consumer too."""
+    """Bytes of all tensors received from the loader, including batches not yet yielded."""
     batch_bytes: int
-    """Device memory of batches as they are handed out: those ahead and those still held, up to `depth`.
+    """Device memory of converted batches: those ahead and those still held, up to `depth`.
 
-    With `stable_addresses`, and on the CPU, that of `depth` batches, which stays.
+    With `stable_addresses`, and on the CPU: memory of `depth` batches, which remains allocated.
     """
     conversion_bytes: int
-    """Device memory of one batch as it comes, which waits to be converted; none on the CPU."""
+    """Device memory of one batch that waits to be converted; none on the CPU."""
     pinned_bytes: int
-    """Host memory that copies start from; none for tensors that the loader has pinned."""
+    """Pinned host memory for copies of tensors; none if the loader's memory is pinned itself."""
 
     @property
     def device_bytes(self) -> int:
-        """Device memory of the prefetcher; what a `device_transform` returns comes on top."""
+        """Device memory of the prefetcher, without the results of a `device_transform`."""
         return self.batch_bytes + self.conversion_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sent:
-    """A batch that can be handed out; the device will have reached `ready` before the consumer's work does."""
+    """A batch that can be yielded. The consumer's stream waits for `ready` before it uses the batch."""
 
     batch: Any
     ready: Mark
@@ -62,13 +62,13 @@ class _Sent:
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """Stands for a batch that failed: a generator that raises would be over."""
+    """Takes the place of a failed batch, because a generator ends when it raises."""
 
     error: SampleError
 
 
 class _Received(Iterator[Any]):
-    """The batches as the consumer receives them, or the error of one that failed."""
+    """The iterator for the consumer: returns batches, and raises the errors of failed ones."""
 
     def __init__(self, batches: Generator[Any, None, None]) -> None:
         self._batches = batches
@@ -80,54 +80,55 @@ class _Received(Iterator[Any]):
             try:
                 raise batch.error
             finally:
-                del batch  # the error's traceback holds this frame
+                del batch  # the traceback of the error refers to this frame
         return batch
 
 
 class DevicePrefetcher(Generic[Batch]):
-    """Brings the batches of any loader to a device ahead of the consumer, and normalises their images there.
+    """Copies the batches of any loader to a device ahead of the consumer, and normalises their images there.
 
-    Images are uint8 tensors [B, C, H, W] with as many channels as `mean`; they become `(pixel / 255 - mean) / std` of
-    `dtype`. What workers have left to the device (`GpuDecode`) becomes such images first. Other tensors are copied as
-    they are, sparse ones and those of other classes by their own `to`; what is no tensor passes through. Tuples, lists,
-    mappings and dataclasses may be nested.
+    Images are uint8 tensors [B, C, H, W] with as many channels as `mean`. They become `(pixel / 255 - mean) / std` of
+    type `dtype`. Images that the workers left to the device (`GpuDecode`) are decoded first. All other tensors are
+    copied unchanged; sparse tensors and tensor subclasses by their own method `to`. Other values pass through. Batches
+    may nest tuples, lists, mappings and dataclasses.
 
-    On an accelerator copies and conversion are queued on a stream of their own, and events order them with the stream
-    that is current when a batch is asked for. Its tensors are as if they had been made on that one, so torch's own
-    rules hold: another stream that uses them waits for it first, and you call `tensor.record_stream(other)` before you
-    drop them. The CPU does the same when it is asked.
+    On an accelerator, copies and conversions are queued on a separate stream. Events order them with the stream that is
+    current when you request a batch. The tensors behave as if they had been created on that current stream, so torch's
+    usual rules apply: another stream that uses them must wait for it first, and you call `tensor.record_stream(other)`
+    before you drop them. On the CPU, the same work is done when a batch is requested.
 
-    A tensor's memory is used again when it has died, so a batch never changes while it is held.
-    With `depth=2` one batch may be held while the next one is asked for, as a loop's variable does, and the bytes of
-    the batch after it cross the bus meanwhile; with `depth=3` that is converted ahead too. Who holds more gets batches
-    in new memory: correct, just slower. See `stats().num_extra_batches`.
+    The memory of a tensor is reused only after the tensor is freed, so a batch never changes while you hold it. With
+    `depth=2`, you may hold one batch while you request the next, as a loop variable does, and meanwhile the batch
+    after that crosses the bus. With `depth=3`, it is converted ahead as well. If you hold more batches, the next ones
+    get new memory, which is correct but slower. See `stats().num_extra_batches`.
 
-    `len`, `set_epoch`, `state_dict` and `load_state_dict` are the loader's; the state counts the batches that were
-    received here, not those ahead.
+    `len`, `set_epoch`, `state_dict` and `load_state_dict` are those of the loader, except that the state counts the
+    batches received from the prefetcher, not those ahead.
 
-    To type checkers batches are `Any`, unless you write their type down: `DevicePrefetcher[list[Tensor]](loader)`.
+    To type checkers, batches are `Any` unless you write `DevicePrefetcher[list[Tensor]](loader)`.
 
     Args:
-        loader: anything that can be iterated, again for each epoch.
-        device: None: the accelerator where there is one, else the CPU.
-        dtype: of images: float32, float16 or bfloat16. None leaves them as they are.
-        mean: of each channel, of pixels in [0, 1].
-        std: of each channel.
-        channels_last: memory format of the images; else contiguous.
-        depth: batches on the device that are made ahead or held by the user.
-        stable_addresses: batches of the same shapes come at `depth` sets of addresses, in turn, as CUDA graphs want
-            them; a batch larger than all before, and `release`, bring other addresses. A batch is then good **until the
-            next one is asked for**, held or not, and `record_stream` does nothing: let the stream that asks wait for
-            all others that use it.
-        device_transform: gets the batch on the device, on the side stream, and returns what is handed out. torch's
-            random numbers within depend on seed, epoch, global batch and rank only; those outside are untouched.
-            `PerSample(transform)` gives each image its own.
-        seed: for `device_transform`, with a loader whose state names none.
+        loader: any iterable of batches; it is iterated once per epoch.
+        device: device to copy to. None uses the accelerator if there is one, else the CPU.
+        dtype: type of the images: float32, float16 or bfloat16. None leaves images unchanged.
+        mean: mean of each channel, for pixels in [0, 1].
+        std: standard deviation of each channel.
+        channels_last: memory format of the images: `channels_last` if true, else contiguous.
+        depth: number of batches on the device that are ahead or held by the user.
+        stable_addresses: batches of equal shapes take turns at `depth` sets of addresses, as CUDA graphs need. A batch
+            larger than all before, and `release`, change the addresses. A batch is then valid only **until you request
+            the next one**, even if you hold it, and `record_stream` has no effect: the stream on which you request
+            batches must wait for all other streams that use them.
+        device_transform: called with each batch on the device, on the side stream; its result is yielded instead. The
+            torch random numbers that it draws depend only on seed, epoch, global batch and rank. Random numbers drawn
+            elsewhere are not affected. `PerSample(transform)` gives each image random numbers of its own.
+        seed: seed for `device_transform`, used if the state of the loader contains none.
 
-    Memory: up to `depth` batches, and on an accelerator one batch of uint8 images beside them; on the host what of two
-    batches the loader has not pinned. An `MPLoader`'s slots are, on CUDA, until `release`; a batch that you take from
-    that loader itself meanwhile is pinned too, so hold it until a `non_blocking` copy of yours is done. See `stats`.
-    Process: belongs to the thread that iterates.
+    Memory: up to `depth` batches, and on an accelerator one more batch of uint8 images. On the host, the tensors of two
+    batches, unless they are pinned already. On CUDA, the slots of an `MPLoader` are pinned until `release`. Batches
+    that you take directly from that loader in the meantime are pinned as well, so hold each one until your own
+    `non_blocking` copy is done. See `stats`.
+    Process: may be used only in the thread that iterates.
 
     Raises:
         ArgumentError: an argument breaks a rule.
@@ -147,6 +148,11 @@ class DevicePrefetcher(Generic[Batch]):
         device_transform: Callable[[Any], Any] | PerSample | None = None,
         seed: int = 0,
     ) -> None:
+        if not any(hasattr(type(loader), method) for method in ("__iter__", "__getitem__")):
+            raise ArgumentError(
+                f"loader must be an iterable of batches, got {loader!r:.80} of type {type(loader).__name__}. Pass an "
+                "MPLoader or another loader: DevicePrefetcher(loader)"
+            )
         if depth < 1:
             raise ArgumentError(f"depth must be at least 1, got {depth}")
         self.loader = loader
@@ -172,8 +178,8 @@ class DevicePrefetcher(Generic[Batch]):
         self._num_batches = 0
 
     def __len__(self) -> int:
-        """Return the loader's length."""
-        return len(self.loader)  # type: ignore[arg-type]  # as with any iterable, some have one
+        """Return the length of the loader."""
+        return len(self.loader)  # type: ignore[arg-type]  # raises TypeError if the loader has no length
 
     def __iter__(self) -> Iterator[Batch]:
         self._iteration += 1
@@ -181,7 +187,7 @@ class DevicePrefetcher(Generic[Batch]):
         return _Received(self._batches(iter(self.loader), self._iteration))
 
     def set_epoch(self, epoch: int) -> None:
-        """Have the loader fix the epoch that the next iteration reads: number `epoch`.
+        """Call `set_epoch(epoch)` of the loader: it sets the epoch that the next iteration reads.
 
         Raises:
             ArgumentError: the loader has no `set_epoch`.
@@ -190,12 +196,12 @@ class DevicePrefetcher(Generic[Batch]):
         self._state = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the run stands, counting the batches that were received here."""
+        """Return the state of the run. It counts batches received from the prefetcher, not those ahead."""
         state: dict[str, Any] = self._of_loader("state_dict")() if self._state is None else self._state
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was taken, from the next iteration on.
+        """Load `state_dict` into the loader. The next iteration continues from there.
 
         Raises:
             ArgumentError: the loader has no `load_state_dict`.
@@ -205,7 +211,7 @@ class DevicePrefetcher(Generic[Batch]):
         self._state = None
 
     def stats(self) -> DeviceStats:
-        """Return what was done so far, and the memory taken now."""
+        """Return what was done so far, and the current memory use."""
         return DeviceStats(
             num_batches=self._num_batches,
             num_extra_batches=self._carrier.num_extra_batches,
@@ -216,9 +222,9 @@ class DevicePrefetcher(Generic[Batch]):
         )
 
     def release(self) -> None:
-        """Give the buffers back to torch's allocator until the next iteration, and end the one under way.
+        """End the current iteration, and return the buffers to torch's allocator until the next one.
 
-        Tensors that are still held keep theirs. The loader has its own `release`.
+        Tensors that you still hold keep their memory. The loader has its own `release`.
         """
         self._iteration += 1
         self._carrier.release()
@@ -229,29 +235,32 @@ class DevicePrefetcher(Generic[Batch]):
         landed: tuple[Any, dict[str, Any] | None] | None = None
         error: Exception | None = None
         is_over = False
-        # One by one where nothing goes on beside the host; else two until there are enough ahead, so that the first
-        # batch does not wait for all of those.
-        num_fetched_at_most = 2 if self._stream.is_async else 1
+        # Fetch two at a time until enough are ahead, so that the first batch does not wait for all of them. Without an
+        # asynchronous stream, fetching ahead gains nothing.
+        max_fetched = 2 if self._stream.is_async else 1
         number = 0
         try:
             while True:
                 if iteration != self._iteration:
-                    raise ArgumentError("a newer iteration was begun, or the prefetcher was released: use that one")
+                    raise ArgumentError(
+                        "the prefetcher was iterated again, restored or released since this iteration began. Use the "
+                        "newest iteration"
+                    )
                 carrier.let_go()
                 if self._stable_addresses:
-                    carrier.reclaim(but=len(ahead))
+                    carrier.reclaim(keep=len(ahead))
                 num_fetched = 0
-                while landed is not None or (not is_over and num_fetched < num_fetched_at_most):
+                while landed is not None or (not is_over and num_fetched < max_fetched):
                     if landed is None:
                         try:
                             landed = self._fetched(source)
-                        except SampleError as raised:  # one batch has failed, and the next one comes
+                        except SampleError as raised:  # only this batch has failed
                             failed = _Failed(raised)
                             ahead.append(_Sent(batch=failed, ready=self._stream.mark(), state=self._loader_state()))
                             del failed
                             num_fetched += 1
                             continue
-                        except Exception as raised:  # noqa: BLE001  its turn comes behind the batches before it
+                        except Exception as raised:  # noqa: BLE001  raised below, after the batches before it
                             error = raised
                         num_fetched += 1
                         if landed is None:
@@ -266,17 +275,17 @@ class DevicePrefetcher(Generic[Batch]):
                     number += 1
                 if not ahead:
                     break
-                yield self._handed_over(ahead.popleft())  # so that nothing here keeps it meanwhile
+                yield self._handed_over(ahead.popleft())  # no reference is kept here meanwhile
         finally:
             carrier.finish()
         if error is not None:
             try:
                 raise error
             finally:
-                del error  # its traceback holds this frame, and so the loader
+                del error  # its traceback refers to this frame, and so to the loader
 
     def _fetched(self, source: Iterator[Any]) -> tuple[Any, dict[str, Any] | None] | None:
-        """Return the next batch on its way to the device, and the state behind it; None behind the last one."""
+        """Start copying the next batch; return it and the state after it, or None after the last batch."""
         batch = next(source, _END)
         if batch is _END:
             return None
@@ -286,14 +295,14 @@ class DevicePrefetcher(Generic[Batch]):
         return self._carrier.land(batch, lock=lock), self._loader_state()
 
     def _sent(self, batch: Any, state: dict[str, Any] | None, number: int) -> _Sent:
-        """Return a settled batch, transformed, as soon as the device gets to it."""
+        """Queue the transform of a settled batch, and return the batch with a mark for when it is ready."""
         if self._transform is not None:
             with self._stream.entered():
                 batch = transformed(self._transform, batch, key=self._key(state, number), device=self.device)
         return _Sent(batch=batch, ready=self._stream.mark(), state=state)
 
     def _handed_over(self, sent: _Sent) -> Any:
-        """Return a batch that is the consumer's, on the stream that is current."""
+        """Hand a batch over to the current stream, and return it."""
         self._stream.lead_consumer(sent.ready)
         for tensor in tensors_of(sent.batch):
             self._stream.lend(tensor)
@@ -303,7 +312,7 @@ class DevicePrefetcher(Generic[Batch]):
 
     def _key(self, state: Mapping[str, Any] | None, number: int) -> BatchKey:
         place = getattr(self.loader, "_first_place", None)
-        if place is None:  # the loader says nothing of ranks, so keep theirs far apart
+        if place is None:  # the loader does not know ranks, so keep the places of ranks far apart
             place = detect_topology().rank << 32
         if state is None or not {"seed", "epoch", "position"} <= state.keys():
             return BatchKey(seed=self._seed, epoch=self._iteration, position=number, place=place)
@@ -314,12 +323,12 @@ class DevicePrefetcher(Generic[Batch]):
 
     def _of_loader(self, method: str) -> Callable[..., Any]:
         if not hasattr(self.loader, method):
-            raise ArgumentError(f"{type(self.loader).__name__} has no {method}; an MPLoader has")
+            raise ArgumentError(f"{type(self.loader).__name__} has no method {method}. An MPLoader has one")
         return getattr(self.loader, method)  # type: ignore[no-any-return]
 
 
 def _no_slot(_: int) -> None:
-    """Say that an address lies in no slot."""
+    """Return None: no slot contains the address."""
 
 
 def _device(device: torch.device | str | None) -> torch.device:
@@ -328,8 +337,9 @@ def _device(device: torch.device | str | None) -> torch.device:
     if chosen.type == "cpu":
         return chosen
     if accelerator is None or accelerator.type != chosen.type:
-        raise ArgumentError(f"device {str(device)!r} is not there; torch finds {accelerator or 'no accelerator'}")
+        found = accelerator or "no accelerator"
+        raise ArgumentError(f"device {str(device)!r} does not exist: torch finds {found}. Pass 'cpu', or leave it out")
     index: int | None = chosen.index
-    if index is None:  # with a number, since what is current may change; of MPS there is one
+    if index is None:  # fix the index now, because the current device may change; there is only one MPS device
         index = 0 if chosen.type == "mps" else torch.get_device_module(chosen).current_device()
     return torch.device(chosen.type, index)

@@ -1,4 +1,4 @@
-"""Random numbers of torch that belong to a batch, or to each of its samples."""
+"""Torch random numbers that depend only on the batch, or on each of its samples."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -16,22 +16,22 @@ __all__ = ["BatchKey", "PerSample", "transformed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchKey:
-    """What the random numbers of a batch, or of one of its samples, are a function of."""
+    """The key that determines the random numbers of a batch, or of one of its samples."""
 
     seed: int
     epoch: int
     position: int
-    """Tells global batches of an epoch apart: where the epoch stands after it."""
+    """Position in the epoch after the batch. It distinguishes the global batches of an epoch."""
     place: int
-    """Of the rank's first sample, or of the sample, in the global batch."""
+    """Place in the global batch of this sample, or of the rank's first sample."""
 
     def of_sample(self, number: int) -> "BatchKey":
-        """Return the key of the rank's sample `number`."""
+        """Return the key of sample `number` of the rank's batch."""
         return replace(self, place=self.place + number)
 
     @property
     def torch_seed(self) -> int:
-        """A hash of the key, 63 bits."""
+        """A 63-bit hash of the key."""
         text = b"%d %d %d %d" % (self.seed, self.epoch, self.position, self.place)
         digest = hashlib.blake2b(text, digest_size=8, person=b"mpload device 1").digest()
         return int.from_bytes(digest, "little") >> 1
@@ -39,15 +39,15 @@ class BatchKey:
 
 @dataclass(frozen=True, slots=True)
 class PerSample:
-    """Runs a transform on each image of a batch alone, each with random numbers of its own.
+    """Applies a transform to each image of a batch separately, with different random numbers for each sample.
 
-    For transforms that draw once for all that they are given, as torchvision's v2 do. A sample's numbers depend on
-    seed, epoch, global batch and its place in that, so not on how ranks share the batch; several images of one sample
-    get the same ones. Costs the launch of the transform's kernels for each sample.
+    Use it for transforms that draw random numbers once per call, such as those of torchvision v2. The random numbers of
+    a sample depend on seed, epoch, global batch and place in the global batch, but not on how ranks split the batch.
+    Several images of one sample get the same random numbers. The kernels of the transform are launched once per sample.
 
     Attributes:
-        transform: a callable on [1, C, H, W], as any transform of torchvision v2 or kornia is; returns a tensor
-            [1, ...] of one shape for all samples.
+        transform: a callable on a tensor [1, C, H, W], such as any transform of torchvision v2 or kornia. It returns a
+            tensor [1, ...] with the same shape for all samples.
 
     Raises:
         ArgumentError: `transform` cannot be called.
@@ -61,7 +61,7 @@ class PerSample:
 
 
 def transformed(transform: Callable[[Any], Any] | PerSample, batch: Any, *, key: BatchKey, device: torch.device) -> Any:
-    """Return what a transform makes of a batch with the torch random numbers of `key`; those outside are untouched."""
+    """Apply a transform to a batch with the torch random numbers of `key`. The state of torch's generators is kept."""
     with _generators(device) as seed:
         if not isinstance(transform, PerSample):
             seed(key)
@@ -81,7 +81,7 @@ def transformed(transform: Callable[[Any], Any] | PerSample, batch: Any, *, key:
 
 @contextmanager
 def _generators(device: torch.device) -> Iterator[Callable[[BatchKey], None]]:
-    """Lend torch's generators, of the CPU and of `device`: yields a function that seeds them."""
+    """Yield a function that seeds torch's generators, of the CPU and of `device`; restore their state afterwards."""
     is_cpu = device.type == "cpu"
     module: Any = None if is_cpu else torch.get_device_module(device)
 

@@ -1,4 +1,4 @@
-"""Batches as trees of values, and the memory that their tensors lie in."""
+"""Batches as trees of values, and the memory of their tensors."""
 
 import dataclasses
 import weakref
@@ -14,37 +14,35 @@ from torch.nn.utils.rnn import PackedSequence
 __all__ = ["Allotment", "Arena", "BatchMemory", "TensorSpec", "is_plain", "map_leaves", "map_tensors", "tensors_of"]
 
 _ALIGN_BYTES = 256
-"""Where tensors start: what accelerators' own allocators keep to, which wide loads count on."""
-
-
+"""Alignment of tensors: that of accelerator allocators, on which wide loads rely."""
 _PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
-"""Classes that hold no tensors. Batches contain many of them, so they are skipped."""
+"""Types that contain no tensors. Batches contain many such values, so they are skipped first."""
 _CARRIED_OF_PACKED = "data", "sorted_indices", "unsorted_indices"
 
 
 def map_tensors(batch: Any, function: Callable[[torch.Tensor], Any]) -> Any:
-    """Return `batch` with `function(tensor)` for each tensor, always in the same order; see `map_leaves`."""
+    """Return `batch` with each tensor replaced by `function(tensor)`, in a fixed order; see `map_leaves`."""
     return map_leaves(batch, function, is_leaf=lambda value: isinstance(value, torch.Tensor))
 
 
 def map_leaves(batch: Any, function: Callable[[Any], Any], *, is_leaf: Callable[[Any], bool]) -> Any:
-    """Return `batch` with `function(value)` for each value that is a leaf.
+    """Return `batch` with each leaf replaced by `function(leaf)`.
 
-    Tuples, named tuples, lists, mappings and dataclasses are gone through, whatever they hold; other values stay as
-    they are. Dicts and lists of other classes stay of these, with what else they have, as transformers' BatchEncoding.
-    Dataclasses are copied: their `__post_init__` has run. A `PackedSequence` keeps its `batch_sizes`, which torch wants
-    on the host.
+    Tuples, named tuples, lists, mappings and dataclasses are traversed recursively. Other values stay unchanged.
+    Subclasses of dict and list keep their class and extra attributes, like BatchEncoding of transformers. Dataclasses
+    are copied without calling `__init__` or `__post_init__` again. A `PackedSequence` keeps its `batch_sizes`, which
+    torch requires on the host.
     """
     if type(batch) in _PLAIN:
         return batch
     if is_leaf(batch):
         return function(batch)
-    # No closure: one that calls itself would keep `function`, and the tensors it knows, until garbage is collected.
+    # Not a recursive closure: its reference cycle would keep `function`, and its tensors, until garbage collection.
     mapped = partial(map_leaves, function=function, is_leaf=is_leaf)
     if isinstance(batch, dict | UserDict):
         mapping = copy(batch)
         for key, value in batch.items():
-            mapping[key] = mapped(value)  # `update` adds in a Counter
+            mapping[key] = mapped(value)  # not `update`, which adds in a Counter
         return mapping
     if isinstance(batch, Mapping):
         return {key: mapped(value) for key, value in batch.items()}
@@ -57,17 +55,17 @@ def map_leaves(batch: Any, function: Callable[[Any], Any], *, is_leaf: Callable[
     if isinstance(batch, tuple):
         return type(batch)(*map(mapped, batch)) if hasattr(batch, "_fields") else tuple(map(mapped, batch))
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        copied = object.__new__(type(batch))  # `copy` fails where a field has no value
+        copied = object.__new__(type(batch))  # `copy` fails if a field has no value
         if hasattr(batch, "__dict__"):
             vars(copied).update(vars(batch))
         for name, value in _values_of(batch).items():
-            object.__setattr__(copied, name, mapped(value))  # frozen or not
+            object.__setattr__(copied, name, mapped(value))  # works for frozen ones too
         return copied
     return batch
 
 
 def tensors_of(batch: Any) -> list[torch.Tensor]:
-    """Return the tensors of a batch, in the order of `map_tensors`."""
+    """Return the tensors of a batch, in the same order as `map_tensors`."""
     if type(batch) in _PLAIN:
         return []
     if isinstance(batch, torch.Tensor):
@@ -91,14 +89,14 @@ def _values_of(batch: Any) -> dict[str, Any]:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Say whether a tensor is dense and of torch's own class: nothing more than a shape, a dtype and values."""
+    """Return whether a tensor is dense and no subclass: fully described by shape, dtype and values."""
     is_dense = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
     return is_dense and type(tensor) in {torch.Tensor, torch.nn.Parameter}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """Shape and dtype of a dense tensor, and whether its channels lie innermost."""
+    """Shape, dtype and memory format of a dense tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -106,18 +104,18 @@ class TensorSpec:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "TensorSpec":
-        """Return the spec of a tensor like this one."""
+        """Return the spec of `tensor`."""
         is_last = tensor.ndim == 4 and not tensor.is_contiguous()
         channels_last = is_last and tensor.is_contiguous(memory_format=torch.channels_last)
         return cls(shape=tuple(tensor.shape), dtype=tensor.dtype, channels_last=channels_last)
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the values take."""
+        """Size of the values in memory."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
     def over(self, block: torch.Tensor, start: int) -> torch.Tensor:
-        """Show `block` (uint8 [n]) from `start` on as such a tensor."""
+        """View `block` (uint8 [n]) from offset `start` as a tensor of this spec."""
         values = block[start : start + self.num_bytes].view(self.dtype)
         if self.channels_last:
             num, channels, height, width = self.shape
@@ -125,39 +123,40 @@ class TensorSpec:
         return values.view(self.shape)
 
     def empty(self, device: torch.device) -> torch.Tensor:
-        """Return such a tensor in memory of its own."""
+        """Return an uninitialised tensor of this spec in new memory."""
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         return torch.empty(self.shape, dtype=self.dtype, device=device, memory_format=layout)
 
 
 class BatchMemory(Protocol):
-    """Where the tensors of one batch lie while it is held; then those of another."""
+    """Memory for the tensors of one batch at a time."""
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes now."""
+        """Memory in use."""
 
     @property
     def is_held(self) -> bool:
-        """Whether what was cut last is still in use."""
+        """Whether the tensors of the last `cut` are still referenced."""
 
     def replace(self) -> None:
-        """Leave what was cut last to those who hold it."""
+        """Leave the memory of the last `cut` to its holders."""
 
     def reclaim(self) -> None:
-        """Count what was cut last as free, whoever still holds it."""
+        """Count the memory of the last `cut` as free, even if still referenced."""
 
     def cut(self, specs: list[TensorSpec]) -> list[torch.Tensor]:
-        """Return a tensor for each of `specs`, its values whatever was there."""
+        """Return an uninitialised tensor for each of `specs`."""
 
 
 class Allotment:
-    """Tensors that torch's allocator is asked for anew each time, and has back when their last view has died.
+    """Allocates new tensors from torch's allocator for each batch. They are freed with their last view.
 
-    They belong to the stream that is current at `cut`, and `record_stream` tells the allocator of others, as with any
-    tensor. They count as held while the largest one is: labels that somebody collects hold no images.
+    The tensors belong to the stream that is current at `cut`; as with any tensor, `record_stream` tells the allocator
+    about other streams. A batch counts as held while its largest tensor is referenced: if the user collects labels,
+    the images do not count as held.
 
-    Memory: `num_bytes`, none once the largest tensor has died.
+    Memory: `num_bytes`; zero once the largest tensor is freed.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -167,22 +166,22 @@ class Allotment:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the tensors that were cut last, while they are held."""
+        """Memory of the tensors of the last `cut`; zero if they are no longer held."""
         return self._cut_bytes if self.is_held else 0
 
     @property
     def is_held(self) -> bool:
-        """Whether the largest of the tensors that were cut last, a view or what autograd keeps of it, is alive."""
+        """Whether the largest tensor of the last `cut` is referenced: directly, by a view or by autograd."""
         return self._lease is not None and self._lease() is not None
 
     def replace(self) -> None:
-        """Leave the tensors to those who still hold them."""
+        """Leave the tensors to their holders."""
         self._lease = None
 
     reclaim = replace
 
     def cut(self, specs: list[TensorSpec]) -> list[torch.Tensor]:
-        """Return a tensor for each of `specs`, its values whatever was there."""
+        """Return an uninitialised tensor for each of `specs`."""
         tensors = [spec.empty(self._device) for spec in specs]
         largest = max(tensors, key=lambda tensor: tensor.nbytes, default=None)
         self._lease = None if largest is None else weakref.ref(largest.untyped_storage())
@@ -191,12 +190,12 @@ class Allotment:
 
 
 class Arena:
-    """A block of memory from which a batch's tensors are cut, one behind the other, again and again.
+    """A block of memory that holds the tensors of one batch after another, one tensor behind the other.
 
-    Tensors of the same shapes, asked for in the same order, lie at the same addresses each time. The block grows when a
-    batch needs more, and never shrinks.
+    Tensors with the same shapes, requested in the same order, get the same addresses each time. The block grows when a
+    batch needs more memory, and never shrinks.
 
-    Memory: `num_bytes`, the most that a batch has needed.
+    Memory: `num_bytes`, the size of the largest batch so far.
     """
 
     def __init__(self, device: torch.device, *, pin_memory: bool = False) -> None:
@@ -212,28 +211,29 @@ class Arena:
 
     @property
     def is_held(self) -> bool:
-        """Whether anything that was cut last, a view of it or what autograd keeps of it, is still alive."""
+        """Whether any tensor of the last `cut` is referenced: directly, by a view or by autograd."""
         return self._lease is not None and self._lease() is not None
 
     def replace(self) -> None:
-        """Leave the block to those who still hold it, and go on with another."""
+        """Leave the block to its holders, and start a new, empty one."""
         self._block = torch.empty(0, dtype=torch.uint8, device=self._device)
         self.reclaim()
 
     def reclaim(self) -> None:
-        """Count the block as free, whoever still holds it."""
+        """Count the block as free, even if still referenced."""
         self._lease = None
 
     def cut(self, specs: list[TensorSpec]) -> list[torch.Tensor]:
-        """Return a tensor for each of `specs`, its values whatever was there."""
+        """Return an uninitialised tensor for each of `specs`."""
         starts, end = [], 0
         for spec in specs:
             starts.append(end)
             end += -(-spec.num_bytes // _ALIGN_BYTES) * _ALIGN_BYTES
         if end > self._block.numel():
-            self._block = self._block.new_empty(0)  # so that old and new are never there together
+            self._block = self._block.new_empty(0)  # so that the old and new block never coexist
             self._block = torch.empty(end, dtype=torch.uint8, device=self._device, pin_memory=self._pin_memory)
-        # A part of a storage is a storage of its own, which keeps the whole one: it dies with the last of its tensors.
+        # A slice of a storage is a storage object of its own, which keeps the block alive. It is freed together with
+        # the last tensor, so a weak reference to it shows whether any tensor is held.
         storage = self._block.untyped_storage()[:end]
         self._lease = weakref.ref(storage)
         block = torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage)

@@ -1,6 +1,6 @@
-"""Queues of work on a device, beside the one that the consumer's work goes to.
+"""Side streams: queues of device work, separate from the consumer's stream.
 
-Events order the two; the host waits for neither.
+Events order the two queues. The host waits for neither.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,38 +13,38 @@ __all__ = ["AcceleratorStream", "InlineStream", "Mark", "SideStream", "side_stre
 
 
 class Mark(Protocol):
-    """A point in a queue."""
+    """A point in a queue of work."""
 
     def query(self) -> bool:
-        """Say whether all work before it is done."""
+        """Return whether all work before this point is done."""
 
     def synchronize(self) -> None:
-        """Wait, on the host, until it is."""
+        """Block the host until all work before this point is done."""
 
 
 class SideStream(Protocol):
-    """A queue of work beside the consumer's."""
+    """A queue of work besides the consumer's stream, which is torch's current stream."""
 
     is_async: bool
-    """Whether work that was queued may still be under way when the call returns."""
+    """Whether queued work may still be running when the call returns."""
 
     def queue(self, work: Callable[..., object], *tensors: torch.Tensor) -> None:
-        """Queue what `work(*tensors)` does, copies or kernels. Nothing here keeps the tensors' memory."""
+        """Queue the copies or kernels of `work(*tensors)`. The caller must keep the tensors until they are done."""
 
     def entered(self) -> AbstractContextManager[None]:
-        """Queue here what is called within, behind all that was queued before."""
+        """Return a context in which all device work goes to the end of this queue."""
 
     def mark(self) -> Mark:
-        """Return the point that the queue has reached."""
+        """Return the current end of the queue."""
 
     def follow_consumer(self) -> None:
-        """Begin what is queued here from now on only when what the consumer has queued so far is done."""
+        """Let later work of this queue start only after all work that the consumer has queued so far."""
 
     def lead_consumer(self, mark: Mark) -> None:
-        """Begin what the consumer queues from now on only when `mark` is reached."""
+        """Let later work of the consumer start only after `mark`."""
 
     def lend(self, tensor: torch.Tensor) -> None:
-        """Have torch's allocator use the memory of `tensor` again only when the consumer's work is done with it."""
+        """Keep torch's allocator from reusing the memory of `tensor` before the consumer's work with it is done."""
 
 
 class _Reached:
@@ -56,34 +56,34 @@ class _Reached:
 
 
 class InlineStream:
-    """No queue at all: work is done when its call returns, or in the order of the consumer's own."""
+    """No queue of its own: work is done at once, or goes to the consumer's stream."""
 
     is_async = False
 
     def queue(self, work: Callable[..., object], *tensors: torch.Tensor) -> None:
-        """Do it."""
+        """Do the work now."""
         work(*tensors)
 
     def entered(self) -> AbstractContextManager[None]:
-        """Change nothing."""
+        """Return a context that does nothing."""
         return nullcontext()
 
     def mark(self) -> Mark:
-        """Return a point that is reached."""
+        """Return a mark that has been reached."""
         return _Reached()
 
     def follow_consumer(self) -> None:
-        """Change nothing."""
+        """Do nothing."""
 
     def lead_consumer(self, mark: Mark) -> None:
-        """Change nothing."""
+        """Do nothing."""
 
     def lend(self, tensor: torch.Tensor) -> None:
-        """Change nothing."""
+        """Do nothing."""
 
 
 class AcceleratorStream:
-    """A stream of an accelerator, by the generic API of torch."""
+    """A stream of an accelerator, through torch's generic API."""
 
     is_async = True
 
@@ -93,13 +93,13 @@ class AcceleratorStream:
         self._stream = torch.Stream(device=device)
 
     def queue(self, work: Callable[..., object], *tensors: torch.Tensor) -> None:
-        """Launch it on the stream."""
+        """Launch the work on the stream."""
         with self.entered():
             work(*tensors)
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Make the stream the current one; the device that was current stays so afterwards."""
+        """Make this stream current; restore the previous stream and device afterwards."""
         index = self._module.current_device()
         consumer = torch.accelerator.current_stream(self._device)
         torch.accelerator.set_stream(self._stream)
@@ -114,17 +114,17 @@ class AcceleratorStream:
         return self._stream.record_event()
 
     def follow_consumer(self) -> None:
-        """Wait, on the device, for an event of the stream that is current."""
+        """Make the device wait for an event on the current stream."""
         self._stream.wait_event(torch.accelerator.current_stream(self._device).record_event())
 
     def lead_consumer(self, mark: Mark) -> None:
-        """Make the stream that is current wait, on the device."""
+        """Make the current stream wait for `mark` on the device."""
         if not isinstance(mark, torch.Event):
-            raise TypeError(f"a mark of this stream is an event, got {type(mark).__name__}")
+            raise TypeError(f"mark must be a torch.Event, got {type(mark).__name__}")
         torch.accelerator.current_stream(self._device).wait_event(mark)
 
     def lend(self, tensor: torch.Tensor) -> None:
-        """Tell the allocator of the stream that is current, where that is not the tensor's own."""
+        """Tell the allocator that the current stream uses the tensor, in addition to the tensor's own stream."""
         if tensor.device == self._device:
             for part in _parts(tensor):
                 part.record_stream(torch.accelerator.current_stream(self._device))
@@ -140,12 +140,12 @@ _SPARSE_PARTS = {
 
 
 def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the tensors that hold the memory of one: those of a sparse one, which has none itself."""
+    """Return the tensors that own the memory of `tensor`: the parts of a sparse tensor, else the tensor itself."""
     if tensor.layout in _SPARSE_PARTS:
         return [getattr(tensor, name)() for name in _SPARSE_PARTS[tensor.layout]]
     return [tensor]
 
 
 def side_stream(device: torch.device) -> SideStream:
-    """Return a stream of `device`, or none where it has no streams (CPU, MPS)."""
+    """Return a side stream of `device`; an `InlineStream` if the device has no streams (CPU, MPS)."""
     return InlineStream() if device.type in {"cpu", "mps"} else AcceleratorStream(device)

@@ -1,4 +1,4 @@
-"""Images that workers have left to the device: decoded, cropped and resized there, or on the CPU where it cannot."""
+"""Decodes, crops and resizes the images that workers left to the device; on the CPU if the device cannot."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -22,27 +22,27 @@ class DeviceDecoder(Protocol):
     """Decodes JPEGs on the device."""
 
     def __call__(self, files: Sequence[torch.Tensor], /) -> list[torch.Tensor]:
-        """Return RGB uint8 [3, H, W] for each file, uint8 [n] on the host; raise RuntimeError where one cannot be."""
+        """Decode each file, uint8 [n] on the host, to RGB uint8 [3, H, W]; raise RuntimeError if one cannot be."""
         ...
 
 
 def device_decoder(device: torch.device) -> DeviceDecoder | None:
-    """Return torchvision's nvJPEG decoder; None where it is not there, or `device` is no CUDA device."""
+    """Return torchvision's nvJPEG decoder; None if it is not installed or `device` is not a CUDA device."""
     if device.type != "cuda":
         return None
     try:
         from torchvision.io import ImageReadMode, decode_jpeg  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415  optional
-    except (ImportError, RuntimeError):  # the latter where it was built for another torch
+    except (ImportError, RuntimeError):  # RuntimeError if it was built for another torch
         return None
     return partial(decode_jpeg, mode=ImageReadMode.RGB, device=device)
 
 
 class Unpacker:
-    """Puts tensors in place of lists of encoded images: uint8 [B, 3, H, W] in `channels_last`, on the device.
+    """Replaces lists of encoded images with tensors: uint8 [B, 3, H, W] in `channels_last`, on the device.
 
     Args:
-        device: where the tensors are to lie.
-        find_decoder: returns what decodes JPEGs there, or None; asked when the first one comes.
+        device: device for the tensors.
+        find_decoder: returns a JPEG decoder for the device, or None. Called when the first JPEG arrives.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Unpacker:
         self._find_decoder = find_decoder
 
     def __call__(self, batch: Any) -> Any:
-        """Return a batch, a tree as `map_leaves` knows it, without encoded images.
+        """Return the batch, a tree of values as in `map_leaves`, with all encoded images decoded.
 
         Raises:
             SampleError: a JPEG is damaged.
@@ -68,8 +68,8 @@ class Unpacker:
         decoder = self._find_decoder(self._device)
         if decoder is None and self._device.type != "cpu":
             warnings.warn(
-                f"no decoder for {self._device}: this process decodes on the CPU, which workers would do faster. "
-                "pip install torchvision, or leave GpuDecode out",
+                f"no JPEG decoder for {self._device}: this process decodes on the CPU, which workers would do faster. "
+                "Run pip install torchvision, or leave GpuDecode out",
                 MploadWarning,
                 stacklevel=5,
             )
@@ -90,7 +90,7 @@ class Unpacker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """An image and where its pixels go."""
+    """An encoded image and the destination of its pixels."""
 
     number: int
     image: EncodedImage
@@ -99,7 +99,7 @@ class _Place:
 
 
 def _decode_on_device(places: list[_Place], decode: DeviceDecoder) -> list[_Place]:
-    """Decode a batch at once, or where that fails one by one; return the places whose files the device refuses."""
+    """Decode a batch at once, or one by one if that fails; return the places that the device cannot decode."""
     files = [torch.frombuffer(bytearray(place.image.data), dtype=torch.uint8) for place in places]
     try:
         decoded: list[torch.Tensor | None] = list(decode(files)) if files else []
@@ -110,7 +110,7 @@ def _decode_on_device(places: list[_Place], decode: DeviceDecoder) -> list[_Plac
         if pixels is None:
             refused.append(place)
         else:
-            _show(pixels, place)
+            _write_view(pixels, place)
     return refused
 
 
@@ -121,8 +121,8 @@ def _decoded_alone(file: torch.Tensor, decode: DeviceDecoder) -> torch.Tensor | 
         return None
 
 
-def _show(pixels: torch.Tensor, place: _Place) -> None:
-    """Write what the view shows of a whole image, uint8 [3, H, W], as the CPU's resize does."""
+def _write_view(pixels: torch.Tensor, place: _Place) -> None:
+    """Crop, resize and mirror a whole image, uint8 [3, H, W], as its view says, like the resize of the CPU."""
     view = place.image.view
     box, shown = view.box, view.shown
     region = pixels[:, box.top : box.top + box.height, box.left : box.left + box.width]
@@ -132,14 +132,14 @@ def _show(pixels: torch.Tensor, place: _Place) -> None:
 
 
 def _pixels(place: _Place) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return uint8 [height, width, 3] made by the CPU: by the worker, or here."""
+    """Return uint8 [height, width, 3] decoded by the CPU: by the worker, or here."""
     view, data = place.image.view, place.image.data
     shape = (view.shown.height, view.shown.width, 3)
     if not place.image.is_jpeg:
-        return np.frombuffer(data, np.uint8).reshape(shape).copy()  # torch wants memory that may be written
+        return np.frombuffer(data, np.uint8).reshape(shape).copy()  # torch needs writable memory
     pixels = np.empty(shape, np.uint8)
     try:
         open_image(data).draw(view, pixels)
     except DecodeError as error:
-        raise SampleError(f"sample {place.number} of the batch, left to the device by GpuDecode: {error}") from error
+        raise SampleError(f"sample {place.number} of the batch, which GpuDecode left to the device: {error}") from error
     return pixels

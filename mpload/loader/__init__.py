@@ -1,33 +1,34 @@
 """The training process: datasets and loaders.
 
-What users make:
+What users create:
 
 ```
 dataset  MPDataset: an index as an iterable dataset
-loader   MPLoader: its batches, made by worker processes
+loader   MPLoader: loads the batches of a dataset in worker processes
+instead  what to use instead of the DataLoader options that an MPLoader lacks
 ```
 
-Where batches come from:
+Where the batches come from:
 
 ```
-source        the protocol of a source, and which one a dataset is
-index_run     IndexRun: how an MPDataset reads its index, and where the run stands
-index_source  IndexSource: an MPDataset
-map_source    MapSource: any map-style dataset
-forms         how columns of samples are carried in a slot
-tensors       values of a sample or batch as torch shows them
-epochs        which epoch comes next, known to all processes that read a dataset
+source        the protocol of a source, and the choice of the source for a dataset
+index_run     IndexRun: how an MPDataset reads its index, and the position of the run
+index_source  IndexSource: batches of an MPDataset
+map_source    MapSource: batches of any map-style dataset
+forms         how the columns of samples are stored in a slot
+tensors       converts the values of a sample or batch to tensors
+epochs        the current and next epoch, shared by all processes that read a dataset
 iterations    one iteration of a loader
-frameworks    how a loader gets on with Lightning, Accelerate and others
+frameworks    support for Lightning, Accelerate and others
 ```
 
-What keeps workers busy, inside the budget:
+What keeps the workers busy within the memory budget:
 
 ```
-engine         the workers of a loader, and their number of slots
-scaling        how many workers
-governor       fewer batches ahead while memory is short
-machine_share  the part of the machine that belongs to this rank
-advice         warnings that say what slows a loader down
+engine         the workers and slots of a loader
+scaling        adjusts the number of workers
+governor       makes fewer batches ahead while memory is short
+machine_share  this rank's share of the machine
+advice         warnings that explain what slows a loader down
 ```
 """

@@ -1,4 +1,4 @@
-"""`MPDataset`: an index as an iterable dataset, for a stock DataLoader or none."""
+"""`MPDataset`: an index as an iterable dataset, with or without a DataLoader."""
 
 import os
 from collections import deque
@@ -33,65 +33,70 @@ from mpload.units import format_facts, html_table
 __all__ = ["Batch", "MPDataset"]
 
 Batch = TypeVar("Batch", default=Any)
-"""What a dataset or a loader yields: batches, or samples."""
+"""The type of the batches, or samples, that a dataset or loader yields."""
 
-_BLOCK_SAMPLES = 256  # samples yielded one by one are looked up so many at a time
+_BLOCK_SAMPLES = 256  # without batch_size, this many samples are looked up in the index at a time
 
 
 class MPDataset(IterableDataset[Batch]):
-    """Samples or whole batches of an index, each once per epoch over all ranks and workers.
+    """Samples or whole batches of an index, each sample once per epoch across all ranks and workers.
 
-    With `batch_size` it yields batches, and a DataLoader only carries them: `DataLoader(dataset, batch_size=None,
-    num_workers=W)`; batch k is made by worker k mod W, so the order does not depend on W. Without, it yields samples,
-    and a worker gets those of every W-th batch that the DataLoader makes.
+    With `batch_size`, the dataset yields whole batches. In a DataLoader, pass `batch_size=None`, so that it does not
+    collect several of them into one: `DataLoader(dataset, batch_size=None, num_workers=W)`. Worker k mod W makes batch
+    k, so the order does not depend on W. Without `batch_size`, the dataset yields samples, and each worker of a
+    DataLoader gets the samples of every W-th batch.
 
-    A batch, or sample, has one value per column of the index, as a tuple (bare where there is one column only), or as
-    a dict by the columns' names where `as_dict` is set:
+    A batch, or sample, contains one value per column of the index: as a tuple, as the bare value if there is only one
+    column, or with `as_dict` as a dict keyed by column name.
 
-    - path, span: what `decode` and `transform` made of the bytes. Arrays become tensors, of several shapes a list of
-      tensors. Images, [H, W, C] in memory, are shown as [B, C, H, W] (`channels_last`; a sample: [C, H, W]); every
-      other array keeps its axes. Images are what `ImageDecoder`, `RandomResizedCrop` and `ResizeCenterCrop` make, or a
-      decoder with an attribute `makes_images = True`, or transforms of albumentations, torchvision and kornia.
-    - int: int64 [B]; float: float64 [B]; str: a list. A sample has the plain number or string.
+    - path, span: the result of `decode` and `transform`. Arrays become tensors; arrays of different shapes become a
+      list of tensors. Images are [H, W, C] in memory and appear as [B, C, H, W] (`channels_last`), or [C, H, W] for a
+      sample. All other arrays keep their axes. An array counts as an image if it comes from `ImageDecoder`,
+      `RandomResizedCrop`, `ResizeCenterCrop`, a decoder with an attribute `makes_images = True`, or a transform of
+      albumentations, torchvision or kornia.
+    - int: int64 [B]; float: float64 [B]; str: a list. In a sample, the plain number or string.
 
     Args:
-        index: a path for `open_index`, or an `Index`.
-        decode: makes an array of an image's bytes: `ImageDecoder()`, `RandomResizedCrop(224)`, `ResizeCenterCrop(224)`,
-            `RawBytes()`, or any callable `bytes -> array`, with a second parameter `rng` if it wants randomness. What
-            it draws from the global generators of `random`, NumPy and torch belongs to seed, epoch and sample too.
-        transform: a callable on the decoded array, images [H, W, C] in and out; an albumentations transform is
-            recognised and seeded per sample; other callables get a generator if they have a parameter `rng`, and may
-            draw from the global ones like `decode`.
-        batch_size: samples of a batch of this rank; None yields samples.
-        tail: what happens where the samples do not fill the last global batch: `"pad"` wraps round to the epoch's first
-            samples, `"drop"` leaves the rest out, `"ragged"` gives every sample exactly once in short or empty batches.
-        shuffle: False, True (which means `Shuffle()`), or an order: `Shuffle()`, `BlockShuffle(...)`, `Sequential()`.
-        seed: of order and randomness, in [0, 2**63).
-        topology: rank and world size; None asks `detect_topology()` when iteration begins.
-        cache: a `PartialCache` keeps a fixed part of the samples on a fast disk or in memory.
+        index: a path to an index, or an `Index`.
+        decode: converts the bytes of an image to an array: `ImageDecoder()`, `RandomResizedCrop(224)`,
+            `ResizeCenterCrop(224)`, `RawBytes()`, or any callable `bytes -> array`. If the callable has a second
+            parameter `rng`, it gets a random generator. Random numbers that it draws from the global generators of
+            `random`, NumPy and torch also depend only on seed, epoch and sample.
+        transform: a callable applied to the decoded array; images are [H, W, C] in and out. An albumentations transform
+            is recognised and seeded for each sample. Any other callable gets a random generator if it has a parameter
+            `rng`, and may draw from the global generators as `decode` may.
+        batch_size: number of samples in a batch of this rank. None yields single samples.
+        tail: what happens if the samples do not fill the last global batch. `"pad"` fills it with the first samples of
+            the epoch, `"drop"` omits the remaining samples, `"ragged"` yields every sample exactly once, in short or
+            empty batches.
+        shuffle: False, True (same as `Shuffle()`), or an order: `Shuffle()`, `BlockShuffle(...)`, `Sequential()`.
+        seed: seed of the order and of all random numbers, in [0, 2**63).
+        topology: rank and world size. None calls `detect_topology()` when an iteration begins.
+        cache: a `PartialCache`, which keeps a fixed part of the samples on a fast disk or in memory.
         on_error: `"raise"`, `"skip"`, `"substitute"`, or an `ErrorPolicy`.
-        storage: what reads the bytes, if not the files below the index's root: any object that can be pickled and has
-            `read(ranges: Sequence[ByteRange]) -> list[bytes]`. Where that is slow, samples are read ahead by as many
-            threads as its `max_parallel_reads` says.
-        page_cache: `"drop"` gives the page cache of local files back after each read: for jobs whose container is
-            charged for it, over data that does not fit into memory anyway. `"keep"` leaves it to the kernel.
-        as_dict: yield `{"image": ..., "label": ...}` in place of tuples.
+        storage: reads the bytes, in place of the files below the root of the index. Any picklable object with a method
+            `read(ranges: Sequence[ByteRange]) -> list[bytes]` will do. If it is slow, samples are read ahead by as many
+            threads as its attribute `max_parallel_reads` says.
+        page_cache: `"drop"` releases the page cache of local files after each read, for jobs whose container is charged
+            for it and whose data does not fit into memory anyway. `"keep"` leaves the page cache to the kernel.
+        as_dict: yield `{"image": ..., "label": ...}` instead of tuples.
 
-    To type checkers, which do not read the index, what is yielded is `Any`, unless you write its type down:
+    Type checkers do not read the index, so to them batches are `Any`. To change that, annotate the dataset:
     `dataset: MPDataset[tuple[Tensor, Tensor]] = MPDataset("train.txt", batch_size=8)`.
 
-    A `SampleError` that you catch ends one batch (or sample), not the epoch: the next `next()` gives the one after it,
-    and a state counts the failed one as received; in torchdata's StatefulDataLoader with workers, from the next one on.
+    If you catch a `SampleError`, only that batch (or sample) is lost: the following `next()` returns the one after it,
+    and a state counts the failed one as received. In torchdata's StatefulDataLoader with workers, a state counts it
+    only once the next one has been received.
 
-    Memory: constant in the number of samples, in every process.
-    Process: may be forked and pickled; workers of a DataLoader share the table of epochs with their parent.
+    Memory: independent of the number of samples, in every process.
+    Process: may be forked and pickled. The workers of a DataLoader share the table of epochs with their parent.
 
     Raises:
-        ArgumentError: an argument breaks a rule, or one of several columns of files holds masks, not photographs.
+        ArgumentError: an argument breaks a rule, or one of several file columns contains masks instead of photographs.
         IndexFormatError, SidecarError, OSError: the index cannot be opened.
     """
 
-    if TYPE_CHECKING:  # torch's IterableDataset has a __getitem__, so that it would pass for a map-style dataset
+    if TYPE_CHECKING:  # torch's IterableDataset has a __getitem__, and would pass for a map-style dataset
         __getitem__: None  # type: ignore[assignment]
 
     def __init__(
@@ -111,6 +116,7 @@ class MPDataset(IterableDataset[Batch]):
         page_cache: PageCache | Literal["keep", "drop"] = PageCache.KEEP,
         as_dict: bool = False,
     ) -> None:
+        _check_index(index)
         if batch_size is not None and batch_size < 1:
             raise ArgumentError(f"batch_size must be at least 1, or None for samples, got {batch_size}")
         _check_callable("decode", decode)
@@ -156,12 +162,12 @@ class MPDataset(IterableDataset[Batch]):
 
     @property
     def batch_size(self) -> int | None:
-        """Samples of a full batch of this rank; None where samples are yielded one by one."""
+        """Number of samples in a full batch of this rank; None if samples are yielded one by one."""
         return self._run.batch_size
 
     @property
     def topology(self) -> Topology:
-        """Rank and world size: those that were given, or those that are seen now."""
+        """Rank and world size, as passed in or else as detected now."""
         return self._run.epochs.topology
 
     @property
@@ -170,12 +176,12 @@ class MPDataset(IterableDataset[Batch]):
         return self._run.epochs.next.number
 
     def __len__(self) -> int:
-        """Return the number of batches, or samples, of this rank in a whole epoch, also where the next one is resumed.
+        """Return the number of batches, or samples, of this rank in a whole epoch, even if the next one is resumed.
 
         Frameworks count the batches of a resumed epoch from its beginning.
         """
         plan = self._run.plan_of(self._run.epochs.next.whole)
-        # One by one, a ragged last sample may be another rank's.
+        # Without batch_size, a ragged last sample may belong to another rank.
         return plan.num_samples_of_rank if self.batch_size is None and plan.tail is Tail.RAGGED else plan.num_batches
 
     def __iter__(self) -> Iterator[Batch]:
@@ -187,39 +193,39 @@ class MPDataset(IterableDataset[Batch]):
         return _EpochIterator(self._run, self._cursor, worker=worker, num_workers=num_workers)
 
     def set_epoch(self, epoch: int) -> None:
-        """Fix the epoch that the next iteration reads, number `epoch`, also in workers that live on.
+        """Make the next iteration read epoch number `epoch`, including in persistent workers.
 
-        Without it each iteration goes on to the next epoch. Naming the epoch that `load_state_dict` has just restored
-        keeps the position in it.
+        Without this call, each iteration reads the next epoch. If `epoch` is the epoch that `load_state_dict` has just
+        restored, the position within it is kept.
 
         Raises:
-            StateError: Accelerate, which counts epochs from 0, would leave what `load_state_dict` has restored.
+            StateError: Accelerate, which counts epochs from 0, would discard what `load_state_dict` has restored.
         """
         self._run.set_epoch(epoch)
 
     def state_dict(self, num_batches: int | None = None) -> dict[str, Any]:
-        """Return where the run stands: a few integers and the index's fingerprint, the same on every rank.
+        """Return the state of the run: a few integers and the fingerprint of the index, the same on every rank.
 
         Args:
-            num_batches: how many batches (samples, without `batch_size`) of the current epoch this rank has received.
-                Needed where a DataLoader's workers iterate, since they run ahead; else the dataset counts itself.
+            num_batches: number of batches (without `batch_size`: samples) of the current epoch that this rank has
+                received. Required if the workers of a DataLoader iterate, because they read ahead. Otherwise the
+                dataset keeps count.
 
         Raises:
-            StateError: workers, or Accelerate, iterate and `num_batches` is not given; or Accelerate reads for all
-                ranks.
+            StateError: workers or Accelerate iterate and `num_batches` is missing, or Accelerate reads for all ranks.
         """
         epochs, cursor = self._run.epochs, self._cursor
         current = epochs.current
         if current is not None and epochs.is_dealt and get_worker_info() is None:
             raise StateError(
-                "Accelerate reads this dataset for all ranks, so that it knows of no rank where it stands. Use "
+                "Accelerate reads this dataset for all ranks, so the position of a single rank is unknown. Use "
                 "accelerate.skip_first_batches, or an MPLoader and accelerator.register_for_checkpointing(loader)"
             )
         if cursor is not None and get_worker_info() is not None:
-            at = cursor.epoch  # StatefulDataLoader asks the worker's iterator for the rest
+            at = cursor.epoch  # StatefulDataLoader gets the rest from the worker's iterator
         elif num_batches is not None:
             if current is None:
-                raise StateError(f"num_batches={num_batches}, but no epoch has been begun")
+                raise StateError(f"num_batches={num_batches}, but no epoch has begun. Iterate first, or leave it out")
             at = current.after(num_batches, self._run.plan_of(current))
         elif current is None:
             at = epochs.next
@@ -227,14 +233,14 @@ class MPDataset(IterableDataset[Batch]):
             at = current.after(cursor.next_batch, self._run.plan_of(current))
         else:
             raise StateError(
-                "the workers of a DataLoader, or Accelerate, read this dataset, ahead of the batches you have "
-                "received. Pass state_dict(num_batches=received in this epoch), or use an MPLoader, or torchdata's "
-                "StatefulDataLoader"
+                "the workers of a DataLoader, or Accelerate, have read ahead of the batches that you have received. "
+                "Call state_dict(num_batches=...) with the number received in this epoch, or use an MPLoader or "
+                "torchdata's StatefulDataLoader"
             )
         return self._run.state_at(at)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken, with any number of ranks and workers and any batch size.
+        """Continue from a saved state, with any number of ranks and workers and any batch size.
 
         Raises:
             StateError: the state is malformed, or belongs to another index or order.
@@ -254,25 +260,33 @@ class MPDataset(IterableDataset[Batch]):
 
 @dataclass(slots=True, kw_only=True)
 class _Cursor:
-    """Where an iteration of this process stands."""
+    """The position of an iteration in this process."""
 
     epoch: Epoch
-    """The epoch that is read, from where it was begun."""
+    """The current epoch, from the position where the iteration began."""
     next_batch: int
-    """Number of the batch that comes next; of samples one by one, how many this worker has had."""
+    """Number of the next batch; without batch_size, the number of samples that this worker has yielded."""
     is_read_ahead: bool
-    """Whether more was read than the user has received."""
+    """Whether the reader may have taken more batches than the user has received."""
+
+
+def _check_index(value: object) -> None:
+    if not isinstance(value, str | os.PathLike | Index):
+        raise ArgumentError(
+            f"index must be a path or an Index, got {value!r:.80} of type {type(value).__name__}. Make an index with "
+            "build_index(), or pass a map-style dataset to MPLoader(dataset, batch_size=...)"
+        )
 
 
 def _check_callable(name: str, value: object) -> None:
     if isinstance(value, type) and any("__call__" in vars(base) for base in value.__mro__):
-        raise ArgumentError(f"{name} is the class {value.__name__}. Pass an object of it: {value.__name__}(...)")
+        raise ArgumentError(f"{name} is the class {value.__name__}. Pass an instance: {value.__name__}(...)")
     if value is not None and not callable(value):
         raise ArgumentError(f"{name} must be callable, got {value!r}")
 
 
 class _EpochIterator(Iterator[Any]):
-    """One worker's part of one epoch: every `num_workers`-th batch, or sample, of this rank."""
+    """One worker's part of an epoch: every `num_workers`-th batch of this rank."""
 
     def __init__(self, run: IndexRun, cursor: _Cursor, *, worker: int, num_workers: int) -> None:
         self._run = run
@@ -284,8 +298,9 @@ class _EpochIterator(Iterator[Any]):
     def _begin(self) -> None:
         self._plan = self._run.plan_of(self._cursor.epoch)
         self._order = self._run.order_of(self._cursor.epoch)
-        self._num_together = 0  # so many samples on end are this worker's; known when one is asked for
-        self._block: deque[tuple[int, Record]] = deque()  # samples that come one by one, with how many there are then
+        self._run_samples = 0  # length of a run of consecutive samples for this worker; set at the first sample
+        # Without batch_size: the next samples, each with the number of samples yielded up to and including it.
+        self._block: deque[tuple[int, Record]] = deque()
 
     def __next__(self) -> Any:
         return self._next_batch() if self._run.batch_size else self._next_sample()
@@ -295,7 +310,7 @@ class _EpochIterator(Iterator[Any]):
         if cursor.next_batch >= self._plan.num_batches:
             raise StopIteration
         number = cursor.next_batch
-        cursor.next_batch += self._num_workers  # first, so that a batch that fails is over
+        cursor.next_batch += self._num_workers  # advanced first, so that a failed batch is not repeated
         batch = self._run.pipeline.batch(
             self._sample_ids(number),
             seed=cursor.epoch.seed,
@@ -320,12 +335,12 @@ class _EpochIterator(Iterator[Any]):
         raise StopIteration
 
     def _look_up_block(self) -> bool:
-        """Look up the worker's next samples, and return whether there are any."""
+        """Look up this worker's next samples, and return whether there are any."""
         cursor = self._cursor
-        self._num_together = self._num_together or samples_of_a_batch()
+        self._run_samples = self._run_samples or samples_of_a_batch()
         before = np.arange(cursor.next_batch, cursor.next_batch + _BLOCK_SAMPLES)
-        runs, places = np.divmod(before, self._num_together)
-        numbers = (runs * self._num_workers + self._worker) * self._num_together + places
+        runs, places = np.divmod(before, self._run_samples)
+        numbers = (runs * self._num_workers + self._worker) * self._run_samples + places
         numbers = numbers[numbers < self._plan.num_batches]
         sample_ids = self._order.sample_ids(self._plan.single_positions(numbers))
         records = self._run.index.records(sample_ids)
@@ -333,15 +348,15 @@ class _EpochIterator(Iterator[Any]):
             self._run.pipeline.plan_ahead(records)
         self._block.extend(zip((before + 1).tolist(), records, strict=False))
         if not self._block:
-            cursor.next_batch += len(numbers)  # a ragged last sample is another rank's
+            cursor.next_batch += len(numbers)  # a ragged last sample belongs to another rank
         return bool(self._block)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where this worker stands, for torchdata's StatefulDataLoader."""
+        """Return the position of this worker, for torchdata's StatefulDataLoader."""
         return {"start": self._run.state_at(self._cursor.epoch), "next_batch": self._cursor.next_batch}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where this worker of as many workers stood."""
+        """Continue from the saved position of this worker. The number of workers must be the same."""
         epoch = self._run.epoch_of(state_dict["start"])
         epoch = self._run.epochs.enter(epoch, worker=self._worker, num_workers=self._num_workers)
         self._cursor.epoch, self._cursor.next_batch = epoch, state_dict["next_batch"]

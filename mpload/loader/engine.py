@@ -1,4 +1,4 @@
-"""A loader's workers: how many, with how many slots, inside the budget, both adjusted while they run."""
+"""The workers and slots of a loader. Their numbers fit the memory budget, and are adjusted while the loader runs."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -18,35 +18,36 @@ from mpload.transport.slots import Field, RaggedField, SlotLayout
 __all__ = ["Engine", "WorkerRange"]
 
 _SAMPLES_AHEAD = 64
-"""Samples that are under way for each worker, so that none waits for the consumer."""
+"""Samples in flight per worker, so that no worker waits for the consumer."""
 _WORKERS_PER_CORE = 8
 _MAX_WORKERS = 64
-"""More than cores, that is: those that wait for storage."""
+"""The limit when workers wait for storage; it exceeds the number of cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRange:
-    """How many workers there are, and how many there may come to be."""
+    """The initial number of workers and its upper limit."""
 
-    now: int
-    most: int
+    initial: int
+    limit: int
 
     @classmethod
     def auto(cls, budget: MemoryBudget, *, num_cores: int, least_slots_bytes: int) -> Self:
-        """Begin with one a core; up to eight a core may come to be, within half of the budget.
+        """Start with one worker per core, and allow up to eight per core within half of the budget.
 
         Args:
-            budget: of slots and workers.
-            num_cores: that they have.
-            least_slots_bytes: what slots take at least.
+            budget: memory for slots and workers.
+            num_cores: cores available to the workers.
+            least_slots_bytes: minimum memory for slots, in bytes.
         """
-        room = (budget.total_bytes - least_slots_bytes) // WORKER_BYTES
-        now = max(1, min(num_cores, room, MAX_WORKERS))
-        return cls(now=now, most=max(now, min(_WORKERS_PER_CORE * num_cores, _MAX_WORKERS, room // 2)))
+        num_fitting = (budget.total_bytes - least_slots_bytes) // WORKER_BYTES
+        initial = max(1, min(num_cores, num_fitting, MAX_WORKERS))
+        limit = min(_WORKERS_PER_CORE * num_cores, _MAX_WORKERS, num_fitting // 2)
+        return cls(initial=initial, limit=max(initial, limit))
 
 
 class Engine:
-    """The pool of a loader, and what adjusts it."""
+    """The worker pool of a loader, and the governor and scaler that adjust it."""
 
     def __init__(
         self,
@@ -58,32 +59,32 @@ class Engine:
         budget: MemoryBudget,
         options: PoolOptions,
     ) -> None:
-        """Start workers.
+        """Start the workers.
 
         Args:
-            source: what they make.
-            fields: of a slot.
-            num_workers: how many; None: as many as help.
-            num_cores: that they have.
-            budget: of all that they take.
-            options: how they are treated.
+            source: the source of the batches.
+            fields: the fields of a slot.
+            num_workers: number of workers; None adjusts it while the loader runs.
+            num_cores: cores available to the workers.
+            budget: memory for slots, workers and read-ahead.
+            options: how workers are treated.
         """
         self._source = source
         self._budget = budget
         self._layout = SlotLayout(num_samples=source.batch_size, fields=fields)
         self._is_ragged = any(isinstance(field, RaggedField) for field in fields)
-        # Slots of values of varying shape reserve far more than they come to use.
+        # Slots with ragged fields reserve far more address space than they use, so their size is not known yet.
         self._slot_bytes = 0 if self._is_ragged else self._layout.slot_bytes
         if num_workers is None:
             workers = WorkerRange.auto(budget, num_cores=num_cores, least_slots_bytes=MIN_SLOTS * self._slot_bytes)
         else:
-            workers = WorkerRange(now=num_workers, most=num_workers)
-        ahead_bytes = self._read_ahead_bytes(workers.most)
+            workers = WorkerRange(initial=num_workers, limit=num_workers)
+        ahead_bytes = self._read_ahead_bytes(workers.limit)
         plan = divide(
             budget,
-            num_slots=_depth(workers.most, source.batch_size),
+            num_slots=_depth(workers.limit, source.batch_size),
             slot_bytes=self._slot_bytes,
-            num_workers=workers.most,
+            num_workers=workers.limit,
             slot_address_bytes=self._layout.slot_bytes,
             address_bytes=address_space_bytes(),
             read_ahead_bytes=ahead_bytes,
@@ -92,18 +93,18 @@ class Engine:
             source.work(read_ahead_bytes=max(1, ahead_bytes), decode_bytes=plan.decode_bytes),
             self._layout,
             num_slots=plan.num_slots,
-            num_workers=workers.now,
+            num_workers=workers.initial,
             options=options,
             on_killed=source.instead_of,
             count_oom_kills=num_oom_kills,
         )
         self.governor = self._govern()
         self._scaler: Scaler | None = None
-        if workers.most > workers.now:
-            self._scaler = Scaler(self._resize, num_workers=workers.now, max_workers=workers.most)
+        if workers.limit > workers.initial:
+            self._scaler = Scaler(self._resize, num_workers=workers.initial, max_workers=workers.limit)
 
     def adjust(self, stats: LoaderStats) -> None:
-        """Adjust the number of batches made ahead and of workers to what was seen since the last call."""
+        """Adjust the number of batches made ahead and the number of workers to the time since the last call."""
         self.governor.check()
         if self._scaler is not None:
             self._scaler.check(stats)
@@ -122,7 +123,7 @@ class Engine:
         self.governor = self._govern()
 
     def _read_ahead_bytes(self, num_workers: int) -> int:
-        """What each worker may have read ahead: 16 MiB, or all of them a quarter of what the least slots leave."""
+        """Return the read-ahead per worker: at most 16 MiB, and for all workers a quarter of the spare budget."""
         if not self._source.reads_ahead:
             return 0
         least_bytes = num_workers * WORKER_BYTES + MIN_SLOTS * self._slot_bytes

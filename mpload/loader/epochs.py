@@ -1,4 +1,4 @@
-"""Which epoch comes next, where it starts and which rank reads it, known to every process that reads a dataset."""
+"""The current and next epoch, their start positions and the rank, shared by all processes that read a dataset."""
 
 import math
 import mmap
@@ -30,59 +30,60 @@ _SHAPE = _MAX_WORKERS, _DEALT + 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epoch:
-    """An epoch, from the position where it starts or resumes."""
+    """An epoch, and the position in it where reading starts or resumes."""
 
     seed: int
     number: int
     position: int = 0
     topology: Topology | None = None
-    """Which rank reads it; None: not begun yet, so it is not known."""
+    """The rank that reads it; None until the epoch begins."""
 
     @property
     def whole(self) -> Self:
-        """The same epoch from its beginning."""
+        """The same epoch, from its beginning."""
         return replace(self, position=0)
 
     def after(self, num_batches: int, plan: Plan) -> "Epoch":
-        """Return where a run stands that has received so many batches of this epoch's `plan`."""
+        """Return the epoch and position of a run that has received `num_batches` batches of this epoch's `plan`."""
         if num_batches >= plan.num_batches:
             return Epoch(seed=self.seed, number=self.number + 1)
         return Epoch(seed=self.seed, number=self.number, position=plan.position_after(num_batches))
 
     def state(self, *, fingerprint: str, order: str) -> dict[str, Any]:
-        """Return the state of a run that goes on with this epoch, from its position."""
+        """Return the state of a run that continues this epoch from its position."""
         return State(
             fingerprint=fingerprint, order=order, seed=self.seed, epoch=self.number, position=self.position
         ).to_dict()
 
 
 class EpochTable:
-    """A table in shared memory with a row per DataLoader worker: the epoch it begins next, and the one it is in.
+    """A table in shared memory with one row per DataLoader worker: the next epoch of the worker, and its current one.
 
-    A row is written by its own worker, and by the parent between epochs. So `set_epoch` in the parent reaches workers
-    that live on (`persistent_workers=True`), and the parent learns that fresh workers have begun an epoch.
+    Each worker writes its own row; the parent writes rows between epochs. That is how `set_epoch` in the parent reaches
+    persistent workers, and how the parent learns that new workers have begun an epoch.
 
-    Process: a DataLoader's workers share the table of their parent, under fork and, where there is a /dev/shm, with
-    `torch.multiprocessing` (spawn, forkserver). Any other process, a rank that was forked or spawned, has its own copy.
+    Process: the workers of a DataLoader share the table of their parent: after a fork, and if /dev/shm exists also
+    with the spawn and forkserver methods of `torch.multiprocessing`. Any other process, such as a forked or spawned
+    rank, has its own copy.
     """
 
     def __init__(self, *, seed: int, topology: Topology | None = None) -> None:
-        """Begin with epoch 0.
+        """Start with epoch 0.
 
         Args:
-            seed: of the run.
-            topology: which rank reads; None looks whenever an iteration begins.
+            seed: seed of the run.
+            topology: the rank that reads; None detects it whenever an iteration begins.
         """
         self._topology = topology
         self._seen_by_parent: Topology | None = None
         self._unpickled_in = 0
-        self._own = self._of_parent = _where_others_find_it(torch.from_numpy(_room()))
+        self._own = self._of_parent = _sharable(torch.from_numpy(_empty_table()))
         self.set_next(Epoch(seed=seed, number=0))
         register_after_fork(self, EpochTable._after_fork)
 
     def __getstate__(self) -> dict[str, Any]:
         if get_worker_info() is None:
-            self._own = _where_others_find_it(self._own)
+            self._own = _sharable(self._own)
         return {"table": self._table, "topology": self._topology, "seen": self.topology}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -90,19 +91,19 @@ class EpochTable:
         self._seen_by_parent = state["seen"]
         self._unpickled_in = os.getpid()
         self._own = state["table"]
-        self._arrive()
+        self._copy_table()
         register_after_fork(self, EpochTable._after_fork)
 
     def _after_fork(self) -> None:
-        if self._unpickled_in != os.getpid():  # a worker of a forkserver calls this too, after it has unpickled
-            self._arrive()
+        if self._unpickled_in != os.getpid():  # forkserver workers also call this, after unpickling
+            self._copy_table()
 
-    def _arrive(self) -> None:
-        """Keep the table of the process that this one came from, and a copy; it turns out later which one is ours."""
-        # By plain bytes: torch may compute with threads, which a forked process does not have.
-        self._of_parent, copy = self._own, _room()
+    def _copy_table(self) -> None:
+        """Keep the parent's table and a copy of it. Later it turns out whether this process is a DataLoader worker."""
+        # Copied with NumPy: torch may use threads, which a forked process does not have.
+        self._of_parent, copy = self._own, _empty_table()
         copy[:] = self._of_parent.numpy()
-        copy[:, _READER:] = 0  # nobody has begun an epoch here, and it may be another rank's
+        copy[:, _READER:] = 0  # no epoch has begun in this process, and it may be another rank
         self._own = torch.from_numpy(copy)
 
     @property
@@ -111,34 +112,34 @@ class EpochTable:
 
     @property
     def topology(self) -> Topology:
-        """Which rank reads: as was said, or as it is seen now; alone where what is read is dealt out to the ranks.
+        """The rank that reads: as passed in, or as detected now. A world of one if the reader deals out the samples.
 
         Raises:
-            ArgumentError: it is dealt out, although `topology` has told which part to read.
+            ArgumentError: the reader deals out the samples although `topology` was passed in.
         """
         is_dealt = reader() is Reader.DEALER
         if self._topology is not None:
             if is_dealt and self._topology.world_size > 1:
                 raise ArgumentError(
-                    f"topology= says rank {self._topology.rank} of {self._topology.world_size}, and Accelerate deals "
-                    "out what is read to the ranks once more: most samples would be missed. Leave topology= out, or "
-                    "use an MPLoader, which Accelerate leaves alone"
+                    f"topology= says rank {self._topology.rank} of {self._topology.world_size}, but Accelerate also "
+                    "splits the samples among the ranks, so most of them would be missed. Leave topology= out, or use "
+                    "an MPLoader, which Accelerate does not wrap"
                 )
             return self._topology
         if is_dealt:
             return Topology()
         if self._seen_by_parent is not None and self._unpickled_in == os.getpid() and get_worker_info() is not None:
-            return self._seen_by_parent  # a worker that was spawned sees no process group
+            return self._seen_by_parent  # a spawned worker has no process group
         return detect_topology()
 
     @property
     def next(self) -> Epoch:
-        """The epoch that is begun next."""
+        """The epoch that begins next."""
         return _epoch(self._table[0, _NEXT])
 
     @property
     def current(self) -> Epoch | None:
-        """The epoch that was begun last; None before the first, and after `set_next`."""
+        """The epoch that began last; None before the first one, and after `set_next`."""
         if not self.reader_pid:
             return None
         rank, world_size = self._table[0, _RANKS].tolist()
@@ -146,19 +147,19 @@ class EpochTable:
 
     @property
     def reader_pid(self) -> int:
-        """The process that began the current epoch; 0 where there is none."""
+        """Id of the process that began the current epoch; 0 if there is none."""
         return int(self._table[0, _READER])
 
     @property
     def is_dealt(self) -> bool:
-        """Whether the current epoch is read for all ranks, by something that deals it out."""
+        """Whether the current epoch is read for all ranks by a reader that deals it out."""
         return bool(self._table[0, _DEALT])
 
     def set_next(self, epoch: Epoch, *, worker: int | None = None) -> None:
-        """Fix the epoch that all workers, or just one, begin next.
+        """Set the epoch that all workers, or just one, begin next.
 
         Raises:
-            ArgumentError: the topology is not what it was in earlier iterations.
+            ArgumentError: the topology differs from earlier iterations.
         """
         rows = slice(None) if worker is None else slice(worker, worker + 1)
         if worker is None and not self.is_dealt:
@@ -167,26 +168,26 @@ class EpochTable:
         self._table[rows, _READER] = 0
 
     def set_number(self, number: int) -> None:
-        """Fix the number of the epoch that all workers begin next; one that comes next anyway keeps its position."""
+        """Set the number of the next epoch for all workers. If it is already next, its position is kept."""
         following = self.next
         if number != following.number or self.reader_pid:
             self.set_next(Epoch(seed=following.seed, number=number))
 
     def begin(self, *, worker: int, num_workers: int) -> Epoch:
-        """Begin the next epoch as `worker` of `num_workers`; the one after it comes next then.
+        """Begin the next epoch as `worker` of `num_workers`. The epoch after it becomes the next one.
 
         Raises:
-            ArgumentError: there are too many workers, or the topology is not what it was in earlier iterations.
+            ArgumentError: there are too many workers, or the topology differs from earlier iterations.
         """
         if num_workers > _MAX_WORKERS:
             raise ArgumentError(f"num_workers must be at most {_MAX_WORKERS}, got {num_workers}")
         return self.enter(_epoch(self._table[worker, _NEXT]), worker=worker, num_workers=num_workers)
 
     def enter(self, epoch: Epoch, *, worker: int, num_workers: int) -> Epoch:
-        """Note that `worker` is in `epoch`, and return that with the topology that is seen now.
+        """Record that `worker` is in `epoch`, and return the epoch with the current topology.
 
         Raises:
-            ArgumentError: the topology is not what it was in earlier iterations.
+            ArgumentError: the topology differs from earlier iterations.
         """
         topology = self.topology
         self._check_same(worker, topology)
@@ -194,9 +195,9 @@ class EpochTable:
         following = epoch.seed, epoch.number + 1, 0
         is_dealt = self._topology is None and reader() is Reader.DEALER
         cells = [*following, *place, os.getpid(), topology.rank, topology.world_size, is_dealt]
-        row = torch.tensor(cells, device="cpu")  # whatever the default device is
+        row = torch.tensor(cells, device="cpu")  # regardless of the default device
         self._table[worker] = row
-        # Rows beyond num_workers have no worker of their own in this epoch: whoever uses them later goes on from here.
+        # Rows beyond num_workers have no worker in this epoch. A worker that uses one later continues from here.
         self._table[num_workers:] = row
         return replace(epoch, topology=topology)
 
@@ -204,9 +205,9 @@ class EpochTable:
         rank, world_size = self._table[worker, _RANKS].tolist()
         if world_size and (rank, world_size) != (topology.rank, topology.world_size):
             raise ArgumentError(
-                f"this was read as rank {rank} of {world_size} before, and now as rank {topology.rank} of "
-                f"{topology.world_size}: samples would be repeated or missed. Iterate only once the process group is "
-                "initialised, make a new dataset and loader, or pass topology=Topology(rank=..., world_size=...)"
+                f"the dataset was read as rank {rank} of {world_size} before, and is now read as rank {topology.rank} "
+                f"of {topology.world_size}: samples would be repeated or missed. Iterate only after the process group "
+                "is initialised, create a new dataset and loader, or pass topology=Topology(rank=..., world_size=...)"
             )
 
 
@@ -215,20 +216,20 @@ def _epoch(cells: torch.Tensor) -> Epoch:
     return Epoch(seed=seed, number=number, position=position)
 
 
-def _room() -> NDArray[np.int64]:
-    """Return zeros in memory that is shared with processes which are forked later."""
+def _empty_table() -> NDArray[np.int64]:
+    """Return a table of zeros in memory that is shared with processes forked later."""
     return np.frombuffer(mmap.mmap(-1, 8 * math.prod(_SHAPE)), np.int64).reshape(_SHAPE)
 
 
-def _where_others_find_it(table: torch.Tensor) -> torch.Tensor:
-    """Return a table in memory that spawned processes share too, where there is some; unchanged if it is."""
+def _sharable(table: torch.Tensor) -> torch.Tensor:
+    """Return the table in memory that spawned processes can share too; unchanged if it is, or if there is none."""
     if table.is_shared():  # type: ignore[no-untyped-call]
         return table
-    # As torch's own collate does. `share_memory_` would copy with OpenMP's threads, and a forked process has none.
+    # As torch's own collate does. `share_memory_` would copy with OpenMP threads, which a forked process does not have.
     try:
         shared = torch.UntypedStorage._new_shared(table.nbytes)  # type: ignore[no-untyped-call]  # noqa: SLF001
-    except RuntimeError:  # no /dev/shm, or a full one: some containers have none
+    except RuntimeError:  # /dev/shm is full, or missing as in some containers
         return table
-    found = torch.empty(0, dtype=torch.int64, device="cpu").set_(shared).reshape(_SHAPE)
-    found.numpy()[:] = table.numpy()
-    return found
+    copy = torch.empty(0, dtype=torch.int64, device="cpu").set_(shared).reshape(_SHAPE)
+    copy.numpy()[:] = table.numpy()
+    return copy

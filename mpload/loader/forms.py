@@ -1,4 +1,4 @@
-"""How the columns of a pipeline's samples are carried in a slot, and how a slot becomes the columns of a batch."""
+"""How the columns of a pipeline's samples are stored in a slot, and how a slot is converted to columns of a batch."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,32 +28,32 @@ _PROBED_SAMPLES = 8
 
 
 class Kind(StrEnum):
-    """What the values of a column are, and so what a batch of them becomes."""
+    """The kind of values in a column, which determines the value of the column in a batch."""
 
     ALIKE = auto()
-    """Arrays or numbers of one shape: an array [n, ...]."""
+    """Arrays or numbers of one shape. In a batch: an array [n, ...]."""
     VARIED = auto()
-    """Arrays whose shapes may differ: an array where they happen to be alike, else a list."""
+    """Arrays whose shapes may differ. In a batch: an array if all shapes are equal, else a list."""
     BYTES = auto()
     TEXT = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """How a column of a pipeline's samples is carried in a slot."""
+    """How one column of a pipeline's samples is stored in a slot."""
 
     field: Field | RaggedField
     kind: Kind
 
 
 def forms_of(pipeline: Pipeline, *, batch_size: int) -> list[Form]:
-    """Return how each column of a pipeline's samples is carried.
+    """Return how each column of a pipeline's samples is stored.
 
-    Where the pipeline does not say, a sample is made to find out: in a process of its own, since it is the user's code
-    that runs.
+    If this cannot be inferred from the pipeline, a sample is made to find out. That happens in a separate process,
+    because it runs the user's code.
 
     Raises:
-        SampleError: no sample of the first few could be made.
+        SampleError: none of the first few samples could be made.
     """
     described = None if pipeline.writes_in_place else _inferred(pipeline) or _probed(pipeline)
     forms = []
@@ -89,7 +89,7 @@ def forms_of(pipeline: Pipeline, *, batch_size: int) -> list[Form]:
 
 
 def columns_of(forms: Sequence[Form], arrays: Mapping[str, Any], kept: NDArray[np.int64] | None) -> list[Any]:
-    """Return a slot's arrays as columns of a batch, all samples or the `kept` ones: what `Pipeline.batch` gives."""
+    """Return a slot's arrays as columns of a batch, as `Pipeline.batch` does: of all samples, or of those in `kept`."""
     columns: list[Any] = []
     for form in forms:
         array = arrays[form.field.name]
@@ -108,7 +108,7 @@ def columns_of(forms: Sequence[Form], arrays: Mapping[str, Any], kept: NDArray[n
 
 
 def _inferred(pipeline: Pipeline) -> list[dict[str, Any]] | None:
-    """Return what a pipeline's samples are made of, where that can be inferred without making one."""
+    """Return shape and dtype of each column if they can be inferred without making a sample, else None."""
     decode = pipeline.decode
     if pipeline.transform is not None or type(decode) not in {RawBytes, ImageDecoder}:
         return None
@@ -128,12 +128,12 @@ def _probed(pipeline: Pipeline) -> list[dict[str, Any]]:
 
 
 def probe(find: Callable[..., bytes], tasks: Iterable[tuple[int, ...]], *, name: str) -> bytes:
-    """Return what `find` makes of the first of `tasks` that it does not fail at.
+    """Return the result of `find` for the first of `tasks` on which it succeeds.
 
-    It runs in a process of its own, since it calls the user's code.
+    `find` runs in a separate process, because it calls the user's code.
 
     Raises:
-        SampleError: it fails at all of them; `name` says what the samples are of.
+        SampleError: it fails on all of them. The message begins with `name`, the name of the dataset.
     """
     failures = []
     layout = SlotLayout(num_samples=1, fields=(RaggedField(name="found"),))

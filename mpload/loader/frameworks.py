@@ -1,4 +1,4 @@
-"""What training frameworks do with a data loader, and how a loader gets on with it."""
+"""How training frameworks treat a data loader, and how a loader adapts to them."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -15,13 +15,14 @@ __all__ = ["AccelerateIteration", "Reader", "is_accelerate_used", "reader", "sam
 
 
 class Reader(Enum):
-    """Who reads a dataset, where that matters."""
+    """The kind of code that iterates over a dataset."""
 
     PLAIN = auto()
+    """Anything else: it reads for its own rank, and passes each batch on at once."""
     AHEAD = auto()
-    """It holds a batch back, to know the last one."""
+    """It holds one batch back, in order to recognise the last one."""
     DEALER = auto()
-    """It reads for all ranks, and deals out what it reads."""
+    """It reads for all ranks, and deals the samples out to them."""
 
 
 _READERS = {
@@ -33,10 +34,10 @@ _READERS = {
 
 
 def reader() -> Reader:
-    """Return who is reading now, as the call stack shows it.
+    """Return the kind of the current reader, found in the call stack.
 
-    Accelerate, and with it the Hugging Face Trainer, deals out an IterableDataset's samples among the ranks by itself,
-    and does not tell the dataset. A DataLoader's workers that were forked still have the stack of their parent.
+    Accelerate, and therefore the Hugging Face Trainer, splits the samples of an IterableDataset among the ranks without
+    telling the dataset. Forked workers of a DataLoader still have the call stack of their parent.
     """
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  the documented way to the call stack
     while frame is not None:
@@ -48,16 +49,16 @@ def reader() -> Reader:
 
 
 def samples_of_a_batch() -> int:
-    """Return how many samples the DataLoader that reads now makes a batch of, as the call stack shows it; else 1.
+    """Return the batch size of the DataLoader that is reading, found in the call stack; 1 if there is none.
 
-    A DataLoader's worker asks for samples one by one, and makes a batch of what it gets. Only if each worker gets the
-    samples of whole batches, there are no more batches than `len` says, which is where frameworks stop.
+    A DataLoader worker requests samples one by one and collects them into batches. Each worker must get the samples of
+    whole batches: otherwise there would be more batches than `len` says, and frameworks stop at `len`.
     """
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  the documented way to the call stack
     while frame is not None:
         match frame.f_globals.get("__name__"), frame.f_code.co_qualname:
             case (("accelerate.data_loader" | "transformers.trainer_pt_utils"), "IterableDatasetShard.__iter__"):
-                shard = frame.f_locals["self"]  # which makes a batch for all ranks
+                shard = frame.f_locals["self"]  # it collects a batch for all ranks
                 is_split = getattr(shard, "split_batches", False)
                 return int(shard.batch_size) * (1 if is_split else int(shard.num_processes))
             case "torch.utils.data._utils.fetch", "_IterableDatasetFetcher.fetch":
@@ -68,32 +69,32 @@ def samples_of_a_batch() -> int:
 
 
 def is_accelerate_used() -> bool:
-    """Whether the script has made an `Accelerator`."""
+    """Return whether the script has created an `Accelerator`."""
     accelerate = sys.modules.get("accelerate.state")
     return accelerate is not None and bool(accelerate.GradientState._shared_state)  # noqa: SLF001
 
 
 class AccelerateIteration(Iterator[Any]):
-    """An iteration that tells Accelerate when it is at an epoch's last batch.
+    """An iteration that tells Accelerate when it has reached the last batch of an epoch.
 
-    `accelerator.accumulate` then takes the optimizer's last step, and `gather_for_metrics` leaves padding out.
+    `accelerator.accumulate` can then take the last optimizer step, and `gather_for_metrics` can omit the padding.
     """
 
     def __init__(self, batches: Iterator[Any], plan: Callable[[], Plan]) -> None:
-        """Follow an iteration.
+        """Wrap an iteration.
 
         Args:
-            batches: of the iteration.
-            plan: returns the plan of its epoch; asked after the first batch.
+            batches: the iterator of batches.
+            plan: returns the plan of the epoch; called after the first batch.
         """
         self._batches = batches
         self._plan = plan
         self._gradients = sys.modules["accelerate.state"].GradientState()
         self._num_left: int | None = None
         self.end_of_dataloader = False
-        """Whether the batch that was received last is the epoch's last."""
+        """Whether the most recent batch is the last one of the epoch."""
         self.remainder = -1
-        """Samples of the last global batch that are no padding; 0: there is no padding."""
+        """Number of samples in the last global batch that are not padding; 0 if there is no padding."""
 
     def __next__(self) -> Any:
         try:
@@ -113,6 +114,6 @@ class AccelerateIteration(Iterator[Any]):
             self._num_left = plan.num_batches
             padded = plan.tail == Tail.PAD
             self.remainder = (plan.num_samples - plan.start) % plan.global_batch_size if padded else 0
-            self._gradients._add_dataloader(self)  # noqa: SLF001  which keeps a weak reference
+            self._gradients._add_dataloader(self)  # noqa: SLF001  Accelerate keeps a weak reference
         self._num_left -= 1
         self.end_of_dataloader = not self._num_left

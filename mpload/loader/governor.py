@@ -1,4 +1,4 @@
-"""The governor: keeps fewer batches ahead while memory runs short, and more again when it does not."""
+"""The governor: makes fewer batches ahead while memory is short, and more again afterwards."""
 
 import time
 import warnings
@@ -31,90 +31,90 @@ _CALM_STALLED_FRACTION = 0.05
 _PATIENCE_CHECKS = 5
 _MAX_PATIENCE_CHECKS = 60
 _FIRST_DEPTH = 3
-"""Batches to measure slots by where nobody knows before what they will take."""
+"""Batches in flight at first when the size of a slot is not known in advance and has to be measured."""
 
 
 class GovernedRing(Protocol):
-    """The slots, as the governor sees them."""
+    """The interface of the slot ring that the governor needs."""
 
     @property
     def used_bytes(self) -> int:
-        """Memory that they take now."""
+        """Memory currently used by the slots."""
 
     @property
     def num_lent(self) -> int:
-        """Slots that the consumer holds."""
+        """Number of slots that the consumer holds."""
 
     def drop_free_memory(self) -> None:
-        """Give the memory of free slots back to the kernel."""
+        """Return the memory of free slots to the kernel."""
 
 
 class Governed(Protocol):
-    """What makes batches ahead."""
+    """The interface of the worker pool that the governor needs."""
 
     depth: int
-    """Batches under way at most."""
+    """Maximum number of batches in flight."""
 
     @property
     def ring(self) -> GovernedRing:
-        """Where they are made."""
+        """The slots in which batches are made."""
 
     @property
     def pids(self) -> Mapping[str, int]:
-        """Its processes by name, the one that the others were forked from first."""
+        """Process ids by name. The first process is the one that the others were forked from."""
 
 
 class GovernedCache(Protocol):
-    """A cache that lies in memory (tmpfs)."""
+    """The interface of an in-memory (tmpfs) cache that the governor needs."""
 
     def used_bytes(self) -> int:
-        """Memory that it takes now."""
+        """Return the memory that the cache currently uses."""
 
     def shrink(self, to_bytes: int) -> None:
-        """Take at most this much from now on, beside what cannot be given up."""
+        """Limit the cache to `to_bytes` from now on, except for parts that cannot be freed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readings:
-    """What a decision is made from."""
+    """The measurements that a decision is based on."""
 
     limit_bytes: int
     free_bytes: int
     own_bytes: int
-    """What slots, processes and a cache in memory take."""
+    """Memory used by slots, processes and a cache in memory."""
     budget_bytes: int
     used_slots_bytes: int
     num_lent: int
     slot_bytes: int
     stalled_fraction: float = 0.0
-    """Share of the time since the last check in which a process of this container waited for memory."""
+    """Fraction of the time since the last check during which a process of this container waited for memory."""
     num_new_oom_kills: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GovernorState:
-    """What a decision leaves for the next one."""
+    """The state that one decision passes on to the next."""
 
     depth: int
     num_calm_checks: int = 0
     patience_checks: int = _PATIENCE_CHECKS
-    """Calm checks in a row before one more batch is made ahead; doubled when growing turned out too early."""
+    """Consecutive calm checks before one more batch is made ahead; doubled if the last increase came too early."""
     has_grown: bool = False
 
 
 def reserve_bytes(limit_bytes: int, slot_bytes: int) -> int:
-    """Return what must stay free: a sixteenth of the limit, a gigabyte at most, and the batch that is begun next."""
+    """Return the memory that must stay free: 1/16 of the limit, at most 1 GiB, plus one slot for the next batch."""
     return min(limit_bytes // 16, GIB) + slot_bytes
 
 
 def lacking_bytes(readings: Readings) -> int:
-    """Return how many bytes are to be given back: of the reserve, or what is taken beyond the budget."""
+    """Return how many bytes must be freed, to restore the reserve or to get back within the budget."""
     reserve = reserve_bytes(readings.limit_bytes, max(1, readings.slot_bytes))
     return max(reserve - readings.free_bytes, readings.own_bytes - readings.budget_bytes, 0)
 
 
 def fitting_depth(readings: Readings, *, max_depth: int) -> int:
-    """Return how many batches can be under way here, in [1, max_depth]: where to begin."""
+    """Return the initial number of batches in flight, in [1, max_depth]: as many as fit."""
     slot = max(1, readings.slot_bytes)
     room = readings.free_bytes - reserve_bytes(readings.limit_bytes, slot)
     left = min(room, readings.budget_bytes - readings.own_bytes) + readings.used_slots_bytes
@@ -122,17 +122,17 @@ def fitting_depth(readings: Readings, *, max_depth: int) -> int:
 
 
 def decide(readings: Readings, state: GovernorState, *, max_depth: int) -> GovernorState:
-    """Return how many batches to keep ahead from now on, in [1, max_depth].
+    """Return how many batches to keep in flight from now on, in [1, max_depth].
 
-    Shrinks at once, by as many slots as the bytes that are lacking, less those slots that will come free anyway because
-    the depth was lowered before. Grows by one, when two more would have fitted for some checks.
+    The depth shrinks at once, by as many slots as cover the lacking bytes, less the slots that will become free anyway
+    because the depth was lowered before. It grows by one after two more slots would have fitted for several checks.
     """
     slot = max(1, readings.slot_bytes)
     reserve = reserve_bytes(readings.limit_bytes, slot)
     lacking = lacking_bytes(readings)
     num_coming = max(0, readings.used_slots_bytes // slot - readings.num_lent - state.depth)
     num_less = max(0, -(-lacking // slot) - num_coming)
-    # Waiting for memory has other causes too, such as page cache that somebody else fills.
+    # Processes also wait for memory for other reasons, for example when another job fills the page cache.
     is_tight = readings.free_bytes < max(reserve, readings.limit_bytes // 4)
     if readings.stalled_fraction > _STALLED_FRACTION and is_tight:
         num_less = max(num_less, 1)
@@ -155,11 +155,11 @@ def decide(readings: Readings, state: GovernorState, *, max_depth: int) -> Gover
 
 
 class Governor:
-    """Reads the memory about once a second, when asked, and sets the depth of what it governs.
+    """Samples memory about once a second, when polled, and sets the number of batches in flight.
 
-    A check costs some 40 microseconds and some 5 a process. The first time that it lowers the depth it says so, by a
-    `MploadWarning`. A cache in memory gives way first: what it loses is read from its source, while with fewer batches
-    ahead the consumer may wait.
+    A check costs about 40 microseconds, plus about 5 per process. When the governor first lowers the depth, it issues
+    an `MploadWarning`. A cache in memory shrinks before the depth does, because what it loses is merely read from its
+    source again, while with fewer batches ahead the consumer may have to wait.
     """
 
     def __init__(
@@ -172,14 +172,14 @@ class Governor:
         read_memory: Callable[[], MemoryRoom] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take charge of `governed`, whose depth now is the most that it will have.
+        """Govern a pool. Its current depth becomes the maximum.
 
         Args:
-            governed: what makes batches ahead.
-            budget_bytes: what its slots and processes may take together.
-            slot_bytes: what a slot takes; None: as measured (values of varying shape).
-            cache: one that lies in memory, whose bytes count too.
-            read_memory: None: a `MemoryGauge` does.
+            governed: the pool that makes batches ahead.
+            budget_bytes: memory for its slots and processes together.
+            slot_bytes: memory that a slot uses; None measures it, for values of varying shape.
+            cache: a cache in memory, whose bytes count as used.
+            read_memory: returns the current memory of the machine; None uses a `MemoryGauge`.
             monotonic: the clock.
         """
         self._governed = governed
@@ -194,14 +194,14 @@ class Governor:
         self._checked = monotonic()
         self._last = self._read_memory()
         self.num_shrinks = 0
-        """How often the depth was lowered."""
+        """Number of times that the depth was lowered."""
         if slot_bytes is None:
             governed.depth = min(governed.depth, _FIRST_DEPTH)
         else:
             self._act(self._readings(self._last, slot_bytes=slot_bytes, seconds=1.0))
 
     def check(self) -> None:
-        """Read the memory and act on it, unless the last check was less than a second ago."""
+        """Sample memory and adjust the depth, unless the last check was less than a second ago."""
         now = self._monotonic()
         seconds = now - self._checked
         if seconds < _INTERVAL_SECONDS:
@@ -209,7 +209,7 @@ class Governor:
         ring = self._governed.ring
         slot_bytes = self._slot_bytes or ring.used_bytes // (self._governed.depth + ring.num_lent)
         room = self._read_memory()
-        if slot_bytes:  # else nothing was written yet
+        if slot_bytes:  # 0 if nothing has been written yet
             self._act(self._readings(room, slot_bytes=slot_bytes, seconds=seconds))
         self._checked, self._last = now, room
 
@@ -241,56 +241,56 @@ class Governor:
         if depth < before:
             self.num_shrinks += 1
             if self.num_shrinks == 1:
-                warnings.warn(_say(readings, before, depth), MploadWarning, stacklevel=4)
+                warnings.warn(_shrink_warning(readings, before, depth), MploadWarning, stacklevel=4)
 
     def _relieved(self, readings: Readings) -> Readings:
-        """Have the cache give up what is lacking; return the readings after that."""
+        """Shrink the cache by the lacking bytes, and return the readings after that."""
         lacking = lacking_bytes(readings)
         if self._cache is None or not lacking:
             return readings
         used = self._cache.used_bytes()
-        with suppress(OSError):  # deleted by somebody: then it takes nothing
+        with suppress(OSError):  # its folder was deleted, so that it uses no memory
             self._cache.shrink(max(0, used - lacking))
         freed = max(0, used - self._cache.used_bytes())
         if freed and not self._has_warned_of_cache:
             self._has_warned_of_cache = True
             warnings.warn(
-                f"memory runs short: {_why(readings)[0]}. So the cache in memory gives up {format_bytes(freed)} of "
-                f"{format_bytes(used)}, and grows no more in this run; batches stay the same. Lower its max_bytes, or "
-                "keep it on a disk. Shown once",
+                f"memory is short: {_cause_and_remedy(readings)[0]}. Therefore the cache in memory gives up "
+                f"{format_bytes(freed)} of {format_bytes(used)}, and does not grow again in this run. Batches stay the "
+                "same. Lower the max_bytes of the cache, or keep it on a disk. Shown once",
                 MploadWarning,
                 stacklevel=5,
             )
         return replace(readings, free_bytes=readings.free_bytes + freed, own_bytes=readings.own_bytes - freed)
 
     def _processes_bytes(self) -> int:
-        """Return about what its processes take: forked ones share with the first what they have not changed."""
+        """Return the approximate memory of the processes. Forked ones share unchanged pages with the first."""
         first, *others = [anonymous_bytes(pid) for pid in self._governed.pids.values() if pid] or [0]
         return first + sum(max(0, other - first) for other in others)
 
 
-def _why(readings: Readings) -> tuple[str, str]:
-    """Return why memory runs short, and what helps."""
+def _cause_and_remedy(readings: Readings) -> tuple[str, str]:
+    """Return why memory is short, and what to do about it."""
     if readings.own_bytes > readings.budget_bytes:
-        why = (
-            f"the loader takes {format_bytes(readings.own_bytes)}, its memory_budget is "
+        cause = (
+            f"the loader uses {format_bytes(readings.own_bytes)}, and its memory_budget is "
             f"{format_bytes(readings.budget_bytes)}"
         )
         remedy = "raise memory_budget, or lower num_workers or batch_size"
     else:
-        why = (
+        cause = (
             f"{format_bytes(readings.free_bytes)} of {format_bytes(readings.limit_bytes)} are left, and the loader "
-            f"takes {format_bytes(readings.own_bytes)}"
+            f"uses {format_bytes(readings.own_bytes)}"
         )
         remedy = "give the job more memory, or lower memory_budget, num_workers or batch_size"
     if readings.num_new_oom_kills:
-        why += "; the kernel has just killed for lack of memory"
-    return why, remedy
+        cause += "; the kernel has just killed a process for lack of memory"
+    return cause, remedy
 
 
-def _say(readings: Readings, before: int, depth: int) -> str:
-    why, remedy = _why(readings)
+def _shrink_warning(readings: Readings, before: int, depth: int) -> str:
+    cause, remedy = _cause_and_remedy(readings)
     return (
-        f"memory runs short: {why}. So {depth} batches are made ahead instead of {before}, and more again when there "
-        f"is room; batches stay the same. To avoid this, {remedy}. Shown once"
+        f"memory is short: {cause}. Therefore {depth} batches are made ahead instead of {before}, and more again when "
+        f"there is room. Batches stay the same. To avoid this, {remedy}. Shown once"
     )

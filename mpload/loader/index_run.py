@@ -1,4 +1,4 @@
-"""`IndexRun`: how an index is read in a run, and where the run stands."""
+"""`IndexRun`: how a run reads an index, and the position of the run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,28 +25,28 @@ __all__ = ["IndexRun"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexRun:
-    """What an `MPDataset` is made of, for its own iterator and for an `MPLoader`."""
+    """The parts of an `MPDataset`, shared by its own iterator and an `MPLoader`."""
 
     pipeline: Pipeline
     cache: OpenCache | None
     batching: Batching
     batch_size: int | None
-    """None: samples are yielded one by one."""
+    """Number of samples in a batch of this rank; None yields samples one by one."""
     as_dict: bool
     epochs: EpochTable
 
     @property
     def index(self) -> Index:
-        """Whose samples are read."""
+        """The index whose samples are read."""
         return self.pipeline.index
 
     @property
     def name(self) -> str:
-        """Of the index, for people."""
+        """Name of the index for messages: its path."""
         return str(self.index.path)
 
     def facts(self) -> dict[str, str]:
-        """Return what a person wants to know."""
+        """Return facts about the dataset for `repr` and notebooks."""
         facts = {
             "samples": format_count(len(self.index)),
             "columns": format_columns(self.index.columns),
@@ -66,7 +66,7 @@ class IndexRun:
         return self.batching.plan_of(topology=epoch.topology or self.epochs.topology, start=epoch.position)
 
     def present(self, columns: Sequence[Any]) -> Any:
-        """Return the columns of a batch, or the values of a sample, as the dataset yields them."""
+        """Convert the columns of a batch, or the values of a sample, to what the dataset yields."""
         are_images = self.pipeline.makes_images
         values = [as_tensor(column, are_images=are_images) for column in columns]
         if self.as_dict:
@@ -74,19 +74,19 @@ class IndexRun:
         return values[0] if len(values) == 1 else tuple(values)
 
     def set_epoch(self, epoch: int) -> None:
-        """Fix the epoch that the next iteration reads; see `MPDataset.set_epoch`."""
+        """Set the epoch that the next iteration reads; see `MPDataset.set_epoch`."""
         following = self.epochs.next
         if epoch != following.number and following.position and reader() is not Reader.PLAIN:
             raise StateError(
-                f"what load_state_dict() restored stands in epoch {following.number}, and Accelerate begins epoch "
-                f"{epoch}: the rest of that epoch would be missed. Call the prepared loader's "
+                f"load_state_dict() restored a position in epoch {following.number}, but Accelerate begins epoch "
+                f"{epoch}: the rest of epoch {following.number} would be missed. Call the prepared loader's "
                 f"set_epoch({following.number}) first"
             )
         self.order_of(Epoch(seed=following.seed, number=epoch))  # checks the number
         self.epochs.set_number(epoch)
 
     def state_after(self, epoch: Epoch | None, num_batches: int) -> dict[str, Any]:
-        """Return where a run stands after `num_batches` of an epoch; before the next one where that is None."""
+        """Return the state after `num_batches` batches of `epoch`, or before the next epoch if `epoch` is None."""
         return self.state_at(self.epochs.next if epoch is None else epoch.after(num_batches, self.plan_of(epoch)))
 
     def state_at(self, epoch: Epoch) -> dict[str, Any]:
@@ -94,14 +94,14 @@ class IndexRun:
         return epoch.state(fingerprint=self.index.fingerprint, order=self.batching.order.spec)
 
     def epoch_of(self, state_dict: Mapping[str, Any]) -> Epoch:
-        """Return the epoch that a state stands in, from its position; raise `StateError` where it does not fit."""
+        """Return the epoch and position of a saved state; raise `StateError` if the state does not fit."""
         state = State.from_dict(state_dict)
         order = self.batching.order.spec
         state.check_fits(fingerprint=self.index.fingerprint, order=order, num_samples=len(self.index))
         return Epoch(seed=state.seed, number=state.epoch, position=state.position)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue where a state was taken; see `MPDataset.load_state_dict`."""
+        """Continue from a saved state; see `MPDataset.load_state_dict`."""
         epoch = self.epoch_of(state_dict)
         info = get_worker_info()
         self.epochs.set_next(epoch, worker=None if info is None else info.id)

@@ -1,4 +1,4 @@
-"""`IndexSource`: an `MPDataset` as a source of batches."""
+"""`IndexSource`: the batches of an `MPDataset`."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -31,7 +31,7 @@ class IndexSource:
 
     def __init__(self, run: IndexRun) -> None:
         if run.batch_size is None:
-            raise ArgumentError("MPLoader makes whole batches: pass batch_size= to the MPDataset")
+            raise ArgumentError("an MPLoader loads whole batches: pass batch_size= to the MPDataset")
         self._run = run
         self._forms: list[Form] = []
         self.name = run.name
@@ -47,13 +47,13 @@ class IndexSource:
         self.made_here = Tally()
 
     def image_excess(self) -> float:
-        """Return how many times more pixels images have than the decoder makes of them, by a few; 1 where unknown."""
+        """Return the ratio of stored to decoded pixels, estimated from a few images; 1 if unknown."""
         pipeline = self._run.pipeline
         if pipeline.output_shape is None:
             return 1.0
         sample_ids = np.linspace(0, len(pipeline.index) - 1, num=_EXCESS_SAMPLES, dtype=np.int64)
         pixels = []
-        with suppress(MploadError):  # workers meet it, and tell
+        with suppress(MploadError):  # a worker will report the error
             for record in pipeline.index.records(sample_ids):
                 width, height = imagesize.get(BytesIO(pipeline.read(record)[0]))
                 pixels.append(width * height)
@@ -61,12 +61,12 @@ class IndexSource:
         return float(np.mean(pixels)) / wanted if pixels and min(pixels) > 0 else 1.0
 
     def prepare(self) -> tuple[Field | RaggedField, ...]:
-        """Return the fields of a slot; where the pipeline does not say, a sample is made in a process of its own."""
+        """Return the fields of a slot. If they cannot be inferred, a sample is made in a separate process."""
         self._forms = forms_of(self._run.pipeline, batch_size=self.batch_size)
         return tuple(form.field for form in self._forms)
 
     def work(self, *, read_ahead_bytes: int, decode_bytes: int) -> PipelineWork:
-        """Return what workers do, within these bounds for each of them."""
+        """Return the work for the workers, with these memory limits for each worker."""
         return PipelineWork(
             pipeline=self._run.pipeline,
             batching=self._run.batching,
@@ -75,10 +75,10 @@ class IndexSource:
         )
 
     def make(self, epoch: Epoch, batch: int) -> Any:
-        """Return a batch that is made in this process."""
+        """Make a batch in this process."""
         started_ns, pipeline = perf_counter_ns(), self._run.pipeline
         sample_ids = self._run.order_of(epoch).sample_ids(self.plan_of(epoch).positions(batch))
-        pipeline.take_counts()  # of batches that were made without the loader, or failed
+        pipeline.take_counts()  # discards counts of failed batches, and of batches made without the loader
         made = pipeline.batch(sample_ids, seed=epoch.seed, epoch=epoch.number)
         presented = self._run.present(made.columns)
         busy_ns = perf_counter_ns() - started_ns
@@ -86,29 +86,29 @@ class IndexSource:
         return presented
 
     def present(self, epoch: Epoch, filled: FilledBatch) -> Any:
-        """Return a batch that workers have made, without the samples that were skipped.
+        """Return a batch made by the workers, without skipped samples.
 
         Raises:
-            SampleError, TooManyBadSamples: as the dataset's policy says.
+            SampleError, TooManyBadSamples: a sample failed, and the error policy of the dataset says to raise.
         """
         self._run.pipeline.bad.saw(filled.task.num_samples, epoch=epoch.number)
         kept = self._kept(filled) if filled.failures else None
         return self._run.present(columns_of(self._forms, filled.arrays, kept))
 
     def instead_of(self, killed: KilledSample) -> tuple[int, ...] | None:
-        """Return the task of a substitute, where that is the policy."""
+        """Return the task that makes a substitute, if the error policy says so; else None."""
         pipeline, number = self._run.pipeline, BatchNumber.of(killed.task)
         if pipeline.policy.action is not ErrorAction.SUBSTITUTE:
             return None
         if number.substitute >= 0:
-            return None  # a substitute that kills too: two are enough
+            return None  # the substitute kills workers as well: give up
         sample_id = self._sample_id(number, killed.sample)
         self._write_down(sample_id, killed.cause, epoch=number.epoch)
         others = substitute_for(sample_id, num_samples=len(pipeline.index), seed=number.seed, epoch=number.epoch)
         return replace(number, substitute=others[0]).numbers
 
     def _kept(self, filled: FilledBatch) -> NDArray[np.int64] | None:
-        """Return the samples of a batch that were made, None where all were; raise where that is the policy."""
+        """Return the places of samples that were made; None if all were. Raise if the error policy says so."""
         number, failed = BatchNumber.of(filled.task.numbers), []
         for failure in filled.failures:
             details = failure.details
@@ -135,7 +135,7 @@ class IndexSource:
         return int(self._run.batching.sample_ids(number)[place])
 
     def _write_down(self, sample_id: int, cause: str, *, epoch: int) -> None:
-        """Report a sample that was not made; raise where that is the policy."""
+        """Record a bad sample in the report; raise if the error policy says so."""
         pipeline = self._run.pipeline
         bad = pipeline.describe(pipeline.index[sample_id], cause)
         if pipeline.policy.action is ErrorAction.RAISE:

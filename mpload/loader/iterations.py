@@ -1,5 +1,5 @@
 # ruff: noqa: SLF001  these classes are parts of MPLoader
-"""One iteration of an `MPLoader`, as its user and its device prefetcher see it."""
+"""One iteration of an `MPLoader`, as seen by its user and by its device prefetcher."""
 
 import weakref
 from collections.abc import Iterator, Mapping
@@ -41,7 +41,7 @@ class Iterated(Protocol):
 
 
 class OnHost:
-    """A loader as its own prefetcher sees it: batches stay on the host. Does not keep the loader alive."""
+    """A loader as seen by its own prefetcher: batches stay on the host. It does not keep the loader alive."""
 
     def __init__(self, loader: HostSide) -> None:
         self._loader: HostSide = weakref.proxy(loader)
@@ -50,15 +50,15 @@ class OnHost:
         return self._loader._iterate_on_host()
 
     def set_epoch(self, epoch: int) -> None:
-        """Fix the epoch that the next iteration reads."""
+        """Set the epoch that the next iteration reads."""
         self._loader._set_epoch_on_host(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the run stands, counting the batches that are on their way to the device."""
+        """Return the state of the run. Batches still on their way to the device count as received."""
         return self._loader._state_on_host()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue where a state was taken."""
+        """Continue from a saved state."""
         self._loader._load_state_on_host(state_dict)
 
     def _lock_slot(self, address: int) -> NDArray[np.uint8] | None:
@@ -70,7 +70,7 @@ class OnHost:
 
 
 class Iteration(Iterator[Any]):
-    """One iteration of a loader, which lives as long as this is in use; its epoch begins with the first batch."""
+    """One iteration of a loader. It keeps the loader alive. Its epoch begins when the first batch is requested."""
 
     def __init__(self, loader: Iterated) -> None:
         self._loader = loader
@@ -79,7 +79,9 @@ class Iteration(Iterator[Any]):
 
     def __next__(self) -> Any:
         if self._number != self._loader._iteration:
-            raise ArgumentError("a newer iteration of this loader was begun, or it was released: use that one")
+            raise ArgumentError(
+                "the loader was iterated again, or released, since this iteration began. Use the newest iteration"
+            )
         if self._batches is None:
             self._batches = self._loader._begin()
         return self._loader._take(self._batches)

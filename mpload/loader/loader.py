@@ -1,4 +1,4 @@
-"""`MPLoader`: the batches of a dataset through shared memory, made by worker processes that cost little."""
+"""`MPLoader`: loads the batches of a dataset in lightweight worker processes, through shared memory."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -17,6 +17,7 @@ from mpload.loader.dataset import Batch, MPDataset
 from mpload.loader.engine import Engine
 from mpload.loader.epochs import Epoch
 from mpload.loader.frameworks import AccelerateIteration, is_accelerate_used
+from mpload.loader.instead import check_arguments, check_attribute
 from mpload.loader.iterations import Iteration, OnHost
 from mpload.loader.machine_share import detect_share
 from mpload.loader.source import source_of
@@ -40,55 +41,55 @@ if TYPE_CHECKING:
 __all__ = ["MPLoader"]
 
 _ADVICE_SECONDS = 20.0
-_OF_A_DATA_LOADER = frozenset({"batch_sampler", "collate_fn", "drop_last", "generator", "pin_memory", "sampler"})
 
 
 class MPLoader(Generic[Batch]):
-    """Iterates a dataset by worker processes that write samples straight into shared memory.
+    """Iterates over a dataset in worker processes that write samples directly into shared memory.
 
-    The same batches as the dataset gives alone or in a stock DataLoader, bit for bit, whatever `num_workers` is and
-    whichever workers die: a dead one is replaced and its part done again. A batch is a view of its slot, which is used
-    again when the last of its tensors has died. Hold as many as you like: beyond the slots they are copies.
+    Yields the same batches, bit for bit, as the dataset yields alone or in a DataLoader, for any `num_workers` and even
+    if workers die: a dead worker is replaced, and its unfinished work is done again. A batch is a view of a slot in
+    shared memory. The slot is reused when the last tensor of the batch has been freed. You may hold any number of
+    batches: when all slots are in use, further batches are copies.
 
-    Iterating again goes on to the next epoch. `with MPLoader(...) as loader`, or `close()`, ends the workers; so does
-    the loader's own end.
+    Each iteration reads the next epoch. `close()`, the end of a `with` block and garbage collection stop the workers.
 
-    A `SampleError` that you catch ends one batch, not the epoch: the next `next()` gives the batch after it, and a
-    state counts the failed one as received.
+    If you catch a `SampleError`, only that batch is lost: the following `next()` returns the batch after it, and a
+    state counts the failed batch as received.
 
-    Type checkers take the type of batches from the `MPDataset`. For a map-style dataset write it down:
-    `loader: MPLoader[list[Tensor]] = MPLoader(dataset, batch_size=8)`. Without, batches are `Any`.
+    Type checkers infer the type of batches from the `MPDataset`. For a map-style dataset, annotate it:
+    `loader: MPLoader[list[Tensor]] = MPLoader(dataset, batch_size=8)`. Otherwise batches are `Any`.
 
     Args:
         dataset: an `MPDataset` with a `batch_size`, or any map-style dataset (`__len__` and `__getitem__`), whose
-            batches are then those that `default_collate` makes. What its `__getitem__` draws from the global generators
-            of `random`, NumPy and torch depends on seed, epoch and sample.
-        batch_size: samples of a batch of this rank. This and the next four arguments are for a map-style dataset only:
-            an `MPDataset` has its own.
-        shuffle: False, True, or an order, as in `MPDataset`.
-        seed: of order and randomness, in [0, 2**63).
-        tail: what happens where the samples do not fill the last global batch, as in `MPDataset`.
-        topology: rank and world size; None asks `detect_topology()` when iteration begins.
-        num_workers: processes; `"auto"`: one per core that this process may use, and more while the consumer waits for
-            workers that wait for storage; 0 makes batches in this process.
-        memory_budget: bytes, or a text like `"4GiB"`, for slots and workers together; `"auto"`: half of what is
-            available. Bounds the number of batches made ahead; fewer are, and a warning says so, while memory runs
-            short. Large images are decoded one at a time where it holds no more. Where several ranks share a machine,
-            `"auto"` divides its cores and its memory by them.
-        options: how workers are treated: timeouts, restarts, fresh processes in place of forks.
-        device: where batches are handed out, images as float32 in [0, 1]: short for a `DevicePrefetcher` around the
-            loader, which can do more. None: as they are, on the host.
+            samples are collated as `default_collate` does. Random numbers that its `__getitem__` draws from the global
+            generators of `random`, NumPy and torch depend only on seed, epoch and sample.
+        batch_size: number of samples in a batch of this rank. This argument and the next four are for map-style
+            datasets only. An `MPDataset` has its own.
+        shuffle: False, True, or an order, as for `MPDataset`.
+        seed: seed of the order and of all random numbers, in [0, 2**63).
+        tail: what happens if the samples do not fill the last global batch, as for `MPDataset`.
+        topology: rank and world size. None calls `detect_topology()` when an iteration begins.
+        num_workers: number of worker processes. `"auto"` starts one per core available to this process, and adds more
+            while the consumer waits for batches and the workers wait for storage. 0 makes batches in this process.
+        memory_budget: upper bound for slots and workers together, in bytes or as a string such as `"4GiB"`. `"auto"`
+            is half of the available memory. The budget limits how many batches are made ahead. While memory is short,
+            fewer are made ahead, and a warning says so. Images too large to be decoded side by side within the budget
+            are decoded one at a time. If several ranks share a machine, `"auto"` divides its cores and memory among
+            them.
+        options: how workers are treated: timeouts, restarts, fresh processes instead of forks.
+        device: device on which batches are yielded, with images as float32 in [0, 1]. This is a shortcut for wrapping
+            the loader in a `DevicePrefetcher`, which has more options. None yields batches on the host, unchanged.
 
-    Memory: slots as the budget allows, and some MB for each worker, whatever the script has imported.
-    Process: belongs to the process and thread that made it. Linux only, except with `num_workers=0`.
+    Memory: slots within the budget, and a few MB per worker, whatever the script has imported.
+    Process: may be used only in the process and thread that created it. Linux only, except with `num_workers=0`.
 
     Raises:
         ArgumentError: an argument breaks a rule, the budget is too small, or the pipeline cannot be pickled.
-        SampleError: none of the first samples could be made, where one has to be made to know its shape.
+        SampleError: a sample is needed to find out its shape, but none of the first ones could be made.
         WorkerError: workers cannot be started.
     """
 
-    # What accelerator.prepare_data_loader looks for: nothing is to be wrapped, and save_state saves the state_dict.
+    # Accelerate reads these: prepare_data_loader then does not wrap the loader, and save_state saves its state_dict.
     _is_accelerate_prepared = True
     use_stateful_dataloader = True
 
@@ -132,19 +133,21 @@ class MPLoader(Generic[Batch]):
         memory_budget: int | str = "auto",
         options: PoolOptions | None = None,
         device: torch.device | str | None = None,
+        **unknown: object,
     ) -> None:
+        check_arguments(unknown)
         self._source = source_of(
             dataset, batch_size=batch_size, shuffle=shuffle, seed=seed, tail=tail, topology=topology
         )
         if num_workers != "auto" and (type(num_workers) is not int or num_workers < 0):
-            raise ArgumentError(f"num_workers must be 'auto' or at least 0, got {num_workers!r}")
+            raise ArgumentError(f"num_workers must be 'auto' or an integer of at least 0, got {num_workers!r}")
         self.dataset = dataset
-        """What is iterated."""
+        """The dataset that was passed in."""
         self._num_workers = None if isinstance(num_workers, str) else num_workers
         share = detect_share()
         self._num_cores = share.num_cores
         self.memory_budget = MemoryBudget.parse(memory_budget, available_bytes=share.memory_bytes)
-        """What slots and workers may take together."""
+        """Upper bound for the memory of slots and workers together."""
         self._options = options or PoolOptions()
         self._epoch: Epoch | None = None
         self._num_received = 0
@@ -169,7 +172,7 @@ class MPLoader(Generic[Batch]):
         self.close()
 
     def __len__(self) -> int:
-        """Return the number of batches of this rank in a whole epoch, also where the next one is resumed.
+        """Return the number of batches of this rank in a whole epoch, even if the next epoch is resumed in the middle.
 
         Frameworks count the batches of a resumed epoch from its beginning.
         """
@@ -180,12 +183,12 @@ class MPLoader(Generic[Batch]):
         return AccelerateIteration(batches, self._current_plan) if is_accelerate_used() else batches
 
     def _iterate_on_host(self) -> Iterator[Any]:
-        """Begin an iteration whose batches stay on the host, as all do without a `device`."""
+        """Begin an iteration whose batches stay on the host, regardless of `device`."""
         if self._is_closed:
-            raise ArgumentError("the loader is closed. Make a new one")
+            raise ArgumentError("the loader is closed. Create a new one")
         self._stop()
         self._epoch = None
-        self._source.epochs.set_next(self._source.epochs.next)  # no epoch is current until it has begun
+        self._source.epochs.set_next(self._source.epochs.next)  # no epoch is current until the first batch is requested
         return Iteration(self)
 
     def _set_epoch_on_host(self, epoch: int) -> None:
@@ -193,7 +196,7 @@ class MPLoader(Generic[Batch]):
         self._epoch = None
 
     def _state_on_host(self) -> dict[str, Any]:
-        """Return where the run stands, counting the batches that are on their way to a device too."""
+        """Return the state of the run. Batches still on their way to a device count as received."""
         return self._source.state_after(self._epoch, self._num_received)
 
     def _load_state_on_host(self, state_dict: Mapping[str, Any]) -> None:
@@ -202,47 +205,47 @@ class MPLoader(Generic[Batch]):
         self._epoch = None
 
     def _begin(self) -> Iterator[Any]:
-        """Begin the next epoch: with the first batch, since some frameworks call `iter` once more than they iterate."""
+        """Begin the next epoch. Called for the first batch, because some frameworks call `iter` without iterating."""
         self._epoch = epoch = self._source.epochs.begin(worker=0, num_workers=1)
         self._num_received = 0
         plan = self._source.plan_of(epoch)
-        make = partial(self._source.make, epoch)  # a generator would end with the first batch that fails
+        make = partial(self._source.make, epoch)  # `map`, because a generator would end at the first failed batch
         if self._num_workers == 0:
             return map(make, range(plan.num_batches))
-        # All batches but a ragged last one are full; an empty one is nothing for a worker.
+        # Only the last batch of a ragged epoch may be short. If it is empty, it is made here, without a worker.
         num_tasks = plan.num_batches - (plan.num_batches > 0 and not plan.size(plan.num_batches - 1))
         self._stream = self._usable_pool().stream(_tasks(epoch, plan, num_tasks))
         made_by_workers = map(partial(self._source.present, epoch), self._stream)
         return chain(made_by_workers, map(make, range(num_tasks, plan.num_batches)))
 
     def set_epoch(self, epoch: int) -> None:
-        """Fix the epoch that the next iteration reads; see `MPDataset.set_epoch`."""
+        """Set the epoch that the next iteration reads; see `MPDataset.set_epoch`."""
         (self._set_epoch_on_host if self._prefetcher is None else self._prefetcher.set_epoch)(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the run stands, counting the batches that were received, not those made ahead."""
+        """Return the state of the run. It counts batches that were received, not batches made ahead."""
         return self._state_on_host() if self._prefetcher is None else self._prefetcher.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where a state was taken; see `MPDataset.load_state_dict`."""
+        """Continue from a saved state; see `MPDataset.load_state_dict`."""
         (self._load_state_on_host if self._prefetcher is None else self._prefetcher.load_state_dict)(state_dict)
 
     def stats(self) -> LoaderStats:
-        """Return what was done so far, and what that takes now; `str()` of it is for people."""
+        """Return the statistics so far, and the current memory use. `str()` formats them for people."""
         return self._telemetry.snapshot(self._pool, num_workers=self.num_workers)
 
     def stats_to(self, writer: StatsWriter, *, every_seconds: float = 10.0) -> None:
-        """Have `writer` get the statistics of each span of `every_seconds`, while batches are taken.
+        """Pass statistics to `writer` at regular intervals, while batches are being requested.
 
         Args:
-            writer: `JsonLinesWriter(path)`, `PrometheusWriter(path)`, `TensorBoardWriter(folder)`, or any object with
-                `write(span, total)`.
-            every_seconds: how often.
+            writer: `JsonLinesWriter(path)`, `PrometheusWriter(path)`, `TensorBoardWriter(folder)`, or any object with a
+                method `write(span, total)`.
+            every_seconds: length of the interval.
         """
         self._telemetry.listen(Report(writer, since=self.stats()), every_seconds=every_seconds)
 
     def progress(self) -> Iterator[Batch]:
-        """Iterate, and show on a terminal or in a notebook how fast that goes, how long it waits, and its memory."""
+        """Iterate, and show progress, speed, waiting time and memory in the terminal or notebook."""
         return show_progress(self, self.stats)
 
     def __repr__(self) -> str:
@@ -263,50 +266,44 @@ class MPLoader(Generic[Batch]):
 
     @property
     def num_workers(self) -> int:
-        """Processes that make batches; with `"auto"` it changes, and is 0 while they are released."""
+        """Number of worker processes. With `"auto"` it changes over time, and is 0 after `release()`."""
         if self._num_workers is not None:
             return self._num_workers
         return 0 if self._pool is None else self._pool.num_workers
 
     @property
     def batch_size(self) -> int:
-        """Samples of a full batch of this rank."""
+        """Number of samples in a full batch of this rank."""
         return self._source.batch_size
 
-    if not TYPE_CHECKING:  # or type checkers would take every name for an attribute
+    if not TYPE_CHECKING:  # otherwise type checkers would accept any attribute name
 
         def __getattr__(self, name: str) -> Any:
-            if name in _OF_A_DATA_LOADER:
-                raise AttributeError(
-                    f"an MPLoader has no {name!r}, since it is not a DataLoader that can be rebuilt from its parts: "
-                    "it shards and resumes by itself. Iterate it as it is, without skip_first_batches, "
-                    "setup_dataloaders or prepare_data_loader, and keep its state_dict(): "
-                    "docs/how-to/frameworks.md says how"
-                )
+            check_attribute(name)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     @property
     def _first_place(self) -> int:
-        """Place of this rank's first sample in a global batch."""
+        """Position of this rank's first sample within a global batch."""
         plan = self._source.plan_of(self._source.epochs.next)
         return plan.topology.rank * plan.batch_size
 
     def _lock_slot(self, address: int) -> NDArray[np.uint8] | None:
-        """Return the part of a slot that holds `address`, to be pinned: all fields of one shape. None elsewhere.
+        """Return the fixed-shape fields of the slot that contains `address`, for pinning; None if it lies elsewhere.
 
-        That part is never given back to the kernel from now on.
+        From now on their memory is never returned to the kernel.
         """
         return None if self._pool is None else self._pool.ring.lock(address)
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids of the zygote and the workers, by the names that `ps` shows."""
+        """Process ids of the zygote and the workers, keyed by the process names that `ps` shows."""
         return {} if self._pool is None else self._pool.pids
 
     def release(self) -> None:
-        """Give workers and slots back until the next iteration, which starts them anew (some 0.3 s).
+        """Stop the workers and free the slots until the next iteration, which restarts them in about 0.3 s.
 
-        For a validation loader between two validations. Batches that are still held keep their memory.
+        Useful for a validation loader between two validations. Batches that you still hold keep their memory.
         """
         if self._prefetcher is not None:
             self._prefetcher.release()
@@ -317,13 +314,13 @@ class MPLoader(Generic[Batch]):
             self._engine = None
 
     def close(self) -> None:
-        """End the workers for good. May be called again."""
+        """Stop the workers for good. It is safe to call this more than once."""
         self._is_closed = True
         self.release()
         self._telemetry.close()
 
     def _take(self, batches: Iterator[Any]) -> Any:
-        """Return the next of an iteration's batches; no reference is kept, so that its slot can be recycled."""
+        """Return the next batch of an iteration. No reference is kept, so that its slot can be recycled."""
         asked = time.monotonic()
         if asked >= self._telemetry.due:
             stats = self._telemetry.notify(self._pool, num_workers=self.num_workers)
@@ -333,7 +330,7 @@ class MPLoader(Generic[Batch]):
         try:
             batch = next(batches)
         except (SampleError, TooManyBadSamples):
-            self._num_received += 1  # or a state would repeat the batch
+            self._num_received += 1  # otherwise a resumed run would repeat the batch
             raise
         self._telemetry.count_batch(asked)
         self._num_received += 1
@@ -347,7 +344,7 @@ class MPLoader(Generic[Batch]):
         return None if self._engine is None else self._engine.pool
 
     def _stop(self) -> None:
-        """End the iteration that is under way, and whatever was made ahead for it."""
+        """End the current iteration, and discard the batches made ahead for it."""
         self._iteration += 1
         self._telemetry.pause()
         if self._stream is not None:
@@ -355,7 +352,7 @@ class MPLoader(Generic[Batch]):
             self._stream = None
 
     def _usable_pool(self) -> WorkerPool:
-        """Return the pool, or a new one where an error has closed it."""
+        """Return the pool, or a new one if an error has closed it."""
         if self._pool is not None and self._pool.is_closed:
             self._telemetry.keep(self._pool)
             self._engine = None
@@ -374,7 +371,7 @@ class MPLoader(Generic[Batch]):
 
 
 def _tasks(epoch: Epoch, plan: Plan, num_tasks: int) -> Iterator[BatchTask]:
-    """Yield the tasks of an epoch, of which only the last may be short."""
+    """Yield the tasks of an epoch. Only the last one may be short."""
     for batch in range(num_tasks):
         number = BatchNumber(
             seed=epoch.seed, epoch=epoch.number, start=epoch.position, batch=batch, topology=plan.topology

@@ -1,4 +1,4 @@
-"""`MapSource`: an ordinary map-style dataset as a source of batches."""
+"""`MapSource`: the batches of an ordinary map-style dataset."""
 
 import pickle
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ __all__ = ["MapSource"]
 
 
 class MapSource:
-    """The batches of a map-style dataset, as `default_collate` makes them."""
+    """The batches of a map-style dataset, collated as by `default_collate`."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class MapSource:
         return self.batching.order_of(seed=epoch.seed, epoch=epoch.number)
 
     def facts(self) -> dict[str, str]:
-        """Return what a person wants to know."""
+        """Return facts about the dataset for `repr` and notebooks."""
         return {
             "samples": format_count(self.batching.num_samples),
             "batch size": format_count(self.batch_size),
@@ -72,7 +72,7 @@ class MapSource:
         }
 
     def image_excess(self) -> float:
-        """Return 1: nobody knows."""
+        """Return 1: the ratio is unknown."""
         return 1.0
 
     def plan_of(self, epoch: Epoch) -> Plan:
@@ -80,17 +80,17 @@ class MapSource:
         return self.batching.plan_of(topology=epoch.topology or self.epochs.topology, start=epoch.position)
 
     def set_epoch(self, epoch: int) -> None:
-        """Fix the epoch that the next iteration reads, and keep the position that was restored in it."""
+        """Set the epoch that the next iteration reads. If it is already next, its position is kept."""
         self.order_of(Epoch(seed=self.epochs.next.seed, number=epoch))  # checks the number
         self.epochs.set_number(epoch)
 
     def state_after(self, epoch: Epoch | None, num_batches: int) -> dict[str, Any]:
-        """Return where the run stands after `num_batches` of an epoch; before the next one where that is None."""
+        """Return the state after `num_batches` batches of `epoch`, or before the next epoch if `epoch` is None."""
         at = self.epochs.next if epoch is None else epoch.after(num_batches, self.plan_of(epoch))
         return at.state(fingerprint=self._fingerprint, order=self.batching.order.spec)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken.
+        """Continue from a saved state.
 
         Raises:
             StateError: the state is malformed, or belongs to another dataset or order.
@@ -98,18 +98,18 @@ class MapSource:
         state = State.from_dict(state_dict)
         if state.fingerprint != self._fingerprint:
             raise StateError(
-                f"the checkpoint was made over another dataset: {state.fingerprint!r}, this one is "
-                f"{self._fingerprint!r}. Pass the one it was made over, or start the epoch anew without the checkpoint"
+                f"the checkpoint belongs to another dataset: {state.fingerprint!r}, but this one is "
+                f"{self._fingerprint!r}. Load it with the dataset that it belongs to, or start the epoch without it"
             )
         order, num_samples = self.batching.order.spec, self.batching.num_samples
         state.check_fits(fingerprint=self._fingerprint, order=order, num_samples=num_samples)
         self.epochs.set_next(Epoch(seed=state.seed, number=state.epoch, position=state.position))
 
     def prepare(self) -> tuple[Field | RaggedField, ...]:
-        """Return the fields of a slot; some samples are made to find out, in a process of their own."""
+        """Return the fields of a slot. To find out, a few samples are made in a separate process."""
         leaves = []
         if self.batching.num_samples:
-            # From our own worker's memory.
+            # The bytes come from our own worker, so it is safe to unpickle them.
             template = pickle.loads(probe(self._work.probe, [()], name=self.name))  # noqa: S301
             self._work = replace(self._work, template=template)
             leaves = leaves_of(template)
@@ -118,12 +118,12 @@ class MapSource:
         return tuple(leaf.field(room_bytes=room_bytes) for leaf in leaves) or (Field(name="nothing", dtype="uint8"),)
 
     def work(self, *, read_ahead_bytes: int, decode_bytes: int) -> MapWork:
-        """Return what workers do. What a dataset reads and decodes is its own business."""
+        """Return the work for the workers. The limits do not apply: the dataset itself reads and decodes."""
         del read_ahead_bytes, decode_bytes
         return self._work
 
     def make(self, epoch: Epoch, batch: int) -> Any:
-        """Return a batch that is made in this process."""
+        """Make a batch in this process."""
         sample_ids = self.order_of(epoch).sample_ids(self.plan_of(epoch).positions(batch)).tolist()
         with kept_generators():
             if not sample_ids:
@@ -144,16 +144,16 @@ class MapSource:
             raise SampleError(self._describe(sample_id, cause_of(error))) from error
 
     def _empty(self) -> Any:
-        """Return a batch of no samples: what a rank gets where a ragged epoch has none left for it."""
+        """Return a batch of no samples, for a rank that has none left in the last batch of a ragged epoch."""
         template = self._work.template or template_of(self._work.sample(0, seed=0, epoch=0))
         arrays = {leaf.name: np.empty((0, *leaf.shape), leaf.dtype) for leaf in leaves_of(template)}
         return _collated(template, arrays)
 
     def present(self, epoch: Epoch, filled: FilledBatch) -> Any:
-        """Return a batch that workers have made.
+        """Return a batch made by the workers.
 
         Raises:
-            SampleError: a sample of it failed.
+            SampleError: a sample of the batch failed.
         """
         del epoch
         for failure in filled.failures:
@@ -162,7 +162,7 @@ class MapSource:
         return _collated(self._work.template, filled.arrays)
 
     def instead_of(self, killed: KilledSample) -> tuple[int, ...] | None:
-        """Return None: a sample that kills workers is a failure."""
+        """Return None: a sample that kills workers counts as failed."""
         del killed
         return None
 
@@ -176,17 +176,17 @@ def _tensor(array: NDArray[Any], leaf: Leaf) -> torch.Tensor:
 
 
 def _number(kind: int, bits: int) -> bool | int | float:
-    """Return the number that a worker wrote."""
+    """Return the number that a worker stored as a type and 64 bits."""
     return float(np.int64(bits).view(np.float64)) if NUMBER_TYPES[kind] is float else NUMBER_TYPES[kind](bits)
 
 
 def _collated(template: Any, arrays: Mapping[str, Any]) -> Any:
-    """Return a batch with the containers that `default_collate` makes of a sample's."""
+    """Return a batch, with the containers of a sample converted as by `default_collate`."""
 
     def batch_of(leaves: list[Leaf] | tuple[Leaf, ...], **_: Any) -> Any:
         (leaf,) = leaves
         array = arrays[leaf.name]
-        match leaf.kind:  # text and bytes become what they came in: a tuple in a sequence, else a list
+        match leaf.kind:  # for text and bytes default_collate gives a tuple inside a sequence, else a list
             case LeafKind.TEXT:
                 return type(leaves)(value.tobytes().decode("utf-8", "surrogatepass") for value in array)
             case LeafKind.BYTES:

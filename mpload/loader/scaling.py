@@ -1,8 +1,8 @@
-"""How many workers: begins with one a core, and adds more only while that makes batches come faster.
+"""Scales the number of workers: starts with one per core, and adds more only while that makes batches arrive faster.
 
-Workers that compute gain nothing from being more than cores. Those that wait for storage leave their cores idle, and
-then more workers help, until something else is the limit. Which of the two it is, the kernel knows: how long each was
-on a core or waited for one (`/proc/PID/schedstat`), beside the time that it was busy with samples.
+If workers compute, more workers than cores gain nothing. If workers wait for storage, their cores are idle, and more
+workers help until something else becomes the limit. The kernel tells the two cases apart: it counts how long each
+worker was on a core or waited for one (`/proc/PID/schedstat`), which is compared with the time the worker was busy.
 """
 
 from collections.abc import Callable
@@ -13,63 +13,64 @@ from mpload.telemetry.stats import LoaderStats
 
 __all__ = ["Scaler", "ScalerState", "Window", "decide", "runnable_seconds"]
 
-_WINDOW_SECONDS = 0.9  # statistics come every half second
+_WINDOW_SECONDS = 0.9  # statistics arrive every half second
 _WINDOW_BATCHES = 4
 _WAITS = 0.1
-"""Share of the time for which the consumer waits before more workers are of any use."""
+"""Fraction of the time that the consumer must wait before more workers are considered."""
 _BLOCKED = 0.3
-"""Share of a worker's busy time for which it neither computes nor waits for a core."""
+"""Minimum fraction of a worker's busy time in which it neither computes nor waits for a core."""
 _WORTH = 0.3
-"""What more workers must gain, as a share of what they would gain if nothing else were the limit."""
+"""Minimum gain from more workers, as a fraction of the gain if nothing else were the limit."""
 _REST_WINDOWS = 20
 _MAX_REST_WINDOWS = 640
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """What was seen in a second or so."""
+    """Measurements over about one second."""
 
     num_samples: int
     seconds: float
     wait_seconds: float
-    """Time that the consumer waited."""
+    """Time that the consumer waited for batches."""
     busy_seconds: float
-    """Time that workers had samples to make, all of them together."""
+    """Time that the workers spent on samples, summed over all workers."""
     runnable_seconds: float
-    """Time that they were on a core or waited for one."""
+    """Time that the workers were on a core or waited for one, summed over all workers."""
 
     @property
     def samples_per_second(self) -> float:
-        """The rate at which samples were handed out."""
+        """Samples delivered to the consumer per second."""
         return self.num_samples / self.seconds if self.seconds else 0.0
 
     @property
     def wait_fraction(self) -> float:
-        """Share of the time that the consumer waited."""
+        """Fraction of the time that the consumer waited."""
         return self.wait_seconds / self.seconds if self.seconds else 0.0
 
     @property
     def blocked_fraction(self) -> float:
-        """Share of the workers' busy time in which they waited for something other than a core."""
+        """Fraction of the workers' busy time in which they waited for something other than a core."""
         return max(0.0, 1 - self.runnable_seconds / self.busy_seconds) if self.busy_seconds else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalerState:
-    """What a decision leaves for the next one."""
+    """The state that one decision passes on to the next."""
 
     num_workers: int
     tried_from: int = 0
-    """The number of workers before the step that is on trial; 0: none is."""
+    """Number of workers before the increase being tried out; 0 if none is being tried."""
     rate_before: float = 0.0
+    """Samples per second before that increase."""
     num_rest: int = 0
-    """Windows in which nothing is tried, after a step that did not help."""
+    """Windows left in which nothing is tried, after an increase that did not help."""
     rest_windows: int = _REST_WINDOWS
-    """How long the next rest is: each is twice as long as the one before."""
+    """Length of the next such rest. It doubles each time."""
 
 
 def decide(window: Window, state: ScalerState, *, max_workers: int) -> ScalerState:
-    """Return how many workers to have from now on, in [1, max_workers]: steps up by a half, and back where no use."""
+    """Return the number of workers from now on, in [1, max_workers]: raised by half, or back if that did not help."""
     if state.tried_from:
         gain = window.samples_per_second / state.rate_before - 1
         hoped = state.num_workers / state.tried_from - 1
@@ -89,28 +90,28 @@ def decide(window: Window, state: ScalerState, *, max_workers: int) -> ScalerSta
 
 
 class Scaler:
-    """Decides how many workers a loader should have, when asked. A check costs some 20 microseconds a worker."""
+    """Adjusts the number of workers of a loader when polled. A check costs about 20 microseconds per worker."""
 
     def __init__(self, resize: Callable[[int], None], *, num_workers: int, max_workers: int) -> None:
-        """Begin with `num_workers`.
+        """Start from `num_workers`.
 
         Args:
-            resize: has the workers be this many from now on.
-            num_workers: how many there are.
-            max_workers: how many there may be.
+            resize: sets the number of workers.
+            num_workers: current number of workers.
+            max_workers: upper limit for the number of workers.
         """
         self._resize = resize
         self._max_workers = max_workers
         self._state = ScalerState(num_workers=num_workers)
-        self._is_settling = True  # what workers do when they have just started says nothing
+        self._is_settling = True  # workers that have just started are not representative
         self._since: LoaderStats | None = None
         self._runnable: dict[int, float] = {}
 
     def check(self, stats: LoaderStats) -> None:
-        """Act on what happened since the last check, unless that is less than a second ago.
+        """Adjust the number of workers to the time since the last check, unless that is less than a second.
 
         Args:
-            stats: of the loader so far, a copy.
+            stats: statistics of the loader so far; a copy, because it is kept until the next check.
         """
         since = self._since
         if since is not None:
@@ -145,7 +146,7 @@ def _window(
 
 
 def runnable_seconds(pid: int) -> float:
-    """Return how long the main thread of a process was on a core or waited for one; 0 where nobody knows."""
+    """Return how long the main thread of a process was on a core or waited for one; 0 if unknown."""
     try:
         on_core_ns, waited_ns, _ = Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()
     except (OSError, ValueError):

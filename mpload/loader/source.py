@@ -1,11 +1,13 @@
-"""Where an MPLoader's batches come from: an index, or any map-style dataset."""
+"""The source of an MPLoader's batches: an `MPDataset`, or any map-style dataset."""
 
+import os
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
 from torch.utils.data import IterableDataset
 
 from mpload.errors import ArgumentError
+from mpload.index.index import Index
 from mpload.loader.dataset import MPDataset
 from mpload.loader.epochs import Epoch, EpochTable
 from mpload.loader.index_source import IndexSource
@@ -24,44 +26,44 @@ __all__ = ["Source", "source_of"]
 
 
 class Source(Protocol):
-    """What an MPLoader has to know of a dataset."""
+    """The interface of a dataset that an MPLoader needs."""
 
     @property
     def name(self) -> str:
-        """Of the index or the dataset, for people."""
+        """Name of the index or the dataset, for messages."""
         ...
 
     def facts(self) -> dict[str, str]:
-        """Return what a person wants to know."""
+        """Return facts about the dataset for `repr` and notebooks."""
         ...
 
     @property
     def batch_size(self) -> int:
-        """Samples of a full batch of this rank."""
+        """Number of samples in a full batch of this rank."""
         ...
 
     @property
     def epochs(self) -> EpochTable:
-        """Which epoch comes next."""
+        """The current and the next epoch."""
         ...
 
     @property
     def cache_in_memory(self) -> OpenCache | None:
-        """A cache whose bytes are memory, None where there is none."""
+        """The cache, if it is kept in memory; else None."""
         ...
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether workers may read samples before their turn."""
+        """Whether workers may read samples ahead of time."""
         ...
 
     @property
     def made_here(self) -> Tally:
-        """What was made in this process so far."""
+        """Counts of the samples made in this process so far."""
         ...
 
     def image_excess(self) -> float:
-        """Return how many times more pixels images have than the decoder makes of them, by a few; 1 where unknown."""
+        """Return the ratio of stored to decoded pixels, estimated from a few images; 1 if unknown."""
         ...
 
     def plan_of(self, epoch: Epoch) -> Plan:
@@ -69,40 +71,40 @@ class Source(Protocol):
         ...
 
     def set_epoch(self, epoch: int) -> None:
-        """Fix the epoch that the next iteration reads."""
+        """Set the epoch that the next iteration reads."""
         ...
 
     def state_after(self, epoch: Epoch | None, num_batches: int) -> dict[str, Any]:
-        """Return where the run stands after `num_batches` of an epoch; before the next one where that is None."""
+        """Return the state after `num_batches` batches of `epoch`, or before the next epoch if `epoch` is None."""
         ...
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where a state was taken."""
+        """Continue from a saved state."""
         ...
 
     def prepare(self) -> tuple[Field | RaggedField, ...]:
-        """Return the fields of a slot, before `work` and `present` are called; may make samples to find out."""
+        """Return the fields of a slot; may make samples to find out. Must be called before `work` and `present`."""
         ...
 
     def work(self, *, read_ahead_bytes: int, decode_bytes: int) -> Work:
-        """Return what workers do; its tasks are the integers of `BatchNumber`.
+        """Return the work for the workers. Its tasks are the integers of `BatchNumber`.
 
         Args:
-            read_ahead_bytes: What each worker may have read ahead.
-            decode_bytes: What each worker may take for one image without waiting for its turn.
+            read_ahead_bytes: memory for data that one worker has read ahead.
+            decode_bytes: memory that one worker may use to decode an image without waiting for its turn.
         """
         ...
 
     def make(self, epoch: Epoch, batch: int) -> Any:
-        """Return a batch that is made in this process."""
+        """Make a batch in this process."""
         ...
 
     def present(self, epoch: Epoch, filled: FilledBatch) -> Any:
-        """Return the same batch, made by workers; raise what its failures call for."""
+        """Return the same batch, made by the workers; raise an error if its failures call for one."""
         ...
 
     def instead_of(self, killed: KilledSample) -> tuple[int, ...] | None:
-        """Return the task that fills the place of a sample which kills workers, None to leave it a failure."""
+        """Return the task that replaces a sample which kills workers; None counts the sample as failed."""
         ...
 
 
@@ -115,25 +117,32 @@ def source_of(
     tail: Tail | Literal["drop", "pad", "ragged"],
     topology: Topology | None,
 ) -> Source:
-    """Return a dataset as a source.
+    """Return the source for a dataset.
 
     Raises:
-        ArgumentError: it is none, or the arguments do not go with it.
+        ArgumentError: this is not a dataset that can be loaded, or the arguments do not fit it.
     """
     if isinstance(dataset, MPDataset):
         if (batch_size, shuffle, seed, tail, topology) != (None, False, 0, Tail.PAD, None):
             raise ArgumentError(
                 "an MPDataset has its own batch_size, shuffle, seed, tail and topology: pass them to the MPDataset"
             )
-        return IndexSource(dataset._run)  # noqa: SLF001  which is there for this
+        return IndexSource(dataset._run)  # noqa: SLF001  `_run` is shared with this package
+    if isinstance(dataset, str | os.PathLike | Index):
+        raise ArgumentError(
+            f"an MPLoader loads a dataset, not an index, got {dataset!r}. Pass MPDataset(..., batch_size=...)"
+        )
+    if isinstance(dataset, type):
+        raise ArgumentError(f"dataset is the class {dataset.__name__}. Pass an instance: {dataset.__name__}(...)")
     if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise ArgumentError(
-            f"{type(dataset).__name__} is not a map-style dataset: it needs __len__ and __getitem__. Iterable datasets "
-            "cannot be asked for a sample by its number: use a stock DataLoader for them, or an MPDataset"
+            "dataset must be an MPDataset, or a map-style dataset with __len__ and __getitem__, got "
+            f"{dataset!r:.80} of type {type(dataset).__name__}. The samples of an iterable dataset cannot be requested "
+            "by number: use a DataLoader for it, or make an index and an MPDataset"
         )
     if batch_size is None:
         raise ArgumentError(
-            f"MPLoader makes whole batches: pass batch_size= to the MPLoader of {type(dataset).__name__}"
+            f"an MPLoader loads whole batches: pass batch_size= to the MPLoader of {type(dataset).__name__}"
         )
     if batch_size < 1:
         raise ArgumentError(f"batch_size must be at least 1, got {batch_size}")

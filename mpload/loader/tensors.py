@@ -1,4 +1,4 @@
-"""Values of a sample or batch as torch shows them."""
+"""Converts the values of a sample or batch to tensors."""
 
 from typing import Any
 
@@ -9,14 +9,14 @@ __all__ = ["as_tensor"]
 
 
 def as_tensor(value: Any, *, are_images: bool) -> Any:
-    """Return a column of a batch, or a value of a sample, as a tensor of the same memory.
+    """Return a column of a batch, or a value of a sample, as a tensor that shares its memory.
 
-    Where it is of images, [..., H, W, C] is shown as [..., C, H, W]. Lists are gone through; what is no array stays as
-    it is.
+    Images [..., H, W, C] are viewed as [..., C, H, W]. Lists are converted item by item. Values other than arrays are
+    returned unchanged.
     """
     if isinstance(value, list):
         return [as_tensor(each, are_images=are_images) for each in value]
     if not isinstance(value, np.ndarray):
         return value
-    tensor = torch.from_numpy(value if value.flags.writeable else value.copy())  # np.frombuffer gives such arrays
+    tensor = torch.from_numpy(value if value.flags.writeable else value.copy())  # np.frombuffer: read-only
     return tensor.movedim(-1, -3) if are_images and value.ndim >= 3 else tensor
