@@ -1,4 +1,4 @@
-"""Normaliser: every value is the correctly rounded one, whatever the layout."""
+"""Normaliser: every value is correctly rounded, with any memory layout."""
 
 import math
 from typing import Any
@@ -17,7 +17,7 @@ from tests.support.device_batches import DTYPES, MEAN, STD, every_pixel, referen
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("channels_last", [True, False])
 @pytest.mark.parametrize("comes_channels_last", [True, False])
-def test_each_value_is_the_float64_one_rounded_once(
+def test_values_are_computed_in_float64_and_rounded_once(
     dtype: torch.dtype, channels_last: bool, comes_channels_last: bool
 ) -> None:
     images = every_pixel() if comes_channels_last else every_pixel().contiguous()
@@ -34,7 +34,7 @@ def test_each_value_is_the_float64_one_rounded_once(
     channels_last=st.booleans(),
     seed=st.integers(0, 9),
 )
-def test_any_number_of_channels_and_any_size_is_taken(
+def test_any_number_of_channels_and_any_size_is_accepted(
     shape: tuple[int, ...], dtype: torch.dtype, channels_last: bool, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -48,7 +48,7 @@ def test_any_number_of_channels_and_any_size_is_taken(
     assert torch.equal(out, reference(images, mean, std).to(dtype))
 
 
-def test_other_tensors_are_no_images() -> None:
+def test_other_tensors_are_not_images() -> None:
     normaliser = Normaliser(dtype=torch.float32, mean=MEAN, std=STD)
     assert not normaliser.takes(torch.zeros(2, 1, 4, 4, dtype=torch.uint8))
     assert not normaliser.takes(torch.zeros(3, 4, 4, dtype=torch.uint8))
@@ -59,8 +59,8 @@ def test_other_tensors_are_no_images() -> None:
     ("change", "message"),
     [
         ({"dtype": torch.float64}, "dtype must be one of"),
-        ({"mean": (0.5,)}, "one number a channel, got 1 and 3"),
-        ({"mean": (), "std": ()}, "one number a channel"),
+        ({"mean": (0.5,)}, "one number per channel, got 1 and 3"),
+        ({"mean": (), "std": ()}, "one number per channel"),
         ({"std": (1, 0, 1)}, "std positive"),
         ({"mean": (math.nan, 0, 0)}, "mean must be finite"),
     ],

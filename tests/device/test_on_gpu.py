@@ -1,7 +1,7 @@
-"""DevicePrefetcher on an accelerator: what only real streams, drivers and kernels can show.
+"""DevicePrefetcher on an accelerator: what can be tested only with real streams, drivers and kernels.
 
 MPLOAD_REQUIRE_GPU=1 pytest -m gpu -n 0         # on a GPU
-MPLOAD_TEST_DEVICE=late pytest -m gpu -n 0      # what can be shown without: torch's streams, made of threads
+MPLOAD_TEST_DEVICE=late pytest -m gpu -n 0      # without a GPU: an emulated device with threads as streams
 """
 
 import gc
@@ -45,17 +45,17 @@ from tests.support.streams import on_stream
 
 pytestmark = pytest.mark.gpu
 needs_cuda = pytest.mark.skipif(
-    torch.accelerator.is_available() and not torch.cuda.is_available(), reason="the accelerator is no CUDA device"
+    torch.accelerator.is_available() and not torch.cuda.is_available(), reason="the accelerator is not a CUDA device"
 )
 needs_driver = pytest.mark.skipif(
     torch.accelerator.is_available() and not hasattr(torch.get_device_module(), "cudart"),
-    reason="the accelerator has no driver that registers memory",
+    reason="the driver of the accelerator cannot register memory",
 )
 NORMALISED: dict[str, Any] = {"device": DEVICE, "mean": MEAN, "std": STD}
 
 
 def close(found: torch.Tensor, images: torch.Tensor) -> None:
-    """Check values against float64: float32 arithmetic, then one rounding to the dtype."""
+    """Compare with float64, allowing for float32 arithmetic and one rounding to the dtype."""
     eps = torch.finfo(found.dtype).eps
     torch.testing.assert_close(found.double().cpu(), reference(images), rtol=0.51 * eps + 1e-6, atol=2e-6)
 
@@ -63,7 +63,7 @@ def close(found: torch.Tensor, images: torch.Tensor) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("channels_last", [True, False])
 @pytest.mark.parametrize("comes_channels_last", [True, False])
-def test_values_are_those_of_float64_but_for_rounding(
+def test_values_equal_those_of_float64_up_to_rounding(
     dtype: torch.dtype, channels_last: bool, comes_channels_last: bool
 ) -> None:
     images = every_pixel() if comes_channels_last else every_pixel().contiguous()
@@ -116,11 +116,11 @@ def test_a_hoarding_consumer_never_sees_a_batch_change() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(VIEWS.keys() - {"numpy"}))
-def test_whatever_shows_a_part_of_a_batch_keeps_it(kind: str) -> None:
+def test_any_view_of_a_batch_keeps_its_values(kind: str) -> None:
     check_that_it_keeps_its_batch(kind, **NORMALISED)
 
 
-def test_batches_may_be_used_on_any_stream_that_is_current_when_they_are_asked_for() -> None:
+def test_batches_may_be_used_on_the_stream_that_is_current_when_they_are_requested() -> None:
     stream = AcceleratorStream(torch.device(DEVICE.type, 0))
     loader = DevicePrefetcher(LargeBatches(pinned=True), **NORMALISED)
     seen = []
@@ -133,7 +133,7 @@ def test_batches_may_be_used_on_any_stream_that_is_current_when_they_are_asked_f
         close(images, large(number))
 
 
-def test_device_memory_is_what_stats_say_and_is_torchs_again_when_batches_die() -> None:
+def test_device_memory_matches_the_stats_and_is_freed_with_the_batches() -> None:
     gc.collect()
     torch.accelerator.synchronize()
     before = memory_allocated()
@@ -144,7 +144,7 @@ def test_device_memory_is_what_stats_say_and_is_torchs_again_when_batches_die() 
     assert stats.batch_bytes == 3 * (2 * np.prod(SHAPE) + 256)
     assert stats.conversion_bytes == np.prod(SHAPE) + 256
     assert stats.pinned_bytes == 0
-    # The table of the conversion, and the allocator's rounding to 512 bytes.
+    # The constants of the conversion, and rounding to 512 bytes by the allocator.
     assert 0 <= memory_allocated() - before - stats.device_bytes < 8192
     del held
     stats = loader.stats()
@@ -155,7 +155,7 @@ def test_device_memory_is_what_stats_say_and_is_torchs_again_when_batches_die() 
     assert memory_allocated() - before < 8192
 
 
-def test_pageable_batches_take_two_pinned_ones_on_the_host() -> None:
+def test_pageable_batches_need_two_pinned_batches_on_the_host() -> None:
     loader = DevicePrefetcher(LargeBatches(), **NORMALISED)
     for _ in loader:
         pass
@@ -184,14 +184,14 @@ def test_the_slots_of_an_mploader_are_pinned_once_and_copied_from_directly(photo
                 assert labels.tolist() == numbers.tolist()
             assert loader.stats().pinned_bytes == 0
             if epoch == 1:
-                inner.release()  # the next epoch's slots are others
+                inner.release()  # the next epoch uses new slots
         assert any(images.is_pinned() for images, _ in inner)
         loader.release()
         assert not any(images.is_pinned() for images, _ in inner)
 
 
 @needs_driver
-def test_images_beside_values_of_varying_shape_are_copied_from_their_slots_too(photo_tree: Path) -> None:
+def test_images_in_slots_with_ragged_columns_are_copied_directly_too(photo_tree: Path) -> None:
     index = photo_tree.with_name("ragged.txt")
     lines = [
         f"{path.relative_to(photo_tree)}\t{number}\t{'x' * number}\n"
@@ -210,7 +210,7 @@ def test_images_beside_values_of_varying_shape_are_copied_from_their_slots_too(p
 
 
 @needs_driver
-def test_two_prefetchers_of_one_loader_share_what_is_pinned(photos: Path) -> None:
+def test_two_prefetchers_of_one_loader_share_the_pinned_memory(photos: Path) -> None:
     crop = RandomResizedCrop(64)
     alone = dataset(photos, crop)
     expected = [list(alone) for _ in range(4)]
@@ -220,11 +220,11 @@ def test_two_prefetchers_of_one_loader_share_what_is_pinned(photos: Path) -> Non
             loader = loaders[epoch % 2]
             for (images, _), (pixels, _) in zip(loader, batches, strict=True):
                 assert torch.equal(images.cpu(), pixels)
-                loaders[1 - epoch % 2].release()  # while copies from slots that it has pinned may be under way
+                loaders[1 - epoch % 2].release()  # while copies from slots that it has pinned may be in flight
             assert loader.stats().pinned_bytes == 0
 
 
-def test_the_short_form_brings_batches_to_the_device_too(photos: Path) -> None:
+def test_a_loader_with_a_device_copies_batches_to_the_device(photos: Path) -> None:
     expected = list(dataset(photos, RandomResizedCrop(64)))
     with MPLoader(dataset(photos, RandomResizedCrop(64)), num_workers=2, device=DEVICE) as loader:
         for (images, _), (pixels, _) in zip(loader, expected, strict=True):
@@ -254,7 +254,7 @@ def test_a_cuda_graph_for_each_set_of_addresses_can_be_replayed(depth: int) -> N
 
 
 @pytest.mark.parametrize("transform", [noisy, PerSample(flip)])
-def test_a_device_transform_draws_the_same_numbers_again_and_leaves_others_alone(transform: Any) -> None:
+def test_a_device_transform_draws_reproducible_numbers_and_does_not_affect_others(transform: Any) -> None:
     def run() -> list[torch.Tensor]:
         return [images for images, _ in DevicePrefetcher(Batches(), device_transform=on_device, **NORMALISED)]
 
@@ -272,7 +272,7 @@ def test_a_device_transform_draws_the_same_numbers_again_and_leaves_others_alone
 
 
 @pytest.mark.parametrize("is_consumer_slow", [True, False])
-def test_memory_of_what_a_device_transform_returns_is_not_used_again_too_early(is_consumer_slow: bool) -> None:
+def test_memory_of_transform_results_is_not_reused_too_early(is_consumer_slow: bool) -> None:
     def doubled(batch: Any) -> Any:
         return batch[0].clone().mul_(2), batch[1]
 
@@ -312,7 +312,7 @@ def needs_nvjpeg() -> None:
 
 
 @pytest.mark.parametrize("crop", [RandomResizedCrop(64), ResizeCenterCrop(64, resize=80)])
-def test_the_device_decodes_what_workers_leave_to_it(photos: Path, crop: Any) -> None:
+def test_the_device_decodes_images_left_by_the_workers(photos: Path, crop: Any) -> None:
     needs_nvjpeg()
     expected = list(dataset(photos, crop))
     with MPLoader(dataset(photos, GpuDecode(crop)), num_workers=2) as inner:
@@ -321,18 +321,18 @@ def test_the_device_decodes_what_workers_leave_to_it(photos: Path, crop: Any) ->
         ):
             assert images.device.type == DEVICE.type
             assert labels.tolist() == numbers.tolist()
-            # Another decoder, and where the CPU decodes at a smaller scale another resize: alike, not equal.
+            # A different decoder, and a different resize if the CPU decodes at a smaller scale: similar, not equal.
             assert (images.cpu().float() - pixels.float()).abs().mean() < 12
 
 
-def test_where_the_device_decodes_nothing_this_process_does(photos: Path) -> None:
+def test_this_process_decodes_if_the_device_cannot(photos: Path) -> None:
     if device_decoder(DEVICE) is not None:
         pytest.skip("this device decodes")
     crop = RandomResizedCrop(64)
     expected = list(dataset(photos, crop))
     with MPLoader(dataset(photos, GpuDecode(crop)), num_workers=2) as inner:
         loader = DevicePrefetcher(inner, device=DEVICE, dtype=None)
-        with pytest.warns(MploadWarning, match=f"no decoder for {DEVICE.type}:0: this process decodes on the CPU"):
+        with pytest.warns(MploadWarning, match=f"no JPEG decoder for {DEVICE.type}:0: this process decodes on the CPU"):
             batches = list(loader)
     for (images, _), (pixels, _) in zip(batches, expected, strict=True):
         assert torch.equal(images.cpu(), pixels)

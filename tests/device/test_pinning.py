@@ -1,4 +1,4 @@
-"""Pinned memory, as far as it can be seen without a driver."""
+"""Pinned memory, as far as it can be tested without a driver."""
 
 import os
 import weakref
@@ -16,7 +16,7 @@ SLOT_BYTES = 4096
 
 
 class Driver:
-    """Notes what is registered."""
+    """A stand-in for the CUDA runtime that records the registered addresses."""
 
     def __init__(self, *, refuses: bool = False) -> None:
         self.registered: list[int] = []
@@ -40,7 +40,7 @@ class Driver:
 
 
 class Slots:
-    """Two slots of a loader."""
+    """The memory of two slots of a loader."""
 
     def __init__(self) -> None:
         self.memory = np.zeros(2 * SLOT_BYTES, np.uint8)
@@ -56,7 +56,7 @@ class Slots:
         return self.memory[slot * SLOT_BYTES :][:SLOT_BYTES] if 0 <= slot < 2 else None
 
 
-def test_slots_are_pinned_as_they_are_met_and_the_driver_hears_before_they_go() -> None:
+def test_slots_are_pinned_on_first_use_and_unregistered_before_they_are_freed() -> None:
     driver, slots, others = Driver(), Slots(), Slots()
     pinner = Pinner(torch.device("cpu"), cudart=driver)
     assert pinner.pin(slots.tensor(1), slots.lock)
@@ -65,7 +65,7 @@ def test_slots_are_pinned_as_they_are_met_and_the_driver_hears_before_they_go() 
     assert driver.registered == [slots.address(1), slots.address(0)]
     assert not pinner.pin(torch.zeros(3), slots.lock)
     assert pinner.pin(others.tensor(0), others.lock)
-    assert driver.registered == [others.address(0)]  # a loader's old slots are let go
+    assert driver.registered == [others.address(0)]  # the old slots of the loader are unregistered
     pinner.release()
     pinner.release()
     assert driver.registered == []
@@ -78,16 +78,16 @@ def test_slots_are_pinned_as_they_are_met_and_the_driver_hears_before_they_go() 
     assert alive() is None
 
 
-def test_a_driver_that_refuses_is_asked_once() -> None:
+def test_registration_is_tried_only_once_if_the_driver_refuses() -> None:
     slots = Slots()
     pinner = Pinner(torch.device("cpu"), cudart=Driver(refuses=True))
-    with pytest.warns(MploadWarning, match="batches are copied once more on the host: the driver says error 1"):
+    with pytest.warns(MploadWarning, match="each batch is copied once more on the host: the driver reports error 1"):
         assert not pinner.pin(slots.tensor(0), slots.lock)
     assert not pinner.pin(slots.tensor(0), slots.lock)
 
 
 @pytest.mark.processes
-def test_a_forked_child_does_not_talk_to_its_parents_driver() -> None:
+def test_a_forked_child_does_not_use_the_driver_of_its_parent() -> None:
     driver, slots = Driver(), Slots()
     pinner = Pinner(torch.device("cpu"), cudart=driver)
     pinner.pin(slots.tensor(0), slots.lock)

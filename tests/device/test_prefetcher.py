@@ -1,4 +1,4 @@
-"""DevicePrefetcher, as far as it can be proven without an accelerator: numbers, order, lifetimes, memory."""
+"""DevicePrefetcher, as far as it can be tested without an accelerator: values, order, lifetimes, memory."""
 
 import itertools
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ from tests.support.streams import LateStream, on_stream
 
 
 class Recycled:
-    """A loader whose batches lie in few slots, which are overwritten as soon as nobody holds them."""
+    """A loader with only a few slots, which are overwritten as soon as they are no longer held."""
 
     def __init__(self, num_batches: int, num_slots: int) -> None:
         self.num_batches = num_batches
@@ -58,7 +58,9 @@ class Recycled:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("channels_last", [True, False])
 @pytest.mark.parametrize("is_late", [True, False])
-def test_images_are_the_float64_ones_rounded_once(dtype: torch.dtype, channels_last: bool, is_late: bool) -> None:
+def test_images_are_computed_in_float64_and_rounded_once(
+    dtype: torch.dtype, channels_last: bool, is_late: bool
+) -> None:
     stream = LateStream(0) if is_late else None
     loader = on_stream(stream, Batches(), dtype=dtype, channels_last=channels_last, **NORMALISED)
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
@@ -73,7 +75,7 @@ def test_images_are_the_float64_ones_rounded_once(dtype: torch.dtype, channels_l
     assert number == 5
 
 
-def test_what_is_no_image_arrives_as_it_is() -> None:
+def test_values_other_than_images_arrive_unchanged() -> None:
     class Pair(NamedTuple):
         left: Any
         right: Any
@@ -103,7 +105,7 @@ def test_what_is_no_image_arrives_as_it_is() -> None:
     assert moved["gray"].data_ptr() != batch["gray"].data_ptr()  # type: ignore[attr-defined]
 
 
-def test_without_a_dtype_images_stay_as_they_are() -> None:
+def test_without_a_dtype_images_stay_unchanged() -> None:
     for number, (images, _) in enumerate(DevicePrefetcher(Batches(), device="cpu", dtype=None)):
         assert torch.equal(images, images_of(number))
         assert images.stride() == images_of(number).stride()
@@ -117,7 +119,7 @@ def test_without_a_dtype_images_stay_as_they_are() -> None:
     stable_addresses=st.booleans(),
     eagerness=st.sampled_from([0.0, 0.3, 0.8]),
 )
-def test_work_that_is_done_late_sees_the_right_batch_on_whatever_schedule(
+def test_delayed_work_sees_the_right_batch_on_any_schedule(
     seed: int, depth: int, lets_go: list[bool], stable_addresses: bool, eagerness: float
 ) -> None:
     stream = LateStream(seed, eagerness=eagerness)
@@ -126,7 +128,7 @@ def test_work_that_is_done_late_sees_the_right_batch_on_whatever_schedule(
     seen: list[torch.Tensor] = []
 
     batches = iter(loader)
-    kept = []  # what is held otherwise: with depth 1 memory of a held batch is replaced, and would be freed
+    kept = []  # with depth 1, the memory of a held batch is replaced, and the queued work must not outlive it
     images = labels = None
     for done in lets_go:
         images, labels = next(batches)
@@ -145,23 +147,23 @@ def test_work_that_is_done_late_sees_the_right_batch_on_whatever_schedule(
         assert loader.stats().num_extra_batches == 0
 
 
-def test_host_batches_are_given_back_once_they_are_copied() -> None:
+def test_host_batches_are_released_once_they_are_copied() -> None:
     stream = LateStream(0, eagerness=0.0)
     source = Recycled(4, num_slots=4)
     batches = iter(on_stream(stream, source, **NORMALISED))
     first = next(batches)
-    assert source.ring.num_lent == 2  # its own and the next, whose copies have not begun
+    assert source.ring.num_lent == 2  # the first and the second, whose copies have not begun
     stream.finish()
     second = next(batches)
-    assert source.ring.num_lent == 1  # the next but one, which has just been fetched
+    assert source.ring.num_lent == 1  # the third, which has just been fetched
     num_done = stream.side.num_done
     batches.close()  # type: ignore[attr-defined]
     assert source.ring.num_lent == 0
-    assert stream.side.num_done > num_done  # the copies were waited for, not only forgotten
+    assert stream.side.num_done > num_done  # it waited for the copies
     assert [labels[0].item() for _, labels in (first, second)] == [0, 1]
 
 
-def test_on_the_cpu_a_slot_is_free_when_its_batch_is_handed_out() -> None:
+def test_on_the_cpu_a_slot_is_free_when_its_batch_is_yielded() -> None:
     source = Recycled(4, num_slots=2)
     for _ in DevicePrefetcher(source, **NORMALISED):
         assert source.ring.num_lent == 0
@@ -178,22 +180,22 @@ def test_a_hoarding_consumer_never_sees_a_batch_change(is_late: bool) -> None:
     for number, (images, labels) in enumerate(held):
         assert torch.equal(images, reference(images_of(number)).float())
         assert labels.tolist() == [number] * 4
-    assert loader.stats().num_extra_batches == 2 * 12 - 2 * 3 + 3  # all but the first three, which the arenas held
+    assert loader.stats().num_extra_batches == 2 * 12 - 2 * 3 + 3  # all except the first three
 
 
 @pytest.mark.parametrize("kind", VIEWS)
-def test_whatever_shows_a_part_of_a_batch_keeps_it(kind: str) -> None:
+def test_any_view_of_a_batch_keeps_its_values(kind: str) -> None:
     check_that_it_keeps_its_batch(kind, **NORMALISED)
 
 
-def test_a_loop_goes_round_in_the_buffers_that_there_are() -> None:
+def test_a_loop_reuses_the_same_buffers() -> None:
     loader = on_stream((stream := LateStream(0)), Batches(10), depth=3, **NORMALISED)
     addresses = set()
     for images, _ in itertools.chain(loader, loader):
         stream.finish()
         addresses.add(images.data_ptr())
     stats = loader.stats()
-    batch_bytes = images.nbytes + 256  # the labels, 32 bytes, take one step of alignment
+    batch_bytes = images.nbytes + 256  # the labels have 32 bytes, padded to the alignment
     assert len(addresses) == 3
     assert (stats.num_batches, stats.num_extra_batches) == (20, 0)
     assert stats.batch_bytes == 3 * batch_bytes
@@ -203,7 +205,7 @@ def test_a_loop_goes_round_in_the_buffers_that_there_are() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_stable_addresses_come_in_turn_held_or_not(depth: int) -> None:
+def test_stable_addresses_take_turns_even_if_batches_are_held(depth: int) -> None:
     loader = DevicePrefetcher(Batches(9), depth=depth, stable_addresses=True, **NORMALISED)
     held = [(images, images.data_ptr()) for images, _ in loader]
     addresses = [address for _, address in held]
@@ -212,7 +214,7 @@ def test_stable_addresses_come_in_turn_held_or_not(depth: int) -> None:
     assert loader.stats().num_extra_batches == 0
 
 
-def test_release_gives_the_buffers_back_and_leaves_held_ones_alone() -> None:
+def test_release_frees_the_buffers_and_keeps_held_batches() -> None:
     loader = DevicePrefetcher(Batches(4), **NORMALISED)
     batches = iter(loader)
     images, _ = next(batches)
@@ -220,14 +222,14 @@ def test_release_gives_the_buffers_back_and_leaves_held_ones_alone() -> None:
     loader.release()
     assert loader.stats().device_bytes == 0
     assert loader.stats().num_batches == 1
-    with pytest.raises(ArgumentError, match="or the prefetcher was released"):
+    with pytest.raises(ArgumentError, match="restored or released"):
         next(batches)
     assert len(list(loader)) == 4
     assert torch.equal(images, expected)
 
 
 @pytest.mark.parametrize("is_late", [True, False])
-def test_an_error_of_the_loader_comes_after_the_batches_before_it(is_late: bool) -> None:
+def test_an_error_of_the_loader_is_raised_after_the_batches_before_it(is_late: bool) -> None:
     def failing() -> Iterator[Any]:
         yield from Batches(3)
         raise OSError("the disk is gone")
@@ -247,17 +249,17 @@ def test_an_error_of_the_loader_comes_after_the_batches_before_it(is_late: bool)
     assert next(batches, "the end") == "the end"
 
 
-def test_a_loop_may_be_left_and_begun_again() -> None:
+def test_a_loop_can_be_left_and_started_again() -> None:
     loader = DevicePrefetcher(Batches(), **NORMALISED)
     for _ in loader:
         break
     old = iter(loader)
     assert [labels[0].item() for _, labels in loader] == list(range(6))
-    with pytest.raises(ArgumentError, match="a newer iteration was begun"):
+    with pytest.raises(ArgumentError, match="was iterated again, restored or released"):
         next(old)
 
 
-def test_several_prefetchers_do_not_disturb_each_other() -> None:
+def test_several_prefetchers_do_not_interfere_with_each_other() -> None:
     streams = [LateStream(0), LateStream(1), None]
     loaders = [on_stream(each, Batches(5 + n), **NORMALISED) for n, each in enumerate(streams)]
     rounds = 0
@@ -323,8 +325,11 @@ def test_photos_arrive_normalised(photo_tree: Path) -> None:
 def test_arguments_that_break_a_rule_are_refused() -> None:
     with pytest.raises(ArgumentError, match="depth must be at least 1, got 0"):
         DevicePrefetcher(Batches(), device="cpu", depth=0)
-    with pytest.raises(ArgumentError, match="list has no state_dict; an MPLoader has"):
+    for loader in (3, MPLoader):
+        with pytest.raises(ArgumentError, match=r"loader must be an iterable of batches, got .* Pass an MPLoader"):
+            DevicePrefetcher(loader, device="cpu")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="list has no method state_dict"):
         DevicePrefetcher([], device="cpu").state_dict()
     missing = "xpu" if torch.cuda.is_available() else "cuda"
-    with pytest.raises(ArgumentError, match=f"device '{missing}' is not there; torch finds"):
+    with pytest.raises(ArgumentError, match=f"device '{missing}' does not exist: torch finds"):
         DevicePrefetcher(Batches(), device=missing)

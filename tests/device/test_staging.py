@@ -1,4 +1,4 @@
-"""Batches of many kinds on their way to a device: what is no plain tensor in a tuple stays what it is."""
+"""Batches of many kinds are copied to a device: containers and special tensors keep their types."""
 
 from collections import Counter, OrderedDict, UserDict, defaultdict
 from dataclasses import InitVar, dataclass, field
@@ -12,7 +12,7 @@ from tests.support.device_batches import NORMALISED, images_of, reference
 
 
 class Encoding(UserDict[str, Any]):
-    """As transformers' BatchEncoding: a dict that has more."""
+    """A dict with an extra attribute, like BatchEncoding of transformers."""
 
     extra: Any = None
 
@@ -26,7 +26,7 @@ class Checked:
             raise ValueError("labels have one dimension")
 
 
-def test_containers_stay_of_their_classes_and_the_loaders_own_are_left_alone() -> None:
+def test_containers_keep_their_classes_and_the_originals_stay_unchanged() -> None:
     encoding = Encoding(ids=torch.arange(3))
     encoding.extra = "tokens"
     counts: dict[str, Any] = defaultdict(int, {"labels": Checked(torch.arange(2))})
@@ -39,16 +39,16 @@ def test_containers_stay_of_their_classes_and_the_loaders_own_are_left_alone() -
     assert found["ids"].data_ptr() != encoding["ids"].data_ptr()
 
 
-def test_the_counts_of_a_counter_are_not_added_to_themselves() -> None:
+def test_the_counts_of_a_counter_are_not_doubled() -> None:
     ((_, counts),) = DevicePrefetcher([(images_of(0), Counter("aab"))], **NORMALISED)
     assert (type(counts), dict(counts)) == (Counter, {"a": 2, "b": 1})
 
 
 class Marked(torch.Tensor):
-    """A tensor of another class, as torchvision's tv_tensors are."""
+    """A tensor subclass, like the tv_tensors of torchvision."""
 
 
-def test_tensors_that_are_not_plain_stay_what_they_are() -> None:
+def test_sparse_tensors_and_tensor_subclasses_keep_their_types() -> None:
     batch = images_of(0), torch.eye(3).to_sparse(), torch.arange(4).as_subclass(Marked)
     ((images, sparse, marked),) = DevicePrefetcher([batch], **NORMALISED)
     assert torch.equal(images, reference(images_of(0)).float())
@@ -68,7 +68,7 @@ class Scaled:
         object.__setattr__(self, "lengths", torch.tensor([len(self.values)]))
 
 
-def test_dataclasses_are_carried_field_by_field_and_not_made_anew() -> None:
+def test_dataclasses_are_copied_field_by_field_without_calling_init() -> None:
     scaled = Scaled(torch.arange(3), 10)
     ((found,),) = DevicePrefetcher([[scaled]], **NORMALISED)
     assert type(found) is Scaled
@@ -80,7 +80,7 @@ def test_dataclasses_are_carried_field_by_field_and_not_made_anew() -> None:
     assert scaled.values.tolist() == [0, 10, 20]
 
 
-def test_a_packed_sequence_is_carried_without_its_batch_sizes_which_stay_on_the_host() -> None:
+def test_a_packed_sequence_is_copied_but_its_batch_sizes_stay_on_the_host() -> None:
     sequences = [torch.arange(2.0), torch.arange(4.0), torch.arange(3.0)]
     packed = pack_sequence(sequences, enforce_sorted=False)
     ((found, label),) = DevicePrefetcher([(packed, torch.tensor(7))], **NORMALISED)

@@ -1,4 +1,4 @@
-"""DevicePrefetcher on an accelerator whose user, loader or decoder has streams and device tensors of its own."""
+"""DevicePrefetcher on an accelerator, with a user, loader or decoder that has its own streams and device tensors."""
 
 import gc
 import warnings
@@ -25,14 +25,14 @@ def new_stream() -> AcceleratorStream:
 
 
 def check(seen: list[torch.Tensor], *, scale: int = 1) -> None:
-    """Check that these are the images of the batches in order."""
+    """Check that `seen` are the images of the batches, in order."""
     torch.accelerator.synchronize()
     wrong = [number for number, images in enumerate(seen) if not torch.equal(images.cpu(), large(number) * scale)]
     assert not wrong
 
 
 class OnDevice:
-    """A loader whose batches lie on the device already: made there when they are asked for."""
+    """A loader that creates its batches on the device when they are requested."""
 
     def __init__(self, num: int = 8) -> None:
         self.batches = [large(number).pin_memory() for number in range(num)]
@@ -55,7 +55,7 @@ def decode_here(files: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 class DecodeLate:
-    """Stands in for a device's decoder: whole images, there when the stream that is current comes to them."""
+    """Replaces the decoder of a device. Its images are complete only when the current stream has reached them."""
 
     def __init__(self) -> None:
         self.decoded: list[torch.Tensor] = []
@@ -63,11 +63,11 @@ class DecodeLate:
     def __call__(self, files: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         keep_busy()
         images = [image.pin_memory() for image in decode_here(files)]
-        self.decoded += images  # which late copies read
+        self.decoded += images  # kept alive for the delayed copies
         return [image.to(DEVICE, non_blocking=True) for image in images]
 
 
-def test_images_that_the_device_decodes_are_whole_beside_tensors_that_are_not_pinned(photo_tree: Path) -> None:
+def test_images_decoded_on_the_device_are_complete_beside_unpinned_tensors(photo_tree: Path) -> None:
     crop = GpuDecode(RandomResizedCrop(64))
     decode = DecodeLate()
     files = [path.read_bytes() for path in sorted(photo_tree.rglob("*.JPEG"))[:4]]
@@ -93,19 +93,19 @@ def test_only_tensors_that_are_not_pinned_are_copied_on_the_host() -> None:
         assert numbers.unique().tolist() == [len(seen) - 1]
         assert ones.tolist() == [1, 1]
     check(seen)
-    assert loader.stats().pinned_bytes == 2 * 256  # the numbers alone, in steps of alignment
+    assert loader.stats().pinned_bytes == 2 * 256  # only the numbers, padded to the alignment
 
 
 def doubled(batch: Any) -> Any:
     return batch[0] * 2, batch[1]
 
 
-def as_it_is(batch: Any) -> Any:
+def unchanged(batch: Any) -> Any:
     return batch
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize("transform", [None, doubled, as_it_is])
+@pytest.mark.parametrize("transform", [None, doubled, unchanged])
 def test_record_stream_keeps_a_batch_until_another_stream_is_done_with_it(depth: int, transform: Any) -> None:
     other, seen = new_stream(), []
     for images, _ in DevicePrefetcher(LargeBatches(), depth=depth, device_transform=transform, **RAW):
@@ -120,7 +120,7 @@ def test_record_stream_keeps_a_batch_until_another_stream_is_done_with_it(depth:
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("transform", [None, doubled])
-def test_batches_may_be_asked_for_on_one_stream_after_the_other(depth: int, transform: Any) -> None:
+def test_batches_may_be_requested_on_alternating_streams(depth: int, transform: Any) -> None:
     streams = [new_stream(), new_stream()]
     batches = iter(DevicePrefetcher(LargeBatches(), depth=depth, device_transform=transform, **RAW))
     seen = []
@@ -146,7 +146,7 @@ def test_a_stream_that_the_consumer_waits_for_may_use_stable_addresses() -> None
 
 
 @pytest.mark.parametrize("depth", [2, 4])
-def test_an_iteration_that_is_left_writes_no_memory_that_others_have(depth: int) -> None:
+def test_an_abandoned_iteration_does_not_write_to_memory_of_other_tensors(depth: int) -> None:
     stream = new_stream()
     for _ in range(8):
         batches = iter(on_stream(stream, LargeBatches(pinned=True), depth=depth, **RAW))
@@ -160,7 +160,7 @@ def test_an_iteration_that_is_left_writes_no_memory_that_others_have(depth: int)
         assert all((each == 7).all().item() for each in mine)
 
 
-def test_labels_that_are_collected_hold_no_images() -> None:
+def test_collected_labels_do_not_hold_images() -> None:
     gc.collect()
     torch.accelerator.synchronize()
     before = memory_allocated()
@@ -185,8 +185,8 @@ def test_the_default_device_may_be_the_accelerator() -> None:
         torch.testing.assert_close(images.cpu(), large(number).float() / 255 * 2)
 
 
-@pytest.mark.parametrize("transform", [None, as_it_is])
-def test_memory_that_is_released_is_not_written_before_the_consumer_is_done_with_it(transform: Any) -> None:
+@pytest.mark.parametrize("transform", [None, unchanged])
+def test_released_memory_is_not_overwritten_before_the_consumer_is_done_with_it(transform: Any) -> None:
     loader = DevicePrefetcher(LargeBatches(), stable_addresses=True, device_transform=transform, **RAW)
     seen = []
     for _ in range(8):
@@ -206,7 +206,7 @@ def test_nested_tensors_keep_their_memory_until_the_consumer_is_done_with_them()
         torch.nested.nested_tensor_from_jagged(torch.full((40_000,), number), offsets=offsets) for number in range(8)
     ]
     seen = []
-    for nested in DevicePrefetcher(batches, device_transform=as_it_is, depth=1, **RAW):
+    for nested in DevicePrefetcher(batches, device_transform=unchanged, depth=1, **RAW):
         keep_busy()
         seen.append(nested.values().clone())
         del nested
@@ -215,12 +215,12 @@ def test_nested_tensors_keep_their_memory_until_the_consumer_is_done_with_them()
 
 
 class Marked(torch.Tensor):
-    """A tensor of another class, as torchvision's tv_tensors are."""
+    """A tensor subclass, like the tv_tensors of torchvision."""
 
 
-def test_tensors_of_other_classes_stay_of_these() -> None:
+def test_tensor_subclasses_keep_their_class() -> None:
     batches = [(large(number), torch.full((4,), number).as_subclass(Marked)) for number in range(4)]
-    loader = DevicePrefetcher(batches, device_transform=as_it_is, **RAW)
+    loader = DevicePrefetcher(batches, device_transform=unchanged, **RAW)
     seen = []
     for number, (images, marked) in enumerate(loader):
         keep_busy()

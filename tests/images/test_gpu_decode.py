@@ -165,7 +165,7 @@ def test_damage_that_only_decoding_shows_is_an_error_that_names_the_sample(
 ) -> None:
     good, bad = specials["jpeg_420"].read_bytes(), damaged(specials["jpeg_444"].read_bytes())
     crop = ResizeCenterCrop(32, resize=200)
-    with pytest.raises(SampleError, match="sample 1 of the batch, left to the device by GpuDecode: JPEG"):
+    with pytest.raises(SampleError, match="sample 1 of the batch, which GpuDecode left to the device: JPEG"):
         Unpacker(CPU, find_decoder=find_decoder)([[called_encoded(crop, good), called_encoded(crop, bad)]])
 
 

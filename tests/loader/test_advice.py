@@ -1,4 +1,4 @@
-"""A loader says once what slows it down, with numbers and a remedy."""
+"""A loader warns once about what slows it down, with numbers and a remedy."""
 
 import sys
 import warnings
@@ -19,7 +19,7 @@ from tests.support.map_styles import Sleeping
 
 
 def span(*, wait: float = 0.4, num_workers: int = 4, **milliseconds: int) -> LoaderStats:
-    """Return a span of ten seconds with these times of all workers."""
+    """Return a span of ten seconds with these times, summed over all workers."""
     timings = Timings(num_samples=1000, **{f"{stage}_ns": each * 10**6 for stage, each in milliseconds.items()})
     return LoaderStats(
         num_batches=100,
@@ -31,9 +31,9 @@ def span(*, wait: float = 0.4, num_workers: int = 4, **milliseconds: int) -> Loa
     )
 
 
-def told(stats: LoaderStats, *, excess: float = 1.0, **circumstances: Any) -> dict[str, str]:
-    now = Circumstances(**{"num_cores": 4, "is_auto": False, **circumstances})
-    return advise(stats, now, image_excess=lambda: excess)
+def advice(stats: LoaderStats, *, excess: float = 1.0, **circumstances: Any) -> dict[str, str]:
+    context = Circumstances(**{"num_cores": 4, "is_auto": False, **circumstances})
+    return advise(stats, context, image_excess=lambda: excess)
 
 
 @pytest.mark.parametrize(
@@ -45,37 +45,37 @@ def told(stats: LoaderStats, *, excess: float = 1.0, **circumstances: Any) -> di
         ({"total": 3_000}, "transport: 3,000 of a worker's 3,000", "memory_budget"),
     ],
 )
-def test_waits_are_told_with_their_cause_and_a_remedy(milliseconds: Any, stage: str, remedy: str) -> None:
-    (text,) = told(span(**milliseconds)).values()
-    assert "for 40% of the last 10.0 s the loop waited" in text
+def test_waiting_is_reported_with_its_cause_and_a_remedy(milliseconds: Any, stage: str, remedy: str) -> None:
+    (text,) = advice(span(**milliseconds)).values()
+    assert "the loop waited for 40% of the last 10.0 s" in text
     assert stage in text
     assert remedy in text
-    assert not told(span(wait=0.09, **milliseconds))
-    assert "use 4 workers" in told(span(num_workers=2, **milliseconds))["waits"]
+    assert not advice(span(wait=0.09, **milliseconds))
+    assert "use 4 workers" in advice(span(num_workers=2, **milliseconds))["waits"]
 
 
-def test_workers_that_outnumber_cores_are_told_where_they_compute() -> None:
+def test_more_workers_than_cores_are_reported_if_they_compute() -> None:
     busy = span(wait=0.0, num_workers=8, decode=70_000, total=80_000)
-    assert "8 workers share 4 cores" in told(busy, runnable_seconds=75.0)["workers"]
-    assert not told(busy, runnable_seconds=20.0)
-    assert not told(busy, runnable_seconds=75.0, is_auto=True)
-    assert not told(busy, runnable_seconds=75.0, num_cores=8)
+    assert "8 workers share 4 cores" in advice(busy, runnable_seconds=75.0)["workers"]
+    assert not advice(busy, runnable_seconds=20.0)
+    assert not advice(busy, runnable_seconds=75.0, is_auto=True)
+    assert not advice(busy, runnable_seconds=75.0, num_cores=8)
 
 
-def test_a_page_cache_that_thrashes_is_told_where_reading_limits() -> None:
+def test_a_thrashing_page_cache_is_reported_if_reading_is_the_bottleneck() -> None:
     reading, decoding = span(read=30_000, total=38_000), span(decode=30_000, total=38_000)
-    assert "102.4 MiB a second were read again" in told(reading, refaulted_bytes=GIB)["page cache"]
-    assert "page cache" not in told(decoding, refaulted_bytes=GIB)
-    assert "page cache" not in told(reading, refaulted_bytes=1000)
+    assert "102.4 MiB per second had to be read again" in advice(reading, refaulted_bytes=GIB)["page cache"]
+    assert "page cache" not in advice(decoding, refaulted_bytes=GIB)
+    assert "page cache" not in advice(reading, refaulted_bytes=1000)
 
 
-def test_large_images_are_told_where_decoding_limits() -> None:
-    assert "9 times as many pixels" in told(span(decode=30_000, total=38_000), excess=9.0)["images"]
-    assert "images" not in told(span(decode=30_000, total=38_000), excess=3.0)
-    assert "images" not in told(span(read=30_000, total=38_000), excess=9.0)
+def test_large_images_are_reported_if_decoding_is_the_bottleneck() -> None:
+    assert "9 times as many pixels" in advice(span(decode=30_000, total=38_000), excess=9.0)["images"]
+    assert "images" not in advice(span(decode=30_000, total=38_000), excess=3.0)
+    assert "images" not in advice(span(read=30_000, total=38_000), excess=9.0)
 
 
-def test_images_are_compared_with_what_the_decoder_makes(photo_tree: Path) -> None:
+def test_stored_pixels_are_compared_with_the_output_of_the_decoder(photo_tree: Path) -> None:
     index = build_index(photo_tree, photo_tree.with_name("advice.txt"))
     small, large = (
         IndexSource(dataset._run).image_excess()
@@ -89,7 +89,7 @@ def test_images_are_compared_with_what_the_decoder_makes(photo_tree: Path) -> No
 
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
-def test_each_thing_is_said_once_by_a_real_loader() -> None:
+def test_a_real_loader_gives_each_piece_of_advice_once() -> None:
     adviser = Adviser(is_auto=False, num_cores=2, image_excess=lambda: 1.0)
     with (
         MPLoader(Sleeping(400), batch_size=5, num_workers=2, topology=Topology()) as loader,
@@ -120,7 +120,7 @@ def test_advice_names_the_line_of_the_users_loop(monkeypatch: pytest.MonkeyPatch
     assert {warning.filename for warning in found} == {__file__}
 
 
-def test_refaults_count_up_and_come_from_the_innermost_container(tmp_path: Path) -> None:
+def test_refaults_are_read_from_the_innermost_container(tmp_path: Path) -> None:
     (tmp_path / "members").write_text("0::/a/b\n")
     for folder, count in (("a", 7), ("a/b", 3)):
         (tmp_path / folder).mkdir()

@@ -1,4 +1,4 @@
-"""Only what a decoder declares an image is shown channels first; every other array keeps its axes."""
+"""Only arrays that a decoder declares to be images appear channels first. All other arrays keep their axes."""
 
 import functools
 import io
@@ -45,7 +45,7 @@ def batches(index: Path, how: str, **options: Any) -> torch.Tensor:
 
 @pytest.fixture
 def arrays(tmp_path: Path) -> Path:
-    """An index of three .npy files of [5, 7, 9]."""
+    """Return an index of three .npy files with arrays of shape [5, 7, 9]."""
     for number in range(3):
         file = io.BytesIO()
         np.save(file, np.arange(315, dtype=np.int16).reshape(5, 7, 9) + number)
@@ -65,16 +65,14 @@ def test_an_array_keeps_its_axes(arrays: Path, tmp_path: Path, how: str) -> None
 
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("decode", [decoders.picture, functools.partial(decoders.picture)])
-def test_what_a_callable_declares_an_image_is_shown_channels_first(tmp_path: Path, how: str, decode: Any) -> None:
+def test_images_declared_by_a_callable_appear_channels_first(tmp_path: Path, how: str, decode: Any) -> None:
     found = batches(numbers_index(tmp_path, 5), how, decode=decode)
     assert found.shape == (5, 3, 4, 6)
     assert np.array_equal(found[2].permute(1, 2, 0).numpy(), decoders.picture(b"\2"))
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_images_of_our_decoders_and_what_transforms_make_of_them_are_shown_channels_first(
-    tmp_path: Path, how: str
-) -> None:
+def test_images_of_our_decoders_appear_channels_first_with_or_without_a_transform(tmp_path: Path, how: str) -> None:
     for number in range(3):
         (tmp_path / f"{number}.jpg").write_bytes(
             encode(Image.fromarray(photo(40, 60, np.random.default_rng(number))), "JPEG")
@@ -87,7 +85,7 @@ def test_images_of_our_decoders_and_what_transforms_make_of_them_are_shown_chann
 
 
 def wider() -> torch.nn.Module:
-    """Return a module that repeats the last axis, of a class that travels by value."""
+    """Return a module that repeats the last axis. Its class is local, so it is pickled by value."""
 
     class Wider(torch.nn.Module):
         def forward(self, values: torch.Tensor) -> torch.Tensor:
@@ -97,9 +95,7 @@ def wider() -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_a_torch_module_gets_images_channels_first_and_arrays_as_they_are(
-    arrays: Path, tmp_path: Path, how: str
-) -> None:
+def test_a_torch_module_gets_images_channels_first_and_arrays_unchanged(arrays: Path, tmp_path: Path, how: str) -> None:
     numbers = numbers_index(tmp_path, 5)
     assert batches(numbers, how, decode=decoders.picture, transform=wider()).shape == (5, 3, 4, 12)
     assert batches(arrays, how, decode=NumpyDecoder(), transform=wider()).shape == (3, 5, 7, 18)
@@ -108,7 +104,7 @@ def test_a_torch_module_gets_images_channels_first_and_arrays_as_they_are(
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_what_a_library_of_image_transforms_returns_is_an_image(tmp_path: Path, how: str) -> None:
+def test_results_of_image_transform_libraries_are_images(tmp_path: Path, how: str) -> None:
     found = batches(
         numbers_index(tmp_path, 5),
         how,
@@ -119,14 +115,14 @@ def test_what_a_library_of_image_transforms_returns_is_an_image(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_an_array_without_dimensions_is_a_number(tmp_path: Path, how: str) -> None:
+def test_a_zero_dimensional_array_is_a_number(tmp_path: Path, how: str) -> None:
     found = batches(numbers_index(tmp_path, 5), how, decode=decoders.number_without_dimensions)
     assert found.tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
 @pytest.mark.parametrize("value", ["text", ["a", "list"], {"a": 1}, None, 5, torch.ones(2, dtype=torch.uint8)])
-def test_what_workers_cannot_hand_on_as_it_is_is_refused(tmp_path: Path, value: Any) -> None:
+def test_values_that_workers_cannot_pass_on_are_refused(tmp_path: Path, value: Any) -> None:
     dataset = MPDataset(numbers_index(tmp_path, 5), decode=lambda _: value, batch_size=2)
     with pytest.raises(SampleError, match=rf"'number'.* {type(value).__name__}, .*NumPy array"):
         MPLoader(dataset, num_workers=1)

@@ -73,7 +73,7 @@ shuffles = st.sampled_from([False, True, BlockShuffle(block_samples=8, window_bl
     shuffle=shuffles,
     epoch=st.integers(0, 3),
 )
-def test_the_ranks_of_an_epoch_cover_it_as_the_tail_says(
+def test_all_ranks_together_cover_an_epoch_as_the_tail_policy_says(
     folder: Path, num_samples: int, world_size: int, batch_size: int, tail: str, shuffle: Any, epoch: int
 ) -> None:
     ranks = []
@@ -112,7 +112,7 @@ def test_resuming_with_any_other_ranks_and_batches_yields_exactly_the_rest(
     data: st.DataObject,
 ) -> None:
     def run(world_size: int, batch_size: int, num_batches: int | None, state: Any) -> tuple[list[int], list[Any]]:
-        """Run all ranks for some batches; return the sample ids in global order, and the ranks' states."""
+        """Read some batches on all ranks; return the sample ids in global order, and the states of the ranks."""
         ranks, states = [], []
         for rank in range(world_size):
             topology = Topology(rank=rank, world_size=world_size)
@@ -142,7 +142,7 @@ def test_resuming_with_any_other_ranks_and_batches_yields_exactly_the_rest(
 
 
 @pytest.mark.processes
-def test_iterating_again_goes_on_to_the_next_epoch_however_it_is_read(folder: Path) -> None:
+def test_each_iteration_reads_the_next_epoch_with_any_reader(folder: Path) -> None:
     expected = []
     for epoch in range(3):
         dataset = numbers(folder, 50)
@@ -164,7 +164,7 @@ def test_iterating_again_goes_on_to_the_next_epoch_however_it_is_read(folder: Pa
 
 
 @pytest.mark.processes
-def test_set_epoch_reaches_workers_that_live_on(folder: Path) -> None:
+def test_set_epoch_reaches_persistent_workers(folder: Path) -> None:
     dataset = numbers(folder, 50)
     loader = DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=True)
     first = ids(loader)
@@ -178,7 +178,9 @@ def test_set_epoch_reaches_workers_that_live_on(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda dataset: pickle.loads(pickle.dumps(dataset))])
-def test_a_copy_made_amid_an_epoch_begins_the_next_one(folder: Path, copied: Callable[[MPDataset], MPDataset]) -> None:
+def test_a_copy_made_during_an_epoch_starts_with_the_next_one(
+    folder: Path, copied: Callable[[MPDataset], MPDataset]
+) -> None:
     dataset, alone = numbers(folder, 50), numbers(folder, 50)
     next(iter(dataset))
     ids(alone)
@@ -190,7 +192,7 @@ def test_a_copy_made_amid_an_epoch_begins_the_next_one(folder: Path, copied: Cal
 
 
 @pytest.mark.processes
-def test_another_number_of_workers_goes_on_with_the_same_epoch(folder: Path) -> None:
+def test_epochs_continue_when_the_number_of_workers_changes(folder: Path) -> None:
     dataset, alone = numbers(folder, 50), numbers(folder, 50)
     for num_workers in (3, 1, 0, 4, 2):
         assert ids(DataLoader(dataset, batch_size=None, num_workers=num_workers)) == ids(alone)
@@ -198,22 +200,20 @@ def test_another_number_of_workers_goes_on_with_the_same_epoch(folder: Path) -> 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("persistent", [False, True])
-def test_a_state_taken_beside_workers_counts_what_was_received(folder: Path, persistent: bool) -> None:
+def test_a_state_taken_while_workers_read_counts_the_received_batches(folder: Path, persistent: bool) -> None:
     dataset = numbers(folder, 90)
     loader = DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=persistent)
     ids(loader)
     received = ids(itertools.islice(loader, 5))
-    with pytest.raises(StateError, match=r"Pass state_dict\(num_batches=received in this epoch\)"):
+    with pytest.raises(StateError, match=r"Call state_dict\(num_batches=\.\.\.\)"):
         dataset.state_dict()
     state = dataset.state_dict(num_batches=5)
     assert (state["epoch"], state["position"]) == (1, 20)
     resumed = numbers(folder, 90)
     resumed.load_state_dict(state)
-    resumed.set_epoch(1)  # as training loops do; keeps the position
-    assert (len(resumed), resumed._run.plan_of(resumed._run.epochs.next).num_batches) == (
-        23,
-        18,
-    )  # len is the whole epoch's, always
+    resumed.set_epoch(1)  # as training loops do; the position is kept
+    assert len(resumed) == 23  # always counts the whole epoch
+    assert resumed._run.plan_of(resumed._run.epochs.next).num_batches == 18
     rest = ids(DataLoader(resumed, batch_size=None, num_workers=3))
     whole = numbers(folder, 90)
     whole.set_epoch(1)
@@ -225,14 +225,14 @@ def test_a_state_taken_beside_workers_counts_what_was_received(folder: Path, per
 @pytest.mark.processes
 @pytest.mark.parametrize("make", [DataLoader, StatefulDataLoader])
 @pytest.mark.parametrize("num_workers", [2, 3])
-def test_samples_come_in_the_same_batches_with_any_number_of_workers(folder: Path, make: Any, num_workers: int) -> None:
+def test_samples_form_the_same_batches_with_any_number_of_workers(folder: Path, make: Any, num_workers: int) -> None:
     def loader(dataset: MPDataset, num_workers: int) -> Any:
         return make(dataset, batch_size=4, num_workers=num_workers)
 
     expected = ids(loader(numbers(folder, 43, batch_size=None), 0))
     dataset = numbers(folder, 43, batch_size=None)
     batches = loader(dataset, num_workers)
-    assert len(batches) == len(expected) == 11  # frameworks stop there
+    assert len(batches) == len(expected) == 11  # frameworks stop after len(batches)
     assert ids(batches) == expected
     dataset.set_epoch(0)
     received = ids(itertools.islice(batches, 5))
@@ -273,7 +273,7 @@ def test_stateful_data_loader_resumes_exactly(folder: Path, num_workers: int, ba
 
 
 @pytest.mark.processes
-def test_samples_one_by_one_are_the_epoch_too(folder: Path) -> None:
+def test_single_samples_cover_the_epoch_too(folder: Path) -> None:
     expected = flat(ids(numbers(folder, 600)))
     dataset = numbers(folder, 600, batch_size=None)
     assert len(dataset) == 600
@@ -290,7 +290,7 @@ def test_samples_one_by_one_are_the_epoch_too(folder: Path) -> None:
     assert sorted(flat(ranks[3:6])) == list(range(7))
 
 
-def test_sample_and_batch_len_are_what_is_yielded(folder: Path) -> None:
+def test_len_is_the_number_of_samples_or_batches_yielded(folder: Path) -> None:
     for batch_size, tail, rank in itertools.product([None, 3], ["pad", "drop", "ragged"], range(3)):
         topology = Topology(rank=rank, world_size=3)
         dataset = numbers(folder, 31, batch_size=batch_size, tail=tail, topology=topology)
@@ -307,18 +307,26 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("options", "message"), WRONG)
-def test_wrong_arguments_are_named(folder: Path, options: dict[str, Any], message: str) -> None:
+def test_errors_name_wrong_arguments(folder: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         numbers(folder, 10, **options)
 
 
-def test_a_decoder_that_cannot_be_called_is_named(folder: Path) -> None:
+@pytest.mark.parametrize("index", [42, None, [1, 2]])
+def test_an_index_that_is_neither_a_path_nor_an_index_is_refused(index: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"index must be a path or an Index, got .* Make an index with build_index"):
+        MPDataset(index)
+
+
+def test_a_decoder_that_cannot_be_called_is_refused(folder: Path) -> None:
     index = numbers_index(folder, 10)
     with pytest.raises(ArgumentError, match="decode must be callable, got 'rgb'"):
         MPDataset(index, decode="rgb")  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match=r"decode is the class RandomResizedCrop. Pass an object of it"):
+    with pytest.raises(
+        ArgumentError, match=r"decode is the class RandomResizedCrop\. Pass an instance: RandomResizedCrop"
+    ):
         MPDataset(index, decode=RandomResizedCrop)
-    assert MPDataset(index, decode=bytes)  # what makes something of bytes
+    assert MPDataset(index, decode=bytes)  # calling this class decodes the bytes
 
 
 def test_a_state_of_another_index_order_or_format_is_refused(folder: Path) -> None:
@@ -370,7 +378,7 @@ def test_augmentation_follows_sample_epoch_and_seed(photos: Path) -> None:
     assert not torch.equal(base, image_of_sample_zero(epoch=1))
 
 
-def test_sizes_that_differ_come_as_a_list_and_raw_bytes_as_they_are(photos: Path) -> None:
+def test_images_of_different_sizes_form_a_list_and_raw_bytes_stay_unchanged(photos: Path) -> None:
     images, labels = next(iter(MPDataset(photos, batch_size=4, topology=Topology())))
     assert [image.shape[0] for image in images] == [3] * 4
     assert labels.shape == (4,)
@@ -386,7 +394,7 @@ def test_several_images_of_a_sample_are_cropped_alike(tmp_path: Path) -> None:
     (tmp_path / "pairs.txt").write_text("#mpload 1\n#columns low:path high:path\nlow.png\thigh.png\n")
     dataset = MPDataset(tmp_path / "pairs.txt", decode=RandomResizedCrop(64), batch_size=1, topology=Topology())
     for low, high in itertools.islice(itertools.chain.from_iterable(dataset for _ in range(8)), 8):
-        assert (low.float() - high.float()).abs().mean() < 12  # other crops of such noise differ by 60 and more
+        assert (low.float() - high.float()).abs().mean() < 12  # different crops of such noise differ by 60 or more
 
 
 def bad_index(photos: Path, tmp_path: Path) -> Path:
@@ -419,7 +427,7 @@ def test_a_bad_sample_raises_with_its_place_and_cause(bad: Index) -> None:
         list(loader)
 
 
-def test_skipped_and_substituted_samples_are_written_down(bad: Index, tmp_path: Path) -> None:
+def test_skipped_and_substituted_samples_are_recorded_in_the_report(bad: Index, tmp_path: Path) -> None:
     with pytest.warns(
         MploadWarning, match=r"a bad sample \(skip\); this and further ones are listed in .*bad.errors.jsonl"
     ):
@@ -440,7 +448,7 @@ def test_skipped_and_substituted_samples_are_written_down(bad: Index, tmp_path: 
     assert all(torch.equal(x[0], y[0]) for x, y in zip(batches, again, strict=True))
 
 
-def test_a_job_that_skips_its_dataset_away_is_stopped(photos: Path, tmp_path: Path) -> None:
+def test_a_job_that_skips_too_many_samples_is_stopped(photos: Path, tmp_path: Path) -> None:
     index = tmp_path / "gone.txt"
     index.write_text("#mpload 1\n#columns image:path\n" + "".join(f"{i}.jpg\n" for i in range(500)))
     policy = ErrorPolicy(action="skip", report=tmp_path / "report.jsonl", max_error_fraction=0.05)
@@ -452,7 +460,7 @@ def test_a_job_that_skips_its_dataset_away_is_stopped(photos: Path, tmp_path: Pa
 
 @pytest.mark.processes
 @pytest.mark.parametrize("batch_size", [5, None])
-def test_dicts_hold_the_columns_by_their_names(folder: Path, batch_size: int | None) -> None:
+def test_as_dict_yields_dicts_keyed_by_column_name(folder: Path, batch_size: int | None) -> None:
     tuples = list(numbers(folder, 23, batch_size=batch_size))
     dicts = list(numbers(folder, 23, batch_size=batch_size, as_dict=True))
     if batch_size:
@@ -466,7 +474,7 @@ def test_dicts_hold_the_columns_by_their_names(folder: Path, batch_size: int | N
 
 
 @pytest.mark.processes
-def test_a_dataset_can_be_made_in_a_process_that_was_forked_after_openmp_had_threads(folder: Path) -> None:
+def test_a_dataset_can_be_created_in_a_process_forked_after_openmp_started_threads(folder: Path) -> None:
     index = numbers_index(folder, 10)
     script = (
         "import os, signal, sys, torch, mpload\n"
@@ -484,7 +492,7 @@ def test_a_dataset_can_be_made_in_a_process_that_was_forked_after_openmp_had_thr
 
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_default_device_changes_no_batch(folder: Path, num_workers: int) -> None:
+def test_the_default_device_does_not_change_batches(folder: Path, num_workers: int) -> None:
     with torch.device("meta"), MPLoader(numbers(folder, 10), num_workers=num_workers) as loader:
         assert ids(loader) == ids(numbers(folder, 10))
 
@@ -492,7 +500,7 @@ def test_a_default_device_changes_no_batch(folder: Path, num_workers: int) -> No
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [None, 0, 1])
 @pytest.mark.parametrize("shape", [(), (2, 3)])
-def test_a_batch_of_no_samples_has_their_type_and_shape(
+def test_an_empty_batch_has_the_dtype_and_shape_of_the_others(
     folder: Path, num_workers: int | None, shape: tuple[int, ...]
 ) -> None:
     def decode(data: bytes) -> Any:
@@ -508,7 +516,7 @@ def test_a_batch_of_no_samples_has_their_type_and_shape(
     assert (labels.shape, labels.dtype) == ((0,), torch.int64)
 
 
-def test_a_batch_of_no_samples_comes_where_the_first_sample_is_bad_too(folder: Path, tmp_path: Path) -> None:
+def test_an_empty_batch_is_made_even_if_the_first_sample_is_bad(folder: Path, tmp_path: Path) -> None:
     def decode(data: bytes) -> Any:
         number = number_in(data)
         if number == 0:

@@ -1,5 +1,6 @@
-"""What is dropped without `close()` leaves nothing open: no descriptor, thread, map or process. The cycle collector is
-off, so that a cycle shows too.
+"""Objects dropped without `close()` leave nothing open: no descriptor, thread, map or process.
+
+The garbage collector is off, so that reference cycles show up as leaks too.
 """
 
 import gc
@@ -44,10 +45,10 @@ def photos(photo_tree: Path) -> Path:
 
 
 def open_now() -> Counter[str]:
-    """Return what this process has open, by name."""
+    """Count the descriptors, shared maps, threads and children of this process, by name."""
     found: Counter[str] = Counter()
     for link in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # the one that lists them
+        with suppress(FileNotFoundError):  # the descriptor that lists the folder
             found[f"{link.name} {link.readlink()}"] += 1
     maps = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
     found.update(fields[5] for fields in maps if len(fields) == 6 and fields[5].startswith("/") and fields[1][3] == "s")
@@ -59,7 +60,7 @@ def open_now() -> Counter[str]:
 @pytest.fixture
 def leaves_nothing_open() -> Iterator[Callable[[Callable[[], object]], None]]:
     def check(use: Callable[[], object]) -> None:
-        use()  # what is opened once for all stays
+        use()  # opens what stays open for the life of the process
         gc.collect()
         gc.disable()
         before = open_now()
@@ -78,7 +79,7 @@ def raw(index: Path, **options: Any) -> MPDataset:
     return MPDataset(index, **options)
 
 
-def test_a_cache_that_was_filled(photos: Path, tmp_path: Path, leaves_nothing_open: Check) -> None:
+def test_a_filled_cache_leaves_nothing_open(photos: Path, tmp_path: Path, leaves_nothing_open: Check) -> None:
     def use() -> None:
         for _ in range(2):
             list(raw(photos, cache=PartialCache(tmp_path / "cache", fraction=1.0)))
@@ -87,17 +88,18 @@ def test_a_cache_that_was_filled(photos: Path, tmp_path: Path, leaves_nothing_op
     leaves_nothing_open(use)
     folder = next((tmp_path / "cache").iterdir())
     kept_bytes = sum(path.stat().st_size + HEAD_BYTES for path in photos.with_name("train").rglob("*.*"))
-    assert (
-        sum(path.stat().st_size for path in folder.glob("segment-*")) == kept_bytes
-    )  # what was reserved is given back
+    # Space that was reserved but not used has been returned.
+    assert sum(path.stat().st_size for path in folder.glob("segment-*")) == kept_bytes
 
 
 @pytest.mark.parametrize("options", [{}, {"decode": RandomResizedCrop(32)}, {"batch_size": None}])
-def test_a_dataset_left_in_the_middle(photos: Path, options: dict[str, Any], leaves_nothing_open: Check) -> None:
+def test_a_partly_read_dataset_leaves_nothing_open(
+    photos: Path, options: dict[str, Any], leaves_nothing_open: Check
+) -> None:
     leaves_nothing_open(lambda: list(islice(raw(photos, **options), 2)))
 
 
-def test_shards_read_block_by_block(tmp_path: Path, leaves_nothing_open: Check) -> None:
+def test_reading_shards_block_by_block_leaves_nothing_open(tmp_path: Path, leaves_nothing_open: Check) -> None:
     def use() -> None:
         dataset = numbers(tmp_path, 400, shuffle=BlockShuffle(block_samples=32, window_blocks=2), page_cache="drop")
         list(islice(dataset, 20))
@@ -105,7 +107,7 @@ def test_shards_read_block_by_block(tmp_path: Path, leaves_nothing_open: Check) 
     leaves_nothing_open(use)
 
 
-def test_reading_ahead(photos: Path, leaves_nothing_open: Check) -> None:
+def test_reading_ahead_leaves_nothing_open(photos: Path, leaves_nothing_open: Check) -> None:
     storage = SlowFiles(photos.with_name("train"))
     leaves_nothing_open(lambda: list(islice(raw(photos, storage=storage), 2)))
 
@@ -114,7 +116,7 @@ def test_reading_ahead(photos: Path, leaves_nothing_open: Check) -> None:
 @pytest.mark.filterwarnings("ignore:a bad sample")
 @pytest.mark.parametrize("on_error", ["raise", "skip", "substitute"])
 @pytest.mark.parametrize("num_workers", [None, 0, 2])
-def test_what_ended_in_an_error(
+def test_an_iteration_that_ends_in_an_error_leaves_nothing_open(
     tmp_path: Path, on_error: str, num_workers: int | None, leaves_nothing_open: Check
 ) -> None:
     (tmp_path / "bad.txt").write_text("#mpload 1\n#columns image:path\n" + "missing.jpg\n" * 8)
@@ -135,7 +137,9 @@ def test_what_ended_in_an_error(
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("num_batches", [2, 100])
-def test_a_loader(photos: Path, num_workers: int, num_batches: int, leaves_nothing_open: Check) -> None:
+def test_a_loader_leaves_nothing_open(
+    photos: Path, num_workers: int, num_batches: int, leaves_nothing_open: Check
+) -> None:
     def use() -> None:
         loader = MPLoader(raw(photos, decode=RandomResizedCrop(32)), num_workers=num_workers)
         list(islice(loader, num_batches))
@@ -144,12 +148,12 @@ def test_a_loader(photos: Path, num_workers: int, num_batches: int, leaves_nothi
 
 
 @pytest.mark.processes
-def test_a_loader_of_a_map_style_dataset(leaves_nothing_open: Check) -> None:
+def test_a_loader_of_a_map_style_dataset_leaves_nothing_open(leaves_nothing_open: Check) -> None:
     leaves_nothing_open(lambda: list(islice(MPLoader([*range(40)], batch_size=4, num_workers=2), 3)))
 
 
 @pytest.mark.processes
-def test_a_prefetcher_left_in_the_middle(photos: Path, leaves_nothing_open: Check) -> None:
+def test_a_partly_read_prefetcher_leaves_nothing_open(photos: Path, leaves_nothing_open: Check) -> None:
     def use() -> None:
         loader = MPLoader(raw(photos, decode=RandomResizedCrop(32)), num_workers=1)
         list(islice(DevicePrefetcher(loader, device="cpu"), 2))
@@ -158,7 +162,7 @@ def test_a_prefetcher_left_in_the_middle(photos: Path, leaves_nothing_open: Chec
 
 
 @pytest.mark.processes
-def test_a_dataset_that_a_stock_loader_has_read(photos: Path, leaves_nothing_open: Check) -> None:
+def test_a_dataset_read_by_a_data_loader_leaves_nothing_open(photos: Path, leaves_nothing_open: Check) -> None:
     def use() -> None:
         dataset = raw(photos)
         list(DataLoader(dataset, batch_size=None, num_workers=2))
@@ -168,7 +172,7 @@ def test_a_dataset_that_a_stock_loader_has_read(photos: Path, leaves_nothing_ope
 
 
 @pytest.mark.processes
-def test_an_lmdb(tmp_path: Path, leaves_nothing_open: Check) -> None:
+def test_an_lmdb_database_leaves_nothing_open(tmp_path: Path, leaves_nothing_open: Check) -> None:
     lmdb = pytest.importorskip("lmdb")
     with lmdb.open(str(tmp_path / "a.lmdb"), map_size=1 << 24, subdir=False) as made, made.begin(write=True) as put:
         for number in range(20):
@@ -177,7 +181,7 @@ def test_an_lmdb(tmp_path: Path, leaves_nothing_open: Check) -> None:
     leaves_nothing_open(lambda: list(islice(raw(index), 2)))
 
 
-def test_a_parquet_file(tmp_path: Path, leaves_nothing_open: Check) -> None:
+def test_a_parquet_file_leaves_nothing_open(tmp_path: Path, leaves_nothing_open: Check) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,4 +1,4 @@
-"""A batch that fails is over: the next one comes, and a state counts it as received, however a dataset is read."""
+"""With every kind of reader, the next batch follows a failed one, and a state counts the failed one as received."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ def dataset(folder: Path, **options: Any) -> MPDataset:
 
 
 class Fails:
-    """A map-style dataset that fails where `broken` does."""
+    """A map-style dataset that fails on the same samples as `broken`."""
 
     def __len__(self) -> int:
         return NUM_SAMPLES
@@ -55,7 +55,7 @@ WAYS: dict[str, Callable[[Path], Any]] = {
 
 
 def received(batches: Iterator[Any]) -> list[list[int] | None]:
-    """Return the labels of each batch, `FAILED` for one that failed, and no more than there can be."""
+    """Return the labels of each batch, or `FAILED` for a failed one. Stop if there are more batches than expected."""
     found: list[list[int] | None] = []
     while len(found) <= len(EXPECTED):
         try:
@@ -70,7 +70,7 @@ def received(batches: Iterator[Any]) -> list[list[int] | None]:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("way", WAYS)
-def test_the_next_batch_comes_after_one_that_failed(way: str, tmp_path: Path) -> None:
+def test_the_next_batch_follows_a_failed_one(way: str, tmp_path: Path) -> None:
     reading = WAYS[way](tmp_path)
     assert received(iter(reading)) == EXPECTED
     if isinstance(reading, MPLoader):
@@ -80,9 +80,9 @@ def test_the_next_batch_comes_after_one_that_failed(way: str, tmp_path: Path) ->
 @pytest.mark.processes
 @pytest.mark.parametrize("way", [way for way in WAYS if not way.startswith("stock")])
 @pytest.mark.parametrize("num_batches", [1, 2, 3])
-def test_a_state_counts_the_batch_that_failed_as_received(way: str, num_batches: int, tmp_path: Path) -> None:
+def test_a_state_counts_a_failed_batch_as_received(way: str, num_batches: int, tmp_path: Path) -> None:
     if (way, num_batches) == ("stateful, 1 worker", 2):
-        pytest.skip("torchdata itself counts a batch that failed only from the next one on")
+        pytest.skip("torchdata counts a failed batch only once the next one has been received")
     reading, resumed = WAYS[way](tmp_path), WAYS[way](tmp_path)
     batches = iter(reading)
     before = [received(itertools.islice(_one(batches), 1))[0] for _ in range(num_batches)]
@@ -97,7 +97,7 @@ def _one(batches: Iterator[Any]) -> Iterator[Any]:
     yield next(batches)
 
 
-def test_samples_one_by_one_go_on_after_one_that_failed(tmp_path: Path) -> None:
+def test_single_samples_continue_after_a_failed_one(tmp_path: Path) -> None:
     found: list[int] = []
     samples = iter(dataset(tmp_path, batch_size=None))
     for _ in range(NUM_SAMPLES):
@@ -110,7 +110,7 @@ def test_samples_one_by_one_go_on_after_one_that_failed(tmp_path: Path) -> None:
         next(samples)
 
 
-def test_accelerate_meets_the_last_batch_where_one_had_too_many_bad_samples() -> None:
+def test_accelerate_recognises_the_last_batch_after_a_batch_with_too_many_bad_samples() -> None:
     pytest.importorskip("accelerate")
     from accelerate.state import GradientState  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
@@ -129,4 +129,4 @@ def test_accelerate_meets_the_last_batch_where_one_had_too_many_bad_samples() ->
         assert next(batches) == 2
         assert batches.end_of_dataloader
     finally:
-        GradientState._reset_state()  # else this process is one that has used Accelerate
+        GradientState._reset_state()  # otherwise this process would count as a user of Accelerate

@@ -78,14 +78,14 @@ def test_less_room_or_more_usage_never_means_a_greater_depth(
 
 
 @given(readings(stalled_fraction=0.0, num_new_oom_kills=0), states())
-def test_room_for_all_shrinks_nothing(found: Readings, state: GovernorState) -> None:
+def test_the_depth_does_not_shrink_if_there_is_room(found: Readings, state: GovernorState) -> None:
     free_bytes = reserve_bytes(found.limit_bytes, found.slot_bytes) + 2 * found.slot_bytes + 4
     roomy = changed(found, free_bytes=free_bytes, own_bytes=min(found.own_bytes, found.budget_bytes))
     assert decide(roomy, state, max_depth=16).depth >= state.depth
 
 
 @given(readings(stalled_fraction=0.0, num_new_oom_kills=0, used_slots_bytes=0, num_lent=0), depths)
-def test_what_fits_at_the_start_is_not_shrunk_when_it_is_used(found: Readings, max_depth: int) -> None:
+def test_the_initial_depth_does_not_shrink_when_its_slots_are_filled(found: Readings, max_depth: int) -> None:
     depth = fitting_depth(found, max_depth=max_depth)
     used_bytes = depth * max(1, found.slot_bytes)
     filled = changed(
@@ -100,7 +100,7 @@ def test_what_fits_at_the_start_is_not_shrunk_when_it_is_used(found: Readings, m
 def simulate(
     others: list[int], *, limit_bytes: int, budget_bytes: int = 64 * GIB, max_depth: int = 8, slots_at: int = 8
 ) -> list[int]:
-    """Return the depth after each check, `others` being taken beside slots that follow the depth one check late."""
+    """Return the depth after each check. Others use `others` bytes, and the slots follow the depth one check late."""
     state, num_slots, seen = GovernorState(depth=max_depth), slots_at, []
     for other in others:
         used = num_slots * SLOT
@@ -120,28 +120,28 @@ def simulate(
 
 
 @given(st.integers(0, GIB), st.integers(0, 2 * GIB))
-def test_beside_steady_neighbours_the_depth_settles_and_does_not_flap(other: int, budget_bytes: int) -> None:
+def test_the_depth_settles_if_other_processes_use_constant_memory(other: int, budget_bytes: int) -> None:
     seen = simulate([other] * 200, limit_bytes=GIB, budget_bytes=budget_bytes)
     grows = [b > a for a, b in itertools.pairwise(seen) if a != b]
-    assert grows == sorted(grows), seen  # down first, then up, and never down again
+    assert grows == sorted(grows), seen  # it first shrinks, then grows, and never shrinks again
     assert len(set(seen[100:])) == 1
 
 
 @given(st.integers(0, 500 * MIB))
-def test_what_was_shrunk_grows_back_when_the_neighbour_has_gone(much: int) -> None:
+def test_the_depth_recovers_when_another_process_frees_its_memory(much: int) -> None:
     seen = simulate([0] * 5 + [650 * MIB + much] * 20 + [0] * 60, limit_bytes=GIB)
     assert seen[4] == 8
     assert min(seen) < 8
     assert seen[-1] == 8
 
 
-def test_a_neighbour_that_comes_and_goes_makes_the_governor_patient() -> None:
+def test_repeated_memory_pressure_makes_the_governor_grow_less_often() -> None:
     seen = simulate(([GIB // 2 + 4 * SLOT] * 8 + [0] * 8) * 100, limit_bytes=GIB)
     grown = [i for i, (a, b) in enumerate(itertools.pairwise(seen)) if b > a]
     assert len([check for check in grown if check < 200]) > len([check for check in grown if check > 1400])
 
 
-def test_slots_that_are_on_their_way_back_are_not_asked_for_twice() -> None:
+def test_slots_that_will_become_free_anyway_are_not_requested_twice() -> None:
     def found(free_bytes: int) -> Readings:
         return Readings(
             limit_bytes=4 * GIB,
@@ -178,7 +178,7 @@ class Pool:
         self.pids: dict[str, int] = {}
 
 
-def test_the_governor_checks_once_a_second_says_it_once_and_gives_memory_back() -> None:
+def test_the_governor_checks_once_a_second_warns_once_and_frees_memory() -> None:
     pool, now, num_reads, free_bytes = Pool(), 0.0, 0, GIB
 
     def read() -> MemoryRoom:
@@ -194,7 +194,7 @@ def test_the_governor_checks_once_a_second_says_it_once_and_gives_memory_back() 
     assert pool.depth == 6
     free_bytes = 30 * MIB
     now += 1
-    with pytest.warns(MploadWarning, match=r"memory runs short: 30.0 MiB of 1.0 GiB are left, .* instead of 6") as said:
+    with pytest.warns(MploadWarning, match=r"memory is short: 30.0 MiB of 1.0 GiB are left, .* instead of 6") as said:
         governor.check()
     assert len(said) == 1
     assert pool.depth < 6
@@ -240,6 +240,7 @@ from mpload import MPDataset, MPLoader, Topology
 from mpload.memory.machine import MemoryGauge
 from mpload.units import MIB
 from tests.support.decoders import large_number
+from tests.support.transport_works import wait_until
 dataset = MPDataset(sys.argv[1], decode=large_number, batch_size=8, seed=3, shuffle=True, topology=Topology())
 with warnings.catch_warnings(record=True) as said, MPLoader(dataset, num_workers=1, memory_budget="300MiB") as loader:
     warnings.simplefilter("always")
@@ -248,11 +249,11 @@ with warnings.catch_warnings(record=True) as said, MPLoader(dataset, num_workers
         assert (values[:, -1] == labels).all()
         ids.append(labels.tolist())
         del values, labels
-        time.sleep(0.04)
+        time.sleep(0.04)  # a training step
         depths.append(loader._pool.depth)
-        if 35 < number < 90:  # the neighbour: training itself
-            while ring.used_bytes < (loader._pool.depth - 1) * 8 * 2 * MIB:
-                time.sleep(0.01)  # on a busy machine workers have yet to take what only seems free
+        if 35 < number < 90:  # the training itself takes memory
+            # The workers must first fill the slots, whose memory would otherwise seem free.
+            assert wait_until(lambda: ring.used_bytes >= (loader._pool.depth - 1) * 8 * 2 * MIB)
             free = gauge.read().free_bytes
             if free > 60 * MIB:
                 held.append(bytearray(b"x") * min(10 * MIB, free - 55 * MIB))
@@ -264,7 +265,7 @@ print(json.dumps({"ids": ids, "depths": depths, "said": [str(each.message) for e
 
 
 @pytest.mark.processes
-def test_a_loader_gives_way_before_the_kernel_kills_and_comes_back(container: Container, tmp_path: Path) -> None:
+def test_a_loader_shrinks_before_the_kernel_kills_it_and_recovers(container: Container, tmp_path: Path) -> None:
     from mpload import MPDataset, Topology
     from tests.support.decoders import number_in
 
@@ -276,7 +277,7 @@ def test_a_loader_gives_way_before_the_kernel_kills_and_comes_back(container: Co
     lowest = min(depths[35:])
     assert lowest < depths[35]
     assert depths[-1] > lowest
-    assert len([text for text in found["said"] if "memory runs short" in text]) == 1, found["said"]
+    assert len([text for text in found["said"] if "memory is short" in text]) == 1, found["said"]
     assert container.num_oom_kills == found["deaths"] == 0
 
 
@@ -296,7 +297,7 @@ with MPLoader(dataset, num_workers=1) as loader:
 
 
 @pytest.mark.processes
-def test_a_worker_that_is_killed_for_lack_of_memory_is_replaced_and_the_cause_is_named(
+def test_a_worker_killed_for_lack_of_memory_is_replaced_and_the_cause_is_reported(
     container: Container, tmp_path: Path
 ) -> None:
     report = tmp_path / "report.jsonl"
@@ -307,7 +308,7 @@ def test_a_worker_that_is_killed_for_lack_of_memory_is_replaced_and_the_cause_is
 
 
 @pytest.mark.processes
-def test_a_loader_keeps_to_its_budget_in_a_small_container() -> None:
+def test_a_loader_stays_within_its_budget_in_a_small_container() -> None:
     """The same over ten million samples and 2,000 batches: `python benchmarks/bench_budget.py`."""
     benchmark = Path(__file__).parents[2] / "benchmarks" / "bench_budget.py"
     done = subprocess.run(

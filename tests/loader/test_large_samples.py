@@ -1,4 +1,4 @@
-"""Samples of varying size, in batches of any size: as large as the address space allows, and a clear error beyond."""
+"""Samples of varying size may be as large as the address space allows. Beyond that, there is a clear error."""
 
 import sys
 from pathlib import Path
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker pools ne
 
 
 def sparse(path: Path, num_bytes: int) -> str:
-    """Make a file of zeros that ends in `end`; takes no space on most disks."""
+    """Create a sparse file of zeros that ends in `end`; it takes up almost no disk space. Return its name."""
     with path.open("wb") as file:
         file.truncate(num_bytes - 3)
         file.seek(0, 2)
@@ -27,7 +27,7 @@ def sparse(path: Path, num_bytes: int) -> str:
 
 
 @pytest.mark.processes
-def test_a_sample_of_300_mib_goes_through_a_worker(tmp_path: Path) -> None:
+def test_a_sample_of_300_mib_passes_through_a_worker(tmp_path: Path) -> None:
     (tmp_path / "all.txt").write_text(sparse(tmp_path / "large", 300 * MIB) + "\n")
     dataset = MPDataset(tmp_path / "all.txt", decode=RawBytes(as_array=True), batch_size=1, topology=Topology())
     with MPLoader(dataset, num_workers=1) as loader:
@@ -51,7 +51,7 @@ def test_samples_of_any_size_fit_batches_of_200_000(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_sample_beyond_its_room_is_named_with_the_numbers_and_the_next_step(tmp_path: Path) -> None:
+def test_a_sample_that_does_not_fit_is_reported_with_numbers_and_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "all.txt").write_text(sparse(tmp_path / "large", 50 * MIB) + "\n")
     dataset = MPDataset(
         tmp_path / "all.txt",
@@ -73,7 +73,7 @@ def test_slots_of_all_workers_fit_the_address_space(batch_size: int, num_fields:
     assert sample_room_bytes(batch_size=256) > 1.5 * GIB
 
 
-def test_slots_that_do_not_fit_the_address_space_are_an_error_with_the_numbers() -> None:
+def test_slots_that_do_not_fit_the_address_space_are_reported_with_numbers() -> None:
     layout = SlotLayout(num_samples=1, fields=(RaggedField(name="x", max_sample_bytes=1 << 47),))
     with pytest.raises(
         WorkerError,

@@ -1,14 +1,15 @@
-"""MPLoader: the same batches as the dataset alone, whatever happens to its workers."""
+"""MPLoader: the same batches as from the dataset alone, whatever happens to the workers."""
 
 import gc
+import inspect
 import itertools
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +19,7 @@ import numpy as np
 import psutil
 import pytest
 from numpy.typing import NDArray
+from torch.utils.data import DataLoader
 
 from mpload import (
     ErrorAction,
@@ -67,7 +69,7 @@ def test_batches_do_not_depend_on_the_number_of_workers(photos: Path, num_worker
 @pytest.mark.processes
 @pytest.mark.parametrize("tail", ["pad", "drop", "ragged"])
 @pytest.mark.parametrize("rank", [0, 1, 2])
-def test_every_tail_and_rank_gives_what_the_dataset_gives(folder: Path, tail: str, rank: int) -> None:
+def test_every_tail_and_rank_yields_the_same_batches_as_the_dataset(folder: Path, tail: str, rank: int) -> None:
     options = {"tail": tail, "topology": Topology(rank=rank, world_size=3), "batch_size": 8}
     with MPLoader(numbers(folder, 50, **options), num_workers=2) as loader:
         assert ids(loader) == ids(numbers(folder, 50, **options))
@@ -85,7 +87,7 @@ PIPELINES: list[dict[str, Any]] = [
 
 @pytest.mark.processes
 @pytest.mark.parametrize("pipeline", PIPELINES)
-def test_whatever_a_pipeline_makes_arrives_as_it_was_made(photos: Path, pipeline: dict[str, Any]) -> None:
+def test_the_results_of_any_pipeline_arrive_unchanged(photos: Path, pipeline: dict[str, Any]) -> None:
     def dataset() -> MPDataset:
         return MPDataset(photos, batch_size=5, shuffle=True, tail="ragged", topology=Topology(), **pipeline)
 
@@ -94,7 +96,7 @@ def test_whatever_a_pipeline_makes_arrives_as_it_was_made(photos: Path, pipeline
 
 
 @pytest.mark.processes
-def test_text_and_several_sources_arrive_too(tmp_path: Path) -> None:
+def test_text_and_several_file_columns_arrive_unchanged(tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(b"abcdefgh")
     lines = "".join(f"{i}+1@data\t{i % 3}+2@data\tcaption \u00e4\u00df {i}\t{i / 2}\n" for i in range(6))
     (tmp_path / "t.txt").write_text("#mpload 1\n#columns a:span b:span text:str weight:float\n" + lines)
@@ -120,7 +122,7 @@ def test_a_hoarding_consumer_never_sees_a_batch_change(folder: Path) -> None:
 
 
 @pytest.mark.processes
-def test_states_count_what_was_received_and_resume_anywhere(folder: Path) -> None:
+def test_states_count_received_batches_and_resume_with_any_number_of_workers(folder: Path) -> None:
     whole = numbers(folder, 200)
     whole.set_epoch(1)
     expected = ids(whole)
@@ -128,7 +130,14 @@ def test_states_count_what_was_received_and_resume_anywhere(folder: Path) -> Non
         ids(loader)
         iterator = iter(loader)
         received = [ids([next(iterator)])[0] for _ in range(9)]
-        time.sleep(0.1)  # prefetching goes on
+        pool = loader._pool
+        assert pool is not None
+
+        def is_ahead() -> bool:
+            pool.wait()
+            return loader.stats().num_samples > 36
+
+        assert wait_until(is_ahead)
         state = loader.state_dict()
         assert state["position"] == 36
     for num_workers in (0, 3):
@@ -143,7 +152,7 @@ def test_states_count_what_was_received_and_resume_anywhere(folder: Path) -> Non
 
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_state_between_the_beginning_of_an_iteration_and_its_first_batch_is_the_next_epoch(
+def test_a_state_taken_before_the_first_batch_of_an_iteration_is_at_the_start_of_its_epoch(
     folder: Path, num_workers: int
 ) -> None:
     with MPLoader(numbers(folder, 50, batch_size=8), num_workers=num_workers) as loader:
@@ -157,7 +166,7 @@ def test_a_state_between_the_beginning_of_an_iteration_and_its_first_batch_is_th
 
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_two_loaders_of_one_dataset_have_an_epoch_each_and_states_of_their_own(folder: Path, num_workers: int) -> None:
+def test_two_loaders_of_one_dataset_have_separate_epochs_and_states(folder: Path, num_workers: int) -> None:
     dataset = numbers(folder, 50)
     with MPLoader(dataset, num_workers=num_workers) as one, MPLoader(dataset, num_workers=num_workers) as other:
         batches = iter(one), iter(other)
@@ -177,17 +186,17 @@ def test_a_new_iteration_ends_the_old_one(folder: Path) -> None:
         alone = numbers(folder, 200)
         alone.set_epoch(1)
         assert ids(loader) == ids(alone)
-        with pytest.raises(ArgumentError, match="a newer iteration of this loader was begun"):
+        with pytest.raises(ArgumentError, match="was iterated again, or released, since this iteration"):
             next(old)
         new = iter(loader)
         first = ids([next(new)])
-        del old  # disturbs nobody
+        del old  # does not affect the new iteration
         gc.collect()
         assert first + ids(new) == ids(alone)
 
 
 @pytest.mark.processes
-def test_an_epoch_that_was_left_or_failed_does_not_show_in_the_next_one(folder: Path, tmp_path: Path) -> None:
+def test_an_abandoned_or_failed_epoch_does_not_affect_the_next_one(folder: Path, tmp_path: Path) -> None:
     dataset, alone = numbers(folder, 200), numbers(folder, 200)
     with MPLoader(dataset, num_workers=2) as loader:
         for _ in loader:
@@ -203,7 +212,7 @@ def test_an_epoch_that_was_left_or_failed_does_not_show_in_the_next_one(folder: 
 
 
 @pytest.mark.processes
-def test_a_consumer_that_lets_go_gets_views_and_no_copies(folder: Path) -> None:
+def test_a_consumer_that_frees_its_batches_gets_views_and_not_copies(folder: Path) -> None:
     with MPLoader(numbers(folder, 4000, batch_size=16), num_workers=2) as loader:
         for _ in range(2):
             for _batch in loader:
@@ -265,7 +274,7 @@ def killing_dataset(folder: Path, **options: Any) -> MPDataset:
 
 
 @pytest.mark.processes
-def test_a_sample_that_kills_its_workers_meets_the_policy(folder: Path, tmp_path: Path) -> None:
+def test_a_sample_that_kills_workers_is_handled_by_the_error_policy(folder: Path, tmp_path: Path) -> None:
     with (
         MPLoader(killing_dataset(folder), num_workers=2) as loader,
         pytest.raises(SampleError, match=r"60.txt:44: sample 41 .*: killed its worker \(SIGSEGV\)"),
@@ -286,7 +295,7 @@ def test_a_sample_that_kills_its_workers_meets_the_policy(folder: Path, tmp_path
 
 @pytest.mark.processes
 @pytest.mark.parametrize("action", ["skip", "substitute"])
-def test_bad_samples_are_treated_as_the_dataset_treats_them(
+def test_bad_samples_are_handled_as_by_the_dataset_alone(
     folder: Path, tmp_path: Path, action: Literal["raise", "skip", "substitute"]
 ) -> None:
     def dataset() -> MPDataset:
@@ -302,7 +311,7 @@ def test_bad_samples_are_treated_as_the_dataset_treats_them(
 
 
 @pytest.mark.processes
-def test_a_transform_that_raises_is_named_with_its_sample(folder: Path) -> None:
+def test_an_error_in_the_decoder_is_reported_with_its_sample(folder: Path) -> None:
     dataset = numbers(folder, 60, shuffle=False)
     dataset._run.pipeline.decode = broken
     with (
@@ -313,7 +322,7 @@ def test_a_transform_that_raises_is_named_with_its_sample(folder: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_transform_that_changes_its_mind_about_the_shape_is_named(photos: Path) -> None:
+def test_a_transform_that_returns_different_shapes_is_refused(photos: Path) -> None:
     dataset = MPDataset(
         photos, decode=RandomResizedCrop(48), transform=changing, batch_size=4, topology=Topology()
     )  # fmt: skip
@@ -324,7 +333,7 @@ def test_a_transform_that_changes_its_mind_about_the_shape_is_named(photos: Path
         list(loader)
 
 
-def test_what_cannot_be_pickled_is_refused_at_construction(folder: Path) -> None:
+def test_a_pipeline_that_cannot_be_pickled_is_refused_at_construction(folder: Path) -> None:
     lock = threading.Lock()
     dataset = numbers(folder, 60)
     dataset._run.pipeline.decode = lambda data: (lock, np.frombuffer(data, np.int64))[1]
@@ -333,20 +342,48 @@ def test_what_cannot_be_pickled_is_refused_at_construction(folder: Path) -> None
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"num_workers": -1}, "num_workers must be 'auto' or at least 0, got -1"),
-    ({"num_workers": "many"}, "num_workers must be 'auto' or at least 0, got 'many'"),
+    ({"num_workers": -1}, "num_workers must be 'auto' or an integer of at least 0, got -1"),
+    ({"num_workers": "many"}, "num_workers must be 'auto' or an integer of at least 0, got 'many'"),
     ({"memory_budget": "lots"}, "'lots' is not a size in bytes"),
-    ({"num_workers": 2, "memory_budget": "1MiB"}, r"memory_budget 1.0 MiB is too small: 3 batches of .* Raise it, or"),
+    (
+        {"num_workers": 2, "memory_budget": "1MiB"},
+        r"memory_budget 1.0 MiB is too small: the loader needs at least 32.1 MiB",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("options", "message"), WRONG)
-def test_wrong_arguments_are_named(photos: Path, options: dict[str, Any], message: str) -> None:
+def test_errors_name_wrong_arguments(photos: Path, options: dict[str, Any], message: str) -> None:
     dataset = MPDataset(photos, decode=RandomResizedCrop(48), batch_size=4, topology=Topology())
     with pytest.raises(ArgumentError, match=message):
         MPLoader(dataset, **options)
     with pytest.raises(ArgumentError, match="pass batch_size= to the MPDataset"):
         MPLoader(MPDataset(photos, topology=Topology()), num_workers=1)
+
+
+@pytest.mark.processes
+def test_the_budget_that_the_error_suggests_is_the_least_that_is_accepted(photos: Path) -> None:
+    dataset = MPDataset(photos, decode=RandomResizedCrop(224), batch_size=4, topology=Topology())
+    with pytest.raises(
+        ArgumentError, match=r"too small: the loader needs .*, for 3 batches of .* and 2 workers of 16\.0 MiB"
+    ) as raised:
+        MPLoader(dataset, num_workers=2, memory_budget="10MB")
+    (suggested,) = re.findall(r'Pass memory_budget="(\d+)MiB" or more', str(raised.value))
+    with pytest.raises(ArgumentError, match="too small"):
+        MPLoader(dataset, num_workers=2, memory_budget=f"{int(suggested) - 1}MiB")
+    with MPLoader(dataset, num_workers=2, memory_budget=f"{suggested}MiB") as loader:
+        assert len(list(loader)) == len(dataset)
+
+
+OF_A_DATA_LOADER = inspect.signature(DataLoader).parameters.keys() - inspect.signature(MPLoader).parameters.keys()
+
+
+@pytest.mark.parametrize("name", [*sorted(OF_A_DATA_LOADER), "num_worker"])
+def test_an_argument_of_a_data_loader_is_refused_with_what_to_use_instead(name: str) -> None:
+    unknown: dict[str, Any] = {name: None}
+    with pytest.raises(ArgumentError, match=rf" {name}: .*docs/from-dataloader\.md") as raised:
+        MPLoader([*range(8)], batch_size=4, num_workers=0, **unknown)
+    assert ("there is no such argument" in str(raised.value)) == (name == "num_worker")
 
 
 @pytest.mark.processes
@@ -360,7 +397,7 @@ def test_a_budget_bounds_the_slots(photos: Path) -> None:
 
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
-    """Check that a test leaves processes and descriptors as they were."""
+    """Check that a test leaves no processes and no descriptors behind."""
     gc.collect()
     with leaves_nothing():
         yield
@@ -392,7 +429,7 @@ def test_closing_collecting_and_releasing_leave_nothing(folder: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("nothing_left")
-def test_a_loader_in_a_forked_child_disturbs_nobody(folder: Path) -> None:
+def test_using_a_loader_in_a_forked_child_fails_without_affecting_the_parent(folder: Path) -> None:
     with MPLoader(numbers(folder, 60), num_workers=1) as loader:
         iterator = iter(loader)
         next(iterator)
@@ -408,7 +445,7 @@ def test_a_loader_in_a_forked_child_disturbs_nobody(folder: Path) -> None:
 
 
 PROGRAM = """
-import sys, time
+import signal, sys
 from tests.support.decoders import add_noise, broken, changing, slow_number
 from tests.support.batches import numbers
 from mpload import MPLoader
@@ -418,7 +455,7 @@ iterator = iter(loader)
 next(iterator)
 try:
     print("ready", flush=True)
-    for batch in iterator: time.sleep(0.5)
+    for batch in iterator: signal.pause()
 except KeyboardInterrupt:
     print('interrupted', flush=True)
     sys.exit(3)
@@ -427,7 +464,7 @@ except KeyboardInterrupt:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_the_end_of_the_parent_is_the_end_of_all(folder: Path, how: signal.Signals) -> None:
+def test_all_processes_end_with_the_parent(folder: Path, how: signal.Signals) -> None:
     numbers(folder, 60)
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(folder)],
@@ -447,7 +484,7 @@ def test_the_end_of_the_parent_is_the_end_of_all(folder: Path, how: signal.Signa
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_left")
-def test_dozens_of_loaders_leave_descriptors_and_memory_where_they_were(folder: Path) -> None:
+def test_dozens_of_loaders_leak_no_descriptors_and_no_memory(folder: Path) -> None:
     def cycle() -> None:
         with MPLoader(numbers(folder, 8), num_workers=1) as loader:
             assert len(ids(loader)) == 2

@@ -1,4 +1,4 @@
-"""MPLoader(device=...): the short form of a DevicePrefetcher."""
+"""MPLoader(device=...): a shortcut for wrapping the loader in a DevicePrefetcher."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.processes
-def test_the_short_form_is_a_loader_whose_batches_are_on_the_device(folder: Path) -> None:
+def test_a_loader_with_a_device_behaves_like_any_loader(folder: Path) -> None:
     expected = ids(numbers(folder, 103))
     with MPLoader(numbers(folder, 103), num_workers=2, device="cpu") as loader:
         assert len(loader) == len(expected)
@@ -25,7 +25,7 @@ def test_the_short_form_is_a_loader_whose_batches_are_on_the_device(folder: Path
         received = [next(batches) for _ in range(7)]
         state = loader.state_dict()
         loader.load_state_dict(state)
-        with pytest.raises(ArgumentError, match="was released"):
+        with pytest.raises(ArgumentError, match="restored or released"):
             next(batches)
         assert loader.state_dict() == state
         assert ids([*received, *loader]) == expected
@@ -35,18 +35,18 @@ def test_the_short_form_is_a_loader_whose_batches_are_on_the_device(folder: Path
 
 
 @pytest.mark.processes
-def test_the_short_form_ends_with_its_loader(folder: Path) -> None:
+def test_a_loader_with_a_device_ends_with_its_last_reference(folder: Path) -> None:
     loader = MPLoader(numbers(folder, 103), num_workers=1, device="cpu")
     pids = loader.pids.values()
     batches = iter(loader)
     next(batches)
     del loader
-    assert len(list(batches)) == 25  # an iteration keeps the loader
+    assert len(list(batches)) == 25  # an iteration keeps the loader alive
     del batches
     assert wait_until(lambda: not any(map(is_alive, pids)))
 
 
-def test_images_of_the_short_form_are_float_in_0_to_1(photo_tree: Path) -> None:
+def test_a_loader_with_a_device_yields_float_images_in_0_to_1(photo_tree: Path) -> None:
     index = build_index(photo_tree, photo_tree.with_name("short.txt"))
     dataset = MPDataset(index, decode=RandomResizedCrop(32), batch_size=5, topology=Topology(rank=1, world_size=2))
     with MPLoader(dataset, num_workers=0, device="cpu") as loader:

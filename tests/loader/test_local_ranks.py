@@ -1,4 +1,4 @@
-"""Ranks that share a machine share its cores and its memory."""
+"""Ranks on the same machine share its cores and its memory."""
 
 import json
 import os
@@ -40,12 +40,12 @@ LIGHTNING = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "LOCAL_RANK": "1"}
         (LOCAL_SRUN | LOCAL_TORCHRUN, 8, 32),  # srun started torchrun
         (LOCAL_SRUN | {"SLURM_STEP_TASKS_PER_NODE": "1(x2)"} | LOCAL_MPIRUN, 4, 96),  # srun started mpirun's helper
         (LOCAL_SRUN | {"SLURM_STEP_TASKS_PER_NODE": "1(x2)"} | LIGHTNING, 2, 32),  # a shell by srun --pty
-        (LOCAL_TORCHRUN | LIGHTNING | {"LOCAL_WORLD_SIZE": "1"}, 1, 32),  # a container a rank
+        (LOCAL_TORCHRUN | LIGHTNING | {"LOCAL_WORLD_SIZE": "1"}, 1, 32),  # one container per rank
         (LOCAL_TORCHRUN | {"LOCAL_WORLD_SIZE": "many"}, 1, 80),
         ({"SLURM_NTASKS_PER_NODE": "8", "SLURM_PROCID": "0"}, 1, 80),  # a batch script without srun is one process
     ],
 )
-def test_the_ranks_of_a_machine_and_their_cores_are_known(
+def test_local_ranks_and_their_cores_are_detected(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], count: int, cores: int
 ) -> None:
     monkeypatch.setattr("mpload.loader.machine_share.num_usable_cores", lambda of=80: min(of, 96))
@@ -58,39 +58,39 @@ def test_the_ranks_of_a_machine_and_their_cores_are_known(
     ("usable", "common", "count", "cores"),
     [
         (96, 96, 1, 96),
-        (96, 96, 8, 12),  # nobody is bound
-        (12, 96, 8, 12),  # each is bound to its own
-        (48, 96, 8, 12),  # four of them to each socket
-        (6, 96, 8, 6),  # to fewer than there are
+        (96, 96, 8, 12),  # no rank is bound
+        (12, 96, 8, 12),  # each rank is bound to its own cores
+        (48, 96, 8, 12),  # four ranks are bound to each socket
+        (6, 96, 8, 6),  # bound to fewer cores than there are
         (8, 8, 8, 1),  # a container of eight cores
         (2, 2, 8, 1),
     ],
 )
-def test_cores_are_divided_by_the_ranks_once(usable: int, common: int, count: int, cores: int) -> None:
+def test_cores_are_divided_among_the_ranks_only_once(usable: int, common: int, count: int, cores: int) -> None:
     assert LocalRanks(count=count, num_common_cores=common).cores_of_one(usable) == cores
 
 
-def test_a_quota_is_common_to_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quota_is_shared_by_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpload.loader.machine_share.num_usable_cores", lambda of=96: min(of, 16))
     ranks = local_ranks(LOCAL_TORCHRUN, machine_cores=96, parent_cores=96)
     assert ranks.cores_of_one(num_usable=16) == 2
 
 
-@pytest.mark.parametrize(("cores", "now", "most"), [(1, 1, 8), (12, 12, 64), (96, 96, 96), (384, 256, 256)])
-def test_auto_is_a_worker_a_core_and_never_more_than_there_may_be(cores: int, now: int, most: int) -> None:
+@pytest.mark.parametrize(("cores", "initial", "limit"), [(1, 1, 8), (12, 12, 64), (96, 96, 96), (384, 256, 256)])
+def test_auto_starts_one_worker_per_core_up_to_the_maximum(cores: int, initial: int, limit: int) -> None:
     budget = MemoryBudget(total_bytes=512 * GIB)
     found = WorkerRange.auto(budget, num_cores=cores, least_slots_bytes=0)
-    assert found == WorkerRange(now=now, most=most)
-    assert most <= MAX_WORKERS
+    assert found == WorkerRange(initial=initial, limit=limit)
+    assert limit <= MAX_WORKERS
 
 
-def test_auto_keeps_within_the_budget_on_many_cores() -> None:
+def test_auto_stays_within_the_budget_on_many_cores() -> None:
     slot_bytes = 38 * 10**6
     budget = MemoryBudget(total_bytes=MIN_SLOTS * slot_bytes + 40 * WORKER_BYTES)
-    assert WorkerRange.auto(budget, num_cores=384, least_slots_bytes=MIN_SLOTS * slot_bytes).now == 40
+    assert WorkerRange.auto(budget, num_cores=384, least_slots_bytes=MIN_SLOTS * slot_bytes).initial == 40
 
 
-def test_a_process_alone_has_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_process_has_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*LOCAL_TORCHRUN, *LOCAL_SRUN, *LOCAL_MPIRUN, *LIGHTNING):
         monkeypatch.delenv(name, raising=False)
     assert detect_share().num_cores == num_usable_cores()

@@ -1,4 +1,4 @@
-"""MPLoader over map-style datasets: what a stock DataLoader makes of them, whatever happens to the workers."""
+"""MPLoader with map-style datasets: the same batches as a DataLoader, whatever happens to the workers."""
 
 import itertools
 import random
@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from mpload import BlockShuffle, MPDataset, MPLoader, Shuffle, Topology, build_index
+from mpload import BlockShuffle, MPDataset, MPLoader, Shuffle, Topology, build_index, open_index
 from mpload.errors import ArgumentError, SampleError, StateError
 from tests.support.map_styles import (
     Broken,
@@ -57,7 +57,7 @@ def same(a: Any, b: Any) -> bool:
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_batches_are_those_of_a_stock_data_loader(kind: type[Sized], num_workers: int) -> None:
+def test_batches_equal_those_of_a_data_loader(kind: type[Sized], num_workers: int) -> None:
     expected = list(DataLoader(kind(), batch_size=5))  # type: ignore[arg-type]
     with loader(kind(), num_workers=num_workers) as batches:
         assert len(batches) == 5
@@ -80,12 +80,12 @@ def test_batches_do_not_depend_on_the_number_of_workers(order: Any) -> None:
 
 
 @pytest.mark.processes
-def test_what_samples_draw_from_torch_depends_on_seed_epoch_and_sample_alone() -> None:
+def test_torch_random_numbers_of_samples_do_not_depend_on_the_workers() -> None:
     with loader(Drawn(with_torch=True), num_workers=0) as here, loader(Drawn(with_torch=True), num_workers=2) as there:
         assert same(list(here), list(there))
 
 
-def test_what_samples_draw_leaves_the_generators_of_the_script_alone() -> None:
+def test_random_numbers_of_samples_do_not_affect_the_generators_of_the_script() -> None:
     def drawn() -> tuple[float, float, float]:
         return random.random(), np.random.rand(), torch.rand(1).item()  # noqa: NPY002
 
@@ -113,7 +113,7 @@ def test_ranks_share_an_epoch() -> None:
 
 
 @pytest.mark.processes
-def test_a_rank_without_samples_gets_an_empty_batch_like_the_others() -> None:
+def test_a_rank_without_samples_gets_an_empty_batch_of_the_same_structure() -> None:
     with loader(Dicts(6), num_workers=1, topology=Topology(rank=1, world_size=2)) as batches:
         (first, *rest) = list(batches)
     assert not rest
@@ -145,7 +145,7 @@ def test_a_run_is_resumed_where_it_was_left(num_workers: int) -> None:
     assert first + run(state, 5)[0] == expected
 
 
-def test_an_iteration_that_takes_nothing_uses_up_no_epoch() -> None:
+def test_an_iteration_without_batches_does_not_advance_the_epoch() -> None:
     with loader(Tuples(), shuffle=True, num_workers=0) as batches:
         iter(batches)
         first = [batch[1].tolist() for batch in batches]
@@ -184,7 +184,7 @@ def test_a_sample_of_another_shape_is_named() -> None:
 
 
 @pytest.mark.processes
-def test_what_cannot_cross_a_process_is_an_error_that_says_so() -> None:
+def test_values_that_cannot_cross_processes_are_refused() -> None:
     with pytest.raises(SampleError, match=r"sample\['x'\] requires grad, .* Return sample\['x'\]\.detach\(\)"):
         loader(WithGrad(), num_workers=1)
     with loader(WithGrad(), num_workers=0) as batches:
@@ -195,7 +195,7 @@ def test_what_cannot_cross_a_process_is_an_error_that_says_so() -> None:
 
 
 @pytest.mark.processes
-def test_a_class_of_the_script_itself_works() -> None:
+def test_a_locally_defined_dataset_class_works() -> None:
     class Local(Sized):
         def __getitem__(self, i: int) -> int:
             return i * offset
@@ -217,10 +217,17 @@ class Endless(IterableDataset[int]):
 
 
 @pytest.mark.processes
-def test_what_is_no_map_style_dataset_is_refused(photo_tree: Path) -> None:
+def test_only_datasets_that_can_be_loaded_are_accepted(photo_tree: Path) -> None:
     index = build_index(photo_tree, photo_tree.with_name("mapstyle.txt"))
-    with pytest.raises(ArgumentError, match="Endless is not a map-style dataset"):
-        loader(Endless(), num_workers=1)
+    for wrong, message in [
+        (Endless(), r"must be an MPDataset, or a map-style dataset .* of type Endless\. .* use a DataLoader"),
+        (42, r"must be an MPDataset, or a map-style dataset .*, got 42 of type int"),
+        (Tuples, r"dataset is the class Tuples\. Pass an instance: Tuples\(\.\.\.\)"),
+        (str(index), r"loads a dataset, not an index, got '.*mapstyle\.txt'\. Pass MPDataset"),
+        (open_index(index), r"loads a dataset, not an index, got <Index .*\. Pass MPDataset"),
+    ]:
+        with pytest.raises(ArgumentError, match=message):
+            loader(wrong, num_workers=1)
     with pytest.raises(ArgumentError, match="pass batch_size= to the MPLoader of Tuples"):
         loader(Tuples(), batch_size=None)
     with pytest.raises(ArgumentError, match="an MPDataset has its own batch_size"):

@@ -1,4 +1,4 @@
-"""Arrays, text and sound go the way that images go: bytes of a record, a decoder, a batch."""
+"""Arrays and sound take the same path as images: bytes of a record, a decoder, a batch."""
 
 import io
 import pickle
@@ -47,7 +47,7 @@ def test_an_array_of_numbers_comes_back_as_it_was_saved(array: NDArray[Any], as_
     assert read.flags.c_contiguous
 
 
-def test_an_array_is_not_copied_where_it_need_not_be() -> None:
+def test_an_array_is_not_copied_unnecessarily() -> None:
     data = npy(np.arange(12.0).reshape(3, 4))
     assert np.shares_memory(NumpyDecoder()(data), np.frombuffer(data, np.uint8))
 
@@ -68,12 +68,12 @@ def test_nothing_is_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("array", [np.array(["text"]), np.zeros(2, "i4,f8"), np.array(["2020"], "M8[D]")])
-def test_what_is_no_number_is_refused(array: NDArray[Any]) -> None:
+def test_arrays_of_anything_but_numbers_are_refused(array: NDArray[Any]) -> None:
     with pytest.raises(DecodeError, match="Only arrays of numbers"):
         NumpyDecoder()(npy(array))
 
 
-def test_a_header_that_claims_more_than_there_is_allocates_nothing() -> None:
+def test_a_header_that_claims_more_data_than_there_is_causes_no_allocation() -> None:
     claims = npy(np.zeros((3, 4))).replace(b"(3, 4), }" + b" " * 9, b"(900000000, 99), }")
     with pytest.raises(DecodeError, match=r"96 bytes follow its header, float64\[900000000, 99\] has 712,800,000,000"):
         NumpyDecoder()(claims)
@@ -83,7 +83,7 @@ def test_a_header_that_claims_more_than_there_is_allocates_nothing() -> None:
         NumpyDecoder(max_bytes=0)
 
 
-def test_a_damaged_array_is_an_array_or_a_decode_error() -> None:
+def test_a_damaged_file_gives_an_array_or_a_decode_error() -> None:
     dice, whole = random.Random(0), npy(np.arange(60, dtype=np.int32).reshape(3, 4, 5))
     num_errors = 0
     for _ in range(3000):
@@ -122,7 +122,7 @@ def sound(data: bytes) -> NDArray[np.int16]:
         return np.frombuffer(file.readframes(file.getnframes()), "<i2")
 
 
-def test_sound_is_decoded_by_a_callable_of_the_user_s(tmp_path: Path) -> None:
+def test_sound_is_decoded_by_a_user_defined_callable(tmp_path: Path) -> None:
     waves = [np.arange(number, dtype="<i2") * 30 for number in (50, 80)]
     for number, samples in enumerate(waves):
         with wave.open(str(tmp_path / f"{number}.wav"), "wb") as file:

@@ -1,4 +1,4 @@
-"""The world is looked at in one place, when an iteration begins, and believed in this order."""
+"""The topology is detected in one place, when an iteration begins, from several sources in a fixed order."""
 
 import json
 import pickle
@@ -38,7 +38,7 @@ def test_launchers_are_recognised(environment: dict[str, str], expected: Topolog
 
 
 @pytest.mark.parametrize("environment", [{"RANK": "8", "WORLD_SIZE": "8"}, {"RANK": "x", "WORLD_SIZE": "8"}])
-def test_variables_that_make_no_sense_are_named(environment: dict[str, str]) -> None:
+def test_invalid_variables_are_reported(environment: dict[str, str]) -> None:
     with pytest.raises(ArgumentError, match=r"RANK=. and WORLD_SIZE=8 name no rank: .* pass topology="):
         detect_topology(environment)
 
@@ -82,11 +82,11 @@ KINDS = ["bare0", "stock0", "stock1", "spawn1", "loader0", "loader1", "map0", "m
 
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", KINDS)
-def test_ranks_are_looked_at_when_an_iteration_begins_and_may_not_change(
+def test_the_rank_is_detected_when_an_iteration_begins_and_must_not_change(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loader: Any = loader_of(kind, tmp_path)
-    assert len(loader) == 11  # alone, as it seems
+    assert len(loader) == 11  # no other rank is visible yet
     if kind == "bare0":
         loader = pickle.loads(pickle.dumps(loader))
     monkeypatch.setenv("RANK", "1")
@@ -100,7 +100,7 @@ def test_ranks_are_looked_at_when_an_iteration_begins_and_may_not_change(
         assert len(labels_of(loader)) == 20
     assert len(loader) == 6
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(ArgumentError, match="was read as rank 1 of 2 before, and now as rank 1 of 3"):
+    with pytest.raises(ArgumentError, match="was read as rank 1 of 2 before, and is now read as rank 1 of 3"):
         list(loader)
     if isinstance(loader, MPLoader):
         loader.close()
@@ -115,7 +115,9 @@ def rank_main(rank: int, dataset: Any, folder: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_ranks_that_come_from_one_process_share_the_samples_and_no_epochs(start_method: str, tmp_path: Path) -> None:
+def test_ranks_started_by_one_process_split_the_samples_and_count_epochs_separately(
+    start_method: str, tmp_path: Path
+) -> None:
     dataset = numbers(tmp_path, 43, topology=None, tail="ragged")
     len(dataset)
     start: Any = start_processes
@@ -128,7 +130,7 @@ def test_ranks_that_come_from_one_process_share_the_samples_and_no_epochs(start_
 
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_the_length_is_the_whole_epochs_also_after_a_resume(num_workers: int, tmp_path: Path) -> None:
+def test_len_counts_the_whole_epoch_even_after_a_resume(num_workers: int, tmp_path: Path) -> None:
     numbers_index(tmp_path, 76)
     with MPLoader(numbers(tmp_path, 76), num_workers=num_workers) as loader:
         batches = iter(loader)

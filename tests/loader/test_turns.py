@@ -1,4 +1,4 @@
-"""Images that take more than a worker's part of the budget are decoded one at a time; others as before."""
+"""Images that need more than a worker's share of the budget are decoded one at a time; all others in parallel."""
 
 import itertools
 import os
@@ -42,7 +42,7 @@ def spans_of(batches: Sequence[Any], *, num_samples: int = NUM_SAMPLES) -> list[
 
 @pytest.mark.processes
 @pytest.mark.parametrize("options", [PoolOptions(), PoolOptions(starts_fresh=True)], ids=["forked", "fresh"])
-def test_what_is_too_large_for_a_part_is_decoded_one_at_a_time(tmp_path: Path, options: PoolOptions) -> None:
+def test_images_too_large_for_a_share_are_decoded_one_at_a_time(tmp_path: Path, options: PoolOptions) -> None:
     with MPLoader(dataset(tmp_path), num_workers=4, memory_budget="512MiB", options=options) as loader:
         spans = spans_of(list(loader))
         assert len(loader.pids) == 5
@@ -50,7 +50,7 @@ def test_what_is_too_large_for_a_part_is_decoded_one_at_a_time(tmp_path: Path, o
 
 
 @pytest.mark.processes
-def test_who_waits_for_its_turn_is_not_stuck(tmp_path: Path) -> None:
+def test_a_worker_that_waits_for_its_turn_is_not_killed_as_stuck(tmp_path: Path) -> None:
     options = PoolOptions(sample_timeout_seconds=0.6)
     images = dataset(tmp_path, partial(turned, seconds=0.3), num_samples=12)
     with MPLoader(images, num_workers=4, memory_budget="512MiB", options=options) as loader:
@@ -59,18 +59,16 @@ def test_who_waits_for_its_turn_is_not_stuck(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_the_next_one_has_its_turn_when_a_worker_dies_in_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_turn_passes_on_when_the_worker_that_holds_it_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPLOAD_TEST_TURNS", str(tmp_path))
 
-    def kill_who_has_its_turn() -> None:
+    def kill_the_holder() -> None:
         assert wait_until(lambda: any(path.name.startswith("held by") for path in tmp_path.iterdir()))
         (held,) = tmp_path.glob("held by *")
         (tmp_path / "go").touch()
         os.kill(int(held.name.split()[-1]), signal.SIGKILL)
 
-    watcher = threading.Thread(target=kill_who_has_its_turn)
+    watcher = threading.Thread(target=kill_the_holder)
     with MPLoader(dataset(tmp_path), num_workers=3, memory_budget="512MiB") as loader:
         watcher.start()
         spans = spans_of(list(loader))
@@ -84,7 +82,7 @@ def test_a_worker_that_is_stopped_while_it_waits_is_replaced(tmp_path: Path) -> 
     images = dataset(tmp_path, partial(turned, seconds=0.1), num_samples=12)
     with MPLoader(images, num_workers=2, memory_budget="512MiB", options=options) as loader:
 
-        def stop_who_waits() -> bool:
+        def stop_a_waiting_worker() -> bool:
             if loader._engine is None:
                 return False
             pool = loader._engine.pool
@@ -93,7 +91,7 @@ def test_a_worker_that_is_stopped_while_it_waits_is_replaced(tmp_path: Path) -> 
                 os.kill(pid, signal.SIGSTOP)
             return bool(waiting)
 
-        watcher = threading.Thread(target=wait_until, args=(stop_who_waits,))
+        watcher = threading.Thread(target=wait_until, args=(stop_a_waiting_worker,))
         watcher.start()
         spans_of(list(loader), num_samples=12)
         watcher.join()
@@ -101,14 +99,14 @@ def test_a_worker_that_is_stopped_while_it_waits_is_replaced(tmp_path: Path) -> 
 
 
 @pytest.mark.processes
-def test_a_claim_from_a_thread_that_outlives_its_sample_makes_nobody_wait(tmp_path: Path) -> None:
+def test_a_late_claim_from_a_thread_does_not_block_other_workers(tmp_path: Path) -> None:
     images = MPDataset(numbers_index(tmp_path, 2), decode=claims_late, batch_size=1, topology=Topology())
     with MPLoader(images, num_workers=2, memory_budget="512MiB") as loader:
         assert [labels.tolist() for _, labels in loader] == [[0], [1]]
 
 
 @pytest.mark.processes
-def test_a_child_of_a_decoder_has_no_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_process_of_a_decoder_takes_no_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPLOAD_TEST_TURNS", str(tmp_path))
     try:
         with MPLoader(
@@ -121,7 +119,7 @@ def test_a_child_of_a_decoder_has_no_turns(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:a bad sample")
-def test_a_worker_that_was_interrupted_while_it_waited_is_watched_again(
+def test_a_worker_interrupted_while_waiting_is_subject_to_the_timeout_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -141,7 +139,7 @@ def test_a_worker_that_was_interrupted_while_it_waited_is_watched_again(
     num_slots=st.integers(MIN_SLOTS, 20),
     slot_mib=st.integers(0, 300),
 )
-def test_parts_and_one_large_image_fit_the_budget(
+def test_all_shares_and_one_large_image_fit_the_budget(
     total_mib: int, num_workers: int, num_slots: int, slot_mib: int
 ) -> None:
     needed = (MIN_SLOTS * slot_mib * MIB) + num_workers * WORKER_BYTES
@@ -152,7 +150,7 @@ def test_parts_and_one_large_image_fit_the_budget(
     assert num_workers * plan.decode_bytes <= plan.workers_bytes // 2 + left // 2
 
 
-def test_an_ordinary_budget_makes_no_ordinary_photograph_wait() -> None:
+def test_ordinary_photographs_do_not_wait_with_an_ordinary_budget() -> None:
     plan = divide(MemoryBudget(total_bytes=2 * GIB), num_slots=4, slot_bytes=256 * 224 * 224 * 3, num_workers=4)
     assert plan.decode_bytes > 9 * 24_000_000
 
@@ -173,7 +171,7 @@ FILES = {
 @pytest.mark.parametrize(
     "decode", [ImageDecoder(), RandomResizedCrop(64, scale=(1, 1)), ResizeCenterCrop(64)], ids=repr
 )
-def test_a_decoder_claims_what_it_is_about_to_take(name: str, decode: Any) -> None:
+def test_a_decoder_claims_memory_before_it_allocates_it(name: str, decode: Any) -> None:
     data, pixel_bytes = FILES[name]
     claims: list[int] = []
     drawn: dict[str, Any] = {"rng": np.random.default_rng(0)} if isinstance(decode, RandomResizedCrop) else {}
@@ -181,20 +179,20 @@ def test_a_decoder_claims_what_it_is_about_to_take(name: str, decode: Any) -> No
     drawn = {"rng": np.random.default_rng(0)} if drawn else {}
     assert (decode(data, claim=claims.append, **drawn) == expected).all()
     if name == "plain" and not isinstance(decode, ImageDecoder):
-        assert sum(claims) <= 6 * 1200 * 800 // 4  # some rows, or at half of its size
+        assert sum(claims) <= 6 * 1200 * 800 // 4  # only some rows, or at half size
     else:
         assert max(claims) == pixel_bytes * 1200 * 800
 
 
 def private_bytes(pids: Iterable[int]) -> int:
-    """Return what workers take beside what they share with the first process, which they were forked from."""
+    """Return the memory of the workers, without pages that they share with the zygote, the first of the processes."""
     statuses = [Path(f"/proc/{pid}/status").read_text() for pid in pids]
     zygote, *workers = [1024 * int(status.split("RssAnon:")[1].split()[0]) for status in statuses]
     return sum(max(0, worker - zygote) for worker in workers)
 
 
 @pytest.mark.slow
-def test_workers_take_the_memory_for_one_huge_image_at_a_time(tmp_path: Path) -> None:
+def test_workers_use_memory_for_only_one_huge_image_at_a_time(tmp_path: Path) -> None:
     side, num_files = 4_000, 12
     (tmp_path / "a").mkdir()
     pixels = cv2.resize(np.random.default_rng(0).integers(0, 255, (30, 30, 3), np.uint8), (side, side))
@@ -203,17 +201,17 @@ def test_workers_take_the_memory_for_one_huge_image_at_a_time(tmp_path: Path) ->
         (tmp_path / "a" / f"{number}.jpg").write_bytes(data)
     index = build_index(tmp_path / "a", tmp_path / "a.txt")
     images = MPDataset(index, decode=ImageDecoder(), transform=corner, batch_size=1, topology=Topology())
-    most, is_over = 0, threading.Event()
+    peak_bytes, is_over = 0, threading.Event()
     with MPLoader(images, num_workers=4, memory_budget="400MiB") as loader:
 
         def watch() -> None:
-            nonlocal most
+            nonlocal peak_bytes
             while not is_over.wait(0.01):
-                most = max(most, private_bytes(loader.pids.values()))
+                peak_bytes = max(peak_bytes, private_bytes(loader.pids.values()))
 
         watcher = threading.Thread(target=watch)
         watcher.start()
         assert len(list(loader)) == num_files
         is_over.set()
         watcher.join()
-    assert 6 * side**2 < most < 12 * side**2 + 4 * 16 * MIB  # a photograph takes 9 bytes a pixel
+    assert 6 * side**2 < peak_bytes < 12 * side**2 + 4 * 16 * MIB  # one photograph takes 9 bytes per pixel

@@ -1,4 +1,4 @@
-"""What the user's code raises in a worker reaches the user with file, line and cause, as it does without workers."""
+"""Errors raised by user code in a worker arrive with file, line and cause, as they do without workers."""
 
 import json
 import sys
@@ -56,7 +56,7 @@ def by_map_style(index: Path, num_workers: int) -> MploadError:
 @pytest.mark.parametrize(
     "raise_it", [lambda index, n: by_pipeline(index, n, decoders.deeply_broken), by_transform, by_map_style]
 )
-def test_an_error_comes_with_file_line_and_cause(index: Path, raise_it: Any, num_workers: int) -> None:
+def test_an_error_arrives_with_file_line_and_cause(index: Path, raise_it: Any, num_workers: int) -> None:
     error = raise_it(index, num_workers)
     assert isinstance(error, SampleError)
     assert isinstance(error.__cause__, KeyError)
@@ -66,7 +66,7 @@ def test_an_error_comes_with_file_line_and_cause(index: Path, raise_it: Any, num
 
 
 @pytest.mark.processes
-def test_an_error_of_the_user_s_own_kind_comes_as_its_traceback(index: Path) -> None:
+def test_a_user_defined_error_arrives_as_its_traceback(index: Path) -> None:
     for error in by_pipeline(index, 2, decoders.unspeakable), raised(Unspeakable(), 2, batch_size=5):
         assert isinstance(error, SampleError)
         assert isinstance(error.__cause__, WorkerTraceback)
@@ -75,7 +75,7 @@ def test_an_error_of_the_user_s_own_kind_comes_as_its_traceback(index: Path) -> 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_an_error_without_words_meets_the_policy_like_any_other(index: Path, tmp_path: Path, num_workers: int) -> None:
+def test_an_error_whose_str_fails_is_handled_by_the_error_policy(index: Path, tmp_path: Path, num_workers: int) -> None:
     cause = "UnspeakableError, whose __str__ raised ZeroDivisionError"
     assert cause in str(by_pipeline(index, num_workers, decoders.unspeakable))
     assert cause in str(raised(Unspeakable(), num_workers, batch_size=5, topology=Topology()))
@@ -92,7 +92,7 @@ def test_an_error_without_words_meets_the_policy_like_any_other(index: Path, tmp
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("action", ["skip", "substitute"])
-def test_the_end_of_a_job_that_loses_its_samples_names_the_line(
+def test_too_many_bad_samples_are_reported_with_the_failing_line(
     index: Path, tmp_path: Path, action: Literal["raise", "skip", "substitute"], num_workers: int
 ) -> None:
     policy = ErrorPolicy(action=action, report=tmp_path / "report", max_error_fraction=0)
@@ -104,14 +104,14 @@ def test_the_end_of_a_job_that_loses_its_samples_names_the_line(
 
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_pipeline_that_fails_from_the_start_names_the_line(index: Path, num_workers: int) -> None:
+def test_a_pipeline_that_fails_from_the_start_is_reported_with_the_failing_line(index: Path, num_workers: int) -> None:
     error = by_pipeline(index, num_workers, decoders.always_unspeakable)
     assert "raise UnspeakableError(1, len(data))" in text_of(error)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_substitutes_that_all_fail_name_the_line(index: Path, tmp_path: Path, num_workers: int) -> None:
+def test_failing_substitutes_are_reported_with_the_failing_line(index: Path, tmp_path: Path, num_workers: int) -> None:
     def transform(array: Any) -> Any:
         if array[0] >= 16:
             raise UnicodeError("all of them from here on")
@@ -134,21 +134,21 @@ def test_a_long_traceback_keeps_its_end(index: Path) -> None:
 
 
 @pytest.mark.processes
-def test_an_error_of_many_words_names_the_line_too(index: Path) -> None:
+def test_a_very_long_message_does_not_hide_the_failing_line(index: Path) -> None:
     error = by_pipeline(index, 2, decoders.wordy)
     assert len(str(error)) < 20_000
     assert 'raise ValueError("x" * 10_000_000)' in text_of(error)
 
 
 @pytest.mark.processes
-def test_an_error_with_a_number_that_cannot_be_written_is_a_failure_like_any_other(index: Path) -> None:
+def test_an_error_whose_number_cannot_be_formatted_is_an_ordinary_failure(index: Path) -> None:
     error = by_pipeline(index, 2, decoders.immense)
     assert "whose __str__ raised ValueError" in str(error)
     assert "raise ValueError(10**5000)" in text_of(error)
 
 
 @pytest.mark.processes
-def test_a_stock_data_loader_s_worker_names_the_line(index: Path) -> None:
+def test_an_error_in_a_data_loader_worker_is_reported_with_the_failing_line(index: Path) -> None:
     from torch.utils.data import DataLoader
 
     dataset = MPDataset(index, decode=decoders.deeply_broken, batch_size=16, topology=Topology())
@@ -175,7 +175,9 @@ def leaving(index: Path, way: str, kind: type[BaseException], on_error: str, fol
 @pytest.mark.filterwarnings("ignore:a bad sample")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", [SystemExit, GeneratorExit])
-def test_code_that_wants_to_leave_has_failed(index: Path, tmp_path: Path, way: str, kind: type[BaseException]) -> None:
+def test_exit_exceptions_in_user_code_count_as_failed_samples(
+    index: Path, tmp_path: Path, way: str, kind: type[BaseException]
+) -> None:
     with pytest.raises(SampleError, match=f"{kind.__name__}: enough"):
         list(leaving(index, way, kind, "raise", tmp_path))
     labels = [label for _, labels in leaving(index, way, kind, "skip", tmp_path) for label in labels.tolist()]
@@ -186,7 +188,9 @@ def test_code_that_wants_to_leave_has_failed(index: Path, tmp_path: Path, way: s
 @pytest.mark.filterwarnings("ignore:a bad sample")
 @pytest.mark.parametrize("way", ["dataset", "loader, 0 workers", "loader, 2 workers"])
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_no_policy_takes_an_interruption_for_a_bad_sample(index: Path, tmp_path: Path, way: str, on_error: str) -> None:
-    expected = SampleError if "2" in way else KeyboardInterrupt  # workers do not hear Ctrl-C: it was the user's code
+def test_a_keyboard_interrupt_is_never_skipped_as_a_bad_sample(
+    index: Path, tmp_path: Path, way: str, on_error: str
+) -> None:
+    expected = SampleError if "2" in way else KeyboardInterrupt  # workers ignore Ctrl-C: user code raised it
     with pytest.raises(expected, match="enough"):
         list(leaving(index, way, KeyboardInterrupt, on_error, tmp_path))

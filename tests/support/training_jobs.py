@@ -128,7 +128,7 @@ def accelerate(folder: Path) -> Result:
         if accelerator.num_processes > 1:
             topology = Topology(rank=accelerator.process_index, world_size=2)
             twice = accelerator.prepare(DataLoader(dataset(folder, 48, topology=topology, **options)))
-            with pytest.raises(ArgumentError, match="deals out what is read to the ranks once more"):
+            with pytest.raises(ArgumentError, match="also splits the samples among the ranks"):
                 len(twice)
     rank = accelerator.process_index
     accelerator.end_training()
