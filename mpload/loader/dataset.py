@@ -41,10 +41,10 @@ _BLOCK_SAMPLES = 256  # without batch_size, this many samples are looked up in t
 class MPDataset(IterableDataset[Batch]):
     """Samples or whole batches of an index, each sample once per epoch across all ranks and workers.
 
-    With `batch_size`, the dataset yields whole batches. In a DataLoader, pass `batch_size=None`, so that it does not
-    collect several of them into one: `DataLoader(dataset, batch_size=None, num_workers=W)`. Worker k mod W makes batch
-    k, so the order does not depend on W. Without `batch_size`, the dataset yields samples, and each worker of a
-    DataLoader gets the samples of every W-th batch.
+    With `batch_size`, the dataset yields whole batches. Pass `batch_size=None` to a DataLoader around it, which would
+    otherwise collect several batches into one: `DataLoader(dataset, batch_size=None, num_workers=W)`. Worker k mod W
+    makes batch k, so the order does not depend on W. Without `batch_size`, the dataset yields samples, and each worker
+    of a DataLoader gets the samples of every W-th batch.
 
     A batch, or sample, contains one value per column of the index: as a tuple, as the bare value if there is only one
     column, or with `as_dict` as a dict keyed by column name.
