@@ -187,7 +187,7 @@ class DevicePrefetcher(Generic[Batch]):
         return _Received(self._batches(iter(self.loader), self._iteration))
 
     def set_epoch(self, epoch: int) -> None:
-        """Call `set_epoch(epoch)` of the loader: it sets the epoch that the next iteration reads.
+        """Set the epoch that the next iteration reads to `epoch`, through the loader's own `set_epoch`.
 
         Raises:
             ArgumentError: the loader has no `set_epoch`.

@@ -240,7 +240,7 @@ class MPDataset(IterableDataset[Batch]):
         return self._run.state_at(at)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a saved state, with any number of ranks and workers and any batch size.
+        """Continue from the saved `state_dict`, with any number of ranks and workers and any batch size.
 
         Raises:
             StateError: the state is malformed, or belongs to another index or order.
