@@ -1,17 +1,17 @@
-"""What a worker does to a sample. Nothing here imports torch.
+"""What a worker does to a sample: read, decode, transform. Nothing here imports torch.
 
 ```
-pipeline    Pipeline: from a record to a sample: read, decode, transform
-reading     where the bytes of a record come from
-masks       refuses masks among photographs, which decoding as photographs would destroy
+pipeline    Pipeline: turns a record into a sample
+reading     opens the storage that a record's bytes are read from
+masks       refuses masks that an image decoder would destroy
 transforms  the user's transforms, seeded for each sample
-policy      ErrorPolicy: what happens to a bad sample
-batch       samples side by side
-cache       PartialCache: some samples, kept on a fast disk or in memory
-counts      what workers count
-index_work  what a worker does with the samples of an index
-map_work    what a worker does with a map-style dataset
-leaves      the values in a sample of nested containers
-probe       what a worker does to find out what samples are made of
+policy      ErrorPolicy: how bad samples are handled
+batch       Batch: samples stacked column by column
+cache       PartialCache: a subset of the samples, kept on a fast disk or in memory
+counts      names of the workers' counters
+index_work  fills a slot with samples of an index
+map_work    fills a slot with samples of a map-style dataset
+leaves      the values inside a sample made of nested containers
+probe       runs the user's code in a worker to learn the form of its samples
 ```
 """

@@ -1,4 +1,4 @@
-"""Samples side by side."""
+"""Stacks samples into a batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,34 +12,34 @@ from mpload.index.columns import Column, ColumnType
 __all__ = ["DTYPES", "Batch", "Sample", "columns_of_samples", "stack"]
 
 DTYPES: dict[ColumnType, type[np.number[Any]]] = {ColumnType.INT: np.int64, ColumnType.FLOAT: np.float64}
-"""Of the columns of an index that hold numbers."""
+"""The dtype of each numeric column type."""
 
 Sample = tuple[Any, ...]
-"""One value per column of the index: what the decoder or transform made of a source, else the cell."""
+"""One value per column of the index: the decoded and transformed source, or the cell itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Samples side by side, column by column.
+    """Samples stacked column by column.
 
-    A column is an array [n, ...] where its values have one shape (images: uint8 [n, H, W, 3]; int: int64 [n]; float:
-    float64 [n]), else a list of n values (bytes, strings, arrays of various shapes).
+    A column is an array [n, ...] if all its values have the same shape (images: uint8 [n, H, W, 3]; int: int64 [n];
+    float: float64 [n]), otherwise a list of n values (bytes, strings, arrays of various shapes).
     """
 
     sample_ids: NDArray[np.int64]
-    """int64 [n]: the samples that are in the batch, after skipping and substituting."""
+    """int64 [n]: the samples in the batch, after bad ones were skipped or substituted."""
     columns: tuple[NDArray[Any] | list[Any], ...]
 
 
 def columns_of_samples(samples: Sequence[Sample], columns: Sequence[Column]) -> list[NDArray[Any] | list[Any]]:
-    """Return the values of each column side by side."""
+    """Return the samples stacked column by column."""
     return [
         stack([sample[number] for sample in samples], DTYPES.get(column.type)) for number, column in enumerate(columns)
     ]
 
 
 def stack(values: list[Any], dtype: type[np.number[Any]] | None) -> NDArray[Any] | list[Any]:
-    """Put the values of a column side by side: an array where they have one shape and type, else the list itself."""
+    """Return a column's values as one array if they share a shape and dtype, otherwise return the list itself."""
     if dtype is not None:
         return np.array(values, dtype)
     alike = {(value.shape, value.dtype) if isinstance(value, np.ndarray) else None for value in values}

@@ -1,4 +1,4 @@
-"""What works count, by its place in `Tally.counts`; telemetry reads them in the same order, by the same names."""
+"""Positions of the workers' counters in `Tally.counts`; telemetry reads them in this order, under the same names."""
 
 __all__ = ["CACHE_HITS", "CACHE_MISSES", "DECODE_NS", "READ_NS", "TRANSFORM_NS"]
 

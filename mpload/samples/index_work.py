@@ -1,4 +1,4 @@
-"""What the workers of an MPLoader do: the samples of a batch, from its number to the arrays of its slot."""
+"""The work of an `MPLoader`'s workers: make the samples of a batch and write them into the batch's slot."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -30,42 +30,42 @@ _MAX_CHUNKS_AHEAD = 32
 
 @runtime_checkable
 class _BlockOrder(Protocol):
-    """An order that goes through the samples block by block."""
+    """An order that visits the samples block by block."""
 
     def due_blocks(self, start: int, stop: int, *, is_first: bool) -> tuple[list[range], list[range]]:
-        """Return which blocks to read, and which are done with, as these positions come."""
+        """Return the blocks to read before these positions are reached, and the blocks that are no longer needed."""
         ...
 
 
 @dataclass(kw_only=True)
 class PipelineWork:
-    """Runs a pipeline over the samples of a batch, straight into its slot.
+    """Runs a pipeline over the samples of a batch and writes the results directly into the batch's slot.
 
-    A sample that is skipped or substituted is a failure with these details: `skipped` or `substituted`, true, and
-    `bad`, sample_id and cause of each sample that was tried, which may be missing where they are too long.
+    A skipped or substituted sample is reported as a failure with two details: `skipped` or `substituted` is true, and
+    `bad` lists sample_id and cause of each sample that was tried. `bad` may be missing if the causes are too long.
 
-    Process: pickled by value once, then forked; each process opens files of its own.
+    Process: pickled by value once, then forked; each process opens its own files.
     """
 
     pipeline: Pipeline
     batching: Batching
     read_ahead_bytes: int
-    """What each process may have read and not yet used."""
+    """Upper bound of the bytes that each process has read but not yet used."""
     decode_bytes: int
-    """What each process may take for one image without waiting for its turn."""
+    """Memory that each process may take to decode one image without waiting for its turn."""
     _known: tuple[BatchNumber | None, NDArray[np.int64]] = field(
         default=(None, np.empty(0, np.int64)), init=False, repr=False, compare=False
     )
-    """The latest batch and all its sample_ids: a permutation of 256 takes hardly longer than one of 16."""
+    """The latest batch and all its sample_ids: permuting 256 positions takes hardly longer than permuting 16."""
 
     def open(self) -> None:
-        """Prepare for reading ahead; files are opened when they are first read."""
+        """Prepare for read-ahead. Files are opened when they are first read."""
         self.pipeline.bound_read_ahead(self.read_ahead_bytes)
-        self._looked_up: dict[tuple[tuple[int, ...], int, int], list[Record]] = {}
+        self._records_ahead: dict[tuple[tuple[int, ...], int, int], list[Record]] = {}
         self._reads_blocks = False
 
     def sample_ids(self, number: BatchNumber, first: int, last: int) -> NDArray[np.int64]:
-        """Return the samples `first` to `last` (exclusive) of a batch."""
+        """Return the sample_ids at places `first` to `last` (exclusive) of a batch."""
         if number.substitute >= 0:
             return np.full(last - first, number.substitute)
         if number != self._known[0]:
@@ -83,7 +83,7 @@ class PipelineWork:
         in_place = pipeline.sources if writes or reads else ()
         targets = [arrays[names[column]] for column in in_place]
         to_store = [(column, name, arrays[name]) for column, name in enumerate(names) if column not in in_place]
-        records = self._looked_up.pop((task, first, last), None) or self._records(task, first, last)
+        records = self._records_ahead.pop((task, first, last), None) or self._records(task, first, last)
         if pipeline.ahead.is_active:
             self._plan_ahead(records, report)
         if pipeline.reads_blocks and number.substitute < 0:
@@ -104,20 +104,20 @@ class PipelineWork:
                         on_bad=bad.append,
                     )
                     is not None
-                )  # and no large image is kept while the next one is decoded
+                )  # keeps no reference to a large image while the next one is decoded
                 if bad:
-                    _tell(report, place, bad, is_made=is_made)
+                    _report_bad(report, place, bad, is_made=is_made)
         report.tally.add(Tally(counts=pipeline.take_counts()))
 
     def _read_blocks(self, number: BatchNumber, first: int, last: int) -> None:
-        """Have the blocks read whole that become due with this chunk, for all workers, and let those done with go."""
+        """Prefetch the blocks that become due with this chunk, for all workers, and release those no longer needed."""
         order = self.batching.order_of(seed=number.seed, epoch=number.epoch)
         if isinstance(order, _BlockOrder):
             plan = self.batching.plan_of(topology=number.topology, start=number.start)
             positions = plan.positions(number.batch)
             if first:
                 start = int(positions[first - 1]) + 1
-            elif number.batch:  # other ranks have what lies between two batches of this one
+            elif number.batch:  # the positions between two batches of this rank belong to other ranks
                 start = int(plan.positions(number.batch - 1)[-1]) + 1
             else:
                 start = number.start
@@ -130,24 +130,24 @@ class PipelineWork:
         return self.pipeline.index.records(self.sample_ids(BatchNumber.of(task), first, last))
 
     def _plan_ahead(self, records: list[Record], report: ChunkReport) -> None:
-        """Have this chunk's samples read ahead, and as many of the next ones as the depth asks for."""
+        """Schedule read-ahead for this chunk's samples and, up to the read-ahead depth, for those of later chunks."""
         num_chunks = min(-(-self.pipeline.ahead.depth // len(records)), _MAX_CHUNKS_AHEAD)
-        before, self._looked_up = self._looked_up, {}
-        with suppress(MploadError):  # the chunk meets it when its turn comes
+        before, self._records_ahead = self._records_ahead, {}
+        with suppress(MploadError):  # raised again when the chunk itself is made
             for chunk in report.upcoming(num_chunks):
                 key = chunk.task, chunk.first, chunk.last
-                self._looked_up[key] = before.get(key) or self._records(*key)
-        self.pipeline.plan_ahead(chain(records, *self._looked_up.values()))
+                self._records_ahead[key] = before.get(key) or self._records(*key)
+        self.pipeline.plan_ahead(chain(records, *self._records_ahead.values()))
 
 
 def described_sample(pipeline: Pipeline, sample_id: int) -> bytes:
-    """Make a sample and return what it is made of, as JSON: shape and dtype of each value, null for what has none.
+    """Make a sample and return the shape and dtype of each of its values as JSON, null for values that are no arrays.
 
     Raises:
-        SampleError: it cannot be made.
-        ArgumentError: workers cannot hand on what was made.
+        SampleError: The sample cannot be made.
+        ArgumentError: A slot cannot carry one of its values.
     """
-    bad: list[BadSample] = []  # to be counted and reported when their turn comes
+    bad: list[BadSample] = []  # not reported here: they are counted and reported during the epoch
     made = pipeline.sample(pipeline.index[sample_id], seed=0, epoch=0, on_bad=bad.append)
     if made is None:
         raise SampleError(str(bad[0])) from bad[0].error
@@ -167,14 +167,14 @@ def _claim(pipeline: Pipeline, decode_bytes: int, report: ChunkReport, num_bytes
     if num_bytes > decode_bytes:
         start_ns = perf_counter_ns()
         report.wait_for_turn()
-        pipeline.leave_out(perf_counter_ns() - start_ns)
+        pipeline.exclude_from_decoding(perf_counter_ns() - start_ns)
 
 
-def _tell(report: ChunkReport, place: int, bad: Sequence[BadSample], *, is_made: bool) -> None:
-    """Report a sample that was skipped or substituted to the parent, which counts over all workers."""
-    told = {"substituted" if is_made else "skipped": True, "bad": [(each.sample_id, each.cause) for each in bad]}
+def _report_bad(report: ChunkReport, place: int, bad: Sequence[BadSample], *, is_made: bool) -> None:
+    """Report a skipped or substituted sample to the parent, which counts over all workers."""
+    details = {"substituted" if is_made else "skipped": True, "bad": [(each.sample_id, each.cause) for each in bad]}
     error = bad[0].error
-    report.failed(place, bad[0].cause, told if error is None else told | told_of(error))
+    report.failed(place, bad[0].cause, details if error is None else details | told_of(error))
 
 
 def _room(array: RaggedArray, place: int, num_bytes: int) -> NDArray[np.uint8]:
@@ -193,15 +193,15 @@ def _put(array: NDArray[Any] | RaggedArray, place: int, name: str, value: Any) -
         array.put(place, value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value)
         return
     if isinstance(value, np.ndarray | np.generic):
-        is_alike = value.shape == array.shape[1:] and value.dtype == array.dtype
+        fits = value.shape == array.shape[1:] and value.dtype == array.dtype
         described = f"{value.dtype}{list(value.shape)}"
     else:
-        is_alike = isinstance(value, int | float) and array.ndim == 1
+        fits = isinstance(value, int | float) and array.ndim == 1
         described = f"of type {type(value).__name__}"
-    if not is_alike:
+    if not fits:
         raise ArgumentError(
             f"column {name!r}: this sample is {described}, others are {array.dtype}{list(array.shape[1:])}. "
-            "Make the transform return one shape and dtype for all samples"
+            "Make the transform return the same shape and dtype for all samples"
         )
     array[place] = value
 
@@ -209,6 +209,6 @@ def _put(array: NDArray[Any] | RaggedArray, place: int, name: str, value: Any) -
 def _not_carried(name: str, value: object) -> ArgumentError:
     """Return the error for a value that no slot can carry."""
     return ArgumentError(
-        f"column {name!r}: this sample is of type {type(value).__name__}, which workers cannot hand on. Make decode or "
-        "transform return a NumPy array, or bytes"
+        f"column {name!r}: this sample is of type {type(value).__name__}, which workers cannot pass to the training "
+        "process. Make decode or transform return a NumPy array, or bytes"
     )

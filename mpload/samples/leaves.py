@@ -16,17 +16,17 @@ from mpload.transport.slots import Field, RaggedField
 __all__ = ["NUMBER_TYPES", "Leaf", "LeafKind", "as_array", "leaves_of", "marked", "pairs", "put", "template_of"]
 
 NUMBER = np.dtype([("kind", np.int64), ("bits", np.int64)])
-"""A number of Python's: its place in `NUMBER_TYPES`, and the int or the bits of the float."""
+"""A Python number: the index of its type in `NUMBER_TYPES`, then the int or the bits of the float."""
 NUMBER_TYPES = (bool, int, float)
 
 
 class LeafKind(StrEnum):
-    """What a leaf is, and so what a batch of them becomes."""
+    """The kind of a leaf, which decides what a batch of such leaves becomes."""
 
     ARRAY = auto()
-    """A tensor, array or number: a tensor [B, ...]."""
+    """A tensor, array or number. A batch has a tensor [B, ...]."""
     NUMBER = auto()
-    """A number of Python's, in some samples an int and in others a float: a tensor [B], of what is in a batch."""
+    """A Python number, in some samples an int and in others a float. A batch has a tensor [B] of its values' type."""
     TEXT = auto()
     BYTES = auto()
 
@@ -37,27 +37,27 @@ class Leaf:
 
     number: int
     path: str
-    """How to get there: `sample['image']`."""
+    """An expression that leads to the leaf: `sample['image']`."""
     kind: LeafKind
     shape: tuple[int, ...] = ()
     dtype: str = "uint8"
     torch_dtype: str = ""
-    """Of a tensor whose dtype NumPy lacks, such as `bfloat16`: its bits travel as integers."""
+    """The dtype of a tensor if NumPy lacks it, such as `bfloat16`; its bits are then carried as integers."""
     varies: bool = False
-    """Whether shapes differ among the samples that were probed."""
+    """Whether the probed samples had different shapes."""
 
     @property
     def name(self) -> str:
-        """Name of the leaf's field in a slot."""
+        """The name of the leaf's field in a slot."""
         return str(self.number)
 
     @property
     def is_ragged(self) -> bool:
-        """Whether its values may be of any size."""
+        """Whether the leaf's values may differ in size."""
         return self.varies or self.kind in {LeafKind.TEXT, LeafKind.BYTES}
 
     def field(self, *, room_bytes: int) -> Field | RaggedField:
-        """Return how a slot carries the leaf; `room_bytes` are for values of any size."""
+        """Return the slot's field for the leaf; values that differ in size may take up to `room_bytes` each."""
         if self.kind is LeafKind.NUMBER:
             return Field(name=self.name, dtype=NUMBER)
         if not self.is_ragged:
@@ -67,10 +67,10 @@ class Leaf:
 
 
 def template_of(sample: Any) -> Any:
-    """Return the containers of a sample with a `Leaf` in the place of each value.
+    """Return the containers of a sample with each value replaced by a `Leaf`.
 
     Raises:
-        ArgumentError: a value is of no type that `default_collate` takes.
+        ArgumentError: `default_collate` does not accept the type of a value.
     """
     leaves: list[Leaf] = []
 
@@ -92,7 +92,7 @@ def template_of(sample: Any) -> Any:
             inner = {key: walk(value[key], f"{path}[{key!r}]") for key in value}
             if not isinstance(value, MutableMapping):
                 return inner
-            clone = copy.copy(value)  # as default_collate does: an OrderedDict stays one
+            clone = copy.copy(value)  # keeps the type, as default_collate does: an OrderedDict stays one
             clone.update(inner)
             return clone
         elif isinstance(value, Sequence):
@@ -112,30 +112,37 @@ def template_of(sample: Any) -> Any:
 
 
 def leaves_of(template: Any) -> list[Leaf]:
-    """Return the leaves of a template, by their numbers."""
+    """Return the leaves of a template, ordered by number."""
     return [leaf for leaf, _ in pairs(template, template)]
 
 
 def pairs(template: Any, value: Any, path: str = "sample") -> Iterator[tuple[Leaf, Any]]:
-    """Yield each leaf with what `value` holds in its place."""
+    """Yield each leaf of the template together with the corresponding value in the sample `value`.
+
+    Raises:
+        ArgumentError: The containers of `value` differ from the template's.
+    """
     if isinstance(template, Leaf):
         yield template, value
     elif isinstance(template, Mapping):
         for key, inner in template.items():
             if not isinstance(value, Mapping) or key not in value:
-                raise ArgumentError(f"{path} has no key {key!r}, the first sample's has. Return the same keys always")
+                raise ArgumentError(
+                    f"{path} has no key {key!r}, but the first sample's has. Return the same keys for all samples"
+                )
             yield from pairs(inner, value[key], f"{path}[{key!r}]")
     else:
         if not isinstance(value, Sequence) or len(value) != len(template):
             raise ArgumentError(
-                f"{path} is not a sequence of {len(template)} values, the first sample's is. Return as many always"
+                f"{path} is not a sequence of {len(template)} values, but the first sample's is. Return the same "
+                "number of values for all samples"
             )
         for number, inner in enumerate(template):
             yield from pairs(inner, value[number], f"{path}[{number}]")
 
 
 def as_array(value: Any, path: str) -> tuple[NDArray[Any], str] | None:
-    """Return a tensor, array or number as an array, and its torch dtype if NumPy lacks it; None for other values."""
+    """Return a tensor, array or number as an array, with its torch dtype if NumPy lacks it; None for other values."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return _of_tensor(torch, value, path)
@@ -154,7 +161,7 @@ def as_array(value: Any, path: str) -> tuple[NDArray[Any], str] | None:
 
 def _of_tensor(torch: Any, tensor: Any, path: str) -> tuple[NDArray[Any], str]:
     if tensor.requires_grad:
-        raise ArgumentError(f"{path} requires grad, which ends where a process does. Return {path}.detach()")
+        raise ArgumentError(f"{path} requires grad, which cannot cross processes. Return {path}.detach()")
     try:
         return tensor.numpy(force=True), ""
     except TypeError as error:
@@ -166,7 +173,7 @@ def _of_tensor(torch: Any, tensor: Any, path: str) -> tuple[NDArray[Any], str]:
 
 
 def marked(template: Any, varying: set[int], mixed: set[int]) -> Any:
-    """Return the template with the leaves of these numbers marked: shapes that vary, ints and floats that mix."""
+    """Mark leaves of the template, by number: those whose shape varies, and those that mix ints and floats."""
     if isinstance(template, Leaf):
         kind = LeafKind.NUMBER if template.number in mixed else template.kind
         return replace(template, varies=template.number in varying, kind=kind)
@@ -179,7 +186,7 @@ def marked(template: Any, varying: set[int], mixed: set[int]) -> Any:
 
 
 def put(array: Any, place: int, leaf: Leaf, value: Any) -> None:
-    """Write the value of a leaf into place `place` of its field's array."""
+    """Write a leaf's value into its field's array, at `place`."""
     match leaf.kind:
         case LeafKind.TEXT if isinstance(value, str):
             array.put(place, value.encode("utf-8", "surrogatepass"))
@@ -195,15 +202,16 @@ def put(array: Any, place: int, leaf: Leaf, value: Any) -> None:
     found = as_array(value, leaf.path) if leaf.kind is LeafKind.ARRAY else None
     if found is None:
         raise ArgumentError(
-            f"{leaf.path} is a {type(value).__name__}, the first sample's is not. Return one type always"
+            f"{leaf.path} is a {type(value).__name__}, but the first sample's is not. Return the same type for all "
+            "samples"
         )
     made, torch_dtype = found
-    is_alike = made.ndim == len(leaf.shape) if leaf.varies else made.shape == leaf.shape
-    if not is_alike or made.dtype != np.dtype(leaf.dtype) or torch_dtype != leaf.torch_dtype:
+    has_shape = made.ndim == len(leaf.shape) if leaf.varies else made.shape == leaf.shape
+    if not has_shape or made.dtype != np.dtype(leaf.dtype) or torch_dtype != leaf.torch_dtype:
         raise ArgumentError(
             f"{leaf.path}: this sample is {torch_dtype or made.dtype}{list(made.shape)}, the first one is "
-            f"{leaf.torch_dtype or np.dtype(leaf.dtype)}{list(leaf.shape)}. Make __getitem__ return one shape and "
-            "dtype for all samples"
+            f"{leaf.torch_dtype or np.dtype(leaf.dtype)}{list(leaf.shape)}. Make __getitem__ return the same shape "
+            "and dtype for all samples"
         )
     if leaf.varies:
         array.put(place, made)

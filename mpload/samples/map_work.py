@@ -1,4 +1,4 @@
-"""What workers do with a map-style dataset: its samples, leaf by leaf, into the arrays of a slot."""
+"""The workers' part of a map-style dataset: they write its samples, leaf by leaf, into the arrays of a slot."""
 
 import random
 import sys
@@ -21,11 +21,11 @@ from mpload.transport.worker import ChunkReport
 
 __all__ = ["MapDataset", "MapWork", "kept_generators"]
 
-_STREAM = 2  # of a sample's randomness; the pipeline of an index has 0 and 1
+_STREAM = 2  # of a sample's randomness; the pipeline of an index uses 0, 1 and 3
 
 
 class MapDataset(Protocol):
-    """What torch calls a map-style dataset."""
+    """A map-style dataset, in torch's terms."""
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -38,10 +38,10 @@ class MapDataset(Protocol):
 
 @dataclass(kw_only=True)
 class MapWork:
-    """Asks a dataset for the samples of a batch, and writes them into its slot.
+    """Reads the samples of a batch from a dataset and writes them into the batch's slot.
 
-    The global generators of `random`, NumPy, OpenCV and (where it is imported) torch are seeded for each sample: what
-    `__getitem__` draws from them depends on seed, epoch and sample alone.
+    The global generators of `random`, NumPy, OpenCV and (if it is imported) torch are seeded for each sample. The
+    numbers that `__getitem__` draws from them therefore depend on seed, epoch and sample alone.
 
     Process: pickled by value once, then forked.
     """
@@ -52,7 +52,7 @@ class MapWork:
     _rng: SampleRng = field(default_factory=lambda: SampleRng(seed=0, epoch=0), repr=False)
 
     def open(self) -> None:
-        """Files are the dataset's to open, when they are first read."""
+        """Do nothing: the dataset opens its own files."""
 
     def sample(self, sample_id: int, *, seed: int, epoch: int) -> Any:
         """Return a sample of an epoch."""
@@ -69,12 +69,12 @@ class MapWork:
             sample = self.dataset[sample_id]
             if torch is sys.modules.get("torch"):
                 return sample
-            # Torch was imported just now, and so drew from a generator that nobody had seeded: once more.
+            # `__getitem__` has just imported torch and may have drawn from its unseeded generator. Call it again.
 
     def fill(
         self, task: tuple[int, ...], arrays: Mapping[str, Any], first: int, last: int, report: ChunkReport
     ) -> None:
-        """Make samples `first` to `last` (exclusive) of the batch `task`. All of `__getitem__` counts as decoding."""
+        """Make samples `first` to `last` (exclusive) of the batch `task`; `__getitem__` is timed as decoding."""
         number, counts = BatchNumber.of(task), report.tally.counts
         of_leaf = [arrays[leaf.name] for leaf in leaves_of(self.template)]
         for place, sample_id in enumerate(self.batching.sample_ids(number, first, last).tolist(), first):
@@ -86,7 +86,7 @@ class MapWork:
                 put(of_leaf[leaf.number], place, leaf, value)
 
     def probe(self) -> bytes:
-        """Return the template of the samples, pickled: what the first, the second, the middle and the last show."""
+        """Return the samples' pickled template, derived from the first, second, middle and last sample."""
         num_samples = self.batching.num_samples
         template: Any = None
         shapes: dict[int, set[tuple[int, ...]]] = {}
@@ -100,14 +100,14 @@ class MapWork:
                 types.setdefault(leaf.number, set()).add(type(value))
         varying = {number for number, several in shapes.items() if len(several) > 1}
         mixed = {number for number, several in types.items() if len(several) > 1 and several <= set(NUMBER_TYPES)}
-        # By value, since classes of the user's script have no name that both processes know.
+        # Pickled by value: classes of the user's script cannot be imported by name in the other process.
         pickled: bytes = cloudpickle.dumps(marked(template, varying, mixed))
         return pickled
 
 
 @contextmanager
 def kept_generators() -> Iterator[None]:
-    """Leave this process's global generators as they were: what a sample draws is no business of the script's."""
+    """Restore this process's global generators afterwards, so that making a sample does not affect the script's."""
     torch = sys.modules.get("torch")
     states = random.getstate(), np.random.get_state(), torch and torch.get_rng_state()  # noqa: NPY002
     try:

@@ -1,7 +1,8 @@
-"""Masks among photographs: all files of a sample go one way, which would destroy class ids, palettes and depths.
+"""Refuses masks among photographs: decoding them as photographs would destroy class ids, palettes and depths.
 
-Until each column has a decoder of its own, what would be destroyed is refused: by the name of its column, or by the
-header of its file. Several columns of photographs are cropped and transformed alike, and nothing is wrong with that.
+All files of a sample go through the same decoder and transform. Until each column can have a decoder of its own, files
+that these would destroy are refused, because of the column's name or the file's header. Several columns of photographs
+are fine: they are cropped and transformed alike.
 """
 
 import re
@@ -21,54 +22,54 @@ _NAMES = re.compile(
     r"(?:^|[^a-z])(?:annotations?|depth|disparity|ground_?truth|gt|instances?|labels?|masks?|panoptic|segm?|segmentations?|semantic|trimap)"
     r"(?:$|[^a-z])"
 )
-_MOST_IDS = 32
-"""A mask has few different values; a photograph in shades of gray has nearly all of them."""
-_BITS, _PHOTOMETRIC, _SAMPLES, _PALETTE = 258, 262, 277, 3  # tags of TIFF, and what one of them may be
+_MAX_IDS = 32
+"""A mask has few distinct values; a grayscale photograph has nearly all 256."""
+_BITS, _PHOTOMETRIC, _SAMPLES, _PALETTE = 258, 262, 277, 3  # three TIFF tags; a value of `_PHOTOMETRIC`
 _ADVICE = (
-    "Decode by a callable of your own, which can tell such files by their bytes, and leave the transform to it; or put "
-    "the column into an index of its own"
+    "Pass a callable of your own as decode that recognises such files by their bytes and does the transform's work, or "
+    "put the column into an index of its own"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhotographsOnly:
-    """Refuses samples of several files, of which one would be destroyed if it were treated like a photograph."""
+    """Refuses samples with several files if treating one of them as a photograph would destroy it."""
 
     columns: tuple[str, ...]
-    """Names of the columns of files."""
+    """Names of the file columns."""
     treatment: str
-    """What all of them go through: `RandomResizedCrop`."""
+    """The name of the decoder or transform that all files go through, such as `RandomResizedCrop`."""
     keeps_gray: bool = False
-    """Whether one channel of 8 bits comes out as it is, three times."""
+    """Whether the treatment repeats a single 8-bit channel three times, unchanged."""
 
     def check_names(self) -> None:
-        """Raise `ArgumentError` where a column is no photograph, by its name."""
+        """Raise `ArgumentError` if a column's name says that it holds no photographs."""
         for column in self.columns:
             words = re.sub("(?<=[a-z])(?=[A-Z])", "_", column).lower()  # imageMask
             if _NAMES.search(words):
                 raise ArgumentError(
-                    f"column {column!r} holds no photographs, by its name, and would be destroyed: all columns of "
-                    f"files go through {self.treatment}. {_ADVICE}; or give it another name if it does hold photographs"
+                    f"the name of column {column!r} says that it holds no photographs. {self.treatment} is applied to "
+                    f"all file columns and would destroy its values. {_ADVICE}; if it does hold photographs, rename it"
                 )
 
     def check(self, files: Sequence[ImageBytes]) -> None:
-        """Raise `DecodeError` where one of a sample's files is of another kind than the others, by its header."""
+        """Raise `DecodeError` if the headers of a sample's files show different kinds of values."""
         kinds = [self._kind(data) for data in files]
         if len(set(kinds)) > 1:
             raise DecodeError(self._refusal(kinds))
 
     def check_values(self, files: Sequence[ImageBytes]) -> None:
-        """Raise as `check` does, also where files of one kind have so few values that they must be ids.
+        """Check as `check` does; also refuse palette and one-channel files with so few values that they must be ids.
 
         Raises:
-            ArgumentError: they would be destroyed.
+            ArgumentError: A file would be destroyed.
         """
         kinds = [self._kind(data) for data in files]
-        if len(set(kinds)) > 1 or any(kind and _is_ids(data) for kind, data in zip(kinds, files, strict=True)):
+        if len(set(kinds)) > 1 or any(kind and _has_few_values(data) for kind, data in zip(kinds, files, strict=True)):
             raise ArgumentError(self._refusal(kinds))
 
     def check_arrays(self, arrays: Sequence[object]) -> None:
-        """Raise `DecodeError` where what was decoded of a sample's files is not alike."""
+        """Raise `DecodeError` if the decoded files of a sample differ in type, dtype, dimensions or channels."""
         kinds = [_array_kind(array) for array in arrays]
         if len(set(kinds)) > 1:
             raise DecodeError(self._refusal(kinds))
@@ -80,15 +81,15 @@ class PhotographsOnly:
     def _refusal(self, kinds: Sequence[str | None]) -> str:
         found = ", ".join(f"{name!r} {kind or 'RGB'}" for name, kind in zip(self.columns, kinds, strict=False))
         return (
-            f"masks and the like would be destroyed: {self.treatment} makes photographs of all columns of files, and "
-            f"these hold: {found}. {_ADVICE}"
+            f"masks or similar data would be destroyed: {self.treatment} treats all file columns as photographs, but "
+            f"they hold: {found}. {_ADVICE}"
         )
 
 
 def values_of(data: ImageBytes) -> str | None:
-    """Return what the values of an image file are, by its header: `"a palette"`, `"one channel of 8 bits"`.
+    """Return what an image file's header says of its values: `"a palette"` or `"one channel of 8 bits"`.
 
-    None where they are colours, and for JPEG, in which no ids survive.
+    None if they are colours, and for JPEG, whose compression would not preserve ids.
     """
     start = bytes(data[:32])
     if start.startswith(b"\x89PNG\r\n\x1a\n") and len(start) > 25:
@@ -110,21 +111,21 @@ def _tiff_values(data: ImageBytes, order: Literal["little", "big"]) -> str | Non
     directory = number(4, 4)
     tags = {_BITS: 1, _SAMPLES: 1}
     for entry in range(directory + 2, min(directory + 2 + 12 * number(directory, 2), len(data)), 12):
-        if number(entry + 4, 4) == 1:  # a single number stands here, of several only their place
+        if number(entry + 4, 4) == 1:  # the entry holds a single value itself, but only the offset of several
             tags[number(entry, 2)] = number(entry + 8, 2)
     if tags.get(_PHOTOMETRIC) == _PALETTE:
         return "a palette"
     return f"one channel of {tags[_BITS]} bits" if tags[_SAMPLES] == 1 else None
 
 
-def _is_ids(data: ImageBytes) -> bool:
+def _has_few_values(data: ImageBytes) -> bool:
     try:
         pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
     except cv2.error:
         return False
     if pixels is None:
         return False
-    return len(np.unique(pixels.reshape(-1, *pixels.shape[2:]), axis=0)) <= _MOST_IDS
+    return len(np.unique(pixels.reshape(-1, *pixels.shape[2:]), axis=0)) <= _MAX_IDS
 
 
 def _array_kind(value: object) -> str:

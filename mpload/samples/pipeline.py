@@ -1,4 +1,4 @@
-"""From a record to a sample, and from sample_ids to a batch: read, decode, transform. NumPy only."""
+"""Turns a record into a sample, and sample_ids into a batch: read, decode, transform. Does not import torch."""
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
@@ -41,17 +41,17 @@ from mpload.units import KIB
 __all__ = ["Pipeline", "SampleCache"]
 
 _BLOCK_GAP_BYTES = 64 * KIB
-_DECODE, _TRANSFORM, _GLOBALS = 0, 1, 3  # streams of a sample's randomness; map-style datasets have 2
+_DECODE, _TRANSFORM, _GLOBALS = 0, 1, 3  # streams of a sample's randomness; map-style datasets use 2
 _IMAGE_DECODERS = (ImageDecoder, RandomResizedCrop, ResizeCenterCrop, GpuDecode)
 _OUR_DECODERS = frozenset({*_IMAGE_DECODERS, RawBytes, NumpyDecoder})
 _FILES = frozenset({ColumnType.PATH, ColumnType.SPAN})
-_CHECKED = 4  # samples that are searched for masks before the first epoch
+_NUM_CHECKED = 4  # samples that are searched for masks before the first epoch
 
 
 class Pipeline:
-    """What is done to every sample, in whichever process.
+    """Reads, decodes and transforms samples, in the same way in every process.
 
-    Process: may be pickled and forked; open files and generators are made anew in each process.
+    Process: may be pickled and forked. Each process opens its own files and has its own generators.
     """
 
     def __init__(
@@ -76,36 +76,36 @@ class Pipeline:
         self._decode_takes_rng = _takes(decode, "rng")
         self._decode_takes_claim = _takes(decode, "claim")
         self.output_shape: tuple[int, ...] | None = getattr(decode, "output_shape", None)
-        """What the decoder makes of any image, uint8; None where that varies."""
+        """Shape of every image that the decoder returns, uint8; None if it varies."""
         declared = _declared_images(decode)
         self.makes_images = bool(declared) or takes_images(transform)
-        """Whether arrays of three and more dimensions are images [..., H, W, C]."""
+        """Whether arrays of three or more dimensions are images [..., H, W, C]."""
         self._gives_images = True if self.makes_images else declared
         self._may_draw_globally = transform is not None or type(decode) not in _OUR_DECODERS
         guard = self._guard()
         self._files_guard = guard if isinstance(decode, _IMAGE_DECODERS) else None
         self._arrays_guard = None if isinstance(decode, _IMAGE_DECODERS) else guard
         self.reads_in_place = isinstance(decode, RawBytes) and decode.as_array and transform is None
-        """Whether samples are bytes in arrays, which are read to where they are wanted."""
+        """Whether samples are undecoded bytes in arrays, which can be read directly into the slot."""
         self._start()
 
     def _guard(self) -> PhotographsOnly | None:
-        """Return what keeps masks from being treated like photographs, where samples are of several files."""
+        """Return the check that refuses masks among photographs; None if it is not needed."""
         is_image_decoder = isinstance(self.decode, _IMAGE_DECODERS)
         if len(self.sources) < 2 or not (is_image_decoder or takes_images(self.transform)):
             return None
-        changing = self.transform if self.transform is not None else self.decode
+        treatment = self.transform if self.transform is not None else self.decode
         return PhotographsOnly(
             columns=tuple(self.index.columns[number].name for number in self.sources),
-            treatment=getattr(changing, "__qualname__", type(changing).__qualname__),
+            treatment=getattr(treatment, "__qualname__", type(treatment).__qualname__),
             keeps_gray=isinstance(self.decode, ImageDecoder) and self.transform is None,
         )
 
     def refuse_masks(self) -> None:
-        """Look at names of columns, and at a few samples where that is cheap, for what would be destroyed.
+        """Check the columns' names and, if files are local, a few samples for masks that would be destroyed.
 
         Raises:
-            ArgumentError: there is something, see `mpload.samples.masks`.
+            ArgumentError: A mask was found; see `mpload.samples.masks`.
         """
         guard = self._files_guard or self._arrays_guard
         if guard is None:
@@ -114,9 +114,9 @@ class Pipeline:
             guard.check_names()
         types = {self.index.columns[number].type for number in self.sources}
         if self._files_guard is not None and types <= _FILES and isinstance(self._storage, LocalStorage):
-            sample_ids = np.linspace(0, len(self.index) - 1, num=_CHECKED, dtype=np.int64)
+            sample_ids = np.linspace(0, len(self.index) - 1, num=_NUM_CHECKED, dtype=np.int64)
             for record in self.index.records(sample_ids):
-                with suppress(StorageError):  # the sample meets it when its turn comes
+                with suppress(StorageError):  # raised again when the sample is made
                     guard.check_values(self.read(record))
 
     def _start(self) -> None:
@@ -128,42 +128,42 @@ class Pipeline:
         self.bad = BadSamples(self.policy, index_path=self.index.path)
         self._rng: SampleRng | None = None
         self.claim: Claim = unclaimed
-        """Called by decoders before they take much memory; returns when there is room."""
+        """Called by decoders before they allocate much memory; returns when it is available."""
         self._generators = GlobalGenerators(seeds=seeds_generators(self._transform))
         self._counts = [0] * MAX_COUNTS
 
     def bound_read_ahead(self, max_bytes: int) -> None:
-        """Keep at most this much that was read ahead in this process; called before samples are made."""
+        """Bound the bytes that this process has read ahead but not yet used; call it before samples are made."""
         self.ahead = ReadAhead(self._storage, max_bytes=max_bytes)
 
-    def leave_out(self, wait_ns: int) -> None:
-        """Do not count so much of the decoding under way: it was a wait for memory."""
+    def exclude_from_decoding(self, wait_ns: int) -> None:
+        """Subtract a wait for memory from the decoding time of the current sample."""
         self._counts[DECODE_NS] -= wait_ns
 
     def take_counts(self) -> list[int]:
-        """Return what was counted in this process since the last call: see `mpload.samples.counts`."""
+        """Return this process's counters since the last call; `mpload.samples.counts` names them."""
         counts, self._counts = self._counts, [0] * MAX_COUNTS
         return counts
 
     @property
     def writes_in_place(self) -> bool:
-        """Whether decoders write into arrays that they are given; a transform could change the shape."""
+        """Whether the decoder writes into given arrays. Not with a transform, which could change the shape."""
         return self.output_shape is not None and self.transform is None
 
     def batch(
         self, sample_ids: NDArray[np.int64], *, seed: int, epoch: int, following: Callable[[], Any] | None = None
     ) -> Batch:
-        """Make the samples `sample_ids`, int64 [n], of one epoch.
+        """Make a batch of samples.
 
         Args:
-            sample_ids: which.
-            seed: of the run.
-            epoch: which one.
-            following: returns the sample_ids that will be asked for next, int64 [m]; asked where reads are slow.
+            sample_ids: The samples to make, int64 [n].
+            seed: The run's seed.
+            epoch: The epoch's number.
+            following: Returns the sample_ids that will be requested next, int64 [m]; called only if reads are slow.
 
         Raises:
-            SampleError: a sample failed and the policy is to raise, or no substitute for it was any better.
-            TooManyBadSamples: more failed than the policy allows.
+            SampleError: A sample failed and either the policy is to raise, or all its substitutes failed too.
+            TooManyBadSamples: More samples failed than the policy allows.
         """
         if not len(sample_ids) and not self.writes_in_place:
             return self._empty_batch()
@@ -192,7 +192,7 @@ class Pipeline:
         return Batch(sample_ids=np.array(ids, np.int64), columns=tuple(columns))
 
     def _empty_batch(self) -> Batch:
-        """Return a batch of no samples, with the types and shapes of one of the first sample, if that can be made."""
+        """Return an empty batch whose columns have the types and shapes of the first sample, if that can be made."""
         made = None
         if len(self.index):
             with suppress(MploadError), self.lent_generators():
@@ -201,7 +201,7 @@ class Pipeline:
         return Batch(sample_ids=np.empty(0, np.int64), columns=tuple(column[:0] for column in columns))
 
     def lent_generators(self) -> AbstractContextManager[None]:
-        """Lend the process's global generators to `sample`, where callables of the user's may draw from them."""
+        """Let `sample` seed the process's global generators and restore them at the end, if user code may use them."""
         return self._generators.lent() if self._may_draw_globally else nullcontext()
 
     def sample(
@@ -215,13 +215,13 @@ class Pipeline:
         store: Callable[[Sample], None] | None = None,
         on_bad: Callable[[BadSample], None] | None = None,
     ) -> tuple[int, Sample] | None:
-        """Make one sample: its sample_id and values, or those of its substitute, or None where it is to be skipped.
+        """Make one sample. Return its sample_id and values, or its substitute's, or None if it is skipped.
 
-        Called while `lent_generators`, or where nobody minds that the global generators are seeded.
+        Call it within `lent_generators`, unless the global generators may stay seeded.
 
-        Where it `writes_in_place`, `outs` are the arrays of its sources; where it `reads_in_place`, `rooms` give them.
-        `store` is called with the values; what it raises is the sample's fault too. `on_bad` is told of each sample
-        that is skipped or substituted; without it they are counted and written down here.
+        With `writes_in_place`, sources are decoded into the arrays `outs`; with `reads_in_place`, they are read into
+        arrays that `rooms` return. `store` is called with the values; if it raises, the sample is bad. `on_bad` is
+        called with each sample that is skipped or substituted; without it, they are counted and reported here.
         """
         if self._rng is None or (self._rng.seed, self._rng.epoch) != (seed, epoch):
             self._rng = SampleRng(seed=seed, epoch=epoch)
@@ -230,8 +230,8 @@ class Pipeline:
             on_bad = self.bad.add
         try:
             return record.sample_id, self._make(record, self._rng, outs, rooms, store)
-        except FAILURES as error:  # whatever the user's callables raise meets the policy
-            # No local variable keeps the error: its traceback keeps this frame, and so all that the pipeline has open.
+        except FAILURES as error:  # whatever the user's callables raise is handled by the policy
+            # No local variable may keep the error: its traceback refers to this frame and so to all open files.
             if self.policy.action is ErrorAction.RAISE:
                 raise SampleError(str(self.describe(record, cause_of(error)))) from error
             on_bad(self.describe(record, cause_of(error), error))
@@ -241,13 +241,13 @@ class Pipeline:
             for substitute in self.index.records(candidates):
                 try:
                     return substitute.sample_id, self._make(substitute, self._rng, outs, rooms, store)
-                except FAILURES as its_error:
-                    on_bad(self.describe(substitute, cause_of(its_error), its_error))
+                except FAILURES as substitute_error:
+                    on_bad(self.describe(substitute, cause_of(substitute_error), substitute_error))
             bad = self.describe(record, cause_of(error))
             raise SampleError(f"{bad}; {len(candidates)} substitutes for it failed too") from error
 
     def read(self, record: Record) -> list[bytes]:
-        """Return the bytes of each source of a sample, from where they lie."""
+        """Return the bytes of each source of a sample, read from storage, not from the cache."""
         return self.ahead.read(record.sample_id, self._ranges(record))
 
     def _read_cached(self, record: Record, cache: SampleCache) -> list[bytes]:
@@ -275,30 +275,30 @@ class Pipeline:
         return arrays
 
     def plan_ahead(self, records: Iterable[Record]) -> None:
-        """Have the sources of the samples that come next read, in this order, as far as is worth it; forget others'."""
+        """Schedule read-ahead of the next samples' sources, in this order, as deep as pays off; cancel all others."""
         cache = self.cache
         wanted = {}
         for record in records:
             if cache is None or not cache.has(record.sample_id):
-                with suppress(MploadError):  # the sample meets it when its turn comes
+                with suppress(MploadError):  # raised again when the sample is made
                     wanted[record.sample_id] = self._ranges(record)
         self.ahead.plan(wanted)
 
     @property
     def reads_blocks(self) -> bool:
-        """Whether it pays to read blocks of records whole: reads were seen to be slow, and pages can be shared."""
+        """Whether reading whole blocks of records pays off: reads have been slow, and the page cache can share them."""
         return self.ahead.was_active and isinstance(self._storage, PageStorage)
 
     def read_blocks(self, coming: Sequence[range], done: Sequence[range]) -> None:
-        """Have blocks of consecutive samples brought into the page cache, and take those out that are done with.
+        """Bring blocks of consecutive samples into the page cache, and evict blocks that are no longer needed.
 
-        The page cache is where all processes of a machine share them. Only `page_cache="drop"` takes blocks out.
+        All processes of a machine share the page cache. Blocks are evicted with `page_cache="drop"` only.
         """
         storage = self._storage
         assert isinstance(storage, PageStorage)
         for act, blocks in (storage.prefetch, coming), (storage.forget, done):
             for sample_ids in blocks:
-                with suppress(MploadError):  # samples meet it when their turn comes
+                with suppress(MploadError):  # raised again when the samples are made
                     ranges = [item for record in self.index.records(sample_ids) for item in self._ranges(record)]
                     for item in merged(ranges, max_gap_bytes=_BLOCK_GAP_BYTES):
                         self.ahead.run(partial(act, item))
@@ -339,7 +339,7 @@ class Pipeline:
         values: list[Any] = list(record.cells)
         counts = self._counts
         decoded: list[Any] = []
-        # Every source of a sample meets the same random numbers: image pairs are cropped and transformed alike.
+        # Every source of a sample gets the same random numbers, so that image pairs are cropped and transformed alike.
         for place, number in enumerate(self.sources):
             start_ns = perf_counter_ns()
             if self._generators.seeds:
@@ -366,7 +366,7 @@ class Pipeline:
         return tuple(values)
 
     def describe(self, record: Record, cause: str, error: BaseException | None = None) -> BadSample:
-        """Return what is to be told of a sample that failed."""
+        """Return the report on a sample that failed."""
         sources = tuple(str(record.cells[number]) for number in self.sources)
         where = self.index.where(record.sample_id)
         return BadSample(sample_id=record.sample_id, where=where, paths=sources, cause=cause, error=error)
@@ -383,7 +383,7 @@ _PER_PROCESS = frozenset({"_transform", "_storage", "ahead", "bad", "_rng", "cla
 
 
 def _declared_images(decode: Callable[..., Any]) -> bool | None:
-    """Return whether a decoder says that it makes images; None where it says nothing."""
+    """Return the decoder's `makes_images`; None if it has no such attribute."""
     while isinstance(decode, partial):
         decode = decode.func
     declared = getattr(decode, "makes_images", None)
@@ -391,7 +391,7 @@ def _declared_images(decode: Callable[..., Any]) -> bool | None:
 
 
 def _takes(function: Callable[..., Any], name: str) -> bool:
-    """Whether `function` has a parameter called `name`."""
+    """Return whether `function` has a parameter called `name`."""
     try:
         return name in inspect.signature(function).parameters
     except (TypeError, ValueError):  # builtins that have no signature

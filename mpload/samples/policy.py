@@ -1,4 +1,4 @@
-"""What happens to a sample that cannot be read, decoded or transformed: the user's choice, and a written trace."""
+"""What happens to a sample that cannot be read, decoded or transformed: the user's choice and the error report."""
 
 import hashlib
 import json
@@ -15,41 +15,41 @@ __all__ = ["BadSample", "BadSamples", "ErrorAction", "ErrorPolicy", "policy_of",
 
 _GRACE_SAMPLES = 1000
 _SUBSTITUTES = 8
-"""How many other samples are tried in place of a bad one."""
+"""Number of other samples that are tried in place of a bad one."""
 
 
 class ErrorAction(StrEnum):
-    """What is done about a bad sample."""
+    """How a bad sample is handled."""
 
     RAISE = "raise"
-    """The batch ends with a `SampleError`."""
+    """Iteration ends with a `SampleError`."""
     SKIP = "skip"
-    """The sample is left out: its batch is shorter."""
+    """The sample is left out, which makes its batch shorter."""
     SUBSTITUTE = "substitute"
-    """Another sample, chosen by a hash, takes its place."""
+    """The sample is replaced by another one, chosen by a hash."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorPolicy:
-    """What is done about bad samples, where each is written down, and how many are too many.
+    """How bad samples are handled, where they are reported, and how many are too many.
 
-    `"raise"` ends the epoch with a `SampleError`; `"skip"` leaves the sample out, so that its batch is shorter;
-    `"substitute"` puts another sample, chosen by hash, in its place, so that batches keep their shape. A sample is bad
-    whatever its code raises, `SystemExit` too; only a `KeyboardInterrupt` is none of the policy's business.
+    `"raise"` ends the epoch with a `SampleError`. `"skip"` leaves the sample out, which makes its batch shorter.
+    `"substitute"` replaces the sample by another one, chosen by a hash, so that batches keep their shape. A sample is
+    bad if making it raises any exception, even `SystemExit`; only `KeyboardInterrupt` bypasses the policy.
 
     Raises:
-        ArgumentError: a value breaks a rule.
+        ArgumentError: `action` is unknown, or `max_error_fraction` is not in [0, 1].
     """
 
     action: ErrorAction | Literal["raise", "skip", "substitute"] = ErrorAction.RAISE
-    """What is done."""
+    """How a bad sample is handled."""
     report: str | os.PathLike[str] | None = None
-    """A file of JSON lines that each skipped or substituted sample is appended to; None: `<index>.errors.jsonl` in the
-    working directory."""
+    """The error report, a file of JSON lines: each skipped or substituted sample is appended to it. None:
+    `<index>.errors.jsonl` in the working directory."""
     max_error_fraction: float = 0.01
-    """Where more than this fraction of an epoch's samples (counted as one thousand while they are fewer) had to be
-    skipped or substituted, it ends with `TooManyBadSamples`. An `MPLoader` counts over all its workers; each worker of
-    a stock DataLoader counts for itself."""
+    """The epoch ends with `TooManyBadSamples` once more than this fraction of the samples requested so far (counted as
+    one thousand while they are fewer) were skipped or substituted. An `MPLoader` counts over all its workers; each
+    worker of a stock DataLoader counts separately."""
 
     def __post_init__(self) -> None:
         if self.action not in list(ErrorAction):
@@ -60,27 +60,29 @@ class ErrorPolicy:
 
 
 def policy_of(choice: ErrorPolicy | Literal["raise", "skip", "substitute"]) -> ErrorPolicy:
-    """Return `choice`, or the policy that its name stands for."""
+    """Return `choice` itself if it is a policy, otherwise the policy with that action."""
     return choice if isinstance(choice, ErrorPolicy) else ErrorPolicy(action=choice)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadSample:
-    """One sample that failed: which, where it stands, and why."""
+    """One sample that failed, with its location and the cause."""
 
     sample_id: int
     where: str
+    """The line of the index that lists the sample: `train.txt:17`."""
     paths: tuple[str, ...]
+    """The sample's sources, as the index lists them."""
     cause: str
     error: BaseException | None = None
-    """What was raised, where that was in this process."""
+    """The exception, if it was raised in this process."""
 
     def __str__(self) -> str:
         return f"{self.where}: sample {self.sample_id} ({', '.join(self.paths)}): {self.cause}"
 
 
 class BadSamples:
-    """The bad samples of one process: counts them, writes them down, and stops a job that is losing its data set."""
+    """Counts and reports the bad samples of one process, and ends an epoch in which too many samples fail."""
 
     def __init__(self, policy: ErrorPolicy, *, index_path: Path) -> None:
         self._policy = policy
@@ -90,16 +92,16 @@ class BadSamples:
         self._num_bad = 0
 
     def saw(self, num_samples: int, *, epoch: int) -> None:
-        """Count samples that were asked for: the denominator of the error rate, which each epoch counts anew."""
+        """Count requested samples: the denominator of the error rate, which starts at 0 in each epoch."""
         if epoch != self._epoch:
             self._epoch, self._num_seen, self._num_bad = epoch, 0, 0
         self._num_seen += num_samples
 
     def add(self, bad: BadSample) -> None:
-        """Write down one bad sample.
+        """Append one bad sample to the error report.
 
         Raises:
-            TooManyBadSamples: with this one they are more than the policy allows.
+            TooManyBadSamples: More samples failed than the policy allows.
         """
         line = {
             "sample_id": bad.sample_id,
@@ -120,7 +122,7 @@ class BadSamples:
 
     def _append(self, line: str) -> None:
         try:
-            # One write to a file opened for appending: lines of several processes do not mix.
+            # A single write to a file opened for appending: lines of different processes do not interleave.
             descriptor = os.open(self._report, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
             try:
                 os.write(descriptor, line.encode())
@@ -138,7 +140,7 @@ class BadSamples:
 
 
 def substitute_for(sample_id: int, *, num_samples: int, seed: int, epoch: int) -> list[int]:
-    """Return the sample_ids to try in place of a bad one: the same for every process, scattered over the index."""
+    """Return the sample_ids to try in place of a bad one: the same in every process, scattered over the index."""
     digest = hashlib.blake2b(f"mpload substitute {seed} {epoch} {sample_id}".encode(), digest_size=8 * _SUBSTITUTES)
     words = digest.digest()
     return [int.from_bytes(words[8 * i : 8 * i + 8], "little") % num_samples for i in range(_SUBSTITUTES)]

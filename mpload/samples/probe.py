@@ -1,4 +1,4 @@
-"""What a worker does to find out what samples are made of."""
+"""Runs the user's code in a worker to learn the form of its samples: shapes and dtypes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ __all__ = ["Probe"]
 
 @dataclass(kw_only=True)
 class Probe:
-    """Calls the user's code in a process of its own, and hands on what that was found to make."""
+    """Calls `find` in a worker and returns its result through the slot."""
 
     find: Callable[..., bytes]
-    """Is called with the numbers of the task."""
+    """Called with the numbers of the task."""
 
     def open(self) -> None:
-        """Nothing to prepare."""
+        """Do nothing: no preparation is needed."""
 
     def fill(
         self, task: tuple[int, ...], arrays: Mapping[str, Any], first: int, last: int, report: ChunkReport
     ) -> None:
-        """Find out what `task` asks for."""
+        """Call `find` with `task` and store its result."""
         del last
         report.at(first)
         arrays["found"].put(first, self.find(*task))

@@ -1,4 +1,4 @@
-"""Where the bytes of a record come from."""
+"""Opens the storage that a record's bytes are read from."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -15,19 +15,19 @@ __all__ = ["SampleCache", "storage_of"]
 
 
 class SampleCache(Protocol):
-    """Keeps the bytes of samples nearer than where they come from."""
+    """Keeps samples' bytes on storage that is faster than their source."""
 
     def read(self, sample_id: int, paths: Sequence[str], read: Callable[[], list[bytes]]) -> list[bytes]:
-        """Return the bytes of a sample's sources, which lie in `paths`: kept ones, or what `read` gives."""
+        """Return the bytes of a sample's sources in `paths`, from the cache or else from `read`."""
         ...
 
     def has(self, sample_id: int) -> bool:
-        """Whether something is kept for a sample, so that its sources will hardly be read."""
+        """Whether the cache has an entry for a sample, so that its sources are unlikely to be read."""
         ...
 
 
 def storage_of(index: Index, decode: Callable[..., Any], page_cache: PageCache | str) -> Storage:
-    """Open what reads the sources of an index; what is too large for `decode` is not read."""
+    """Open the storage of an index's sources; it refuses files that exceed the `max_bytes` of `decode`'s limits."""
     limits = getattr(decode, "limits", None)
     kinds = {_RANGE_TYPES.get(column.type, ByteRange) for column in index.columns if column.type.is_source}
     return open_storage(

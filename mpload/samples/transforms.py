@@ -1,4 +1,4 @@
-"""Transforms of the user's, seeded for each sample."""
+"""Calls the user's transforms, seeded for each sample."""
 
 import inspect
 import random
@@ -29,7 +29,7 @@ _IMAGE_LIBRARIES = frozenset({"albumentations", "kornia", "torchvision"})
 
 
 def takes_images(transform: Callable[..., Any] | None) -> bool:
-    """Return whether a transform is one, or a `torch.nn.Module` made of ones, of a library that knows images only."""
+    """Return whether a transform, or a submodule if it is a `torch.nn.Module`, is from a library for images only."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(transform, torch.nn.Module):
         return any(_is_of(module, _IMAGE_LIBRARIES) for module in transform.modules())
@@ -41,23 +41,24 @@ def adapt_transform(
 ) -> Callable[[NDArray[Any], np.random.Generator], NDArray[Any]]:
     """Return `transform` as a function of an array and the sample's generator.
 
-    - An albumentations transform or `Compose` is called as `transform(image=array)["image"]` and draws from the
-      sample's generator alone; a seed of its own is overridden.
-    - A `torch.nn.Module` or a transform of torchvision is called with a tensor that shares the array's memory,
-      [C, H, W] for an image [H, W, C], and must return a tensor like it, which becomes an array again.
-    - Any other callable is called with the array, and with `rng=` where it has a parameter of that name.
+    - An albumentations transform or `Compose` is called as `transform(image=array)["image"]` and draws only from the
+      sample's generator; a seed of its own is overridden.
+    - A `torch.nn.Module` or a torchvision transform is called with a tensor that shares the array's memory, [C, H, W]
+      for an image [H, W, C], and must return a tensor in the same layout, which becomes an array again.
+    - Any other callable is called with the array, and with `rng=` if it has a parameter of that name.
 
-    The last two, without `rng`, may draw from the global generators, which they seed: see `GlobalGenerators`.
+    Torch modules and callables without `rng` may draw from the global generators, which are seeded before each call:
+    see `GlobalGenerators`.
 
     Args:
-        transform: a callable.
-        on_images: whether arrays of three dimensions are images; None: nobody says, and a torch module refuses them.
+        transform: The user's callable.
+        on_images: Whether arrays of three dimensions are images. None means unknown: torch modules then refuse them.
 
     Raises:
-        ArgumentError: `transform` is no callable, or an albumentations transform older than version 2.
+        ArgumentError: `transform` is not callable, or it is an albumentations transform older than version 2.
 
     Process:
-        What is returned can be pickled where `transform` can. One thread at a time.
+        The result can be pickled if `transform` can. It is not thread-safe.
     """
     if not callable(transform):
         raise ArgumentError(f"transform must be a callable on an array, got {transform!r}")
@@ -73,23 +74,24 @@ def adapt_transform(
 
 
 def seeds_generators(adapted: object) -> bool:
-    """Return whether an adapted transform seeds the global generators; others draw from the one that they are given."""
+    """Return whether an adapted transform seeds the global generators; others draw only from their `rng` argument."""
     return isinstance(adapted, _TorchTransform) or (isinstance(adapted, _PlainTransform) and not adapted.takes_rng)
 
 
 class GlobalGenerators:
-    """The global generators of `random`, `np.random` and, where it is loaded, torch, for callables that draw from them.
+    """The global generators of `random`, `np.random` and (if it is loaded) torch, for callables that draw from them.
 
-    A sample gets its own numbers from them: otherwise forked workers would all draw the same ones. Seeding takes as
-    long as making a sample of text. So until a callable draws, the generators are only watched: twins draw in step
-    with them, and are out of step when somebody else has drawn. Then the sample is made again, seeded as all after it.
-    A callable that puts the state back that it has found is not noticed, and draws the same numbers for many samples.
+    They are seeded per sample; otherwise forked workers would all draw the same numbers. Seeding takes as long as
+    making a sample of text. Therefore the generators are only watched until a callable draws from them: each has a
+    twin that draws in step with it, and the two differ once anyone else has drawn. That sample is then made again with
+    seeded generators, and so are all later ones. A callable that restores a generator's state after it has drawn is
+    not noticed, and draws the same numbers for many samples.
 
     Args:
-        seeds: seed them from the first sample on.
+        seeds: Seed the generators from the first sample on.
 
     Process:
-        Not to be pickled. One thread at a time: the generators are the whole process's.
+        Cannot be pickled. Not thread-safe: the generators belong to the whole process.
     """
 
     __slots__ = ("_numpy", "_numpy_twin", "_torch_bytes", "_twin", "seeds")
@@ -102,16 +104,17 @@ class GlobalGenerators:
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Let samples be made meanwhile; afterwards each generator goes on where it was (15 microseconds).
+        """Let samples be made within this context, then restore each generator's state (15 microseconds).
 
-        But for the second of two normal numbers that `np.random` made at once: to keep it too takes 60 microseconds.
+        `np.random` makes normal numbers in pairs. A second one that it still holds is not restored, which would take
+        60 microseconds.
         """
         torch = sys.modules.get("torch")
         torch_state = None if torch is None else torch.default_generator.get_state()
         self._torch_bytes = b"" if torch_state is None else _bytes(torch_state)
         python_state = random.getstate()
         self._twin.setstate(python_state)
-        if python_state[2] is not None:  # the second of two normal numbers: the script's, and drawn without a trace
+        if python_state[2] is not None:  # `gauss` would return this left-over number of the script's, unnoticed
             random.setstate((*python_state[:2], None))
         numpy_bits = np.random.get_bit_generator()  # type: ignore[attr-defined]  # its stubs lack it
         np.random.set_bit_generator(self._numpy)  # type: ignore[attr-defined]
@@ -124,10 +127,10 @@ class GlobalGenerators:
             random.setstate(python_state)
 
     def make(self, make: Callable[[], _T]) -> _T:
-        """Return what `make` returns, which seeds the generators where `seeds` is set.
+        """Return the result of `make`, which seeds the generators if `seeds` is set.
 
-        It is called again where it drew numbers that were not seeded: those of a watched generator, and torch's in the
-        call that has imported it, as many libraries do only when they are called.
+        `make` is called again if it drew unseeded numbers: from a watched generator, or from torch's generator in the
+        call that imported torch, as many libraries do only when they are first called.
         """
         while True:
             was_seeding, had_torch = self.seeds, "torch" in sys.modules
@@ -141,7 +144,7 @@ class GlobalGenerators:
                     return made
 
     def _was_seeded(self, was_seeding: bool, had_torch: bool) -> bool:
-        """Return whether all that was drawn in a call came from a seed of its sample; if not, seed from now on."""
+        """Return whether all numbers drawn in a call came from its sample's seed; if not, seed from now on."""
         torch = sys.modules.get("torch")
         if was_seeding and had_torch == (torch is not None):
             return True
@@ -156,16 +159,16 @@ class GlobalGenerators:
 
 
 def seed_generators(rng: np.random.Generator) -> None:
-    """Seed the global generators with a number that `rng` draws (9 microseconds, most of them for `random`)."""
+    """Seed the global generators with a number drawn from `rng` (9 microseconds, most of them for `random`)."""
     seed = int(rng.integers(1 << 63))
     random.seed(seed)
-    np.random.seed(seed >> 31)  # noqa: NPY002  not torch's bits: both would draw the same numbers
-    if (torch := sys.modules.get("torch")) is not None:  # torch.manual_seed is slow: it looks for accelerators
+    np.random.seed(seed >> 31)  # noqa: NPY002  other bits than torch's, or both would draw the same numbers
+    if (torch := sys.modules.get("torch")) is not None:  # torch.manual_seed is slow: it also seeds accelerators
         torch.default_generator.manual_seed(seed)
 
 
 def seed_opencv(*, seed: int, epoch: int, sample_id: int) -> None:
-    """Seed OpenCV's generator (a microsecond). It shows no state, so drawing from it cannot be noticed."""
+    """Seed OpenCV's generator (1 microsecond), for every sample: its state cannot be read to see who draws from it."""
     mixed = ((seed * _MIX[0] + epoch) * _MIX[1] + sample_id) * _MIX[2] & _MAX_WORD
     cv2.setRNGSeed((mixed ^ mixed >> 29) * _MIX[1] >> 20 & 0x7FFF_FFFF)
 
@@ -188,7 +191,7 @@ class _PlainTransform:
 
 
 class _TorchTransform:
-    """Calls a torch module with tensors. Finds torch loaded, by whoever made or unpickled the module."""
+    """Calls a torch module with tensors. Torch is already loaded, since the module has been made or unpickled."""
 
     __slots__ = ("_on_images", "_torch", "_transform")
 
@@ -200,8 +203,9 @@ class _TorchTransform:
     def __call__(self, image: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
         if self._on_images is None and image.ndim == 3:
             raise ArgumentError(
-                f"transform {_name(self._transform)} would get an image as [C, H, W] and an array as it is, but nobody "
-                f"says which this {image.dtype}{list(image.shape)} is. Give decode makes_images: True or False"
+                f"transform {_name(self._transform)} gets an image as [C, H, W] and any other array with its axes as "
+                f"they are, but it is unknown which this {image.dtype}{list(image.shape)} is. Give decode an attribute "
+                "makes_images: True or False"
             )
         tensor = self._torch.from_numpy(np.require(image, requirements=["C", "W"]))
         seed_generators(rng)
@@ -217,10 +221,10 @@ class _TorchTransform:
 
 
 class _Albumentations:
-    """Gives an albumentations transform, and all inside it, the sample's generator to draw from.
+    """Makes an albumentations transform and all transforms inside it draw from the sample's generator.
 
-    `set_random_seed` would make two new generators for every transform inside, all with the same seed: slow, and all
-    would draw the same numbers. `set_random_state` shares ours among them, which is the sample's already.
+    `set_random_seed` would make two new generators for each inner transform, all with the same seed. That is slow, and
+    all of them would draw the same numbers. `set_random_state` makes them share the sample's generator.
     """
 
     __slots__ = ("_python_random", "_transform")
@@ -233,7 +237,7 @@ class _Albumentations:
         if self._python_random is None or self._python_random.generator is not rng:
             self._python_random = _PythonRandom(rng)
         self._python_random.forget()
-        # Each time, as the user may hold the same transforms elsewhere, where they were given another generator.
+        # Set for every call: the user may use the same transform object elsewhere, with another generator.
         self._transform.set_random_state(rng, self._python_random)
         return _checked(self._transform(image=image)["image"], self._transform)
 
@@ -242,7 +246,7 @@ class _Albumentations:
 
 
 class _PythonRandom(random.Random):
-    """Python's `random`, drawing from a NumPy generator."""
+    """A `random.Random` that draws from a NumPy generator."""
 
     generator: np.random.Generator
 
@@ -251,18 +255,18 @@ class _PythonRandom(random.Random):
         self.generator = generator
         return self
 
-    def __init__(self, generator: np.random.Generator) -> None:  # noqa: ARG002  to seed what is never drawn from
+    def __init__(self, generator: np.random.Generator) -> None:  # noqa: ARG002  the inherited generator needs a seed, but is never drawn from
         super().__init__(0)
 
     def forget(self) -> None:
-        """Drop the second of two numbers that `gauss` makes at once."""
+        """Drop the second number of a pair that `gauss` has made."""
         self.gauss_next = None
 
     def random(self) -> float:
         return self.generator.random()
 
     def getrandbits(self, k: int, /) -> int:
-        if k <= 53:  # the bits of one double, which are drawn faster
+        if k <= 53:  # a double has that many bits and is faster to draw
             return int(self.generator.random() * (1 << k))
         return int.from_bytes(self.generator.bytes((k + 7) // 8), "little") >> (-k % 8)
 
@@ -271,7 +275,7 @@ class _PythonRandom(random.Random):
 
 
 def _bytes(tensor: Any) -> bytes:
-    state: bytes = tensor.numpy().tobytes()  # compared three times as fast as tensors are
+    state: bytes = tensor.numpy().tobytes()  # comparing bytes is three times as fast as comparing tensors
     return state
 
 
@@ -288,7 +292,7 @@ def _is_of(transform: Any, libraries: frozenset[str]) -> bool:
 def _takes_rng(transform: Callable[..., Any]) -> bool:
     try:
         parameter = inspect.signature(transform).parameters.get("rng")
-    except (TypeError, ValueError):  # a builtin that does not tell
+    except (TypeError, ValueError):  # a builtin without a signature
         return False
     return parameter is not None and parameter.kind in {parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY}
 
@@ -298,7 +302,7 @@ def _checked(result: Any, transform: Any) -> NDArray[Any]:
         return result
     raise ArgumentError(
         f"transform {_name(transform)} returned {type(result).__name__}, not a NumPy array. Return the array: samples "
-        "become tensors after they are batched, so leave out ToTensorV2, ToTensor and their like",
+        "become tensors after they are batched, so leave out ToTensorV2, ToTensor and similar transforms",
     )
 
 

@@ -99,7 +99,7 @@ def test_a_torch_module_gets_images_channels_first_and_arrays_unchanged(arrays: 
     numbers = numbers_index(tmp_path, 5)
     assert batches(numbers, how, decode=decoders.picture, transform=wider()).shape == (5, 3, 4, 12)
     assert batches(arrays, how, decode=NumpyDecoder(), transform=wider()).shape == (3, 5, 7, 18)
-    with pytest.raises(SampleError, match=r"nobody says which this uint8\[5, 7, 9\] is\. Give decode makes_images"):
+    with pytest.raises(SampleError, match=r"unknown which this uint8\[5, 7, 9\] is\. Give decode an attribute"):
         batches(numbers, how, decode=decoders.cube, transform=wider())
 
 

@@ -236,7 +236,7 @@ def test_what_a_dead_writer_had_reserved_is_used_by_the_next(files: Path, tmp_pa
     with segments(first)[0].open("r+b") as file:
         file.seek(first._writer._end)
         file.write(b"torn")
-    first._writer._leave()  # what the kernel does when a process dies
+    first._writer._release()  # as the kernel does when a process dies
     second = opened(raw(files, choice))
     for number in range(10, 20):
         second.read(number, [f"data/{number}.bin"], lambda: [data[0]])

@@ -197,7 +197,7 @@ def test_the_folder_of_another_user_where_everybody_may_write_is_refused(shared:
         os.chown(path, SOMEBODY, THEIR_GROUP)
     (shared / "cache").chmod(0o1777)
     before = {path.name: path.stat().st_mtime_ns for path in inside.iterdir()}
-    with pytest.warns(MploadWarning, match=f"belongs to user {SOMEBODY} and lies in a folder that every user may"):
+    with pytest.warns(MploadWarning, match=f"belongs to user {SOMEBODY} and is in a folder that every user may"):
         counts = read_epoch(shared).counts
     assert counts.hits == 0
     assert {path.name: path.stat().st_mtime_ns for path in inside.iterdir()} == before

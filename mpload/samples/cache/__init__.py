@@ -1,26 +1,26 @@
-"""A fixed part of a data set's samples, kept on a fast disk or in memory, for all processes and later runs.
+"""Keeps a fixed subset of a data set's samples on a fast disk or in memory, for all processes and later runs.
 
 ```
-choice    PartialCache: what users write as `cache=`; from a size limit to the fraction that fits
-opened    OpenCache: one index's cache, asked for every sample by the pipeline
-folder    CacheFolder: the files of one data set's cache: what lies where
-writer    SegmentWriter: a process's own segment, and how much of the limit is left
-trusted   opens these files, and nothing that somebody else has put in their place
-entries   what one sample looks like in a segment
+choice    PartialCache: the value of `cache=`; computes the fraction of samples that fits a size limit
+opened    OpenCache: the cache of one index, which the pipeline asks for every sample
+folder    CacheFolder: the files of one data set's cache
+writer    SegmentWriter: appends to a process's own segment, within the size limit
+trusted   opens these files and refuses files that other users have put in their place
+entries   the format of one sample in a segment
 compact   the form of an image that `what="resized"` keeps
 ```
 
-The files, in a folder per data set, format version and form:
+There is one folder per data set, format version and form. Its files:
 
-- `table`: a page of facts, then 8 bytes for every sample of the index: where its entry starts (segment number and
-  offset), or 0. Sparse. It is read and written by position, not mapped: storing to a map of a sparse file whose disk is
-  full kills the process, and so does looking at one that was cut.
-- `segment-000001`, ...: entries, one after another. Each is appended to by one process, which holds a lock on it; what
-  a dead process left is gone on with by the next one. A segment's length is the space reserved for it, so that the
-  sizes of the files in the folder are all the bookkeeping there is.
-- `lock`: held while space is reserved, and by nobody who reads.
-- `about.json`: which data set this is, for `mpload cache info`.
+- `table`: a header page, then 8 bytes for each sample of the index: the place where its entry starts (segment number
+  and offset), or 0. The file is sparse. It is read and written by position, not memory-mapped: a process is killed if
+  it writes to a map of a sparse file on a full disk, or reads from a map of a file that was truncated.
+- `segment-000001`, ...: entries, one after another. Only the process that holds a segment's lock appends to it. When
+  that process has ended, another one may take the segment over. A segment's file size includes the space reserved for
+  it, so the sizes of the folder's files are all the bookkeeping that is needed.
+- `lock`: held while space is reserved. Readers do not need it.
+- `about.json`: describes the data set, for `mpload cache info`.
 
-An entry is written first and its place published after it, in one 8-byte write; it is believed only where its keyed
-checksums hold. So whatever a crash, a full disk or another program leaves behind is a miss.
+An entry is written first; then its place is published in a single 8-byte write. An entry is used only if its keyed
+checksums match. Whatever a crash, a full disk or another program leaves behind is therefore a miss.
 """

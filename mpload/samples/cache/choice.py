@@ -1,4 +1,4 @@
-"""`PartialCache`: what users write as `cache=`, and the fraction of an index that a size limit allows."""
+"""`PartialCache`: the value of `cache=`, and the fraction of an index's samples that fits its size limit."""
 
 import math
 import os
@@ -21,46 +21,49 @@ from mpload.units import MIB, format_bytes, format_count, parse_bytes
 __all__ = ["CachedForm", "PartialCache", "open_cache"]
 
 _MAX_MEASURED = 256
-_MAX_READ = 48
-_FILLED = 0.97  # the rest is for what writers have reserved, and for a mean that is not exact
+_MAX_RESIZED = 48
+_USABLE_FRACTION = 0.97  # the rest allows for space that writers have reserved, and for an inexact mean size
 
 
 class CachedForm(StrEnum):
-    """What a cache keeps of a sample."""
+    """The form in which a cache keeps samples."""
 
     BYTES = auto()
-    """Its bytes, as they are."""
+    """The source's bytes, unchanged."""
     RESIZED = auto()
-    """Images as JPEGs with a short side of 256 pixels."""
+    """Images as JPEGs with a shorter side of 256 pixels."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartialCache:
-    """Keep a fixed pseudo-random part of the samples on a fast disk or tmpfs, for all processes and later runs.
+    """Keep a fixed pseudo-random subset of the samples on a fast disk or tmpfs, for all processes and later runs.
 
-    A training run reads everything once an epoch: a cache of the latest reads hits almost never, a fixed subset hits
-    exactly its share from the second epoch on. Whatever happens to the cache's files, a sample's bytes are those of its
-    source, checked by a checksum on each hit; a full or read-only disk ends the filling with one warning.
+    A training run reads every sample once per epoch. A cache of the latest reads would almost never hit; a fixed subset
+    hits for exactly its share of the samples from the second epoch on. A checksum is verified on each hit, so that
+    damaged files never change a sample: it is then read from its source. If the disk is full or read-only, the cache
+    stops filling, with one warning.
 
-    The checksum finds damage, not forgery: whoever may write to the cache decides what is in it. So in a folder that
-    every user may write to (`/tmp`, `/dev/shm`) only files of this user and root are used, and a folder of another user
-    is refused with one warning. Users who trust each other share a cache in a folder of their group
-    (`chgrp GROUP DIR; chmod 2770 DIR`) with `umask 002`; with another umask those who came later can only read it.
+    The checksum detects damage, not forgery: every user who may write to the cache can change what it returns. In a
+    folder that every user may write to (`/tmp`, `/dev/shm`), only files of this user and of root are therefore used,
+    and a folder that belongs to another user is refused with one warning. Users who trust each other can share a cache
+    in a folder of their group (`chgrp GROUP DIR; chmod 2770 DIR`) with `umask 002`. With another umask, only the user
+    who created the cache can write to it.
 
     Attributes:
-        dir: folder; every data set (index, root and form) has its own below it.
-        max_bytes: limit of one data set's files, over all processes and runs: bytes, or a text like `"20GiB"`.
-        fraction: part of the samples to keep, in (0, 1]; None: as many as `max_bytes` are enough for, by the sizes in
-            the index's sidecar (`mpload index --stat`) or of a few hundred samples.
-        what: `"bytes"`: as they are. `"resized"`: images as JPEGs with a short side of 256 pixels, so that later
-            epochs decode less; samples in the subset are resized in the first epoch too, kept or not: an epoch's pixels
-            do not depend on what the cache holds. They do depend on the subset: give `fraction` where runs with other
-            limits have to see the same pixels.
-        check_source: look at size and modification time of a local source before each hit (a `stat`, 2 microseconds;
-            more on network disks), so that a changed file is read anew. False trusts the index.
+        dir: The folder. Each data set (index, root and form) has its own folder below it.
+        max_bytes: Limit of the size of one data set's files, over all processes and runs: a number of bytes, or text
+            such as `"20GiB"`.
+        fraction: Fraction of the samples to keep, in (0, 1]. None keeps as many as fit into `max_bytes`, judging by the
+            sizes in the index's sidecar (`mpload index --stat`) or, without them, of up to 256 samples.
+        what: `"bytes"` keeps the sources unchanged. `"resized"` keeps images as JPEGs with a shorter side of 256
+            pixels, so that later epochs decode less. Samples in the subset are resized in the first epoch too, whether
+            they are kept or not, so that an epoch's pixels do not depend on what the cache holds. They do depend on the
+            subset: set `fraction` if runs with different limits must see the same pixels.
+        check_source: Compare size and modification time of a local source before each hit (one `stat`, 2 microseconds;
+            more on network disks), so that a changed file is read again. False trusts the index.
 
     Raises:
-        ArgumentError: a value breaks a rule.
+        ArgumentError: `max_bytes`, `fraction` or `what` is out of range.
     """
 
     dir: str | os.PathLike[str]
@@ -74,7 +77,7 @@ class PartialCache:
         if parse_bytes(self.max_bytes) < MIB:
             raise ArgumentError(f"max_bytes must be at least 1 MiB, got {self.max_bytes}")
         if self.fraction is not None and not 0 < self.fraction <= 1:
-            raise ArgumentError(f"fraction must be in (0, 1], or None for what max_bytes allow, got {self.fraction}")
+            raise ArgumentError(f"fraction must be in (0, 1], or None to fill max_bytes, got {self.fraction}")
         if self.what not in set(CachedForm):
             raise ArgumentError(f'what must be "bytes" or "resized", got {self.what!r}')
 
@@ -86,16 +89,16 @@ def open_cache(
     read: Callable[[Record], list[bytes]],
     sources_are_files: bool = True,
 ) -> OpenCache:
-    """Return the cache over an index; makes its folder, or says in one warning that it cannot.
+    """Return the cache for an index. Make its folder, or warn once that it cannot be made.
 
     Args:
-        choice: what the user wrote as `cache=`.
-        index: whose samples are to be kept.
-        read: reads a record's sources; asked for a few of them where sizes are not known.
-        sources_are_files: whether paths of the index name files that `check_source` can look at.
+        choice: The user's choice, the value of `cache=`.
+        index: The index whose samples are cached.
+        read: Reads a record's sources; called for a few records if sizes are unknown.
+        sources_are_files: Whether the index's paths name files that `check_source` can check.
 
     Raises:
-        ArgumentError: `max_bytes` do not even hold the table of places, 8 bytes a sample.
+        ArgumentError: The table of places, 8 bytes per sample, would take more than half of `max_bytes`.
     """
     is_resized = choice.what == CachedForm.RESIZED
     about = {
@@ -112,13 +115,13 @@ def open_cache(
     max_bytes = parse_bytes(choice.max_bytes)
     if folder.table_bytes > max_bytes // 2:
         raise ArgumentError(
-            f"max_bytes={format_bytes(max_bytes)} is too little for {format_count(len(index))} samples: where they "
-            f"lie takes {format_bytes(folder.table_bytes)} alone. Give the cache at least twice as much"
+            f"max_bytes={format_bytes(max_bytes)} is too little for {format_count(len(index))} samples: the table of "
+            f"their places alone takes {format_bytes(folder.table_bytes)}. Give the cache at least twice as much"
         )
     fraction = choice.fraction
     if fraction is None:
         sample_bytes = HEAD_BYTES + _mean_bytes(index, read, is_resized=is_resized)
-        fraction = min(1.0, (max_bytes * _FILLED - folder.table_bytes) / (max(1, len(index)) * sample_bytes))
+        fraction = min(1.0, (max_bytes * _USABLE_FRACTION - folder.table_bytes) / (max(1, len(index)) * sample_bytes))
     is_checked = choice.check_source and sources_are_files and "://" not in index.root
     root = os.path.join(index.root, "") if is_checked else None  # noqa: PTH118  a prefix for strings
     return OpenCache(
@@ -132,16 +135,16 @@ def open_cache(
 
 
 def _mean_bytes(index: Index, read: Callable[[Record], list[bytes]], *, is_resized: bool) -> float:
-    """Return the mean size of a sample's kept bytes: from the sidecar, of evenly spread samples."""
+    """Return the mean number of bytes kept per sample: from the sidecar's sizes, otherwise from a few samples."""
     known = None if is_resized else index.nbytes
     wanted = min(1 << 16, len(index))
     if known is not None and wanted:
         return float(known.take(np.linspace(0, len(index) - 1, wanted).astype(np.int64)).mean())
-    wanted = min(len(index), _MAX_READ if is_resized else _MAX_MEASURED)
+    wanted = min(len(index), _MAX_RESIZED if is_resized else _MAX_MEASURED)
     sizes = []
     for record in index.records(np.linspace(0, len(index) - 1, wanted).astype(np.int64) if wanted else []):
         try:
             sizes.append(sum(len(compact(part) if is_resized else part) for part in read(record)))
-        except (MploadError, OSError):  # the policy for bad samples meets it when its turn comes
+        except (MploadError, OSError):  # handled by the error policy when the sample is made
             continue
     return math.fsum(sizes) / len(sizes) if sizes else float(MIB)

@@ -9,13 +9,14 @@ __all__ = ["COMPACT_FORM", "compact"]
 _SHORT_SIDE = 256
 _QUALITY = 92
 COMPACT_FORM = f"jpeg{_QUALITY} short{_SHORT_SIDE} {SHRUNK_BY}"
-"""What the bytes of the compact form depend on: what rounds otherwise gets a cache of its own."""
+"""Everything that the compact form's bytes depend on: versions that round differently use separate caches."""
 
 
 def compact(data: bytes) -> bytes:
-    """Return the image as a JPEG whose shorter side is 256 pixels, upright; `data` itself where that gains nothing.
+    """Return the image as an upright JPEG with a shorter side of 256 pixels, or `data` itself if that is not larger.
 
-    Images that are no larger stay as they are, and so does what cannot be decoded: the decoder will say why.
+    Images with a shorter side of at most 256 pixels are returned unchanged. So is data that cannot be decoded, for
+    which the decoder will later report the cause.
     """
     try:
         image = open_image(data)

@@ -1,4 +1,4 @@
-"""What one sample looks like in a segment: a head of 48 bytes, then its sources' bytes."""
+"""The format of one sample in a segment: a head of 48 bytes, then its payload, the bytes of its sources."""
 
 import struct
 from collections.abc import Sequence
@@ -8,23 +8,23 @@ from xxhash import xxh3_64_intdigest
 
 __all__ = ["HEAD_BYTES", "Head", "join_parts", "make_entry", "payload_fits", "read_head", "split_parts"]
 
-_HEAD = struct.Struct("<QQQQQQ")  # checksum of the rest, of the payload, sample_id, stamp, payload_bytes, num_parts
+_HEAD = struct.Struct("<QQQQQQ")  # head's checksum, payload's checksum, sample_id, stamp, payload_bytes, num_parts
 HEAD_BYTES = _HEAD.size
 
 
-class Head(NamedTuple):  # made for every hit: a dataclass takes three times as long
-    """What stands before the payload of an entry; only made of heads whose checksum holds."""
+class Head(NamedTuple):  # made for every hit; a dataclass takes three times as long
+    """The head of an entry, without its own checksum, which has been verified."""
 
     payload_check: int
     sample_id: int
     stamp: int
-    """Of the sources that it was read from: changes when they do; 0 where nobody looked."""
+    """A hash of the sources' sizes and modification times; 0 if they were not checked."""
     payload_bytes: int
     num_parts: int
 
 
 def make_entry(parts: Sequence[bytes], *, sample_id: int, stamp: int, key: int) -> tuple[bytes, bytes]:
-    """Return head and payload of an entry. `key` is the data set's: no entry of another one passes for its own."""
+    """Return head and payload of an entry. The data set's `key` seeds the checksums, so another's entries are invalid."""
     payload = join_parts(parts)
     check = xxh3_64_intdigest(payload, seed=key)
     rest = _HEAD.pack(0, check, sample_id, stamp, len(payload), len(parts))[8:]
@@ -32,7 +32,7 @@ def make_entry(parts: Sequence[bytes], *, sample_id: int, stamp: int, key: int) 
 
 
 def read_head(data: bytes, *, key: int) -> Head | None:
-    """Return the head that `data` is, or None where it is none, or another data set's."""
+    """Return the head in `data`, or None if it is not a valid head of the data set with this key."""
     if len(data) != HEAD_BYTES:
         return None
     check, *facts = _HEAD.unpack(data)
@@ -40,19 +40,19 @@ def read_head(data: bytes, *, key: int) -> Head | None:
 
 
 def payload_fits(head: Head, payload: bytes, *, key: int) -> bool:
-    """Whether `payload` is what the entry was made with."""
+    """Return whether `payload` has the head's length and checksum."""
     return len(payload) == head.payload_bytes and xxh3_64_intdigest(payload, seed=key) == head.payload_check
 
 
 def join_parts(parts: Sequence[bytes]) -> bytes:
-    """Return one source's bytes as they are, several behind their lengths (uint64 each)."""
+    """Return the bytes of a single source unchanged, or those of several sources after their lengths (uint64 each)."""
     if len(parts) == 1:
         return parts[0]
     return b"".join([struct.pack(f"<{len(parts)}Q", *map(len, parts)), *parts])
 
 
 def split_parts(payload: bytes, num_parts: int) -> list[bytes]:
-    """Undo `join_parts`, of a payload whose checksum holds."""
+    """Undo `join_parts`; the payload's checksum must have been verified."""
     if num_parts == 1:
         return [payload]
     start = 8 * num_parts

@@ -1,4 +1,4 @@
-"""The files of one data set's cache: table, segments and lock; what lies where, and how much it takes."""
+"""The files of one data set's cache: table, segments and lock."""
 
 import errno
 import json
@@ -21,19 +21,19 @@ __all__ = ["FORMAT", "OFFSET_BITS", "CacheFolder", "caches_in", "key_of", "segme
 FORMAT = "mpload-cache-1"
 _MAGIC = b"mpcache1"
 _PAGE_BYTES = 4096
-_KEY_AT, _LIMIT_AT, _RUN_AT = 8, 16, 24  # in the table's first page
+_KEY_AT, _LIMIT_AT, _RUN_AT = 8, 16, 24  # offsets in the table's header page
 OFFSET_BITS = 40
 _SEGMENT = re.compile(r"segment-\d{6}")
 _SCANNED_ROWS = 1 << 20
 _ABOUT_BYTES = 1 << 20
 _LOCK_SECONDS = 30.0
-_LOOK_SECONDS = 0.002
+_POLL_SECONDS = 0.002
 
 
 class CacheFolder:
     """Table, segments and lock of one data set's cache.
 
-    Process: may be forked; descriptors are used by position only. Closing is the owner's business.
+    Process: may be forked, since descriptors are read and written by position only. The owner must close it.
     """
 
     def __init__(self, path: Path, *, num_samples: int, key: int) -> None:
@@ -47,11 +47,11 @@ class CacheFolder:
 
     @property
     def table_bytes(self) -> int:
-        """Size of the table, holes counted in."""
+        """The table's apparent size, including holes."""
         return _PAGE_BYTES + 8 * self.num_samples
 
     def prepare(self, about: dict[str, Any]) -> None:
-        """Make the folder and its table where they are missing or not what they should be.
+        """Make the folder and its table if they are missing or invalid.
 
         Raises:
             OSError: the folder cannot be written to.
@@ -64,8 +64,8 @@ class CacheFolder:
                 page = _MAGIC + self.key.to_bytes(8, "little") + bytes(_PAGE_BYTES - 16)
                 write_file("about.json", json.dumps(about, indent=2).encode(), folder=self._folder)
                 write_file("table", page, folder=self._folder, num_bytes=self.table_bytes)
-            elif not any(self._is_held(number) for number in self.segments()):
-                self._write_fact(_LIMIT_AT, 0)  # an earlier run's shortage of memory is over
+            elif not any(self._is_locked(number) for number in self.segments()):
+                self._write_number(_LIMIT_AT, 0)  # the limit was set by an earlier run that was short of memory
 
     def _table_fits(self) -> bool:
         try:
@@ -76,7 +76,11 @@ class CacheFolder:
             return False
 
     def open(self) -> None:
-        """Open the table, for writing too where that is allowed; raises `OSError` where there is none that fits."""
+        """Open the table, for writing too if that is permitted.
+
+        Raises:
+            OSError: There is no valid table of this data set.
+        """
         self._enter()
         if not self._table_fits():
             raise FileNotFoundError(errno.ENOENT, "no table of this data set", str(self.path / "table"))
@@ -99,7 +103,7 @@ class CacheFolder:
             self._folder = open_folder(self.path)
 
     def open_file(self, name: str, flags: int) -> int:
-        """Return a descriptor of a file of the cache; see `mpload.samples.cache.trusted`."""
+        """Return a descriptor of a file in the cache's folder, checked by `mpload.samples.cache.trusted`."""
         return open_file(name, flags, folder=self._folder)
 
     @contextmanager
@@ -112,10 +116,10 @@ class CacheFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder's lock, which the kernel takes from a process that dies.
+        """Hold the folder's lock. The kernel releases it if the process dies.
 
         Raises:
-            TimeoutError: another process, stopped perhaps, does not give it back.
+            TimeoutError: Another process, which may be stopped, does not release it.
         """
         with self._opened("lock", os.O_RDWR | os.O_CREAT) as lock:
             deadline = time.monotonic() + _LOCK_SECONDS
@@ -124,24 +128,24 @@ class CacheFolder:
                     raise TimeoutError(
                         errno.ETIMEDOUT, f"another process has held the lock for {_LOCK_SECONDS:g} seconds"
                     )
-                time.sleep(_LOOK_SECONDS)  # the kernel has no lock with a limit
+                time.sleep(_POLL_SECONDS)  # flock has no timeout
             yield
 
     @staticmethod
     def segment_of(place: bytes) -> int:
-        """Return the number of the segment that a place lies in."""
+        """Return the number of the segment that a place points into."""
         return int.from_bytes(place[OFFSET_BITS // 8 :], "little")
 
     def place_of(self, sample_id: int) -> bytes:
-        """Return where a sample's entry starts: 8 bytes, all 0 where it has none."""
+        """Return the place where a sample's entry starts, 8 bytes; all are 0 if it has no entry."""
         return os.pread(self.table, 8, _PAGE_BYTES + 8 * sample_id)
 
     def publish(self, sample_id: int, place: bytes) -> None:
-        """Say where a sample's entry starts."""
+        """Record the place where a sample's entry starts."""
         os.pwrite(self.table, place, _PAGE_BYTES + 8 * sample_id)
 
     def read(self, sample_id: int, place: bytes) -> tuple[Head, bytes] | None:
-        """Return the entry of a sample that `place` points to, or None where it is damaged, gone or another's."""
+        """Return the sample's entry at `place`, or None if it is damaged, deleted or another sample's."""
         number, offset = divmod(int.from_bytes(place, "little"), 1 << OFFSET_BITS)
         descriptor = self._segments.get(number)
         try:
@@ -154,7 +158,7 @@ class CacheFolder:
                     return head, payload
         except (OSError, OverflowError):
             pass
-        if (stale := self._segments.pop(number, None)) is not None:  # the file may have been cleared, and made anew
+        if (stale := self._segments.pop(number, None)) is not None:  # the file may have been deleted and created again
             os.close(stale)
         return None
 
@@ -172,42 +176,42 @@ class CacheFolder:
         with os.scandir(self.path) as files:
             for file in files:
                 if _SEGMENT.fullmatch(file.name) and file.is_file(follow_symlinks=False):
-                    with suppress(FileNotFoundError):  # cleared meanwhile
+                    with suppress(FileNotFoundError):  # deleted meanwhile
                         found[int(file.name[-6:])] = file.stat(follow_symlinks=False).st_size
         return dict(sorted(found.items()))
 
     def used_bytes(self) -> int:
-        """Return the bytes that the cache takes: its table, and what segments hold or have reserved."""
+        """Return the size of the cache in bytes: its table and its segments, including reserved space."""
         return self.table_bytes + sum(self.segments().values())
 
     def limit_bytes(self) -> int:
-        """Return the limit that `shrink` has set for all processes; 0: none."""
-        return self._fact(_LIMIT_AT)
+        """Return the limit that `shrink` has set for all processes; 0 if there is none."""
+        return self._number(_LIMIT_AT)
 
     def shrink(self, to_bytes: int) -> None:
-        """Give up the oldest segments until `to_bytes` are enough, and let no process take more again."""
+        """Delete the oldest segments until the cache takes at most `to_bytes`, and make that every process's limit."""
         with self.locked():
-            self._write_fact(_LIMIT_AT, max(1, to_bytes))
+            self._write_number(_LIMIT_AT, max(1, to_bytes))
             self._remove_segments(to_bytes - self.table_bytes)
 
     def drop(self, number: int) -> None:
-        """Give up a segment, unless a process is writing to it."""
+        """Delete a segment, unless a process is writing to it."""
         with self.locked(), suppress(FileNotFoundError):
-            if not self._is_held(number):
+            if not self._is_locked(number):
                 self._remove_segment(number)
 
     def claim_warning(self, run: int) -> bool:
-        """Whether this process is the first of a run that has something to warn of."""
+        """Return whether this process is the first one of its run that asks to show a warning."""
         try:
             with self.locked():
-                is_first = self._fact(_RUN_AT) != run
-                self._write_fact(_RUN_AT, run)
+                is_first = self._number(_RUN_AT) != run
+                self._write_number(_RUN_AT, run)
                 return is_first
         except OSError:
             return True
 
     def places(self) -> Iterator[tuple[int, bytes]]:
-        """Yield (sample_id, place) of all entries, in constant memory."""
+        """Yield (sample_id, place) of every entry, in constant memory."""
         for start in range(0, self.num_samples, _SCANNED_ROWS):
             rows = os.pread(self.table, 8 * min(_SCANNED_ROWS, self.num_samples - start), _PAGE_BYTES + 8 * start)
             found = np.frombuffer(rows, np.uint64)
@@ -215,13 +219,13 @@ class CacheFolder:
                 yield start + row, rows[8 * row : 8 * row + 8]
 
     def remove(self) -> None:
-        """Delete the cache, and nothing else that lies in its folder."""
+        """Delete the cache's files. Other files in its folder are kept."""
         with self.locked():
             self._remove_segments(0)
             for name in ("table", "about.json", "lock", ".table.unfinished", ".about.json.unfinished"):
                 with suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=self._folder)
-        with suppress(OSError):  # foreign files lie in it
+        with suppress(OSError):  # the folder has other files
             self.path.rmdir()
 
     def _remove_segments(self, keep_bytes: int) -> None:
@@ -235,20 +239,20 @@ class CacheFolder:
 
     def _remove_segment(self, number: int) -> None:
         with suppress(OSError), self._opened(segment_name(number), os.O_RDWR) as segment:
-            os.ftruncate(segment, 0)  # gives space back even while others have it open
+            os.ftruncate(segment, 0)  # frees the space even while other processes have the file open
         os.unlink(segment_name(number), dir_fd=self._folder)
 
-    def _is_held(self, number: int) -> bool:
+    def _is_locked(self, number: int) -> bool:
         try:
             with self._opened(segment_name(number), os.O_RDONLY) as segment:
                 return not try_lock(segment)
-        except OSError:  # gone, or none of the cache's
+        except OSError:  # deleted, or not a file of the cache
             return False
 
-    def _fact(self, at: int) -> int:
+    def _number(self, at: int) -> int:
         return int.from_bytes(os.pread(self.table, 8, at), "little")
 
-    def _write_fact(self, at: int, value: int) -> None:
+    def _write_number(self, at: int, value: int) -> None:
         with self._opened("table", os.O_RDWR) as table:
             os.pwrite(table, value.to_bytes(8, "little"), at)
 
@@ -259,7 +263,7 @@ def segment_name(number: int) -> str:
 
 
 def caches_in(folder: Path) -> list[tuple[CacheFolder, dict[str, Any]]]:
-    """Return the caches below `folder` and what is said about each; what is none, or a link, is passed over."""
+    """Return the caches directly below `folder`, each with its `about.json`; links and other files are ignored."""
     found = []
     for path in sorted(folder.iterdir()):
         try:
@@ -282,6 +286,6 @@ def _about(path: Path) -> dict[str, Any]:
 
 
 def key_of(about: dict[str, Any]) -> int:
-    """Return the key of a data set's checksums: over its lines, its root and the form that is kept."""
+    """Return the key of a data set's checksums: a hash of cache format, index fingerprint, root and form."""
     words = [str(about[name]) for name in ("format", "fingerprint", "root", "form")]
     return xxh3_64_intdigest("\0".join(words).encode("utf-8", "surrogateescape"))

@@ -1,4 +1,4 @@
-"""One index's cache, as the pipeline of each process asks it."""
+"""The cache of one index, which the pipeline of each process asks for samples."""
 
 import os
 import warnings
@@ -20,29 +20,29 @@ from mpload.units import format_bytes
 
 __all__ = ["CacheCounts", "OpenCache"]
 
-_SUBSET_KEY = 0x9D3F_2A61_C85B_E704  # of nothing else: the subset must not go with any shuffle
+_SUBSET_KEY = 0x9D3F_2A61_C85B_E704  # used for nothing else: the subset must be independent of every shuffle
 _MIN_STALE = 16
 _MASK = (1 << 64) - 1
 
 
 @dataclass(slots=True, kw_only=True)
 class CacheCounts:
-    """What became of the samples that a cache was asked for in this process."""
+    """Counts the samples that this process requested from a cache, by outcome."""
 
     hits: int = 0
     misses: int = 0
-    """In the subset, and not in the cache (yet)."""
+    """Samples of the subset that were not in the cache (yet)."""
     outside: int = 0
-    """Not in the subset: always read from their source."""
+    """Samples outside the subset, which are always read from their source."""
     damaged: int = 0
-    """Misses whose entry was there but did not fit: damaged, cleared, or the source has changed."""
+    """Misses whose entry was invalid: it was damaged or deleted, or the source has changed."""
 
 
 class OpenCache:
-    """A `PartialCache` over one index: made by `PartialCache.open`.
+    """The cache of one index; `open_cache` makes it.
 
-    Memory: constant; a descriptor per segment read.
-    Process: may be forked and pickled; each process fills a segment of its own. One thread at a time.
+    Memory: constant, and one descriptor per segment that was read (at most 256).
+    Process: may be forked and pickled; each process fills its own segment. Not thread-safe.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class OpenCache:
         self.max_bytes = max_bytes
         self.fraction = fraction
         self.is_resized = is_resized
-        self._root = root  # None: sources are not looked at before a hit
-        self._below = min(round(fraction * 2**64), 2**64)
+        self._root = root  # None: sources are not checked before a hit
+        self._hash_limit = min(round(fraction * 2**64), 2**64)
         self._run = int.from_bytes(os.urandom(8), "little") | 1
         self._is_off = False
         try:
@@ -71,8 +71,8 @@ class OpenCache:
 
     def _start(self) -> None:
         self.counts = CacheCounts()
-        self._damaged: Counter[int] = Counter()  # entries in each segment that did not fit
-        self._hits_before = 0  # when stale segments were given up last
+        self._damaged: Counter[int] = Counter()  # invalid entries met in each segment
+        self._hits_before = 0  # at the last deletion of stale segments
         self._writer = SegmentWriter(self.folder, max_bytes=self.max_bytes)
         try:
             self.folder.open()
@@ -83,20 +83,20 @@ class OpenCache:
         self._close = weakref.finalize(self, _close, self._writer, self.folder)
 
     def holds(self, sample_id: int) -> bool:
-        """Whether a sample is in the fixed subset that the cache keeps."""
-        return xxh3_64_intdigest(sample_id.to_bytes(8, "little"), seed=_SUBSET_KEY) < self._below
+        """Return whether a sample belongs to the fixed subset that the cache keeps."""
+        return xxh3_64_intdigest(sample_id.to_bytes(8, "little"), seed=_SUBSET_KEY) < self._hash_limit
 
     def has(self, sample_id: int) -> bool:
-        """Whether an entry of a sample is there, good or damaged: then its sources will hardly be read."""
+        """Return whether a sample has an entry, valid or not: its sources are then unlikely to be read."""
         return self.holds(sample_id) and self.folder.table >= 0 and any(self.folder.place_of(sample_id))
 
     def read(self, sample_id: int, paths: Sequence[str], read: Callable[[], list[bytes]]) -> list[bytes]:
-        """Return the bytes of a sample's sources: kept ones, else what `read` returns, which is then kept.
+        """Return the bytes of a sample's sources from the cache; on a miss, call `read` and keep its result.
 
         Args:
-            sample_id: in [0, N).
-            paths: the files that hold the sources, relative to the index's root.
-            read: reads the sources; what it raises passes through.
+            sample_id: The sample, in [0, N).
+            paths: The files that hold the sources, relative to the index's root.
+            read: Reads the sources; its exceptions pass through.
         """
         if not self.holds(sample_id):
             self.counts.outside += 1
@@ -115,39 +115,39 @@ class OpenCache:
         if self.is_resized:
             parts = [compact(part) for part in parts]
         if not self._is_off and stamp is not None:
-            self._keep(sample_id, stamp, place, parts)
+            self._store(sample_id, stamp, place, parts)
         return parts
 
     def used_bytes(self) -> int:
-        """Return the bytes on disk, or in memory, that the cache takes, reserved ones included."""
+        """Return the size of the cache on disk, or in memory, in bytes, including reserved space."""
         return self.folder.used_bytes()
 
     def is_tmpfs(self) -> bool:
-        """Whether the cache lies in memory, so that its bytes are part of a memory budget."""
+        """Return whether the cache is in memory, so that its bytes count towards a memory budget."""
         path = os.path.realpath(self.folder.path)
-        mounts = [part for part in psutil.disk_partitions(all=True) if _lies_below(path, part.mountpoint)]
+        mounts = [part for part in psutil.disk_partitions(all=True) if _is_below(path, part.mountpoint)]
         return bool(mounts) and max(mounts, key=lambda part: len(part.mountpoint)).fstype in {"tmpfs", "ramfs"}
 
     def shrink(self, to_bytes: int) -> None:
-        """Give up whole segments, oldest first, until the cache takes at most `to_bytes` beside its table.
+        """Delete whole segments, oldest first, until the cache with its table takes at most `to_bytes`.
 
-        Space comes back at once, in all processes; samples that were kept there are misses, and none of the running
-        processes takes more than `to_bytes` again.
+        The space is freed at once, even if other processes have the segments open. Samples in deleted segments become
+        misses, and no running process lets the cache grow beyond `to_bytes` again.
         """
         self.folder.shrink(to_bytes)
 
     def close(self) -> None:
-        """Close all files, and give back what was reserved and not used."""
+        """Close all files and release reserved space that was not used."""
         self._close()
 
     def _stamp(self, paths: Sequence[str]) -> int | None:
-        """Return a number that changes when a source's size or time of modification does; None: it cannot be seen."""
+        """Return a hash of the sources' sizes and modification times; None if a source cannot be checked."""
         if self._root is None:
             return 0
         stamp = 0
         try:
             for path in paths:
-                if "://" in path:  # trusted: a request for each hit would cost what the hit is to save
+                if "://" in path:  # trusted: a request for each hit would cost as much as the hit saves
                     continue
                 facts = os.stat(path if path[0] == "/" else self._root + path)  # noqa: PTH116  for every sample
                 stamp = (stamp * 31 + facts.st_mtime_ns * 0x9E37_79B9_7F4A_7C15 + facts.st_size) & _MASK
@@ -155,27 +155,27 @@ class OpenCache:
             return None
         return stamp | 1
 
-    def _keep(self, sample_id: int, stamp: int, place: bytes, parts: list[bytes]) -> None:
+    def _store(self, sample_id: int, stamp: int, place: bytes, parts: list[bytes]) -> None:
         try:
-            if self.folder.place_of(sample_id) != place:  # another process was faster
+            if self.folder.place_of(sample_id) != place:  # another process has stored it meanwhile
                 return
             entry = make_entry(parts, sample_id=sample_id, stamp=stamp, key=self.folder.key)
-            kept = self._writer.append(*entry)
-            if kept is None and self._give_up_stale_segments():
-                kept = self._writer.append(*entry)
-            if kept is not None:
-                self.folder.publish(sample_id, kept)
+            new_place = self._writer.append(*entry)
+            if new_place is None and self._drop_stale_segments():
+                new_place = self._writer.append(*entry)
+            if new_place is not None:
+                self.folder.publish(sample_id, new_place)
         except OSError as error:
             self._turn_off(error)
 
-    def _give_up_stale_segments(self) -> bool:
-        """Make room: delete segments in which this process has met more stale entries than a segment has good ones."""
+    def _drop_stale_segments(self) -> bool:
+        """Delete segments in which this process met no fewer invalid entries than it had hits per segment on average."""
         if not self._damaged:
             return False
         mean_hits = (self.counts.hits - self._hits_before) / max(1, len(self.folder.segments()))
         stale = [number for number, count in self._damaged.items() if count >= max(_MIN_STALE, mean_hits)]
         for number in stale:
-            self._writer.leave(number)
+            self._writer.abandon(number)
             self.folder.drop(number)
             del self._damaged[number]
         if stale:
@@ -186,8 +186,8 @@ class OpenCache:
         self._is_off = True
         if self.folder.claim_warning(self._run):
             warnings.warn(
-                f"{self.folder.path}: {error.strerror or error}. The cache is not filled any further; the job goes on, "
-                "and reads what is not in it from its source. Free space there (max_bytes is "
+                f"{self.folder.path}: {error.strerror or error}. The cache is not filled any further; the job continues, "
+                "and reads samples that are not cached from their source. Free space there (max_bytes is "
                 f"{format_bytes(self.max_bytes)}), allow writing, or choose another folder",
                 MploadWarning,
                 stacklevel=2,
@@ -209,5 +209,5 @@ def _close(writer: SegmentWriter, folder: CacheFolder) -> None:
         folder.close()
 
 
-def _lies_below(path: str, mountpoint: str) -> bool:
+def _is_below(path: str, mountpoint: str) -> bool:
     return path == mountpoint or path.startswith(mountpoint.rstrip("/") + "/")

@@ -1,9 +1,8 @@
-"""Opens a cache's folder and its files, and nothing that somebody else has put in their place.
+"""Opens a cache's folder and files, and refuses files that other users have put in their place.
 
-Caches often lie where others may write: `/tmp`, `/dev/shm`, a group's disk. What is opened here is therefore never a
-link, pipe, device, or a second name of another file, and belongs to a user who could be trusted to put it there: where
-everybody may write to a folder, only what this user or root has made in it counts, as with the kernel's own
-`fs.protected_regular`.
+Caches are often in folders that other users may write to: `/tmp`, `/dev/shm`, a group's disk. Links, pipes, devices and
+hard links to other files are therefore never opened. In a folder that every user may write to, only files owned by this
+user or root are opened; the kernel's `fs.protected_regular` follows the same rule.
 """
 
 import errno
@@ -15,16 +14,17 @@ from pathlib import Path
 
 __all__ = ["open_file", "open_folder", "try_lock", "write_file"]
 
-_SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_NO_FILE = {errno.ELOOP, errno.EISDIR, errno.ENXIO}  # a link; a folder, a socket or a pipe without a reader
+_SAFE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_NO_FILE = {errno.ELOOP, errno.EISDIR, errno.ENXIO}  # a link; a folder; a socket, or a pipe without a reader
 
 
 def open_folder(path: Path) -> int:
     """Return a descriptor of the folder `path`.
 
     Raises:
-        PermissionError: another user has made it, or a folder or link above it, where everybody may write.
-        OSError: it is no folder, or cannot be opened.
+        PermissionError: The folder, or a folder or link above it, belongs to another user and is in a folder that every
+            user may write to.
+        OSError: It is not a folder, or it cannot be opened.
     """
     for place in {path.absolute(), path.resolve()}:
         for child in (place, *place.parents[:-1]):
@@ -33,14 +33,14 @@ def open_folder(path: Path) -> int:
 
 
 def open_file(name: str, flags: int, *, folder: int) -> int:
-    """Return a descriptor of the file `name` in the folder that `folder` is a descriptor of; it never waits.
+    """Return a descriptor of the file `name` in the folder with the descriptor `folder`. Never block.
 
     Raises:
-        PermissionError: another user has made it where everybody may write.
-        OSError: it is not a regular file with one name only, or cannot be opened.
+        PermissionError: The file belongs to another user, and every user may write to the folder.
+        OSError: It is not a regular file, has more than one hard link, or cannot be opened.
     """
     try:
-        descriptor = os.open(name, flags | _SAFELY, 0o664, dir_fd=folder)
+        descriptor = os.open(name, flags | _SAFE_FLAGS, 0o664, dir_fd=folder)
     except OSError as error:
         if error.errno in _NO_FILE:
             raise _not_ours(name) from error
@@ -57,14 +57,14 @@ def open_file(name: str, flags: int, *, folder: int) -> int:
 
 
 def write_file(name: str, data: bytes, *, folder: int, num_bytes: int | None = None) -> None:
-    """Replace the file `name` as a whole; what is longer than `data` is a hole. One process may do so at a time.
+    """Replace the file `name` atomically, extended by a hole to `num_bytes`. Only one process may do so at a time.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: The file cannot be written.
     """
     unfinished = f".{name}.unfinished"
     with suppress(FileNotFoundError):
-        os.unlink(unfinished, dir_fd=folder)  # a killed process has left it
+        os.unlink(unfinished, dir_fd=folder)  # left behind by a killed process
     descriptor = open_file(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder=folder)
     try:
         if os.write(descriptor, data) != len(data):
@@ -76,7 +76,7 @@ def write_file(name: str, data: bytes, *, folder: int, num_bytes: int | None = N
 
 
 def try_lock(descriptor: int) -> bool:
-    """Lock an open file, without waiting; return whether it is this process's now."""
+    """Try to lock an open file without waiting; return whether this process now holds the lock."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -84,12 +84,12 @@ def try_lock(descriptor: int) -> bool:
     return True
 
 
-def _check_owner(facts: os.stat_result, above: os.stat_result, shown: str) -> None:
-    if above.st_mode & stat.S_IWOTH and facts.st_uid not in {0, os.geteuid()}:
+def _check_owner(facts: os.stat_result, parent: os.stat_result, name: str) -> None:
+    if parent.st_mode & stat.S_IWOTH and facts.st_uid not in {0, os.geteuid()}:
         raise PermissionError(
-            errno.EPERM, f"{shown} belongs to user {facts.st_uid} and lies in a folder that every user may write to"
+            errno.EPERM, f"{name} belongs to user {facts.st_uid} and is in a folder that every user may write to"
         )
 
 
 def _not_ours(name: str) -> OSError:
-    return OSError(errno.EINVAL, f"{name} is a link, pipe, folder or device where a file of the cache should be")
+    return OSError(errno.EINVAL, f"{name} is a link, pipe, folder or device instead of a cache file")

@@ -1,4 +1,4 @@
-"""A process's own segment of a cache: which one it may write to, and how much of the limit is left."""
+"""Appends entries to a process's own segment of a cache, within the size limit."""
 
 import errno
 import os
@@ -16,10 +16,10 @@ _SEGMENT_BYTES = 256 * MIB
 
 
 class SegmentWriter:
-    """Appends entries to a segment that no other process writes to. Opens one when the first entry comes.
+    """Appends entries to a segment that no other process writes to. Opens it when the first entry is appended.
 
-    Process: may be forked: the child leaves the segment to its parent, and appends to one of its own. The kernel frees
-    the segment of a process that dies.
+    Process: may be forked. The child does not write to its parent's segment, but appends to its own. When a process
+    dies, the kernel releases the lock on its segment.
     """
 
     def __init__(self, folder: CacheFolder, *, max_bytes: int) -> None:
@@ -33,19 +33,19 @@ class SegmentWriter:
         self._pid = os.getpid()
 
     def append(self, head: bytes, payload: bytes) -> bytes | None:
-        """Write an entry and return its place, or None where it does not fit under the limit.
+        """Append an entry and return its place, or None if it would exceed the limit.
 
         Raises:
-            OSError: the disk is full, or fails otherwise.
+            OSError: The disk is full, or writing failed for another reason.
         """
         if self._pid != os.getpid():
-            self._leave()
+            self._release()
             self._pid, self._refused_bytes = os.getpid(), None
         num_bytes = len(head) + len(payload)
         if self._refused_bytes is not None and num_bytes >= self._refused_bytes:
             return None
-        if self._descriptor >= 0 and not os.fstat(self._descriptor).st_nlink:  # the cache was shrunk or cleared
-            self._leave()
+        if self._descriptor >= 0 and not os.fstat(self._descriptor).st_nlink:  # the cache was shrunk or deleted
+            self._release()
         if self._end + num_bytes > self._reserved and not self._reserve(num_bytes):
             self._refused_bytes = num_bytes
             return None
@@ -55,19 +55,19 @@ class SegmentWriter:
         self._end += num_bytes
         return place.to_bytes(8, "little")
 
-    def leave(self, number: int) -> None:
-        """Write to segment `number` no more, if that is the one, and try again what did not fit before."""
+    def abandon(self, number: int) -> None:
+        """Stop writing to segment `number`, if it is this writer's; entries that exceeded the limit are tried again."""
         if number == self._number:
-            self._leave()
+            self._release()
         self._refused_bytes = None
 
     def close(self) -> None:
-        """Give back what was reserved and not used."""
+        """Close the segment and release reserved space that was not used."""
         if self._descriptor >= 0 and self._pid == os.getpid():
             os.ftruncate(self._descriptor, self._end)
-        self._leave()
+        self._release()
 
-    def _leave(self) -> None:
+    def _release(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor, self._end, self._reserved = -1, 0, 0
@@ -76,7 +76,7 @@ class SegmentWriter:
         with self._folder.locked():
             if self._descriptor >= 0 and self._end and self._end + num_bytes > _SEGMENT_BYTES:
                 os.ftruncate(self._descriptor, self._end)
-                self._leave()
+                self._release()
             sizes = self._folder.segments()
             if self._descriptor < 0 and not self._adopt(sizes, num_bytes):
                 self._begin()
@@ -92,7 +92,7 @@ class SegmentWriter:
             return True
 
     def _begin(self) -> None:
-        """Start a segment, under the first number whose name is free."""
+        """Create a segment with the first unused number."""
         for number in count(1):
             with suppress(FileExistsError):
                 self._descriptor = self._folder.open_file(segment_name(number), os.O_RDWR | os.O_CREAT | os.O_EXCL)
@@ -101,13 +101,13 @@ class SegmentWriter:
         self._number, self._end, self._reserved = number, 0, 0
 
     def _adopt(self, sizes: dict[int, int], num_bytes: int) -> bool:
-        """Go on with a segment whose writer has ended, behind its last entry."""
+        """Take over a segment whose writer has ended, to append after its last entry."""
         for number, size in sizes.items():
             if size >= _SEGMENT_BYTES * 0.9:
                 continue
             try:
                 descriptor = self._folder.open_file(segment_name(number), os.O_RDWR)
-            except OSError:  # another user's, or none of the cache's
+            except OSError:  # another user's, or not a file of the cache
                 continue
             if not try_lock(descriptor):
                 os.close(descriptor)
@@ -116,7 +116,7 @@ class SegmentWriter:
             self._end = self._end_of(descriptor, size)
             if self._end + num_bytes <= _SEGMENT_BYTES:
                 return True
-            self._leave()
+            self._release()
         return False
 
     def _end_of(self, descriptor: int, size: int) -> int:
