@@ -1,15 +1,15 @@
-"""From bytes to pixels.
+"""Decodes images: from a file's bytes to pixels.
 
 ```
-image        one image's bytes: its format and size, known before a pixel is decoded
-claims       memory that a decoder asks for before it takes it
+image        open_image: finds an image's format and size before it decodes a pixel
+claims       Claim: how a decoder requests memory before it allocates it
 limits       Limits: which files are refused
-jpeg         JPEG: the native decoder, else simplejpeg, last OpenCV
-jpeg_header  what stands before the picture: its size, its orientation
-resize       which part of an image is shown, and how its pixels are mixed
-decoders     what users pass as decode=: RandomResizedCrop, ResizeCenterCrop, ImageDecoder, RawBytes, NumpyDecoder
+jpeg         decodes JPEG with the native decoder, otherwise with simplejpeg or OpenCV
+jpeg_header  reads size and orientation from a JPEG's header
+resize       View: the part of an image to show; resizes it
+decoders     the values of decode=: RandomResizedCrop, ResizeCenterCrop, ImageDecoder, RawBytes, NumpyDecoder
 gpu_decode   GpuDecode: the worker chooses the crop, the device decodes
-shrink       smaller JPEGs, for packs and caches
+shrink       makes smaller JPEGs, for packs and caches
 _jpeg        the native decoder (C, optional)
 ```
 """

@@ -1,4 +1,4 @@
-"""Memory that a decoder asks for before it takes it: workers of one loader take turns with large images."""
+"""How a decoder requests memory before it allocates it, so that a loader's workers take turns with large images."""
 
 from collections.abc import Callable
 from typing import Final
@@ -6,12 +6,12 @@ from typing import Final
 __all__ = ["PEAK_PIXEL_BYTES", "PLAIN_PIXEL_BYTES", "Claim", "unclaimed"]
 
 Claim = Callable[[int], object]
-"""Called with a number of bytes before so much memory is taken; returns when there is room."""
+"""Called with a number of bytes before that much memory is allocated; returns when it is available."""
 PEAK_PIXEL_BYTES: Final = 13
-"""What decoding takes at most for a pixel: GIFs do; a progressive JPEG of four inks takes 12, most others 6 to 9."""
+"""Upper bound of the memory to decode a pixel. GIFs reach it; a progressive CMYK JPEG takes 12, most others 6 to 9."""
 PLAIN_PIXEL_BYTES: Final = 6
-"""What decoding takes for a pixel of a JPEG of one scan, turned upright."""
+"""Memory to decode one pixel of a JPEG with a single scan and turn it upright."""
 
 
 def unclaimed(num_bytes: int) -> None:
-    """Take memory without asking."""
+    """Grant any request at once."""

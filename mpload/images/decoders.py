@@ -1,22 +1,22 @@
-"""From the bytes of one image to the pixels of a sample: uint8 RGB, [height, width, 3].
+"""Decoders: they turn the bytes of one image into the pixels of a sample, uint8 RGB [height, width, 3].
 
-What the pipeline may rely on, here and in a decoder of the user's own:
+The contract between the pipeline and a decoder, for the decoders below and for a user's own:
 
-- A decoder is called with the bytes of one image first, and returns an array (or anything else that batches hold).
-- It gets `rng=`, the sample's generator, where it has a parameter of that name. It draws from that, or from the global
-  generators of `random`, NumPy, OpenCV and torch, which then give the sample's numbers too, and the same number of
-  times for every image, so that the images of one sample are cropped alike.
-- Where it has `makes_images`, true, its arrays [..., H, W, C] are images, which batches show as [..., C, H, W]; arrays
-  of other decoders keep their axes.
-- Where it has `output_shape`, every result has that shape and is uint8; it then takes `out=`, a C-contiguous uint8
-  array of that shape, writes every pixel there and returns it.
-- Bytes it cannot decode are a `DecodeError`.
-- It gets `claim=` where it has a parameter of that name, and calls that with a number of bytes before it takes so much
-  memory: where that is more than a worker's part of `memory_budget`, it returns when no other worker takes so much. It
-  holds no lock of its own meanwhile.
-- Where it has `limits`, a file of more than `limits.max_bytes` is not even read.
+- A decoder's first argument is the bytes of one image. It returns an array (or anything else that a batch can hold).
+- If it has a parameter `rng`, it is given the sample's generator. It may draw random numbers from `rng`, or from the
+  global generators of `random`, NumPy, OpenCV and torch, which are then seeded for the sample too. It draws the same
+  number of times for every image, so that all images of a sample are cropped alike.
+- If its attribute `makes_images` is true, its arrays [..., H, W, C] are images, which batches show as [..., C, H, W];
+  other arrays keep their axes.
+- If it has an attribute `output_shape`, every result has that shape and is uint8. It then takes `out=`, a C-contiguous
+  uint8 array of that shape, writes every pixel there and returns it.
+- It raises `DecodeError` for bytes that it cannot decode.
+- If it has a parameter `claim`, it calls `claim` with a number of bytes before it allocates that much memory. If the
+  number exceeds a worker's part of `memory_budget`, the call returns once no other worker uses that much. The decoder
+  must not hold a lock of its own during the call.
+- If it has an attribute `limits`, files of more than `limits.max_bytes` are not read.
 
-The decoders below are values: compared, pickled and shown by what they were built with.
+The decoders below are values: their fields define equality, `repr` and pickling.
 """
 
 import math
@@ -49,8 +49,8 @@ __all__ = [
     "random_view",
 ]
 
-_NUM_TRIES = 10  # torchvision's
-_UINT8 = np.dtype(np.uint8)  # comparing with it takes less than with np.uint8
+_NUM_TRIES = 10  # as in torchvision
+_UINT8 = np.dtype(np.uint8)  # comparing with a dtype is faster than comparing with np.uint8
 
 
 def random_crop_box(
@@ -63,17 +63,17 @@ def random_crop_box(
 ) -> Box:
     """Choose the region of an image that a random resized crop shows.
 
-    The same choice as torchvision's `RandomResizedCrop.get_params`: up to ten times an area uniform in `scale` (of the
-    image's) and an aspect ratio (width to height) log-uniform in `ratio`, at a uniform place where it fits; else the
-    largest centred crop within `ratio`. One thing is stricter: whether a crop fits is decided before it is rounded to
-    whole pixels. So images of the same shape and different resolution always show the same region.
+    The region is chosen as in torchvision's `RandomResizedCrop.get_params`: up to ten times, draw an area uniform in
+    `scale` (relative to the image's) and an aspect ratio (width to height) log-uniform in `ratio`. The first crop that
+    fits is placed uniformly at random; if none fits, the largest centred crop within `ratio` is taken. One rule is
+    stricter: crops must fit before their sides are rounded to pixels, so that resolution does not change the region.
 
     Args:
-        height: The image's, in pixels.
-        width: The image's, in pixels.
-        rng: Is asked for 22 doubles, whatever the image and however many tries it takes.
-        scale: Smallest and largest area, as parts of the image's.
-        ratio: Smallest and largest width to height.
+        height: The image's height in pixels.
+        width: The image's width in pixels.
+        rng: The generator to draw from: always 22 doubles, for every image and any number of tries.
+        scale: Smallest and largest area of the region, as fractions of the image's area.
+        ratio: Smallest and largest ratio of the region's width to its height.
     """
     draws = rng.random(2 * _NUM_TRIES + 2).tolist()
     log_low, log_high = math.log(ratio[0]), math.log(ratio[1])
@@ -81,7 +81,7 @@ def random_crop_box(
     for attempt in range(0, 2 * _NUM_TRIES, 2):
         area = scale[0] + (scale[1] - scale[0]) * draws[attempt]
         crop_ratio = math.exp(log_low + (log_high - log_low) * draws[attempt + 1])
-        crop_width = math.sqrt(area * crop_ratio / aspect)  # as a part of the image's width
+        crop_width = math.sqrt(area * crop_ratio / aspect)  # as a fraction of the image's width
         crop_height = math.sqrt(area / crop_ratio * aspect)
         if crop_width <= 1 and crop_height <= 1:
             pixels_high = max(1, round(crop_height * height))
@@ -107,9 +107,9 @@ class ImageDecoder:
     """Decode the whole image, at its own size.
 
     Attributes:
-        exif_orientation: Turn and mirror the image as its EXIF data says.
-        limits: Which files are refused: too large, truncated.
-        max_pixels: The `max_pixels` of `limits`, for short.
+        exif_orientation: Rotate and mirror the image as its EXIF data says.
+        limits: Which files are refused, such as too large or truncated ones.
+        max_pixels: Short for setting `max_pixels` in `limits`.
 
     Raises:
         ArgumentError: `max_pixels` is not positive.
@@ -122,13 +122,13 @@ class ImageDecoder:
     makes_images: ClassVar[bool] = True
 
     def __post_init__(self, max_pixels: int | None) -> None:
-        _shorten(self, max_pixels)
+        _set_max_pixels(self, max_pixels)
 
     def __call__(self, data: ImageBytes, claim: Claim = unclaimed) -> Pixels:
         """Return the pixels, uint8 RGB [height, width, 3], C-contiguous.
 
         Raises:
-            DecodeError: `data` is no whole image of a known format, or exceeds `limits`.
+            DecodeError: `data` is not a complete image of a known format, or it exceeds `limits`.
         """
         image = open_image(data, upright=self.exif_orientation, limits=self.limits, claim=claim)
         return np.ascontiguousarray(image.pixels())
@@ -136,24 +136,24 @@ class ImageDecoder:
 
 @dataclass(frozen=True, slots=True)
 class RandomResizedCrop:
-    """Crop a random part of the image, resize it to `size`, and mirror it half of the time.
+    """Crop a random region of the image, resize it to `size`, and mirror it half of the time.
 
-    The region is chosen as `random_crop_box` says, the resize is bilinear. A large JPEG is decoded at 1/2, 1/4 or 1/8
-    of its size where the region still has at least as many pixels as the result. With the native decoder only the
-    region is decoded: damage to the rows below it is not seen, a file that breaks off there is.
+    `random_crop_box` chooses the region; the resize is bilinear. A large JPEG is decoded at 1/2, 1/4 or 1/8 of its size
+    if the region then still has at least as many pixels as the result. The native decoder decodes the region only:
+    damage below it is not noticed, but a file that is truncated there is.
 
     Attributes:
         size: Height and width of the result; one number for both.
-        scale: Smallest and largest area of the region, as parts of the image's.
-        ratio: Smallest and largest width to height of the region.
-        flip: How often the result is mirrored left to right, 0 to 1.
-        antialias: Where the region shrinks, mix all its pixels (a triangle filter, as torchvision does), not the four
-            around each centre.
-        backend: What decodes a JPEG: `"native"`, `"simplejpeg"`, or with `"auto"` the first of them that is here. Crops
-            are the same, pixels within 2 of 255.
-        exif_orientation: Turn and mirror the image as its EXIF data says, before anything else.
-        limits: Which files are refused: too large, truncated.
-        max_pixels: The `max_pixels` of `limits`, for short.
+        scale: Smallest and largest area of the region, as fractions of the image's area.
+        ratio: Smallest and largest ratio of the region's width to its height.
+        flip: Probability of mirroring the result left to right, in [0, 1].
+        antialias: When the region is downsized, average all its pixels (a triangle filter, as in torchvision), not only
+            the four around each centre.
+        backend: The JPEG decoder: `"native"`, `"simplejpeg"`, or with `"auto"` the first one that is available. Both
+            give the same crops; pixels differ by at most 2 of 255.
+        exif_orientation: Rotate and mirror the image as its EXIF data says, before anything else.
+        limits: Which files are refused, such as too large or truncated ones.
+        max_pixels: Short for setting `max_pixels` in `limits`.
 
     Raises:
         ArgumentError: A number is out of range.
@@ -176,11 +176,11 @@ class RandomResizedCrop:
         _check_interval("scale", self.scale)
         _check_interval("ratio", self.ratio)
         if self.scale[1] > 1:
-            raise ArgumentError(f"scale is a part of the image's area and ends at 1 or below, got {self.scale}")
+            raise ArgumentError(f"scale is a fraction of the image's area and must not exceed 1, got {self.scale}")
         if not 0 <= self.flip <= 1:
             raise ArgumentError(f"flip must be in [0, 1], got {self.flip}")
         check_backend(self.backend)
-        _shorten(self, max_pixels)
+        _set_max_pixels(self, max_pixels)
 
     @property
     def output_shape(self) -> tuple[int, int, int]:
@@ -194,12 +194,12 @@ class RandomResizedCrop:
 
         Args:
             data: The bytes of one image.
-            rng: Is asked for 23 doubles, whatever the image: equal generators crop and mirror all images alike.
-            out: Where to write the pixels, C-contiguous uint8 `output_shape`; a new array where None.
+            rng: The generator to draw from, always 23 doubles: equal generators crop and mirror all images alike.
+            out: The array to write to, C-contiguous uint8 `output_shape`; None creates one.
             claim: As for `open_image`.
 
         Raises:
-            DecodeError: `data` is no whole image of a known format, or exceeds `limits`.
+            DecodeError: `data` is not a complete image of a known format, or it exceeds `limits`.
         """
         out = _output(out, self.output_shape)
         image = open_image(data, upright=self.exif_orientation, limits=self.limits, backend=self.backend, claim=claim)
@@ -209,20 +209,20 @@ class RandomResizedCrop:
 
 @dataclass(frozen=True, slots=True)
 class ResizeCenterCrop:
-    """Resize the image so that its shorter side is `resize`, and crop the middle: the usual way to evaluate.
+    """Resize the image so that its shorter side is `resize`, and crop the middle, as is usual for evaluation.
 
-    The sizes and places are those of torchvision's `Resize` and `CenterCrop`, the resize is bilinear.
+    Sizes and positions are those of torchvision's `Resize` and `CenterCrop`; the resize is bilinear.
 
     Attributes:
         size: Height and width of the result; one number for both.
-        resize: Length of the image's shorter side before the crop, in pixels; None is `size` * 256 / 224.
-        antialias: Where the image shrinks, mix all its pixels (a triangle filter, as torchvision does), not the four
-            around each centre.
-        backend: What decodes a JPEG: `"native"`, `"simplejpeg"`, or with `"auto"` the first of them that is here. Crops
-            are the same, pixels within 2 of 255.
-        exif_orientation: Turn and mirror the image as its EXIF data says, before anything else.
-        limits: Which files are refused: too large, truncated.
-        max_pixels: The `max_pixels` of `limits`, for short.
+        resize: Length of the image's shorter side before the crop, in pixels; None means `size` * 256 / 224.
+        antialias: When the image is downsized, average all its pixels (a triangle filter, as in torchvision), not only
+            the four around each centre.
+        backend: The JPEG decoder: `"native"`, `"simplejpeg"`, or with `"auto"` the first one that is available. Both
+            give the same crops; pixels differ by at most 2 of 255.
+        exif_orientation: Rotate and mirror the image as its EXIF data says, before anything else.
+        limits: Which files are refused, such as too large or truncated ones.
+        max_pixels: Short for setting `max_pixels` in `limits`.
 
     Raises:
         ArgumentError: A number is out of range, or `resize` is shorter than a side of the crop.
@@ -245,7 +245,7 @@ class ResizeCenterCrop:
                 f"resize must be at least as long as the crop, got resize={self.resize} for size={self.size}",
             )
         check_backend(self.backend)
-        _shorten(self, max_pixels)
+        _set_max_pixels(self, max_pixels)
 
     @property
     def output_shape(self) -> tuple[int, int, int]:
@@ -257,11 +257,11 @@ class ResizeCenterCrop:
 
         Args:
             data: The bytes of one image.
-            out: Where to write the pixels, C-contiguous uint8 `output_shape`; a new array where None.
+            out: The array to write to, C-contiguous uint8 `output_shape`; None creates one.
             claim: As for `open_image`.
 
         Raises:
-            DecodeError: `data` is no whole image of a known format, or exceeds `limits`.
+            DecodeError: `data` is not a complete image of a known format, or it exceeds `limits`.
         """
         out = _output(out, self.output_shape)
         image = open_image(data, upright=self.exif_orientation, limits=self.limits, backend=self.backend, claim=claim)
@@ -270,14 +270,14 @@ class ResizeCenterCrop:
 
 
 def random_view(crop: RandomResizedCrop, image: Image, rng: np.random.Generator) -> View:
-    """Choose what to show of an image; asks `rng` for 23 doubles."""
+    """Choose the view of an image at random; draws 23 doubles from `rng`."""
     box = random_crop_box(image.height, image.width, rng, scale=crop.scale, ratio=crop.ratio)
     mirror = rng.random() < crop.flip
     return View(box=box, full=_pair(crop.size), mirror=mirror, antialias=crop.antialias)
 
 
 def center_view(crop: ResizeCenterCrop, image: Image) -> View:
-    """Say what is shown of an image."""
+    """Return the view of an image's centre."""
     height, width = _pair(crop.size)
     short_side = round(max(height, width) * 256 / 224) if crop.resize is None else crop.resize
     box = _middle_strip(image.height, image.width)
@@ -291,11 +291,11 @@ def center_view(crop: ResizeCenterCrop, image: Image) -> View:
 
 @dataclass(frozen=True, slots=True)
 class RawBytes:
-    """Leave the bytes as they are.
+    """Return the bytes unchanged, without decoding them.
 
     Attributes:
-        as_array: Give them as an array, so that batches hold tensors, uint8 [n] each, as `torchvision.io.decode_jpeg`
-            takes them. An MPLoader hands such tensors out without copying them, where it has to copy each `bytes`.
+        as_array: Return an array, so that batches hold one tensor, uint8 [n], per sample, as needed by
+            `torchvision.io.decode_jpeg`. An MPLoader returns such tensors without a copy, but has to copy each `bytes`.
     """
 
     _: KW_ONLY
@@ -308,11 +308,11 @@ class RawBytes:
 
 @dataclass(frozen=True, slots=True)
 class NumpyDecoder:
-    """Read the array of a `.npy` file: numbers only, and nothing in it is run or unpickled.
+    """Read the array in a `.npy` file. It must hold numbers; nothing in the file is executed or unpickled.
 
     Attributes:
-        max_bytes: The largest file.
-        makes_images: Arrays are images [H, W, C], as `pack` stores decoded ones, and batches show them as [C, H, W];
+        max_bytes: Size of the largest file that is read.
+        makes_images: Arrays are images [H, W, C], as `pack` stores decoded images, and batches show them as [C, H, W];
             otherwise they keep their axes.
 
     Raises:
@@ -328,14 +328,14 @@ class NumpyDecoder:
 
     @property
     def limits(self) -> Limits:
-        """What the pipeline refuses to read."""
+        """Which files are refused."""
         return Limits(max_bytes=self.max_bytes)
 
     def __call__(self, data: ImageBytes) -> NDArray[Any]:
         """Return the array, C-contiguous, in this machine's byte order; it may be read-only and share `data`'s memory.
 
         Raises:
-            DecodeError: `data` is no whole `.npy` file, holds other than numbers, or exceeds `max_bytes`.
+            DecodeError: `data` is not a complete `.npy` file, does not hold numbers, or exceeds `max_bytes`.
         """
         self.limits.check_bytes(len(data))
         file = BytesIO(data)
@@ -350,7 +350,7 @@ class NumpyDecoder:
         expected_bytes, num_bytes = math.prod(shape) * dtype.itemsize, len(data) - file.tell()
         if min(shape, default=0) < 0 or expected_bytes != num_bytes:
             raise DecodeError(
-                f".npy is damaged or truncated: {num_bytes:,} bytes follow its header, {dtype}{list(shape)} has "
+                f".npy is damaged or truncated: {num_bytes:,} bytes follow its header, but {dtype}{list(shape)} has "
                 f"{expected_bytes:,}"
             )
         array = np.frombuffer(data, dtype, math.prod(shape), file.tell()) if num_bytes else np.empty(0, dtype)
@@ -359,9 +359,9 @@ class NumpyDecoder:
 
 
 def _middle_strip(height: int, width: int) -> Box:
-    """Return the whole image, but of a very long one the middle: 1 x 100,000 pixels would become 20 GB.
+    """Return the box of the whole image, or of the middle of a very long one: 1 x 100,000 pixels would become 20 GB.
 
-    As much is cut off one end as off the other, so the middle stays where it was.
+    Both ends are cut off equally, so that the centre stays in place.
     """
     cut_rows, cut_columns = max(0, height - 4 * width) // 2, max(0, width - 4 * height) // 2
     return Box(top=cut_rows, left=cut_columns, height=height - 2 * cut_rows, width=width - 2 * cut_columns)
@@ -393,7 +393,7 @@ def _check_interval(name: str, interval: object) -> None:
     raise ArgumentError(f"{name} must be two positive numbers, the smaller first, got {interval!r}")
 
 
-def _shorten(decoder: ImageDecoder | RandomResizedCrop | ResizeCenterCrop, max_pixels: int | None) -> None:
-    """Put `max_pixels` where it belongs, so that decoders which do the same are equal however they were written."""
+def _set_max_pixels(decoder: ImageDecoder | RandomResizedCrop | ResizeCenterCrop, max_pixels: int | None) -> None:
+    """Move `max_pixels` into `limits`, so that decoders with the same limits are equal, however they were written."""
     if max_pixels is not None:
         object.__setattr__(decoder, "limits", replace(decoder.limits, max_pixels=max_pixels))

@@ -1,4 +1,4 @@
-"""`GpuDecode`: workers choose what is shown of a JPEG, and leave its decoding to the device."""
+"""`GpuDecode`: workers choose a JPEG's crop, and the device decodes it."""
 
 import struct
 from dataclasses import dataclass
@@ -23,25 +23,25 @@ _END_OF_JPEG = b"\xff\xd9"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedImage:
-    """An image on its way to the device: a JPEG and what is to be shown of it, or the pixels that are.
+    """An image on its way to the device: a JPEG with the view to show of it, or that view's pixels.
 
-    As bytes: a magic of 8, three flags and a blank of 1 byte each, ten uint32 in little-endian order, then `data`.
+    Its bytes are 8 bytes of magic, three flags and one unused byte, ten little-endian uint32, then `data`.
     """
 
     view: View
     is_jpeg: bool
     data: ImageBytes
-    """The file, or uint8 RGB [height, width, 3] of the view's window."""
+    """The JPEG file, or the pixels of the view's window, uint8 RGB [height, width, 3]."""
 
     def to_bytes(self) -> bytes:
-        """Return what `of` reads."""
+        """Return the bytes that `of` reads."""
         view, shown = self.view, self.view.shown
         boxes = (*_numbers(view.box), *view.full, *_numbers(shown))
         return _HEADER.pack(_MAGIC, self.is_jpeg, view.mirror, view.antialias, *boxes) + bytes(self.data)
 
     @classmethod
     def of(cls, sample: bytes) -> "EncodedImage":
-        """Read what `to_bytes` has written; `data` is a view of `sample`."""
+        """Read the result of `to_bytes`; `data` shares the memory of `sample`."""
         _, is_jpeg, mirror, antialias, *numbers = _HEADER.unpack_from(sample)
         full = (numbers[4], numbers[5])
         window: Box | None = _box(numbers[6:])
@@ -52,23 +52,23 @@ class EncodedImage:
 
     @staticmethod
     def is_one(sample: object) -> bool:
-        """Say whether a value of a batch is an encoded image."""
+        """Return whether a value of a batch is an encoded image."""
         return isinstance(sample, bytes) and sample.startswith(_MAGIC)
 
 
 @dataclass(frozen=True, slots=True)
 class GpuDecode:
-    """Leave the decoding, cropping and resizing of JPEGs to the device; a `DevicePrefetcher` does it there.
+    """Leave the decoding, cropping and resizing of JPEGs to the device, where a `DevicePrefetcher` does it.
 
-    Regions are those that `crop` chooses on the CPU, pixels differ by rounding, and by more where the CPU would decode
-    at a smaller scale. What the device does not take is decoded by the worker, and meets the error policy there: other
-    formats, CMYK, EXIF orientations, files that break off. Without a `DevicePrefetcher` a batch has a list of bytes.
+    The regions are the same as if `crop` ran on the CPU. Pixels differ by rounding, and by more if the CPU would decode
+    at a smaller scale. Workers decode what the device does not support (other formats, CMYK, EXIF orientations,
+    truncated files), and the error policy applies there. Without a `DevicePrefetcher`, a batch holds a list of bytes.
 
     Attributes:
-        crop: What is shown of an image.
+        crop: The decoder that chooses the region.
 
     Raises:
-        ArgumentError: `crop` is no crop that knows what it shows before it decodes.
+        ArgumentError: `crop` is neither a `RandomResizedCrop` nor a `ResizeCenterCrop`.
     """
 
     crop: RandomResizedCrop | ResizeCenterCrop
@@ -83,28 +83,28 @@ class GpuDecode:
         return self.crop.limits
 
     def __call__(self, data: ImageBytes, rng: np.random.Generator, claim: Claim = unclaimed) -> bytes:
-        """Return the image as `EncodedImage.of` reads it.
+        """Return the image as bytes that `EncodedImage.of` reads.
 
         Args:
             data: The bytes of one image.
-            rng: What `crop` draws from.
+            rng: The generator that `crop` draws from.
             claim: As for `open_image`.
 
         Raises:
-            DecodeError: `data` is no image of a known format, exceeds `limits`, or cannot be left to the device and is
-                damaged.
+            DecodeError: `data` is not an image of a known format, it exceeds `limits`, or the worker has to decode it
+                and it is damaged.
         """
         crop = self.crop
         image = open_image(data, upright=crop.exif_orientation, limits=crop.limits, backend=crop.backend, claim=claim)
         view = random_view(crop, image, rng) if isinstance(crop, RandomResizedCrop) else center_view(crop, image)
-        if _suits_the_device(image):
+        if _device_can_decode(image):
             return EncodedImage(view=view, is_jpeg=True, data=data).to_bytes()
         pixels = np.empty(crop.output_shape, np.uint8)
         image.draw(view, pixels)
         return EncodedImage(view=view, is_jpeg=False, data=pixels.tobytes()).to_bytes()
 
 
-def _suits_the_device(image: Image) -> bool:
+def _device_can_decode(image: Image) -> bool:
     return (
         isinstance(image, Jpeg)
         and image.colors in {"YCbCr", "Gray"}

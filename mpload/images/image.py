@@ -1,8 +1,9 @@
-"""One image's bytes: what they are, how large, and their pixels.
+"""Opens one image: finds its format and size, then decodes its pixels.
 
-The size is known, and bounded, before a pixel is decoded. `mpload.images.jpeg` decodes JPEG, OpenCV decodes PNG, WebP,
-BMP, TIFF and GIF (first frame). The content tells which it is, never the name of the file. Colour profiles (ICC) are
-ignored, alpha is dropped (a TIFF's is blended with black), of 16 bits a channel the upper 8 are taken.
+The size is read from the header and checked against the limits before a pixel is decoded. `mpload.images.jpeg` decodes
+JPEG; OpenCV decodes PNG, WebP, BMP, TIFF and GIF (first frame). The content determines the format, never the file's
+name. Colour profiles (ICC) are ignored. Alpha is dropped (that of a TIFF is blended with black). Of channels with 16
+bits, the upper 8 are used.
 """
 
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from mpload.images.resize import Box, Pixels, View, resize_into
 __all__ = ["Image", "open_image"]
 
 _JPEG_START = b"\xff\xd8\xff"
-_SIGNATURES = (  # of the start of another file, and what may follow it
+_SIGNATURES = (  # first bytes of a file, and its format
     (b"\x89PNG\r\n\x1a\n", "PNG"),
     (b"RIFF", "WebP"),
     (b"BM", "BMP"),
@@ -34,41 +35,42 @@ _SIGNATURES = (  # of the start of another file, and what may follow it
 
 
 class Image(Protocol):
-    """An image whose header has been read. Sizes and positions are those of the image as it is shown."""
+    """An image whose header has been read. Sizes and positions apply after EXIF orientation, unless that is ignored."""
 
     @property
     def height(self) -> int:
-        """In pixels."""
+        """The image's height in pixels."""
         ...
 
     @property
     def width(self) -> int:
-        """In pixels."""
+        """The image's width in pixels."""
         ...
 
     def pixels(self) -> Pixels:
-        """Return the whole image, uint8 RGB [height, width, 3]; may be a view that is not contiguous.
+        """Return the whole image, uint8 RGB [height, width, 3], perhaps as an array that is not contiguous.
 
         Raises:
-            DecodeError: It cannot be decoded, or not to its end.
+            DecodeError: The image is damaged or truncated.
         """
         ...
 
     def region(self, box: Box, *, at_least: tuple[int, int]) -> Pixels:
-        """Return what `box` frames, uint8 RGB [h, w, 3]; may be a view whose rows are not contiguous.
+        """Return the region inside `box`, uint8 RGB [h, w, 3], perhaps as an array whose rows are not contiguous.
 
-        It may be smaller than `box`, but never than `at_least` (height, width) where the box is not.
+        The region may be decoded at a smaller scale, but not smaller than `at_least` (height, width) unless the box
+        itself is.
 
         Raises:
-            DecodeError: It cannot be decoded, or not to its end.
+            DecodeError: The image is damaged or truncated.
         """
         ...
 
     def draw(self, view: View, out: Pixels) -> None:
-        """Write what `view` shows into `out`, C-contiguous uint8 [height, width, 3] of the view's window.
+        """Write the pixels of `view` into `out`, C-contiguous uint8 [height, width, 3] of the view's window.
 
         Raises:
-            DecodeError: It cannot be decoded, or not to the last row that is needed.
+            DecodeError: The image is truncated, or damaged before the last row that is needed.
         """
         ...
 
@@ -81,17 +83,17 @@ def open_image(
     backend: Backend = "auto",
     claim: Claim = unclaimed,
 ) -> Image:
-    """Look at what `data` is and how large; a JPEG is decoded only when it is asked for pixels.
+    """Find the format and size of an image. A JPEG is decoded later, when pixels are requested; other formats at once.
 
     Args:
         data: The bytes of one image.
-        upright: Show it turned and mirrored as its EXIF data says; a TIFF, which stores it, always is.
-        limits: What is refused.
-        backend: What decodes a JPEG.
-        claim: Called with a number of bytes before so much memory is taken to decode; returns when there is room.
+        upright: Rotate and mirror the image as its EXIF data says. A TIFF is always turned by its orientation tag.
+        limits: Which files are refused.
+        backend: The JPEG decoder.
+        claim: Called with a number of bytes before that much memory is allocated; returns when it is available.
 
     Raises:
-        DecodeError: `data` is no image of a known format, is damaged, or exceeds `limits`.
+        DecodeError: `data` is not an image of a known format, is damaged, or exceeds `limits`.
     """
     limits.check_bytes(len(data))
     if data[:3] == _JPEG_START:
@@ -112,27 +114,27 @@ def open_image(
 
 @dataclass(frozen=True, slots=True)
 class _Decoded:
-    """An image of a format that is always decoded whole."""
+    """An image that has been decoded completely."""
 
-    shown: Pixels
+    decoded: Pixels
     claim: Claim
 
     @property
     def height(self) -> int:
-        return int(self.shown.shape[0])
+        return int(self.decoded.shape[0])
 
     @property
     def width(self) -> int:
-        return int(self.shown.shape[1])
+        return int(self.decoded.shape[1])
 
     def pixels(self) -> Pixels:
-        return self.shown
+        return self.decoded
 
-    def region(self, box: Box, *, at_least: tuple[int, int]) -> Pixels:  # noqa: ARG002  it is what Jpeg.region takes
-        return box.of(self.shown)
+    def region(self, box: Box, *, at_least: tuple[int, int]) -> Pixels:  # noqa: ARG002  only Jpeg.region uses it
+        return box.of(self.decoded)
 
     def draw(self, view: View, out: Pixels) -> None:
-        resize_into(out, view.box.of(self.shown), view, claim=self.claim)
+        resize_into(out, view.box.of(self.decoded), view, claim=self.claim)
 
 
 def _kind_of(data: ImageBytes) -> str:
@@ -140,12 +142,12 @@ def _kind_of(data: ImageBytes) -> str:
     for signature, kind in _SIGNATURES:
         if start.startswith(signature) and (kind != "WebP" or start[8:] == b"WEBP"):
             return kind
-    what = f"starts with {start!r}" if start else "0 bytes"
-    raise DecodeError(f"not an image: {what}. JPEG, PNG, WebP, BMP, TIFF and GIF are decoded")
+    found = f"starts with {start!r}" if start else "0 bytes"
+    raise DecodeError(f"not an image: {found}. JPEG, PNG, WebP, BMP, TIFF and GIF are decoded")
 
 
 def _tiff_size(data: ImageBytes) -> tuple[int, int]:
-    """Return width and height of the first image, by the tags that libtiff takes: of several alike the first."""
+    """Return width and height of the first image. Of repeated tags the first one counts, as in libtiff."""
     order: Literal["little", "big"] = "little" if bytes(data[:2]) == b"II" else "big"
 
     def number(start: int, num_bytes: int) -> int:
@@ -161,12 +163,12 @@ def _tiff_size(data: ImageBytes) -> tuple[int, int]:
 
 
 def _check_png_chunks(data: ImageBytes) -> None:
-    """Refuse a chunk that is longer than the file: OpenCV would allocate, and clear, the up to 4 GB that it claims."""
+    """Refuse a PNG with a chunk that is longer than the file: OpenCV would allocate and clear up to 4 GB for it."""
     position = 8
     while position + 8 <= len(data):
         end = position + 12 + int.from_bytes(data[position : position + 4], "big")
         if end > len(data):
             raise DecodeError(f"PNG is damaged or truncated: a chunk ends at byte {end:,} of {len(data):,}")
-        if data[position + 4 : position + 8] == b"IEND":  # what follows is not the PNG's, and does no harm
+        if data[position + 4 : position + 8] == b"IEND":  # bytes after the PNG are ignored
             return
         position = end

@@ -1,4 +1,4 @@
-"""What stands before the picture in a JPEG: its size, its orientation, and whether it is stored plainly."""
+"""Reads a JPEG's header, the segments before its first scan: size, orientation, and whether it has a single scan."""
 
 import re
 import struct
@@ -14,26 +14,26 @@ __all__ = ["ImageBytes", "JpegHeader", "has_more_scans", "libjpeg_header", "read
 ImageBytes = bytes | bytearray | memoryview
 
 _SCAN, _END = b"\xff\xda", b"\xff\xd9"
-_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]", re.DOTALL)  # of a segment with a length, or the end
+_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]", re.DOTALL)  # a segment with a length, or the end marker
 
 
-_MAX_SEGMENTS = 4096  # of a header; an ICC profile takes 255 at most
+_MAX_SEGMENTS = 4096  # in a header; an ICC profile takes at most 255
 _FILL_STEP_BYTES = 1 << 16
-_SEGMENT = struct.Struct(">BBH").unpack_from  # 0xFF, the marker, the length of what follows the marker
+_SEGMENT = struct.Struct(">BBH").unpack_from  # 0xFF, marker, length of the segment after its marker
 _SIZE = struct.Struct(">HH").unpack_from
-_TOLD = frozenset({0xC0, 0xC1, 0xDA, 0xDD, 0xE1})  # frame, frame, scan, restarts, EXIF
+_PARSED_MARKERS = frozenset({0xC0, 0xC1, 0xDA, 0xDD, 0xE1})  # frame, frame, scan, restart interval, EXIF
 
 
 class JpegHeader(NamedTuple):
-    """What the segments before the picture say.
+    """The facts in a JPEG's header.
 
     Attributes:
-        height: Of the image as it is stored, in pixels; 0 where nothing gives a size.
-        width: As the height.
-        orientation: As EXIF numbers them, 1 to 8; 1 where there is none that can be read.
-        frame: Where the frame's header begins; 0 where the picture is not stored plainly: from top to bottom in one go,
-            in three colours or one, without restarts (whose markers would be met before the end).
-        has_one_scan: Whether the picture is stored in one go.
+        height: Height of the stored image in pixels; 0 if the header gives no size.
+        width: Width of the stored image in pixels; 0 if the header gives no size.
+        orientation: The EXIF orientation, 1 to 8; 1 if it is missing or unreadable.
+        frame: Offset of the frame header of a simple JPEG: a single sequential scan with one or three components and
+            without restart intervals (a search for the end marker would meet their markers first). 0 for others.
+        has_one_scan: Whether a single sequential scan holds all components.
     """
 
     height: int
@@ -44,7 +44,7 @@ class JpegHeader(NamedTuple):
 
 
 def read_header(data: ImageBytes) -> JpegHeader:
-    """Read what stands before the picture."""
+    """Read the segments before the first scan."""
     position, orientation, frame, restarts, has_one_scan, last = 2, 0, 0, False, False, len(data) - 10
     for _ in range(_MAX_SEGMENTS):
         if position > last:
@@ -55,8 +55,8 @@ def read_header(data: ImageBytes) -> JpegHeader:
         if marker == 0xFF:  # fill bytes, perhaps many
             position = _last_fill_byte(data, position)
             continue
-        if marker in _TOLD:
-            if marker == 0xDA:  # the picture begins
+        if marker in _PARSED_MARKERS:
+            if marker == 0xDA:  # start of the first scan
                 has_one_scan = frame > 0 and data[position + 4] == data[frame + 9]
                 if has_one_scan and not restarts and data[frame + 9] in {1, 3}:
                     height, width = _SIZE(data, frame + 5)
@@ -87,19 +87,19 @@ def _last_fill_byte(data: ImageBytes, position: int) -> int:
 
 
 def libjpeg_header(data: ImageBytes) -> tuple[int, int, str] | None:
-    """Return height, width and colours as simplejpeg finds them; None where it cannot."""
+    """Return height, width and colour space as simplejpeg reads them, or None if it cannot."""
     try:
         height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
-    except (ValueError, KeyError):  # a KeyError is a colour space or subsampling it has no name for
+    except (ValueError, KeyError):  # KeyError: a colour space or subsampling that it has no name for
         return None
     return height, width, colors
 
 
 def has_more_scans(data: ImageBytes, num_scans: int) -> bool:
-    """Whether a JPEG has more than `num_scans` scans, before the marker that ends it."""
+    """Return whether a JPEG has more than `num_scans` scans before its end marker."""
     values = np.frombuffer(data, np.uint8)
     markers = values[np.flatnonzero(values[:-1] == _SCAN[0]) + 1]
-    if np.count_nonzero(markers == _SCAN[1]) <= num_scans:  # some of these may stand in a thumbnail, or behind the end
+    if np.count_nonzero(markers == _SCAN[1]) <= num_scans:  # may include scans of a thumbnail
         return False
     data = bytes(data)
     position = 2

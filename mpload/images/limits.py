@@ -14,17 +14,17 @@ class Limits:
     """Which files are decoded, and which are refused.
 
     Attributes:
-        max_bytes: The largest file; where its size is known before it is read, it is not read either.
-        max_pixels: The largest image, by the size its header gives. While an image is decoded whole, a worker takes 3
-            to 13 bytes for each of its pixels, at this default up to 2.3 GB: workers of an `MPLoader` wait for each
-            other with images that take more than their part of `memory_budget`. Which images are refused depends on
-            this number only, so a budget that is to hold one of the largest has room for 26 bytes times `max_pixels`.
-        max_pixels_per_byte: The most pixels that a byte of a file may stand for, in images of more than 16 million: a
-            file of 35 bytes can say that it is a GIF of 13,000 x 13,000.
-        max_scans: The most scans of a JPEG (progressive ones have several): each takes as long as a plain JPEG, and
-            may be one of some bytes.
-        allow_truncated: Take a JPEG that breaks off: the pixels that are there, the rest gray (of a progressive one the
-            whole image, blurred). Other formats are refused when they break off.
+        max_bytes: Maximum size of a file. A larger file is not even read if its size is known before.
+        max_pixels: Maximum number of pixels, by the size in the header. Decoding a whole image takes 3 to 13 bytes of
+            memory per pixel, with this default up to 2.3 GB. Workers of an `MPLoader` take turns with images that
+            exceed their part of `memory_budget`. Images are refused because of this number only, never because of the
+            budget: to hold one of the largest, the budget must allow 26 bytes times `max_pixels`.
+        max_pixels_per_byte: Maximum number of pixels per byte of a file, for images of more than 16 million pixels: a
+            file of 35 bytes can claim to be a GIF of 13,000 x 13,000.
+        max_scans: Maximum number of scans of a JPEG (progressive ones have several). Each scan can take as long to
+            decode as a whole JPEG, even if it has only a few bytes.
+        allow_truncated: Accept a truncated JPEG. Its missing pixels are gray (a progressive image is complete, but
+            blurred). Truncated files of other formats are refused.
 
     Raises:
         ArgumentError: A number is not positive.
@@ -42,25 +42,25 @@ class Limits:
                 raise ArgumentError(f"{name} must be positive, got {getattr(self, name)}")
 
     def check_bytes(self, num_bytes: int) -> None:
-        """Raise `DecodeError` where a file of `num_bytes` is too large."""
+        """Raise `DecodeError` if a file of `num_bytes` is too large."""
         if num_bytes > self.max_bytes:
             raise DecodeError(f"{num_bytes:,} bytes exceed max_bytes={self.max_bytes:,}")
 
     def check_size(self, kind: str, height: int, width: int, num_bytes: int) -> None:
-        """Check the size that a header gives.
+        """Check the image size in a header.
 
         Args:
-            kind: of image, such as PNG.
-            height: in pixels; 0 where the header gives none.
-            width: as `height`.
-            num_bytes: of the file.
+            kind: The image's format, such as PNG.
+            height: The image's height in pixels; 0 if the header gives none.
+            width: The image's width in pixels; 0 if the header gives none.
+            num_bytes: The file's size in bytes.
 
         Raises:
-            DecodeError: there is no size, or it exceeds the limits.
+            DecodeError: The size is missing or exceeds the limits.
         """
         num_pixels = height * width
         if height <= 0 or width <= 0:
-            raise DecodeError(f"{kind} header is damaged or cut off: it gives no size ({num_bytes:,} bytes in all)")
+            raise DecodeError(f"{kind} header is damaged or truncated: it gives no size ({num_bytes:,} bytes in all)")
         if num_pixels > self.max_pixels:
             raise DecodeError(f"{width}x{height} = {num_pixels:,} pixels exceed max_pixels={self.max_pixels:,}")
         if num_pixels > _ALWAYS_PLAUSIBLE_PIXELS and num_pixels > num_bytes * self.max_pixels_per_byte:

@@ -1,4 +1,4 @@
-"""What part of an image a result shows, and how its pixels are mixed: by OpenCV, or by a triangle filter in NumPy."""
+"""Views of images and how they are resized: by OpenCV, or with a triangle filter in NumPy."""
 
 import math
 from typing import NamedTuple
@@ -15,7 +15,7 @@ Pixels = NDArray[np.uint8]
 
 
 class Box(NamedTuple):
-    """A rectangle of whole pixels in an image, as it is shown (EXIF orientation applied)."""
+    """A rectangle of whole pixels in an image, after its EXIF orientation was applied."""
 
     top: int
     left: int
@@ -23,20 +23,20 @@ class Box(NamedTuple):
     width: int
 
     def of(self, pixels: Pixels) -> Pixels:
-        """Return the view of `pixels`, [H, W, 3], that the box frames."""
+        """Return the part of `pixels`, [H, W, 3], that is inside the box, without a copy."""
         return pixels[self.top : self.top + self.height, self.left : self.left + self.width]
 
 
 class View(NamedTuple):
-    """What a result shows of an image: `box` is resized to `full`, the part `window` of that is cut out, and mirrored.
+    """A view of an image: `box` is resized to `full`, then `window` is cut out of the result and perhaps mirrored.
 
     Attributes:
-        box: In the image.
+        box: The region of the image.
         full: Height and width that the box is resized to.
-        window: In what results; the whole of it where None.
-        mirror: Left to right.
-        antialias: Where it shrinks, mix all pixels that one of the result covers (a triangle filter, as Pillow's and
-            torchvision's); else the four around its centre.
+        window: The region of the resized box that is kept; None keeps all of it.
+        mirror: Mirror the result left to right.
+        antialias: When downsizing, average all pixels that a pixel of the result covers (a triangle filter, as in
+            Pillow and torchvision), not only the four around its centre.
     """
 
     box: Box
@@ -47,22 +47,22 @@ class View(NamedTuple):
 
     @property
     def shown(self) -> Box:
-        """The window, or all."""
+        """The window, or the whole resized box if there is none."""
         return self.window or Box(top=0, left=0, height=self.full[0], width=self.full[1])
 
 
 _FILTER_BYTES = 40
-"""What the filter takes for each row of the result and column of what it is made of, in float32 and in between."""
+"""Memory that the filter takes per row of the result and column of the region, for float32 values and temporaries."""
 
 
 def resize_into(out: Pixels, region: Pixels, view: View, *, claim: Claim = unclaimed) -> None:
-    """Write what `view` shows into `out`, C-contiguous uint8 [height, width, 3] of the view's window.
+    """Resize a region to a view's result.
 
     Args:
-        out: where to.
-        region: the pixels of the view's box, uint8 [h, w, 3], perhaps at a smaller scale.
-        view: what to show; its `box` is ignored.
-        claim: called with a number of bytes before so much memory is taken.
+        out: The array to write to, C-contiguous uint8 [height, width, 3] of the view's window.
+        region: The pixels of the view's box, uint8 [h, w, 3], perhaps at a smaller scale.
+        view: The view; its `box` is ignored.
+        claim: Called with a number of bytes before that much memory is allocated.
     """
     height, width = view.full
     if view.antialias and (region.shape[0] > height or region.shape[1] > width):
@@ -70,7 +70,7 @@ def resize_into(out: Pixels, region: Pixels, view: View, *, claim: Claim = uncla
         _filter_into(out, region, view)
     elif view.window is None:
         cv2.resize(region, (width, height), dst=out, interpolation=cv2.INTER_LINEAR)
-    else:  # Resized whole and then cut: a source region of whole pixels would be off by up to half a pixel.
+    else:  # Resize first, then cut: cutting the region at whole pixels would be off by up to half a pixel.
         full = cv2.resize(region, (width, height), interpolation=cv2.INTER_LINEAR)
         np.copyto(out, view.window.of(np.asarray(full, np.uint8)))
     if view.mirror:

@@ -1,4 +1,4 @@
-"""Smaller copies of images, as JPEG: what packs and caches of resized images keep of them."""
+"""Makes smaller copies of images, as JPEG, which packs and caches store instead of the originals."""
 
 from importlib.metadata import version
 
@@ -13,18 +13,18 @@ from mpload.images.resize import Box, Pixels, View
 __all__ = ["SHRUNK_BY", "shrunk_jpeg"]
 
 SHRUNK_BY = f"{jpeg_backend()} simplejpeg-{version('simplejpeg')} opencv-{cv2.__version__}"
-"""What the bytes of a smaller copy depend on, besides the image: others may round otherwise."""
+"""Decoder, encoder and resizer with their versions, which a copy's bytes depend on: others may round differently."""
 
 
 def shrunk_jpeg(image: Image, *, short_side: int, quality: int) -> bytes:
-    """Return the image as it is shown as a JPEG, with a shorter side of `short_side` pixels where it is longer.
+    """Encode the image as a JPEG, downsized to a shorter side of `short_side` pixels if it is larger.
 
-    All pixels that one of the result covers are mixed: by a triangle filter where the native decoder draws it, else by
-    their area, which takes longer (but less than the triangle filter in NumPy). Large images are decoded at a
+    All pixels that a pixel of the result covers are averaged: with a triangle filter in the native decoder, otherwise
+    by area in OpenCV, which is slower (but faster than the triangle filter in NumPy). Large images are decoded at a
     power-of-two scale that still covers the target.
 
     Raises:
-        DecodeError: it cannot be decoded, or not to its end.
+        DecodeError: The image is damaged or truncated.
     """
     pixels = _shrunk(image, _shrunk_size(image, short_side))
     encoded: bytes = simplejpeg.encode_jpeg(pixels, quality=quality, colorspace="RGB", colorsubsampling="420")
@@ -32,7 +32,7 @@ def shrunk_jpeg(image: Image, *, short_side: int, quality: int) -> bytes:
 
 
 def _shrunk_size(image: Image, short_side: int) -> tuple[int, int]:
-    """Return height and width of the image shrunk to that shorter side; its own where that is no longer."""
+    """Return height and width of the image with that shorter side; its own size if it is not larger."""
     short = min(image.height, image.width)
     if short <= short_side:
         return image.height, image.width

@@ -448,7 +448,7 @@ def test_decoders_of_one_shape_tell_it() -> None:
         (lambda: RandomResizedCrop((2, -1)), "size must be"),
         (lambda: RandomResizedCrop([2, 2]), "size must be"),  # type: ignore[arg-type]
         (lambda: RandomResizedCrop(2, scale=(0.5, 0.1)), "scale must be two positive numbers, the smaller first"),
-        (lambda: RandomResizedCrop(2, scale=(0.5, 1.5)), "ends at 1 or below"),
+        (lambda: RandomResizedCrop(2, scale=(0.5, 1.5)), "must not exceed 1"),
         (lambda: RandomResizedCrop(2, ratio=(0.0, 1.0)), "ratio must be"),
         (lambda: RandomResizedCrop(2, ratio=(1.0, math.inf)), "ratio must be"),
         (lambda: RandomResizedCrop(2, flip=1.5), r"flip must be in \[0, 1\], got 1.5"),

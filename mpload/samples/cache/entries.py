@@ -24,7 +24,7 @@ class Head(NamedTuple):  # made for every hit; a dataclass takes three times as 
 
 
 def make_entry(parts: Sequence[bytes], *, sample_id: int, stamp: int, key: int) -> tuple[bytes, bytes]:
-    """Return head and payload of an entry. The data set's `key` seeds the checksums, so another's entries are invalid."""
+    """Return head and payload of an entry. The data set's `key` seeds the checksums: another's entries are invalid."""
     payload = join_parts(parts)
     check = xxh3_64_intdigest(payload, seed=key)
     rest = _HEAD.pack(0, check, sample_id, stamp, len(payload), len(parts))[8:]

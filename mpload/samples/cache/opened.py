@@ -169,7 +169,7 @@ class OpenCache:
             self._turn_off(error)
 
     def _drop_stale_segments(self) -> bool:
-        """Delete segments in which this process met no fewer invalid entries than it had hits per segment on average."""
+        """Delete segments in which this process met as many invalid entries as it had hits per segment, or more."""
         if not self._damaged:
             return False
         mean_hits = (self.counts.hits - self._hits_before) / max(1, len(self.folder.segments()))
@@ -186,8 +186,8 @@ class OpenCache:
         self._is_off = True
         if self.folder.claim_warning(self._run):
             warnings.warn(
-                f"{self.folder.path}: {error.strerror or error}. The cache is not filled any further; the job continues, "
-                "and reads samples that are not cached from their source. Free space there (max_bytes is "
+                f"{self.folder.path}: {error.strerror or error}. The cache is not filled any further; the job goes on "
+                "and reads what is not cached from its source. Free space there (max_bytes is "
                 f"{format_bytes(self.max_bytes)}), allow writing, or choose another folder",
                 MploadWarning,
                 stacklevel=2,
