@@ -1,4 +1,4 @@
-"""Small files that say they are large images, or take long: refused before a pixel is decoded."""
+"""Small files that claim to be large images, or would take long to decode, are refused before a pixel is decoded."""
 
 import struct
 import subprocess
@@ -40,7 +40,7 @@ def tiff(*widths: int, height: int, num_bytes: int = 100) -> bytes:
 
 
 def blank_page(width: int, height: int) -> bytes:
-    """Return a bilevel TIFF by CCITT group 4, which takes a bit for a row that is like the one above, as white is."""
+    """Return a blank bilevel TIFF with CCITT group 4 compression, which stores a row like the one above in one bit."""
     num_bytes = -(-height // 8)
     longs = [(256, width), (257, height), (273, 8), (278, height), (279, num_bytes)]
     shorts = [(258, 1), (259, 4), (262, 0), (277, 1)]
@@ -62,7 +62,7 @@ WEBP = b"RIFF" + struct.pack("<I", 26) + b"WEBPVP8L" + struct.pack("<IBI", 13, 0
 
 BOMBS = {
     "gif": gif(SIDE, 1),
-    "gif, all of it": gif(SIDE, SIDE),
+    "gif with a full frame": gif(SIDE, SIDE),
     "bmp": bmp(SIDE),
     "tiff": tiff(SIDE, height=SIDE),
     "tiff whose second width is small": tiff(SIDE, 10, height=SIDE),
@@ -72,7 +72,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_few_bytes_are_no_image_of_many_pixels(name: str) -> None:
+def test_a_tiny_file_that_claims_a_huge_image_is_refused(name: str) -> None:
     assert len(BOMBS[name]) < 300
     with pytest.raises(
         DecodeError, match=r"13000x13000 = 169,000,000 pixels in \d+ bytes exceed max_pixels_per_byte=100,000"
@@ -80,19 +80,19 @@ def test_a_few_bytes_are_no_image_of_many_pixels(name: str) -> None:
         open_image(BOMBS[name])
 
 
-def test_a_blank_mask_is_an_image_however_well_it_is_packed() -> None:
+def test_a_blank_mask_is_decoded_however_well_it_is_compressed() -> None:
     side = 5_000
     mask = png(side, bits=1, rows=bytes((1 + side // 8) * side))
-    assert side * side / len(mask) > 5_000  # pixels a byte
+    assert side * side / len(mask) > 5_000  # pixels per byte
     assert open_image(mask).pixels().shape == (side, side, 3)
     with pytest.raises(DecodeError, match="max_pixels_per_byte=1,000"):
         open_image(mask, limits=Limits(max_pixels_per_byte=1_000))
 
 
-def test_a_blank_page_is_an_image_however_well_it_is_packed() -> None:
+def test_a_blank_page_is_decoded_however_well_it_is_compressed() -> None:
     width, height = 4_960, 7_016  # A4 at 600 dpi
     page = blank_page(width, height)
-    assert width * height / len(page) > 30_000  # pixels a byte
+    assert width * height / len(page) > 30_000  # pixels per byte
     pixels = open_image(page).pixels()
     assert pixels.shape == (height, width, 3)
     assert pixels.min() == 255
@@ -112,15 +112,15 @@ print(peak_bytes() - before)
 
 
 def peak_bytes(small: bytes, large: bytes) -> int:
-    """Return what a fresh process that has decoded `small` takes more for `large`."""
+    """Return how many more bytes a new process takes at its peak to decode `large`, after it has decoded `small`."""
     command = [sys.executable, "-c", PEAK, str(len(small))]
     return int(subprocess.run(command, input=small + large, stdout=subprocess.PIPE, check=True, timeout=60).stdout)
 
 
 @pytest.mark.processes
-@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("ending", [".png", ".webp", ".bmp", ".tiff", ".gif", "progressive .jpg"])
-def test_decoding_takes_what_the_limit_says_at_most(ending: str) -> None:
+def test_decoding_takes_at_most_the_documented_bytes_per_pixel(ending: str) -> None:
     ending, options = (".jpg", [cv2.IMWRITE_JPEG_PROGRESSIVE, 1]) if " " in ending else (ending, [])
     rng = np.random.default_rng(0)
     small, large = (
@@ -143,7 +143,7 @@ def progressive(num_scans: int, *, behind: bytes = b"", before: bytes = b"") -> 
     return b"\xff\xd8" + comment + body + scans + b"\xff\xd9" + behind
 
 
-def test_a_jpeg_of_too_many_scans_is_refused_before_it_is_decoded() -> None:
+def test_a_jpeg_with_too_many_scans_is_refused_before_it_is_decoded() -> None:
     with pytest.raises(DecodeError, match="more than max_scans=64 scans"):
         open_image(progressive(65))
     with pytest.raises(DecodeError, match="more than max_scans=9 scans"):
@@ -156,24 +156,24 @@ def test_scans_of_other_images_in_the_file_do_not_count() -> None:
     other = progressive(60)
     open_image(progressive(10, behind=other * 3))
     open_image(progressive(10, before=other))
-    with pytest.raises(DecodeError, match="max_scans"):  # nor does what looks like an end hide any
+    with pytest.raises(DecodeError, match="max_scans"):  # an end marker inside a comment does not hide scans
         open_image(progressive(65, before=b"\xff\xd9"))
 
 
-def test_bytes_of_any_kind_are_counted() -> None:
+def test_scans_are_counted_in_any_type_of_buffer() -> None:
     for kind in (bytes, bytearray, memoryview):
         with pytest.raises(DecodeError, match="max_scans"):
             open_image(kind(progressive(65)))
 
 
 @pytest.mark.parametrize("name", ["max_scans", "max_pixels_per_byte"])
-def test_a_limit_is_positive(name: str) -> None:
+def test_a_limit_must_be_positive(name: str) -> None:
     with pytest.raises(ArgumentError, match=f"{name} must be positive"):
         Limits(**dict[str, Any]({name: 0}))
 
 
 @pytest.mark.parametrize("filling", [b"\xff", b"\xff\xfe\0\2"], ids=["fill bytes", "empty comments"])
-def test_what_fills_the_space_before_the_picture_takes_no_time(filling: bytes) -> None:
+def test_padding_in_the_header_takes_no_time(filling: bytes) -> None:
     jpeg = cv2.imencode(".jpg", np.zeros((32, 48, 3), np.uint8))[1].tobytes()
     bomb = jpeg[:2] + filling * ((50 << 20) // len(filling)) + jpeg[2:]
     started = time.process_time()
@@ -183,7 +183,7 @@ def test_what_fills_the_space_before_the_picture_takes_no_time(filling: bytes) -
 
 @pytest.mark.parametrize("num_bytes", [1, 2, 65_535, 65_536, 65_537, 131_072])
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_a_frame_is_found_behind_fill_bytes(num_bytes: int, kind: type[ImageBytes]) -> None:
+def test_a_frame_header_is_found_after_fill_bytes(num_bytes: int, kind: type[ImageBytes]) -> None:
     jpeg = cv2.imencode(".jpg", np.zeros((32, 48, 3), np.uint8))[1].tobytes()
     header = read_header(jpeg)
     filled = kind(jpeg[:2] + b"\xff" * num_bytes + jpeg[2 : header.frame] + b"\xff" * num_bytes + jpeg[header.frame :])

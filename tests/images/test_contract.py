@@ -1,4 +1,4 @@
-"""Every decoder keeps the contract of decoders."""
+"""Every decoder fulfils the contract in `tests.support.decoder_contract`."""
 
 from io import BytesIO
 from typing import Any

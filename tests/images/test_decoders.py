@@ -1,4 +1,4 @@
-"""Decoders give the pixels that Pillow gives, choose crops as torchvision does, and answer bad bytes with one error."""
+"""Decoders give Pillow's pixels, choose crops as torchvision does, and raise `DecodeError` for bad bytes."""
 
 import math
 import random
@@ -32,7 +32,7 @@ from tests.support.photos import encode, make_special_photos, photo
 Photos = dict[str, Path]
 Decoder = Callable[[bytes], NDArray[np.uint8]]
 
-WHOLE = {  # files that must decode, and how far each pixel may be from Pillow's (other versions of the same codec)
+WHOLE = {  # files that must decode, and the largest difference from Pillow's pixels (other versions of the codec)
     "jpeg_420": 2, "jpeg_422": 2, "jpeg_444": 2, "grayscale": 2, "cmyk": 2, "progressive": 2, "jpeg_named": 2,
     **{f"exif_{orientation}": 2 for orientation in range(1, 9)},
     "png_rgb": 0, "png_rgba": 0, "png_palette": 0, "png_gray": 0, "png_16bit": 0,
@@ -66,7 +66,7 @@ def test_every_special_photo_is_tested(photos: Photos) -> None:
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_pixels_are_those_of_pillow(photos: Photos, name: str) -> None:
+def test_pixels_are_the_same_as_pillows(photos: Photos, name: str) -> None:
     data = photos[name].read_bytes()
     pixels = ImageDecoder()(data)
     assert pixels.dtype == np.uint8
@@ -76,7 +76,7 @@ def test_pixels_are_those_of_pillow(photos: Photos, name: str) -> None:
 
 @pytest.mark.parametrize("name", BROKEN)
 @pytest.mark.parametrize("decoder", [ImageDecoder(), ResizeCenterCrop(32)])
-def test_what_is_no_whole_image_says_why(photos: Photos, name: str, decoder: Decoder) -> None:
+def test_an_incomplete_image_is_an_error_that_says_why(photos: Photos, name: str, decoder: Decoder) -> None:
     with pytest.raises(DecodeError) as caught:
         decoder(photos[name].read_bytes())
     assert str(caught.value).startswith(BROKEN[name])
@@ -84,21 +84,21 @@ def test_what_is_no_whole_image_says_why(photos: Photos, name: str, decoder: Dec
 
 @pytest.mark.parametrize("part", [0.05, 0.5, 0.999])
 @pytest.mark.parametrize("name", ["jpeg_420", "progressive", "cmyk", "grayscale", "webp", "bmp", "tiff", "gif"])
-def test_no_truncated_image_passes_for_a_whole_one(photos: Photos, name: str, part: float) -> None:
+def test_a_truncated_image_is_never_accepted_as_a_complete_one(photos: Photos, name: str, part: float) -> None:
     data = photos[name].read_bytes()
     with pytest.raises(DecodeError):
         ImageDecoder()(data[: int(len(data) * part)])
 
 
 @pytest.mark.parametrize("name", ["jpeg_420", "progressive", "cmyk"])
-def test_a_picture_that_breaks_off_in_its_middle_is_damaged(photos: Photos, name: str) -> None:
+def test_a_jpeg_whose_data_ends_in_the_middle_is_damaged(photos: Photos, name: str) -> None:
     data = photos[name].read_bytes()
     half = len(data) // 2
     with pytest.raises(DecodeError, match=r"JPEG is damaged: .* premature end of data segment"):
         ImageDecoder()(data[:half] + b"\xff\xd3" + data[half + 2 :])
 
 
-def test_inks_are_mixed_as_pillow_mixes_them() -> None:
+def test_cmyk_is_converted_as_pillow_converts_it() -> None:
     ink, black = np.mgrid[0:256, 0:256].astype(np.uint8)
     cmyk = np.stack([ink, ink, ink, black], axis=-1)
     expected = np.asarray(Image.fromarray(cmyk, "CMYK").convert("RGB"))
@@ -106,7 +106,7 @@ def test_inks_are_mixed_as_pillow_mixes_them() -> None:
 
 
 @pytest.mark.parametrize("name", ["exif_6", "exif_3"])
-def test_exif_orientation_is_an_option(photos: Photos, name: str) -> None:
+def test_exif_orientation_can_be_ignored(photos: Photos, name: str) -> None:
     data = photos[name].read_bytes()
     stored = ImageDecoder(exif_orientation=False)(data)
     np.testing.assert_array_equal(stored, ImageDecoder()(photos["exif_1"].read_bytes()))
@@ -119,7 +119,7 @@ def test_exif_orientation_is_honoured_in_other_formats(kind: str, options: dict[
     exif[0x0112] = 6
     data = encode(Image.fromarray(photo(40, 60, np.random.default_rng(0))), kind, exif=exif, **options)
     np.testing.assert_array_equal(ImageDecoder()(data), pillow(data))
-    if kind != "TIFF":  # its orientation is part of how the pixels are stored
+    if kind != "TIFF":  # a TIFF's orientation is a tag of its own and always applied
         assert ImageDecoder(exif_orientation=False)(data).shape == (40, 60, 3)
 
 
@@ -140,7 +140,7 @@ PLACES = st.integers(2, LARGE_JPEG.index(b"\xff\xda") + 14)
 
 
 @given(changes=st.dictionaries(PLACES, st.integers(0, 255) | st.sampled_from(b"\xff\xc0\xc2"), max_size=3))
-def test_a_frame_gives_the_size_that_libjpeg_finds(changes: dict[int, int]) -> None:
+def test_the_frame_header_gives_the_same_size_as_libjpeg(changes: dict[int, int]) -> None:
     data = bytearray(LARGE_JPEG)
     for place, value in changes.items():
         data[place] = value
@@ -150,7 +150,7 @@ def test_a_frame_gives_the_size_that_libjpeg_finds(changes: dict[int, int]) -> N
         assert header[:2] == found[:2]
 
 
-def test_bytes_between_segments_do_no_harm(photos: Photos) -> None:
+def test_bytes_between_segments_are_ignored(photos: Photos) -> None:
     data = photos["jpeg_420"].read_bytes()
     start_of_frame = data.index(b"\xff\xc0")
     odd = data[:start_of_frame] + b"odd" + data[start_of_frame:]
@@ -158,21 +158,21 @@ def test_bytes_between_segments_do_no_harm(photos: Photos) -> None:
 
 
 @pytest.mark.parametrize("sampling", [0x31, 0x14])
-def test_subsampling_that_simplejpeg_has_no_name_for_is_decoded(photos: Photos, sampling: int) -> None:
+def test_a_subsampling_that_simplejpeg_cannot_name_is_decoded(photos: Photos, sampling: int) -> None:
     data = bytearray(photos["jpeg_444"].read_bytes())
-    data[data.index(b"\xff\xc0") + 11] = sampling  # of the first component, against 1x1 of the others
+    data[data.index(b"\xff\xc0") + 11] = sampling  # the first component's sampling; the others have 1x1
     assert distance(ImageDecoder()(bytes(data)), pillow(bytes(data))) <= 2
 
 
 @pytest.mark.parametrize("name", ["jpeg_420", "png_rgb", "webp", "bmp", "tiff", "gif"])
-def test_size_is_bounded_by_the_header(photos: Photos, name: str) -> None:
+def test_max_pixels_applies_to_the_size_in_the_header(photos: Photos, name: str) -> None:
     data = photos[name].read_bytes()
     assert ImageDecoder(max_pixels=60_000)(data).shape == (200, 300, 3)
     with pytest.raises(DecodeError, match="300x200 = 60,000 pixels exceed max_pixels=59,999"):
         ImageDecoder(max_pixels=59_999)(data)
 
 
-def test_the_size_of_a_file_is_bounded(photos: Photos) -> None:
+def test_max_bytes_applies_to_the_size_of_the_file(photos: Photos) -> None:
     data = photos["jpeg_420"].read_bytes()
     assert ImageDecoder(limits=Limits(max_bytes=len(data)))(data).shape == (200, 300, 3)
     with pytest.raises(DecodeError, match=f"{len(data):,} bytes exceed max_bytes={len(data) - 1:,}"):
@@ -188,20 +188,20 @@ def test_a_file_that_is_too_large_is_not_even_read(photos: Photos, tmp_path: Pat
         pipeline.batch(np.array([0]), seed=0, epoch=0)
 
 
-def test_a_short_word_for_max_pixels_means_the_same(photos: Photos) -> None:
+def test_max_pixels_is_short_for_the_same_field_of_limits(photos: Photos) -> None:
     assert RandomResizedCrop(9, max_pixels=5) == RandomResizedCrop(9, limits=Limits(max_pixels=5))
     assert ImageDecoder(max_pixels=5, limits=Limits(max_bytes=7)).limits == Limits(max_pixels=5, max_bytes=7)
     assert replace(ResizeCenterCrop(9, max_pixels=5), resize=20).limits.max_pixels == 5
 
 
 @pytest.mark.parametrize("name", ["jpeg_420", "grayscale", "cmyk", "progressive", "exif_3"])
-def test_a_truncated_jpeg_can_be_taken_as_far_as_it_goes(photos: Photos, name: str) -> None:
+def test_a_truncated_jpeg_can_be_accepted(photos: Photos, name: str) -> None:
     data = photos[name].read_bytes()
     half, whole = data[: len(data) // 2], ImageDecoder()(data)
     take = Limits(allow_truncated=True)
     pixels = ImageDecoder(limits=take)(half)
     assert pixels.shape == whole.shape
-    if name == "progressive":  # its first scans are there: the whole image, blurred
+    if name == "progressive":  # its first scans hold the whole image, blurred
         assert np.abs(pixels.astype(int) - whole).mean() < 12
     else:
         upright = (pixels[::-1], whole[::-1]) if name == "exif_3" else (pixels, whole)
@@ -213,7 +213,7 @@ def test_a_truncated_jpeg_can_be_taken_as_far_as_it_goes(photos: Photos, name: s
     np.testing.assert_array_equal(ImageDecoder(limits=take)(data), whole)
 
 
-def test_what_is_more_than_truncated_is_refused_all_the_same(photos: Photos) -> None:
+def test_allow_truncated_does_not_accept_damaged_files(photos: Photos) -> None:
     data = photos["jpeg_420"].read_bytes()
     half = len(data) // 2
     decode = ImageDecoder(limits=Limits(allow_truncated=True))
@@ -236,7 +236,7 @@ def test_a_png_chunk_that_claims_gigabytes_is_refused(photos: Photos) -> None:
         ImageDecoder()(bytes(data))
 
 
-def test_bytes_after_the_end_do_no_harm(photos: Photos) -> None:
+def test_bytes_after_the_end_are_ignored(photos: Photos) -> None:
     for name in ("jpeg_420", "png_rgb"):
         data = photos[name].read_bytes()
         np.testing.assert_array_equal(ImageDecoder()(data + b"appended by a tool"), ImageDecoder()(data))
@@ -248,7 +248,7 @@ def test_bytes_after_the_end_do_no_harm(photos: Photos) -> None:
 def torchvision_crop(
     height: int, width: int, dice: random.Random, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[int, int, int, int]:
-    """torchvision's RandomResizedCrop.get_params, written down from its documentation: top, left, height, width."""
+    """Return top, left, height and width as torchvision's documentation of RandomResizedCrop.get_params says."""
     for _ in range(10):
         area = height * width * dice.uniform(*scale)
         aspect = math.exp(dice.uniform(math.log(ratio[0]), math.log(ratio[1])))
@@ -268,7 +268,7 @@ def torchvision_crop(
     ("height", "width", "scale"),
     [(375, 500, (0.08, 1.0)), (500, 375, (0.5, 1.0)), (1000, 300, (0.08, 1.0)), (64, 400, (0.9, 1.0))],
 )
-def test_crops_are_distributed_as_torchvision_s(height: int, width: int, scale: tuple[float, float]) -> None:
+def test_crops_are_distributed_like_torchvisions(height: int, width: int, scale: tuple[float, float]) -> None:
     rng, dice, ratio = np.random.default_rng(1), random.Random(2), (3 / 4, 4 / 3)
     boxes = [random_crop_box(height, width, rng, scale=scale, ratio=ratio) for _ in range(6000)]
     ours = np.array([(box.top, box.left, box.height, box.width) for box in boxes])
@@ -287,14 +287,14 @@ def test_crops_are_distributed_as_torchvision_s(height: int, width: int, scale: 
 
 
 @pytest.mark.parametrize(("height", "width"), [(10, 1000), (1000, 10), (1, 1), (1, 7)])
-def test_crops_that_never_fit_are_the_centre_torchvision_takes(height: int, width: int) -> None:
+def test_crops_that_never_fit_are_the_same_centre_as_torchvisions(height: int, width: int) -> None:
     box = random_crop_box(height, width, np.random.default_rng(0), scale=(1.0, 1.0), ratio=(1.0, 1.0))
     expected = torchvision_crop(height, width, random.Random(0), (1.0, 1.0), (1.0, 1.0))
     assert (box.top, box.left, box.height, box.width) == expected
 
 
 @given(st.integers(1, 3000), st.integers(1, 3000), st.integers(0, 2**32))
-def test_a_crop_lies_in_its_image(height: int, width: int, seed: int) -> None:
+def test_a_crop_is_inside_its_image(height: int, width: int, seed: int) -> None:
     box = random_crop_box(height, width, np.random.default_rng(seed))
     assert min(box.top, box.left) >= 0
     assert min(box.height, box.width) >= 1
@@ -303,7 +303,7 @@ def test_a_crop_lies_in_its_image(height: int, width: int, seed: int) -> None:
 
 
 @given(st.integers(2, 400), st.integers(2, 400), st.integers(2, 8), st.integers(0, 2**32))
-def test_images_of_one_shape_are_cropped_alike_at_any_resolution(
+def test_images_of_the_same_shape_are_cropped_alike_at_any_resolution(
     height: int, width: int, factor: int, seed: int
 ) -> None:
     small = random_crop_box(height, width, np.random.default_rng(seed))
@@ -312,13 +312,13 @@ def test_images_of_one_shape_are_cropped_alike_at_any_resolution(
         (small.top, small.height, height, large.top, large.height),
         (small.left, small.width, width, large.left, large.width),
     ):
-        # Each end is rounded to a pixel of the small image, its start also by the room that the length leaves.
+        # Each end is rounded to a pixel of the small image; the start also depends on the rounded length.
         assert abs(length - large_length / factor) <= 1
         assert abs(start - large_start / factor) <= 2
         assert start + length <= whole
 
 
-def test_every_place_in_the_image_is_as_likely() -> None:
+def test_every_place_in_the_image_is_equally_likely() -> None:
     rng = np.random.default_rng(6)
     boxes = [random_crop_box(8, 8, rng, scale=(0.25, 0.25), ratio=(1.0, 1.0)) for _ in range(2000)]
     for places in ([box.top for box in boxes], [box.left for box in boxes]):
@@ -328,7 +328,7 @@ def test_every_place_in_the_image_is_as_likely() -> None:
 
 @pytest.mark.parametrize(("height", "width"), [(90, 120), (10, 200), (1, 1)])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_crop_takes_23_random_numbers_whatever_the_image(height: int, width: int, seed: int) -> None:
+def test_a_crop_draws_23_random_numbers_for_every_image(height: int, width: int, seed: int) -> None:
     jpeg = encode(Image.fromarray(photo(height, width, np.random.default_rng(3))), "JPEG")
     rng, counted = np.random.default_rng(seed), np.random.default_rng(seed)
     RandomResizedCrop(32)(jpeg, rng)
@@ -337,7 +337,7 @@ def test_a_crop_takes_23_random_numbers_whatever_the_image(height: int, width: i
 
 
 @pytest.mark.parametrize("name", ["jpeg_420", "exif_6", "cmyk", "png_palette"])
-def test_a_random_crop_shows_what_its_box_frames(photos: Photos, name: str) -> None:
+def test_a_random_crop_shows_the_region_of_its_box(photos: Photos, name: str) -> None:
     data = photos[name].read_bytes()
     whole = ImageDecoder()(data)
     num_mirrored = 0
@@ -354,7 +354,7 @@ def test_a_random_crop_shows_what_its_box_frames(photos: Photos, name: str) -> N
 
 @pytest.mark.parametrize(
     ("name", "top", "left"),
-    [  # so that each begins at a multiple of 8 as it is stored, and a smaller scale has no part of a pixel to lose
+    [  # in the stored image each region starts at a multiple of 8, so that no scale cuts a pixel
         ("jpeg_420", 16, 24),
         ("progressive", 16, 24),
         ("cmyk", 16, 24),
@@ -389,7 +389,7 @@ def test_a_smaller_scale_shows_the_same_region(photos: Photos, name: str, top: i
 
 @pytest.mark.parametrize(("height", "width"), [(375, 500), (500, 375), (301, 300), (37, 61)])
 @pytest.mark.parametrize(("size", "resize"), [(224, 256), ((96, 160), 200), (224, None), (64, 64), (64, 67)])
-def test_resize_center_crop_takes_torchvision_s_sizes_and_places(
+def test_resize_center_crop_uses_torchvisions_sizes_and_positions(
     height: int, width: int, size: int | tuple[int, int], resize: int | None
 ) -> None:
     pixels = photo(height, width, np.random.default_rng(5))
@@ -408,12 +408,12 @@ def test_resize_center_crop_takes_torchvision_s_sizes_and_places(
 
 @pytest.mark.parametrize(("long", "short", "middle"), [(20_000, 1, 15.5), (30_001, 3, 152), (20_001, 2, 16)])
 @pytest.mark.parametrize("upright", [False, True])
-def test_a_very_long_image_is_cropped_in_its_middle_in_little_memory(
+def test_a_very_long_image_is_cropped_at_its_centre_in_little_memory(
     long: int, short: int, middle: float, upright: bool
 ) -> None:
     pixels = np.tile((np.arange(long) % 256).astype(np.uint8), (short, 1))
     png = encode(Image.fromarray(pixels.T if upright else pixels), "PNG")
-    crop = ResizeCenterCrop(64)(png)  # resizing it whole first would be 300 MB and more
+    crop = ResizeCenterCrop(64)(png)  # resizing the whole image first would take 300 MB or more
     assert crop[31:33, 31:33].mean() == pytest.approx(middle, abs=0.6)
 
 
@@ -425,7 +425,7 @@ def test_flip_is_a_probability(photos: Photos, flip: float, mirrored: bool) -> N
     np.testing.assert_array_equal(crop(data, np.random.default_rng(0)), whole[:, ::-1] if mirrored else whole)
 
 
-def test_raw_bytes_are_left_alone() -> None:
+def test_raw_bytes_are_unchanged() -> None:
     data = b"any \0 bytes"
     assert RawBytes()(data) == data
     array = RawBytes(as_array=True)(data)
@@ -434,7 +434,7 @@ def test_raw_bytes_are_left_alone() -> None:
     assert array.tolist() == list(data)
 
 
-def test_decoders_of_one_shape_tell_it() -> None:
+def test_decoders_with_a_fixed_output_declare_its_shape() -> None:
     assert RandomResizedCrop(224).output_shape == (224, 224, 3)
     assert ResizeCenterCrop((96, 128)).output_shape == (96, 128, 3)
     assert not hasattr(ImageDecoder(), "output_shape")
@@ -457,6 +457,6 @@ def test_decoders_of_one_shape_tell_it() -> None:
         (lambda: ImageDecoder(max_pixels=0), "max_pixels must be positive, got 0"),
     ],
 )
-def test_decoders_cannot_be_built_wrong(build: object, message: str) -> None:
+def test_invalid_arguments_of_decoders_are_refused(build: object, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         build()  # type: ignore[operator]

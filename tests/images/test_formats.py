@@ -1,4 +1,4 @@
-"""Every format and variety that data sets hold shows the pixels that Pillow shows, whatever decodes it."""
+"""Files in every format and variety have the same pixels as in Pillow, whichever decoder is used."""
 
 from io import BytesIO
 from typing import Any
@@ -19,7 +19,7 @@ from tests.support.fuzz_decode import fuzz
 FILES = {path.name: path.read_bytes() for path in sorted(FOLDER.iterdir())}
 TRUNCATED = {"jpeg_truncated.jpg", "png_truncated.png"}
 WHOLE = sorted(FILES.keys() - TRUNCATED)
-TOLERANCE = {"jpeg": 2, "webp": 2}  # other versions of a lossy codec round otherwise; all else is exact
+TOLERANCE = {"jpeg": 2, "webp": 2}  # other versions of a lossy codec round differently; lossless formats are exact
 
 
 def tolerance(name: str) -> int:
@@ -28,7 +28,7 @@ def tolerance(name: str) -> int:
 
 def pillow(data: bytes) -> NDArray[np.uint8]:
     with Image.open(BytesIO(data)) as image:
-        if image.mode.startswith("I;16"):  # which Pillow would clip at 255
+        if image.mode.startswith("I;16"):  # `convert` would clip these values at 255
             upper = (np.asarray(image) >> 8).astype(np.uint8)
             return np.dstack([upper] * 3)
         return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
@@ -39,18 +39,18 @@ def distance(a: NDArray[np.uint8], b: NDArray[Any]) -> int:
     return int(np.abs(a.astype(int) - b).max())
 
 
-def test_every_golden_file_is_one_that_the_script_makes() -> None:
+def test_the_script_makes_exactly_the_golden_files() -> None:
     assert make_files().keys() == FILES.keys()
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_pixels_are_those_of_pillow(name: str) -> None:
+def test_pixels_are_the_same_as_pillows(name: str) -> None:
     assert distance(ImageDecoder()(FILES[name]), pillow(FILES[name])) <= tolerance(name)
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_all_show_one_photograph(name: str) -> None:
-    """Pillow might be wrong in the same way: so each is also compared with the pixels it was made from."""
+def test_all_files_show_the_same_photograph(name: str) -> None:
+    """Pillow might be wrong in the same way, so each file is also compared with the pixels that it was made from."""
     expected = pillow(FILES["png_rgb.png"])
     if "gray" in name or "white" in name:
         expected = np.dstack([np.asarray(Image.fromarray(expected).convert("L"))] * 3)
@@ -84,13 +84,13 @@ def test_crops_are_cut_from_the_same_pixels(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(TRUNCATED))
-def test_a_file_that_breaks_off_is_an_error(name: str) -> None:
+def test_a_truncated_file_is_an_error(name: str) -> None:
     for decoder in (ImageDecoder(), ResizeCenterCrop(20)):
         with pytest.raises(DecodeError, match="truncated"):
             decoder(FILES[name])
 
 
-def test_a_truncated_jpeg_shows_what_pillow_makes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_truncated_jpeg_shows_the_same_pixels_as_in_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     data = FILES["jpeg_truncated.jpg"]
     pixels = ImageDecoder(limits=Limits(allow_truncated=True))(data)
@@ -105,11 +105,11 @@ def test_a_colour_profile_is_ignored() -> None:
         np.testing.assert_array_equal(ImageDecoder()(FILES[kind]), ImageDecoder()(FILES[plain]))
 
 
-def test_content_tells_the_format_and_not_the_name() -> None:
+def test_the_content_determines_the_format_not_the_name() -> None:
     np.testing.assert_array_equal(ImageDecoder()(FILES["jpeg_named.png"]), ImageDecoder()(FILES["jpeg_420.jpg"]))
 
 
-def test_a_damaged_file_is_an_image_or_a_decode_error() -> None:
+def test_a_damaged_file_gives_an_image_or_a_decode_error() -> None:
     found = fuzz(num=5000, seed=0)
-    assert 500 < found.num_images < 4500  # else the damage is too slight or too great to tell anything
+    assert 500 < found.num_images < 4500  # otherwise the damage is too slight or too severe to test anything
     assert found.growth_bytes < 16 * MIB

@@ -1,4 +1,4 @@
-"""GpuDecode: what workers leave to the device comes out as if they had not."""
+"""GpuDecode: images that the device decodes look as if the workers had decoded them."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ def specials(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def decode_whole(files: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Stand in for a device's decoder: whole images, all or an error."""
+    """Stand in for a device's decoder, which decodes whole images and fails for all if one is bad."""
     decoder = ImageDecoder()
     try:
         return [torch.from_numpy(decoder(file.numpy().tobytes())).permute(2, 0, 1) for file in files]
@@ -52,7 +52,7 @@ def called(decoder: Any, data: bytes, seed: int = 0) -> Any:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("crop", CROPS)
-def test_on_the_cpu_the_loader_gives_the_pixels_of_the_crop_alone(
+def test_on_the_cpu_the_loader_gives_the_same_pixels_as_the_crop(
     photo_tree: Path, crop: RandomResizedCrop | ResizeCenterCrop
 ) -> None:
     index = build_index(photo_tree, photo_tree.with_name("gpudecode.txt"))
@@ -103,7 +103,7 @@ def called_encoded(crop: Any, data: bytes, seed: int = 0) -> bytes:
         ("jpeg_named", True),
     ],
 )
-def test_workers_decode_what_the_device_does_not_take(
+def test_workers_decode_what_the_device_does_not_support(
     specials: dict[str, Path], kind: str, is_left_to_the_device: bool
 ) -> None:
     data = specials[kind].read_bytes()
@@ -117,10 +117,10 @@ def test_workers_decode_what_the_device_does_not_take(
 
 
 @pytest.mark.processes
-def test_a_file_that_breaks_off_meets_the_error_policy_in_the_worker(
+def test_a_truncated_file_is_handled_by_the_workers_error_policy(
     specials: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # where the error report goes
+    monkeypatch.chdir(tmp_path)  # the error report is written to the working directory
     root = tmp_path / "photos" / "a"
     root.mkdir(parents=True)
     for number, kind in enumerate(["jpeg_420", "truncated", "jpeg_444", "grayscale"]):
@@ -141,7 +141,7 @@ def test_a_file_that_breaks_off_meets_the_error_policy_in_the_worker(
     assert len(labels) == 3
 
 
-def test_encoded_images_are_found_wherever_they_lie_in_a_batch(photo_tree: Path) -> None:
+def test_encoded_images_are_found_in_nested_batches(photo_tree: Path) -> None:
     class Pair(NamedTuple):
         images: Any
         texts: list[str]
@@ -155,12 +155,12 @@ def test_encoded_images_are_found_wherever_they_lie_in_a_batch(photo_tree: Path)
 
 
 def damaged(data: bytes) -> bytes:
-    """Return a JPEG whose header and end are fine and whose picture is not."""
+    """Return a JPEG with a valid header and end marker, but with most of its data missing."""
     return data[: len(data) // 4] + b"\xff\xd9"
 
 
 @pytest.mark.parametrize("find_decoder", [lambda _: decode_whole, lambda _: None])
-def test_damage_that_only_decoding_shows_is_an_error_that_names_the_sample(
+def test_damage_found_by_the_device_is_an_error_that_names_the_sample(
     specials: dict[str, Path], find_decoder: Callable[[torch.device], Any]
 ) -> None:
     good, bad = specials["jpeg_420"].read_bytes(), damaged(specials["jpeg_444"].read_bytes())
@@ -169,8 +169,8 @@ def test_damage_that_only_decoding_shows_is_an_error_that_names_the_sample(
         Unpacker(CPU, find_decoder=find_decoder)([[called_encoded(crop, good), called_encoded(crop, bad)]])
 
 
-def test_what_one_file_does_to_a_device_is_not_done_to_the_others(specials: dict[str, Path]) -> None:
-    """The device refuses a file, and with it the batch: it alone is decoded by the CPU."""
+def test_a_file_that_the_device_refuses_does_not_affect_the_others(specials: dict[str, Path]) -> None:
+    """The device refuses a whole batch because of one file; then only that file is decoded by the CPU."""
     crop = RandomResizedCrop(32)
     files = [specials[kind].read_bytes() for kind in ("jpeg_420", "grayscale", "jpeg_444")]
     taken: list[torch.Tensor] = []
@@ -186,7 +186,7 @@ def test_what_one_file_does_to_a_device_is_not_done_to_the_others(specials: dict
     assert np.array_equal(images[1].permute(1, 2, 0).numpy(), called(crop, files[1]))
 
 
-def test_other_lists_of_bytes_stay_as_they_are() -> None:
+def test_other_lists_of_bytes_are_unchanged() -> None:
     batch = ([b"abc", b"de"], {"texts": ["x"], "none": []}, torch.zeros(2))
     unpacked = Unpacker(CPU)(batch)
     assert unpacked[0] == batch[0]

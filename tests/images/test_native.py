@@ -1,4 +1,4 @@
-"""Both backends draw the same views: the native decoder, which skips what it can, and a full decode and OpenCV."""
+"""Both backends draw the same views: the native decoder, which decodes only what it needs, and simplejpeg."""
 
 import os
 import shutil
@@ -69,7 +69,7 @@ def draw(data: bytes, view: View, name: str = "auto", **options: Any) -> NDArray
 
 
 def some_views(height: int, width: int, rng: np.random.Generator, *, num: int) -> Iterator[View]:
-    """Views of all kinds: at and around the edges, shrunk and enlarged, parts of what the box becomes, mirrored."""
+    """Yield views of all kinds: at and near the edges, shrunk and enlarged, with windows, mirrored."""
     for number in range(num):
         box = random_crop_box(height, width, rng, scale=(0.001, 1.0), ratio=(0.2, 5.0))
         if number % 4 == 0:
@@ -80,7 +80,7 @@ def some_views(height: int, width: int, rng: np.random.Generator, *, num: int) -
 
 
 def expected(whole: NDArray[np.uint8], view: View) -> NDArray[np.uint8]:
-    """Return the view of a whole picture, resized as it is."""
+    """Return the view of a fully decoded image, resized from its full size."""
     shown = view.shown
     resized = cv2.resize(view.box.of(whole), view.full[::-1], interpolation=cv2.INTER_LINEAR)
     pixels = shown.of(np.asarray(resized, np.uint8))
@@ -92,7 +92,7 @@ def is_full_size(view: View) -> bool:
 
 
 def compare_crops(variety: str, *, num_photos: int, num_views: int) -> int:
-    """Compare views of full-size pictures, picture by picture, with a full decode; return how many were compared."""
+    """Compare views that are decoded at full size with a full decode; return the number of views compared."""
     rng = np.random.default_rng(7)
     compared = 0
     for seed in range(num_photos):
@@ -109,20 +109,20 @@ def compare_crops(variety: str, *, num_photos: int, num_views: int) -> int:
 
 @needs_native
 @pytest.mark.parametrize("variety", VARIETIES)
-def test_a_view_shows_what_a_full_decode_shows(variety: str) -> None:
+def test_a_view_has_the_pixels_of_a_full_decode(variety: str) -> None:
     assert compare_crops(variety, num_photos=12, num_views=10) > 60
 
 
 @needs_native
 @pytest.mark.slow
 @pytest.mark.parametrize("variety", VARIETIES)
-def test_thousands_of_views_show_what_a_full_decode_shows(variety: str) -> None:
+def test_thousands_of_views_have_the_pixels_of_a_full_decode(variety: str) -> None:
     assert compare_crops(variety, num_photos=120, num_views=40) > 2400
 
 
 @needs_native
 @pytest.mark.parametrize("antialias", [False, True])
-def test_any_length_becomes_any_other(antialias: bool) -> None:
+def test_every_length_is_resized_to_every_other(antialias: bool) -> None:
     data = make("444", 40, 40, 0)
     rng = np.random.default_rng(0)
     for length in range(1, 34):
@@ -136,7 +136,7 @@ def test_any_length_becomes_any_other(antialias: bool) -> None:
 @needs_native
 @pytest.mark.parametrize("antialias", [False, True])
 @pytest.mark.parametrize("variety", VARIETIES)
-def test_backends_agree_at_smaller_scales_too(variety: str, antialias: bool) -> None:
+def test_backends_agree_at_smaller_scales(variety: str, antialias: bool) -> None:
     rng = np.random.default_rng(8)
     for seed in range(8):
         height, width = int(rng.integers(100, 700)), int(rng.integers(100, 700))
@@ -144,7 +144,7 @@ def test_backends_agree_at_smaller_scales_too(variety: str, antialias: bool) -> 
         for each in some_views(height, width, rng, num=8):
             full = (each.full[0] % 40 + 1, each.full[1] % 40 + 1)
             view = View(box=each.box, full=full, mirror=each.mirror, antialias=antialias)
-            # A frame header that gives fewer rows, and smooth upsampling at another scale, round otherwise.
+            # The backends may round differently: one decodes fewer rows, or upsamples at another scale.
             assert distance(draw(data, view, "native"), draw(data, view, "simplejpeg")) <= 2, view
 
 
@@ -163,7 +163,7 @@ def test_backends_agree_on_every_golden_file(name: str, antialias: bool) -> None
 
 @needs_native
 @pytest.mark.parametrize("name", [name for name in WHOLE if name.startswith("jpeg")])
-def test_what_the_native_decoder_declines_is_what_it_should(name: str) -> None:
+def test_the_native_decoder_declines_only_cmyk_files(name: str) -> None:
     data = GOLDEN[name]
     cause = decode_natively(data)
     assert cause == ("its colours are not RGB, YCbCr or gray" if name in {"jpeg_cmyk.jpg", "jpeg_ycck.jpg"} else None)
@@ -190,13 +190,13 @@ def decode_natively(data: bytes, out: Any = None, **changes: Any) -> str | None:
         ({"denominator": 8}, "the box lies outside of it"),
     ],
 )
-def test_a_view_that_does_not_fit_the_picture_is_declined(changes: dict[str, Any], cause: str) -> None:
+def test_a_view_that_does_not_fit_the_image_is_declined(changes: dict[str, Any], cause: str) -> None:
     assert decode_natively(GOLDEN["jpeg_420.jpg"], **changes) == cause
 
 
 @needs_native
 @pytest.mark.parametrize("changes", [{"box": (0, 0, 40)}, {"size": "ab"}, {"full": (20.0, 30)}, {"denominator": None}])
-def test_what_is_no_view_is_refused(changes: dict[str, Any]) -> None:
+def test_a_view_with_wrong_types_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(TypeError):
         decode_natively(GOLDEN["jpeg_420.jpg"], **changes)
 
@@ -217,7 +217,7 @@ def test_what_is_no_view_is_refused(changes: dict[str, Any]) -> None:
         {"size": (40, 70_000)},
     ],
 )
-def test_numbers_that_make_no_view_are_refused(changes: dict[str, Any]) -> None:
+def test_a_view_with_numbers_out_of_range_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="a number of the view is out of range"):
         decode_natively(GOLDEN["jpeg_420.jpg"], **changes)
 
@@ -227,13 +227,13 @@ def test_numbers_that_make_no_view_are_refused(changes: dict[str, Any]) -> None:
     "out",
     [np.zeros((20, 30), np.uint8), np.zeros((20, 30, 4), np.uint8), np.zeros((20, 30, 3), np.uint16), bytearray(1800)],
 )
-def test_memory_of_another_shape_is_refused(out: Any) -> None:
+def test_an_output_of_another_shape_or_type_is_refused(out: Any) -> None:
     with pytest.raises(ValueError, match="out must be uint8"):
         decode_natively(GOLDEN["jpeg_420.jpg"], out)
 
 
 @needs_native
-def test_memory_that_cannot_be_written_plainly_is_refused() -> None:
+def test_a_read_only_or_strided_output_is_refused() -> None:
     frozen = np.zeros((20, 30, 3), np.uint8)
     frozen.flags.writeable = False
     for out in (frozen, np.zeros((30, 20, 3), np.uint8).transpose(1, 0, 2)):
@@ -243,7 +243,7 @@ def test_memory_that_cannot_be_written_plainly_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["auto", "simplejpeg"])
 @pytest.mark.parametrize("variety", ["420", "444", "progressive", "restarts", "gray"])
-def test_a_file_that_breaks_off_below_what_is_shown_is_truncated(variety: str, name: str) -> None:
+def test_a_file_truncated_below_the_view_is_an_error(variety: str, name: str) -> None:
     data = make(variety, 200, 300, 0)
     view = View(box=Box(top=0, left=0, height=30, width=40), full=(30, 40))
     for length in (len(data) * 2 // 3, len(data) - 2, len(data) - 1):
@@ -255,7 +255,7 @@ def test_a_file_that_breaks_off_below_what_is_shown_is_truncated(variety: str, n
 
 @pytest.mark.parametrize("name", ["auto", "simplejpeg"])
 @pytest.mark.parametrize("variety", ["420", "progressive", "gray"])
-def test_damage_is_an_error_where_it_is_shown(variety: str, name: str) -> None:
+def test_damage_inside_the_view_is_an_error(variety: str, name: str) -> None:
     data = make(variety, 200, 300, 0)
     place = len(data) // 2
     broken = data[:place] + b"\xff\xd3" + data[place + 2 :]
@@ -265,7 +265,7 @@ def test_damage_is_an_error_where_it_is_shown(variety: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["auto", "simplejpeg"])
-def test_an_end_that_comes_at_a_restart_is_not_taken_for_the_end_of_a_crop(name: str) -> None:
+def test_an_end_marker_at_a_restart_is_not_mistaken_for_the_end_of_a_crop(name: str) -> None:
     data = make("restarts", 200, 300, 0)
     restarts = [place for place in range(len(data)) if data[place] == 0xFF and 0xD0 <= data[place + 1] <= 0xD7]
     early = data[: restarts[len(restarts) // 3]] + bytes(40) + b"\xff\xd9"
@@ -274,7 +274,7 @@ def test_an_end_that_comes_at_a_restart_is_not_taken_for_the_end_of_a_crop(name:
 
 
 @needs_native
-def test_the_native_decoder_does_not_look_below_what_is_shown() -> None:
+def test_the_native_decoder_does_not_decode_below_the_view() -> None:
     data = make("420", 200, 300, 0)
     place = len(data) // 2
     broken = data[:place] + b"\xff\xd3" + data[place + 2 :]
@@ -283,7 +283,7 @@ def test_the_native_decoder_does_not_look_below_what_is_shown() -> None:
 
 
 @pytest.mark.parametrize("name", ["auto", "simplejpeg"])
-def test_bytes_between_segments_do_no_harm_to_a_view(name: str) -> None:
+def test_bytes_between_segments_do_not_change_a_view(name: str) -> None:
     data = make("420", 200, 300, 0)
     place = data.index(b"\xff\xc0")
     view = View(box=Box(top=0, left=0, height=30, width=40), full=(30, 40))
@@ -292,7 +292,7 @@ def test_bytes_between_segments_do_no_harm_to_a_view(name: str) -> None:
         assert distance(draw(odd, view, name), draw(data, view, name)) <= 1
 
 
-def test_what_opencv_decodes_is_cropped_alike_at_a_smaller_scale() -> None:
+def test_an_image_decoded_by_opencv_is_cropped_alike_at_a_smaller_scale() -> None:
     data = bytearray(make("444", 160, 240, 3))
     data[data.index(b"\xff\xc0") + 11] = 0x31  # a subsampling that simplejpeg has no name for
     odd = bytes(data)
@@ -303,7 +303,7 @@ def test_what_opencv_decodes_is_cropped_alike_at_a_smaller_scale() -> None:
 
 
 @pytest.mark.parametrize("name", ["auto", "simplejpeg"])
-def test_antialias_is_pillow_s_filter(name: str) -> None:
+def test_antialias_is_pillows_filter(name: str) -> None:
     data = make("444", 220, 300, 5)
     whole = simplejpeg.decode_jpeg(data)
     for box, full in (((0, 0, 220, 300), (120, 110)), ((7, 13, 150, 201), (80, 110)), ((9, 8, 100, 60), (60, 90))):
@@ -317,7 +317,7 @@ def test_antialias_is_pillow_s_filter(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["auto", "simplejpeg"])
-def test_antialias_keeps_fine_stripes_from_flickering(name: str) -> None:
+def test_antialias_smooths_fine_stripes(name: str) -> None:
     stripes = np.where(np.arange(300) % 2, 255, 0).astype(np.uint8)
     data = encode(Image.fromarray(np.tile(stripes, (300, 1))), "JPEG", quality=95)
     view = View(box=Box(top=0, left=0, height=300, width=300), full=(160, 160))
@@ -326,7 +326,7 @@ def test_antialias_keeps_fine_stripes_from_flickering(name: str) -> None:
 
 
 @needs_native
-def test_threads_share_nothing() -> None:
+def test_threads_do_not_affect_each_other() -> None:
     files = [make(variety, 150, 200, seed) for seed, variety in enumerate(VARIETIES)] + [GOLDEN["jpeg_truncated.jpg"]]
     decode = RandomResizedCrop(64, limits=Limits(allow_truncated=True))
 
@@ -353,7 +353,7 @@ def test_other_threads_run_while_one_decodes() -> None:
         done.set()
 
     interval = sys.getswitchinterval()
-    sys.setswitchinterval(100)  # nobody is asked for the lock; it has to be given
+    sys.setswitchinterval(100)  # no thread is asked to release the GIL; it must do so itself
     try:
         thread = threading.Thread(target=work)
         thread.start()
@@ -367,7 +367,7 @@ def test_other_threads_run_while_one_decodes() -> None:
 
 
 @needs_native
-def test_memory_does_not_grow_with_the_number_of_pictures() -> None:
+def test_memory_does_not_grow_with_the_number_of_images() -> None:
     files = [make(variety, 150, 200, seed) for seed, variety in enumerate(VARIETIES)]
     files += [GOLDEN["jpeg_cmyk.jpg"], files[0][:2000], files[0].replace(b"\xff\xda", b"\xff\xdb"), files[5][:4000]]
     decode = RandomResizedCrop(64)
@@ -404,7 +404,7 @@ def test_a_backend_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert distance(pixels, plain) <= 2
 
 
-def test_the_native_backend_is_demanded_in_vain_where_it_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_native_backend_is_an_error_if_it_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jpeg, "_NATIVE", None)
     assert jpeg_backend() == "simplejpeg"
     assert RandomResizedCrop(64)(make("420", 150, 200, 0), np.random.default_rng(0)).shape == (64, 64, 3)
@@ -436,7 +436,7 @@ def build(folder: Path, **environment: str) -> list[Path]:
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("gcc")
-def test_the_native_modules_are_built_where_they_can_be(tmp_path: Path) -> None:
+def test_the_native_modules_are_built_if_a_compiler_is_available(tmp_path: Path) -> None:
     modules = build(tmp_path)
     assert [module.name.partition(".")[0] for module in modules] == ["_jpeg", "_files"]
     folders = [str(module.parent) for module in modules]
@@ -447,13 +447,13 @@ import _files, _jpeg; _files.open_beneath(0, ""); print(_jpeg.LIBJPEG_TURBO_VERS
 
 
 @pytest.mark.processes
-def test_native_modules_are_left_out_where_they_cannot_be_built(tmp_path: Path) -> None:
+def test_native_modules_are_left_out_if_they_cannot_be_built(tmp_path: Path) -> None:
     assert build(tmp_path, CC="false") == []
 
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("gcc")
-def test_no_damaged_file_and_no_view_makes_the_native_decoder_touch_what_is_not_its_own(tmp_path: Path) -> None:
+def test_no_damaged_file_or_view_makes_the_native_decoder_access_foreign_memory(tmp_path: Path) -> None:
     fuzzer = tmp_path / "fuzz"
     flags = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-DOWN_MAIN"]
     built = subprocess.run(
@@ -470,7 +470,7 @@ def test_no_damaged_file_and_no_view_makes_the_native_decoder_touch_what_is_not_
     assert num_inputs > 1000
 
 
-def test_a_decoded_png_is_drawn_by_the_same_rules() -> None:
+def test_a_png_is_drawn_by_the_same_rules_as_a_jpeg() -> None:
     pixels = photo(90, 120, np.random.default_rng(0))
     data = encode(Image.fromarray(pixels), "PNG")
     for view in some_views(90, 120, np.random.default_rng(1), num=30):

@@ -1,4 +1,4 @@
-"""Smaller copies of images show what Pillow's do, whichever way they are made."""
+"""Smaller copies of images look like Pillow's, whichever backend makes them."""
 
 from io import BytesIO
 
@@ -24,7 +24,7 @@ def pixels_of(data: bytes) -> NDArray[np.uint8]:
 
 
 def mean_distance(small: NDArray[np.uint8], expected: Image.Image) -> float:
-    """Of the luma: colors are stored at half the size, which counts in images as small as these."""
+    """Compare luma only: colours are stored at half the resolution, which matters in images as small as these."""
     assert small.shape[1::-1] == expected.size
     a, b = (np.asarray(image.convert("L"), int) for image in (Image.fromarray(small), expected))
     return float(np.abs(a - b).mean())
@@ -33,7 +33,7 @@ def mean_distance(small: NDArray[np.uint8], expected: Image.Image) -> float:
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize(("size", "shrunk"), SIZES)
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_the_shorter_side_is_the_one_that_is_asked_for_and_pixels_are_mixed_as_pillow_mixes_them(
+def test_a_copy_has_the_requested_shorter_side_and_pixels_like_pillows(
     name: Backend, size: tuple[int, int], shrunk: tuple[int, int] | None, kind: str
 ) -> None:
     data = encode(Image.fromarray(photo(*size, np.random.default_rng(0))), kind)
@@ -45,7 +45,7 @@ def test_the_shorter_side_is_the_one_that_is_asked_for_and_pixels_are_mixed_as_p
 
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_stripes_of_a_pixel_become_gray(name: Backend, kind: str) -> None:
+def test_stripes_of_one_pixel_become_gray(name: Backend, kind: str) -> None:
     stripes = np.zeros((100, 100, 3), np.uint8)
     stripes[:, ::2] = 255
     data = encode(Image.fromarray(stripes), kind)
@@ -73,7 +73,7 @@ def test_a_truncated_image_has_no_smaller_copy(name: Backend) -> None:
         shrunk_jpeg(open_image(data[: len(data) // 2], backend=name), short_side=48, quality=95)
 
 
-def test_the_compact_form_of_an_image_that_is_small_or_would_become_larger_is_the_image_itself() -> None:
+def test_the_compact_form_keeps_images_that_are_small_or_would_become_larger() -> None:
     small, large = (Image.fromarray(photo(*size, np.random.default_rng(0))) for size in ((256, 400), (300, 400)))
     for image, quality in ((small, 100), (large, 2)):
         data = encode(image, "JPEG", quality=quality)

@@ -1,4 +1,4 @@
-"""PartialCache: a fixed share of hits, never a wrong byte, never over its limit, whatever happens to its files."""
+"""PartialCache hits for a fixed share of samples, never returns a wrong byte and never exceeds its limit."""
 
 import itertools
 import json
@@ -70,7 +70,7 @@ def sources(index: Path) -> list[bytes]:
 
 
 def read_epoch(dataset: MPDataset) -> list[bytes]:
-    """Read an epoch, and return the samples' bytes by their numbers."""
+    """Read an epoch and return the samples' bytes, ordered by sample number."""
     found: dict[int, bytes] = {}
     for data, labels in dataset:
         found.update(zip(labels.tolist(), data, strict=True))
@@ -90,11 +90,11 @@ def segments(cache: OpenCache) -> list[Path]:
     return [cache.folder.path / segment_name(number) for number in cache.folder.segments()]
 
 
-# --- what it promises
+# --- hits and their bytes
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.5, 1.0])
-def test_from_the_second_epoch_exactly_the_subset_hits(files: Path, tmp_path: Path, fraction: float) -> None:
+def test_from_the_second_epoch_on_exactly_the_subset_hits(files: Path, tmp_path: Path, fraction: float) -> None:
     dataset = raw(files, PartialCache(tmp_path / "cache", max_bytes="1GiB", fraction=fraction))
     cache = opened(dataset)
     held = num_held(cache, NUM_FILES)
@@ -106,7 +106,9 @@ def test_from_the_second_epoch_exactly_the_subset_hits(files: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.3, 0.7])
-def test_the_subset_is_its_share_of_any_part_of_any_shuffle(files: Path, tmp_path: Path, fraction: float) -> None:
+def test_any_part_of_any_shuffle_holds_the_same_share_of_the_subset(
+    files: Path, tmp_path: Path, fraction: float
+) -> None:
     cache = opened(raw(files, PartialCache(tmp_path / "cache", fraction=fraction)))
     num_samples = 40_000
     for epoch in range(2):
@@ -118,7 +120,7 @@ def test_the_subset_is_its_share_of_any_part_of_any_shuffle(files: Path, tmp_pat
     assert abs(num_held(cache, num_samples) / num_samples - fraction) < 0.01
 
 
-def test_a_larger_fraction_keeps_what_a_smaller_one_has_kept(files: Path, tmp_path: Path) -> None:
+def test_a_larger_fraction_hits_the_entries_of_a_smaller_one(files: Path, tmp_path: Path) -> None:
     small = raw(files, PartialCache(tmp_path / "cache", fraction=0.4))
     read_epoch(small)
     opened(small).close()
@@ -130,7 +132,7 @@ def test_a_larger_fraction_keeps_what_a_smaller_one_has_kept(files: Path, tmp_pa
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 3])
 @pytest.mark.parametrize("what", CachedForm)
-def test_batches_are_the_same_cold_and_warm_whoever_makes_them(
+def test_batches_are_the_same_cold_and_warm_with_and_without_workers(
     photos: Path, tmp_path: Path, what: CachedForm, num_workers: int
 ) -> None:
     def dataset(cache: PartialCache | None) -> MPDataset:
@@ -166,7 +168,7 @@ def test_resized_images_are_smaller_and_look_the_same(photos: Path, tmp_path: Pa
         assert abs(pixels(before).mean() - pixels(after).mean()) < 3
 
 
-def test_spans_of_a_shard_are_kept_one_by_one(tmp_path: Path) -> None:
+def test_spans_of_a_shard_are_cached_separately(tmp_path: Path) -> None:
     index = numbers_index(tmp_path, 500)
     dataset = raw(index, PartialCache(tmp_path / "cache", fraction=1.0))
     for _ in range(2):
@@ -174,7 +176,7 @@ def test_spans_of_a_shard_are_kept_one_by_one(tmp_path: Path) -> None:
     assert opened(dataset).counts.hits == 500
 
 
-def test_all_sources_of_a_sample_are_kept_together(files: Path, tmp_path: Path) -> None:
+def test_all_sources_of_a_sample_are_cached_together(files: Path, tmp_path: Path) -> None:
     lines = [f"data/{number}.bin\tdata/{number // 2}.bin\n" for number in range(NUM_FILES)]
     files.write_text("#mpload 1\n#columns left:path right:path\n" + "".join(lines))
     expected = [(left, sources(files)[number // 2]) for number, left in enumerate(sources(files))]
@@ -186,10 +188,10 @@ def test_all_sources_of_a_sample_are_kept_together(files: Path, tmp_path: Path) 
     assert opened(dataset).counts.hits == NUM_FILES
 
 
-# --- how much it takes
+# --- size
 
 
-def test_a_size_limit_implies_the_fraction(files: Path, tmp_path: Path) -> None:
+def test_a_size_limit_determines_the_fraction(files: Path, tmp_path: Path) -> None:
     dataset = raw(files, PartialCache(tmp_path / "cache", max_bytes=MIB))
     cache = opened(dataset)
     total = sum(map(len, sources(files)))
@@ -202,20 +204,20 @@ def test_a_size_limit_implies_the_fraction(files: Path, tmp_path: Path) -> None:
     assert opened(raw(files, PartialCache(tmp_path / "other"))).fraction == 1.0
 
 
-def test_the_fraction_counts_all_that_lies_beside_the_bytes(tmp_path: Path) -> None:
+def test_the_fraction_allows_for_the_table_and_the_heads_of_entries(tmp_path: Path) -> None:
     num_samples = 40_000
     cache = opened(raw(numbers_index(tmp_path, num_samples), PartialCache(tmp_path / "cache", max_bytes=MIB)))
     taken = cache.folder.table_bytes + cache.fraction * num_samples * (HEAD_BYTES + 8)
     assert 0.96 * MIB < taken < 0.98 * MIB
 
 
-def test_forms_have_checksums_of_their_own(files: Path, tmp_path: Path) -> None:
+def test_each_form_has_its_own_checksum_key(files: Path, tmp_path: Path) -> None:
     keys = {opened(raw(files, PartialCache(tmp_path, what=what))).folder.key for what in ("bytes", "resized")}
     assert len(keys) == 2
 
 
 @pytest.mark.processes
-def test_the_limit_holds_over_processes_and_runs(files: Path, tmp_path: Path) -> None:
+def test_the_limit_holds_across_processes_and_runs(files: Path, tmp_path: Path) -> None:
     for run in range(3):
         dataset = raw(files, PartialCache(tmp_path / "cache", max_bytes=2 * MIB, fraction=1.0), seed=run)
         with MPLoader(dataset, num_workers=3) as loader:
@@ -226,7 +228,7 @@ def test_the_limit_holds_over_processes_and_runs(files: Path, tmp_path: Path) ->
     assert len(segments(opened(dataset))) <= 4
 
 
-def test_what_a_dead_writer_had_reserved_is_used_by_the_next(files: Path, tmp_path: Path) -> None:
+def test_space_reserved_by_a_dead_writer_is_used_by_the_next_one(files: Path, tmp_path: Path) -> None:
     choice = PartialCache(tmp_path / "cache", fraction=1.0)
     first = opened(raw(files, choice))
     data = sources(files)
@@ -246,7 +248,7 @@ def test_what_a_dead_writer_had_reserved_is_used_by_the_next(files: Path, tmp_pa
     assert second.used_bytes() < reserved
 
 
-def test_shrinking_gives_bytes_back_at_once_and_holds(files: Path, tmp_path: Path) -> None:
+def test_shrinking_frees_space_at_once_and_the_new_limit_holds(files: Path, tmp_path: Path) -> None:
     folder = Path("/dev/shm") / f"mpload-test-{os.getpid()}"
     try:
         dataset = raw(files, PartialCache(folder, max_bytes="64MiB", fraction=1.0))
@@ -267,7 +269,7 @@ def test_shrinking_gives_bytes_back_at_once_and_holds(files: Path, tmp_path: Pat
 
 
 @pytest.mark.processes
-def test_a_cache_in_memory_is_part_of_the_budget_and_gives_way(files: Path) -> None:
+def test_a_cache_in_memory_counts_towards_the_budget_and_shrinks(files: Path) -> None:
     folder = Path("/dev/shm") / f"mpload-test-{os.getpid()}"
     data = files.parent / "data"
     for number in range(NUM_FILES):  # 60 MB
@@ -283,10 +285,10 @@ def test_a_cache_in_memory_is_part_of_the_budget_and_gives_way(files: Path) -> N
             assert before > 55 * MIB
             governor._budget_bytes = 60 * MIB
             governor._checked -= 2  # seconds
-            with warnings.catch_warnings(record=True) as told:
+            with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 governor.check()
-            assert "the cache in memory gives up" in str(told[0].message)
+            assert "the cache in memory gives up" in str(caught[0].message)
             assert cache.used_bytes() < 40 * MIB
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", MploadWarning)  # fewer batches ahead
@@ -300,7 +302,7 @@ def test_a_cache_in_memory_is_part_of_the_budget_and_gives_way(files: Path) -> N
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_a_full_cache_whose_sources_have_changed_is_filled_anew(files: Path, tmp_path: Path) -> None:
+def test_a_full_cache_is_refilled_after_its_sources_changed(files: Path, tmp_path: Path) -> None:
     dataset = raw(files, PartialCache(tmp_path / "cache", max_bytes=3 * MIB, fraction=0.6))
     cache = opened(dataset)
     read_epoch(dataset)
@@ -313,7 +315,7 @@ def test_a_full_cache_whose_sources_have_changed_is_filled_anew(files: Path, tmp
     assert cache.counts.hits - before >= 0.9 * num_held(cache, NUM_FILES)
 
 
-# --- whatever happens to its files
+# --- damaged, deleted and foreign files
 
 
 def overwrite(path: Path, rng: random.Random) -> None:
@@ -356,12 +358,12 @@ def add_foreign_files(cache: OpenCache) -> None:
 
 DAMAGES: dict[str, Callable[[OpenCache], None]] = {
     "segments overwritten": to_segments(lambda path: overwrite(path, random.Random(1))),
-    "segments cut": to_segments(lambda path: os.truncate(path, path.stat().st_size // 3)),
+    "segments truncated": to_segments(lambda path: os.truncate(path, path.stat().st_size // 3)),
     "segments deleted": to_segments(Path.unlink),
     "segments replaced by folders": to_segments(replace_by_folder),
     "segments of another program": to_segments(lambda path: path.write_bytes(b"x" * 99_999)),
     "table overwritten": to_table(lambda path: overwrite(path, random.Random(2))),
-    "table cut": to_table(lambda path: os.truncate(path, 4200)),
+    "table truncated": to_table(lambda path: os.truncate(path, 4200)),
     "table deleted": to_table(Path.unlink),
     "places swapped": swap_places,
     "foreign files": add_foreign_files,
@@ -384,11 +386,11 @@ def test_damaged_files_are_misses_and_never_wrong_data(
         later = raw(files, choice)
         for _ in range(3):
             assert read_epoch(later) == sources(files)
-    assert opened(later).counts.hits >= 2 * NUM_FILES  # it has mended itself
+    assert opened(later).counts.hits >= 2 * NUM_FILES  # the cache has recovered
 
 
 @pytest.mark.parametrize("position", range(0, HEAD_BYTES + 20, 3))
-def test_no_byte_of_an_entry_can_change_unseen(position: int) -> None:
+def test_a_change_of_any_byte_of_an_entry_is_detected(position: int) -> None:
     head, payload = make_entry([b"some bytes", b"and more of them"], sample_id=7, stamp=9, key=5)
     entry = bytearray(head + payload)
 
@@ -403,7 +405,7 @@ def test_no_byte_of_an_entry_can_change_unseen(position: int) -> None:
     assert read(bytes(entry)) is None
 
 
-def test_a_changed_source_is_read_anew_unless_the_index_is_trusted(files: Path, tmp_path: Path) -> None:
+def test_a_changed_source_is_read_again_unless_the_index_is_trusted(files: Path, tmp_path: Path) -> None:
     careful, trusting = (
         raw(files, PartialCache(tmp_path / str(check), fraction=1.0, check_source=check)) for check in (True, False)
     )
@@ -419,8 +421,8 @@ def test_a_changed_source_is_read_anew_unless_the_index_is_trusted(files: Path, 
     assert opened(careful).counts.damaged == 1
 
 
-class Elsewhere:
-    """Sources that are no files of this machine."""
+class RemoteFiles:
+    """A storage whose sources are not files of this machine."""
 
     def __init__(self, files: Path) -> None:
         self.data = {f"data/{number}.bin": data for number, data in enumerate(sources(files))}
@@ -430,8 +432,8 @@ class Elsewhere:
 
 
 @pytest.mark.parametrize("prefix", ["", "s3://far/"])
-def test_sources_that_are_no_files_are_kept_too(files: Path, tmp_path: Path, prefix: str) -> None:
-    storage, expected = Elsewhere(files), sources(files)
+def test_sources_that_are_not_local_files_are_cached_too(files: Path, tmp_path: Path, prefix: str) -> None:
+    storage, expected = RemoteFiles(files), sources(files)
     files.write_text("".join(f"{prefix}data/{number}.bin {number}\n" for number in range(NUM_FILES)))
     shutil.rmtree(files.parent / "data")
     dataset = raw(files, PartialCache(tmp_path / "cache", fraction=1.0), storage=storage)
@@ -440,14 +442,14 @@ def test_sources_that_are_no_files_are_kept_too(files: Path, tmp_path: Path, pre
     assert opened(dataset).counts.hits == NUM_FILES
 
 
-def test_a_url_among_local_files_is_kept_as_the_index_has_it(files: Path, tmp_path: Path) -> None:
+def test_a_url_among_local_files_is_cached_and_never_checked(files: Path, tmp_path: Path) -> None:
     cache = open_cache(PartialCache(tmp_path / "cache", fraction=1.0), open_index(files), read=lambda _: [b""])
     for data in (b"one", b"two"):
         assert cache.read(3, ["s3://bucket/key"], lambda data=data: [data]) == [b"one"]  # type: ignore[misc]
     cache.close()
 
 
-def test_a_source_that_is_gone_is_an_error_though_it_was_kept(files: Path, tmp_path: Path) -> None:
+def test_a_deleted_source_is_an_error_even_if_it_was_cached(files: Path, tmp_path: Path) -> None:
     dataset = raw(files, PartialCache(tmp_path / "cache", fraction=1.0))
     read_epoch(dataset)
     (files.parent / "data" / "17.bin").unlink()
@@ -455,7 +457,7 @@ def test_a_source_that_is_gone_is_an_error_though_it_was_kept(files: Path, tmp_p
         read_epoch(dataset)
 
 
-def test_data_sets_with_the_same_lines_never_meet_in_one_folder(files: Path, tmp_path: Path) -> None:
+def test_data_sets_with_the_same_lines_never_mix_in_one_folder(files: Path, tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "data", tmp_path / "copy" / "data")
     other = tmp_path / "copy" / "all.txt"
     other.write_bytes(files.read_bytes())
@@ -468,13 +470,13 @@ def test_data_sets_with_the_same_lines_never_meet_in_one_folder(files: Path, tmp
         for index, dataset in zip((files, other), datasets, strict=True):
             assert read_epoch(dataset) == sources(index)
     a, b = (opened(dataset).folder for dataset in datasets)
-    for name in ("table", "segment-000001"):  # not even where one's files take the place of the other's
+    for name in ("table", "segment-000001"):  # not even if one's files replace the other's
         shutil.copy(a.path / name, b.path / name)
     assert read_epoch(datasets[1]) == sources(other)
     assert read_epoch(raw(other, PartialCache(tmp_path / "cache", fraction=1.0))) == sources(other)
 
 
-def test_another_version_of_the_format_has_files_of_its_own(
+def test_another_version_of_the_format_has_its_own_files(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read_epoch(raw(files, PartialCache(tmp_path / "cache", fraction=1.0)))
@@ -497,37 +499,37 @@ def tmpfs(folder: Path, num_bytes: int) -> Iterator[Path]:
         subprocess.run(["umount", "-l", folder], check=True)
 
 
-def assert_goes_on_with_one_warning(files: Path, folder: Path) -> None:
+def assert_continues_with_one_warning(files: Path, folder: Path) -> None:
     dataset = raw(files, PartialCache(folder, fraction=1.0))
-    with pytest.warns(MploadWarning, match="not filled any further") as told:
+    with pytest.warns(MploadWarning, match="not filled any further") as caught:
         check_epochs(dataset, files, num_epochs=3)
-    assert len(told) == 1
+    assert len(caught) == 1
     counts = opened(dataset).counts
     assert 0.2 * NUM_FILES < counts.hits / 2 < 0.8 * NUM_FILES
-    assert counts.damaged == 0, "what was cut off by the end of the disk was published"
+    assert counts.damaged == 0, "an entry that was cut off by the full disk was published"
     opened(dataset).close()
 
 
 @pytest.mark.processes
-def test_a_full_disk_ends_the_filling_with_one_warning(files: Path, tmp_path: Path) -> None:
+def test_a_full_disk_ends_filling_with_one_warning(files: Path, tmp_path: Path) -> None:
     with tmpfs(tmp_path / "disk", 2 * MIB) as disk:
-        assert_goes_on_with_one_warning(files, disk)
+        assert_continues_with_one_warning(files, disk)
 
 
-def test_a_limit_on_file_sizes_ends_the_filling_with_one_warning(files: Path, tmp_path: Path) -> None:
+def test_a_limit_on_file_sizes_ends_filling_with_one_warning(files: Path, tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2 * MIB, before[1]))
     try:
         dataset = raw(files, PartialCache(tmp_path / "cache", fraction=1.0))
-        with pytest.warns(MploadWarning, match="File too large") as told:
+        with pytest.warns(MploadWarning, match="File too large") as caught:
             check_epochs(dataset, files, num_epochs=2)
-        assert len(told) == 1
+        assert len(caught) == 1
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.processes
-def test_workers_tell_of_a_full_disk_once(files: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_workers_warn_of_a_full_disk_once(files: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with tmpfs(tmp_path / "disk", MIB) as disk:
         dataset = raw(files, PartialCache(disk, fraction=1.0))
         with MPLoader(dataset, num_workers=3) as loader:
@@ -541,7 +543,7 @@ def test_workers_tell_of_a_full_disk_once(files: Path, tmp_path: Path, capfd: py
 
 
 @pytest.mark.processes
-def test_a_read_only_folder_is_read_and_told_of_once(files: Path, tmp_path: Path) -> None:
+def test_a_read_only_folder_is_read_and_gives_one_warning(files: Path, tmp_path: Path) -> None:
     with tmpfs(tmp_path / "disk", 8 * MIB) as disk:
         choice = PartialCache(disk, fraction=1.0)
         first = raw(files, choice)
@@ -552,27 +554,27 @@ def test_a_read_only_folder_is_read_and_told_of_once(files: Path, tmp_path: Path
         num_kept = opened(first).counts.misses
         opened(first).close()
         subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
-        with pytest.warns(MploadWarning, match="Read-only file system") as told:
+        with pytest.warns(MploadWarning, match="Read-only file system") as caught:
             dataset = raw(files, choice)
         check_epochs(dataset, files, num_epochs=1)
         with MPLoader(dataset, num_workers=2) as loader:
             assert sum(len(labels) for _, labels in loader) == NUM_FILES
-        assert len(told) == 1
+        assert len(caught) == 1
         assert opened(dataset).counts.hits == num_kept
         opened(dataset).close()
 
 
-def test_a_folder_that_cannot_be_made_costs_one_warning(files: Path, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_gives_one_warning(files: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    with pytest.warns(MploadWarning, match="Not a directory") as told:
+    with pytest.warns(MploadWarning, match="Not a directory") as caught:
         dataset = raw(files, PartialCache(tmp_path / "file" / "cache", fraction=1.0))
     check_epochs(dataset, files, num_epochs=2)
-    assert len(told) == 1
+    assert len(caught) == 1
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("num_kills", [10, pytest.param(200, marks=pytest.mark.slow)])
-def test_processes_killed_while_they_fill_leave_no_wrong_byte(tmp_path: Path, num_kills: int) -> None:
+def test_processes_killed_while_filling_leave_no_wrong_byte(tmp_path: Path, num_kills: int) -> None:
     command = [sys.executable, "-m", "tests.support.cache_kills", str(tmp_path), str(num_kills)]
     ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
     found = json.loads(ran.stdout)
@@ -584,7 +586,7 @@ def test_processes_killed_while_they_fill_leave_no_wrong_byte(tmp_path: Path, nu
 
 
 @pytest.mark.processes
-def test_workers_killed_while_they_fill_a_cache_change_no_batch(files: Path, tmp_path: Path) -> None:
+def test_workers_killed_while_filling_a_cache_change_no_batch(files: Path, tmp_path: Path) -> None:
     chance = random.Random(0)
     dataset = raw(files, PartialCache(tmp_path / "cache", fraction=1.0))
     with MPLoader(dataset, num_workers=3, options=PoolOptions(max_restarts=1000)) as loader:
@@ -603,7 +605,7 @@ def test_workers_killed_while_they_fill_a_cache_change_no_batch(files: Path, tmp
     for _ in range(2):
         assert read_epoch(later) == sources(files)
     assert opened(later).counts.hits >= 1.9 * NUM_FILES
-    assert len(segments(opened(later))) <= 4  # what the dead had reserved is gone on with
+    assert len(segments(opened(later))) <= 4  # space that dead workers had reserved is reused
 
 
 RANK = """
@@ -651,14 +653,14 @@ def test_ranks_fill_one_cache_together(files: Path, tmp_path: Path) -> None:
     hits, misses, damaged = counts.sum(axis=0).tolist()
     assert damaged == 0
     assert hits + misses == 3 * len(held)
-    # Each one's misses are the others' hits. Ranks are not in step here, so that two may miss a sample at once.
+    # A sample that one rank missed is a hit for the others. Ranks are not in step, so two may miss one at once.
     assert len(held) <= misses < 1.5 * len(held)
     kept = sum(len(data) for number, data in enumerate(sources(files)) if number in held)
     assert kept < cache.used_bytes() - cache.folder.table_bytes < 1.5 * kept
     assert read_epoch(raw(files, PartialCache(tmp_path / "cache", max_bytes="64MiB", fraction=0.7))) == sources(files)
 
 
-# --- the command line, and wrong values
+# --- command line and wrong values
 
 
 @pytest.mark.processes
@@ -678,9 +680,9 @@ def test_the_command_line_shows_verifies_and_clears(files: Path, tmp_path: Path)
     code, (facts,), _ = cache_command("verify", folder, "--json")
     assert code == 1
     assert facts["num_damaged"] > 3
-    code, said, _ = cache_command("clear", folder)
+    code, printed, _ = cache_command("clear", folder)
     assert code == 0
-    assert "deleted" in said
+    assert "deleted" in printed
     assert [path.name for path in folder.iterdir()] == ["mine.txt"]
     assert cache_command("info", folder)[:2] == (0, "no caches\n")
     assert cache_command("info", tmp_path / "nowhere")[0] == 1

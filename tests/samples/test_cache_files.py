@@ -1,4 +1,4 @@
-"""The files of a cache: which of them count, who may write where, and what is given up. Real files and processes."""
+"""The files of a cache: which files belong to it, which segment a process writes to, and which segments are deleted."""
 
 import os
 import sys
@@ -42,7 +42,7 @@ def fill(cache: OpenCache, *sample_ids: int, num_bytes: int = 1000) -> None:
 
 
 def num_hits(folder: Path, *sample_ids: int, num_bytes: int = 1000) -> int:
-    """Read samples in another process's place; return how many of them are kept."""
+    """Read samples with another cache object, as another process would, and return the number of hits."""
     reader = opened(folder)
     fill(reader, *sample_ids, num_bytes=num_bytes)
     reader.close()
@@ -54,7 +54,7 @@ def segment(cache: OpenCache, number: int) -> Path:
 
 
 def write_segments(cache: OpenCache, *numbers: int) -> int:
-    """Write segments of one entry each, of the sample of the same number; return their size."""
+    """Write segments with one entry each, for the sample with the same number; return the size of one segment."""
     for number in numbers:
         entry = b"".join(make_entry([data_of(number)], sample_id=number, stamp=0, key=cache.folder.key))
         segment(cache, number).write_bytes(entry)
@@ -62,7 +62,7 @@ def write_segments(cache: OpenCache, *numbers: int) -> int:
     return len(entry)
 
 
-def in_a_fork(act: Callable[[], object]) -> None:
+def in_forked_process(act: Callable[[], object]) -> None:
     pid = os.fork()
     if not pid:
         try:
@@ -73,21 +73,21 @@ def in_a_fork(act: Callable[[], object]) -> None:
     assert os.waitpid(pid, 0)[1] == 0
 
 
-# --- which files count
+# --- which files belong to the cache
 
 
 def replace_by_another_data_sets(table: Path) -> None:
     page = bytearray(table.read_bytes())
-    page[8] ^= 1  # of the key
+    page[8] ^= 1  # a byte of the key
     table.write_bytes(page)
 
 
 @pytest.mark.parametrize(
     "damage",
     [Path.unlink, lambda table: os.truncate(table, 4200), replace_by_another_data_sets],
-    ids=["deleted", "cut", "another's"],
+    ids=["deleted", "truncated", "another data set's"],
 )
-def test_a_table_that_does_not_fit_is_made_anew_and_what_it_spoke_of_is_deleted(
+def test_an_invalid_table_is_created_again_and_its_segments_are_deleted(
     folder: Path, damage: Callable[[Path], None]
 ) -> None:
     first = opened(folder)
@@ -100,7 +100,7 @@ def test_a_table_that_does_not_fit_is_made_anew_and_what_it_spoke_of_is_deleted(
     again.close()
 
 
-def test_what_only_has_a_segments_name_neither_counts_nor_is_touched(folder: Path) -> None:
+def test_folders_and_links_named_like_segments_are_ignored(folder: Path) -> None:
     cache = opened(folder)
     fill(cache, 1)
     before = cache.folder.segments()
@@ -115,7 +115,7 @@ def test_what_only_has_a_segments_name_neither_counts_nor_is_touched(folder: Pat
     cache.close()
 
 
-def test_a_reader_keeps_few_of_many_segments_open(folder: Path) -> None:
+def test_a_reader_keeps_at_most_256_segments_open(folder: Path) -> None:
     cache = opened(folder)
     write_segments(cache, *range(1, 301))
     before = len(list(Path("/proc/self/fd").iterdir()))
@@ -125,10 +125,10 @@ def test_a_reader_keeps_few_of_many_segments_open(folder: Path) -> None:
     cache.close()
 
 
-# --- who may write where
+# --- which segment a process writes to
 
 
-def test_a_segment_that_ends_in_half_an_entry_is_gone_on_with_behind_the_last_whole_one(folder: Path) -> None:
+def test_a_segment_with_a_torn_entry_is_continued_after_its_last_complete_one(folder: Path) -> None:
     first = opened(folder)
     fill(first, 1, 2, 3)
     place = first.folder.place_of(3)
@@ -142,7 +142,7 @@ def test_a_segment_that_ends_in_half_an_entry_is_gone_on_with_behind_the_last_wh
     assert num_hits(folder, 1, 2, 4) == 3
 
 
-def test_a_segment_that_somebody_writes_to_is_not_dropped(folder: Path) -> None:
+def test_a_segment_that_a_process_is_writing_to_is_not_dropped(folder: Path) -> None:
     writing, other = opened(folder), opened(folder)
     fill(writing, 1)
     (number,) = writing.folder.segments()
@@ -154,7 +154,7 @@ def test_a_segment_that_somebody_writes_to_is_not_dropped(folder: Path) -> None:
     other.close()
 
 
-def test_a_writer_whose_segment_is_gone_begins_another(folder: Path) -> None:
+def test_a_writer_whose_segment_was_deleted_starts_another_one(folder: Path) -> None:
     cache = opened(folder)
     fill(cache, 1)
     segment(cache, *cache.folder.segments()).unlink()
@@ -164,7 +164,7 @@ def test_a_writer_whose_segment_is_gone_begins_another(folder: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_fork_writes_to_a_segment_of_its_own(folder: Path) -> None:
+def test_a_forked_process_writes_to_its_own_segment(folder: Path) -> None:
     cache = opened(folder)
     fill(cache, 1)
 
@@ -172,7 +172,7 @@ def test_a_fork_writes_to_a_segment_of_its_own(folder: Path) -> None:
         fill(cache, 2)
         cache.close()
 
-    in_a_fork(fill_and_close)
+    in_forked_process(fill_and_close)
     fill(cache, 3)
     assert len(cache.folder.segments()) == 2
     cache.close()
@@ -180,31 +180,31 @@ def test_a_fork_writes_to_a_segment_of_its_own(folder: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_fork_that_closes_its_copy_leaves_its_parents_segment_as_it_is(folder: Path) -> None:
+def test_a_forked_process_that_closes_its_cache_leaves_the_parents_segment_unchanged(folder: Path) -> None:
     cache = opened(folder)
     fill(cache, 1)
     before = cache.folder.segments()
-    in_a_fork(cache.close)
+    in_forked_process(cache.close)
     assert cache.folder.segments() == before
     cache.close()
-    assert cache.folder.segments() != before  # what was reserved is given back
+    assert cache.folder.segments() != before  # unused space was released
 
 
-def test_who_comes_second_with_a_sample_writes_nothing(folder: Path) -> None:
+def test_the_second_process_to_store_a_sample_writes_nothing(folder: Path) -> None:
     first, second = opened(folder), opened(folder)
 
-    def read_while_another_is_faster() -> list[bytes]:
+    def read_after_the_first_one_stored_it() -> list[bytes]:
         fill(first, 7)
         return [data_of(7)]
 
-    assert second.read(7, ["7.bin"], read_while_another_is_faster) == [data_of(7)]
+    assert second.read(7, ["7.bin"], read_after_the_first_one_stored_it) == [data_of(7)]
     assert second.folder.segment_of(second.folder.place_of(7)) in first.folder.segments()
     assert len(second.folder.segments()) == 1
     first.close()
     second.close()
 
 
-# --- how much it takes
+# --- size
 
 
 def test_an_entry_that_would_exceed_the_limit_is_not_written(folder: Path) -> None:
@@ -216,7 +216,7 @@ def test_an_entry_that_would_exceed_the_limit_is_not_written(folder: Path) -> No
     assert num_hits(folder, *range(6), num_bytes=300 * KIB) == 3
 
 
-def test_shrinking_gives_up_the_oldest_segments_at_once_even_while_others_have_them_open(folder: Path) -> None:
+def test_shrinking_frees_the_oldest_segments_at_once_even_while_they_are_open(folder: Path) -> None:
     cache, reader = opened(folder), opened(folder)
     num_bytes = write_segments(cache, 1, 2, 3)
     fill(reader, 1, 2, 3)
@@ -228,7 +228,7 @@ def test_shrinking_gives_up_the_oldest_segments_at_once_even_while_others_have_t
     reader.close()
 
 
-def test_a_limit_that_was_set_for_all_holds_as_long_as_one_of_them_writes(folder: Path) -> None:
+def test_a_limit_set_by_shrinking_holds_until_all_writers_have_ended(folder: Path) -> None:
     writing = opened(folder)
     fill(writing, 1)
     writing.shrink(4 * MIB)
@@ -242,7 +242,7 @@ def test_a_limit_that_was_set_for_all_holds_as_long_as_one_of_them_writes(folder
     later.close()
 
 
-def test_segments_have_a_largest_size(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_have_a_maximum_size(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = opened(folder)
     fill(cache, 0, num_bytes=300 * KIB)
     monkeypatch.setattr(sys.modules[type(cache._writer).__module__], "_SEGMENT_BYTES", MIB)
@@ -253,10 +253,10 @@ def test_segments_have_a_largest_size(folder: Path, monkeypatch: pytest.MonkeyPa
     assert num_hits(folder, *range(10), num_bytes=300 * KIB) == 10
 
 
-# --- what its sources were
+# --- changed sources
 
 
-def test_a_source_that_cannot_be_looked_at_is_neither_kept_nor_taken_for_damaged(folder: Path) -> None:
+def test_a_source_that_cannot_be_checked_is_not_cached_and_not_counted_as_damaged(folder: Path) -> None:
     cache = opened(folder, check_source=True)
     fill(cache, 1)
     assert not cache.has(1)
@@ -271,7 +271,7 @@ def test_a_source_that_cannot_be_looked_at_is_neither_kept_nor_taken_for_damaged
 
 @pytest.mark.parametrize("changed", [0, 1])
 @pytest.mark.parametrize("what", ["size", "time"])
-def test_a_change_of_any_of_a_samples_sources_is_seen(folder: Path, changed: int, what: str) -> None:
+def test_a_change_of_any_source_of_a_sample_is_detected(folder: Path, changed: int, what: str) -> None:
     names = ["1.bin", "2.bin"]
     for name in names:
         (folder / name).write_bytes(b"before")

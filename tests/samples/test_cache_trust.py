@@ -1,4 +1,4 @@
-"""A cache in a folder where others may write: nothing they put there is overwritten, waited for or believed."""
+"""A cache in a folder that others may write to: files that they plant are not overwritten, waited for or used."""
 
 import fcntl
 import os
@@ -23,16 +23,18 @@ from tests.support.batches import numbers_index
 from tests.support.programs import cache_command
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="locks and users of Linux")
-needs_root = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root becomes others")
+needs_root = pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can become another user"
+)
 
 NUM_SAMPLES = 200
 PRECIOUS = b"precious\n" * 1000
-SOMEBODY, SOMEBODY_ELSE, THEIR_GROUP = 12_345, 12_346, 12_300
+OTHER_USER, THIRD_USER, SHARED_GROUP = 12_345, 12_346, 12_300
 
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A folder that every user may enter, unlike pytest's own."""
+    """A folder that every user may enter, unlike `tmp_path`."""
     path = Path(tempfile.mkdtemp())
     path.chmod(0o755)
     yield path
@@ -47,7 +49,7 @@ def dataset(folder: Path) -> MPDataset:
 
 
 def read_epoch(folder: Path, *, num_epochs: int = 1) -> OpenCache:
-    """Read epochs whose samples must all be right, and return the cache's facts."""
+    """Read epochs, check every sample, and return the closed cache."""
     opened = dataset(folder)
     for _ in range(num_epochs):
         found = [data for batch in opened for data in batch[0]]
@@ -61,7 +63,7 @@ def plant_link(path: Path, victim: Path) -> None:
     path.symlink_to(victim)
 
 
-def plant_second_name(path: Path, victim: Path) -> None:
+def plant_hard_link(path: Path, victim: Path) -> None:
     victim.touch()
     path.hardlink_to(victim)
 
@@ -72,21 +74,21 @@ def plant_pipe(path: Path, _: Path) -> None:
 
 def plant_socket(path: Path, _: Path) -> None:
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind(os.path.relpath(path))  # an address holds 108 bytes
+        server.bind(os.path.relpath(path))  # relative, since a socket's address has at most 108 bytes
 
 
 def plant_folder(path: Path, _: Path) -> None:
     path.mkdir()
 
 
-PLANTS = [plant_link, plant_second_name, plant_pipe, plant_socket, plant_folder]
+PLANTS = [plant_link, plant_hard_link, plant_pipe, plant_socket, plant_folder]
 NAMES = ["about.json", "lock", "table", "segment-000001", ".table.unfinished", ".about.json.unfinished"]
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("plant", PLANTS)
 @pytest.mark.parametrize("is_filled", [False, True])
-def test_what_others_plant_is_neither_written_to_nor_waited_for(
+def test_planted_files_are_neither_written_to_nor_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[Path, Path], None], is_filled: bool
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -95,9 +97,9 @@ def test_what_others_plant_is_neither_written_to_nor_waited_for(
         if not is_filled:
             for path in inside.iterdir():
                 path.unlink() if not path.is_dir() else path.rmdir()
-        victim, not_there = tmp_path / "victim", tmp_path / "not-there"
+        victim, missing = tmp_path / "victim", tmp_path / "not-there"
         victim.write_bytes(PRECIOUS)
-        for target in (victim, not_there):
+        for target in (victim, missing):
             (inside / name).unlink(missing_ok=True)
             plant(inside / name, target)
             with warnings.catch_warnings():
@@ -109,15 +111,15 @@ def test_what_others_plant_is_neither_written_to_nor_waited_for(
                         assert all(map(cache.read, *zip(*cache.places(), strict=True)))
                     cache.close()
             assert victim.read_bytes() == PRECIOUS
-            assert not not_there.exists() or not not_there.stat().st_size
-            not_there.unlink(missing_ok=True)
+            assert not missing.exists() or not missing.stat().st_size
+            missing.unlink(missing_ok=True)
             planted = inside / name
             if planted.is_dir():
                 planted.rmdir()
 
 
 @pytest.mark.parametrize("name", ["table", "segment-000001"])
-def test_a_cache_mends_itself_where_a_pipe_took_the_place_of_a_file(tmp_path: Path, name: str) -> None:
+def test_a_cache_recovers_after_a_pipe_replaced_one_of_its_files(tmp_path: Path, name: str) -> None:
     inside = read_epoch(tmp_path).folder.path
     (inside / name).unlink()
     os.mkfifo(inside / name)
@@ -141,29 +143,29 @@ def test_a_link_in_place_of_the_folder_is_not_followed(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("about", ['{"format": "mpload-cache-1", "num_samples": Infinity}', "[" * 200_000])
-def test_a_folder_that_says_nonsense_of_itself_is_no_cache(tmp_path: Path, about: str) -> None:
+def test_a_folder_with_an_invalid_description_is_not_a_cache(tmp_path: Path, about: str) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "about.json").write_text(about)
     assert cache_command("info", tmp_path)[:2] == (0, "no caches\n")
 
 
 @pytest.mark.processes
-def test_clearing_removes_links_and_leaves_what_they_lead_to(tmp_path: Path) -> None:
+def test_clearing_leaves_the_targets_of_links_unchanged(tmp_path: Path) -> None:
     inside = read_epoch(tmp_path).folder.path
     (tmp_path / "victim").write_bytes(PRECIOUS)
     (inside / "segment-000002").symlink_to(tmp_path / "victim")
     (inside / "segment-000003").hardlink_to(tmp_path / "victim")
     assert cache_command("clear", tmp_path / "cache")[0] == 0
     assert (tmp_path / "victim").read_bytes() == PRECIOUS
-    assert [path.name for path in inside.iterdir()] == ["segment-000002"]  # no file of the cache, and not touched
+    assert [path.name for path in inside.iterdir()] == ["segment-000002"]  # a link is not a file of the cache
 
 
-def test_a_lock_that_somebody_keeps_ends_the_filling_and_not_the_job(
+def test_a_lock_that_is_never_released_ends_filling_but_not_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mpload.samples.cache.folder._LOCK_SECONDS", 0.1)
     inside = read_epoch(tmp_path).folder.path
-    with (inside / "lock").open("rb") as held:  # who may read a file may lock it
+    with (inside / "lock").open("rb") as held:  # read permission suffices to lock a file
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.warns(MploadWarning, match="another process has held the lock"):
             counts = read_epoch(tmp_path).counts
@@ -174,42 +176,42 @@ def test_a_lock_that_somebody_keeps_ends_the_filling_and_not_the_job(
 
 
 def as_user(user: int, act: Callable[[], None], *, umask: int = 0o022) -> None:
-    """Do something as another user of the group, in a process that is theirs."""
+    """Call `act` as another user of the group, in a process of that user."""
     child = os.fork()
     if not child:
         try:
             os.setgroups([])
-            os.setgid(THEIR_GROUP)
+            os.setgid(SHARED_GROUP)
             os.setuid(user)
             os.umask(umask)
             act()
             os._exit(0)
-        except BaseException:  # noqa: BLE001  this process must not go on as a test
+        except BaseException:  # noqa: BLE001  the forked process must not continue as a test
             traceback.print_exc()
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @needs_root
-def test_the_folder_of_another_user_where_everybody_may_write_is_refused(shared: Path) -> None:
+def test_another_users_folder_inside_a_world_writable_one_is_refused(shared: Path) -> None:
     inside = read_epoch(shared).folder.path
     for path in (inside, *inside.iterdir()):
-        os.chown(path, SOMEBODY, THEIR_GROUP)
+        os.chown(path, OTHER_USER, SHARED_GROUP)
     (shared / "cache").chmod(0o1777)
     before = {path.name: path.stat().st_mtime_ns for path in inside.iterdir()}
-    with pytest.warns(MploadWarning, match=f"belongs to user {SOMEBODY} and is in a folder that every user may"):
+    with pytest.warns(MploadWarning, match=f"belongs to user {OTHER_USER} and is in a folder that every user may"):
         counts = read_epoch(shared).counts
     assert counts.hits == 0
     assert {path.name: path.stat().st_mtime_ns for path in inside.iterdir()} == before
 
 
 @needs_root
-def test_a_link_of_another_user_above_the_folder_is_refused(shared: Path) -> None:
+def test_another_users_link_above_the_folder_is_refused(shared: Path) -> None:
     read_epoch(shared)
     (shared / "cache").rename(shared / "real")
     (shared / "cache").symlink_to("real")
-    assert read_epoch(shared).counts.hits == NUM_SAMPLES  # one's own link is
-    os.chown(shared / "cache", SOMEBODY, THEIR_GROUP, follow_symlinks=False)
+    assert read_epoch(shared).counts.hits == NUM_SAMPLES  # the user's own link is followed
+    os.chown(shared / "cache", OTHER_USER, SHARED_GROUP, follow_symlinks=False)
     shared.chmod(0o777)
     with pytest.warns(MploadWarning, match="every user may write to|Permission denied"):
         counts = read_epoch(shared).counts
@@ -218,25 +220,23 @@ def test_a_link_of_another_user_above_the_folder_is_refused(shared: Path) -> Non
 
 @needs_root
 @pytest.mark.parametrize("name", ["table", "segment-000001"])
-def test_files_of_another_user_in_a_folder_that_everybody_may_write_to_are_not_believed(
-    shared: Path, name: str
-) -> None:
+def test_another_users_files_in_a_world_writable_folder_are_not_used(shared: Path, name: str) -> None:
     inside = read_epoch(shared).folder.path
     inside.chmod(0o777)
-    os.chown(inside / name, SOMEBODY, THEIR_GROUP)
+    os.chown(inside / name, OTHER_USER, SHARED_GROUP)
     cache = read_epoch(shared)
     assert cache.counts.hits == 0
-    assert stat.S_IMODE((shared / "cache").stat().st_mode) & stat.S_IWOTH == 0  # what the cache itself has made
+    assert stat.S_IMODE((shared / "cache").stat().st_mode) & stat.S_IWOTH == 0  # the folder that the cache itself made
 
 
 @pytest.mark.processes
 @needs_root
-def test_users_of_a_group_share_a_cache(shared: Path) -> None:
+def test_users_of_one_group_share_a_cache(shared: Path) -> None:
     numbers_index(shared, NUM_SAMPLES)
-    read_epoch(shared)  # makes the sidecar, where they may not write
+    read_epoch(shared)  # makes the sidecar, in a folder that they may not write to
     shutil.rmtree(shared / "cache")
     (shared / "cache").mkdir()
-    os.chown(shared / "cache", SOMEBODY, THEIR_GROUP)
+    os.chown(shared / "cache", OTHER_USER, SHARED_GROUP)
     (shared / "cache").chmod(0o2770)
 
     def fill() -> None:
@@ -247,7 +247,7 @@ def test_users_of_a_group_share_a_cache(shared: Path) -> None:
         assert cache.counts.misses == NUM_SAMPLES // 2
         cache.close()
 
-    def go_on() -> None:
+    def continue_filling() -> None:
         cache = dataset(shared)._run.cache
         assert cache is not None
         for number in range(NUM_SAMPLES):
@@ -263,8 +263,8 @@ def test_users_of_a_group_share_a_cache(shared: Path) -> None:
         assert cache is not None
         assert cache.read(1, [f"{NUM_SAMPLES}.bin"], lambda: [b""]) == [bytes([1]) * 8]
 
-    as_user(SOMEBODY, fill, umask=0o002)
-    as_user(SOMEBODY_ELSE, go_on, umask=0o002)
+    as_user(OTHER_USER, fill, umask=0o002)
+    as_user(THIRD_USER, continue_filling, umask=0o002)
     for path in (shared / "cache").glob("*/*"):
         path.chmod(0o644)
-    as_user(SOMEBODY_ELSE, only_read)
+    as_user(THIRD_USER, only_read)

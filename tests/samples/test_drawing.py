@@ -1,4 +1,4 @@
-"""What decoders and transforms draw from the global generators of `random`, NumPy and torch belongs to the sample."""
+"""The global generators of `random`, NumPy and torch give decoders and transforms each sample's own numbers."""
 
 import random
 import sys
@@ -25,7 +25,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def epochs(index: Path, how: str, **options: Any) -> list[torch.Tensor]:
-    """Return what two epochs drew, float64 [n, ...] by sample."""
+    """Return the numbers drawn in each of two epochs, float64 [n, ...], ordered by sample."""
     options = {"shuffle": True, "seed": 5, "topology": Topology(), "tail": "ragged", "batch_size": 7, **options}
     dataset = MPDataset(index, **options)
 
@@ -59,7 +59,7 @@ DRAWING: dict[str, dict[str, Any]] = {
 @pytest.mark.processes
 @needs_linux
 @pytest.mark.parametrize("case", DRAWING)
-def test_what_is_drawn_depends_on_seed_epoch_and_sample_alone(index: Path, case: str) -> None:
+def test_drawn_numbers_depend_on_seed_epoch_and_sample_alone(index: Path, case: str) -> None:
     options = DRAWING[case]
     expected = epochs(index, "alone", **options)
     for how in WAYS:
@@ -70,7 +70,7 @@ def test_what_is_drawn_depends_on_seed_epoch_and_sample_alone(index: Path, case:
 
 
 @pytest.mark.parametrize("case", [case for case in DRAWING if "some" not in case and "own" not in case])
-def test_what_is_drawn_differs_from_sample_to_sample_and_epoch_to_epoch(index: Path, case: str) -> None:
+def test_drawn_numbers_differ_between_samples_and_epochs(index: Path, case: str) -> None:
     drawn = torch.cat(epochs(index, "alone", **DRAWING[case]))[:, 1:]
     assert [len(set(column.tolist())) for column in drawn.T] == [2 * NUM_SAMPLES] * drawn.shape[1]
 
@@ -78,9 +78,7 @@ def test_what_is_drawn_differs_from_sample_to_sample_and_epoch_to_epoch(index: P
 @pytest.mark.processes
 @needs_linux
 @pytest.mark.parametrize("decode", [decoders.failing_now_and_then, decoders.leaving_now_and_then])
-def test_which_samples_fail_by_chance_depends_on_seed_epoch_and_sample_alone(
-    index: Path, tmp_path: Path, decode: Any
-) -> None:
+def test_random_failures_depend_on_seed_epoch_and_sample_alone(index: Path, tmp_path: Path, decode: Any) -> None:
     def kept(how: str) -> list[list[int]]:
         policy = ErrorPolicy(action="skip", report=tmp_path / "errors.jsonl", max_error_fraction=1)
         with pytest.warns(match="a bad sample"):
@@ -92,7 +90,7 @@ def test_which_samples_fail_by_chance_depends_on_seed_epoch_and_sample_alone(
     assert kept("2") == expected != kept("0")[::-1]
 
 
-def test_a_normal_number_that_the_script_has_left_over_is_no_sample_s(index: Path) -> None:
+def test_a_sample_never_gets_the_scripts_left_over_normal_number(index: Path) -> None:
     random.seed(1)
     expected = epochs(index, "alone", decode=decoders.one_normal)
     random.gauss(0, 1)
@@ -100,25 +98,25 @@ def test_a_normal_number_that_the_script_has_left_over_is_no_sample_s(index: Pat
     assert all(torch.equal(epoch, other) for epoch, other in zip(left_over, expected, strict=True))
 
 
-def of_everything() -> list[float]:
+def drawn_from_each_generator() -> list[float]:
     return [random.random(), *np.random.rand(2), torch.rand(1).item()]  # noqa: NPY002
 
 
 @pytest.mark.parametrize("batch_size", [7, None])
 @pytest.mark.parametrize("case", DRAWING)
-def test_the_generators_of_the_script_are_left_alone(index: Path, case: str, batch_size: int | None) -> None:
+def test_the_scripts_generators_are_not_changed(index: Path, case: str, batch_size: int | None) -> None:
     def seeded(read: Callable[[], object]) -> list[float]:
         random.seed(1)
         np.random.seed(1)  # noqa: NPY002
         torch.manual_seed(1)
         read()
-        return of_everything()
+        return drawn_from_each_generator()
 
     dataset = MPDataset(index, batch_size=batch_size, topology=Topology(), **DRAWING[case])
     assert seeded(lambda: None) == seeded(lambda: list(dataset))
 
 
-def test_our_decoders_do_not_touch_the_generators(index: Path) -> None:
+def test_built_in_decoders_do_not_use_the_global_generators(index: Path) -> None:
     random.gauss(0, 1), np.random.randn()  # noqa: NPY002
     states = random.getstate(), np.random.get_state(legacy=False)  # noqa: NPY002
     list(MPDataset(index, decode=RawBytes(), batch_size=7, topology=Topology()))

@@ -1,4 +1,4 @@
-"""Masks among photographs are refused where one way for all would destroy them; pairs of photographs are not."""
+"""Masks among photographs are refused if the decoder or transform would destroy them; pairs of photographs are not."""
 
 import io
 import itertools
@@ -78,25 +78,23 @@ def dataset(index: Path, **options: Any) -> MPDataset:
 
 
 @pytest.mark.parametrize("kind", PHOTOGRAPHS)
-def test_a_photograph_is_not_taken_for_a_mask(kind: str) -> None:
+def test_a_photograph_is_not_mistaken_for_a_mask(kind: str) -> None:
     assert values_of(PHOTOGRAPHS[kind]) is None
 
 
 @pytest.mark.parametrize("kind", MASKS)
 def test_a_mask_beside_a_photograph_is_refused(tmp_path: Path, kind: str) -> None:
     index = index_of(tmp_path, *[(PHOTOGRAPHS["jpg"], MASKS[kind])] * 3)
-    with pytest.raises(
-        ArgumentError, match=r"RandomResizedCrop makes photographs .*'image' RGB, 'other' (a palette|one)"
-    ):
+    with pytest.raises(ArgumentError, match=r"RandomResizedCrop treats all .*'image' RGB, 'other' (a palette|one)"):
         dataset(index)
-    with pytest.raises(ArgumentError, match="add_noise makes photographs"):
+    with pytest.raises(ArgumentError, match="add_noise treats all file columns as photographs"):
         dataset(index, decode=ImageDecoder(), transform=decoders.add_noise)
     with pytest.raises(ArgumentError, match=r"'image' (a palette|one channel)"):
         dataset(index_of(tmp_path, *[(MASKS[kind], PHOTOGRAPHS["png"])] * 3))
 
 
 @pytest.mark.parametrize("kind", MASKS)
-def test_masks_among_themselves_are_refused(tmp_path: Path, kind: str) -> None:
+def test_several_columns_of_masks_are_refused(tmp_path: Path, kind: str) -> None:
     with pytest.raises(ArgumentError, match="would be destroyed"):
         dataset(index_of(tmp_path, *[(MASKS[kind], MASKS[kind])] * 3))
 
@@ -104,19 +102,19 @@ def test_masks_among_themselves_are_refused(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     "name", ["mask", "image_mask", "imageMask", "Label", "seg2", "semantic_segmentation", "depth", "gt", "ground_truth"]
 )
-def test_a_column_that_is_called_a_mask_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_column_named_like_a_mask_is_refused(tmp_path: Path, name: str) -> None:
     index = index_of(tmp_path, *[(PHOTOGRAPHS["jpg"], PHOTOGRAPHS["png"])] * 3, names=f"image:path {name}:path")
     for options in (
         {},
         {"decode": ImageDecoder(), "transform": decoders.add_noise},
         {"decode": decoders.undeclared, "transform": albumentations.HorizontalFlip()},
     ):
-        with pytest.raises(ArgumentError, match=f"column '{name}' holds no photographs, by its name"):
+        with pytest.raises(ArgumentError, match=f"the name of column '{name}' says that it holds no photographs"):
             dataset(index, **options)
 
 
 @pytest.mark.parametrize("name", ["unmasked", "masked_photo", "sego", "gtsrb", "DEPTHWISE", "labelled", "target", "hr"])
-def test_other_names_are_no_masks(tmp_path: Path, name: str) -> None:
+def test_columns_with_other_names_are_accepted(tmp_path: Path, name: str) -> None:
     dataset(index_of(tmp_path, *[(PHOTOGRAPHS["jpg"], PHOTOGRAPHS["png"])] * 3, names=f"image:path {name}:path"))
 
 
@@ -124,20 +122,20 @@ PAIRS = [*itertools.combinations_with_replacement([*PHOTOGRAPHS.values()], 2), *
 
 
 @pytest.mark.parametrize("options", [{}, {"decode": ImageDecoder()}, {"transform": decoders.add_noise}])
-def test_pairs_of_photographs_are_no_masks(tmp_path: Path, options: Any) -> None:
+def test_pairs_of_photographs_are_accepted(tmp_path: Path, options: Any) -> None:
     index = index_of(tmp_path, *PAIRS)
     assert sum(len(images) for images, _ in dataset(index, **options)) == len(PAIRS)
 
 
 @pytest.mark.parametrize("kind", MASKS)
-def test_one_column_of_any_images_is_no_matter(tmp_path: Path, kind: str) -> None:
+def test_a_single_column_may_hold_any_images(tmp_path: Path, kind: str) -> None:
     (tmp_path / "a").write_bytes(MASKS[kind])
     (tmp_path / "all.txt").write_text("#mpload 1\n#columns mask:path label:int\na\t1\na\t2\n")
     (batch,) = dataset(tmp_path / "all.txt")
     assert batch[0].shape == (2, 3, 16, 16)
 
 
-def test_gray_values_that_stay_as_they_are_are_no_matter(tmp_path: Path) -> None:
+def test_masks_whose_gray_values_stay_unchanged_are_accepted(tmp_path: Path) -> None:
     index = index_of(tmp_path, *[(PHOTOGRAPHS["jpg"], MASKS["png"])] * 2, names="image:path mask:path")
     ((_, masks),) = dataset(index, decode=ImageDecoder())
     assert np.array_equal(masks[1, 0].numpy(), IDS)
@@ -148,10 +146,10 @@ def test_gray_values_that_stay_as_they_are_are_no_matter(tmp_path: Path) -> None
 
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 1] if sys.platform == "linux" else [0])
-def test_a_mask_that_was_not_looked_at_before_is_a_bad_sample(tmp_path: Path, num_workers: int) -> None:
+def test_a_mask_that_the_first_check_missed_is_a_bad_sample(tmp_path: Path, num_workers: int) -> None:
     pair = PHOTOGRAPHS["jpg"], PHOTOGRAPHS["png"]
     index = index_of(tmp_path, *[pair] * 6, (PHOTOGRAPHS["jpg"], MASKS["png"]), *[pair] * 9)
-    message = r"sample 6 .*masks and the like would be destroyed"
+    message = r"sample 6 .*masks or similar data would be destroyed"
     with MPLoader(dataset(index), num_workers=num_workers) as loader, pytest.raises(SampleError, match=message):
         list(loader)
     policy = ErrorPolicy(action="skip", report=tmp_path / "report")
@@ -166,7 +164,7 @@ def image_or_ids(data: bytes) -> NDArray[Any]:
     return pixels
 
 
-def test_a_callable_decodes_images_and_masks_and_no_library_changes_both(tmp_path: Path) -> None:
+def test_a_callable_may_decode_masks_but_a_library_may_not_transform_them(tmp_path: Path) -> None:
     index = index_of(tmp_path, *[(PHOTOGRAPHS["jpg"], MASKS["png"])] * 2, names="image:path mask:path")
     ((images, masks),) = dataset(index, decode=image_or_ids)
     assert images.shape == (2, 40, 60, 3)
@@ -179,7 +177,7 @@ def test_a_callable_decodes_images_and_masks_and_no_library_changes_both(tmp_pat
     assert len(list(dataset(pairs, decode=image_or_ids, transform=brighter))) == 1
 
 
-def test_files_that_are_not_there_are_met_in_their_turn(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_when_its_sample_is_read(tmp_path: Path) -> None:
     index = index_of(tmp_path, *[(PHOTOGRAPHS["jpg"], PHOTOGRAPHS["png"])] * 2)
     (tmp_path / "0.1").unlink()
     with pytest.raises(MploadError, match=r"0\.1"):
@@ -187,6 +185,6 @@ def test_files_that_are_not_there_are_met_in_their_turn(tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=64), st.sampled_from([*MASKS.values(), *PHOTOGRAPHS.values()]), st.integers(0, 200))
-def test_any_bytes_can_be_looked_at(damage: bytes, file: bytes, position: int) -> None:
+def test_any_bytes_can_be_checked(damage: bytes, file: bytes, position: int) -> None:
     for data in damage, file[:position], file[:position] + damage + file[position + len(damage) :]:
         values_of(data)

@@ -1,4 +1,4 @@
-"""Transforms on the device: the same random numbers again, for each batch or sample, however ranks share them."""
+"""Transforms on the device draw the same random numbers for each batch or sample, however ranks split the batches."""
 
 import itertools
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from tests.support.device_batches import NORMALISED, SHAPE, Batches, flip, image
 
 
 @pytest.mark.parametrize("transform", [noisy, PerSample(flip)])
-def test_a_device_transform_draws_the_same_numbers_again_and_leaves_others_alone(transform: Any) -> None:
+def test_a_device_transform_is_repeatable_and_leaves_the_global_generator_unchanged(transform: Any) -> None:
     def run(seed: int) -> list[torch.Tensor]:
         loader = DevicePrefetcher(Batches(), device_transform=transform, seed=seed, **NORMALISED)
         return [images.clone() for images, _ in loader]
@@ -28,7 +28,7 @@ def test_a_device_transform_draws_the_same_numbers_again_and_leaves_others_alone
     assert not all(itertools.starmap(torch.equal, zip(first, other, strict=True)))
 
 
-def test_each_sample_draws_its_own_numbers_however_ranks_share_the_batch() -> None:
+def test_each_sample_draws_its_own_numbers_however_ranks_split_the_batch() -> None:
     images = images_of(0).repeat(4, 1, 1, 1).float()
     key = BatchKey(seed=0, epoch=0, position=16, place=0)
     cpu = torch.device("cpu")
@@ -51,7 +51,7 @@ def kornia_augmentation(kornia: Any) -> Any:
     return kornia.AugmentationSequential(kornia.RandomHorizontalFlip(), kornia.RandomGaussianNoise())
 
 
-def test_device_transforms_do_not_depend_on_how_ranks_share_the_global_batch(photo_tree: Path) -> None:
+def test_device_transforms_do_not_depend_on_how_ranks_split_the_global_batch(photo_tree: Path) -> None:
     index = build_index(photo_tree, photo_tree.with_name("ranks.txt"))
 
     def images(rank: int, world_size: int) -> list[torch.Tensor]:
@@ -80,7 +80,7 @@ def with_noise(image: torch.Tensor) -> torch.Tensor:
 def test_known_augmentations_work_unchanged(module: str, make: Callable[[Any], Any]) -> None:
     try:
         transform = make(import_module(module))
-    except (ImportError, RuntimeError) as error:  # torchvision that was built for another torch raises the latter
+    except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision was built for another torch
         pytest.skip(f"{module} cannot be imported: {error}")
 
     def run() -> list[torch.Tensor]:
@@ -93,6 +93,6 @@ def test_known_augmentations_work_unchanged(module: str, make: Callable[[Any], A
     assert all(itertools.starmap(torch.equal, zip(first, run(), strict=True)))
 
 
-def test_what_is_no_transform_is_refused() -> None:
+def test_a_transform_that_is_not_callable_is_refused() -> None:
     with pytest.raises(ArgumentError, match="transform must be a callable"):
         PerSample(3)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A sample's randomness is a pure function of (seed, epoch, sample_id): no process, worker or earlier sample shows."""
+"""A sample's randomness depends only on (seed, epoch, sample_id), not on the process, worker or earlier samples."""
 
 import contextlib
 import functools
@@ -26,11 +26,13 @@ seeds = st.integers(-(2**70), 2**70)
 ids = st.integers(0, 2**63 - 1)
 
 
-# Randomness of a sample
+# A sample's random numbers
 
 
 @given(seeds, seeds, ids, st.integers(0, 5))
-def test_a_sample_draws_the_same_whatever_was_drawn_before(seed: int, epoch: int, sample_id: int, stream: int) -> None:
+def test_a_sample_draws_the_same_numbers_whatever_was_drawn_before(
+    seed: int, epoch: int, sample_id: int, stream: int
+) -> None:
     fresh = SampleRng(seed=seed, epoch=epoch).for_sample(sample_id, stream=stream).random(9)
     used = SampleRng(seed=seed, epoch=epoch)
     other = used.for_sample(sample_id ^ 1, stream=stream)
@@ -60,7 +62,7 @@ def test_neighbouring_samples_are_independent_and_uniform() -> None:
 
 
 def test_streams_of_samples_never_overlap() -> None:
-    """A stream is 2^64 blocks of its own: its end is not another's beginning."""
+    """Each stream has 2^64 blocks of its own, so it never runs into another one."""
     rng = SampleRng(seed=0, epoch=0)
     start = rng.for_sample(5).bit_generator.state["state"]["counter"]
     beyond = rng.for_sample(6).bit_generator.state["state"]["counter"]
@@ -71,7 +73,7 @@ def test_streams_of_samples_never_overlap() -> None:
 
 
 def test_the_numbers_of_a_sample_never_change() -> None:
-    """Frozen: a change here changes every user's augmentation."""
+    """These numbers are frozen: if they change, every user's augmentation changes."""
     drawn = SampleRng(seed=7, epoch=3).for_sample(9_000_000_000, stream=1).random(3)
     assert drawn.tolist() == [0.7856489861260961, 0.8876839485749866, 0.8500932924942926]
 
@@ -85,12 +87,12 @@ def test_a_pickled_rng_draws_the_same() -> None:
 
 
 @pytest.mark.parametrize(("sample_id", "stream"), [(-1, 0), (1 << 64, 0), (0, -1)])
-def test_what_is_no_sample_id_is_refused(sample_id: int, stream: int) -> None:
+def test_an_invalid_sample_id_is_refused(sample_id: int, stream: int) -> None:
     with pytest.raises(ArgumentError, match=r"in \[0, 2\^64\)"):
         SampleRng(seed=0, epoch=0).for_sample(sample_id, stream=stream)
 
 
-def test_numpy_sample_ids_are_taken() -> None:
+def test_numpy_sample_ids_are_accepted() -> None:
     rng = SampleRng(seed=0, epoch=0)
     assert rng.for_sample(np.int64(5)).random() == rng.for_sample(5).random()  # type: ignore[arg-type]
 
@@ -98,7 +100,7 @@ def test_numpy_sample_ids_are_taken() -> None:
 # albumentations
 
 
-def test_pixels_do_not_depend_on_what_was_transformed_before() -> None:
+def test_pixels_do_not_depend_on_earlier_samples() -> None:
     forwards = digests(pipeline(), list(range(30)))
     assert digests(pipeline(), list(range(29, -1, -1))) == forwards[::-1]
     assert digests(pipeline(), [17]) == [forwards[17]]
@@ -116,7 +118,7 @@ def test_pixels_do_not_depend_on_the_process() -> None:
     assert other.stdout.split() == digests(pipeline(), [8, 3, 25])
 
 
-def test_pixels_do_not_depend_on_a_seed_of_the_transform_s_own() -> None:
+def test_pixels_do_not_depend_on_the_transforms_own_seed() -> None:
     seeded = pipeline()
     seeded.set_random_seed(99)
     assert digests(seeded, [1, 2, 3]) == digests(pipeline(), [1, 2, 3])
@@ -133,7 +135,7 @@ def test_pixels_survive_pickling_before_and_after_use() -> None:
             assert [digest(again(PHOTO, rng.for_sample(number, stream=1))) for number in (1, 2, 3)] == expected
 
 
-def test_transforms_shared_by_two_pipelines_draw_for_whoever_calls() -> None:
+def test_transforms_shared_by_two_pipelines_draw_from_the_callers_generator() -> None:
     shared = A.RandomBrightnessContrast(brightness_limit=0.9, p=1.0)
     first, second = adapt_transform(A.Compose([shared])), adapt_transform(A.Compose([A.HorizontalFlip(), shared]))
     expected = digests(A.Compose([shared]), [1, 2, 3])
@@ -152,7 +154,7 @@ def test_other_seeds_and_epochs_give_other_pixels(seed: int, epoch: int) -> None
 
 
 def test_transforms_within_one_compose_draw_independently() -> None:
-    """Seeded with one number each, as `set_random_seed` does, both flips would always happen together."""
+    """If both had the same seed, as `set_random_seed` gives them, both flips would always happen together."""
     both = adapt_transform(A.Compose([A.HorizontalFlip(p=0.5), A.VerticalFlip(p=0.5)]))
     rng = SampleRng(seed=0, epoch=0)
     results = [both(PHOTO, rng.for_sample(number)).tobytes() for number in range(400)]
@@ -168,7 +170,7 @@ def test_a_single_transform_needs_no_compose() -> None:
     assert digests(Gaussian(p=1.0), [2, 1]) == digests(Gaussian(p=1.0), [1, 2])[::-1]
 
 
-def test_python_s_generator_is_uniform_over_ours() -> None:
+def test_pythons_generator_draws_uniformly_from_the_samples() -> None:
     class Draws(A.ImageOnlyTransform):  # type: ignore[misc]
         def get_params(self) -> dict[str, Any]:
             drawn.append(
@@ -192,7 +194,7 @@ def test_python_s_generator_is_uniform_over_ours() -> None:
     assert np.abs(np.corrcoef(table.T) - np.eye(4)).max() < 0.1
 
 
-def test_global_generators_are_left_alone() -> None:
+def test_albumentations_does_not_change_the_global_generators() -> None:
     python, numpy = random.getstate(), np.random.get_state(legacy=False)  # noqa: NPY002
     digests(pipeline(), list(range(10)))
     assert random.getstate() == python
@@ -200,7 +202,7 @@ def test_global_generators_are_left_alone() -> None:
     np.testing.assert_equal(after, numpy)
 
 
-def test_a_transform_that_makes_tensors_is_told_to_leave_that_out() -> None:
+def test_a_transform_that_returns_no_array_gets_an_error_with_the_remedy() -> None:
     class ToTensor(A.ImageOnlyTransform):  # type: ignore[misc]
         def apply(self, img: Image, **_: Any) -> Any:
             return img.tolist()
@@ -228,7 +230,7 @@ def noise(image: Image, rng: np.random.Generator, strength: int = 1) -> Image:
 
 
 @pytest.mark.parametrize("transform", [Noise(), noise, functools.partial(noise, strength=3)])
-def test_a_callable_with_rng_gets_the_sample_s_generator(transform: Any) -> None:
+def test_a_callable_with_rng_gets_the_samples_generator(transform: Any) -> None:
     forwards = digests(transform, [1, 2, 3])
     assert len(set(forwards)) == 3
     assert digests(pickle.loads(pickle.dumps(transform)), [3, 2, 1]) == forwards[::-1]
@@ -242,25 +244,25 @@ def test_a_callable_without_rng_is_called_with_the_array_alone(transform: Any) -
     assert digests(transform, [1]) == [digest(PHOTO[::-1])]
 
 
-def from_everywhere(image: Image) -> Image:
-    """Draws from the three global generators, twice each."""
+def from_all_generators(image: Image) -> Image:
+    """Draw two numbers from each of the three global generators."""
     import torch
 
     parts = np.random.rand(2), [random.random(), random.gauss()], torch.rand(2).numpy()  # noqa: NPY002
     return np.concatenate(parts)
 
 
-def test_global_generators_give_each_sample_its_numbers() -> None:
-    forwards = digests(from_everywhere, list(range(20)))
+def test_global_generators_give_each_sample_its_own_numbers() -> None:
+    forwards = digests(from_all_generators, list(range(20)))
     random.seed(5)
     np.random.seed(5)  # noqa: NPY002
-    assert digests(from_everywhere, list(range(19, -1, -1))) == forwards[::-1]
+    assert digests(from_all_generators, list(range(19, -1, -1))) == forwards[::-1]
     assert len(set(forwards)) == 20
-    assert not set(forwards) & set(digests(from_everywhere, list(range(20)), epoch=9))
+    assert not set(forwards) & set(digests(from_all_generators, list(range(20)), epoch=9))
 
 
 def test_global_generators_give_independent_uniform_numbers() -> None:
-    rng, adapted = SampleRng(seed=3, epoch=0), adapt_transform(from_everywhere)
+    rng, adapted = SampleRng(seed=3, epoch=0), adapt_transform(from_all_generators)
     table = np.array([adapted(PHOTO, rng.for_sample(number))[[0, 1, 2, 4, 5]] for number in range(2000)])
     for column in table.T:
         assert stats.kstest(column, "uniform").pvalue > 0.001
@@ -268,11 +270,11 @@ def test_global_generators_give_independent_uniform_numbers() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_global_generators_go_on_afterwards_where_they_were(fails: bool) -> None:
+def test_global_generators_are_restored_after_a_sample(fails: bool) -> None:
     import torch
 
     def transform(image: Image) -> Image:
-        from_everywhere(image)
+        from_all_generators(image)
         if fails:
             raise ValueError("on purpose")
         return image
@@ -286,7 +288,7 @@ def test_global_generators_go_on_afterwards_where_they_were(fails: bool) -> None
 
 
 def mirror_and_noise() -> Any:
-    """A module as torchvision's are: a tensor [C, H, W] to another, drawing from torch's global generator."""
+    """Return a module like torchvision's, which maps [C, H, W] to [C, H, W] and draws from torch's global generator."""
     import torch
 
     class MirrorAndNoise(torch.nn.Module):
@@ -298,7 +300,7 @@ def mirror_and_noise() -> Any:
     return MirrorAndNoise()
 
 
-def test_a_torch_module_gets_a_tensor_and_the_sample_s_numbers() -> None:
+def test_a_torch_module_gets_a_tensor_and_the_samples_numbers() -> None:
     adapted = adapt_transform(mirror_and_noise())
     rng = SampleRng(seed=1, epoch=2)
     results = [adapted(PHOTO, rng.for_sample(number, stream=1)) for number in range(30)]
@@ -326,7 +328,7 @@ def test_a_torch_module_may_change_shape_and_dtype() -> None:
         )
 
 
-def test_what_cannot_be_called_or_seeded_is_refused() -> None:
+def test_a_transform_that_cannot_be_called_or_seeded_is_refused() -> None:
     with pytest.raises(ArgumentError, match="transform must be a callable on an array, got 'flip'"):
         adapt_transform("flip")  # type: ignore[arg-type]
     old = type("OldCompose", (), {"__module__": "albumentations.core", "__call__": lambda self, image: image})
@@ -335,7 +337,7 @@ def test_what_cannot_be_called_or_seeded_is_refused() -> None:
 
 
 @pytest.mark.processes
-def test_albumentations_is_not_imported_for_those_who_do_not_use_it() -> None:
+def test_albumentations_is_not_imported_unless_it_is_used() -> None:
     code = (
         "import sys, mpload.samples.transforms as augment; augment.adapt_transform(len);"
         "print([name for name in ('albumentations', 'torch') if name in sys.modules])"
