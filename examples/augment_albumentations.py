@@ -1,4 +1,4 @@
-"""Augment with albumentations: the same pixels for the same (seed, epoch, sample), in whichever worker.
+"""Augment with albumentations: the same (seed, epoch, sample) gives the same pixels in every process.
 
 python examples/augment_albumentations.py
 """
@@ -25,14 +25,15 @@ def dataset(index: Path) -> mpload.MPDataset:
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         index = mpload.build_index(make_photos(Path(name, "train"), 96), Path(name, "train.txt"))
-        here = [images for images, _ in dataset(index)]  # float32 [16, 3, 96, 96] each
+        in_process = [images for images, _ in dataset(index)]  # float32 [16, 3, 96, 96] each
         with mpload.MPLoader(dataset(index), num_workers=2) as loader:
-            there = [images.clone() for images, _ in loader]
-        stock = [images for images, _ in DataLoader(dataset(index), batch_size=None, num_workers=2)]
-        for one, two, three in zip(here, there, stock, strict=True):
+            in_workers = [images.clone() for images, _ in loader]
+        by_torch = [images for images, _ in DataLoader(dataset(index), batch_size=None, num_workers=2)]
+        for one, two, three in zip(in_process, in_workers, by_torch, strict=True):
             if not (torch.equal(one, two) and torch.equal(one, three)):
                 raise SystemExit("augmentation depends on the process it runs in")
-        print(f"{len(here)} batches of {tuple(here[0].shape)}, {here[0].dtype}: the same in one process and in workers")
+        first = in_process[0]
+        print(f"{len(in_process)} batches of {tuple(first.shape)}, {first.dtype}: the same with and without workers")
 
 
 if __name__ == "__main__":

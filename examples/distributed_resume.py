@@ -1,4 +1,4 @@
-"""A job on two ranks is killed in the middle of an epoch and resumed on three: exactly the rest comes, in order.
+"""Kill a job on two ranks in the middle of an epoch, and resume it on three: it continues with the next sample.
 
 python examples/distributed_resume.py
 """
@@ -22,7 +22,7 @@ GLOBAL_BATCH = 12
 
 
 def train(index: Path, log: Path, checkpoint: Path, *, kill_after: int) -> None:
-    """Run one epoch as one rank of a job, writing down which samples came; die after some batches if asked to."""
+    """Run one epoch as one rank of a job and log the samples received; the last rank dies after `kill_after` steps."""
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     dataset = mpload.MPDataset(
@@ -51,7 +51,7 @@ def launch(num_ranks: int, *arguments: object) -> int:
 
 
 def numbered(index: Path) -> Path:
-    """Write the same index with each sample's number in the place of its label."""
+    """Write a copy of the index with each sample's number in place of its label."""
     lines = index.read_text().splitlines()
     body = [line for line in lines if not line.startswith("#")]
     head = [line for line in lines if line.startswith("#") and not line.startswith("#classes")]
@@ -70,9 +70,9 @@ def main() -> None:
         folder = Path(name)
         numbered_index = numbered(mpload.build_index(make_photos(folder / "train", 130), folder / "train.txt"))
         if launch(1, numbered_index, folder / "whole.log", folder / "whole.json", 0):
-            raise SystemExit("the undisturbed run failed")
+            raise SystemExit("the uninterrupted run failed")
         if not launch(2, numbered_index, folder / "log", folder / "checkpoint.json", 4):
-            raise SystemExit("the first run was to be killed")
+            raise SystemExit("the first run should have been killed")
         print("killed on 2 ranks:", (folder / "checkpoint.json").read_text())
         if launch(3, numbered_index, folder / "log", folder / "checkpoint.json", 0):
             raise SystemExit("the resumed run failed")
@@ -80,7 +80,7 @@ def main() -> None:
         numbers = [number for line in resumed.splitlines() for number in json.loads(line)[0]]
         if whole != resumed or sorted(numbers) != list(range(130)):
             raise SystemExit("the resumed run repeated or skipped samples")
-        print(f"resumed on 3 ranks: all {len(numbers)} samples came once, order and pixels those of an undisturbed run")
+        print(f"resumed on 3 ranks: all {len(numbers)} samples once, in order and pixels like an uninterrupted run")
 
 
 if __name__ == "__main__":

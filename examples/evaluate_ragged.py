@@ -1,7 +1,7 @@
-"""Evaluate on several ranks: every sample exactly once, so the metric is that of a single process.
+"""Evaluate on several ranks: each sample counts exactly once, so the metric is the same as on a single process.
 
 python examples/evaluate_ragged.py                                  # starts torchrun itself, with two ranks
-torchrun --nproc-per-node 2 examples/evaluate_ragged.py val.txt     # as one rank of a job
+torchrun --nproc-per-node 2 examples/evaluate_ragged.py val.txt     # evaluates an index of your own on two ranks
 """
 
 import subprocess
@@ -18,7 +18,7 @@ import mpload
 
 def brightness_by_class(index: Path) -> torch.Tensor:
     """Return the mean brightness of each class, float64 [classes], over all ranks."""
-    # 101 samples, batches of 8, two ranks: with "pad" some would count twice, with "drop" some not at all.
+    # 101 samples, batches of 8, two ranks: "pad" would count some samples twice, "drop" would leave some out.
     dataset = mpload.MPDataset(index, decode=mpload.ResizeCenterCrop(64), batch_size=8, tail="ragged")
     sums = torch.zeros(len(dataset.index.classes), 2, dtype=torch.float64)
     for images, labels in torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=2):
@@ -27,7 +27,7 @@ def brightness_by_class(index: Path) -> torch.Tensor:
     if dist.is_initialized():
         dist.all_reduce(sums)
     if int(sums[:, 1].sum()) != len(dataset.index):
-        raise SystemExit(f"{int(sums[:, 1].sum())} samples were seen, not {len(dataset.index)}")
+        raise SystemExit(f"{int(sums[:, 1].sum())} samples were evaluated, not {len(dataset.index)}")
     return sums[:, 0] / sums[:, 1]
 
 
@@ -50,7 +50,7 @@ def main() -> None:
             "mean brightness:",
             {c: round(v, 1) for c, v in zip(mpload.open_index(index).classes, alone.tolist(), strict=True)},
         )
-        print("two ranks and one process agree: every sample was seen exactly once")
+        print("two ranks and one process agree: every sample was evaluated exactly once")
 
 
 if __name__ == "__main__":

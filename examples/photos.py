@@ -1,4 +1,4 @@
-"""A small folder of real photographs for the other examples: crops of those that scikit-image and scikit-learn carry.
+"""Makes a small folder of photographs for the other examples, from photographs in scikit-image and scikit-learn.
 
 python examples/photos.py train/
 """
@@ -14,7 +14,7 @@ from sklearn.datasets import load_sample_image  # type: ignore[import-untyped]
 
 
 def make_photos(folder: Path, num_images: int = 240) -> Path:
-    """Write `folder/<class>/<number>.jpg`: random crops of six photographs, a class each, about 500x375."""
+    """Write `folder/<class>/<number>.jpg`: random crops of six photographs, one per class, resized to 500x375."""
     photos = {name: getattr(data, name)() for name in ("astronaut", "cat", "coffee", "rocket")}
     photos |= {name: load_sample_image(f"{name}.jpg") for name in ("china", "flower")}
     rng = np.random.default_rng(0)

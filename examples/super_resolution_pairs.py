@@ -1,4 +1,4 @@
-"""Super-resolution: a small and a large image per sample, cropped at the same place by the same random numbers.
+"""Super-resolution: each sample has a small and a large image, and both are cropped to the same region.
 
 python examples/super_resolution_pairs.py
 """
@@ -15,19 +15,19 @@ from photos import make_photos
 import mpload
 
 SCALE = 4
-PART = 4  # a crop is a quarter of the image high and wide
+PART = 4  # the crop's height and width are a quarter of the image's
 
 
 class SameCrop:
-    """A random quarter of an image, at a place that both images of a pair have: a multiple of 1/24 of each side."""
+    """Crop a random region at multiples of 1/24 of each side, which are whole pixels in both images of a pair."""
 
-    makes_images = True  # so batches show them channels first
+    makes_images = True  # results are images, so batches have channels first
 
     def __init__(self) -> None:
         self._decode = mpload.ImageDecoder()
 
     def __call__(self, data: bytes, rng: np.random.Generator) -> NDArray[np.uint8]:
-        """Return uint8 RGB [height / 4, width / 4, 3]; draws two numbers, whatever the image."""
+        """Return uint8 RGB [height / 4, width / 4, 3]; draws two numbers for every image."""
         image = self._decode(data)
         places = rng.integers(0, 24 - 24 // PART, size=2, endpoint=True)
         (top, left), (height, width) = places * image.shape[:2] // 24, np.array(image.shape[:2]) // PART
@@ -35,7 +35,7 @@ class SameCrop:
 
 
 def make_pairs(folder: Path, num_images: int) -> Path:
-    """Write pairs of 480x384 and 120x96 pixels, and an index of two columns of paths."""
+    """Write pairs of images of 480x384 and 120x96 pixels, and an index with two path columns."""
     lines = []
     for photo in sorted(make_photos(folder / "photos", num_images).rglob("*.jpg")):
         large = cv2.resize(np.asarray(cv2.imread(str(photo))), (480, 384), interpolation=cv2.INTER_AREA)
@@ -58,9 +58,9 @@ def main() -> None:
             for small, large in loader:  # uint8 [16, 3, 24, 30] and [16, 3, 96, 120]
                 shrunk = torch.nn.functional.avg_pool2d(large.float(), SCALE)
                 worst = max(worst, float((shrunk - small.float()).abs().max()))
-        if worst > 1:  # rounding
+        if worst > 1:  # rounding explains a difference of 1
             raise SystemExit(f"the crops of a pair differ by {worst}")
-        print(f"6 batches of {list(small.shape)} and {list(large.shape)}: the same place in both images of each pair")
+        print(f"6 batches of {list(small.shape)} and {list(large.shape)}: the same region in both images of each pair")
 
 
 if __name__ == "__main__":

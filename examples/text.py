@@ -1,4 +1,4 @@
-"""Train on lines of text: each line is a span of its file, tokens are arrays of varying length.
+"""Train on lines of text: each line is a span of the file, and its tokens are an array of varying length.
 
 python examples/text.py
 """
@@ -14,7 +14,7 @@ import mpload
 
 
 def write_index(text: Path, index: Path) -> Path:
-    """Write an index of the lines of `text`, read one at a time: OFFSET+LENGTH@PATH, in bytes."""
+    """Write an index of the lines of `text` as spans: OFFSET+LENGTH@PATH, in bytes. Reads one line at a time."""
     with text.open("rb") as lines, index.open("w") as out:
         out.write("#mpload 1\n#columns line:span number:int\n")
         offset_bytes = 0
@@ -25,7 +25,7 @@ def write_index(text: Path, index: Path) -> Path:
 
 
 def tokens(line: bytes) -> NDArray[np.int64]:
-    """Return one token a byte, int64 [length]; a tokenizer's ids go the same way."""
+    """Return one token per byte, int64 [length]; the ids of a tokenizer work in the same way."""
     return np.frombuffer(line, np.uint8).astype(np.int64) + 1
 
 
@@ -44,15 +44,15 @@ def main() -> None:
             for sequences, numbers in loader:  # 32 tensors int64 [length], and int64 [32]
                 padded = torch.nn.utils.rnn.pad_sequence(
                     list(sequences), batch_first=True
-                )  # int64 [32, longest], 0 pads
+                )  # int64 [32, longest], padded with 0
                 num_tokens += int((padded > 0).sum())
                 for sequence, number in zip(padded.tolist(), numbers.tolist(), strict=True):
                     if bytes(token - 1 for token in sequence if token).decode() != lines[number]:
-                        raise SystemExit(f"line {number} is not what was written")
+                        raise SystemExit(f"line {number} differs from the file")
                     read.add(number)
         if read != set(range(2000)):
             raise SystemExit(f"{len(read)} of 2000 lines were read")
-        print(f"{len(read):,} lines, {num_tokens:,} tokens: every line once, as it was written")
+        print(f"{len(read):,} lines, {num_tokens:,} tokens: every line exactly once, unchanged")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""From a folder of photos, one sub-folder a class, to a trained model.
+"""Train a model on a folder of photos with one sub-folder per class.
 
 python examples/train_folder.py [train/]
 """
@@ -14,7 +14,7 @@ import mpload
 
 
 def train(folder: Path, index: Path) -> float:
-    """Train a small network for a few epochs; return the share of the last epoch's samples that it got right."""
+    """Train a small network for a few epochs; return its accuracy in the last epoch."""
     mpload.build_index(folder, index)
     dataset = mpload.MPDataset(
         index, decode=mpload.RandomResizedCrop(64, scale=(0.3, 1.0)), batch_size=24, shuffle=True
@@ -41,10 +41,9 @@ def train(folder: Path, index: Path) -> float:
                 optimizer.step()
                 num_right += int((scores.argmax(1) == labels).sum())
                 num_seen += len(labels)
-            print(f"epoch {epoch}: loss {loss.item():.2f}, right {num_right / num_seen:.0%}")
-        print(
-            f"{loader.stats().samples_per_second:,.0f} images/s, waited {loader.stats().wait_fraction:.0%} of the time"
-        )
+            print(f"epoch {epoch}: loss {loss.item():.2f}, accuracy {num_right / num_seen:.0%}")
+        stats = loader.stats()
+        print(f"{stats.samples_per_second:,.0f} images/s, waited for data {stats.wait_fraction:.0%} of the time")
     return num_right / num_seen
 
 
@@ -53,7 +52,7 @@ def main() -> None:
         folder = Path(sys.argv[1]) if len(sys.argv) > 1 else make_photos(Path(name, "train"))
         accuracy = train(folder, Path(name, "train.txt"))
         if len(sys.argv) == 1 and accuracy < 0.5:
-            raise SystemExit(f"six photographs should be told apart, but only {accuracy:.0%} were")
+            raise SystemExit(f"the accuracy for six photographs should be at least 50%, but is {accuracy:.0%}")
 
 
 if __name__ == "__main__":

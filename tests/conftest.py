@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures and hooks for all tests."""
 
 import os
 import signal
@@ -12,14 +12,14 @@ from hypothesis import HealthCheck, settings
 from tests.support.no_processes import refuse_processes, unmarked
 from tests.support.photos import make_photo_tree
 
-# How long an example takes says how busy the machine is, and nothing about the law that it tests.
+# An example's duration depends on how busy the machine is, and says nothing about the law under test.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session")
 def photo_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A class-per-folder tree of real photographs."""
+    """A tree of real photographs with one folder per class."""
     root = tmp_path_factory.mktemp("photos") / "train"
     make_photo_tree(root, num_images=24, num_classes=3, seed=0)
     return root
@@ -34,13 +34,13 @@ def own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pytest_configure() -> None:
-    """Make the late device torch's accelerator where that is asked for.
+    """Set up the interpreter for the tests.
 
-    Keep commands under test quiet about a native decoder that is not built; pyproject.toml does it for the tests.
-
-    Refuse processes to tests that are not marked `processes`.
-
-    Hear Ctrl-C also where a shell has started the tests in the background: commands under test inherit that.
+    - Silence the warning about a missing native decoder in commands under test; pyproject.toml does so for the tests.
+    - Let only tests that are marked `processes` start processes.
+    - Register the late device as torch's accelerator if MPLOAD_TEST_DEVICE says so.
+    - Handle Ctrl-C even if a shell has started the tests in the background and made them ignore it: commands under test
+      would inherit that.
     """
     os.environ.setdefault("PYTHONWARNINGS", "ignore:JPEGs are decoded by simplejpeg")
     sys.addaudithook(refuse_processes)
@@ -54,7 +54,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave tests that are slow, quiet or for an accelerator out of `-m "not processes"` too."""
+    """Exclude tests that are slow, need a quiet machine or need an accelerator from `-m "not processes"` too."""
     for item in items:
         if any(item.get_closest_marker(name) for name in ("slow", "quiet", "gpu")):
             item.add_marker("processes")
@@ -62,7 +62,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Note which test runs, where it may start no process."""
+    """Record the running test if it may not start processes."""
     if not item.get_closest_marker("processes"):
         unmarked.append(item.nodeid)
     try:
@@ -72,7 +72,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Without an accelerator skip tests marked `gpu`, or fail them where MPLOAD_REQUIRE_GPU=1 promises one."""
+    """Skip tests marked `gpu` if there is no accelerator, or fail them if MPLOAD_REQUIRE_GPU=1 requires one."""
     if item.get_closest_marker("gpu") is None:
         return
     import torch

@@ -1,4 +1,4 @@
-"""The pages are true: links lead somewhere, code runs, and what is generated is what the code says."""
+"""The documentation is correct: code blocks run, links resolve, and generated pages match the code."""
 
 import ast
 import io
@@ -35,7 +35,7 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A fenced block of a page, and the mark that stands before it."""
+    """A fenced code block of a page, with the mark in the comment before it."""
 
     mark: str | None
     language: str
@@ -64,11 +64,11 @@ def test_blocks_are_found_with_their_marks() -> None:
     ]
 
 
-# Code runs.
+# Code blocks run.
 
 
 def is_like(shown: str, real: str) -> bool:
-    """Return whether output is what a page shows: with any numbers and blanks, and anything in place of `...`."""
+    """Return whether output matches what a page shows; numbers and blanks may differ, and `...` matches anything."""
     shown, real = (re.sub(r"\s+", " ", re.sub(r"\d[\d,.]*", "0", text)).strip() for text in (shown, real))
     return re.fullmatch(re.escape(shown).replace(re.escape("..."), ".*"), real) is not None
 
@@ -82,13 +82,13 @@ def is_like(shown: str, real: str) -> bool:
         ("done", "done, with errors", False),
     ],
 )
-def test_output_is_compared_but_for_its_numbers(shown: str, real: str, like: bool) -> None:
+def test_output_is_compared_except_for_its_numbers(shown: str, real: str, like: bool) -> None:
     assert is_like(shown, real) is like
 
 
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders `train` and `val`, each with twelve photographs in `cat` and in `dog`."""
+    """Folders `train` and `val` with twelve photographs each in `cat` and `dog`."""
     root = tmp_path_factory.mktemp("photographs")
     for name, number in product(("cat", "dog"), range(12)):
         pixels = photo({"cat": "desert", "dog": "forest"}[name], np.random.default_rng(number))
@@ -101,7 +101,7 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path, photographs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with what pages begin with: the photographs, and an index of each part."""
+    """A working folder with the files that pages assume: the photographs, and an index of `train` and of `val`."""
     monkeypatch.chdir(tmp_path)
     for part in ("train", "val"):
         shutil.copytree(photographs / part, part)
@@ -110,7 +110,7 @@ def folder(tmp_path: Path, photographs: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def run_shell(block: Block) -> str:
-    """Run a block of commands; return what they print. In a console block they stand behind `$`, above their output."""
+    """Run a block of commands and return their output. In a console block, lines with `$` are commands."""
     commands = (
         re.findall(r"^\$ (.*(?:\\\n.*)*)", block.code, re.MULTILINE) if block.language == "console" else [block.code]
     )
@@ -151,7 +151,7 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page: str, folder: Path) -> 
             printed = output.getvalue()
 
 
-# Links lead somewhere.
+# Links resolve.
 
 
 def without_code(text: str) -> str:
@@ -159,7 +159,7 @@ def without_code(text: str) -> str:
 
 
 def anchors_of(page: Path) -> set[str]:
-    """Return what can be linked to: headings, whose anchors must be the same on GitHub and on the site, and names."""
+    """Return a page's anchors: those of headings, if GitHub and the site make the same ones, and those of API names."""
     text = BLOCK.sub("", page.read_text(encoding="utf-8"))
     headings = re.findall(r"^#+ +(.+?)(?: *\{#([\w-]+)\})?$", text, re.MULTILINE)
     plain = [re.sub(r"[`*]", "", heading) for heading, _ in headings]
@@ -181,29 +181,29 @@ def test_no_link_of_a_page_is_broken() -> None:
     assert not broken, "\n".join(broken)
 
 
-def test_the_readme_is_short_and_its_links_work_on_a_package_page_too() -> None:
+def test_the_readme_is_short_and_its_links_work_on_a_package_page() -> None:
     text = PAGES["README.md"].read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 150
     assert [link for link in LINK.findall(without_code(text)) if not link.startswith("https://")] == []
 
 
-def test_files_and_packages_that_contributors_are_sent_to_exist() -> None:
+def test_files_and_packages_named_for_contributors_exist() -> None:
     named = set(re.findall(r"`(\w+/[\w./-]*)`", PAGES["CONTRIBUTING.md"].read_text(encoding="utf-8")))
     missing = {path for path in named if not (ROOT / path).exists() and not (ROOT / "mpload" / path).exists()}
-    data = {"train/", "val/", "cat/", "dog/"}  # of the folder that pages run in
+    data = {"train/", "val/", "cat/", "dog/"}  # in the folder that pages run in
     assert {path for path in missing if "NAME" not in path} == data
 
 
-# What is generated is what the code says.
+# Generated pages match the code.
 
 
-def test_every_public_name_is_on_the_page_of_the_api_once() -> None:
+def test_every_public_name_is_on_the_api_page_exactly_once() -> None:
     listed = re.findall(r"^::: mpload\.(\w+)$", PAGES["docs/api.md"].read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(listed) == sorted(mpload.__all__)
 
 
 def names_of(code: str) -> Iterator[str]:
-    """Return what code takes from mpload: `mpload.name`, or from a module that is not public."""
+    """Yield the names that code uses from mpload, and the modules of mpload that it imports from directly."""
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "mpload":
             yield node.attr
@@ -211,8 +211,8 @@ def names_of(code: str) -> Iterator[str]:
             yield from (alias.name if node.module == "mpload" else str(node.module) for alias in node.names)
 
 
-def test_pages_use_public_names_only() -> None:
-    strange = {
+def test_pages_use_only_public_names() -> None:
+    private = {
         f"{name}: {used}"
         for name, page in PAGES.items()
         for block in blocks_of(page.read_text(encoding="utf-8"))
@@ -220,7 +220,7 @@ def test_pages_use_public_names_only() -> None:
         for used in names_of(block.code)
         if used not in mpload.__all__
     }
-    assert strange == set()
+    assert private == set()
     assert set(names_of("import mpload\nfrom mpload.index import text\nmpload.order.Shuffle")) == {
         "order",
         "mpload.index",
@@ -245,7 +245,7 @@ def test_every_error_has_a_section_that_says_why_what_to_do_and_an_example(name:
 
 
 @pytest.mark.processes
-def test_pages_made_from_the_code_are_what_the_code_says() -> None:
+def test_generated_pages_match_the_code() -> None:
     command = [sys.executable, str(ROOT / "docs/generate.py"), "--check"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)

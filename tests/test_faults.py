@@ -1,4 +1,4 @@
-"""What user code, the system and bad luck do to a loader: the epoch is right all the same, or an error says why."""
+"""Faults in user code and in the system: a loader still delivers a correct epoch, or raises an error that says why."""
 
 import contextlib
 import itertools
@@ -27,7 +27,7 @@ from mpload.transport.batches import PoolOptions
 from mpload.units import MIB
 from tests.support.batches import flat, ids, numbers, numbers_index
 from tests.support.containers import memory_container
-from tests.support.faults import FAULTS, OneByte, OneNumber, fourth_ones_are_bad, leaping, with_noise
+from tests.support.faults import FAULTS, OneByte, OneNumber, every_fourth_is_bad, with_clock_jumps, with_noise
 from tests.support.programs import REPOSITORY
 from tests.support.transport_works import leaves_nothing
 
@@ -61,20 +61,20 @@ def faulty(
 
 
 def at_bad(fault: Callable[[NDArray[np.int64]], Any]) -> Transform:
-    """Return a local function that leaves all samples alone but one."""
+    """Return a local function that applies `fault` to one sample only."""
     return lambda number: fault(number) if number[0] == BAD else number
 
 
-SLOW_TO_SEE = {"hangs", "stops"}
+FOUND_BY_TIMEOUT = {"hangs", "stops"}
 
 
 def options_for(name: str) -> PoolOptions:
-    return PoolOptions(sample_timeout_seconds=0.5 if name in SLOW_TO_SEE else 60.0)
+    return PoolOptions(sample_timeout_seconds=0.5 if name in FOUND_BY_TIMEOUT else 60.0)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_transform_at_fault_is_named_with_its_sample(folder: Path, name: str) -> None:
+def test_a_fault_in_a_transform_is_an_error_that_names_the_sample(folder: Path, name: str) -> None:
     fault, cause = FAULTS[name]
     dataset = faulty(folder, at_bad(fault))
     with (
@@ -87,7 +87,7 @@ def test_a_transform_at_fault_is_named_with_its_sample(folder: Path, name: str) 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_skipped_fault_costs_its_own_sample_only(folder: Path, tmp_path: Path, name: str) -> None:
+def test_a_skipped_fault_loses_only_its_own_sample(folder: Path, tmp_path: Path, name: str) -> None:
     fault, _ = FAULTS[name]
     expected = [[number for number in batch if number != BAD] for batch in ids(numbers(folder, NUM_SAMPLES))]
     policy = ErrorPolicy(action="skip", report=tmp_path / "report.jsonl")
@@ -97,24 +97,24 @@ def test_a_skipped_fault_costs_its_own_sample_only(folder: Path, tmp_path: Path,
         MPLoader(dataset, num_workers=2, options=options_for(name)) as loader,
     ):
         assert ids(loader) == expected
-    told = [json.loads(line) for line in (tmp_path / "report.jsonl").read_text().splitlines()]
-    assert [line["sample_id"] for line in told] == [BAD]
+    reported = [json.loads(line) for line in (tmp_path / "report.jsonl").read_text().splitlines()]
+    assert [line["sample_id"] for line in reported] == [BAD]
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 1, 4])
 def test_too_many_bad_samples_are_counted_over_all_workers(folder: Path, tmp_path: Path, num_workers: int) -> None:
     policy = ErrorPolicy(action="skip", report=tmp_path / "report.jsonl", max_error_fraction=0.01)
-    dataset = numbers(folder, 1000, batch_size=16, transform=fourth_ones_are_bad, on_error=policy)
+    dataset = numbers(folder, 1000, batch_size=16, transform=every_fourth_is_bad, on_error=policy)
     with (
         MPLoader(dataset, num_workers=num_workers) as loader,
         pytest.warns(MploadWarning, match="a bad sample"),
         pytest.raises(TooManyBadSamples, match=r"11 of \d+ samples failed, more than max_error_fraction=0.01"),
     ):
         list(loader)
-    told = [json.loads(line) for line in (tmp_path / "report.jsonl").read_text().splitlines()]
+    reported = [json.loads(line) for line in (tmp_path / "report.jsonl").read_text().splitlines()]
     alone = flat(ids(numbers(folder, 1000)))
-    assert [line["sample_id"] for line in told] == [number for number in alone if number % 4 == 0][:11]
+    assert [line["sample_id"] for line in reported] == [number for number in alone if number % 4 == 0][:11]
 
 
 @pytest.mark.processes
@@ -130,7 +130,7 @@ def noisy(folder: Path) -> MPDataset:
 
 
 def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it was faster
+    with contextlib.suppress(ProcessLookupError):  # it has already ended
         os.kill(pid, number)
 
 
@@ -149,7 +149,7 @@ def kill_all_workers(loader: MPLoader, chance: random.Random) -> None:
 
 
 def kill_the_zygote(loader: MPLoader, chance: random.Random) -> None:
-    if pids_of(loader, "worker"):  # one that dies again and again before it has any ends the job
+    if pids_of(loader, "worker"):  # a zygote that dies repeatedly before it has workers ends the job
         kill(loader.pids["mpload-zygote"])
 
 
@@ -160,9 +160,9 @@ def stop_a_worker(loader: MPLoader, chance: random.Random) -> None:
 
 @contextlib.contextmanager
 def disturbed(loader: MPLoader, disturb: Callable[[MPLoader, random.Random], None], seconds: float) -> Iterator[None]:
-    """Call `disturb` at random times, every `seconds` on average, where a batch has come since the time before.
+    """Call `disturb` at random times, every `seconds` on average, if a batch has arrived since the last call.
 
-    On a busy machine nobody would live long enough to make one, and samples would be blamed for it.
+    Otherwise, on a busy machine, no worker would live long enough to make a batch, and samples would be blamed.
     """
     end, chance = threading.Event(), random.Random(0)
 
@@ -192,7 +192,7 @@ def same_bits(left: Sequence[Sequence[torch.Tensor]], right: Sequence[Sequence[t
     ("disturb", "seconds"),
     [(kill_a_worker, 0.03), (kill_all_workers, 0.1), (kill_the_zygote, 0.25), (stop_a_worker, 0.2)],
 )
-def test_epochs_are_bit_identical_whoever_is_killed_or_stopped(
+def test_epochs_are_bit_identical_whichever_process_is_killed_or_stopped(
     folder: Path, disturb: Callable[[MPLoader, random.Random], None], seconds: float
 ) -> None:
     alone = noisy(folder)
@@ -208,14 +208,14 @@ def test_epochs_are_bit_identical_whoever_is_killed_or_stopped(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_hundreds_of_kills_of_anybody_change_no_bit_of_any_epoch(folder: Path) -> None:
-    def anybody(loader: MPLoader, chance: random.Random) -> None:
+def test_hundreds_of_kills_of_any_process_change_no_bit_of_any_epoch(folder: Path) -> None:
+    def any_process(loader: MPLoader, chance: random.Random) -> None:
         chance.choices([kill_a_worker, kill_all_workers, kill_the_zygote], [30, 3, 1])[0](loader, chance)
 
     alone = noisy(folder)
     expected = [list(alone) for _ in range(4)]
     num_epochs = 0
-    with MPLoader(noisy(folder), num_workers=4, options=MANY) as loader, disturbed(loader, anybody, 0.02):
+    with MPLoader(noisy(folder), num_workers=4, options=MANY) as loader, disturbed(loader, any_process, 0.02):
         while loader.stats().num_deaths < 400:
             loader.set_epoch(num_epochs % 4)
             assert same_bits(list(loader), expected[num_epochs % 4])
@@ -228,7 +228,7 @@ import json, resource, sys, warnings
 from mpload import MPDataset, MPLoader, MploadWarning, Topology
 from tests.support.decoders import large_number
 from tests.support.batches import ids
-warnings.simplefilter("ignore", MploadWarning)  # the budget cannot foresee 16 MB a batch
+warnings.simplefilter("ignore", MploadWarning)  # the budget cannot foresee batches of 16 MB
 if sys.argv[2] != "0":
     resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[2])))
 dataset = MPDataset(sys.argv[1], decode=large_number, batch_size=8, seed=3, shuffle=True, topology=Topology())
@@ -281,7 +281,7 @@ def test_slots_do_not_need_dev_shm(folder: Path, expected_epochs: list[Any], mou
 
 
 @pytest.mark.processes
-def test_256_descriptors_are_enough(folder: Path, expected_epochs: list[Any]) -> None:
+def test_256_file_descriptors_are_enough(folder: Path, expected_epochs: list[Any]) -> None:
     found = run_large(numbers_index(folder, 160), max_fds=256)
     assert found["epochs"] == expected_epochs
     assert not found["deaths"]
@@ -314,7 +314,7 @@ print(json.dumps({"ids": batches, "deaths": deaths, "history": [line for _, line
 
 @pytest.mark.processes
 @pytest.mark.parametrize("parent_bytes", [400 * MIB, 850 * MIB])
-def test_a_transform_that_leaks_in_a_small_container_costs_workers_and_no_sample(
+def test_a_transform_that_leaks_in_a_small_container_loses_workers_but_no_sample(
     folder: Path, parent_bytes: int
 ) -> None:
     expected = ids(numbers(folder, 400, batch_size=8, seed=3))
@@ -339,15 +339,15 @@ def test_a_transform_that_leaks_in_a_small_container_costs_workers_and_no_sample
 
 @pytest.mark.processes
 @pytest.mark.parametrize("days", [-1, 1])
-def test_leaps_of_the_system_clock_kill_nobody_and_hide_neither_death_nor_standstill(
+def test_clock_jumps_kill_no_worker_and_hide_no_dead_or_stopped_one(
     folder: Path, monkeypatch: pytest.MonkeyPatch, days: int
 ) -> None:
-    clock, leaps = time.time, itertools.count()
+    clock, jumps = time.time, itertools.count()
     options = PoolOptions(sample_timeout_seconds=2.0)
-    with MPLoader(numbers(folder, 400, transform=leaping), num_workers=2, options=options) as loader:
+    with MPLoader(numbers(folder, 400, transform=with_clock_jumps), num_workers=2, options=options) as loader:
         iterator = iter(loader)
         found = ids([next(iterator)])
-        monkeypatch.setattr(time, "time", lambda: clock() + days * 86400 * next(leaps))
+        monkeypatch.setattr(time, "time", lambda: clock() + days * 86400 * next(jumps))
         monkeypatch.setattr(time, "time_ns", lambda: round(time.time() * 1e9))
         found += ids([next(iterator) for _ in range(20)])
         assert loader.stats().num_deaths == 0
@@ -363,7 +363,7 @@ def test_leaps_of_the_system_clock_kill_nobody_and_hide_neither_death_nor_stands
 
 @pytest.mark.processes
 @pytest.mark.parametrize("num_cycles", [30, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
-def test_cycles_of_making_iterating_and_closing_leave_nothing(folder: Path, num_cycles: int) -> None:
+def test_cycles_of_making_iterating_and_closing_leave_nothing_behind(folder: Path, num_cycles: int) -> None:
     def cycle() -> None:
         dataset.set_epoch(0)
         with MPLoader(dataset, num_workers=2) as loader:

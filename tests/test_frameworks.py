@@ -1,4 +1,4 @@
-"""Real training jobs inside real frameworks: each epoch has each sample once, over all ranks."""
+"""Training jobs in real frameworks: over all ranks, each epoch has each sample exactly once."""
 
 import json
 import os
@@ -71,12 +71,12 @@ def test_every_epoch_has_every_sample_once(tmp_path: Path, framework: str, modul
 
 
 @pytest.mark.processes
-def test_two_ranks_share_a_loader_that_is_older_than_the_process_group(tmp_path: Path) -> None:
+def test_two_ranks_split_the_epochs_of_a_loader_made_before_the_process_group(tmp_path: Path) -> None:
     numbers_index(tmp_path, 43)
     run_job(tmp_path, "torchrun", 2)
     alone = numbers(tmp_path, 43, batch_size=8, tail="ragged", topology=Topology())
     for epoch in range(2):
-        expected = ids(alone)  # batches of a job alone that is as large as the global batch
+        expected = ids(alone)  # a single process, with batches as large as the global batch
         for rank in (0, 1):
             received = json.loads((tmp_path / f"{rank}.json").read_text())["MPLoader"][epoch]
             assert received == [label for batch in expected for label in batch[4 * rank : 4 * rank + 4]]

@@ -1,7 +1,7 @@
 """The batches of a fixed index, seed and epoch, frozen: which samples, in which order, with which random crops.
 
-A difference breaks every running experiment. If it is meant: raise the version in `mpload/plan/order.py`
-or `mpload/plan/sample_rng.py`, run `MPLOAD_REGENERATE=1 python -m pytest tests/test_golden_batches.py`, and say so in
+A difference breaks every running experiment. If it is intended, raise the version in `mpload/plan/order.py` or
+`mpload/plan/sample_rng.py`, run `MPLOAD_REGENERATE=1 python -m pytest tests/test_golden_batches.py`, and announce it in
 CHANGELOG.md.
 """
 
@@ -37,7 +37,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def box_and_draw(data: bytes, rng: np.random.Generator) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Decode a sample's number, beside the crop it would get of a photo, and what is drawn after it."""
+    """Return a sample's number, the crop that it would get of a photo, and the next random number."""
     box = random_crop_box(375, 500, rng, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3))
     return np.array([int(data), box.top, box.left, box.height, box.width, int(rng.random() * 2**40)])
 
@@ -54,14 +54,14 @@ def make(folder: Path) -> dict[str, list[list[list[int]]]]:
     return made
 
 
-def test_the_batches_of_an_epoch_are_what_they_always_were(tmp_path: Path) -> None:
+def test_the_batches_of_an_epoch_never_change(tmp_path: Path) -> None:
     made = make(tmp_path)
     if os.environ.get("MPLOAD_REGENERATE") == "1":
         GOLDEN.write_text(json.dumps(made, indent=None).replace("]], ", "]],\n") + "\n")
     assert made == json.loads(GOLDEN.read_text())
 
 
-def test_ranks_share_one_global_batch() -> None:
+def test_ranks_split_one_global_batch() -> None:
     golden = json.loads(GOLDEN.read_text())
     for whole, part in zip(golden["shuffle"], golden["rank 1 of 2"], strict=True):
         assert whole[4:] == part

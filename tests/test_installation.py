@@ -1,4 +1,4 @@
-"""What an installation may lack: packages that a job does not use, and the native decoder."""
+"""An installation may lack packages that a job does not use, and the native decoder."""
 
 import json
 import os
@@ -16,7 +16,7 @@ import pytest
 
 pytestmark = pytest.mark.processes
 
-OF_ALBUMENTATIONS = ("albumentations", "albucore", "scipy", "simsimd", "stringzilla", "yaml")
+ALBUMENTATIONS_PACKAGES = ("albumentations", "albucore", "scipy", "simsimd", "stringzilla", "yaml")
 OPTIONAL = ("lmdb", "matplotlib", "obstore", "crc32c", "PIL", "torchvision", "pandas")
 LACKING = """
 import sys
@@ -47,7 +47,7 @@ if __name__ == "__main__":
 
 
 def run(*arguments: str | Path, lacking: Iterable[str], folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run Python where some modules cannot be imported, by no process that it starts either."""
+    """Run Python so that neither it nor the processes that it starts can import some modules."""
     (folder / "site").mkdir(exist_ok=True)
     (folder / "site" / "sitecustomize.py").write_text(LACKING.format(lacking=tuple(lacking)))
     paths = os.pathsep.join([str(folder / "site"), str(Path(__file__).parents[1])])
@@ -69,13 +69,13 @@ def index(photo_tree: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers need Linux")
-def test_a_job_that_uses_no_albumentations_needs_none(index: Path, tmp_path: Path) -> None:
-    ran = run("-c", TRAIN, index, lacking=(*OF_ALBUMENTATIONS, *OPTIONAL), folder=tmp_path)
+def test_a_job_that_does_not_use_albumentations_does_not_need_it(index: Path, tmp_path: Path) -> None:
+    ran = run("-c", TRAIN, index, lacking=(*ALBUMENTATIONS_PACKAGES, *OPTIONAL), folder=tmp_path)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "trained 2\n", "")
 
 
 def test_commands_that_only_read_and_write_files_need_no_torch(photo_tree: Path, tmp_path: Path) -> None:
-    lacking = (*OF_ALBUMENTATIONS, *OPTIONAL, "torch")
+    lacking = (*ALBUMENTATIONS_PACKAGES, *OPTIONAL, "torch")
     train = tmp_path / "train.txt"
     for arguments in (
         ("--help",),
@@ -89,7 +89,7 @@ def test_commands_that_only_read_and_write_files_need_no_torch(photo_tree: Path,
         assert (ran.returncode, ran.stderr) == (0, ""), arguments
 
 
-def test_a_missing_module_is_missed_by_these_tests(tmp_path: Path) -> None:
+def test_modules_that_these_tests_hide_cannot_be_imported(tmp_path: Path) -> None:
     ran = run("-c", "import mpload; mpload.MPDataset", lacking=["torch"], folder=tmp_path)
     assert "No module named 'torch'" in ran.stderr
 
@@ -104,7 +104,7 @@ def decode_without_native(code: str, *arguments: Path, folder: Path) -> str:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers need Linux")
-def test_a_missing_native_decoder_is_told_once_and_not_by_workers(index: Path, tmp_path: Path) -> None:
+def test_a_missing_native_decoder_gives_one_warning_and_none_in_workers(index: Path, tmp_path: Path) -> None:
     twice = "import warnings; warnings.simplefilter('always'); import mpload; mpload.RandomResizedCrop(8); "
     errors = decode_without_native(twice + TRAIN, index, folder=tmp_path)
     assert errors.count(SLOW) == 1
@@ -115,32 +115,32 @@ def test_a_missing_native_decoder_is_told_once_and_not_by_workers(index: Path, t
     "code",
     ["mpload.ImageDecoder()", "mpload.RandomResizedCrop(8, backend='simplejpeg')", "mpload.jpeg_backend()"],
 )
-def test_nothing_is_told_where_the_native_decoder_is_not_wanted(code: str, tmp_path: Path) -> None:
+def test_there_is_no_warning_if_the_native_decoder_is_not_used(code: str, tmp_path: Path) -> None:
     assert decode_without_native(f"import mpload; {code}", folder=tmp_path) == ""
 
 
-def test_a_command_tells_of_a_missing_native_decoder_in_a_line(tmp_path: Path) -> None:
+def test_a_command_warns_of_a_missing_native_decoder_in_one_line(tmp_path: Path) -> None:
     lacking, options = ["mpload.images._jpeg"], ("--images", "8", "--workers", "1", "--batch-size", "4")
     ran = run("-m", "mpload", "demo", *options, lacking=lacking, folder=tmp_path, PYTHONWARNINGS="")
     assert ran.returncode == 0, ran.stderr
     assert re.fullmatch(rf"mpload: warning: {SLOW}.*\n", ran.stderr)
 
 
-def test_the_warning_says_how_slow_as_the_records_do(tmp_path: Path) -> None:
+def test_the_slowdown_in_the_warning_agrees_with_the_benchmark_records(tmp_path: Path) -> None:
     errors = decode_without_native("import mpload; mpload.ResizeCenterCrop(8)", folder=tmp_path)
-    told = re.search(r"([\d.]+) to ([\d.]+) times as long, ([\d.]+) to ([\d.]+) times as long with anti", errors)
-    assert told is not None
+    factors = re.search(r"([\d.]+) to ([\d.]+) times as long, ([\d.]+) to ([\d.]+) times as long with anti", errors)
+    assert factors is not None
     records = Path(__file__).parents[1] / "benchmarks" / "records" / "decode.jsonl"
     times: dict[str, list[float]] = defaultdict(list)
     for line in records.read_text().splitlines():
         record: dict[str, Any] = json.loads(line)
         times[record["case"]["contestant"]].append(record["figures"]["median_us"])
-    for (low, high), kind in zip((told.groups()[:2], told.groups()[2:]), ("", "_antialias"), strict=True):
+    for (low, high), kind in zip((factors.groups()[:2], factors.groups()[2:]), ("", "_antialias"), strict=True):
         pairs = zip(times[f"mpload_simplejpeg{kind}"], times[f"mpload_native{kind}"], strict=True)
         assert float(low) - 0.05 <= median(slow / fast for slow, fast in pairs) <= float(high) + 0.05
 
 
-def test_mpload_is_imported_from_a_zip(tmp_path: Path) -> None:
+def test_mpload_can_be_imported_from_a_zip(tmp_path: Path) -> None:
     archive = shutil.make_archive(str(tmp_path / "all"), "zip", Path(__file__).parents[1], "mpload")
     code = "import mpload; print(mpload.Topology(), mpload.__file__)"
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Imports point down, and torch stays in its layer."""
+"""Imports point down only, and only some packages may import torch."""
 
 import ast
 import re
@@ -39,7 +39,7 @@ CONTRACTS = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool
 
 
 def imported(node: ast.AST, package: str) -> list[str]:
-    """Return what one statement imports, with `from mpload import x` and `from . import x` as the modules they mean."""
+    """Return the modules that a statement imports; `from mpload import x` is resolved to the module that defines x."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if not isinstance(node, ast.ImportFrom):
@@ -68,12 +68,12 @@ def faults(source: str, module: str) -> list[str]:
 MODULES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path
     for path in sorted(PACKAGE.rglob("*.py"))
-    if path != PACKAGE / "__init__.py"  # it names all layers, lazily
+    if path != PACKAGE / "__init__.py"  # it imports from all layers, lazily
 }
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_a_module_imports_only_what_lies_below_it(module: str) -> None:
+def test_a_module_imports_only_from_layers_below_it(module: str) -> None:
     assert not faults(MODULES[module].read_text(), module)
 
 
@@ -123,11 +123,11 @@ def test_the_table_names_every_package_and_agrees_with_the_contracts() -> None:
 @pytest.mark.parametrize(
     "package", sorted(path.parent for path in PACKAGE.rglob("__init__.py") if path.parent != PACKAGE)
 )
-def test_the_map_of_a_package_names_each_of_its_modules(package: Path) -> None:
+def test_the_docstring_of_a_package_lists_each_of_its_modules(package: Path) -> None:
     text = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
     named = [line.split()[0] for part in text.split("```")[1::2] for line in part.strip().splitlines()]
-    there = {path.stem for path in (*package.glob("*.py"), *package.glob("*.c"), *package.glob("*/"))}
-    assert sorted(named) == sorted(there - {"__init__", "__pycache__"})
+    modules = {path.stem for path in (*package.glob("*.py"), *package.glob("*.c"), *package.glob("*/"))}
+    assert sorted(named) == sorted(modules - {"__init__", "__pycache__"})
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_the_map_of_a_package_names_each_of_its_modules(package: Path) -> None:
         ("device.carrier", "from mpload.transport.pool import WorkerPool"),
     ],
 )
-def test_an_import_that_breaks_the_layers_is_a_fault(module: str, line: str) -> None:
+def test_an_import_that_breaks_the_layers_is_found(module: str, line: str) -> None:
     source = MODULES[module].read_text()
     assert not faults(source, module)
     assert len(faults(f"{source}\n\ndef late() -> None:\n    {line}\n", module)) == 1
@@ -167,7 +167,7 @@ def test_importing_mpload_loads_nothing_heavy() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("module", ["cli.main", "samples.pipeline", "index.opening", "plan.topology"])
-def test_what_runs_without_torch_starts_without_torch(module: str) -> None:
+def test_modules_that_need_no_torch_do_not_import_it(module: str) -> None:
     assert "torch" not in loaded_by(f"import mpload.{module}")
 
 
@@ -179,5 +179,5 @@ def test_no_test_module_imports_another() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("module", ["samples.pipeline", "index.index", "plan.order", "plan.plan"])
-def test_what_workers_need_starts_without_pyarrow(module: str) -> None:
+def test_modules_that_workers_need_do_not_import_pyarrow(module: str) -> None:
     assert "pyarrow" not in loaded_by(f"import mpload.{module}")

@@ -1,4 +1,4 @@
-"""Benchmarks of peers: what contestants hand out is looked at, and what the README quotes are all of their turns."""
+"""Benchmarks of other loaders: the contestants' batches are checked, and the README quotes all of their turns."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ def crops(seed: int, num: int = 8) -> Any:
     return np.random.default_rng(seed).integers(0, 256, (num, 224, 224, 3), np.uint8)
 
 
-def test_a_look_at_batches_tells_shape_mean_and_crops_that_come_again() -> None:
+def test_a_check_of_batches_finds_shape_mean_and_repeated_crops() -> None:
     from peers.look import Look
     from peers.race import Output
 
@@ -37,7 +37,7 @@ def test_a_look_at_batches_tells_shape_mean_and_crops_that_come_again() -> None:
     assert look.later_epoch((np.concatenate([crops(0)[:3], crops(2)[:5]]), np.arange(8))) == 3
 
 
-def test_a_contestant_that_does_something_else_is_no_contestant() -> None:
+def test_a_contestant_whose_batches_differ_from_the_others_is_refused() -> None:
     from bench_peers import check
     from contestants import ENTRIES, CannotRunError, Running
 
@@ -85,7 +85,7 @@ def record(contestant: str, code: str, rates: list[float], ratios: list[float]) 
 
 
 @pytest.mark.processes
-def test_the_readme_quotes_all_turns_of_the_latest_code_and_names_who_is_ahead(tmp_path: Path) -> None:
+def test_the_readme_quotes_all_turns_of_the_latest_code_and_names_faster_loaders(tmp_path: Path) -> None:
     shutil.copytree(BENCHMARKS, tmp_path / "benchmarks", ignore=shutil.ignore_patterns("peers"))
     (tmp_path / "README.md").write_text(
         "<!-- table: throughput -->\n<!-- end -->\n<!-- table: ahead -->\n<!-- end -->\n"

@@ -1,4 +1,4 @@
-"""What users type, catch and get in hands is importable from mpload, documented and typed; nothing else is public."""
+"""All that users type, catch and receive is importable from mpload, documented and typed; nothing else is public."""
 
 import ast
 import enum
@@ -59,7 +59,7 @@ squares: MPLoader[int] = MPLoader(Squares(), batch_size=8, shuffle=True, tail=mp
 """
 
 
-# All of torch, NumPy and pyarrow takes a minute to read. The whole package is checked with them elsewhere.
+# To check against torch, NumPy and pyarrow takes a minute; that is done elsewhere, for the whole package.
 CONFIG = """
 [mypy]
 strict = True
@@ -82,7 +82,7 @@ FUNCTIONS = [name for name in NAMES if inspect.isfunction(public(name))]
 
 
 def own_bases(kind: type) -> list[type]:
-    """Return a class and its bases that are mpload's."""
+    """Return those of a class and its bases that mpload defines."""
     return [base for base in kind.__mro__ if base.__module__.startswith("mpload.")]
 
 
@@ -111,7 +111,7 @@ def methods(kind: type) -> dict[str, Callable[..., Any]]:
 
 
 def values(kind: type) -> set[str]:
-    """Return the public names of a class or its instances that are no methods."""
+    """Return the public names of a class or its instances that are not methods."""
     if issubclass(kind, enum.Enum):
         return {member.name for member in kind}
     found = {name for base in own_bases(kind) for name in {*vars(base), *vars(base).get("__annotations__", ())}}
@@ -132,13 +132,13 @@ def surface() -> Iterator[str]:
             yield from (f"    {method}()" for method in methods(public(name)))
 
 
-def test_the_public_surface_is_what_it_was() -> None:
+def test_the_public_surface_is_unchanged() -> None:
     assert "\n".join(surface()) + "\n" == GOLDEN.read_text(encoding="utf-8"), (
-        "the public surface changed. If that is meant, write it down: python -m tests.test_surface"
+        "the public surface changed. If that is intended, record it: python -m tests.test_surface"
     )
 
 
-def test_every_public_name_is_listed_and_no_other_is_there() -> None:
+def test_exactly_the_listed_names_are_public() -> None:
     assert vars(mpload)["__all__"] == NAMES
     assert set(NAMES) <= set(dir(mpload))
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
@@ -159,13 +159,13 @@ def test_every_error_is_public_and_says_when_it_is_raised_and_what_to_do() -> No
 
 
 def is_made_by_users(kind: type) -> bool:
-    """Return whether users call a class, and its fields do not say all about that."""
+    """Return whether users construct a class and need documentation of its constructor beside that of its fields."""
     is_protocol = getattr(kind, "_is_protocol", False)
     return not (issubclass(kind, enum.Enum) or is_protocol or is_dataclass(kind) or "made by" in first_line(kind))
 
 
 def callables() -> dict[str, Callable[..., Any]]:
-    """Return all public functions, constructors and methods, by the names that users know."""
+    """Return all public functions, constructors and methods, by their public names."""
     found = {name: public(name) for name in FUNCTIONS}
     for name in CLASSES:
         kind = public(name)
@@ -176,7 +176,7 @@ def callables() -> dict[str, Callable[..., Any]]:
 
 
 def annotated() -> Iterator[tuple[str, object]]:
-    """Yield where a type is named in the public surface, and the type."""
+    """Yield each place in the public surface that names a type, with that type."""
     for name, function in callables().items():
         for each in [function, *typing.get_overloads(function)]:
             for part, hint in typing.get_type_hints(each).items():
@@ -202,7 +202,7 @@ def classes_in(hint: Any) -> Iterator[type]:
             yield from classes_in(part)
 
 
-def test_every_type_of_ours_in_a_public_signature_is_public() -> None:
+def test_every_mpload_type_in_a_public_signature_is_public() -> None:
     hidden = {
         f"{place}: {kind.__module__}.{kind.__qualname__}"
         for place, hint in annotated()
@@ -213,13 +213,13 @@ def test_every_type_of_ours_in_a_public_signature_is_public() -> None:
 
 
 def raises(function: Callable[..., Any]) -> bool:
-    """Return whether the body of a function has a `raise` with an error of its own."""
+    """Return whether the body of a function raises an exception itself, other than by a bare `raise`."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     return any(isinstance(node, ast.Raise) and node.exc is not None for node in ast.walk(tree))
 
 
 def lists(doc: str, name: str) -> bool:
-    """Return whether `Args:` or `Attributes:` of a docstring have an entry for a name."""
+    """Return whether a docstring has an entry for a name, as in `Args:` or `Attributes:`."""
     return re.search(rf"^ +(\w+, )*{name}(, \w+)*:", doc, re.MULTILINE) is not None
 
 
@@ -281,7 +281,7 @@ def test_every_field_of_a_public_dataclass_is_documented(name: str) -> None:
 
 
 @pytest.mark.processes
-def test_type_checkers_refuse_what_does_not_exist_and_typos(tmp_path: Path) -> None:
+def test_type_checkers_refuse_unknown_names_and_misspelled_options(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     snippet = tmp_path / "snippet.py"
     snippet.write_text(TYPED)

@@ -1,4 +1,4 @@
-"""Units and errors: small, and used everywhere."""
+"""Units and errors, the modules that all others use."""
 
 import pickle
 
@@ -18,7 +18,7 @@ ERRORS = [
 
 
 @given(st.integers(0, 1 << 50))
-def test_a_formatted_size_parses_back_nearly(num_bytes: int) -> None:
+def test_a_formatted_size_parses_to_about_the_same_size(num_bytes: int) -> None:
     assert parse_bytes(format_bytes(num_bytes)) == pytest.approx(num_bytes, rel=0.06)
     assert parse_bytes(str(num_bytes)) == parse_bytes(num_bytes) == num_bytes
 
@@ -31,18 +31,18 @@ def test_sizes_are_read_as_people_write_them(text: str, num_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "4 GiBi", "4x", "1e9", -1])
-def test_what_is_no_size_is_named(text: str | int) -> None:
+def test_text_that_is_not_a_size_is_refused(text: str | int) -> None:
     with pytest.raises(ArgumentError, match=r"is not a size in bytes\. Write|must not be negative"):
         parse_bytes(text)
 
 
-def test_counts_and_durations_read_well() -> None:
+def test_counts_and_durations_are_formatted_for_people() -> None:
     assert format_count(1281167) == "1,281,167"
     assert [format_seconds(s) for s in (0.34, 12.34, 250, 7260)] == ["340 ms", "12.3 s", "4 min 10 s", "2 h 1 min"]
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_every_error_is_ours_and_a_builtin_and_survives_a_process_boundary(error: type[MploadError]) -> None:
+def test_every_error_is_an_mpload_error_and_a_builtin_and_can_be_pickled(error: type[MploadError]) -> None:
     made = error("train.txt:17: what, value, rule, next step")
     builtins = {base for base in error.__mro__ if base.__module__ == "builtins"}
     assert builtins - {object, BaseException, Exception}

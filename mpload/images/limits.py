@@ -30,10 +30,10 @@ class Limits:
         ArgumentError: A number is not positive.
     """
 
-    max_bytes: int = 1 << 30  # which holds `max_pixels` stored plainly, 16 bits a channel
-    max_pixels: int = 178_956_970  # where Pillow calls an image a decompression bomb: 0.5 GB of RGB
-    max_pixels_per_byte: int = 100_000  # a blank page by CCITT takes a bit a row: 8 times its width; a PNG, 8,258
-    max_scans: int = 64  # encoders write about ten, and decoding each one touches the whole picture
+    max_bytes: int = 1 << 30  # enough for `max_pixels` uncompressed, 16 bits per channel
+    max_pixels: int = 178_956_970  # Pillow's limit for a decompression bomb: 0.5 GB of RGB
+    max_pixels_per_byte: int = 100_000  # CCITT stores a blank row in one bit: 8 times the width; PNG reaches 8,258
+    max_scans: int = 64  # encoders write about ten; decoding each one touches the whole image
     allow_truncated: bool = False
 
     def __post_init__(self) -> None:

@@ -2,8 +2,8 @@
 
 python -m tests.golden.make_formats
 
-All show the same photograph, 40 high and 56 wide as it is stored. The files are committed, so that they stay what they
-are whatever the encoders of later versions write; only new ones are to be added.
+All files show the same photograph, stored 40 pixels high and 56 wide. They are committed, so that they stay the same
+whatever later versions of the encoders write. This script only adds files that are missing.
 """
 
 import zlib
@@ -22,7 +22,7 @@ _ADAM7 = ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), 
 
 
 def make_files() -> dict[str, bytes]:
-    """Return each file by its name."""
+    """Return the contents of each file, by name."""
     pixels = photo(40, 56, np.random.default_rng(20))
     rgb = Image.fromarray(pixels)
     gray, cmyk, palette = rgb.convert("L"), rgb.convert("CMYK"), rgb.quantize(16)
@@ -77,7 +77,7 @@ def make_files() -> dict[str, bytes]:
 
 
 def _red_for_blue() -> bytes:
-    """Return a colour profile that shows at a glance where it is honoured."""
+    """Return a colour profile that swaps red and blue, so that it shows at a glance if a decoder applies it."""
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     return profile.replace(b"rXYZ", b"?XYZ").replace(b"bXYZ", b"rXYZ").replace(b"?XYZ", b"bXYZ")
 
@@ -87,18 +87,18 @@ def _opencv(suffix: str, pixels: NDArray[np.uint16]) -> bytes:
 
 
 def _ycck(cmyk: Image.Image) -> bytes:
-    """Return `cmyk` stored as YCCK. Pillow writes CMYK only: so it gets the converted channels under that name."""
+    """Return `cmyk` stored as YCCK. Pillow can only write CMYK, so it is given the converted channels as CMYK."""
     planes = np.asarray(cmyk)
     inks = Image.fromarray(np.ascontiguousarray(planes[..., :3])).convert("YCbCr")
     channels = np.dstack([np.asarray(inks), planes[..., 3]])
     jpeg = encode(Image.frombytes("CMYK", cmyk.size, _as_pillow_inverts(channels).tobytes()), "JPEG", quality=95)
     marker = jpeg.index(b"Adobe") + len(b"Adobe") + 6
-    assert jpeg[marker] == 0  # the transform: none
+    assert jpeg[marker] == 0  # no colour transform
     return jpeg[:marker] + b"\x02" + jpeg[marker + 1 :]
 
 
 def _as_pillow_inverts(channels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Pillow writes 255 - x; only the black may be inverted so, as what is read is 255 - RGB of the others."""
+    """Invert all channels but black, since Pillow writes 255 - x and readers expect only black to be inverted."""
     return np.dstack([255 - channels[..., :3], channels[..., 3]])
 
 

@@ -75,7 +75,7 @@ def test_arrays_of_anything_but_numbers_are_refused(array: NDArray[Any]) -> None
 
 def test_a_header_that_claims_more_data_than_there_is_causes_no_allocation() -> None:
     claims = npy(np.zeros((3, 4))).replace(b"(3, 4), }" + b" " * 9, b"(900000000, 99), }")
-    with pytest.raises(DecodeError, match=r"96 bytes follow its header, but float64\[900000000, 99\] has 712,800,000,000"):
+    with pytest.raises(DecodeError, match=r"96 bytes follow its header, but float64\[900000000, 99\] has 712,800,000,"):
         NumpyDecoder()(claims)
     with pytest.raises(DecodeError, match="224 bytes exceed max_bytes=223"):
         NumpyDecoder(max_bytes=223)(npy(np.zeros((3, 4))))

@@ -99,10 +99,17 @@ def test_a_worker_that_is_stopped_while_it_waits_is_replaced(tmp_path: Path) -> 
 
 
 @pytest.mark.processes
-def test_a_late_claim_from_a_thread_does_not_block_other_workers(tmp_path: Path) -> None:
+def test_a_late_claim_from_a_thread_does_not_block_other_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MPLOAD_TEST_TURNS", str(tmp_path))
     images = MPDataset(numbers_index(tmp_path, 2), decode=claims_late, batch_size=1, topology=Topology())
+    received = []
     with MPLoader(images, num_workers=2, memory_budget="512MiB") as loader:
-        assert [labels.tolist() for _, labels in loader] == [[0], [1]]
+        for _, labels in loader:
+            received.append(labels.tolist())
+            (tmp_path / "received").touch()
+    assert received == [[0], [1]]
 
 
 @pytest.mark.processes
@@ -123,6 +130,7 @@ def test_a_worker_interrupted_while_waiting_is_subject_to_the_timeout_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLOAD_TEST_TURNS", str(tmp_path))
     options = PoolOptions(sample_timeout_seconds=1.0)
     index = numbers_index(tmp_path, 4)
     images = MPDataset(

@@ -1,4 +1,4 @@
-"""An albumentations pipeline that draws in many ways, and what it makes of a photo."""
+"""An albumentations pipeline that draws random numbers in many ways, and digests of its results for a photo."""
 
 import hashlib
 from typing import Any
@@ -16,7 +16,7 @@ PHOTO = photo(48, 64, np.random.default_rng(0))
 
 
 class Gaussian(A.ImageOnlyTransform):  # type: ignore[misc]
-    """Draws from Python's generator what makes two numbers at once, in an odd number."""
+    """Draws one number from Python's `gauss`, which makes numbers in pairs."""
 
     def get_params(self) -> dict[str, Any]:
         return {"shift": self.py_random.gauss(0, 20)}
@@ -26,7 +26,7 @@ class Gaussian(A.ImageOnlyTransform):  # type: ignore[misc]
 
 
 def pipeline() -> A.Compose:
-    """Many ways to draw: both generators, nested choices, whole arrays, integers and permutations."""
+    """Return a pipeline that draws from both generators: nested choices, whole arrays, integers and permutations."""
     return A.Compose([
         A.HorizontalFlip(),
         Gaussian(p=0.7),

@@ -1,4 +1,4 @@
-"""Datasets of numbers, and what their batches hold."""
+"""Datasets of numbers, and helpers to read and compare their batches."""
 
 import itertools
 from pathlib import Path
@@ -14,7 +14,7 @@ Batches = list[list[int]]
 
 
 def numbers_index(folder: Path, num_samples: int) -> Path:
-    """Write an index of spans whose bytes are the sample's number."""
+    """Write an index of spans; the bytes of each are its sample's number."""
     path = folder / f"{num_samples}.txt"
     if not path.exists():
         (folder / f"{num_samples}.bin").write_bytes(np.arange(num_samples, dtype=np.int64).tobytes())
@@ -29,7 +29,7 @@ def numbers(folder: Path, num_samples: int, **options: Any) -> MPDataset:
 
 
 def ids(batches: Any) -> Batches:
-    """Check that each batch's decoded numbers are its labels, and return them."""
+    """Return the labels of each batch, after checking that they equal its decoded numbers."""
     found = []
     for values, labels in batches:
         assert isinstance(labels, torch.Tensor)

@@ -1,8 +1,8 @@
-"""Kill processes at random while they fill one cache, and look at every byte afterwards.
+"""Kill processes at random while they fill one cache, and check every byte afterwards.
 
     python -m tests.support.cache_kills FOLDER NUM_KILLS
 
-Forks from a process without threads. Prints what it found as JSON.
+Forks from a process without threads. Prints its findings as JSON.
 """
 
 import json
@@ -26,7 +26,7 @@ MAX_BYTES = 24 * MIB
 
 
 def write_samples(folder: Path) -> Index:
-    """Write files of 1 to 40 kB that hold random bytes, and an index of them."""
+    """Write files of 1 to 40 kB with random bytes, and an index of them."""
     rng = np.random.default_rng(0)
     for sample_id in range(NUM_SAMPLES):
         (folder / f"{sample_id}.bin").write_bytes(rng.bytes(int(rng.integers(1_000, 40_000))))
@@ -39,7 +39,7 @@ def opened_cache(folder: Path, index: Index) -> OpenCache:
 
 
 def fill(folder: Path, cache: OpenCache, seed: int) -> None:
-    """Read all samples again and again, each time in another order."""
+    """Read all samples repeatedly, each time in another order, until killed."""
     order = random.Random(seed)
     while True:
         for sample_id in order.sample(range(NUM_SAMPLES), NUM_SAMPLES):
@@ -70,7 +70,7 @@ def main() -> None:
             if not (pid := os.fork()):
                 fill(folder, cache, seed=chance.randrange(1 << 30) + os.getpid())
             children.append(pid)
-        time.sleep(chance.uniform(0.0, 0.012))
+        time.sleep(chance.uniform(0.0, 0.012))  # kill at a random time
         killed = children.pop(chance.randrange(3))
         os.kill(killed, signal.SIGKILL)
         found["exited"] += not os.WIFSIGNALED(os.waitpid(killed, 0)[1])
@@ -79,7 +79,7 @@ def main() -> None:
         found["most_segments"] = max(found["most_segments"], len(cache.folder.segments()))
         if found["kills"] % 10 == 0:
             found["wrong"] += num_wrong(folder, cache)
-        for sample_id in chance.sample(range(NUM_SAMPLES), 20):  # changed sources have to be filled in again
+        for sample_id in chance.sample(range(NUM_SAMPLES), 20):  # changed sources have to be cached again
             os.utime(folder / f"{sample_id}.bin", ns=(0, chance.randrange(1 << 60)))
         if found["kills"] % 25 == 0:
             cache.shrink(MAX_BYTES // 2)

@@ -1,4 +1,4 @@
-"""Real control groups with a memory limit, where this machine lets us make them."""
+"""Real control groups with a memory limit, if this machine allows making them."""
 
 import os
 import signal
@@ -14,19 +14,19 @@ __all__ = ["Container", "memory_container"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
-    """A control group of version 1 or 2."""
+    """A control group, version 1 or 2."""
 
     folder: Path
     version: int
 
     @property
     def procs(self) -> Path:
-        """Write a process id into this file to move the process here; 0 is the writer."""
+        """The file that moves a process here: write its id, or 0 for the writing process."""
         return self.folder / "cgroup.procs"
 
     @property
     def anonymous_bytes(self) -> int:
-        """Memory that the kernel cannot take back: anonymous and shared memory."""
+        """Memory that the kernel cannot reclaim: anonymous and shared memory."""
         lines = (self.folder / "memory.stat").read_text().splitlines()
         found = {name: int(value) for name, value in (line.split() for line in lines)}
         names = ("total_rss", "total_shmem") if self.version == 1 else ("anon", "shmem")
@@ -34,19 +34,19 @@ class Container:
 
     @property
     def peak_bytes(self) -> int:
-        """The most that was ever used, page cache included."""
+        """The highest memory usage so far, including page cache."""
         return int((self.folder / ("memory.max_usage_in_bytes" if self.version == 1 else "memory.peak")).read_text())
 
     @property
     def num_oom_kills(self) -> int:
-        """Processes that the kernel has killed here."""
+        """Number of processes that the kernel has killed here for lack of memory."""
         lines = (self.folder / ("memory.oom_control" if self.version == 1 else "memory.events")).read_text()
         return int(next(line for line in lines.splitlines() if line.startswith("oom_kill ")).split()[1])
 
 
 @contextmanager
 def memory_container(limit_bytes: int) -> Iterator[Container | None]:
-    """Make a control group inside our own and remove it, with all processes in it; None where that is not allowed."""
+    """Make a control group inside our own, then kill its processes and remove it; yield None if that is not allowed."""
     container = _make(limit_bytes)
     if container is None:
         yield None
@@ -74,7 +74,7 @@ def _make(limit_bytes: int) -> Container | None:
         if controllers == "memory":
             own, version, limit_name = Path("/sys/fs/cgroup/memory", path.lstrip("/")), 1, "memory.limit_in_bytes"
         elif not controllers and Path("/sys/fs/cgroup/cgroup.controllers").exists():
-            # A group that has members gives no controllers to its children: a sibling, then.
+            # A group with member processes cannot pass controllers on to children, so make a sibling.
             own, version, limit_name = Path("/sys/fs/cgroup", path.lstrip("/")).parent, 2, "memory.max"
         else:
             continue

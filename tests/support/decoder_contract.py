@@ -1,4 +1,4 @@
-"""What every decoder promises: a class of tests, subclassed for each."""
+"""The contract of decoders: a class of tests, subclassed for each decoder."""
 
 import copy
 import inspect
@@ -15,10 +15,11 @@ __all__ = ["DecoderContract"]
 
 
 class DecoderContract:
-    """Subclasses have `decoder`, and a fixture `whole` of files that it decodes.
+    """Subclasses have an attribute `decoder` and a fixture `whole`, the contents of files that it decodes.
 
     Attributes:
-        broken: What it refuses.
+        decoder: The decoder under test.
+        broken: Bytes that it must refuse.
     """
 
     decoder: Any

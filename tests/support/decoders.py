@@ -1,4 +1,4 @@
-"""Decoders and transforms of the tests that workers import: a module that imports little."""
+"""Decoders and transforms for tests. Workers import this module, so it imports little."""
 
 import os
 import random
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 
 def number_in(data: bytes) -> NDArray[np.int64]:
-    """Decode one sample of `numbers_index`: its own number."""
+    """Decode a sample of `numbers_index` to its number."""
     return np.frombuffer(data, np.int64)
 
 
@@ -50,7 +50,7 @@ def large_number(data: bytes) -> NDArray[np.int64]:
 
 
 def greedy_number(data: bytes) -> NDArray[np.int64]:
-    """Take more memory than a small container has for sample 13."""
+    """For sample 13, allocate more memory than a small container has."""
     number = np.frombuffer(data, np.int64)
     if number[0] == 13:
         np.ones(1 << 30, np.uint8)
@@ -58,26 +58,26 @@ def greedy_number(data: bytes) -> NDArray[np.int64]:
 
 
 def drawn_number(data: bytes) -> NDArray[np.float64]:
-    """Decode a sample's number, and draw from the global generators of `random` and NumPy."""
+    """Decode a sample's number and draw from the global generators of `random` and NumPy."""
     drawn = [random.random(), random.gauss(0, 1), *np.random.rand(2), *np.random.randn(1)]  # noqa: NPY002
     return np.array([np.frombuffer(data, np.int64)[0], *drawn])
 
 
 def sometimes_drawn(data: bytes) -> NDArray[np.float64]:
-    """Draw for every third sample only."""
+    """Draw a random number for every third sample only."""
     number = int(np.frombuffer(data, np.int64)[0])
     return np.array([number, np.random.rand() if number % 3 == 2 else -1.0])  # noqa: NPY002
 
 
 def torch_drawn(data: bytes) -> NDArray[np.float64]:
-    """Draw from torch, which is imported only here, as many libraries do."""
+    """Draw from torch, which is only imported by this call, as in many libraries."""
     import torch
 
     return np.array([np.frombuffer(data, np.int64)[0], *torch.rand(2).tolist()])
 
 
 def torch_drawing(array: NDArray[Any]) -> NDArray[np.float64]:
-    """Transform an array as `torch_drawn` does, after changing it in place."""
+    """Change an array in place, then draw from torch as `torch_drawn` does."""
     import torch
 
     array = array.copy() if not array.flags.writeable else array
@@ -86,7 +86,7 @@ def torch_drawing(array: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def own_seed(data: bytes) -> NDArray[np.float64]:
-    """Seed the global generator anew, as the images of a pair often are."""
+    """Seed the global generator, as user code often does to treat the images of a pair alike."""
     number = int(np.frombuffer(data, np.int64)[0])
     np.random.seed(number)  # noqa: NPY002
     return np.array([number, np.random.rand()])  # noqa: NPY002
@@ -105,7 +105,7 @@ def leaving_now_and_then(data: bytes) -> NDArray[np.int64]:
 
 
 def one_normal(data: bytes) -> NDArray[np.float64]:
-    """Draw one normal number: `random.gauss` makes two at once, and keeps the second one."""
+    """Draw one normal number; `random.gauss` makes two at once and keeps the second one."""
     return np.array([np.frombuffer(data, np.int64)[0], random.gauss(0, 1)])
 
 
@@ -114,7 +114,7 @@ def drawn_with_rng(data: bytes, rng: np.random.Generator) -> NDArray[np.float64]
 
 
 class UnspeakableError(Exception):
-    """Takes two arguments, holds what cannot be pickled, and cannot say what it is."""
+    """An error that takes two arguments, holds an object that cannot be pickled, and has no text."""
 
     def __init__(self, first: int, second: int) -> None:
         super().__init__(first, second)
@@ -149,7 +149,7 @@ def wordy(data: bytes) -> NDArray[np.int64]:
 
 
 def immense(data: bytes) -> NDArray[np.int64]:
-    raise ValueError(10**5000)  # so long that Python refuses to write it down
+    raise ValueError(10**5000)  # so long that Python refuses to print it
 
 
 def too_deep(data: bytes) -> NDArray[np.int64]:
@@ -163,12 +163,12 @@ def too_deep(data: bytes) -> NDArray[np.int64]:
 
 
 def cube(data: bytes) -> NDArray[np.uint8]:
-    """Decode a sample into [5, 7, 9], which is no image."""
+    """Decode a sample into an array [5, 7, 9], which is not an image."""
     return np.full((5, 7, 9), data[0], np.uint8)
 
 
 def picture(data: bytes) -> NDArray[np.uint8]:
-    """Decode a sample into an image of [4, 6, 3]."""
+    """Decode a sample into an image [4, 6, 3]."""
     return np.arange(72, dtype=np.uint8).reshape(4, 6, 3) + np.uint8(data[0])
 
 
@@ -182,7 +182,10 @@ def undeclared(data: bytes) -> NDArray[np.uint8]:
 def turned(
     data: bytes, claim: Callable[[int], object] = lambda _: None, *, seconds: float = 0.005
 ) -> NDArray[np.float64]:
-    """Claim a terabyte, and say from when to when it was held: by sample 30 until a test says so."""
+    """Claim a terabyte and return the times between which it was held.
+
+    Sample 30 holds it until it is killed, if MPLOAD_TEST_TURNS names a folder that has no file `go` yet.
+    """
     claim(1 << 40)
     start = time.monotonic()
     number = int(np.frombuffer(data, np.int64)[0])
@@ -198,7 +201,7 @@ def corner(image: NDArray[Any]) -> NDArray[Any]:
 
 
 def leaving(data: bytes, *, kind: type[BaseException]) -> NDArray[np.int64]:
-    """Raise what is no `Exception` for sample 7."""
+    """For sample 7, raise an exception that is not an `Exception`."""
     number = np.frombuffer(data, np.int64)
     if number[0] == 7:
         raise kind("enough")
@@ -211,19 +214,35 @@ def opencv_drawn(data: bytes) -> NDArray[np.float64]:
     return np.array([np.frombuffer(data, np.int64)[0], *drawn[:, 0]])
 
 
+def wait_for_file(path: Path, *, limit_seconds: float = 30.0) -> bool:
+    """Wait until a file exists; return whether it does within the limit."""
+    deadline = time.monotonic() + limit_seconds
+    while not path.exists():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
 def claims_late(data: bytes, claim: Callable[[int], object]) -> NDArray[np.int64]:
-    """Claim memory in a thread that goes on when the first sample is made; then for the second one."""
-    values = np.frombuffer(data, np.int64)
+    """Claim memory in a thread after the test has `received` sample 0; after that, claim it for sample 1."""
+    values, folder = np.frombuffer(data, np.int64), Path(os.environ["MPLOAD_TEST_TURNS"])
+
+    def claim_late() -> None:
+        assert wait_for_file(folder / "received")
+        claim(1 << 40)
+        (folder / "claimed").touch()
+
     if values[0] == 0:
-        threading.Timer(0.3, claim, (1 << 40,)).start()
+        threading.Thread(target=claim_late).start()
     else:
-        time.sleep(0.8)
+        assert wait_for_file(folder / "claimed")
         claim(1 << 40)
     return values
 
 
 def claims_in_a_child(data: bytes, claim: Callable[[int], object]) -> NDArray[np.int64]:
-    """Claim memory in a forked process that lives on, then here."""
+    """Claim memory in a forked process that stays alive, then in this one."""
     values, folder = np.frombuffer(data, np.int64), Path(os.environ["MPLOAD_TEST_TURNS"])
     if values[0] == 0:
         with suppress(FileExistsError):
@@ -237,21 +256,23 @@ def claims_in_a_child(data: bytes, claim: Callable[[int], object]) -> NDArray[np
 
 
 def interrupted_while_it_waits(data: bytes, claim: Callable[[int], object]) -> NDArray[np.int64]:
-    """Raise from a signal's handler while the second sample waits for the first one; then be stuck."""
-    values = np.frombuffer(data, np.int64)
+    """Raise from a signal handler while sample 1 waits for the turn of sample 0; then hang. Waits below 1 second."""
+    values, folder = np.frombuffer(data, np.int64), Path(os.environ["MPLOAD_TEST_TURNS"])
     if values[0] == 0:
         claim(1 << 40)
-        time.sleep(0.8)
+        (folder / "held").touch()
+        wait_for_file(folder / "interrupted", limit_seconds=0.8)
     elif values[0] == 1:
 
         def raise_error(*_: object) -> None:
             raise TimeoutError
 
-        time.sleep(0.2)
+        wait_for_file(folder / "held", limit_seconds=0.8)
         signal.signal(signal.SIGALRM, raise_error)
         signal.setitimer(signal.ITIMER_REAL, 0.2)
         with suppress(TimeoutError):
             claim(1 << 40)
-            signal.setitimer(signal.ITIMER_REAL, 0)  # where its turn came first
+            signal.setitimer(signal.ITIMER_REAL, 0)  # its turn came before the alarm
+        (folder / "interrupted").touch()
         time.sleep(1000)
     return values

@@ -1,4 +1,4 @@
-"""Batches of images for a device, the values that they must have there, and transforms that draw."""
+"""Batches of images for a device, the values that they must have there, and random transforms."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -16,25 +16,25 @@ NORMALISED: dict[str, Any] = {"device": "cpu", "mean": MEAN, "std": STD}
 
 
 def reference(images: torch.Tensor, mean: Any = MEAN, std: Any = STD) -> torch.Tensor:
-    """In float64: float64 [B, C, H, W]."""
+    """Return the normalised images, computed in float64: float64 [B, C, H, W]."""
     means, stds = (torch.tensor(each, dtype=torch.float64)[:, None, None] for each in (mean, std))
     return (images.double() / 255 - means) / stds
 
 
 def every_pixel(channels: int = 3) -> torch.Tensor:
-    """All 256 values in every channel: uint8 [2, channels, 8, 16], channels_last."""
+    """Return images with all 256 values in every channel: uint8 [2, channels, 8, 16], channels_last."""
     values = np.random.default_rng(0).permuted(np.tile(np.arange(256, dtype=np.uint8), (channels, 1)), axis=1)
     return torch.from_numpy(np.ascontiguousarray(values.T)).view(2, 8, 16, channels).permute(0, 3, 1, 2)
 
 
 def images_of(number: int) -> torch.Tensor:
-    """Batch `number`: uint8 SHAPE, channels_last."""
+    """Return the images of batch `number`: uint8 SHAPE, channels_last."""
     pixels = np.random.default_rng(number).integers(0, 256, (SHAPE[0], *SHAPE[2:], SHAPE[1]), np.uint8)
     return torch.from_numpy(pixels).permute(0, 3, 1, 2)
 
 
 class Batches:
-    """A plain loader of `num_batches` batches (images, numbers)."""
+    """A plain loader that yields `num_batches` batches (images, numbers)."""
 
     def __init__(self, num_batches: int = 6) -> None:
         self.num_batches = num_batches
@@ -57,7 +57,7 @@ VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def check_that_it_keeps_its_batch(kind: str, **options: Any) -> None:
-    """Check that what `VIEWS[kind]` makes of a batch, or what backpropagation needs of that, never changes."""
+    """Check that a view of a batch, or the values that backpropagation needs of it, never change."""
     batches = iter(DevicePrefetcher(Batches(8), **options))
     images, _ = next(batches)
     expected = images.clone()
@@ -79,5 +79,5 @@ def noisy(batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch
 
 
 def flip(image: torch.Tensor) -> torch.Tensor:
-    """Mirror all of [..., W] or nothing, as torchvision's transforms do."""
+    """Mirror the whole of [..., W] or none of it, as torchvision's transforms do."""
     return image.flip(-1) if torch.rand(()) < 0.5 else image

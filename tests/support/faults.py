@@ -1,4 +1,4 @@
-"""Decoders and transforms that are at fault: a module that imports little, since workers import it."""
+"""Faulty decoders and transforms. Workers import this module, so it imports little."""
 
 import ctypes
 import os
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 
 class OneNumber:
-    """Decodes a sample of `numbers_index`, and says that all have one shape."""
+    """Decodes a sample of `numbers_index` and declares the shape of all of them."""
 
     output_shape = (1,)
 
@@ -26,7 +26,7 @@ def returns(value: Any) -> Any:
 
 
 class OneByte:
-    """Writes the first byte of a sample where it is told to."""
+    """Writes the first byte of a sample into `out`."""
 
     output_shape = (1,)
 
@@ -55,7 +55,7 @@ FAULTS: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
-def fourth_ones_are_bad(number: NDArray[np.int64]) -> NDArray[np.int64]:
+def every_fourth_is_bad(number: NDArray[np.int64]) -> NDArray[np.int64]:
     if number[0] % 4 == 0:
         raise ValueError("a multiple of four")
     return number
@@ -66,8 +66,8 @@ def with_noise(number: NDArray[np.int64], rng: np.random.Generator) -> NDArray[n
     return np.concatenate([number, rng.integers(0, 1 << 62, 7)])
 
 
-def leaping(number: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Have the worker's clock leap back and forth by days."""
+def with_clock_jumps(number: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Make the worker's clock jump back and forth by days."""
     days = -1 if number[0] % 2 else 1
     clock = time.clock_gettime
     time.time = lambda: clock(time.CLOCK_REALTIME) + days * 86400

@@ -1,8 +1,8 @@
-"""Damaged files through the decoders: each an image or a `DecodeError`, no crash, no growth of memory.
+"""Decode damaged files: each must give an image or a `DecodeError`, without crashes or growing memory.
 
     python -m tests.support.fuzz_decode --num 100000 --seed 0
 
-The suite runs a few thousand of the same files. A crash leaves the file that it happened on in --last.
+The test suite decodes the first few thousand of the same files. After a crash, --last holds the file that caused it.
 """
 
 import argparse
@@ -42,18 +42,18 @@ DECODERS: tuple[Callable[[bytes], NDArray[np.uint8]], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What became of the damaged files."""
+    """The outcomes of decoding damaged files."""
 
     num_images: int
     num_errors: int
     growth_bytes: int
-    """Of the process's private memory, from after the first 2,000 files to the end."""
+    """Growth of the process's private memory after the first 2,000 files."""
 
 
 def damage(data: bytes, dice: random.Random, others: Sequence[bytes]) -> bytes:
-    """Return `data` with a few bytes changed, and now and then cut off, doubled in part or mixed with another file."""
+    """Return `data` with a few bytes changed, sometimes also truncated, partly repeated or mixed with another file."""
     damaged = bytearray(data)
-    reach = len(damaged) if dice.random() < 0.5 else min(len(damaged), 64)  # headers are where it matters
+    reach = len(damaged) if dice.random() < 0.5 else min(len(damaged), 64)  # damage to headers matters most
     for _ in range(dice.choice((1, 1, 2, 8))):
         damaged[dice.randrange(reach)] = dice.choice((*_ODD_BYTES, dice.randrange(256)))
     kind = dice.random()
@@ -71,8 +71,8 @@ def fuzz(*, num: int, seed: int, last: Path | None = None) -> Found:
     """Decode `num` damaged files.
 
     Raises:
-        AssertionError: A decoder returned what is no image, within its limits.
-        Exception: Whatever a decoder raised that is no `DecodeError`.
+        AssertionError: A decoder returned something other than an image within its limits.
+        Exception: A decoder raised something other than a `DecodeError`.
     """
     dice = random.Random(seed)
     files = [path.read_bytes() for path in sorted(FOLDER.iterdir())]

@@ -1,8 +1,8 @@
-"""Coverage-guided fuzzing of the readers of index texts and sidecars: never a crash, never a wrong record.
+"""Coverage-guided fuzzing of the readers of index texts and sidecars: no crash and no wrong record.
 
     pip install atheris && python tests/support/fuzz_index.py -max_total_time=600
 
-Not collected by pytest: the same laws are tested there with Hypothesis.
+Pytest does not collect this file; it tests the same laws with Hypothesis.
 """
 
 import sys
@@ -27,7 +27,7 @@ BYTES = SIDECAR.read_bytes()
 
 
 def fuzz_text(data: bytes, suffix: str) -> None:
-    """Open any bytes as an index: an error of ours, or records that are the lines, read one by one."""
+    """Open any bytes as an index: expect an MploadError, or the same records as when lines are parsed one by one."""
     path = FOLDER / f"any.{suffix}"
     path.write_bytes(data)
     try:
@@ -42,7 +42,7 @@ def fuzz_text(data: bytes, suffix: str) -> None:
 
 
 def fuzz_sidecar(data: bytes) -> None:
-    """Damage the sidecar: an error of ours, or the right records."""
+    """Open an index with a damaged sidecar: expect an MploadError, or the right records."""
     provider = atheris.FuzzedDataProvider(data)
     damaged = bytearray(BYTES)
     for _ in range(provider.ConsumeIntInRange(1, 8)):
@@ -59,7 +59,7 @@ def fuzz_sidecar(data: bytes) -> None:
 
 
 def fuzz(data: bytes) -> None:
-    """Try one input."""
+    """Test one input as a text or as damage to a sidecar."""
     if data[:1] < b"\x55":
         fuzz_sidecar(data[1:])
     else:

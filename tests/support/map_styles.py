@@ -1,4 +1,4 @@
-"""Map-style datasets of the tests that workers import: a module that imports little."""
+"""Map-style datasets for tests. Workers import this module, so it imports little."""
 
 import os
 import random
@@ -48,7 +48,7 @@ class Texts(Sized):
 
 
 class Growing(Sized):
-    """Images of one size in each batch of five, and of another in the next."""
+    """Images whose size is the same within each batch of five, but differs between batches."""
 
     def __getitem__(self, i: int) -> Any:
         return np.full((2 + i // 5, 3), i), i
@@ -62,7 +62,7 @@ class Tensors(Sized):
 
 
 class Drawn(Sized):
-    """Draws from the generators that datasets use, torch's where it is imported."""
+    """Draws from the generators that datasets use, with `with_torch` also from torch's."""
 
     def __init__(self, *, with_torch: bool = False) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ def torch_random() -> Any:
 
 
 class Odd(Sized):
-    """Of one shape but for sample 7."""
+    """Samples of the same shape, except sample 7."""
 
     def __getitem__(self, i: int) -> Any:
         return np.zeros(3 if i == 7 else 2)
@@ -119,7 +119,7 @@ class Strange(Sized):
 
 
 class Sleeping(Sized):
-    """Waits for each sample, as for a slow disk."""
+    """Sleeps for each sample, like a slow disk."""
 
     def __getitem__(self, i: int) -> int:
         time.sleep(0.01)
@@ -159,7 +159,7 @@ class Halves(Sized):
 
 
 class Mixed(Sized):
-    """Numbers that are ints, floats and bools by turns, in batches of their own and together."""
+    """Numbers that alternate between int, float and bool, both within a batch and from batch to batch."""
 
     def __getitem__(self, i: int) -> Any:
         return i if i % 2 else i + 0.1, [2**60 + i, i / 3, True][(i // 5) % 3], (True, 2, 3)[i % 3]
@@ -173,7 +173,7 @@ class WithGrad(Sized):
 
 
 class Turning(Sized):
-    """Floats before sample 7, and an int there."""
+    """Floats, except sample 7, which is an int."""
 
     def __getitem__(self, i: int) -> Any:
         return i if i == 7 else float(i)

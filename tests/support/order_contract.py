@@ -1,4 +1,4 @@
-"""What every order promises: a class of tests, subclassed for each."""
+"""The contract of orders: a class of tests, subclassed for each order."""
 
 import pickle
 import tracemalloc
@@ -30,7 +30,7 @@ def assert_bijection(order: Order) -> None:
 
 
 class OrderContract:
-    """Subclasses have a fixture `choice`: the ways in which the order may be chosen."""
+    """Subclasses have a fixture `choice`, with different options of the order under test."""
 
     def test_every_epoch_is_a_bijection_for_every_small_number_of_samples(self, choice: OrderChoice) -> None:
         for num_samples in range(1100):
@@ -41,7 +41,7 @@ class OrderContract:
         for epoch in range(3):
             assert_bijection(order_of(choice, num_samples, seed=7, epoch=epoch))
 
-    def test_positions_are_neither_modified_nor_given_back(self, choice: OrderChoice) -> None:
+    def test_positions_are_neither_modified_nor_returned(self, choice: OrderChoice) -> None:
         positions = np.arange(2000)[::-2]  # a strided view
         positions.flags.writeable = False
         ids = order_of(choice, 2000).sample_ids(positions)
@@ -49,7 +49,7 @@ class OrderContract:
         assert not np.shares_memory(ids, positions)
         assert ids.flags.writeable
 
-    def test_order_and_choice_survive_a_pickle(self, choice: OrderChoice) -> None:
+    def test_order_and_choice_can_be_pickled(self, choice: OrderChoice) -> None:
         order = order_of(choice, 1000, seed=5)
         assert np.array_equal(all_ids(pickle.loads(pickle.dumps(order))), all_ids(order))
         assert pickle.loads(pickle.dumps(choice)) == choice
@@ -70,7 +70,7 @@ class OrderContract:
         with pytest.raises(ArgumentError, match=rf"positions must be in \[0, 1000\), got {shown}$"):
             order_of(choice, 1000).sample_ids(np.array([5, position, 7]))
 
-    def test_an_empty_epoch_gives_nothing_and_takes_no_position(self, choice: OrderChoice) -> None:
+    def test_an_empty_epoch_has_no_positions(self, choice: OrderChoice) -> None:
         order = order_of(choice, 0)
         assert order.num_samples == 0
         assert order.sample_ids(np.array([], np.int64)).size == 0
@@ -78,7 +78,9 @@ class OrderContract:
             order.sample_ids(np.array([0]))
 
     @pytest.mark.parametrize("positions", [np.zeros((2, 2), np.int64), np.array([1.5]), np.array([1], np.uint64)])
-    def test_positions_of_another_kind_are_refused(self, choice: OrderChoice, positions: NDArray[np.int64]) -> None:
+    def test_positions_of_another_shape_or_dtype_are_refused(
+        self, choice: OrderChoice, positions: NDArray[np.int64]
+    ) -> None:
         with pytest.raises(ArgumentError, match="positions must be a one-dimensional int64 array, got"):
             order_of(choice, 10).sample_ids(positions)
 

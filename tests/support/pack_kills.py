@@ -1,8 +1,8 @@
-"""Kill a pack at random, again and again, and look at every byte that it leaves: `python -m tests.support.pack_kills`.
+"""Kill packing at random times, repeatedly, and check every byte that it leaves.
 
     python -m tests.support.pack_kills FOLDER FORMAT NUM_KILLS
 
-Forks from a process without threads, which has all modules already. Prints what it found as JSON.
+Forks from a process without threads that has imported all modules. Prints its findings as JSON.
 """
 
 import filecmp
@@ -27,7 +27,7 @@ SHARD_BYTES = 150 * KIB
 
 
 def write_samples(folder: Path) -> Path:
-    """Write files of 1 to 40 kB that hold random bytes, and an index of them."""
+    """Write files of 1 to 40 kB with random bytes, and an index of them."""
     rng = np.random.default_rng(0)
     for sample in range(NUM_SAMPLES):
         (folder / f"{sample}.bin").write_bytes(rng.bytes(int(rng.integers(1_000, 40_000))))
@@ -37,23 +37,23 @@ def write_samples(folder: Path) -> Path:
 
 
 def start_pack(index: Path, out: Path, options: PackOptions, num_workers: int) -> int:
-    """Pack in a process group of its own; return its number."""
+    """Start packing in a new process group; return the group's number."""
     if pid := os.fork():
-        with suppress(PermissionError, ProcessLookupError):  # the fork was faster
+        with suppress(PermissionError, ProcessLookupError):  # the forked process has done it, or has ended
             os.setpgid(pid, 0)
         return pid
     try:
         os.setpgid(0, 0)
         pack_index(index, out, options, num_workers=num_workers)
         os._exit(0)
-    except BaseException:  # noqa: BLE001  nothing may run on in the fork
+    except BaseException:  # noqa: BLE001  the forked process must not continue here
         traceback.print_exc()
         os._exit(1)
 
 
 def num_different(whole: Path, folder: Path, *, is_finished: bool) -> int:
-    """Count what is not as in the whole pack: files that are there, and after the end also those that are not."""
-    may_be_there = {".mpx"} if is_finished else {".mpx", ".lines", ".tmp"}  # a sidecar holds times
+    """Count the files that differ from those of the complete pack; if packing has finished, also missing files."""
+    may_be_there = {".mpx"} if is_finished else {".mpx", ".lines", ".tmp"}  # sidecars contain times
     there = {path.name for path in folder.iterdir() if path.suffix not in may_be_there}
     wanted = {path.name for path in whole.iterdir() if path.suffix != ".mpx"}
     missing = wanted - there if is_finished else set()
@@ -72,10 +72,10 @@ def main() -> None:
     found = {"kills": 0, "finished": 0, "failed": int(status != 0), "different": 0}
     found["shards"] = len(list(whole.glob("shard-*")))
     while found["kills"] < num_kills or out.exists():
-        num_workers = 2 if found["kills"] % 10 == 9 else 1  # workers are killed with the pack
+        num_workers = 2 if found["kills"] % 10 == 9 else 1  # a kill of the group includes workers
         pid = start_pack(index, out, options, num_workers)
         if found["kills"] < num_kills:
-            time.sleep(chance.uniform(0.0, 0.5 * pack_seconds + 0.5 * (num_workers - 1)))
+            time.sleep(chance.uniform(0.0, 0.5 * pack_seconds + 0.5 * (num_workers - 1)))  # kill at a random time
             os.killpg(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         is_killed = os.WIFSIGNALED(status)

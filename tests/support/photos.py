@@ -1,4 +1,4 @@
-"""Real photographs in all shapes that data sets have, made from those in scikit-image's and scikit-learn's wheels."""
+"""Photographs of all the shapes found in data sets, made from those in the wheels of scikit-image and scikit-learn."""
 
 import importlib.util
 from functools import cache
@@ -27,7 +27,7 @@ _FILES = (
 
 @cache
 def _photographs() -> tuple[NDArray[np.uint8], ...]:
-    """Each uint8 RGB [H, W, 3]. Read from the wheels' files: their packages take long to import."""
+    """Return the photographs, each uint8 RGB [H, W, 3], from the wheels' files: importing the packages takes long."""
     photographs = []
     for package, file in _FILES:
         spec = importlib.util.find_spec(package)
@@ -53,10 +53,10 @@ def photo(height: int, width: int, rng: np.random.Generator) -> NDArray[np.uint8
 
 
 def make_photo_tree(root: Path, *, num_images: int, num_classes: int, seed: int, grain: float = 0.0) -> None:
-    """Write `root/<class>/<name>.JPEG` of ImageNet's sizes: about 500 x 375, some small, some large; 4:2:0 and 4:4:4.
+    """Write `root/<class>/<name>.JPEG` in ImageNet's sizes: about 500 x 375, some small, some large; 4:2:0 and 4:4:4.
 
-    The same arguments write the same bytes. About 4 ms an image, 50 KB on average; with a `grain` of 10 (standard
-    deviation of a sensor's noise) as many bytes as ImageNet's have, 105 KB on average, and 12 ms.
+    The same arguments write the same bytes. An image takes about 4 ms and has 50 kB on average. With a `grain` of 10
+    (standard deviation of simulated sensor noise) it takes 12 ms and has 105 kB on average, as in ImageNet.
     """
     rng = np.random.default_rng(seed)
     folders = [root / f"n{label:08d}" for label in range(num_classes)]
@@ -91,16 +91,16 @@ def _imagenet_size(rng: np.random.Generator) -> tuple[int, int]:
 
 
 def encode(image: Image.Image, kind: str, **options: object) -> bytes:
-    """Return the file that Pillow makes of `image`."""
+    """Return `image` encoded by Pillow."""
     file = BytesIO()
     image.save(file, kind, **options)
     return file.getvalue()
 
 
 def make_special_photos(root: Path) -> dict[str, Path]:
-    """Write one file of each unusual kind into the folder `root`; return their paths by what they are.
+    """Write one file of each kind into the folder `root`; return their paths by kind.
 
-    All show the same photograph, 200 high and 300 wide as it is stored.
+    All files show the same photograph, stored 200 pixels high and 300 wide.
     """
     pixels = photo(200, 300, np.random.default_rng(0))
     rgb = Image.fromarray(pixels)

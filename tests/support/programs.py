@@ -1,4 +1,4 @@
-"""Programs that tests run in processes of their own: scripts, and the commands of mpload."""
+"""Runs scripts and mpload's commands in separate processes."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def run_as_nobody(code: str, *arguments: Path, warm_up: Path) -> str:
 
 
 def mpload(*arguments: str | Path, cwd: Path | None = None, **environment: str) -> Ran:
-    """Run a command; what it imports by name it finds in the repository, too."""
+    """Run a command of mpload; it can also import modules of the repository."""
     return subprocess.run(
         [sys.executable, "-m", "mpload", *map(str, arguments)], capture_output=True, text=True, timeout=100, cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), **environment}, check=False,
@@ -47,12 +47,12 @@ def mpload(*arguments: str | Path, cwd: Path | None = None, **environment: str) 
 
 
 def told(ran: Ran) -> Any:
-    """Return what a command that went well printed as JSON."""
+    """Return the JSON output of a command, which must have succeeded without messages."""
     assert (ran.returncode, ran.stderr) == (0, "")
     return json.loads(ran.stdout)
 
 
 def cache_command(*arguments: str | Path) -> tuple[int, Any, str]:
-    """Return the exit code of `mpload cache`, what it printed (the caches of its JSON), and its complaints."""
+    """Run `mpload cache`; return its exit code, its output (with `--json` the list of caches) and its errors."""
     ran = mpload("cache", *arguments)
     return ran.returncode, json.loads(ran.stdout)["caches"] if "--json" in arguments else ran.stdout, ran.stderr

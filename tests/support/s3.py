@@ -1,4 +1,4 @@
-"""A real S3 endpoint on loopback, in a process of its own, with a bucket `photos`."""
+"""A real S3 endpoint on the loopback interface, in its own process, with a bucket `photos`."""
 
 import os
 import shutil
@@ -34,7 +34,7 @@ class S3:
             self._client.put_object(Bucket="photos", Key=key, Body=data)
 
     def num_lists(self) -> int:
-        """Return how many pages of lists were asked for so far."""
+        """Return the number of list pages requested so far."""
         return self._log.read_text().count("list-type=2")
 
     def put_folder(self, folder: Path, prefix: str) -> None:
@@ -45,10 +45,10 @@ class S3:
 
 @contextmanager
 def s3_server(*, page_objects: int = 1000) -> Iterator[S3]:
-    """Start a server; until the end the environment says where it is, and how to sign requests.
+    """Run a server; within the context, environment variables give its address and credentials.
 
     Args:
-        page_objects: how many objects a page of a list holds.
+        page_objects: Maximum number of objects on a list page.
     """
     pytest.importorskip("obstore")
     pytest.importorskip("moto")

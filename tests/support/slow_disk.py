@@ -1,6 +1,6 @@
-"""A file system that is as slow as it is told to be: real files to every process, through the kernel's FUSE.
+"""A file system with a given read latency: every process sees real files, served through the kernel's FUSE.
 
-Speaks the protocol itself, as far as reading a flat folder takes: `linux/fuse.h`, version 7.31. Takes root to mount.
+Implements the part of the protocol that reading a flat folder needs: `linux/fuse.h`, version 7.31. Mounting needs root.
 """
 
 import ctypes
@@ -31,19 +31,19 @@ _ASYNC_READ, _PARALLEL_DIROPS = 1, 1 << 18
 _DIRECT_IO, _KEEP_CACHE = 1, 2
 _ROOT = 1
 _VALID_SECONDS = 3600
-_MOST_AT_ONCE = 64
+_MAX_THREADS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowDisk:
-    """A folder of files `0`, `1`, ... and how long they take.
+    """A folder of files `0`, `1`, ... and its latency.
 
     Attributes:
-        contents: a folder; file `n` has the bytes of its `n % k`-th file by name, of `k`.
-        num_files: how many there are.
-        read_seconds: what each read takes, of up to 128 KiB.
-        reads_at_once: how many it works on at a time; 1: an arm of a disk.
-        is_cached: whether the page cache keeps what was read.
+        contents: A folder with `k` files; file `n` of the disk has the bytes of the `n % k`-th of them, by name.
+        num_files: Number of files on the disk.
+        read_seconds: Duration of each read of up to 128 KiB.
+        reads_at_once: Number of reads served in parallel; 1 is like a disk with a single arm.
+        is_cached: Whether the page cache keeps data that was read.
     """
 
     contents: Path
@@ -54,13 +54,13 @@ class SlowDisk:
 
 
 def can_mount() -> bool:
-    """Whether this process may mount file systems."""
+    """Return whether this process may mount file systems."""
     return os.name == "posix" and os.geteuid() == 0 and os.access("/dev/fuse", os.R_OK | os.W_OK)
 
 
 @contextmanager
 def mounted(disk: SlowDisk, point: Path) -> Iterator[Path]:
-    """Mount a slow disk, served by a process of its own, and take it away again."""
+    """Mount a slow disk, served by a separate process, and unmount it afterwards."""
     point.mkdir(parents=True, exist_ok=True)
     arguments = [disk.contents, disk.num_files, disk.read_seconds, disk.reads_at_once, int(disk.is_cached), point]
     command = [sys.executable, "-m", "tests.support.slow_disk", *map(str, arguments)]
@@ -83,7 +83,7 @@ def _mount(descriptor: int, point: Path) -> None:
 
 
 def _umount(point: Path) -> None:
-    ctypes.CDLL(None).umount2(os.fsencode(point), 2)  # 2: at once, whoever still uses it
+    ctypes.CDLL(None).umount2(os.fsencode(point), 2)  # 2: at once, even if it is in use
 
 
 class _Server:
@@ -94,8 +94,8 @@ class _Server:
         self._arms = threading.Semaphore(disk.reads_at_once)
 
     def serve(self) -> None:
-        """Answer until the file system is taken away."""
-        with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
+        """Answer requests until the file system is unmounted."""
+        with ThreadPoolExecutor(_MAX_THREADS) as pool:
             while True:
                 try:
                     request = os.read(self._descriptor, 1 << 20)
@@ -117,7 +117,7 @@ class _Server:
     def _answer(self, unique: int, error: int, data: bytes = b"") -> None:
         try:
             os.write(self._descriptor, _OUT_HEADER.pack(_OUT_HEADER.size + len(data), -error, unique) + data)
-        except OSError as failed:  # who asked has been killed, or the file system is gone
+        except OSError as failed:  # the requesting process was killed, or the file system is gone
             if failed.errno not in {errno.ENOENT, errno.ENODEV, errno.EINVAL}:
                 raise
 
@@ -164,7 +164,7 @@ class _Server:
 
 
 def main() -> None:
-    """Serve what the command line says."""
+    """Mount and serve the disk that the command line describes."""
     contents, num_files, read_seconds, reads_at_once, is_cached, point = sys.argv[1:]
     descriptor = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     _mount(descriptor, Path(point))

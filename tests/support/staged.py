@@ -1,4 +1,4 @@
-"""Jobs that are set up to be slow for one reason: what the doctor has to find."""
+"""Jobs that are slow for one known reason, which the doctor has to find."""
 
 import json
 import resource
@@ -29,7 +29,7 @@ _OUTPUT = (64, 64, 3)
 
 
 class WaitingDecode:
-    """Takes 10 ms and hardly any core: a model on another machine, a disk, a sleep."""
+    """Takes 10 ms but hardly any CPU time, like a model on another machine or a disk."""
 
     output_shape = _OUTPUT
 
@@ -41,7 +41,7 @@ class WaitingDecode:
 
 
 class TinyDecode:
-    """Takes next to nothing."""
+    """Takes almost no time."""
 
     output_shape = (8, 8, 3)
 
@@ -52,7 +52,7 @@ class TinyDecode:
 
 
 def slow_transform(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Keep a core busy for several times as long as the decoder does, and memory hardly at all."""
+    """Take several times as much CPU time as the decoder, but hardly any memory bandwidth."""
     zlib.compress(image.tobytes(), 6)
     return image
 
@@ -65,15 +65,15 @@ small_crop = RandomResizedCrop(64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """A situation: what is set up, what is asked, and what is to be found."""
+    """A staged job: its setup, the doctor's options, and the bottleneck to find."""
 
     options: tuple[str, ...]
     bottleneck: str
     prepare: Callable[[Path, ExitStack], Path]
-    """Makes the index in a folder; what the stack holds ends with the situation."""
+    """Makes the index in a folder; resources are registered with the stack, which closes them after the job."""
     seconds: float = 2.5
     limit_bytes: int | None = None
-    """Of a container."""
+    """The memory limit of the container that the doctor runs in; None: no container."""
     max_descriptors: int | None = None
     needs_mount: bool = False
 
@@ -95,7 +95,7 @@ def write_index(path: Path, *, root: Path, names: list[str], repeats: int = 1) -
 
 
 def _photos(folder: Path, _: ExitStack) -> Path:
-    """Two dozen photos, each many times: an epoch is long, and all of it lies in the page cache."""
+    """Index two dozen photos many times each: the epoch is long, but all its files are in the page cache."""
     write_photos(folder / "photos", num=24)
     names = sorted(path.name for path in (folder / "photos").iterdir())
     return write_index(folder / "train.txt", root=folder / "photos", names=names, repeats=400)
@@ -119,7 +119,7 @@ def _on_slow_disk(*, num_files: int, read_seconds: float, is_cached: bool, paddi
     def prepare(folder: Path, stack: ExitStack) -> Path:
         contents = folder / "contents"
         write_photos(contents, num=16, height=120, width=160)
-        for path in contents.iterdir():  # what follows a JPEG's end is not looked at
+        for path in contents.iterdir():  # decoders ignore bytes after a JPEG's end
             path.write_bytes(path.read_bytes() + bytes(padding))
         disk = SlowDisk(contents=contents, num_files=num_files, read_seconds=read_seconds, is_cached=is_cached)
         point = stack.enter_context(mounted(disk, folder / "disk"))
@@ -197,13 +197,13 @@ STAGED: dict[str, Staged] = {
 
 @contextmanager
 def prepared(staged: Staged, folder: Path) -> Iterator[Path]:
-    """Set a situation up; yield its index."""
+    """Set up a staged job and yield its index."""
     with ExitStack() as stack:
         yield staged.prepare(folder, stack)
 
 
 def diagnose(staged: Staged, index: Path, *more: str) -> dict[str, Any]:
-    """Run the doctor on it, in a process and a container of its own; return what it found, as JSON tells it."""
+    """Run the doctor on a staged job, in a separate process and container; return its JSON report."""
     command = [sys.executable, "-m", "mpload", "doctor", str(index), "--json", "--seconds", str(staged.seconds)]
     with memory_container(staged.limit_bytes) if staged.limit_bytes else nullcontext() as container:
         if staged.limit_bytes and container is None:
@@ -230,7 +230,7 @@ def diagnose(staged: Staged, index: Path, *more: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Show what the doctor says of the situations that are named, or of all."""
+    """Print the doctor's findings for the staged jobs named on the command line, or for all."""
     import tempfile
 
     for name in sys.argv[1:] or STAGED:

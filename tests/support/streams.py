@@ -1,4 +1,4 @@
-"""A device that does its work late, in any order that events allow, on the CPU."""
+"""A simulated device on the CPU that does its work late, in a random order that its events allow."""
 
 import ctypes
 import random
@@ -18,7 +18,7 @@ __all__ = ["LateStream", "on_stream"]
 
 
 def on_stream(stream: SideStream | None, loader: Iterable[Any], **options: Any) -> DevicePrefetcher:
-    """Return a prefetcher that queues its work on `stream`; None: on one of its own."""
+    """Return a prefetcher that queues its work on `stream`; None lets it make its own."""
     wanted = side_stream if stream is None else lambda _: stream
     with mock.patch("mpload.device.prefetcher.side_stream", wanted):
         return DevicePrefetcher(loader, **options)
@@ -26,7 +26,7 @@ def on_stream(stream: SideStream | None, loader: Iterable[Any], **options: Any) 
 
 @dataclass
 class Queue:
-    """Work to be done, and marks to be waited for."""
+    """Queued work, and marks to wait for."""
 
     items: deque["Callable[[], object] | LateMark"] = field(default_factory=deque)
     num_done: int = 0
@@ -36,7 +36,7 @@ class Queue:
         return self.num_done + len(self.items)
 
     def step(self) -> bool:
-        """Do the next piece of work; False where there is none, or where its turn has not come."""
+        """Do the next piece of work; return False if there is none, or if its mark has not been reached."""
         if not self.items:
             return False
         item = self.items[0]
@@ -64,9 +64,9 @@ class LateMark:
 
 
 class LateStream:
-    """A side stream beside a consumer's. What is done next is chance, as far as events leave it open.
+    """A side stream beside a consumer's stream. Which one goes on next is random, within the limits that events set.
 
-    As on a device, work that is queued knows addresses and keeps no memory alive.
+    As on a device, queued work holds addresses only and does not keep memory alive.
     """
 
     is_async = True
@@ -82,7 +82,7 @@ class LateStream:
         self._go_on()
 
     def consume(self, work: Callable[..., object], *tensors: torch.Tensor) -> None:
-        """Queue work of the consumer's."""
+        """Queue work on the consumer's stream."""
         found = [at_address(tensor) for tensor in tensors]
         self.consumer.items.append(lambda: work(*found))
         self._go_on()
@@ -118,7 +118,7 @@ class LateStream:
 
 
 def at_address(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the same memory that does not keep it."""
+    """Return a tensor over the same memory that does not keep it alive."""
     storage = tensor.untyped_storage()
     if not storage.nbytes():
         return tensor

@@ -1,7 +1,7 @@
 """Training jobs of one or two processes inside real frameworks: `training_jobs.py FRAMEWORK FOLDER`.
 
-`FOLDER` holds indexes of 43 and of 48 numbers. Each rank writes which samples it received, as JSON: for each way to
-train, a list of epochs. A run that was left in the middle of an epoch and resumed counts as one.
+`FOLDER` holds indexes of 43 and of 48 numbers. Each rank writes the samples it received as JSON: for each way to train,
+a list of epochs. An epoch that was interrupted and resumed counts as one.
 """
 
 import json
@@ -45,10 +45,10 @@ def labels_of(batches: Iterable[Any]) -> list[int]:
 
 
 def torchrun(folder: Path) -> Result:
-    """Train in the plain way: DistributedDataParallel over gloo, with a loader that is older than the process group."""
+    """Train with DistributedDataParallel over gloo, with a loader that was made before the process group."""
     with make_loader(folder) as loader:
         assert len(loader) > 0
-        if "RANK" in os.environ:  # hide what tells the rank before there is a process group
+        if "RANK" in os.environ:  # hide the rank until there is a process group
             rank, world_size = os.environ.pop("RANK"), os.environ.pop("WORLD_SIZE")
             assert loader._first_place == 0
             os.environ.update(RANK=rank, WORLD_SIZE=world_size)
@@ -69,7 +69,7 @@ def torchrun(folder: Path) -> Result:
 
 
 def accelerate(folder: Path) -> Result:
-    """Train with Accelerate: it leaves an MPLoader alone, and deals out what a DataLoader reads."""
+    """Train with Accelerate, which leaves an MPLoader unchanged, but distributes a DataLoader's samples over ranks."""
     from accelerate import Accelerator, skip_first_batches  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
@@ -93,7 +93,7 @@ def accelerate(folder: Path) -> Result:
         with pytest.raises(AttributeError, match=r"keep its state_dict\(\)"):
             skip_first_batches(loader, 2)
 
-    with make_loader(folder, tail="pad") as padded:  # the last batch of two ranks holds samples twice
+    with make_loader(folder, tail="pad") as padded:  # with two ranks, the last batch repeats samples
         gathered = [accelerator.gather_for_metrics(labels).tolist() for _, labels in padded]
         together = [label for labels in gathered for label in labels]
         assert sorted(together) == list(range(43)), gathered
@@ -136,7 +136,7 @@ def accelerate(folder: Path) -> Result:
 
 
 def accelerate_resumed(accelerator: Any, folder: Path) -> dict[str, Epochs]:
-    """Leave an epoch in its middle after `save_state`, and go on with `load_state` and another loader."""
+    """Leave an epoch after `save_state`, and continue it with `load_state` and another loader."""
     found = {}
     for way in ("register_for_checkpointing", "prepare_data_loader"):
         with make_loader(folder) as first, make_loader(folder) as second:
@@ -160,7 +160,7 @@ def accelerate_resumed(accelerator: Any, folder: Path) -> dict[str, Epochs]:
 
 
 def lightning(folder: Path) -> Result:
-    """Train with Lightning, with loaders older than the process group, and resume in the middle of an epoch."""
+    """Train with Lightning, with loaders made before the process group, and resume in the middle of an epoch."""
     import pytorch_lightning as pl  # type: ignore[import-not-found,unused-ignore]
     from pytorch_lightning.callbacks import ModelCheckpoint  # type: ignore[import-not-found,unused-ignore]
 
@@ -206,7 +206,9 @@ def lightning(folder: Path) -> Result:
     steps = len(loaders[0])
     whole = model.epochs
     found["MPLoader"] = [whole[epoch] for epoch in range(3)]
-    for loader, step in zip(loaders[1:], (steps + 2, 2 * steps), strict=True):  # amid epoch 1, at its last batch
+    for loader, step in zip(
+        loaders[1:], (steps + 2, 2 * steps), strict=True
+    ):  # in the middle of epoch 1, and at its last batch
         resumed, trainer = Model(), trainer_of(folder / f"resumed-{step}")
         trainer.fit(resumed, loader, validation, ckpt_path=str(folder / "first" / f"step={step}.ckpt"))
         done = whole[1][: 4 * (step - steps)]
@@ -220,7 +222,7 @@ def lightning(folder: Path) -> Result:
 
 
 def fabric(folder: Path) -> Result:
-    """Train with Fabric, which takes stock loaders only, and saves what has a `state_dict`."""
+    """Train with Fabric, which accepts stock DataLoaders only, and saves objects that have a `state_dict`."""
     from lightning_fabric import Fabric  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     num_devices = int(os.environ.get("WORLD_SIZE", "1"))
@@ -245,7 +247,7 @@ def fabric(folder: Path) -> Result:
 
 
 class Numbers(nn.Module):
-    """What the Hugging Face Trainer takes for a model; it remembers what it was trained with."""
+    """A model that the Hugging Face Trainer accepts; it records the labels of its batches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -262,7 +264,7 @@ class Numbers(nn.Module):
 
 
 def transformers(folder: Path) -> Result:
-    """Train with the Hugging Face Trainer, by a dataset and by an MPLoader; resume each amid an epoch."""
+    """Train with the Hugging Face Trainer, from a dataset and from an MPLoader; resume each within an epoch."""
     import transformers as hf  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     found: dict[str, Epochs] = {}
@@ -335,7 +337,7 @@ def transformers(folder: Path) -> Result:
 
 
 def ray(folder: Path) -> None:
-    """Train with Ray Train; its workers write what they receive."""
+    """Train with Ray Train; its workers write the samples they receive."""
     import ray as cluster  # type: ignore[import-not-found,import-untyped,unused-ignore]
     from ray.train import RunConfig, ScalingConfig  # type: ignore[import-not-found,import-untyped,unused-ignore]
     from ray.train.torch import (  # type: ignore[import-not-found,import-untyped,unused-ignore]

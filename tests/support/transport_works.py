@@ -98,11 +98,12 @@ class Gate:
         self.path.touch()
 
     def wait(self, *_: object) -> None:
-        assert wait_until(self.path.exists)
+        if not wait_until(self.path.exists):
+            raise TimeoutError(f"{self.path} was not opened")
 
 
 def wait_until(condition: Callable[[], bool], limit_seconds: float = 60.0) -> bool:
-    """Wait for a condition. The limit is generous, because a busy machine may take seconds."""
+    """Wait until a condition holds; return whether it does within the limit, which is generous for busy machines."""
     deadline = time.monotonic() + limit_seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -112,8 +113,10 @@ def wait_until(condition: Callable[[], bool], limit_seconds: float = 60.0) -> bo
 
 
 def pid_of(pool: WorkerPool, name: str) -> int:
-    """Wait until the pool knows the process id of `name`, and return it."""
+    """Return the process id of `name`; wait until the pool knows it."""
+    deadline = time.monotonic() + 60.0
     while name not in pool.pids:
+        assert time.monotonic() < deadline, f"the pool has no process {name}"
         pool._poll(0.1)
     return pool.pids[name]
 

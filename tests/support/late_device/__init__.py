@@ -1,4 +1,4 @@
-"""An accelerator for tests: torch's own dispatcher, streams and events, on a device that is made of threads."""
+"""An accelerator for tests: it uses torch's own dispatcher, streams and events, but its work is done by threads."""
 
 import subprocess
 import tempfile
@@ -16,7 +16,7 @@ _SOURCE = Path(__file__).with_name("late.cpp")
 
 
 def install() -> None:
-    """Make two devices of type "late" torch's accelerators, for the rest of the process. Takes g++ 10 seconds."""
+    """Make two devices of type "late" torch's accelerators for the rest of the process. Compiling them takes 10 s."""
     rename_privateuse1_backend("late")
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "late.so"

@@ -1,4 +1,4 @@
-"""What torch asks of the Python side of a device: `torch.late`."""
+"""The Python side of the device, which torch knows as `torch.late`."""
 
 import torch
 
@@ -26,17 +26,17 @@ def synchronize(device: torch.device | int | None = None) -> None:
 
 
 def memory_allocated(index: int = 0) -> int:
-    """Return the bytes of device memory that tensors have now."""
+    """Return the bytes of device memory that tensors currently use."""
     return int(torch.ops.late.allocated_bytes(index))
 
 
 def occupy(seconds: float) -> None:
-    """Keep the current stream from its work."""
+    """Keep the current stream busy."""
     torch.ops.late.occupy(current_device(), seconds)
 
 
 class Driver:
-    """What `torch.cuda.cudart()` gives, as far as it is about pinned memory."""
+    """The functions of `torch.cuda.cudart()` for pinned memory."""
 
     @staticmethod
     def cudaHostRegister(address: int, num_bytes: int, flags: int) -> int:  # noqa: N802
@@ -52,12 +52,12 @@ class Driver:
 
 
 def cudart() -> Driver:
-    torch.empty(1).pin_memory()  # initialises the device, as CUDA does here: before that torch takes nothing for pinned
+    torch.empty(1).pin_memory()  # initialises the device, as in CUDA; until then torch considers no memory pinned
     return Driver()
 
 
 def get_rng_state(device: int) -> torch.Tensor:
-    """Return the CPU's: its kernels draw the device's random numbers."""
+    """Return the state of the CPU's generator, which the device's kernels draw from."""
     return torch.get_rng_state()
 
 
