@@ -287,7 +287,7 @@ def test_crops_are_distributed_like_torchvisions(height: int, width: int, scale:
 
 
 @pytest.mark.parametrize(("height", "width"), [(10, 1000), (1000, 10), (1, 1), (1, 7)])
-def test_crops_that_never_fit_are_the_same_centre_as_torchvisions(height: int, width: int) -> None:
+def test_an_image_that_no_crop_fits_is_cropped_at_its_centre_like_in_torchvision(height: int, width: int) -> None:
     box = random_crop_box(height, width, np.random.default_rng(0), scale=(1.0, 1.0), ratio=(1.0, 1.0))
     expected = torchvision_crop(height, width, random.Random(0), (1.0, 1.0), (1.0, 1.0))
     assert (box.top, box.left, box.height, box.width) == expected

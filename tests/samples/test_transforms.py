@@ -36,8 +36,8 @@ def test_a_sample_draws_the_same_numbers_whatever_was_drawn_before(
     fresh = SampleRng(seed=seed, epoch=epoch).for_sample(sample_id, stream=stream).random(9)
     used = SampleRng(seed=seed, epoch=epoch)
     other = used.for_sample(sample_id ^ 1, stream=stream)
-    other.integers(0, 9, dtype=np.uint32)  # leaves half a word behind
-    other.standard_normal(5)  # leaves part of a block behind
+    other.integers(0, 9, dtype=np.uint32)  # leaves half a word in the generator
+    other.standard_normal(5)  # leaves part of a block in the generator
     np.testing.assert_array_equal(used.for_sample(sample_id, stream=stream).random(9), fresh)
 
 

@@ -30,7 +30,7 @@ class DecoderContract:
             more["rng"] = np.random.default_rng(seed)
         return self.decoder(data, **more)
 
-    def test_it_is_a_value(self) -> None:
+    def test_a_decoder_is_a_value(self) -> None:
         assert pickle.loads(pickle.dumps(self.decoder)) == self.decoder
         assert eval(repr(self.decoder), {name: getattr(mpload, name) for name in mpload.__all__}) == self.decoder
         assert hash(copy.copy(self.decoder)) == hash(self.decoder)
@@ -46,7 +46,7 @@ class DecoderContract:
             np.testing.assert_array_equal(first, second)
             assert ("rng" in inspect.signature(self.decoder).parameters) is not np.array_equal(first, other)
 
-    def test_every_file_takes_as_many_random_numbers(self, whole: list[bytes]) -> None:
+    def test_every_file_draws_the_same_number_of_random_numbers(self, whole: list[bytes]) -> None:
         if "rng" not in inspect.signature(self.decoder).parameters:
             return
         generators = [np.random.default_rng(3) for _ in whole]
@@ -54,7 +54,7 @@ class DecoderContract:
             self.decoder(data, rng)
         assert len({rng.random() for rng in generators}) == 1
 
-    def test_what_it_cannot_decode_is_a_decode_error(self, whole: list[bytes]) -> None:
+    def test_bytes_that_cannot_be_decoded_are_a_decode_error(self, whole: list[bytes]) -> None:
         for data in (*self.broken, *(data[: len(data) // 2] for data in whole if self.broken)):
             with pytest.raises(DecodeError):
                 self.decode(data)
@@ -65,7 +65,7 @@ class DecoderContract:
             with pytest.raises(DecodeError, match=f"{size:,} bytes exceed max_bytes={size - 1:,}"):
                 self.decode(whole[0] + bytes(size - len(whole[0])))
 
-    def test_results_have_the_shape_that_it_declares_and_lie_where_they_are_wanted(self, whole: list[bytes]) -> None:
+    def test_results_have_the_declared_shape_and_are_written_to_out(self, whole: list[bytes]) -> None:
         if not hasattr(self.decoder, "output_shape"):
             assert "out" not in inspect.signature(self.decoder).parameters
             return
