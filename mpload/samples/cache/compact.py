@@ -13,7 +13,7 @@ COMPACT_FORM = f"jpeg{_QUALITY} short{_SHORT_SIDE} {SHRUNK_BY}"
 
 
 def compact(data: bytes) -> bytes:
-    """Return the image as an upright JPEG with a shorter side of 256 pixels, or `data` itself if that is not larger.
+    """Return the image as an upright JPEG with a shorter side of 256 pixels; `data` itself if that is smaller.
 
     Images with a shorter side of at most 256 pixels are returned unchanged. So is data that cannot be decoded, for
     which the decoder will later report the cause.
