@@ -6,20 +6,20 @@ MploadError
 ├── IndexNotFoundError (FileNotFoundError) there is no index at a path
 ├── IndexFormatError   (ValueError)       a line or the header of an index text breaks the format
 ├── IndexChangedError  (RuntimeError)     an index text was changed while it was in use
-├── SidecarError       (RuntimeError)     a sidecar cannot be read, cannot be written or does not fit its text
-├── StateError         (ValueError)       a checkpoint belongs to another index or order
+├── SidecarError       (RuntimeError)     a sidecar cannot be read or written, or does not match its index text
+├── StateError         (ValueError)       a checkpoint cannot be restored, or cannot be taken
 ├── StorageError       (OSError)          bytes could not be read or written
-│   └── OutsideRootError                  a path leads out of the index's root
+│   └── OutsideRootError                  a path leads outside the index's root
 ├── DecodeError        (ValueError)       a decoder cannot decode the bytes
-├── SampleError        (RuntimeError)     one sample failed: says which, where it is listed, and why
+├── SampleError        (RuntimeError)     one sample could not be made
 ├── TooManyBadSamples  (RuntimeError)     more samples failed than the error policy allows
 ├── WorkerError        (RuntimeError)     worker processes cannot start, or die too often
-│   └── RefusedError                      the system refuses a process, a file descriptor or memory
-└── WorkerTraceback    (RuntimeError)     the traceback of an error in a worker, as its `__cause__`
+│   └── RefusedError                      the system refused a process, a file descriptor or memory
+└── WorkerTraceback    (RuntimeError)     the worker's traceback, attached to an error as its `__cause__`
 ```
 
-Each can be caught as `MploadError` and as the builtin beside it, and can be built from its message alone: a DataLoader
-rebuilds an exception of a worker in the parent that way. Warnings are `MploadWarning`.
+Each error can be caught as `MploadError` and as the builtin beside it. Each can be constructed from its message alone,
+because that is how a DataLoader recreates a worker's exception in the parent. Warnings are of class `MploadWarning`.
 """
 
 __all__ = [
@@ -45,23 +45,25 @@ __all__ = [
 class MploadError(Exception):
     """Base class of all errors that mpload raises on purpose.
 
-    Raised only as one of its subclasses. The message says what happened, with which value, and what to do next.
+    Only its subclasses are raised. Each message says what happened, which value caused it, and what to do next.
     """
 
 
 class MploadWarning(UserWarning):
-    """Something that you should know and that does not stop the job.
+    """Something that you should know about, but that does not stop the job.
 
-    Issued, for example, when files were left out of an index, when the first bad sample was skipped, or when memory is
-    short. The message says what to do. `warnings.filterwarnings("error", category=MploadWarning)` makes it an error.
+    It is issued, for example, when files were left out of an index, when the first bad sample is skipped, or when
+    memory is short. The message says what to do. To turn these warnings into errors, call
+    `warnings.filterwarnings("error", category=MploadWarning)`.
     """
 
 
 class ArgumentError(MploadError, ValueError):
     """An argument breaks a rule.
 
-    Raised when a value is out of range, has the wrong type or does not go with another argument. Change the argument
-    that the message names. It is also raised when an iterator is used after its loader was closed or iterated anew.
+    A value is out of range, has the wrong type, or conflicts with another argument. Change the argument that the
+    message names. This error is also raised if you use a loader after closing it, or an iterator after starting a
+    newer one on the same loader: make a new loader, or use the newest iterator.
     """
 
 
@@ -76,110 +78,125 @@ class IndexNotFoundError(MploadError, FileNotFoundError):
 class IndexFormatError(MploadError, ValueError):
     """A line or the header of an index text breaks the format.
 
-    The message begins with the file and the number of the line. Correct that line, or build the index again. `mpload
-    inspect --check` lists every such line.
+    The message starts with the file name and the line number. Fix that line, or rebuild the index with `mpload index`.
+    If a script writes the index, fix the script. `mpload inspect --check` lists every bad line.
     """
 
 
 class IndexChangedError(MploadError, RuntimeError):
     """An index text was changed or replaced while it was in use.
 
-    Open the index again, with `open_index` or a new `MPDataset`. Leave an index alone while a job reads it: write
-    a new one to another path.
+    Reading on could mix two versions of the data. Open the index again, by `open_index` or a new `MPDataset`; in a
+    training script, restart the job. Do not modify an index while a job reads it: write the new index to another path.
     """
 
 
 class SidecarError(MploadError, RuntimeError):
-    """A sidecar cannot be read, cannot be written or does not fit its index text.
+    """A sidecar cannot be read or written, or does not match its index text.
 
-    A sidecar is derived from the text: delete the file that the message names, and it is built again. Where it cannot
-    be written, make the folder of the index or your cache folder writable.
+    The sidecar (`train.txt.mpx` for `train.txt`) holds only data derived from the index text, so it is safe to delete.
+    Delete the file that the message names and open the index again, which rebuilds it. If it cannot be written, free
+    some disk space, or make the index's folder or your cache folder writable.
     """
 
 
 class StateError(MploadError, ValueError):
-    """A checkpoint cannot be restored here, or a state cannot be taken now.
+    """A checkpoint cannot be restored by this run, or cannot be taken at this moment.
 
-    Raised by `load_state_dict` when the state is damaged or belongs to another index, another order or another version
-    of mpload: use the index and the `shuffle` that it was made with, or start the epoch without the checkpoint. Raised
-    by `state_dict` when a DataLoader's workers read ahead: pass `num_batches`, or use an `MPLoader`.
+    `load_state_dict` raises it when the checkpoint is damaged, or was made with another index, another `shuffle` or an
+    incompatible version of mpload. Restoring it would repeat some samples and skip others. Use the index and `shuffle`
+    that the checkpoint was made with, or restart the epoch without it.
+
+    `state_dict` raises it when the position is unknown because a DataLoader's workers have read ahead of the batches
+    that you received. Pass `num_batches`, or use an `MPLoader`. Under Accelerate, do what the message says.
     """
 
 
 class StorageError(MploadError, OSError):
-    """Bytes could not be read from a file, a shard, a database or a remote store, or could not be written.
+    """Data could not be read from, or written to, a file, a shard, a database or a remote store.
 
-    The message names the file. Check that it exists, that you may read it, and that the disk or the network works.
-    While a loader makes batches, it is the `__cause__` of a `SampleError`.
+    The message names the file. Check that it exists below the index's `#root`, that you have permission to read it,
+    and that the disk or network works. `mpload inspect --check` lists every file that cannot be read. When this error
+    occurs while a batch is being made, it is the `__cause__` of a `SampleError`.
     """
 
 
 class OutsideRootError(StorageError):
-    """A path in an index leads out of the index's root, by `..`, by a link or as an absolute path.
+    """A path in an index leads outside the index's root, through `..`, a link or an absolute path.
 
-    If you trust the index, open it with `open_index(path, allow_outside_root=True)`. Otherwise correct the path or
-    build the index again with a `root` above all files.
+    Such paths are refused because an index written by someone else could otherwise make your job read any file that
+    you can read. If you trust the index, open it by `open_index(path, allow_outside_root=True)`. Otherwise fix the
+    path, or set `#root` to a folder that contains all files.
     """
 
 
 class DecodeError(MploadError, ValueError):
-    """A decoder cannot decode the bytes: they are damaged, of an unknown format or larger than its limits allow.
+    """A decoder cannot decode the bytes: they are damaged, of an unknown format, or larger than its limits allow.
 
-    Replace the file, take it out of the index, or raise the decoder's `Limits`. While a loader makes batches, it is the
-    `__cause__` of a `SampleError`.
+    Replace the file, remove it from the index, or raise the limit in the decoder's `Limits`. To train without such
+    files, pass `on_error="skip"` or `on_error="substitute"` to the `MPDataset`. When this error occurs while a batch
+    is being made, it is the `__cause__` of a `SampleError`.
     """
 
 
 class SampleError(MploadError, RuntimeError):
-    """One sample failed: the message says which, where it is listed and why; `__cause__` holds the original error.
+    """One sample could not be made: it could not be read, decoded or transformed, or it repeatedly killed its worker.
 
-    Correct or remove the sample, or pass `on_error="skip"` or `on_error="substitute"` to the `MPDataset`. If you catch
-    it, the next `next()` gives the batch after the one that failed.
+    The message names the sample, the line of the index that lists it, and the cause. `__cause__` holds the original
+    error. Fix or remove the sample, fix the transform, or pass `on_error="skip"` or `on_error="substitute"` to the
+    `MPDataset`. If you catch the error, the next `next()` returns the batch after the one that failed.
     """
 
 
-class TooManyBadSamples(MploadError, RuntimeError):  # noqa: N818  reads as the sentence it is
+class TooManyBadSamples(MploadError, RuntimeError):  # noqa: N818  reads as a sentence
     """More samples failed than the error policy allows.
 
-    The message names the report that lists them. Correct the data, or raise `max_error_fraction` of the `ErrorPolicy`.
+    Single bad files rarely cause this. More often a disk is not mounted, or the index's `#root` is wrong. The message
+    names the report that lists every failed sample and its cause: read that first. Then fix the data or, if you really
+    want to train without so many samples, raise `max_error_fraction` in the `ErrorPolicy`.
     """
 
 
 class WorkerError(MploadError, RuntimeError):
     """Worker processes cannot start, or die too often.
 
-    The message ends with the latest deaths. A worker that was killed by SIGKILL usually met a memory limit: lower
-    `num_workers` or the decoder's `Limits.max_pixels`. If a module does not survive forking, pass
-    `options=PoolOptions(starts_fresh=True)`.
+    If workers cannot start, the message contains the reason, often the traceback of a failed import. Check that
+    `decode` and `transform` can be pickled and that a new process can import what they need.
+
+    If workers died, the message ends with the latest deaths. A worker that died of SIGKILL was usually killed for
+    lack of memory: lower `num_workers` or the decoder's `Limits.max_pixels`. A worker that died of SIGSEGV crashed in
+    native code: `num_workers=0` makes the batches in your own process, where a debugger can see the crash. If a module
+    breaks after a fork, pass `options=PoolOptions(starts_fresh=True)`.
     """
 
     history: tuple[str, ...] = ()
-    """Every death that is remembered, oldest first: which process, why, and over which samples."""
+    """One line for each recent death, oldest first: the process, the cause, and the samples it was working on."""
 
 
 class RefusedError(WorkerError):
-    """The system refuses a process, a file descriptor or memory at present.
+    """The system refused to give a process, a file descriptor or memory.
 
-    The message names the limit and how to raise it. What failed may be tried again.
+    A limit of the user, the container or the machine is reached. The message names the limit and how to raise it.
+    Raise it, or use fewer workers, and try again.
     """
 
 
-class WorkerTraceback(MploadError, RuntimeError):  # noqa: N818  it is the trace of an error
+class WorkerTraceback(MploadError, RuntimeError):  # noqa: N818  it is a traceback, not an error
     """The traceback of an error in a worker, as text.
 
-    It is never raised: it is the last `__cause__` of the error that is raised in the training process, so that Python
-    prints both tracebacks. Read it to find the line that failed.
+    It is never raised by itself. It is attached as the last `__cause__` of the error raised in the training process,
+    so that Python prints both tracebacks. Read it from the bottom up to find the line of your code that failed.
     """
 
 
 FAILURES = (Exception, SystemExit, GeneratorExit)
-"""What code of the user's may raise because it failed. KeyboardInterrupt is the user at the keyboard."""
+"""Exceptions that mean that user code failed. KeyboardInterrupt is not one: the person at the keyboard raised it."""
 
 
 def cause_of(error: BaseException) -> str:
-    """Return why `error` was raised, with its type unless it is ours, whose messages speak for themselves."""
+    """Return the message of `error`, preceded by its type unless it is an `MploadError`, whose messages need none."""
     try:
         text = str(error)
-    except FAILURES as failure:  # an error of the user's, whose text is the user's code
+    except FAILURES as failure:  # the error's class is user code, and so is its __str__
         return f"{type(error).__name__}, whose __str__ raised {type(failure).__name__}"
     return text if isinstance(error, MploadError) else f"{type(error).__name__}: {text}"

@@ -1,4 +1,4 @@
-"""Bytes, counts, seconds and facts, read from people and written for people."""
+"""Sizes, counts, durations and facts: parsed from what people write and formatted for people to read."""
 
 import re
 from collections.abc import Mapping
@@ -33,10 +33,10 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
 def parse_bytes(text: str | int) -> int:
-    """Return the number of bytes that `text` names: `"4GiB"`, `"1.5 MB"`, `"512"` or an integer.
+    """Return the size in bytes that `text` stands for: `"4GiB"`, `"1.5 MB"`, `"512"` or an integer.
 
     Raises:
-        ArgumentError: `text` names no size, or a negative one.
+        ArgumentError: `text` is not a size, or is negative.
     """
     if isinstance(text, int):
         if text < 0:
@@ -50,7 +50,7 @@ def parse_bytes(text: str | int) -> int:
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Return `num_bytes` in the largest binary unit that keeps it at one or more: `1.5 GiB`."""
+    """Return `num_bytes` in the largest binary unit in which it is at least 1: `1.5 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(num_bytes) < 1024:
             return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
@@ -59,12 +59,12 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_count(count: int) -> str:
-    """Return `count` with its thousands apart: `1,281,167`."""
+    """Return `count` with thousands separators: `1,281,167`."""
     return f"{count:,}"
 
 
 def format_seconds(seconds: float) -> str:
-    """Return a duration as people say it: `340 ms`, `12.3 s`, `4 min 10 s`."""
+    """Return a duration in readable units: `340 ms`, `12.3 s`, `4 min 10 s`."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:
@@ -77,12 +77,12 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_facts(title: str, facts: Mapping[str, str]) -> str:
-    """Return facts as a `repr`: `<Index train.txt: samples 1,281,167, columns image:path label:int>`."""
+    """Return facts formatted as a `repr`: `<Index train.txt: samples 1,281,167, columns image:path label:int>`."""
     return f"<{title}: {', '.join(f'{name} {value}' for name, value in facts.items())}>"
 
 
 def html_table(title: str, facts: Mapping[str, str]) -> str:
-    """Return facts as a small table for a notebook, with all text escaped."""
+    """Return facts as a small HTML table for a notebook. All text is escaped."""
     cell = "style='text-align: left'"
     rows = (f"<tr><th {cell}>{escape(name)}</th><td {cell}>{escape(value)}</td></tr>" for name, value in facts.items())
     return f"<table><caption {cell}>{escape(title)}</caption>{''.join(rows)}</table>"

@@ -1,4 +1,4 @@
-"""Units and errors, the modules that all others use."""
+"""Tests of mpload/units.py and mpload/errors.py, which every package uses."""
 
 import pickle
 
@@ -18,7 +18,7 @@ ERRORS = [
 
 
 @given(st.integers(0, 1 << 50))
-def test_a_formatted_size_parses_to_about_the_same_size(num_bytes: int) -> None:
+def test_parsing_a_formatted_size_gives_nearly_the_same_size(num_bytes: int) -> None:
     assert parse_bytes(format_bytes(num_bytes)) == pytest.approx(num_bytes, rel=0.06)
     assert parse_bytes(str(num_bytes)) == parse_bytes(num_bytes) == num_bytes
 
@@ -26,12 +26,12 @@ def test_a_formatted_size_parses_to_about_the_same_size(num_bytes: int) -> None:
 @pytest.mark.parametrize(
     ("text", "num_bytes"), [("4GiB", 4 * GIB), (" 1.5 MiB ", MIB * 3 // 2), ("2k", 2000), ("3 GB", 3 * 10**9)]
 )
-def test_sizes_are_read_as_people_write_them(text: str, num_bytes: int) -> None:
+def test_sizes_are_parsed_as_people_write_them(text: str, num_bytes: int) -> None:
     assert parse_bytes(text) == num_bytes
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "4 GiBi", "4x", "1e9", -1])
-def test_text_that_is_not_a_size_is_refused(text: str | int) -> None:
+def test_a_text_that_is_not_a_size_is_refused(text: str | int) -> None:
     with pytest.raises(ArgumentError, match=r"is not a size in bytes\. Write|must not be negative"):
         parse_bytes(text)
 
@@ -42,7 +42,7 @@ def test_counts_and_durations_are_formatted_for_people() -> None:
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_every_error_is_an_mpload_error_and_a_builtin_and_can_be_pickled(error: type[MploadError]) -> None:
+def test_every_error_is_also_a_builtin_one_and_survives_pickling(error: type[MploadError]) -> None:
     made = error("train.txt:17: what, value, rule, next step")
     builtins = {base for base in error.__mro__ if base.__module__ == "builtins"}
     assert builtins - {object, BaseException, Exception}

@@ -1,10 +1,10 @@
-"""What memory the machine has, and which processes take it.
+"""How much memory and how many cores the machine has, and which processes use the memory.
 
 ```
-machine       memory and cores that the machine and its containers leave to this process
-usage         what a process really takes: PSS and USS
-process_tree  a process and its descendants, read again and again
-monitor       MemoryMonitor: a process tree over time, and which processes grow
-budget        MemoryBudget: how a number of bytes is divided among slots, workers and read-ahead
+machine       memory and cores that the machine and its containers allow this process
+usage         the memory that a process really uses: PSS and USS
+process_tree  ProcessTree: a process and its descendants, sampled repeatedly at a bounded cost
+monitor       MemoryMonitor: the memory of a process tree over time, and which processes grow
+budget        MemoryBudget: how a loader divides its memory among slots, workers and read-ahead
 ```
 """

@@ -1,4 +1,4 @@
-"""MemoryBudget: how a number of bytes is shared out among slots, workers and what they read ahead."""
+"""MemoryBudget: how a loader divides its memory among slots, workers and read-ahead."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -9,65 +9,66 @@ from mpload.units import MIB, format_bytes, parse_bytes
 __all__ = ["MIN_SLOTS", "WORKER_BYTES", "BudgetPlan", "MemoryBudget", "divide"]
 
 WORKER_BYTES = 16 * MIB
-"""What a worker may come to take besides slots: a few MB when it starts, and the images that it decodes.
+"""Memory budgeted for a worker besides slots: a few MB at startup, and the images that it decodes.
 
-A crop of a plain JPEG takes some rows. Other images take 3 to 13 bytes a pixel while they are decoded: those of more
-than one or two megapixels take more than this, see `BudgetPlan.decode_bytes`.
+Cropping an ordinary JPEG needs memory for a few of its rows. Other images take 3 to 13 bytes per pixel while they are
+decoded, so images above one or two megapixels exceed this. See `BudgetPlan.decode_bytes`.
 """
 MIN_SLOTS = 3
-"""One that is filled, one that is ready, one that the consumer holds."""
-_AUTO_SHARE = 2
+"""One slot is being filled, one is ready, and one is held by the consumer."""
+_AUTO_DIVISOR = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetPlan:
-    """A budget, shared out."""
+    """How a budget is divided."""
 
     num_slots: int
     slots_bytes: int
     workers_bytes: int
     read_ahead_bytes: int
     decode_bytes: int
-    """What each worker may take to decode an image: together half of what is left. The other half is for larger images,
-    which are decoded one at a time in the whole loader."""
+    """Memory that each worker may use to decode an image. All workers together get half of what slots and read-ahead
+    leave. The other half is for larger images, which the whole loader decodes one at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBudget:
-    """Bytes for everything that a loader owns: slots, workers, and what they read ahead.
+    """The memory that a loader may use for everything it owns: slots, workers and read-ahead.
 
-    Which images are refused never depends on it: that is for `Limits` to say. An image whose decoding takes more than a
-    worker's part is decoded while no other such image is. One that takes more than half of what slots and workers leave
-    (3 to 13 bytes a pixel) may exceed the budget for that moment: lower `Limits.max_pixels` where that must not be.
+    The budget never decides which images are refused; `Limits` does. Decoding takes 3 to 13 bytes per pixel. If an
+    image needs more than one worker's share, no other such image is decoded at the same time. If it needs more than
+    half of the memory that slots and read-ahead leave, it may briefly exceed the budget. To rule that out, lower
+    `Limits.max_pixels`.
 
     Attributes:
-        total_bytes: all parts together.
+        total_bytes: size of the budget, in bytes.
 
     Raises:
-        ArgumentError: the number is negative.
+        ArgumentError: `total_bytes` is negative.
     """
 
     total_bytes: int
 
     def __post_init__(self) -> None:
         if self.total_bytes < 0:
-            raise ArgumentError(f"a budget must not be negative, got {self.total_bytes} bytes")
+            raise ArgumentError(f"a memory budget must not be negative, got {self.total_bytes} bytes")
 
     def __repr__(self) -> str:
         return f"MemoryBudget({format_bytes(self.total_bytes)})"
 
     @classmethod
     def parse(cls, text: str | int, *, available_bytes: int | None = None) -> Self:
-        """Read `"4GiB"`, a number of bytes, or `"auto"`: half of `available_bytes`, the rest is the training's.
+        """Parse a size such as `"4GiB"`, a number of bytes, or `"auto"`, which is half of `available_bytes`.
 
         Raises:
-            ArgumentError: `text` names no size, or is "auto" without `available_bytes`.
+            ArgumentError: `text` is not a size, or is "auto" without `available_bytes`.
         """
         if text != "auto":
             return cls(total_bytes=parse_bytes(text))
         if available_bytes is None:
-            raise ArgumentError("a budget of 'auto' is a share of available_bytes: pass it, or write a size: '4GiB'")
-        return cls(total_bytes=available_bytes // _AUTO_SHARE)
+            raise ArgumentError("a budget of 'auto' needs available_bytes. Pass it, or write a size such as '4GiB'")
+        return cls(total_bytes=available_bytes // _AUTO_DIVISOR)
 
 
 def divide(
@@ -80,19 +81,19 @@ def divide(
     address_bytes: int | None = None,
     read_ahead_bytes: int = 0,
 ) -> BudgetPlan:
-    """Return what each part may take: workers and read-ahead what they need, slots the rest, `num_slots` at most.
+    """Divide a budget. Workers and read-ahead get what they need, slots get the rest, up to `num_slots` of them.
 
     Args:
-        budget: bytes for all parts together.
-        num_slots: slots wanted.
-        slot_bytes: what a slot comes to use; 0 where only running tells (values of varying shape).
-        num_workers: processes.
-        slot_address_bytes: what a slot reserves of the address space, used or not; None: `slot_bytes`.
-        address_bytes: address space that is left to this process (`RLIMIT_AS`); None: any amount.
-        read_ahead_bytes: what each worker may have read ahead.
+        budget: memory for all parts together.
+        num_slots: number of slots wanted.
+        slot_bytes: memory that a slot will use; 0 if this is not known in advance (values of varying shape).
+        num_workers: number of worker processes.
+        slot_address_bytes: address space that a slot reserves, whether used or not; None means `slot_bytes`.
+        address_bytes: address space that this process may still reserve (`RLIMIT_AS`); None means no limit.
+        read_ahead_bytes: memory that each worker may use for read-ahead.
 
     Raises:
-        ArgumentError: not even three slots fit, by memory or by address space.
+        ArgumentError: the memory or the address space is too small for three slots.
     """
     workers_bytes, ahead_bytes = num_workers * WORKER_BYTES, num_workers * read_ahead_bytes
     if address_bytes is not None:
@@ -100,9 +101,9 @@ def divide(
         num_slots = min(num_slots, address_bytes // max(1, reserved_bytes))
         if num_slots < MIN_SLOTS:
             raise ArgumentError(
-                f"RLIMIT_AS leaves {format_bytes(address_bytes)} of address space: {MIN_SLOTS} batches reserve "
-                f"{format_bytes(MIN_SLOTS * reserved_bytes)}. Raise it (ulimit -v), lower batch_size, or make "
-                "images of one size: values of varying shape reserve far more than they use"
+                f"RLIMIT_AS leaves {format_bytes(address_bytes)} of address space, but {MIN_SLOTS} batches reserve "
+                f"{format_bytes(MIN_SLOTS * reserved_bytes)}. Raise the limit (ulimit -v), lower batch_size, or make "
+                "all images one size: values of varying shape reserve far more than they use"
             )
     left_bytes = budget.total_bytes - workers_bytes - ahead_bytes
     if left_bytes < MIN_SLOTS * slot_bytes:

@@ -1,4 +1,4 @@
-"""How much memory and how many cores the machine and the containers around this process leave it."""
+"""How much memory and how many cores the machine and its containers allow this process."""
 
 import mmap
 import os
@@ -25,56 +25,56 @@ __all__ = [
 
 _CGROUP_FOLDER = Path("/sys/fs/cgroup")
 _CGROUP_MEMBERS = Path("/proc/self/cgroup")
-_DEV_SHM = Path("/dev/shm")  # noqa: S108  read, not written to
+_DEV_SHM = Path("/dev/shm")  # noqa: S108  only its usage is read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRoom:
-    """How much memory may still be taken here, at one moment."""
+    """How much memory this process may still use, at one moment."""
 
     limit_bytes: int
-    """Of the container with the least left, of the machine where that has less, or of this process (`RLIMIT_AS`)."""
+    """The tightest limit, by free memory: of a container, of the machine, or of this process (`RLIMIT_AS`)."""
     free_bytes: int
-    """Page cache counts as free: the kernel gives it up first, and files that were read would fill any container."""
+    """Memory left under that limit. Page cache counts as free: it fills any container, but is evicted first."""
     stalled_seconds: float
-    """How long processes of the innermost container have waited for memory so far; counts up."""
+    """Total time for which processes of the innermost container have waited for memory. It only increases."""
     num_oom_kills: int
-    """How often the kernel has killed here for lack of memory; counts up."""
+    """Number of processes that the kernel has killed here for lack of memory. It only increases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemUsage:
-    """What takes the memory of a container, or of the machine where no container has a limit, at one moment."""
+    """What uses the memory of a container, or of the machine if no container has a limit, at one moment."""
 
     limit_bytes: int
-    """Of the container with the least left, or the machine's memory."""
+    """Limit of the container with the least free memory, or the machine's memory."""
     anonymous_bytes: int
-    """What processes have allocated."""
+    """Memory that processes have allocated."""
     shmem_bytes: int
-    """Shared memory, with a name or without, and files of a tmpfs."""
+    """Shared memory, named or nameless, and files on a tmpfs."""
     file_bytes: int
-    """Page cache, which the kernel gives up first."""
+    """Page cache, which the kernel evicts first."""
     page_cache_bytes: int
     """Page cache of the whole machine."""
     dev_shm_bytes: int
-    """What lies in `/dev/shm`, where a stock DataLoader's workers put their batches."""
+    """Space used in `/dev/shm`, where the workers of a stock DataLoader put their batches."""
 
 
 class MemoryGauge:
-    """Reads the memory of the machine and of each container around this process, in some 50 microseconds.
+    """Measures the memory of the machine and of each container that this process is in. Takes about 50 microseconds.
 
-    How often a container met its limit (`memory.failcnt`, `max` in `memory.events`) tells nothing: a container whose
-    page cache fills it meets its limit all the time, and is fine.
+    It ignores how often a container reached its limit (`memory.failcnt`, `max` in `memory.events`). A healthy container
+    that is full of page cache reaches its limit all the time.
 
-    Process: knows the containers of the process that made it; those of children are the same.
+    Process: it uses the containers of the process that made it. Child processes are in the same containers.
     """
 
     def __init__(self, *, cgroup_folder: Path = _CGROUP_FOLDER, cgroup_members: Path = _CGROUP_MEMBERS) -> None:
-        """Find the containers.
+        """Find the containers of this process.
 
         Args:
-            cgroup_folder: where the system shows its control groups.
-            cgroup_members: the file that names those of this process.
+            cgroup_folder: where the control groups are mounted.
+            cgroup_members: the file that names the control groups of this process.
         """
         folders = list(_cgroups(cgroup_folder, cgroup_members))
         self._limited = [
@@ -91,7 +91,7 @@ class MemoryGauge:
         self._pressure = next((path for path in pressures if path.exists()), Path("/proc/pressure/memory"))
 
     def read(self) -> MemoryRoom:
-        """Return what is left of the tightest of them."""
+        """Return the memory left under the tightest limit."""
         limit_bytes, free_bytes = self._machine()
         containers = ((limit, free) for _, limit, free in self._containers(limit_bytes))
         for limit, free in [*_process(), *containers]:
@@ -105,11 +105,11 @@ class MemoryGauge:
         )
 
     def num_oom_kills(self) -> int:
-        """Return how often the kernel has killed in the innermost container for lack of memory."""
+        """Return how many processes the kernel has killed in the innermost container for lack of memory."""
         return _statistics(self._kills).get("oom_kill", 0)
 
     def usage(self) -> SystemUsage:
-        """Return what takes the memory: some 50 microseconds."""
+        """Return what uses the memory. Takes about 50 microseconds."""
         machine = _machine_statistics()
         limit_bytes, free_bytes = self._machine()
         found = machine
@@ -125,7 +125,7 @@ class MemoryGauge:
 
     def _containers(self, machine_bytes: int) -> Iterator[tuple[Path, int, int]]:
         for folder, limit_files in self._limited:
-            limits = [int(text) for name in limit_files if (text := _read(name)).isdigit()]  # "max" is none
+            limits = [int(text) for name in limit_files if (text := _read(name)).isdigit()]  # "max" means no limit
             if limits and min(limits) < machine_bytes:
                 yield folder, min(limits), max(0, min(limits) - _taken_bytes(folder))
 
@@ -147,7 +147,7 @@ _KILLS_FILES = ("memory.events", "memory.oom_control")
 def _process() -> Iterator[tuple[int, int]]:
     if sys.platform == "win32":
         return
-    import resource  # noqa: PLC0415  Windows has none
+    import resource  # noqa: PLC0415  does not exist on Windows
 
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY and (words := _read("/proc/self/statm").split()):
@@ -155,12 +155,12 @@ def _process() -> Iterator[tuple[int, int]]:
 
 
 def _taken_bytes(folder: Path) -> int:
-    """Return what the kernel cannot take back from a container: all but the page cache and what is like it."""
+    """Return the memory of a container that the kernel cannot reclaim: all but page cache and reclaimable slab."""
     found = _statistics(folder / "memory.stat")
-    if "anon" in found:  # version 2
+    if "anon" in found:  # cgroup version 2
         kernel = max(0, found.get("kernel", 0) - found.get("slab_reclaimable", 0))
         return found["anon"] + found.get("shmem", 0) + kernel
-    if "total_rss" in found:  # version 1
+    if "total_rss" in found:  # cgroup version 1
         return found["total_rss"] + found.get("total_shmem", 0)
     usage = _read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes")
     return int(usage) if usage.isdigit() else 0
@@ -185,7 +185,7 @@ def _machine_statistics() -> dict[str, int]:
 
 
 def _split(anonymous_bytes: int, *, cache_bytes: int, shmem_bytes: int) -> dict[str, int]:
-    """Take shared memory, which the kernel counts as page cache, out of it."""
+    """Subtract shared memory from page cache, to which the kernel adds it."""
     return {
         "anonymous_bytes": anonymous_bytes,
         "shmem_bytes": shmem_bytes,
@@ -196,7 +196,7 @@ def _split(anonymous_bytes: int, *, cache_bytes: int, shmem_bytes: int) -> dict[
 def _used_bytes(folder: Path) -> int:
     try:
         found = os.statvfs(folder)
-    except (AttributeError, OSError):  # Windows has no statvfs, other systems have no such folder
+    except (AttributeError, OSError):  # Windows has no statvfs, and other systems have no such folder
         return 0
     return (found.f_blocks - found.f_bfree) * found.f_frsize
 
@@ -208,28 +208,28 @@ def _stalled_seconds(pressure: str) -> float:
 
 
 def available_bytes(*, cgroup_folder: Path = _CGROUP_FOLDER, cgroup_members: Path = _CGROUP_MEMBERS) -> int:
-    """Return how much memory this process may still take: of the machine, each container around it, and `RLIMIT_AS`.
+    """Return how much memory this process may still use, limited by the machine, its containers and `RLIMIT_AS`.
 
-    Page cache counts as free. The arguments are those of `MemoryGauge`.
+    Page cache counts as free. For the arguments, see `MemoryGauge`.
     """
     return MemoryGauge(cgroup_folder=cgroup_folder, cgroup_members=cgroup_members).read().free_bytes
 
 
 def address_space_bytes() -> int | None:
-    """Return how much this process may still map, used or not (`RLIMIT_AS`); None: any amount."""
+    """Return how much address space this process may still reserve (`RLIMIT_AS`), or None if there is no limit."""
     return next((free for _, free in _process()), None)
 
 
 def num_oom_kills() -> int:
-    """Return how often the kernel has killed in this container so far for lack of memory."""
+    """Return how many processes the kernel has killed in this container for lack of memory."""
     return MemoryGauge().num_oom_kills()
 
 
 def refaulted_bytes(*, cgroup_folder: Path = _CGROUP_FOLDER, cgroup_members: Path = _CGROUP_MEMBERS) -> int:
-    """Return how much was read again because the page cache had dropped it shortly before; counts up.
+    """Return how many bytes had to be read again soon after the kernel evicted them from the page cache.
 
-    Of the innermost container, else of the machine; 0 where the kernel does not tell. The arguments are those of
-    `MemoryGauge`.
+    The count only increases. It covers the innermost container that has one, or else the machine. It is 0 if the
+    kernel does not report it. For the arguments, see `MemoryGauge`.
     """
     counts = (_statistics(folder / "memory.stat") for folder in _cgroups(cgroup_folder, cgroup_members))
     found = next((each for each in counts if "workingset_refault_file" in each), None)
@@ -241,37 +241,37 @@ def refaulted_bytes(*, cgroup_folder: Path = _CGROUP_FOLDER, cgroup_members: Pat
 def num_usable_cores(
     *, of: int | None = None, cgroup_folder: Path = _CGROUP_FOLDER, cgroup_members: Path = _CGROUP_MEMBERS
 ) -> int:
-    """Return how many cores this process may keep busy: by its affinity, and by the quota of each container.
+    """Return how many cores this process may keep busy, limited by its affinity and by the quota of each container.
 
-    A part of a core counts as one.
+    A fraction of a core counts as a whole one.
 
     Args:
-        of: so many cores, in place of those of this process's affinity.
+        of: the number of cores to start from, instead of those in this process's affinity.
         cgroup_folder: as in `MemoryGauge`.
         cgroup_members: as in `MemoryGauge`.
     """
     cores = num_allowed_cores() if of is None else of
     for folder in _cgroups(cgroup_folder, cgroup_members):
         quota, _, period = _read(folder / "cpu.max").partition(" ")
-        if not quota:  # version 1
+        if not quota:  # cgroup version 1
             quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
-        if quota.isdigit() and period.isdigit():  # "max" and "-1" are no quota
+        if quota.isdigit() and period.isdigit():  # "max" and "-1" mean no quota
             cores = min(cores, -(-int(quota) // int(period)))
     return max(1, cores)
 
 
 def num_allowed_cores(pid: int = 0) -> int:
-    """Return how many cores the affinity of a process has; 0 is this one."""
+    """Return the number of cores in the affinity of process `pid`; 0 means this process."""
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
     try:
         return len(os.sched_getaffinity(pid))
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return len(os.sched_getaffinity(0))
 
 
 def _cgroups(root: Path, members: Path) -> Iterator[Path]:
-    """Yield the folders of the cgroups of a process, from its own up to the root: version 2, and 1 by controller."""
+    """Yield the folders of a process's cgroups, from its own up to the root: version 2, and version 1 by controller."""
     for line in _read(members).splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers or {"memory", "cpu"} & set(controllers.split(",")):

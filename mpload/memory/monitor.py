@@ -1,8 +1,9 @@
 """`MemoryMonitor`: the memory of a process tree over time, and which of its processes grow.
 
-PSS is what to look at. RSS counts a page once per process that maps it, so workers that share one index or one ring of
-slots look many times as large as they are, and a shared page that is touched by one worker after another looks like a
-leak in each of them. PSS divides each page among those who map it, and its sum over the tree is what the tree takes.
+PSS is the figure to watch. RSS counts a page once for each process that maps it. Workers that share an index or a ring
+of slots therefore look many times larger than they are, and a shared page that one worker after another touches looks
+like a leak in each of them. PSS divides each page by the number of processes that map it, so its sum over the tree is
+the memory that the tree uses.
 """
 
 import csv
@@ -26,26 +27,26 @@ from mpload.units import KIB, MIB, format_bytes
 __all__ = ["Growth", "MemoryMonitor", "Reading", "find_growth", "write_csv", "write_parquet"]
 
 _MAX_READINGS = 4096
-_CORE_SHARE = 0.0085  # of one core, for reading the processes
+_CORE_SHARE = 0.0085  # fraction of one core spent on reading the processes
 _NUM_WINDOWS = 8
 _T_95 = 2.45  # two-sided Student's t, 95 %, for _NUM_WINDOWS - 2 degrees of freedom
-_MIN_GROWTH_BYTES = 2 * MIB  # what allocators, caches and lazy imports add is no leak
+_MIN_GROWTH_BYTES = 2 * MIB  # allocators, caches and lazy imports add less; that is not a leak
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """The memory of every process of a tree at about one moment."""
+    """The memory of every process in a tree at about the same moment."""
 
     seconds: float
-    """Since the monitor was started."""
+    """Time since the monitor was made."""
     processes: tuple[ProcessMemory, ...]
-    """One entry for each process."""
+    """One entry per process."""
     usage: SystemUsage | None = None
-    """Of the container around the root of the tree."""
+    """What uses the memory of the container that the root of the tree is in."""
 
     @property
     def total(self) -> ProcessMemory:
-        """The sum over all processes; that of RSS counts shared pages repeatedly."""
+        """The sum over all processes. In the sum of RSS, shared pages count repeatedly."""
         return sum_memory(self.processes)
 
 
@@ -54,15 +55,15 @@ class Growth:
     """A process whose private memory grows steadily."""
 
     pid: int
-    """Of the process."""
+    """Id of the process."""
     name: str
-    """Of the process, as `ps` shows it."""
+    """Name of the process, as `ps` shows it."""
     bytes_per_second: float
-    """How fast it grows."""
+    """Rate of growth."""
     low_bytes_per_second: float
     """Lower end of the 95 % confidence interval."""
     high_bytes_per_second: float
-    """Its upper end."""
+    """Upper end of the 95 % confidence interval."""
 
     def __str__(self) -> str:
         low, rate, high = (
@@ -73,21 +74,22 @@ class Growth:
 
 
 class MemoryMonitor:
-    r"""Reads the memory of a process and all its descendants at intervals, in a thread.
+    r"""Samples the memory of a process and all its descendants at regular intervals, in a thread.
 
         with mpload.MemoryMonitor(interval_seconds=1.0) as monitor:
             train()
         print(monitor.peak.pss_bytes, *monitor.growth(), sep="\n")
 
-    It keeps below 1 % of a core. Reading the PSS of one process takes the kernel 0.1 to 1 ms, so in a large tree the
-    processes take turns, those whose RSS has changed more often; the others keep their last figures for a while.
+    It uses less than 1 % of a core. The kernel takes 0.1 to 1 ms to compute the PSS of one process, so in a large tree
+    the processes take turns. A process whose RSS has changed is read more often; the others keep their last figures.
 
     Args:
-        pid: the root of the tree; None is this process.
+        pid: id of the root of the tree; None means this process.
         interval_seconds: time between two readings.
 
-    Memory: at most 4,096 readings; when they are full every second one is dropped, and so ever after.
-    Process: watches any process of the same user, on Linux in full; elsewhere PSS may be RSS (see `process_memory`).
+    Memory: at most 4,096 readings. When that is reached, every second one is dropped and from then on only every second
+        new reading is kept, and so on.
+    Process: can watch any process of the same user. Outside Linux, PSS may be RSS (see `process_memory`).
 
     Raises:
         ArgumentError: `interval_seconds` is not positive.
@@ -100,38 +102,38 @@ class MemoryMonitor:
         self.pid = self._tree.pid
         self.interval_seconds = interval_seconds
         self.peak = ProcessMemory(pid=self.pid, name="peak", rss_bytes=0, pss_bytes=0, uss_bytes=0, swap_bytes=0)
-        """Of each figure of the whole tree the largest so far, dropped readings included."""
+        """The maximum so far of each figure, summed over the tree. Dropped readings count too."""
         self._readings: list[Reading] = []
         self._stride = 1
         self._num_read = 0
         self._gauge = MemoryGauge(cgroup_members=Path(f"/proc/{self.pid}/cgroup"))
         self._started = time.monotonic()
-        self._wanted = threading.Event()
+        self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
-        self._wanted.clear()
+        self._stop.clear()
         self._thread = threading.Thread(target=self._run, name="mpload-monitor", daemon=True)
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._wanted.set()
+        self._stop.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     @property
     def readings(self) -> Sequence[Reading]:
-        """What was read so far, oldest first."""
+        """All readings that were kept, oldest first."""
         return tuple(self._readings)
 
     def growth(self) -> list[Growth]:
-        """Return the processes that leak; see `find_growth`."""
+        """Return the processes whose memory grows steadily; see `find_growth`."""
         return find_growth(self._readings)
 
     def read(self) -> Reading:
-        """Read now; the thread does this at each interval."""
+        """Take a reading now. The thread calls this at each interval."""
         processes = self._tree.read(max_seconds=self.interval_seconds * _CORE_SHARE)
         seconds = time.monotonic() - self._started
         reading = Reading(seconds=seconds, processes=processes, usage=self._gauge.usage())
@@ -150,17 +152,17 @@ class MemoryMonitor:
         return reading
 
     def _run(self) -> None:
-        while not self._wanted.wait(self.interval_seconds):
+        while not self._stop.wait(self.interval_seconds):
             self.read()
 
 
 def find_growth(readings: Iterable[Reading]) -> list[Growth]:
     """Return the processes whose private memory grows, the fastest first.
 
-    The first third of a process's life is warming up and left out. The rest is cut into eight windows, of each the
-    smallest USS is taken (what a process allocates and frees again says nothing), and a line laid through the eight. A
-    process grows where the line's slope is positive with 95 % confidence (Student's t), each window is above the one
-    before, and the rise is more than 2 MiB.
+    The first third of a process's readings is ignored as warm-up. The rest is divided into eight windows. A line is
+    fitted to the smallest USS of each window, which ignores memory that the process allocates and frees again. A
+    process grows if the slope is positive with 95 % confidence (Student's t), each window's value is higher than the
+    previous one's, and the total rise exceeds 2 MiB.
     """
     times: dict[tuple[int, str], list[float]] = {}
     sizes: dict[tuple[int, str], list[int]] = {}
@@ -168,7 +170,7 @@ def find_growth(readings: Iterable[Reading]) -> list[Growth]:
     for reading in readings:
         for process in reading.processes:
             key = process.pid, process.name
-            if latest.get(key) is not process:  # figures that were kept from the reading before say nothing new
+            if latest.get(key) is not process:  # the same object means that it was not read again
                 latest[key] = process
                 times.setdefault(key, []).append(reading.seconds)
                 sizes.setdefault(key, []).append(process.uss_bytes)
@@ -193,10 +195,10 @@ def find_growth(readings: Iterable[Reading]) -> list[Growth]:
 
 
 def write_csv(readings: Iterable[Reading], path: Path) -> None:
-    """Write a line for each process of each reading.
+    """Write a CSV file with one line per process and reading.
 
-    Columns: `seconds`, the fields of `ProcessMemory`, and those of the reading's `SystemUsage` with `system_` before
-    their names (empty where it has none). All but seconds, pid and name are bytes.
+    Columns: `seconds`, the fields of `ProcessMemory`, and the fields of the reading's `SystemUsage`, prefixed with
+    `system_` (empty if there is none). All figures but seconds and pid are in bytes.
     """
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, _COLUMNS)
@@ -205,8 +207,8 @@ def write_csv(readings: Iterable[Reading], path: Path) -> None:
 
 
 def write_parquet(readings: Iterable[Reading], path: Path) -> None:
-    """Write what `write_csv` writes as a Parquet file: `seconds` float64, `name` string, all else int64."""
-    # Its import starts a thread, which a process that is monitored and forks workers should not have.
+    """Write the table of `write_csv` as a Parquet file: `seconds` is float64, `name` string, and the rest int64."""
+    # Imported here because the import starts a thread, and the monitored process may fork workers.
     import pyarrow as pa  # noqa: PLC0415
     from pyarrow import parquet  # noqa: PLC0415
 
@@ -227,7 +229,7 @@ def _rows(readings: Iterable[Reading]) -> Iterator[dict[str, Any]]:
 
 
 def _slope(seconds: NDArray[np.float64], sizes: NDArray[np.float64]) -> tuple[float, float, bool]:
-    """Return the slope through the smallest size of each window, its 95 % margin, and whether all windows rise."""
+    """Return the slope of the line, its 95 % margin, and whether each window's minimum is above the previous one's."""
     windows = np.array_split(np.arange(len(seconds)), _NUM_WINDOWS)
     lowest = np.array([window[np.argmin(sizes[window])] for window in windows])
     x, y = seconds[lowest], sizes[lowest]

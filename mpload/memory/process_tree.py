@@ -1,8 +1,9 @@
-"""A process and its descendants, whose memory is read again and again at a bounded cost.
+"""A process and its descendants, whose memory is sampled repeatedly at a bounded cost.
 
-Walking the machine's processes costs some 30 microseconds for each that it has, reading the PSS of one process 0.1 to
-1 ms. So the walk is made only when a process was started somewhere, and PSS is read sooner where RSS, which costs 4
-microseconds, says that something has changed. (It need not: a page that a forked process copies changes PSS alone.)
+Finding the descendants takes about 30 microseconds for each process on the machine, so it is repeated only after a
+process was started somewhere. Reading the PSS of one process takes 0.1 to 1 ms, so processes take turns. RSS takes only
+4 microseconds, and a process whose RSS has changed gets its turn sooner. (PSS can change while RSS does not: when a
+forked process copies a page, for example.)
 """
 
 import math
@@ -17,8 +18,8 @@ from mpload.memory.usage import ProcessMemory, memory_of
 
 __all__ = ["ProcessTree"]
 
-_WALK_SHARE = 0.3  # of the processor time that a reading may take
-_CHANGED_PAGES = 32  # a process that has changed by so many is read again twice as soon as one that has not
+_WALK_SHARE = 0.3  # fraction of the CPU time of a reading that may be spent on finding processes
+_CHANGED_PAGES = 32  # a process that has changed by so many pages is twice as urgent as an unchanged one
 
 
 @dataclass(slots=True)
@@ -26,48 +27,48 @@ class _Member:
     process: psutil.Process
     memory: ProcessMemory | None = None
     pages: tuple[int, int] = (0, 0)
-    """Resident, and shared of these, when `memory` was read."""
-    num_missed: int = 0
-    """Readings since then."""
+    """Resident pages, and how many of these are shared, when `memory` was read."""
+    age: int = 0
+    """Number of readings since then, counting from 1."""
 
     def urgency(self, pages: tuple[int, int]) -> float:
         if self.memory is None:
             return math.inf
         changed = max(abs(now - then) for now, then in zip(pages, self.pages, strict=True))
-        return self.num_missed * (1 + changed / _CHANGED_PAGES)
+        return self.age * (1 + changed / _CHANGED_PAGES)
 
 
 class ProcessTree:
-    """Knows the processes of a tree and their latest figures.
+    """Keeps the processes of a tree and their latest figures.
 
-    Process: watches any process of the same user.
+    Process: can watch any process of the same user.
 
     Raises:
-        psutil.NoSuchProcess: there is no process `pid`.
+        psutil.NoSuchProcess: no process has the id `pid`.
     """
 
     def __init__(self, pid: int | None = None) -> None:
-        """Watch a process and its descendants; None is this one."""
+        """Watch the process `pid` and its descendants; None means this process."""
         self._root = psutil.Process(pid)
         self._members: dict[int, _Member] = {}
         self._last_started = b""
         self._has_proc = Path("/proc/self/statm").exists()
-        # Processor time that may be spent; below 0 where the last thing took longer than was left.
+        # CPU time left to spend. It is negative if the last reading exceeded it.
         self._walk_seconds = 0.0
         self._read_seconds = 0.0
 
     @property
     def pid(self) -> int:
-        """Of the root."""
+        """Id of the root process."""
         return self._root.pid
 
     def read(self, *, max_seconds: float) -> tuple[ProcessMemory, ...]:
-        """Return the memory of each process, the root first; nothing when that has ended.
+        """Return the memory of each process, the root first; an empty tuple if the root has ended.
 
         Args:
-            max_seconds: of processor time, on average. Processes that are new are always read; of the others as many
-                as this allows, in turn. Those not read keep the object of the reading before. Where the walk takes
-                longer, those that are new are found some readings later.
+            max_seconds: average CPU time of a reading. New processes are always read, and of the others as many as
+                this time allows, the most urgent first. A process that is not read keeps the same object as in the
+                previous reading. If finding processes takes longer than this time, new ones appear some readings later.
         """
         if not self._root.is_running():
             self._members.clear()
@@ -85,7 +86,7 @@ class ProcessTree:
         return tuple(member.memory for member in self._members.values() if member.memory is not None)
 
     def _walk(self) -> None:
-        """Find new processes, where there may be some."""
+        """Find new processes, unless none was started since the last walk."""
         last_started = _read("/proc/loadavg").rpartition(b" ")[2]
         if self._members and last_started and last_started == self._last_started:
             return
@@ -101,24 +102,24 @@ class ProcessTree:
 
     def _update(self, *, deadline: float) -> None:
         """Read the processes, the most urgent first."""
-        now = {pid: _num_pages(pid) if self._has_proc else (0, 0) for pid in self._members}
-        for pid, pages in sorted(now.items(), key=lambda item: -self._members[item[0]].urgency(item[1] or (0, 0))):
+        pages_of = {pid: _num_pages(pid) if self._has_proc else (0, 0) for pid in self._members}
+        for pid, pages in sorted(pages_of.items(), key=lambda item: -self._members[item[0]].urgency(item[1] or (0, 0))):
             member = self._members[pid]
             if pages is not None and member.memory is not None and time.thread_time() > deadline:
-                member.num_missed += 1
+                member.age += 1
                 continue
             try:
                 if pages is None:
                     raise psutil.NoSuchProcess(pid)
-                member.memory, member.pages, member.num_missed = memory_of(member.process), pages, 1
+                member.memory, member.pages, member.age = memory_of(member.process), pages, 1
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 del self._members[pid]
 
 
 def _num_pages(pid: int) -> tuple[int, int] | None:
-    """Return how many pages a process has resident, and how many of these are shared; None where it has ended."""
+    """Return how many pages of a process are resident, and how many of these are shared; None if it has ended."""
     words = _read(f"/proc/{pid}/statm").split()
-    # One that has ended, and that nobody has waited for, is there but has no memory.
+    # A zombie still has the file, but no memory.
     return (int(words[1]), int(words[2])) if words and words[0] != b"0" else None
 
 

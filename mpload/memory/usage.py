@@ -1,8 +1,9 @@
-"""What processes really take from the machine's memory.
+"""How much of the machine's memory processes really use.
 
-RSS counts a shared page once per process, so ten workers that share one index look ten times as large as they are: a
-shared index looks like a leak. PSS divides each shared page by the processes that map it, so that the sum over a tree
-is what the tree takes. USS is what no other process shares: what would come free if the process ended.
+RSS counts a shared page once per process, so ten workers that share one index look ten times as large as they are, and
+a shared index looks like a leak. PSS divides each shared page by the number of processes that map it, so its sum over a
+process tree is the memory that the tree uses. USS counts only pages that no other process shares: the memory that would
+be freed if the process ended.
 """
 
 import mmap
@@ -27,37 +28,37 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessMemory:
-    """The memory of one process, or of several together, at one moment."""
+    """The memory of one process, or the sum over several, at one moment."""
 
     pid: int
-    """Of the process; of several, that of the first."""
+    """Id of the process; in a sum, of the first process."""
     name: str
-    """Of the process, as `ps` shows it."""
+    """Name of the process, as `ps` shows it; in a sum, the number of processes."""
     rss_bytes: int
-    """Resident pages, shared ones included."""
+    """Resident pages, including shared ones."""
     pss_bytes: int
     """Resident pages, each shared one divided by the number of processes that share it."""
     uss_bytes: int
-    """Resident pages that no other process has."""
+    """Resident pages that no other process maps."""
     swap_bytes: int
-    """Pages that were swapped out."""
+    """Pages that are swapped out."""
 
 
 def process_memory(pid: int | None = None) -> ProcessMemory:
-    """Return the memory of a process; None is this one.
+    """Return the memory of the process `pid`; None means this process.
 
-    Linux: from `/proc/PID/smaps_rollup`, about 0.1 ms; elsewhere from psutil, where PSS is RSS if the system knows no
-    PSS.
+    On Linux it is read from `/proc/PID/smaps_rollup` in about 0.1 ms. Elsewhere it comes from psutil, and PSS is RSS if
+    the system does not report PSS.
 
     Raises:
-        psutil.NoSuchProcess: there is no such process, or it has just ended.
-        psutil.AccessDenied: it belongs to another user.
+        psutil.NoSuchProcess: the process does not exist, or has just ended.
+        psutil.AccessDenied: the process belongs to another user.
     """
     return memory_of(psutil.Process(pid))
 
 
 def memory_of(process: psutil.Process) -> ProcessMemory:
-    """Return the memory of a process that psutil knows already; all else as `process_memory`."""
+    """Return the memory of a process for which a psutil object exists; see `process_memory`."""
     try:
         fields = _smaps_rollup(process.pid)
     except FileNotFoundError:
@@ -72,7 +73,7 @@ def memory_of(process: psutil.Process) -> ProcessMemory:
             uss_bytes=full.uss,
             swap_bytes=getattr(full, "swap", 0),
         )
-    except ProcessLookupError:  # what reading the file of a process that has just ended gives
+    except ProcessLookupError:  # the process has just ended
         raise psutil.NoSuchProcess(process.pid) from None
     except PermissionError:
         raise psutil.AccessDenied(process.pid) from None
@@ -87,7 +88,7 @@ def memory_of(process: psutil.Process) -> ProcessMemory:
 
 
 def tree_memory(pid: int | None = None) -> list[ProcessMemory]:
-    """Return the memory of a process and of all its descendants; those that end meanwhile are left out."""
+    """Return the memory of a process and all its descendants. Those that end in the meantime are left out."""
     try:
         root = psutil.Process(pid)
         processes = [root, *root.children(recursive=True)]
@@ -103,7 +104,7 @@ def tree_memory(pid: int | None = None) -> list[ProcessMemory]:
 
 
 def sum_memory(processes: Iterable[ProcessMemory]) -> ProcessMemory:
-    """Return the sum over `processes`, with the pid of the first one. The sum of RSS counts shared pages repeatedly."""
+    """Return the sum over `processes`, with the pid of the first. In the sum of RSS, shared pages count repeatedly."""
     found = list(processes)
     return ProcessMemory(
         pid=found[0].pid if found else 0,
@@ -127,23 +128,23 @@ def _smaps_rollup(pid: int) -> dict[str, int]:
 
 
 def anonymous_bytes(pid: int) -> int:
-    """Return the resident memory of a process that no file backs, 0 where it has ended; costs some microseconds.
+    """Return the anonymous resident memory of a process, or 0 if it has ended. Takes a few microseconds.
 
-    What a forked process still shares with its parent counts for both.
+    Memory that a forked process still shares with its parent counts fully for both.
     """
     try:
         words = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()
-    except OSError:  # ended, or this is not Linux
+    except OSError:  # the process has ended, or this is not Linux
         return 0
     return max(0, int(words[1]) - int(words[2])) * mmap.PAGESIZE
 
 
 def anonymous_pss_bytes(pid: int) -> int:
-    """Return a process's part of the memory that no file backs, 0 where it has ended; costs about 0.1 ms.
+    """Return the anonymous PSS of a process, or 0 if it has ended. Takes about 0.1 ms.
 
-    What a forked process still shares with its parent counts for each by its share.
+    Memory that a forked process still shares with its parent is divided between them.
     """
     try:
         return _smaps_rollup(pid)["Pss_Anon"]
-    except (OSError, KeyError):  # ended, another user's, or a kernel before 5.4
+    except (OSError, KeyError):  # the process has ended or belongs to another user, or the kernel is older than 5.4
         return anonymous_bytes(pid)

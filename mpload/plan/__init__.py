@@ -1,13 +1,13 @@
-"""Which sample comes when: arithmetic on a few integers. Nothing here reads a file or starts a process.
+"""Which samples each batch holds, computed from a few integers. Nothing here reads a file or starts a process.
 
 ```
 order         the order of an epoch: a permutation that is computed, never stored
-plan          which positions of that order a batch of a rank holds; what happens at the tail
-topology      which of how many ranks this process is
-checkpoint    where a run stands
-batch_number  a batch as the few integers that travel to a worker
-batching      order and plan of every epoch of a run: which samples each batch holds
-sample_rng    random numbers that belong to a sample
-ranges        the numbers that a plan can count to
+plan          which positions of that order each batch of a rank holds, and how the epoch ends
+topology      the rank of this process and the number of ranks
+checkpoint    the state from which a run resumes
+batch_number  the integers that identify a batch, sent to the worker that makes it
+batching      the order and plan of every epoch of a run: which samples each batch holds
+sample_rng    random numbers that depend only on seed, epoch and sample
+ranges        the largest numbers of samples, seeds and epochs
 ```
 """

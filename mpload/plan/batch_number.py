@@ -1,4 +1,4 @@
-"""A batch as a few integers, which travel to the worker that makes it."""
+"""The integers that identify a batch and are sent to the worker that makes it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,27 +10,27 @@ __all__ = ["BatchNumber"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchNumber:
-    """A batch as a task: from these integers a worker works out the rest."""
+    """A batch as a task. A worker computes everything else from these integers."""
 
     seed: int
     epoch: int
     start: int
-    """The position where the epoch was begun or resumed."""
+    """The position at which the epoch began or was resumed."""
     batch: int
     topology: Topology
-    """Which rank the batch is for: it travels with each batch since workers start before a process group may exist."""
+    """The rank that the batch is for. It is sent with each batch because workers may start before the process group."""
     substitute: int = -1
-    """The sample_id that takes the place of a sample which kills workers; -1: none."""
+    """The sample_id that replaces a sample that kills workers; -1 for none."""
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The integers that travel."""
+        """The integers that are sent, in the order that `of` expects."""
         rank, world_size = self.topology.rank, self.topology.world_size
         return self.seed, self.epoch, self.start, self.batch, self.substitute, rank, world_size
 
     @classmethod
     def of(cls, numbers: Sequence[int]) -> "BatchNumber":
-        """Read what `numbers` holds."""
+        """Return the batch that `numbers` describes: the inverse of the property `numbers`."""
         seed, epoch, start, batch, substitute, rank, world_size = numbers
         topology = Topology(rank=rank, world_size=world_size)
         return cls(seed=seed, epoch=epoch, start=start, batch=batch, topology=topology, substitute=substitute)

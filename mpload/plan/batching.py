@@ -1,4 +1,4 @@
-"""Which samples each batch of a run holds."""
+"""The order and plan of every epoch of a run: which samples each batch holds."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ __all__ = ["Batching"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batching:
-    """Order and plan of every epoch of a run."""
+    """Computes the order and plan of any epoch of a run."""
 
     num_samples: int
     batch_size: int
@@ -27,7 +27,7 @@ class Batching:
         return self.order.order(num_samples=self.num_samples, seed=seed, epoch=epoch)
 
     def plan_of(self, *, topology: Topology, start: int) -> Plan:
-        """Return a rank's plan of an epoch that begins or resumes at position `start`."""
+        """Return a rank's plan for an epoch that begins or resumes at position `start`."""
         return Plan(
             num_samples=self.num_samples,
             batch_size=self.batch_size,
@@ -37,6 +37,6 @@ class Batching:
         )
 
     def sample_ids(self, number: BatchNumber, first: int = 0, last: int | None = None) -> NDArray[np.int64]:
-        """Return the samples `first` to `last` (exclusive) of a batch, int64 [n]; all of them by default."""
+        """Return the sample_ids of a batch from `first` to `last` (exclusive), int64 [n]; all of them by default."""
         positions = self.plan_of(topology=number.topology, start=number.start).positions(number.batch)[first:last]
         return self.order_of(seed=number.seed, epoch=number.epoch).sample_ids(positions)

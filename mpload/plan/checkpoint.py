@@ -1,4 +1,4 @@
-"""A checkpoint: where a run stands, as a few integers and two fingerprints."""
+"""A checkpoint: the position of a run, as a few integers and two strings that identify its index and order."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -14,18 +14,18 @@ _STATE_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """A checkpoint: where a run stands, and in the order of what.
+    """A checkpoint: the position of a run, and the index and order to which the position belongs.
 
     Attributes:
-        version: of this format.
-        fingerprint: of the index.
-        order: the `spec` of the order choice: under another one, samples would be repeated and skipped unseen.
-        seed: in `[0, 2**63)`.
-        epoch: in `[0, 2**63)`.
-        position: the first one that is not yet consumed, in `[0, 2**62]`.
+        version: version of the checkpoint format.
+        fingerprint: fingerprint of the index.
+        order: `spec` of the order choice. With any other order, samples would be silently repeated and skipped.
+        seed: the run's seed, in `[0, 2**63)`.
+        epoch: the current epoch, in `[0, 2**63)`.
+        position: the first position in the epoch that has not been consumed, in `[0, 2**62]`.
 
     Raises:
-        StateError: a value has another type, is out of range, or the version is not the one that this mpload reads.
+        StateError: a value has the wrong type or is out of range, or this mpload does not read this format version.
     """
 
     version: int = _STATE_VERSION
@@ -50,58 +50,58 @@ class State:
             )
 
     def to_dict(self) -> dict[str, int | str]:
-        """Return the state as plain integers and strings, ready for JSON or `torch.save`."""
+        """Return the state as a dict of integers and strings, which JSON and `torch.save` can store."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any]) -> Self:
-        """Return the state that `to_dict` made `mapping` of.
+        """Return the state from which `to_dict` made `mapping`.
 
         Raises:
-            StateError: a key is missing or unknown, or a value is not what it must be.
+            StateError: a key is missing or unknown, or a value is invalid.
         """
-        _check_state(isinstance(mapping, Mapping), f"a mapping is wanted, got {type(mapping).__name__}")
+        _check_state(isinstance(mapping, Mapping), f"it must be a mapping, got {type(mapping).__name__}")
         names = {field.name for field in fields(cls)}
-        _check_state("version" in mapping, "no 'version' in it")
+        _check_state("version" in mapping, "it has no 'version'")
         _check_state_version(mapping["version"])
         missing, unknown = sorted(names - mapping.keys()), sorted(map(str, mapping.keys() - names))
-        _check_state(not missing, f"no {', '.join(map(repr, missing))} in it")
-        _check_state(not unknown, f"unknown {', '.join(map(repr, unknown))} in it")
+        _check_state(not missing, f"it has no {', '.join(map(repr, missing))}")
+        _check_state(not unknown, f"it has unknown keys {', '.join(map(repr, unknown))}")
         return cls(**mapping)
 
     def check_fits(self, *, fingerprint: str, order: str, num_samples: int) -> None:
-        """Raise unless the state was made over this index and in this order.
+        """Raise an error unless the state was made with this index and this order.
 
         Raises:
-            StateError: it was not; the message says what differs.
+            StateError: the index or the order differs, or the position is past the end of the index.
         """
         if self.fingerprint != fingerprint:
             raise StateError(
-                f"the checkpoint was made over another index: its fingerprint is {self.fingerprint!r}, this index has "
-                f"{fingerprint!r}. Open the index it was made over, or start the epoch anew without the checkpoint"
+                f"the checkpoint was made with another index: its fingerprint is {self.fingerprint!r}, this index has "
+                f"{fingerprint!r}. Open the index it was made with, or restart the epoch without the checkpoint"
             )
         if self.order != order:
             raise StateError(
-                f"the checkpoint was made in order {self.order!r}, this run has {order!r}: samples would be repeated "
-                "and skipped. Pass the same shuffle=, or start the epoch anew without the checkpoint"
+                f"the checkpoint was made with order {self.order!r}, but this run uses {order!r}: samples would be "
+                "repeated and skipped. Pass the same shuffle=, or restart the epoch without the checkpoint"
             )
         if self.position > num_samples:
             raise StateError(
                 f"the checkpoint's position must be in [0, {num_samples}], got {self.position}: it is damaged. "
-                "Use an earlier one, or start the epoch anew without it"
+                "Use an earlier checkpoint, or restart the epoch without one"
             )
 
 
 def _check_state_version(version: object) -> None:
     if type(version) is not int or version != _STATE_VERSION:
         raise StateError(
-            f"the checkpoint has format version {version!r}, this mpload reads {_STATE_VERSION}. "
-            "Restore it with the mpload that wrote it, or start the epoch anew without it"
+            f"the checkpoint has format version {version!r}, but this mpload reads version {_STATE_VERSION}. "
+            "Restore it with the mpload that wrote it, or restart the epoch without it"
         )
 
 
 def _check_state(holds: bool, finding: str) -> None:
     if not holds:
         raise StateError(
-            f"the checkpoint is not an mpload state: {finding}. Pass what state_dict() returned, unchanged"
+            f"the checkpoint is not a valid mpload state: {finding}. Pass what state_dict() returned, unchanged"
         )

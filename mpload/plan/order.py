@@ -1,10 +1,10 @@
-"""Which sample comes when: the order of an epoch, computed on the fly and never stored.
+"""The order of the samples in an epoch, computed on the fly and never stored.
 
-`Sequential`, `Shuffle` and `BlockShuffle` are what users choose. Each gives an `Order` for (num_samples, seed, epoch):
-a bijection from position to sample_id that any process can ask at any position, without a table of N entries.
+Users choose `Sequential`, `Shuffle` or `BlockShuffle`. Each returns an `Order` for (num_samples, seed, epoch): a
+bijection from position to sample_id. Any process can evaluate it at any position, without a table of N entries.
 
 Orders are a promise: the same choice, number of samples, seed and epoch give the same order in every version with the
-same `_VERSION`. `tests/golden/order.json` freezes them.
+same `_VERSION`. `tests/golden/order.json` records them.
 """
 
 import hashlib
@@ -23,38 +23,38 @@ _VERSION = 1
 _MAX_NUM_SAMPLES = 1 << 62
 _MAX_BLOCK = 1 << 31
 _MAX_SEED = 1 << 63
-_NUM_ROUNDS = 8  # the fewest that keep each of the 120 orders of five samples within some 5 % of equally likely
+_NUM_ROUNDS = 8  # the fewest for which each of the 120 orders of five samples is within about 5 % of equally likely
 
 
 class Order(Protocol):
     """The bijection from position to sample_id in one epoch.
 
-    Process: an order is a handful of integers: pickle it, fork it, ask it from many threads.
+    Process: an order consists of a few integers. It may be pickled, forked and used by many threads.
     """
 
     @property
     def num_samples(self) -> int:
-        """How many positions, and as many sample_ids, there are."""
+        """The number of positions, which is also the number of sample_ids."""
 
     def sample_ids(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the sample_ids at `positions`.
 
         Args:
-            positions: `int64[n]`, each in `[0, num_samples)`, in any sequence; is not modified.
+            positions: `int64[n]`, each in `[0, num_samples)`, in any sequence. It is not modified.
 
         Returns:
             `int64[n]`, a new array.
 
         Raises:
-            ArgumentError: `positions` is no one-dimensional `int64` array, or a position is out of range.
+            ArgumentError: `positions` is not a one-dimensional `int64` array, or a position is out of range.
 
-        Memory: a few arrays of n elements while it runs, whatever `num_samples` is. Blocks of some thousand positions
-        stay in the CPU's cache and are the fastest.
+        Memory: a few temporary arrays of n elements, regardless of `num_samples`. Calls with a few thousand positions
+        are fastest, because their arrays stay in the CPU's cache.
         """
 
 
 class OrderChoice(Protocol):
-    """What users write as `shuffle=`: gives the order of every epoch."""
+    """A choice that users pass as `shuffle=`. It determines the order of every epoch."""
 
     @property
     def spec(self) -> str:
@@ -75,7 +75,7 @@ class OrderChoice(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sequential:
-    """Position and sample_id are the same in every epoch."""
+    """Samples come in the order of the index in every epoch: position and sample_id are equal."""
 
     @property
     def spec(self) -> str:
@@ -90,12 +90,12 @@ class Sequential:
 
 @dataclass(frozen=True, slots=True)
 class Shuffle:
-    """Another permutation of all samples in every epoch, each about as likely as any other.
+    """A different permutation of all samples in every epoch. All permutations are about equally likely.
 
-    A Feistel network with hashed keys permutes the smallest square that covers the samples; ids that fall outside are
-    permuted again until they fall inside (cycle walking), which keeps it a bijection. After Black and Rogaway,
-    "Ciphers with Arbitrary Finite Domains", CT-RSA 2002. A square exceeds N by at most 2 * sqrt(N), where a power of
-    four may be four times N, and nearly all ids would be permuted again.
+    The algorithm is from Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002. A Feistel network
+    with hashed keys permutes `[0, side**2)`, the smallest such range that covers the N samples. Ids that fall outside
+    `[0, N)` are permuted again until they fall inside (cycle walking), which preserves the bijection. A square exceeds
+    N by at most 2 * sqrt(N). A power of four could be nearly 4 * N, so that most ids would be permuted several times.
     """
 
     @property
@@ -111,15 +111,15 @@ class Shuffle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockShuffle:
-    """Blocks of consecutive records in random order, samples shuffled within windows of such blocks.
+    """Shuffles blocks of consecutive records, then shuffles the samples within windows of several blocks.
 
-    For shards, disks and network file systems that read sequentially faster. The positions of a window lie side by side
-    and touch at most `window_blocks` blocks; a run of as many positions that starts elsewhere touches two windows, or
-    three if it covers the one with the short block.
+    Use it for shards, disks and network file systems that are faster at sequential reads. The positions of a window are
+    consecutive and touch at most `window_blocks` blocks. An equally long run of positions that starts inside a window
+    touches two windows, or three if it covers the window with the short block.
 
     Attributes:
-        block_samples: consecutive records in a block, in `[1, 2**31)`. The last block may be short.
-        window_blocks: blocks in a window, in `[1, 2**31)`. The last window may be short.
+        block_samples: number of consecutive records in a block, in `[1, 2**31)`. The last block may be shorter.
+        window_blocks: number of blocks in a window, in `[1, 2**31)`. The last window may be shorter.
     """
 
     block_samples: int
@@ -158,18 +158,18 @@ class _Permutation:
     keys: tuple[int, ...]
 
     def __call__(self, values: NDArray[np.uint64], tweaks: NDArray[np.uint64] | None = None) -> NDArray[np.uint64]:
-        """Return where each value goes; an element of `tweaks` chooses among unrelated permutations."""
+        """Return the image of each value. Each element of `tweaks` selects one of many unrelated permutations."""
         return self._walk(values ^ (values < 2) if self._swaps else values, self.keys, tweaks)
 
     def inverse(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Return what goes to each value."""
-        # a Feistel network undoes itself when its keys come in reverse
+        """Return the value that the permutation maps to each of `values`."""
+        # A Feistel network with its keys reversed is its own inverse.
         walked = self._walk(values, self.keys[::-1], None)
         return walked ^ (walked < 2) if self._swaps else walked
 
     @property
     def _swaps(self) -> bool:
-        """Whether 0 and 1 change places first: alone, an odd side gives even permutations only."""
+        """Whether 0 and 1 are swapped first. Without this, a network with an odd side gives even permutations only."""
         return self.num_values > 1 and self.keys[0] & 1 == 1
 
     def _walk(
@@ -207,17 +207,18 @@ class _ShuffledOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _BlockShuffledOrder:
-    """Positions lie in a grid of whole blocks, in their shuffled places, where the short block has a gap at its end.
+    """Maps positions to the cells of a grid: one row of `block_samples` cells per block, in shuffled block order.
 
-    Counted without the gap, cells are positions. The gap is put in behind the short block's window first, so that every
-    position finds its window by division, and then, shuffled within the window, behind the short block itself.
+    The short block leaves a gap of unused cells at the end of its row. If the gap is not counted, a cell's number is
+    its position. The gap is first inserted after the short block's window, so that division finds the window of every
+    position. After the shuffle within the window, the gap moves to its real place, after the short block itself.
     """
 
     num_samples: int
     block_samples: int
     window_blocks: int
-    blocks: _Permutation  # from a block's place in the epoch to the block
-    short_place: int  # of the block that lacks `gap` samples
+    blocks: _Permutation  # maps a place in the epoch to the block at that place
+    short_place: int  # place of the block that is `gap` samples short
     window_keys: tuple[int, ...]
 
     def sample_ids(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -243,19 +244,19 @@ class _BlockShuffledOrder:
         return ids.view(np.int64)
 
     def due_blocks(self, start: int, stop: int, *, is_first: bool) -> tuple[list[range], list[range]]:
-        """Return which blocks to read, and which are done with, as positions `start` to `stop` (exclusive) come.
+        """Return which blocks to prefetch and which to evict while positions `start` to `stop` (exclusive) are read.
 
-        Where each stretch of positions as long as a block begins, the block a window later is due, and the one a
-        window earlier has served its time; where a run begins, the blocks of its own window are due as well. So whoever
-        goes through the epoch is told of each block once, however it is divided among processes.
+        At every multiple of `block_samples`, the block one window later becomes due and the block one window earlier is
+        no longer needed. At the start of a run, all blocks of the current window are due as well. Thus every block of
+        the epoch is reported once, however the positions are divided among processes.
 
         Args:
             start: the first position.
             stop: the position after the last one.
-            is_first: whether a run begins here.
+            is_first: whether a run starts here.
 
         Returns:
-            The sample_ids of each block: those to read soon, and those that nobody asks for any more.
+            Two lists with the sample_ids of each block: the blocks to prefetch and the blocks to evict.
         """
         places = range(-(-start // self.block_samples), -(-stop // self.block_samples))
         coming = [place + self.window_blocks for place in places]
@@ -271,7 +272,7 @@ class _BlockShuffledOrder:
         return [range(start, min(start + self.block_samples, self.num_samples)) for start in starts]
 
     def _blocks_at(self, places: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Return the block at each place, asking once for each where many positions share few places."""
+        """Return the block at each place. If many positions share few places, each place is evaluated once."""
         first, stop = int(places.min()), int(places.max()) + 1
         if stop - first >= places.size:
             return self.blocks(places)
@@ -280,7 +281,7 @@ class _BlockShuffledOrder:
     def _shuffled(
         self, offsets: NDArray[np.uint64], sizes: NDArray[np.uint64], tweaks: NDArray[np.uint64]
     ) -> NDArray[np.uint64]:
-        """Shuffle offsets in their windows, by size: there are at most three."""
+        """Shuffle offsets within their windows, one window size at a time. There are at most three sizes."""
         shuffled = np.empty_like(offsets)
         for size in np.unique(sizes).tolist():
             same = sizes == size
@@ -291,7 +292,7 @@ class _BlockShuffledOrder:
 def _feistel(
     values: NDArray[np.uint64], side: int, keys: tuple[int, ...], tweaks: NDArray[np.uint64] | None
 ) -> NDArray[np.uint64]:
-    """Permute `[0, side**2)` by a balanced Feistel network with a round for each key."""
+    """Permute `[0, side**2)` with a balanced Feistel network that has one round per key."""
     left = values // np.uint64(side)
     right = values - left * np.uint64(side)
     hashed, scratch = np.empty_like(values), np.empty_like(values)
@@ -303,7 +304,7 @@ def _feistel(
         hashed >>= 32
         hashed *= side
         hashed >>= 32
-        # hashed - left modulo side undoes itself; below 0 it wraps to the huge, and the smaller of the two is right
+        # left = (hashed - left) mod side, its own inverse. A negative difference wraps to a huge one: take the minimum.
         np.subtract(hashed, left, out=left)
         np.add(left, side, out=scratch)
         np.minimum(left, scratch, out=left)
@@ -314,13 +315,13 @@ def _feistel(
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    mixed = values + np.uint64(1)  # 0 would stay 0
+    mixed = values + np.uint64(1)  # the hash maps 0 to 0
     _mix_in_place(mixed, np.empty_like(mixed))
     return mixed
 
 
 def _mix_in_place(values: NDArray[np.uint64], scratch: NDArray[np.uint64]) -> None:
-    """Hash each value so that its high bits depend on all of it: multipliers of Stafford's Mix13, as in SplitMix64."""
+    """Hash each value so that its high bits depend on all its bits. Multipliers: Stafford's Mix13, as in SplitMix64."""
     values *= 0xBF58476D1CE4E5B9
     np.right_shift(values, 32, out=scratch)
     values ^= scratch
@@ -328,7 +329,7 @@ def _mix_in_place(values: NDArray[np.uint64], scratch: NDArray[np.uint64]) -> No
 
 
 def _round_keys(purpose: str, seed: int, epoch: int) -> tuple[int, ...]:
-    """Return keys that two different (purpose, seed, epoch) have not in common."""
+    """Return the round keys, which are unrelated for different (purpose, seed, epoch)."""
     digest = hashlib.blake2b(
         seed.to_bytes(8, "little") + epoch.to_bytes(8, "little"),
         digest_size=8 * _NUM_ROUNDS,
@@ -338,12 +339,12 @@ def _round_keys(purpose: str, seed: int, epoch: int) -> tuple[int, ...]:
 
 
 def _checked(positions: NDArray[np.int64], num_samples: int) -> NDArray[np.uint64]:
-    """Return a view of `positions` as `uint64`; raise `ArgumentError` if they are not what they must be."""
+    """Return a view of `positions` as `uint64`; raise `ArgumentError` if they are invalid."""
     if positions.ndim != 1 or positions.dtype != np.int64:
         raise ArgumentError(
             f"positions must be a one-dimensional int64 array, got {positions.dtype}{list(positions.shape)}"
         )
-    unsigned: NDArray[np.uint64] = positions.view(np.uint64)  # a negative position becomes a huge one
+    unsigned: NDArray[np.uint64] = positions.view(np.uint64)  # makes a negative position huge
     if unsigned.size and int(unsigned.max()) >= num_samples:
         wrong = int(positions[unsigned >= num_samples][0])
         raise ArgumentError(f"positions must be in [0, {num_samples}), got {wrong}")

@@ -1,7 +1,8 @@
-"""Which positions of an epoch each batch of a rank holds, as arithmetic on a few integers.
+"""Which positions of an epoch each batch of a rank holds, computed from a few integers.
 
-A global batch is what all ranks consume in one step. Its content depends on where the run started and on batch_size
-times world_size alone, so another number of ranks or workers sees the same global batches.
+A global batch contains the samples that all ranks together consume in one step. It depends only on the position where
+the run started and on batch_size times world_size. The number of workers does not matter, nor does the number of ranks
+if that product stays the same.
 """
 
 from dataclasses import dataclass
@@ -19,14 +20,14 @@ __all__ = ["Plan", "Tail"]
 
 
 class Tail(StrEnum):
-    """What happens to the samples that do not fill a last global batch."""
+    """What happens to the samples at the end of an epoch that do not fill a global batch."""
 
     DROP = auto()
-    """They are left out of this epoch."""
+    """These samples are left out of the epoch."""
     PAD = auto()
-    """The batch is filled up from the start of the epoch: every rank gets the same number of full batches."""
+    """The last batch is filled from the start of the epoch. Every rank gets the same number of full batches."""
     RAGGED = auto()
-    """Every sample exactly once: a rank's last batch may be short or empty."""
+    """Every sample is visited exactly once. A rank's last batch may be short or empty."""
 
     @classmethod
     def _missing_(cls, value: object) -> NoReturn:
@@ -38,15 +39,15 @@ class Tail(StrEnum):
 class Plan:
     """Which positions batch `k` of a rank holds.
 
-    With batch size B and R ranks, global batch `k` is positions `[start + k*B*R, start + (k+1)*B*R)`; rank `r` takes
-    the `r`-th B of them.
+    With batch size B and R ranks, global batch `k` holds the positions `[start + k*B*R, start + (k+1)*B*R)`. Rank `r`
+    takes the `r`-th B of these, counting from 0.
 
     Attributes:
-        num_samples: positions in an epoch, in `[0, 2**62]`.
-        batch_size: samples in a full batch of one rank, at least 1.
-        topology: whose plan this is.
-        tail: what happens where the last global batch is not full.
-        start: the position where the run started or resumed, in `[0, num_samples]`.
+        num_samples: number of positions in an epoch, in `[0, 2**62]`.
+        batch_size: number of samples in a full batch of one rank, at least 1.
+        topology: the rank that this plan is for.
+        tail: what happens to the samples that do not fill a global batch.
+        start: the position at which the run started or resumed, in `[0, num_samples]`.
 
     Raises:
         ArgumentError: a value is out of range.
@@ -66,18 +67,18 @@ class Plan:
 
     @property
     def global_batch_size(self) -> int:
-        """Samples that all ranks consume in one step."""
+        """Number of samples that all ranks together consume in one step."""
         return self.batch_size * self.topology.world_size
 
     @property
     def num_batches(self) -> int:
-        """Batches from `start` to the end of the epoch: the same number for every rank."""
+        """Number of batches from `start` to the end of the epoch. It is the same for every rank."""
         full, rest = divmod(self.num_samples - self.start, self.global_batch_size)
         return full + (rest > 0 and self.tail != Tail.DROP)
 
     @property
     def num_samples_of_rank(self) -> int:
-        """Samples of this rank from `start` to the end of the epoch, padding not counted."""
+        """Number of samples of this rank from `start` to the end of the epoch, without padding."""
         full, rest = divmod(self.num_samples - self.start, self.global_batch_size)
         of_tail = min(max(rest - self.topology.rank * self.batch_size, 0), self.batch_size)
         return full * self.batch_size + (0 if self.tail == Tail.DROP else of_tail)
@@ -85,8 +86,8 @@ class Plan:
     def positions(self, batch: int) -> NDArray[np.int64]:
         """Return the positions of this rank's batch, `int64[n]`.
 
-        `n` is `batch_size`; in a ragged last batch it may be less, down to 0. A padded batch goes on at position 0, and
-        round again if the epoch is shorter than the padding.
+        `n` is `batch_size`, or less (even 0) in a ragged last batch. A padded batch continues at position 0, and wraps
+        around again if the epoch is shorter than the padding.
 
         Raises:
             ArgumentError: `batch` is not in `[0, num_batches)`.
@@ -97,9 +98,9 @@ class Plan:
         return np.arange(first, first + num_real, dtype=np.int64)
 
     def single_positions(self, batches: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the positions of many batches of one sample each, `int64[n]`; `batch_size` must be 1.
+        """Return the positions of many batches at once, `int64[n]`. `batch_size` must be 1.
 
-        Ragged batches that are empty are left out.
+        Empty ragged batches are left out.
         """
         first = self.start + batches * self.global_batch_size + self.topology.rank
         if self.tail == Tail.RAGGED:
@@ -107,7 +108,7 @@ class Plan:
         return first % self.num_samples
 
     def num_real_samples(self, batch: int) -> int:
-        """Return how many of `positions(batch)`, counted from the first, are no padding.
+        """Return how many of `positions(batch)` are not padding. The padding comes last.
 
         Raises:
             ArgumentError: `batch` is not in `[0, num_batches)`.
@@ -124,7 +125,7 @@ class Plan:
         return self.batch_size if self.tail == Tail.PAD else num_real
 
     def position_after(self, num_batches: int) -> int:
-        """Return the position where a run resumes that has consumed `num_batches` global batches of this plan.
+        """Return the position at which a run resumes after it has consumed `num_batches` global batches of this plan.
 
         Raises:
             ArgumentError: `num_batches` is not in `[0, self.num_batches]`.

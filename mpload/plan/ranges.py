@@ -1,4 +1,4 @@
-"""The numbers that a plan can count to."""
+"""The largest numbers of samples, seeds and epochs."""
 
 from mpload.errors import ArgumentError
 
@@ -9,10 +9,10 @@ MAX_SEED = 1 << 63
 
 
 def check_range(name: str, value: object, first: int, stop: int) -> None:
-    """Raise unless `value` is an integer in `[first, stop)`.
+    """Raise an error unless `value` is an integer in `[first, stop)`.
 
     Raises:
-        ArgumentError: it is not.
+        ArgumentError: `value` is not an integer, or is out of range.
     """
     if not isinstance(value, int) or not first <= value < stop:
         raise ArgumentError(f"{name} must be in [{first}, {stop}), got {value!r}")

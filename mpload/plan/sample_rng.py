@@ -1,4 +1,4 @@
-"""Random numbers that belong to a sample."""
+"""Random numbers that depend only on the seed, the epoch and the sample."""
 
 import hashlib
 from typing import Any
@@ -14,19 +14,19 @@ _MAX_WORD = (1 << 64) - 1
 
 
 class SampleRng:
-    """Random numbers of each sample in one epoch: a pure function of (seed, epoch, sample_id, stream).
+    """Gives each sample of an epoch its own random numbers: a pure function of (seed, epoch, sample_id, stream).
 
-    One Philox generator is moved to the sample's own part of its 2^256 counters: word 1 is the sample_id, word 2 the
-    stream, word 0 counts. So generators of two samples or two streams never overlap, and to move takes no longer than
-    drawing a few numbers, where a new generator would take twenty times that. The key is a BLAKE2b hash of (seed,
-    epoch): seed 1 epoch 0 and seed 0 epoch 1 have nothing in common.
+    There is one Philox generator. For each sample it jumps to a separate part of its 256-bit counter: word 1 is the
+    sample_id, word 2 is the stream, and word 0 counts. Samples and streams therefore never overlap. A jump takes about
+    as long as drawing a few numbers; making a new generator takes twenty times longer. The key is a BLAKE2b hash of
+    (seed, epoch), so seed 1 epoch 0 and seed 0 epoch 1 are unrelated.
 
     Args:
         seed: Any integer.
         epoch: Any integer.
 
     Process:
-        May be pickled and forked; has no state that a sample could leave behind. One thread at a time.
+        May be pickled and forked. No state carries over from one sample to the next. Use it in one thread at a time.
     """
 
     __slots__ = ("_bits", "_counter", "_generator", "_state", "epoch", "seed")
@@ -39,28 +39,28 @@ class SampleRng:
         self._bits = np.random.Philox(0)
         self._generator = np.random.Generator(self._bits)
         self._counter = [0, 0, 0, 0]
-        # Plain lists, though they are typed as arrays: NumPy takes them up three times as fast.
+        # Typed as arrays, but NumPy reads plain lists three times as fast.
         self._state: Any = {
             "bit_generator": "Philox",
             "state": {"counter": self._counter, "key": key},
             "buffer": [0, 0, 0, 0],
-            "buffer_pos": 4,  # nothing left in the buffer
+            "buffer_pos": 4,  # the buffer is empty
             "has_uint32": 0,
             "uinteger": 0,
         }
 
     def for_sample(self, sample_id: int, *, stream: int = 0) -> np.random.Generator:
-        """Return the generator, moved to the start of a sample's stream.
+        """Return the generator, positioned at the start of a sample's stream.
 
-        It is the same object each time: draw what the sample needs before asking for the next one.
+        Every call returns the same object, so draw all numbers for one sample before calling this for the next.
 
         Args:
             sample_id: The sample's row in the index.
-            stream: Numbers that must not shift when another part of the pipeline draws more or fewer have a stream of
-                their own: 0 is the decoder's, 1 the transform's.
+            stream: Number of the stream. Each part of the pipeline has its own stream, so that its numbers do not
+                change if another part draws more or fewer. The decoder uses 0 and the transform uses 1.
 
         Raises:
-            ArgumentError: A number is negative or above 2^64 - 1.
+            ArgumentError: A number is negative or greater than 2^64 - 1.
         """
         if not (0 <= sample_id <= _MAX_WORD and 0 <= stream <= _MAX_WORD):
             raise ArgumentError(f"sample_id and stream must be in [0, 2^64), got {sample_id} and {stream}")

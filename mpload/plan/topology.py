@@ -1,4 +1,4 @@
-"""Which of how many ranks a process is, and the one place that finds out."""
+"""The rank of a process and the number of ranks, and the only function that detects them."""
 
 import os
 import sys
@@ -12,18 +12,19 @@ __all__ = ["Topology", "detect_topology"]
 
 _VARIABLES = (
     ("RANK", "WORLD_SIZE"),  # torchrun, Accelerate, DeepSpeed
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),  # OpenMPI's mpirun, which starts one helper a machine with srun
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # srun; a batch script's own process has the first one only
+    # OpenMPI's mpirun. It comes before srun, because mpirun starts one daemon per machine with srun.
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # srun; in the batch script itself only the first is set
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """Which of how many ranks this is.
+    """The rank of a process and the number of ranks that share an epoch.
 
     Attributes:
-        rank: in `[0, world_size)`.
-        world_size: ranks that share an epoch, at least 1.
+        rank: rank of this process, in `[0, world_size)`.
+        world_size: number of ranks that share an epoch, at least 1.
 
     Raises:
         ArgumentError: a value is out of range.
@@ -38,19 +39,20 @@ class Topology:
 
 
 def detect_topology(environment: Mapping[str, str] | None = None) -> Topology:
-    """Return rank and world size of this process.
+    """Return the rank and world size of this process.
 
-    An initialised `torch.distributed` is asked first, then the variables of torchrun, of OpenMPI's mpirun and of
-    SLURM's srun; where there is nothing of that, the process is alone.
+    They come from `torch.distributed` if it is initialised. Otherwise they come from the environment variables of
+    torchrun, OpenMPI's mpirun or SLURM's srun, in this order. If none of these is set, the result is rank 0 of 1.
 
     Args:
-        environment: the variables to look at, without asking `torch.distributed`; None: those of this process.
+        environment: the environment variables to use instead of this process's own. If given, `torch.distributed` is
+            ignored.
 
     Raises:
-        ArgumentError: the variables contradict one another or are no numbers.
+        ArgumentError: the variables contradict each other or are not numbers.
     """
     if environment is None:
-        distributed = sys.modules.get("torch.distributed")  # who has not imported it has no process group
+        distributed = sys.modules.get("torch.distributed")  # if it was never imported, there is no process group
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             return Topology(rank=distributed.get_rank(), world_size=distributed.get_world_size())
         environment = os.environ
@@ -60,7 +62,7 @@ def detect_topology(environment: Mapping[str, str] | None = None) -> Topology:
                 return Topology(rank=int(environment[rank]), world_size=int(environment[world_size]))
             except ValueError as error:
                 raise ArgumentError(
-                    f"{rank}={environment[rank]} and {world_size}={environment[world_size]} name no rank: "
+                    f"{rank}={environment[rank]} and {world_size}={environment[world_size]} do not give a valid rank: "
                     f"{error}. Unset them, or pass topology=Topology(rank=..., world_size=...)"
                 ) from error
     return Topology()

@@ -1,20 +1,20 @@
-"""Where bytes come from.
+"""Reading bytes: from local files, shards, databases and remote stores.
 
 ```
-ranges      ByteRange, Span, LmdbValue, RowValue: which bytes to read
-merging     plans few reads for many neighbouring ranges; it opens nothing
-protocols   Storage: what all of these are
-confined    where a path really leads, and that it stays inside the root
+ranges      ByteRange, Span, LmdbValue, RowValue: requests for bytes
+merging     plans a few large reads for many neighbouring ranges; opens nothing
+protocols   Storage: the interface of every storage, and two optional extensions of it
+confined    resolves paths and checks that they stay inside the root
 local       LocalStorage: files and shards below a root folder
-lmdb        LmdbStorage: values of LMDB data files
-lmdb_scan   all values of an LMDB data file, read by a process of its own
-parquet     ParquetStorage: values of Parquet files
-remote      RemoteStorage: objects behind URLs
-listing     the keys of a bucket, listed at several places at once
-opening     open_storage: which of these an index is read from
-read_ahead  ReadAhead: threads that read samples before their turn, where a storage is slow
-_files      reads whole files (C, optional)
+lmdb        LmdbStorage: values in LMDB data files
+lmdb_scan   reads all values of an LMDB data file in a separate process
+parquet     ParquetStorage: values in Parquet files
+remote      RemoteStorage: objects at URLs
+listing     lists the keys of a bucket in several threads
+opening     open_storage: makes the storage that an index needs
+read_ahead  ReadAhead: threads that read samples in advance when the storage is slow
+_files      opens files below a folder (C, optional)
 ```
 
-Nothing is imported here, so that a worker loads only what it uses.
+This file imports nothing, so that a worker loads only the modules it uses.
 """

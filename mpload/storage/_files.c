@@ -1,8 +1,9 @@
-/* Open a file below a folder, and learn its size: one call where Python needs three.
+/* Open a file below a folder and get its size, in one call instead of the three that Python needs.
 
-   openat2 lets the kernel see to it that no `..` and no symbolic link, even one changed meanwhile, leads out of the
-   folder. Whatever is unusual (an error, a link to an absolute path, a folder, a device, a kernel older than 5.6) is
-   declined; the caller then takes its slower way, which knows what to do or what to say. */
+   openat2 makes the kernel ensure that neither `..` nor a symbolic link leads outside the folder, even if a link is
+   changed at the same time. open_file returns -1 in every unusual case: an error, a link to an absolute path, a folder,
+   a device, or a kernel older than 5.6. The caller then falls back to slower Python code, which handles the case or
+   raises an error that explains it. */
 
 #define PY_SSIZE_T_CLEAN
 #define _GNU_SOURCE
@@ -18,7 +19,7 @@
 #endif
 
 #ifdef SYS_openat2
-/* As in <linux/openat2.h>, which older systems lack. */
+/* struct open_how from <linux/openat2.h>, which older systems lack. */
 typedef struct {
     uint64_t flags, mode, resolve;
 } How;
@@ -26,7 +27,8 @@ typedef struct {
 enum { NO_MAGIC_LINKS = 0x02, BENEATH = 0x08 };
 
 static int open_file(int folder, const char *path, int64_t *num_bytes) {
-    /* A FIFO or terminal must neither wait nor be taken over before it is seen to be no regular file. */
+    /* Opening a FIFO must not block, and opening a terminal must not make it our controlling terminal. Neither is a
+       regular file, so both are closed again below. */
     How how = {.flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, .resolve = NO_MAGIC_LINKS | BENEATH};
     int file = (int)syscall(SYS_openat2, folder, path, &how, sizeof how);
     struct stat facts;
@@ -49,8 +51,9 @@ static int open_file(int folder, const char *path, int64_t *num_bytes) {
 
 PyDoc_STRVAR(open_beneath_doc,
 "open_beneath(folder, path)\n--\n\n"
-"Open a regular file below the open folder for reading; return its descriptor and its size in bytes.\n\n"
-"Returns None where that cannot be done, whatever the reason.");
+"Open a regular file for reading and return its descriptor and its size in bytes.\n\n"
+"`path` is relative to the folder with the descriptor `folder`. Returns None if the file cannot be opened this way,\n"
+"for any reason.");
 
 static PyObject *open_beneath(PyObject *module, PyObject *args) {
     (void)module;
@@ -80,7 +83,7 @@ static PyModuleDef_Slot slots[] = {{0, NULL}};
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "mpload.storage._files",
-    .m_doc = "Files below a folder.",
+    .m_doc = "Opens files below a folder.",
     .m_methods = methods,
     .m_slots = slots,
 };

@@ -1,4 +1,4 @@
-"""Paths of an index stay inside its root: the one place that says so, and how."""
+"""Resolves the paths of an index and checks that they stay inside its root."""
 
 import os
 
@@ -8,19 +8,19 @@ __all__ = ["outside_root", "real_path", "shown"]
 
 
 def real_path(root: str, path: str, *, allow_outside_root: bool) -> str:
-    """Return where `path`, below `root` or absolute, really leads.
+    """Return the absolute path of a file, with all symbolic links resolved.
 
     Args:
-        root: a real path.
-        path: as an index has it.
-        allow_outside_root: whether it may lead out of `root`, links included.
+        root: the folder that relative paths start from, with its own links already resolved.
+        path: the path as written in the index, relative to `root` or absolute.
+        allow_outside_root: whether the result may lie outside `root`.
 
     Raises:
-        OutsideRootError: it does, and may not.
-        StorageError: it is no path.
+        OutsideRootError: the result lies outside `root`, which is not allowed.
+        StorageError: `path` is not a valid path.
     """
     try:
-        real = os.path.realpath(os.path.join(root, path))  # noqa: PTH118  may hold what pathlib would change
+        real = os.path.realpath(os.path.join(root, path))  # noqa: PTH118  pathlib would normalise the path
     except ValueError as error:  # a NUL in the path
         raise StorageError(f"{path!r} is not a valid path: {error}. Fix this line of the index") from error
     if not allow_outside_root and not real.startswith(root.rstrip("/") + "/"):
@@ -29,13 +29,14 @@ def real_path(root: str, path: str, *, allow_outside_root: bool) -> str:
 
 
 def outside_root(path: str, real: str, root: str) -> OutsideRootError:
-    """Return the error of a `path` that leads to `real`, out of `root`."""
+    """Return the error for a `path` that leads to `real`, which lies outside `root`."""
     return OutsideRootError(
         f"{shown(path)}: leads to {shown(real)}, outside of the root {shown(root)}. "
-        "Set #root of the index to a folder that holds all files, or allow paths outside of it"
+        "Set #root of the index to a folder that holds all files or, if you trust the index, open it by "
+        "open_index(..., allow_outside_root=True)"
     )
 
 
 def shown(path: str) -> str:
-    r"""Return `path` as it can be printed and logged: bytes that are not UTF-8 as `\udcff`."""
+    r"""Return `path` in a form that can be printed and logged. Bytes that are not UTF-8 become `\udcff`."""
     return path.encode("utf-8", "backslashreplace").decode()

@@ -1,8 +1,8 @@
-"""A list of keys that is only given page after page, asked for at several places at once.
+"""Lists the keys of a bucket in several threads, although the server returns them only page by page.
 
-Which keys there are is not known beforehand, nor how they are spread. So one thread begins at the first key; whoever
-has nothing to do cuts what another still has before it in two, at a text halfway between the last key that it has seen
-and its end, and goes on behind the cut. A list of two pages is never cut.
+Neither the keys nor their distribution are known in advance. So one thread starts at the first key. An idle thread
+splits the range of a busy one at a text halfway between the last key listed and the range's end, and lists the keys
+after the split. A list of two pages is never split.
 """
 
 import queue
@@ -17,35 +17,35 @@ from mpload.errors import StorageError
 __all__ = ["Object", "is_plain", "list_in_parts", "text_between"]
 
 Object = tuple[str, int]
-"""Key and bytes."""
+"""A key, and the size of its object in bytes."""
 _PagesAfter = Callable[[str], Iterator[Sequence[Object]]]
 _LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-_PLAIN = re.compile(r"[\w .=+,-]*(/[\w .=+,-]+)*/?", re.ASCII)  # a key that every library sends as it is
-_FIRST_CUT_PAGES = 2
-_MAX_CUTS = 16  # that may find nothing behind them, one after another
+_PLAIN = re.compile(r"[\w .=+,-]*(/[\w .=+,-]+)*/?", re.ASCII)  # a key that every library sends unchanged
+_MIN_PAGES = 2  # fewer are not worth splitting
+_MAX_SPLITS = 16  # attempts at successive places while no keys follow the split
 _WAIT_SECONDS = 0.2
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Part:
-    """The keys behind `start`, up to `end` and with it; all those up to `last` are listed."""
+    """The range of keys after `start`, up to and including `end`. The keys up to `last` have been listed."""
 
     start: str = ""
     last: str = ""
     end: str | None = None
     num_pages: int = 0
-    """Since it was cut."""
-    is_being_cut: bool = False
+    """Pages listed since the range was last split."""
+    is_being_split: bool = False
 
 
 def list_in_parts(pages_after: _PagesAfter, *, num_threads: int) -> Generator[Object]:
-    """Yield all keys with their bytes, each once, in no order.
+    """Yield each key once, with the size of its object in bytes, in no particular order.
 
     Args:
-        pages_after: starts a list of all keys behind a text, ascending by code points; asked by several threads.
-        num_threads: lists that are under way at once.
+        pages_after: returns the pages of all keys after a text, sorted by code points. Several threads call it.
+        num_threads: number of threads, and so of lists that are read at the same time.
 
-    Memory: three pages a thread.
+    Memory: three pages per thread.
     """
     listing = _Listing(pages_after, num_threads)
     threads = [
@@ -64,7 +64,7 @@ def list_in_parts(pages_after: _PagesAfter, *, num_threads: int) -> Generator[Ob
 
 
 class _Listing:
-    """What the threads share."""
+    """The state that the threads share."""
 
     def __init__(self, pages_after: _PagesAfter, num_threads: int) -> None:
         self._pages_after = pages_after
@@ -75,7 +75,7 @@ class _Listing:
         self.found: queue.Queue[Sequence[Object] | BaseException | None] = queue.Queue(2 * num_threads)
 
     def work(self) -> None:
-        """Be one of the threads."""
+        """List ranges until none is left: the body of each thread."""
         try:
             while (mine := self._next()) is not None:
                 part, pages = mine
@@ -87,11 +87,11 @@ class _Listing:
                 with self._news:
                     self._parts.remove(part)
                     self._news.notify_all()
-        except BaseException as error:  # noqa: BLE001  it is raised where the keys are asked for
+        except BaseException as error:  # noqa: BLE001  it is raised in the consumer's thread
             self._put(error)
 
     def stop(self) -> None:
-        """Have all threads end after the page that they wait for."""
+        """Make all threads end after the page that they are waiting for."""
         with self._news:
             self._is_over = True
             self._news.notify_all()
@@ -105,7 +105,7 @@ class _Listing:
             return
 
     def _next(self) -> tuple[_Part, Iterator[Sequence[Object]]] | None:
-        """Return a part that nobody lists, and its pages; None where there is nothing left to do."""
+        """Return a range that no thread is listing, and its pages; None if no work is left."""
         while True:
             with self._news:
                 if self._is_over:
@@ -118,32 +118,32 @@ class _Listing:
                     self._is_over = True
                     self._news.notify_all()
                     break
-                others = [part for part in self._parts if part.num_pages >= _FIRST_CUT_PAGES and not part.is_being_cut]
+                others = [part for part in self._parts if part.num_pages >= _MIN_PAGES and not part.is_being_split]
                 if not others:
                     self._news.wait()
                     continue
                 part = max(others, key=lambda part: part.num_pages)
-                part.is_being_cut = True
-            if (cut := self._cut(part)) is not None:
-                return cut
-        self.found.put(None)  # by one thread only
+                part.is_being_split = True
+            if (split := self._split(part)) is not None:
+                return split
+        self.found.put(None)  # only one thread gets here
         return None
 
-    def _cut(self, part: _Part) -> tuple[_Part, Iterator[Sequence[Object]]] | None:
-        """Take the far half of a part, if there is anything in it."""
+    def _split(self, part: _Part) -> tuple[_Part, Iterator[Sequence[Object]]] | None:
+        """Split a range; return its second half and the half's pages, or None if no keys follow the split."""
         try:
-            for _ in range(_MAX_CUTS):
+            for _ in range(_MAX_SPLITS):
                 end = part.end
                 middle = text_between(part.last, end)
                 if middle is None:
                     return None
                 pages = self._pages_after(middle)
                 page = next(pages, ())
-                if page and page[0][0] <= middle:  # this provider begins where it likes
+                if page and page[0][0] <= middle:  # the provider ignores the offset
                     return None
                 with self._news:
                     if part not in self._parts or part.last >= middle or self._is_over:
-                        return None  # it was listed meanwhile
+                        return None  # the keys after `middle` have been listed in the meantime
                     part.end = middle
                     if page and (end is None or page[0][0] <= end):
                         found = _Part(start=middle, last=middle, end=end)
@@ -152,15 +152,17 @@ class _Listing:
             return None
         finally:
             with self._news:
-                part.is_being_cut, part.num_pages = False, 0
+                part.is_being_split, part.num_pages = False, 0
 
     def _keep(self, part: _Part, page: Sequence[Object]) -> tuple[Sequence[Object], bool]:
-        """Return what of a page is the part's, and whether more may follow."""
-        keys = [
-            key for key, num_bytes in page if num_bytes
-        ]  # a folder's marker has none, nor the slash it is sorted by
+        """Return the objects of a page that lie in the range, and whether more may follow."""
+        # A folder's marker is an empty object, sorted by a key with a trailing slash that is missing here.
+        keys = [key for key, num_bytes in page if num_bytes]
         if keys != sorted(keys):
-            raise StorageError("its objects are not listed in the order of their keys, as those of S3 are")
+            raise StorageError(
+                "its objects are not listed in the order of their keys, as those of S3 are. List their paths in a text "
+                "file, and index that with this URL as its root"
+            )
         with self._news:
             kept = [found for found in page if part.start < found[0] and (part.end is None or found[0] <= part.end)]
             goes_on = not page or part.end is None or page[-1][0] < part.end
@@ -171,10 +173,10 @@ class _Listing:
 
 
 def text_between(low: str, high: str | None) -> str | None:
-    r"""Return a text behind `low` and before `high`, about halfway for keys of letters and digits; None: not found.
+    r"""Return a text between `low` and `high`, about halfway if keys consist of letters and digits, or None.
 
-    It ends with a letter or digit, and begins as `low` does, of which only plain characters are taken. `high` of None
-    is behind all plain texts.
+    The text is a beginning of `low` that has only plain characters, followed by one letter or digit. A `high` of None
+    stands for a text after all plain texts.
     """
     above = "\x7f" if high is None else high
     if low >= above:
@@ -190,5 +192,5 @@ def text_between(low: str, high: str | None) -> str | None:
 
 
 def is_plain(text: str) -> bool:
-    """Whether a text has only characters that every library and provider takes as they are."""
+    """Return whether every library and provider leaves all characters of a text unchanged."""
     return _PLAIN.fullmatch(text) is not None

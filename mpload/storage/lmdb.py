@@ -1,4 +1,4 @@
-"""Values of LMDB data files, by key."""
+"""Reads values from LMDB data files, by key."""
 
 import os
 import threading
@@ -22,9 +22,9 @@ _INSTALL = "pip install 'mpload[lmdb]'"
 
 
 class LmdbFile:
-    """An open data file, closed when nobody reads it any more.
+    """An open data file. It is closed when the last reference to it is dropped.
 
-    Process: belongs to the one that opened it. Any thread may read.
+    Process: usable only in the process that opened it, by any thread.
     """
 
     __slots__ = ("__weakref__", "environment", "path", "pid")
@@ -36,7 +36,7 @@ class LmdbFile:
         weakref.finalize(self, environment.close)
 
     def get(self, key: bytes) -> bytes | None:
-        """Return the value of `key`, or None where there is none."""
+        """Return the value of `key`, or None if the file has no such key."""
         with _fork_gate:
             transaction = self.environment.begin()
             try:
@@ -44,21 +44,21 @@ class LmdbFile:
                 return value
             finally:
                 transaction.abort()
-                del transaction  # now, not on return: lmdb 1.6 frees it in a way that no fork may meet
+                del transaction  # free it inside the gate: a fork while lmdb 1.6 frees it would break the child
 
 
 class _ForkGate:
-    """Lets any number of threads in, and this process fork only while none is inside.
+    """Admits any number of threads, and lets this process fork only while no thread is inside.
 
-    A child cannot close an environment that a thread of its parent was using: it would wait for that thread for ever.
+    If a thread were reading during a fork, closing the environment in the child would wait for that thread forever.
     """
 
     def __init__(self) -> None:
-        self._entrance = threading.Lock()  # held by a thread that wants to fork, so that no others come in meanwhile
+        self._entrance = threading.Lock()  # held by a forking thread, so that no other thread enters
         self._count = threading.Lock()
-        self._calm = threading.Condition(self._count)
+        self._is_empty = threading.Condition(self._count)
         self._num_inside = 0
-        if hasattr(os, "register_at_fork"):  # Windows has none
+        if hasattr(os, "register_at_fork"):  # missing on Windows
             os.register_at_fork(
                 before=self._shut, after_in_parent=self._entrance.release, after_in_child=self._entrance.release
             )
@@ -71,30 +71,30 @@ class _ForkGate:
         with self._count:
             self._num_inside -= 1
             if not self._num_inside and self._entrance.locked():
-                self._calm.notify()
+                self._is_empty.notify()
 
     def _shut(self) -> None:
         self._entrance.acquire()
-        with self._calm:
-            self._calm.wait_for(lambda: not self._num_inside)
+        with self._is_empty:
+            self._is_empty.wait_for(lambda: not self._num_inside)
 
 
-# LMDB lets a process open a file once only, and several loaders may read it: the open ones are known to all of them,
-# for as long as somebody holds them.
+# LMDB allows a process to open a file only once, but several loaders may read it. So all loaders share the open files,
+# each of which stays open while anything refers to it.
 _open_files: weakref.WeakValueDictionary[tuple[int, int], LmdbFile] = weakref.WeakValueDictionary()
 _open_lock = threading.Lock()
 _fork_gate = _ForkGate()
 
 
 def open_lmdb(path: str) -> LmdbFile:
-    """Open an LMDB data file to read it, without a lock file and without writing anything.
+    """Open an LMDB data file for reading, without a lock file and without writing anything.
 
     Args:
-        path: the data file itself: `train.lmdb/data.mdb`, or one that was written with `subdir=False`.
+        path: the data file itself: `train.lmdb/data.mdb`, or a file that was written with `subdir=False`.
 
     Raises:
         ArgumentError: the package lmdb is not installed.
-        StorageError: the file is not there, is none of LMDB's, or its end is missing.
+        StorageError: the file does not exist, is not an LMDB data file, or is truncated.
     """
     try:
         import lmdb  # noqa: PLC0415  an optional package
@@ -118,17 +118,17 @@ def open_lmdb(path: str) -> LmdbFile:
         if known is not None:
             if known.pid == os.getpid():
                 return known
-            known.environment.close()  # what a fork has brought along: the parent's stays open
+            known.environment.close()  # inherited by a fork; closing it leaves the parent's open
         try:
             environment = lmdb.open(path, subdir=False, readonly=True, lock=False, readahead=False, max_spare_txns=16)
         except (lmdb.Error, OSError) as error:
             raise StorageError(f"{shown(path)}: cannot be opened as LMDB: {shown(str(error))}. {COPY_IT}") from error
-        # A read behind the end of a mapped file kills the process: see that all pages are there.
+        # Reading past the end of a mapped file kills the process, so check that the file holds all its pages.
         num_bytes = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
         if facts.st_size < num_bytes:
-            environment.close()  # else it would be open for as long as anybody keeps the error
+            environment.close()  # the error's traceback would keep it open
             raise StorageError(
-                f"{shown(path)}: has {format_count(facts.st_size)} bytes, and its pages take "
+                f"{shown(path)}: has {format_count(facts.st_size)} bytes, but its pages take "
                 f"{format_count(num_bytes)}. {COPY_IT}"
             )
         found = _open_files[facts.st_dev, facts.st_ino] = LmdbFile(path, environment)
@@ -139,18 +139,19 @@ COPY_IT = "Is its copy complete? Write or copy it again (mdb_copy)"
 
 
 class LmdbStorage:
-    """Reads values of LMDB data files below one folder.
+    """Reads values from LMDB data files below one folder.
 
     Args:
         root: the folder that paths are relative to.
-        allow_outside_root: let absolute paths, `..` and symbolic links lead out of `root`.
-        max_open_files: how many stay open; the one not used for longest is given up first.
-        max_bytes: the largest value that is returned; None: any.
+        allow_outside_root: allow absolute paths, `..` and symbolic links to lead outside `root`.
+        max_open_files: number of files that stay open; the least recently used one is closed first.
+        max_bytes: size of the largest value that may be returned; None means no limit.
 
-    Memory: what `read` returns; pages of the files are page cache.
-    Process: may be forked, which waits for reads under way, and pickled; files are opened anew in each process. Any
-    thread may read. A file that is cut while it is open ends the process that reads it (SIGBUS), for liblmdb maps it: a
-    worker is replaced and its sample a bad one, with `num_workers=0` it is the training process that ends.
+    Memory: the values that `read` returns. Pages of the files are page cache.
+    Process: may be forked and pickled; each process opens the files again. A fork waits for reads in progress. Any
+    thread may read. liblmdb maps the files, so if a file is truncated while it is open, the process that reads it dies
+    of SIGBUS. A worker that dies is replaced and its sample counts as bad; with `num_workers=0` the training process
+    itself dies.
     """
 
     max_parallel_reads = 16
@@ -172,34 +173,34 @@ class LmdbStorage:
     def _start(self) -> None:
         self._files: OrderedDict[str, LmdbFile] = OrderedDict()  # by path, least recently used first
         self._lock = threading.Lock()
-        self._pid = os.getpid()  # last: another thread of a forked child must not meet the parent's lock
+        self._pid = os.getpid()  # last, so that no thread of a forked child uses the parent's lock
 
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """Return the value of each `LmdbValue`, in the order asked.
+        """Return the value of each `LmdbValue`, in the order of `ranges`.
 
         Raises:
-            OutsideRootError: a path leads out of the root.
-            StorageError: a value is not there or cannot be read.
+            OutsideRootError: a path leads outside the root.
+            StorageError: a value does not exist or cannot be read.
         """
         return [self._value(item) for item in ranges]
 
     def _value(self, item: ByteRange) -> bytes:
         assert isinstance(item, LmdbValue)
         file = self._file(item.path)
-        import lmdb  # noqa: PLC0415  an optional package, there since `open_lmdb`
+        import lmdb  # noqa: PLC0415  an optional package, already imported by `open_lmdb`
 
         try:
             value = file.get(item.key)
-        except lmdb.Error as error:  # an empty key, one that is too long, a damaged page
+        except lmdb.Error as error:  # the key is empty or too long, or a page is damaged
             raise StorageError(f"{shown(item.path)}: key {item.key!r:.80} cannot be read: {error}") from error
         if value is None:
             raise StorageError(
-                f"{shown(item.path)}: has no key {item.key!r:.80}. Was it written anew? Build the index again"
+                f"{shown(item.path)}: has no key {item.key!r:.80}. If the file was rewritten, build the index again"
             )
         if self._max_bytes is not None and len(value) > self._max_bytes:
             raise StorageError(
-                f"{shown(item.path)}: key {item.key!r:.80} is not read, its {format_count(len(value))} bytes exceed "
-                f"max_bytes={format_count(self._max_bytes)}"
+                f"{shown(item.path)}: key {item.key!r:.80} is not read: its {format_count(len(value))} bytes exceed "
+                f"max_bytes={format_count(self._max_bytes)}. Raise that limit, or remove the sample from the index"
             )
         return value
 

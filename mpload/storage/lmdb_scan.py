@@ -1,8 +1,10 @@
-"""All of an LMDB data file in the order of its keys, read by a process of its own.
+"""Reads all keys and values of an LMDB data file, in the order of the keys, in a separate process.
 
-liblmdb believes what a data file says of itself: a damaged one makes it end its process, by an assertion or by reading
-what is not there. So a file that nobody has checked is read by a child, `python -m mpload.storage.lmdb_scan`, which
-sends its keys through a pipe: 8 bytes of lengths, key, value; in the end `_END`, or `_FAILED` and what to tell.
+liblmdb trusts the contents of a data file. A damaged file makes it crash its process, by a failed assertion or by
+reading outside the file. So a file that has not been checked is read by a child process, `python -m
+mpload.storage.lmdb_scan`, which sends the contents through a pipe. Each message consists of two lengths (8 bytes), the
+key and the value. In the last message, the key's length is replaced by `_END`, or by `_FAILED` or `_REFUSED` and the
+text of an error.
 """
 
 import os
@@ -22,21 +24,22 @@ from mpload.storage.lmdb import COPY_IT, open_lmdb
 __all__ = ["HEAD_BYTES", "main", "scan_lmdb"]
 
 HEAD_BYTES = 16
-"""Of each value, where the whole was not asked for."""
+"""How many bytes of a value are sent if the whole value was not requested."""
 _LENGTHS = struct.Struct("<II")
-_END, _FAILED, _REFUSED = 0xFFFF_FFFF, 0xFFFF_FFFE, 0xFFFF_FFFD  # in place of a key's length
+_END, _FAILED, _REFUSED = 0xFFFF_FFFF, 0xFFFF_FFFE, 0xFFFF_FFFD  # these replace a key's length
 _BUFFER_BYTES = 1 << 16
 
 
 def scan_lmdb(path: str, *, whole: Sequence[str]) -> Generator[tuple[bytes, bytes]]:
-    """Yield each key and its value, or the value's first 16 bytes where the key has none of the endings `whole`.
+    """Yield each key with its value, or with the first 16 bytes of it if the key has none of the endings `whole`.
 
     Args:
-        path: a data file, as `open_lmdb` takes it.
-        whole: endings of keys, in lower case; keys may be in either. `""` is an ending of all of them.
+        path: a data file, as for `open_lmdb`.
+        whole: endings of the keys whose whole values are wanted, in lower case. The case of keys does not matter. `""`
+            matches every key.
 
     Memory: constant.
-    Process: the child ends with the iteration, and with this process.
+    Process: the child ends when the iteration ends, or when this process ends.
 
     Raises:
         ArgumentError: the package lmdb is not installed.
@@ -59,10 +62,10 @@ def scan_lmdb(path: str, *, whole: Sequence[str]) -> Generator[tuple[bytes, byte
         except EOFError:
             status = child.wait()
             errors.seek(0)
-            said = errors.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
+            message = errors.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
             raise StorageError(
-                f"{shown(path)}: the process that read it ended by {_name(status)}{said and f' ({said})'}, as liblmdb "
-                f"does over a damaged file. {COPY_IT}"
+                f"{shown(path)}: the process that read it ended by {_name(status)}{message and f' ({message})'}, as "
+                f"liblmdb does over a damaged file. {COPY_IT}"
             ) from None
         finally:
             child.kill()
@@ -96,7 +99,7 @@ def _name(status: int) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Send the file to standard output."""
+    """Write the contents of the file to standard output."""
     path, *whole = arguments
     with open(1, "wb", buffering=_BUFFER_BYTES, closefd=False) as out:
         try:
@@ -109,7 +112,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def _send(out: IO[bytes], path: str, whole: tuple[bytes, ...]) -> None:
     opened = open_lmdb(path)
-    import lmdb  # noqa: PLC0415  an optional package, there since `open_lmdb`
+    import lmdb  # noqa: PLC0415  an optional package, already imported by `open_lmdb`
 
     try:
         num_left = opened.environment.stat()["entries"]
@@ -121,7 +124,7 @@ def _send(out: IO[bytes], path: str, whole: tuple[bytes, ...]) -> None:
                 out.write(value)
                 num_left -= 1
                 if num_left < 0:
-                    raise lmdb.CorruptedError("it has more keys than it says")
+                    raise lmdb.CorruptedError("it holds more keys than its header says")
     except lmdb.Error as error:
         raise StorageError(f"{shown(path)}: is a damaged LMDB: {error}. {COPY_IT}") from error
 

@@ -1,4 +1,4 @@
-"""Files and shards below a root folder."""
+"""Reads files and shards below a root folder."""
 
 import errno
 import mmap
@@ -23,36 +23,37 @@ from mpload.units import format_count
 
 __all__ = ["LocalStorage", "PageCache"]
 
-# Opening a FIFO or terminal that an index names must neither wait nor take it over: `_size_of_regular` refuses it then.
+# If an index names a FIFO, opening it must not block; a terminal must not become this process's controlling terminal.
+# `_size_of_regular` then refuses both.
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _FOLDER_FLAGS = os.O_DIRECTORY | os.O_CLOEXEC | getattr(os, "O_PATH", 0)
-_PREFETCH_BYTES = 1 << 20  # as much as most devices read at once
-_MAX_READ_BYTES = 1 << 30  # Linux reads at most 2 GiB - 4 KiB at a time
+_PREFETCH_BYTES = 1 << 20  # about the largest read that most devices make at once
+_MAX_READ_BYTES = 1 << 30  # one read on Linux returns at most 2 GiB - 4 KiB
 
 _NEXT_STEPS = {
     errno.ENOENT: "Does #root of the index point to the right folder, and was the file moved or deleted?",
     errno.ENOTDIR: "Does #root of the index point to the right folder?",
     errno.EISDIR: "A path must name a file: index the files inside the folder.",
-    errno.EACCES: "Give this user the right to read it (chmod), or run as a user who may.",
-    errno.EPERM: "Give this user the right to read it, or run as a user who may.",
-    errno.EMFILE: "Raise the limit of open files (ulimit -n), or lower max_open_files.",
-    errno.ENFILE: "Raise the machine's limit of open files (fs.file-max).",
-    errno.ELOOP: "A symbolic link leads back to itself.",
-    errno.ENAMETOOLONG: "Is this line of the index a path at all?",
-    errno.EIO: "The disk or network failed: see the kernel's log (dmesg).",
-    errno.ESTALE: "The file was replaced on the file server: mount it again, or start again.",
+    errno.EACCES: "Give this user permission to read it (chmod), or run as a user who has it.",
+    errno.EPERM: "Give this user permission to read it, or run as a user who has it.",
+    errno.EMFILE: "Raise the limit on open files (ulimit -n), or lower max_open_files.",
+    errno.ENFILE: "Raise the machine's limit on open files (fs.file-max).",
+    errno.ELOOP: "A symbolic link leads back to itself. Fix the link, or this line of the index.",
+    errno.ENAMETOOLONG: "Check that this line of the index really holds a path.",
+    errno.EIO: "The disk or network failed: look at the kernel's log (dmesg).",
+    errno.ESTALE: "The file was replaced on the file server. Remount the file system, or restart the job.",
 }
 
 _Data = TypeVar("_Data", bytes, NDArray[np.uint8])
 
 
 class PageCache(StrEnum):
-    """What becomes of the page cache that reading fills."""
+    """What happens to the page cache that reading fills."""
 
     KEEP = auto()
-    """The kernel decides: what fits is there when it is read again."""
+    """The kernel decides. Data that fits is still cached when it is read again."""
     DROP = auto()
-    """Given back after each read: for jobs whose container is charged for it, over data that does not fit anyway."""
+    """The cache is freed after each read. For data that does not fit, in containers that are charged for page cache."""
 
 
 class _Native(Protocol):
@@ -64,7 +65,7 @@ class _Native(Protocol):
 def _find_native() -> _Native | None:
     try:
         return cast("_Native", import_module("mpload.storage._files"))
-    except ImportError:  # not built
+    except ImportError:  # the extension was not built
         return None
 
 
@@ -72,7 +73,7 @@ _NATIVE: Final = _find_native()
 
 
 class _Open:
-    """An open file or folder, closed when nobody uses it any more."""
+    """An open file or folder. It is closed when the last reference to it is dropped."""
 
     __slots__ = ("__weakref__", "descriptor")
 
@@ -84,28 +85,28 @@ class _Open:
 class LocalStorage:
     """Reads whole files and spans of shards below one folder.
 
-    A path is relative to `root`, or absolute. Where it leads is checked by the kernel as it opens the file, or on the
-    open file (elsewhere than on Linux on its resolved path), so that neither `..` nor a symbolic link, even one changed
-    meanwhile, reaches out of `root`.
+    A path is relative to `root`, or absolute. The kernel checks that it stays inside `root` while it opens the file, or
+    the check is made on the open file (outside Linux, on its resolved path). So neither `..` nor a symbolic link leads
+    outside `root`, even if a link is changed at the same time.
 
     Args:
         root: The folder that paths are relative to.
-        allow_outside_root: Let absolute paths, `..` and symbolic links lead out of `root`.
-        max_open_files: How many shards stay open; the one not used for longest is closed first. Whole files are
-            closed at once.
-        max_bytes: The largest file or span that is read; None: any.
-        page_cache: `"drop"` gives the page cache of what was read back at once, with the pages that neighbours share.
+        allow_outside_root: Allow absolute paths, `..` and symbolic links to lead outside `root`.
+        max_open_files: Number of shards that stay open; the least recently used one is closed first. Whole files are
+            closed immediately.
+        max_bytes: Size of the largest file or span that may be read; None means no limit.
+        page_cache: `"drop"` frees the page cache after each read, including pages shared with neighbouring spans.
 
     Memory:
-        What `read` returns, a path, a number and a descriptor for each open shard, and a descriptor of the root.
+        The bytes that `read` returns, a path and a descriptor for each open shard, and a descriptor for the root.
 
     Process:
-        May be forked: shards are read with `pread`, so processes share no position, and no program that is started
-        inherits a descriptor. May be pickled: the copy opens its files anew. Any thread may read.
+        May be forked: shards are read with `pread`, so processes share no file position. Programs that this process
+        starts do not inherit the descriptors. May be pickled: the copy opens its files again. Any thread may read.
     """
 
     max_parallel_reads = 16
-    """Threads that are worth having where the disk or network is slow to answer."""
+    """Number of threads worth using if the disk or network has a high latency."""
 
     def __init__(
         self,
@@ -127,19 +128,19 @@ class LocalStorage:
         self._drops_pages = page_cache == PageCache.DROP and hasattr(os, "posix_fadvise")
         self._keeps_until_forgotten = False
         self._real_root = _with_slash(os.path.realpath(root))
-        self._roots = (self._real_root, _with_slash(os.path.abspath(root)))  # noqa: PTH100  as it was written, too
+        self._roots = (self._real_root, _with_slash(os.path.abspath(root)))  # noqa: PTH100  the root as written
         self._folder: _Open | None = None
-        # By path, least recently used first. Threads share it without a lock: a plain dict bears that. An OrderedDict
-        # does not: it keeps the key of an entry that goes while it is being replaced.
+        # By path, least recently used first. Threads share it without a lock, which is safe with a plain dict. With an
+        # OrderedDict it is not: if an entry is removed while it is being replaced, its key stays behind.
         self._shards: dict[str, _Open] = {}
 
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """Return the bytes of each range, in the order asked.
+        """Return the bytes of each range, in the order of `ranges`.
 
         Raises:
-            OutsideRootError: A path leads out of the root.
-            StorageError: Bytes could not be read; `errno` is set where the system gave one. The message names the
-                first range that failed; to know about the others, ask for them one by one.
+            OutsideRootError: A path leads outside the root.
+            StorageError: Bytes could not be read. `errno` is set if the system reported one. The message names the
+                first range that failed; to learn about the others, read them one at a time.
         """
         return [
             self._read_file(item.path, _read_whole)
@@ -149,10 +150,10 @@ class LocalStorage:
         ]
 
     def read_into(self, item: ByteRange, room: Room) -> NDArray[np.uint8]:
-        """Read a range into the array uint8 [n] that `room(n)` returns, and return that.
+        """Read a range into the array uint8 [n] that `room(n)` returns, and return that array.
 
         Raises:
-            OutsideRootError, StorageError: as `read`.
+            OutsideRootError, StorageError: as for `read`.
         """
         if item.length_bytes is None:
             return self._read_file(item.path, lambda descriptor, num_bytes: _fill(descriptor, room(num_bytes)))
@@ -162,28 +163,28 @@ class LocalStorage:
         return array
 
     def prefetch(self, item: ByteRange) -> None:
-        """Bring a span into the page cache, by large reads.
+        """Load a span into the page cache, with large reads.
 
-        From then on `page_cache="drop"` leaves spans where they are until `forget`: they share pages.
+        From then on `page_cache="drop"` frees pages only in `forget`, because neighbouring spans share pages.
         """
         self._keeps_until_forgotten = True
         shard = self._shard(item.path)
         end = item.offset_bytes + (item.length_bytes or 0)
-        # Pieces that lie there already are copied once more. Whether they do is not asked by reads that may not wait:
-        # the kernel begins to bring the page asked for, and may then say that it was there.
+        # Pieces that are already cached are copied again. Non-blocking reads cannot tell reliably which are cached: the
+        # kernel starts to load the requested page, and may then report that it was cached.
         buffer = memoryview(bytearray(_PREFETCH_BYTES))
         for start in range(item.offset_bytes, end, _PREFETCH_BYTES):
             if not os.preadv(shard.descriptor, [buffer[: end - start]], start):
-                break  # the span ends beyond the shard, perhaps far: its sample gets the error
+                break  # the span ends after the end of the shard; reading its sample will raise the error
 
     def forget(self, item: ByteRange) -> None:
-        """Give the page cache of a span back, where `page_cache="drop"`."""
+        """Free the page cache of a span, if `page_cache="drop"`."""
         if self._drops_pages:
             shard = self._shard(item.path)
             _drop_pages(shard.descriptor, item.offset_bytes, item.offset_bytes + (item.length_bytes or 0))
 
     def close(self) -> None:
-        """Close all open shards. Reading again opens them again."""
+        """Close all open shards. The next read opens them again."""
         self._shards.clear()
         self._folder = None
 
@@ -201,7 +202,7 @@ class LocalStorage:
         return f"LocalStorage({str(self._root)!r}, allow_outside_root={self._allow_outside_root})"
 
     def _read_file(self, path: str, read: Callable[[int, int], _Data]) -> _Data:
-        """Return what `read` makes of a descriptor and a size in bytes."""
+        """Open a file, and return the result of `read(descriptor, size in bytes)`."""
         descriptor, num_bytes = self._open(path)
         try:
             self._check_size(path, num_bytes)
@@ -217,7 +218,7 @@ class LocalStorage:
         if len(data) < num_bytes:
             raise StorageError(
                 f"{shown(path)}: shrank while it was read, from {format_count(num_bytes)} to "
-                f"{format_count(len(data))} bytes. Do not change files that are being trained on",
+                f"{format_count(len(data))} bytes. Do not change files while a job reads them",
             )
         return data
 
@@ -226,8 +227,8 @@ class LocalStorage:
         shard = self._shard(path)
         end = offset_bytes + length_bytes
         try:
-            # Asked anew each time: it costs little, sees a shard that is still being written grow, and keeps a length
-            # from a broken line of the index from becoming an allocation.
+            # Checked at every read. It is cheap, it notices that a shard is still growing, and it prevents a huge
+            # allocation when a broken line of the index holds a huge length.
             shard_bytes = os.fstat(shard.descriptor).st_size
             data = _read_at(shard.descriptor, offset_bytes, length_bytes) if end <= shard_bytes else None
             if self._drops_pages and not self._keeps_until_forgotten:
@@ -237,39 +238,39 @@ class LocalStorage:
         if data is None or len(data) < length_bytes:
             raise StorageError(
                 f"{shown(path)}: the span {offset_bytes}+{length_bytes} ends at byte {format_count(end)}, but the "
-                f"shard has {format_count(shard_bytes)} bytes. Is its copy complete? Else build the index again",
+                f"shard has {format_count(shard_bytes)} bytes. Is its copy complete? If so, build the index again",
             )
         return data
 
     def _check_size(self, path: str, num_bytes: int) -> None:
         if self._max_bytes is not None and num_bytes > self._max_bytes:
             raise StorageError(
-                f"{shown(path)}: is not read, its {format_count(num_bytes)} bytes exceed "
-                f"max_bytes={format_count(self._max_bytes)}"
+                f"{shown(path)}: is not read: its {format_count(num_bytes)} bytes exceed "
+                f"max_bytes={format_count(self._max_bytes)}. Raise that limit, or remove the sample from the index"
             )
 
     def _shard(self, path: str) -> _Open:
-        """Return an open shard, to be held while it is used: another thread may drop it from those that stay open."""
+        """Return an open shard. Hold it while you use it, because another thread may drop it from the open shards."""
         shard = self._shards.pop(path, None)
         if shard is None:
             shard = _Open(self._open(path)[0])
-            if self._drops_pages:  # what the kernel would read beyond a span would be left lying
+            if self._drops_pages:  # else pages that the kernel reads beyond a span would stay cached
                 os.posix_fadvise(shard.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-        self._shards[path] = shard  # which may close what another thread has put there, and so let yet others in
+        self._shards[path] = shard  # may close another thread's shard, which releases the GIL
         while len(self._shards) > self._max_open_files:
-            with suppress(RuntimeError):  # another thread has come between the two
+            with suppress(RuntimeError):  # another thread has changed the dict in between
                 self._shards.pop(next(iter(self._shards), path), None)
         return shard
 
     def _open(self, path: str) -> tuple[int, int]:
-        """Open a regular file inside the root; return its descriptor and its size in bytes."""
+        """Open a regular file inside the root, and return its descriptor and its size in bytes."""
         if (opened := self._open_beneath(path)) is not None:
             return opened
-        # Paths are handled as strings in this class: it is done for every sample, and pathlib takes longer.
+        # Paths are strings in this class, because pathlib is slower and this runs for every sample.
         full = path if path[:1] == "/" else self._real_root + path
         if not self._allow_outside_root and (path[:1] == "/" or ".." in path):
             plain = os.path.normpath(full)
-            if not plain.startswith(self._roots):  # then it is not even opened
+            if not plain.startswith(self._roots):  # refuse it without opening it
                 raise outside_root(path, plain, self._real_root)
         try:
             descriptor = os.open(full, _OPEN_FLAGS)
@@ -287,13 +288,13 @@ class LocalStorage:
         return descriptor, num_bytes
 
     def _open_beneath(self, path: str) -> tuple[int, int] | None:
-        """Do what `_open` does by one call, which the kernel keeps inside the root; None where that is not possible."""
+        """Do the same as `_open` in one system call, which cannot leave the root. Return None if that is impossible."""
         if _NATIVE is None or path[:1] == "/":
             return None
         try:
             folder = self._folder = self._folder or _Open(os.open(self._real_root, _FOLDER_FLAGS))
             return _NATIVE.open_beneath(folder.descriptor, path)
-        except (OSError, ValueError):  # no such folder; a NUL in the path
+        except (OSError, ValueError):  # the folder does not exist, or the path contains a NUL
             return None
 
     def _check_inside(self, descriptor: int, path: str, full: str) -> None:
@@ -318,7 +319,7 @@ def _rebuild(
 
 
 def _drop_pages(descriptor: int, start_bytes: int, end_bytes: int) -> None:
-    """Give back the page cache of these bytes; the kernel alone would keep the pages at both ends."""
+    """Free the page cache of these bytes, including partial pages at both ends, which the kernel would keep."""
     first = start_bytes - start_bytes % mmap.PAGESIZE
     os.posix_fadvise(descriptor, first, -(-end_bytes // mmap.PAGESIZE) * mmap.PAGESIZE - first, os.POSIX_FADV_DONTNEED)
 
@@ -344,7 +345,7 @@ def _read_whole(descriptor: int, num_bytes: int) -> bytes:
 
 
 def _fill(descriptor: int, array: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Read a file into `array`; return the part of it that is filled where the file ends before."""
+    """Read a file into `array`, and return the part that was filled, which is shorter if the file ends early."""
     done = os.preadv(descriptor, [array.data], 0)
     while done < len(array) and (num_bytes := os.preadv(descriptor, [array.data[done:]], done)):
         done += num_bytes
@@ -352,7 +353,7 @@ def _fill(descriptor: int, array: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def _read_at(descriptor: int, offset_bytes: int, length_bytes: int) -> bytes:
-    """Return `length_bytes` bytes, or fewer where the file ends before."""
+    """Return `length_bytes` bytes, or fewer if the file ends early."""
     data = os.pread(descriptor, min(length_bytes, _MAX_READ_BYTES), offset_bytes)
     if len(data) == length_bytes or not data:
         return data

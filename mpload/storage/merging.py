@@ -1,4 +1,4 @@
-"""How to read many neighbouring runs of bytes of a file with few reads."""
+"""Plans how to read many neighbouring runs of bytes of a file with a few larger reads."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,15 +16,16 @@ _MAX_OFFSET_BYTES = int(np.iinfo(np.int64).max)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MergedReads:
-    """What to read of one file, and where each run lies in what was read.
+    """The reads to make from one file, and the place of each run in them.
 
-    Run `i` is `data[read_of[i]][start_in_read[i] : start_in_read[i] + length]`, with `data[r]` the bytes of read `r`.
+    Run `i` is `data[read_of[i]][start_in_read[i] : start_in_read[i] + length]`, where `data[r]` holds the bytes of read
+    `r`.
 
     Attributes:
-        offsets: int64 [num_reads], ascending: where each read starts in the file.
-        lengths: int64 [num_reads]: its bytes.
-        read_of: int64 [num_runs]: the read that holds each run.
-        start_in_read: int64 [num_runs]: where the run starts in that read, in bytes.
+        offsets: int64 [num_reads]: offset of each read in the file, ascending.
+        lengths: int64 [num_reads]: length of each read, in bytes.
+        read_of: int64 [num_runs]: number of the read that holds each run.
+        start_in_read: int64 [num_runs]: offset of each run in its read.
     """
 
     offsets: NDArray[np.int64]
@@ -40,22 +41,22 @@ def merge_nearby(
     max_gap_bytes: int,
     max_read_bytes: int,
 ) -> MergedReads:
-    """Plan few reads that together hold all runs of bytes of one file. Opens nothing.
+    """Plan a few reads that together hold all runs of bytes of one file. Opens nothing.
 
-    Runs may come in any order, overlap, repeat and be empty. Neighbours at most `max_gap_bytes` apart share a read of
-    at most `max_read_bytes`; a run longer than that gets a read of its own.
+    Runs may be in any order, overlap, repeat and be empty. Neighbours that are at most `max_gap_bytes` apart share a
+    read of at most `max_read_bytes`. A run longer than that gets a read of its own.
 
     Args:
-        offsets: int64 [num_runs]: where each run starts in the file.
-        lengths: int64 [num_runs]: its bytes.
-        max_gap_bytes: How many unwanted bytes between two runs are cheaper to read than another request.
-        max_read_bytes: How long a merged read may get.
+        offsets: int64 [num_runs]: offset of each run in the file.
+        lengths: int64 [num_runs]: length of each run, in bytes.
+        max_gap_bytes: The largest gap between two runs that is cheaper to read than to skip with another request.
+        max_read_bytes: The greatest length of a merged read.
 
     Raises:
         ArgumentError: A number is negative, `max_read_bytes` is not positive, or the arrays differ in shape.
 
     Memory:
-        A few int64 a run.
+        A few int64 per run.
     """
     _check_runs(offsets, lengths, max_gap_bytes, max_read_bytes)
     too_long = lengths > max_read_bytes
@@ -88,7 +89,7 @@ def merge_nearby(
 
 
 def merged(ranges: Iterable[ByteRange], *, max_gap_bytes: int, max_read_bytes: int = _MAX_OFFSET_BYTES) -> list[Span]:
-    """Return fewer spans that hold all these: neighbours in a file share one. Whole files are left out."""
+    """Return spans that hold all spans in `ranges`; neighbours in a file share one. Whole files are left out."""
     spans: dict[str, list[tuple[int, int]]] = {}
     for item in ranges:
         if item.length_bytes is not None:
@@ -105,7 +106,9 @@ def _check_runs(
     offsets: NDArray[np.int64], lengths: NDArray[np.int64], max_gap_bytes: int, max_read_bytes: int
 ) -> None:
     if offsets.ndim != 1 or offsets.shape != lengths.shape:
-        raise ArgumentError(f"offsets and lengths must be one row each, got shapes {offsets.shape}, {lengths.shape}")
+        raise ArgumentError(
+            f"offsets and lengths must be one-dimensional and of equal length, got {offsets.shape} and {lengths.shape}"
+        )
     if offsets.dtype != np.int64 or lengths.dtype != np.int64:
         raise ArgumentError(f"offsets and lengths must be int64, got {offsets.dtype} and {lengths.dtype}")
     if max_gap_bytes < 0:
@@ -115,13 +118,13 @@ def _check_runs(
     bad = (offsets < 0) | (lengths < 0) | (lengths > _MAX_OFFSET_BYTES - np.maximum(offsets, 0))
     if bad.any():
         run = int(np.argmax(bad))
-        raise ArgumentError(f"run {run} is not a run of bytes: offset {offsets[run]}, length {lengths[run]}")
+        raise ArgumentError(f"run {run} is out of range: offset {offsets[run]}, length {lengths[run]}")
 
 
 def _first_run_of_each_read(
     starts: NDArray[np.int64], ends: NDArray[np.int64], max_gap_bytes: int, max_read_bytes: int
 ) -> NDArray[np.int64]:
-    """Return which runs begin a read; runs are sorted by start, and none is longer than `max_read_bytes`."""
+    """Return the runs that begin a read. Runs must be sorted by start and no longer than `max_read_bytes`."""
     if not starts.size:
         return np.empty(0, np.int64)
     reach = np.maximum.accumulate(ends)
@@ -131,8 +134,8 @@ def _first_run_of_each_read(
     groups = np.flatnonzero(begins)
     group_ends = np.append(groups[1:], starts.size)
 
-    # Groups that are too long are cut greedily. `reach` may come from a run before the cut, but such a run starts no
-    # later and is no longer than a read, so it never reaches past the limit of the read that starts at the cut.
+    # Groups that are too long are cut greedily. `reach` may come from a run before the cut. That run starts no later
+    # than the read that begins at the cut and is no longer than a read may be, so it never exceeds that read's limit.
     for group in np.flatnonzero(reach[group_ends - 1] - starts[groups] > max_read_bytes):
         run, end = int(groups[group]), int(group_ends[group])
         while reach[end - 1] - starts[run] > max_read_bytes:

@@ -1,4 +1,4 @@
-"""The storage that the sources of an index are read from."""
+"""Makes the storage from which the samples of an index are read."""
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -16,12 +16,12 @@ __all__ = ["LocalOrRemote", "SeveralStorages", "open_storage"]
 
 
 class SeveralStorages:
-    """One storage for each type of range: what an index with columns of several types is read from.
+    """Passes each range to the storage for its type, for an index whose columns have several types.
 
     Args:
-        storages: by type; that of `ByteRange` reads spans too.
+        storages: a storage for each type of range. The one for `ByteRange` also reads spans.
 
-    Process: as its storages.
+    Process: see the storages that it uses.
     """
 
     max_parallel_reads = 16
@@ -30,14 +30,14 @@ class SeveralStorages:
         self._storages = storages if ByteRange not in storages else {**storages, Span: storages[ByteRange]}
 
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """Return the bytes of each range, in the order asked."""
+        """Return the bytes of each range, in the order of `ranges`."""
         return [data for item in ranges for data in self._storages[type(item)].read([item])]
 
 
 class LocalOrRemote:
-    """Files of this machine, and objects behind URLs: what a list is read from that may lead anywhere.
+    """Reads local files and objects at URLs, for an index whose paths may lead anywhere.
 
-    Process: as its storages.
+    Process: see the storages that it uses.
     """
 
     max_parallel_reads = 16
@@ -47,16 +47,16 @@ class LocalOrRemote:
         self._remote = remote
 
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """Return the bytes of each range, in the order asked."""
+        """Return the bytes of each range, in the order of `ranges`."""
         return [data for item in ranges for data in (self._remote if is_url(item.path) else self._local).read([item])]
 
     def prefetch(self, item: ByteRange) -> None:
-        """Bring a span of a file into the page cache, as `LocalStorage` does."""
+        """Load a span of a file into the page cache, as `LocalStorage` does."""
         if not is_url(item.path):
             self._local.prefetch(item)
 
     def forget(self, item: ByteRange) -> None:
-        """Give the page cache of a span back, as `LocalStorage` does."""
+        """Free the page cache of a span, as `LocalStorage` does."""
         if not is_url(item.path):
             self._local.forget(item)
 
@@ -69,23 +69,25 @@ def open_storage(
     max_bytes: int | None = None,
     page_cache: PageCache | str = PageCache.KEEP,
 ) -> Storage:
-    """Return what reads ranges of these types below `root`. Nothing is opened yet.
+    """Return a storage that reads ranges of these types below `root`. Nothing is opened yet.
 
     Args:
-        root: what paths are relative to: a folder or a URL.
-        kinds: the types of ranges that will be asked for; `ByteRange` for whole files and for spans.
-        allow_outside_root: let absolute paths, `..` and symbolic links lead out of `root`.
-        max_bytes: the largest file, span or value that is read; None: any.
-        page_cache: what becomes of the page cache that reading files fills.
+        root: the folder or URL that paths are relative to.
+        kinds: the types of ranges that will be read; `ByteRange` stands for whole files and spans.
+        allow_outside_root: allow absolute paths, `..` and symbolic links to lead outside `root`.
+        max_bytes: size of the largest file, span or value that may be read; None means no limit.
+        page_cache: what happens to the page cache that reading files fills.
 
     Raises:
-        StorageError: `root` is a URL, and ranges of these types are not read from there.
-        ArgumentError: the URL is none that can be read.
+        StorageError: `root` is a URL, but ranges of these types can only be read from local files.
+        ArgumentError: the URL is not one that can be read.
     """
     if is_url(root):
         if others := {LmdbValue, RowValue}.intersection(kinds):
             kind = "LMDB" if LmdbValue in others else "Parquet"
-            raise StorageError(f"{kind} files are read from disks, not from {root}. Copy them to this machine")
+            raise StorageError(
+                f"{kind} files can only be read from a local disk, not from {root}. Copy them to this machine"
+            )
         return RemoteStorage(root, allow_outside_root=allow_outside_root, max_bytes=max_bytes)
     local = partial(
         LocalStorage, Path(root), allow_outside_root=allow_outside_root, max_bytes=max_bytes, page_cache=page_cache

@@ -1,4 +1,4 @@
-"""Values of Parquet files, by row group and row."""
+"""Reads values from Parquet files, by row group and row."""
 
 import os
 import threading
@@ -18,19 +18,19 @@ _MAX_OPEN_FILES = 16
 
 
 class ParquetStorage:
-    """Reads values of Parquet files below one folder. A row group is decoded whole, and kept for its other rows.
+    """Reads values from Parquet files below one folder. Row groups are decoded whole and cached for their other rows.
 
-    Samples in random order make each of them decode a row group: shuffle in blocks (`BlockShuffle`, with the blocks as
-    large as row groups and a window that fits `kept_bytes`), or pack the index.
+    If samples come in random order, nearly every sample decodes a whole row group. Either use a `BlockShuffle` whose
+    blocks are as large as row groups and whose window fits `kept_bytes`, or pack the index.
 
     Args:
         root: the folder that paths are relative to.
-        allow_outside_root: let absolute paths, `..` and symbolic links lead out of `root`.
-        max_bytes: the largest value that is returned; None: any.
-        kept_bytes: decoded row groups that are kept; the one not used for longest goes first, one always stays.
+        allow_outside_root: allow absolute paths, `..` and symbolic links to lead outside `root`.
+        max_bytes: size of the largest value that may be returned; None means no limit.
+        kept_bytes: memory for decoded row groups. The least recently used one is evicted first; one is always kept.
 
-    Memory: `kept_bytes`, and pyarrow, about 25 MB, which is imported at the first read.
-    Process: may be forked and pickled; files are opened anew in each process. Threads take turns.
+    Memory: `kept_bytes`, plus about 25 MB for pyarrow, which is imported at the first read.
+    Process: may be forked and pickled; each process opens the files again. Threads take turns.
     """
 
     max_parallel_reads = 1
@@ -52,15 +52,15 @@ class ParquetStorage:
     def _start(self) -> None:
         self._lock = threading.Lock()
         self._files: OrderedDict[str, Any] = OrderedDict()  # by path, least recently used first
-        self._groups: OrderedDict[tuple[str, int, str], Any] = OrderedDict()  # columns of row groups, likewise
-        self._pid = os.getpid()  # last: another thread of a forked child must not meet the parent's lock
+        self._groups: OrderedDict[tuple[str, int, str], Any] = OrderedDict()  # by path, row group and column, likewise
+        self._pid = os.getpid()  # last, so that no thread of a forked child uses the parent's lock
 
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """Return the value of each `RowValue`, in the order asked.
+        """Return the value of each `RowValue`, in the order of `ranges`.
 
         Raises:
-            OutsideRootError: a path leads out of the root.
-            StorageError: a value is not there or cannot be read.
+            OutsideRootError: a path leads outside the root.
+            StorageError: a value does not exist or cannot be read.
         """
         if self._pid != os.getpid():
             self._start()
@@ -72,21 +72,21 @@ class ParquetStorage:
         where = f"{shown(item.path)}: row {item.row} of row group {item.row_group}"
         values = self._group(item, where)
         if item.row >= len(values):
-            raise StorageError(f"{where} is not there. {_REBUILD}")
+            raise StorageError(f"{where} does not exist. {_REBUILD}")
         value = values[item.row]
         if not value.is_valid:
             raise StorageError(f"{where} has no value in {item.column!r}. {_REBUILD}")
         buffer = value.as_buffer()
         if self._max_bytes is not None and buffer.size > self._max_bytes:
             raise StorageError(
-                f"{where} is not read, its {format_count(buffer.size)} bytes exceed "
-                f"max_bytes={format_count(self._max_bytes)}"
+                f"{where} is not read: its {format_count(buffer.size)} bytes exceed "
+                f"max_bytes={format_count(self._max_bytes)}. Raise that limit, or remove the sample from the index"
             )
         data: bytes = buffer.to_pybytes()
         return data
 
     def _group(self, item: RowValue, where: str) -> Any:
-        import pyarrow as pa  # noqa: PLC0415  which no worker pays for that reads other files
+        import pyarrow as pa  # noqa: PLC0415  workers that read other files need not pay for it
 
         key = item.path, item.row_group, item.column
         if (values := self._groups.get(key)) is not None:
@@ -95,7 +95,7 @@ class ParquetStorage:
         try:
             file = self._file(item.path)
             if item.row_group >= file.num_row_groups:
-                raise StorageError(f"{where} is not there. {_REBUILD}")
+                raise StorageError(f"{where} does not exist. {_REBUILD}")
             table = file.read_row_group(item.row_group, columns=[item.column], use_threads=False)
         except (pa.ArrowException, OSError) as error:
             if isinstance(error, StorageError):
@@ -107,7 +107,7 @@ class ParquetStorage:
         if not table.num_columns:
             raise StorageError(f"{shown(item.path)}: has no column {item.column!r}. {_REBUILD}")
         values = table.column(0)
-        while pa.types.is_struct(values.type):  # of which only the wanted field was read
+        while pa.types.is_struct(values.type):  # of its fields, only the requested one was read
             values = values.flatten()[0]
         if not (pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type)):
             raise StorageError(f"{shown(item.path)}: column {item.column!r} holds {values.type}, not bytes. {_REBUILD}")
@@ -140,4 +140,4 @@ class ParquetStorage:
 
 
 _PER_PROCESS = frozenset({"_pid", "_lock", "_files", "_groups"})
-_REBUILD = "Was the file written anew, or is its copy not complete? Build the index again"
+_REBUILD = "If the file is a copy, check that it is complete. If it was rewritten, build the index again"

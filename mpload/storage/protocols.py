@@ -1,4 +1,4 @@
-"""What is asked of a storage, and what some can do besides."""
+"""The interface of a storage, and two extensions that only some storages have."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
@@ -11,37 +11,37 @@ from mpload.storage.ranges import ByteRange
 __all__ = ["PageStorage", "Room", "RoomStorage", "Storage"]
 
 Room = Callable[[int], NDArray[np.uint8]]
-"""Returns an array uint8 [n] for so many bytes; asked again, the former is forgotten."""
+"""Returns an array uint8 [n] with room for n bytes. A second call discards the first array."""
 
 
 class Storage(Protocol):
-    """Where bytes come from.
+    """A place from which bytes are read.
 
-    Where it has `max_parallel_reads`, so many threads may call `read` at once; else one.
+    If it has an attribute `max_parallel_reads`, that many threads may call `read` at the same time; otherwise only one.
     """
 
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """Return the bytes of each of the `ranges`, in order; raise `StorageError` where they cannot be had."""
+        """Return the bytes of each of the `ranges`, in order. Raises `StorageError` if they cannot be read."""
         ...
 
 
 @runtime_checkable
 class PageStorage(Protocol):
-    """A storage whose bytes come through the page cache of the machine."""
+    """A storage that reads through the machine's page cache."""
 
     def prefetch(self, item: ByteRange) -> None:
-        """Bring bytes into the page cache, by large reads."""
+        """Load bytes into the page cache, with large reads."""
         ...
 
     def forget(self, item: ByteRange) -> None:
-        """Take what `prefetch` has brought out of the page cache, where that is wished."""
+        """Free the page cache that `prefetch` filled, if the storage is configured to do so."""
         ...
 
 
 @runtime_checkable
 class RoomStorage(Protocol):
-    """A storage that reads to where the bytes are wanted."""
+    """A storage that can read directly into an array of the caller."""
 
     def read_into(self, item: ByteRange, room: Room) -> NDArray[np.uint8]:
-        """Read a range into the array uint8 [n] that `room(n)` returns, and return that."""
+        """Read a range into the array uint8 [n] that `room(n)` returns, and return that array."""
         ...

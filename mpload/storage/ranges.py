@@ -1,7 +1,7 @@
-"""Which bytes to read: a whole file, a span of a shard, a value of an LMDB database or of a Parquet file.
+"""Requests for bytes: a whole file, a span of a shard, or a value in an LMDB database or a Parquet file.
 
-A storage is asked for these, and the cells of an index hold them: `str` gives the text of such a cell. Only the cell of
-a whole file is a plain `str`, its path, for which a storage is asked as `ByteRange(path)`.
+Storages read these, and the cells of an index hold them: `str(range)` is the text of its cell. The one exception is a
+whole file. Its cell is a plain `str`, the path, which is passed to a storage as `ByteRange(path)`.
 """
 
 import re
@@ -19,12 +19,12 @@ _ROW = re.compile(r"(\d{1,9}):(\d{1,18}):([^@]+)@(.+)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """Bytes of one file, or all of it: what a storage is asked to read.
+    """A part of one file, or the whole file, that a storage is asked to read.
 
     Attributes:
-        path: The file, relative to the storage's root; bytes that are not UTF-8 as surrogate escapes.
-        offset_bytes: Where the bytes start.
-        length_bytes: How many they are; None is the whole file, whatever its size.
+        path: Path of the file, relative to the storage's root. Bytes that are not UTF-8 are surrogate escapes.
+        offset_bytes: Offset of the first byte.
+        length_bytes: Number of bytes; None means the whole file.
 
     Raises:
         ArgumentError: A number is negative, or a whole file has an offset.
@@ -41,7 +41,7 @@ class ByteRange:
             if self.offset_bytes:
                 raise ArgumentError(
                     f"a whole file starts at 0, got offset_bytes={self.offset_bytes} for {self.path!r}. "
-                    "Give length_bytes too",
+                    "Pass length_bytes too",
                 )
         elif self.length_bytes < 0:
             raise ArgumentError(f"length_bytes must not be negative, got {self.length_bytes} for {self.path!r}")
@@ -49,11 +49,11 @@ class ByteRange:
 
 @dataclass(frozen=True, slots=True)
 class Span(ByteRange):
-    """A run of bytes inside a shard: cell `OFFSET+LENGTH@PATH`.
+    """A run of bytes inside a shard. Its cell is `OFFSET+LENGTH@PATH`.
 
     Attributes:
-        offset_bytes: Where the run starts.
-        length_bytes: How long it is.
+        offset_bytes: Offset of the run in the shard.
+        length_bytes: Length of the run.
     """
 
     offset_bytes: int
@@ -61,7 +61,7 @@ class Span(ByteRange):
 
     @classmethod
     def parse(cls, text: str) -> "Span":
-        """Read a `text` `OFFSET+LENGTH@PATH`; raises `ValueError` on anything else."""
+        """Parse a cell `OFFSET+LENGTH@PATH`. Raises `ValueError` for any other text."""
         match = _SPAN.fullmatch(text)
         if match is None or int(match[1]) + int(match[2]) >= 1 << 63:
             raise ValueError(f"{text!r} is not a span OFFSET+LENGTH@PATH, such as 512+1048@shard-0.tar")
@@ -73,10 +73,10 @@ class Span(ByteRange):
 
 @dataclass(frozen=True, slots=True)
 class LmdbValue(ByteRange):
-    """A value of an LMDB database: cell `KEY@PATH`, the key percent-encoded.
+    """A value in an LMDB database. Its cell is `KEY@PATH`, with the key percent-encoded.
 
     Attributes:
-        key: Its bytes, decoded.
+        key: The key, without percent-encoding.
     """
 
     offset_bytes: int = field(default=0, init=False, repr=False)
@@ -85,7 +85,7 @@ class LmdbValue(ByteRange):
 
     @classmethod
     def parse(cls, text: str) -> "LmdbValue":
-        """Read a `text` `KEY@PATH`; raises `ValueError` on anything else."""
+        """Parse a cell `KEY@PATH`. Raises `ValueError` for any other text."""
         match = _LMDB.fullmatch(text)
         if match is None:
             raise ValueError(f"{text!r} is not an LMDB address KEY@PATH, such as 00000001@train.lmdb")
@@ -97,12 +97,12 @@ class LmdbValue(ByteRange):
 
 @dataclass(frozen=True, slots=True)
 class RowValue(ByteRange):
-    """A value of a Parquet file: cell `ROWGROUP:ROW:COLUMN@PATH`, the column percent-encoded.
+    """A value in a Parquet file. Its cell is `ROWGROUP:ROW:COLUMN@PATH`, with the column percent-encoded.
 
     Attributes:
-        row_group: Its number in the file.
-        row: Its number in the row group.
-        column: The path of the leaf column in the schema, with dots: `image.bytes`.
+        row_group: Number of the row group in the file, from 0.
+        row: Number of the row in the row group, from 0.
+        column: Dotted path of the leaf column in the schema: `image.bytes`.
     """
 
     offset_bytes: int = field(default=0, init=False, repr=False)
@@ -113,7 +113,7 @@ class RowValue(ByteRange):
 
     @classmethod
     def parse(cls, text: str) -> "RowValue":
-        """Read a `text` `ROWGROUP:ROW:COLUMN@PATH`; raises `ValueError` on anything else."""
+        """Parse a cell `ROWGROUP:ROW:COLUMN@PATH`. Raises `ValueError` for any other text."""
         match = _ROW.fullmatch(text)
         if match is None:
             raise ValueError(

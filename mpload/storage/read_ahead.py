@@ -1,4 +1,4 @@
-"""Samples read before they are asked for, by a few threads, where storage is slow to answer."""
+"""Reads samples in advance, in a few threads, when the storage has a high latency."""
 
 import os
 import resource
@@ -27,7 +27,7 @@ __all__ = ["DEFAULT_AHEAD_BYTES", "ReadAhead"]
 DEFAULT_AHEAD_BYTES = 16 * MIB
 
 _SLOW_NS = 200_000
-"""A read that takes longer is worth a thread's overhead of some 50 microseconds."""
+"""A read that takes longer than this is slow: it is worth a thread's overhead of about 50 microseconds."""
 _SLOW_SHARE = 1 / 8
 _MEMORY_READS = 32
 _FAST_PROBES = 8
@@ -43,29 +43,29 @@ _Read = TypeVar("_Read")
 
 
 def num_waits_of_thread() -> int:
-    """Return how often this thread has given up its core of its own accord: for a disk, a network, a lock."""
+    """Return how often this thread has given up its core voluntarily, to wait for a disk, the network or a lock."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw if _COUNTS_WAITS else time.perf_counter_ns()
 
 
 class _Fetch:
-    """One read, for one sample or several neighbours. Cheaper than a Future, of which a sample would feel the cost."""
+    """One read, for one sample or several neighbours. A Future would be noticeably slower per sample."""
 
     __slots__ = ("data", "held_bytes", "is_begun", "item", "num_wanting", "sample_id", "taken", "unfinished")
 
     def __init__(self, item: ByteRange) -> None:
         self.item = item
-        self.sample_id: int | None = None  # the sample that has it for itself
-        self.num_wanting = 0  # ranges of samples that lie in it and were not yet asked for
-        self.held_bytes = 0  # what it counts with since it was begun
+        self.sample_id: int | None = None  # the only sample that uses this read; None if several do
+        self.num_wanting = 0  # ranges in this read that have not been requested yet
+        self.held_bytes = 0  # bytes that it counts towards `max_bytes` once it has begun
         self.is_begun = False
-        self.taken = threading.Lock()  # acquired by who reads it, or by who does not want it any more
-        self.unfinished = threading.Lock()  # released when it was read
-        self.data: bytes | None = None  # None: not read, or that failed
+        self.taken = threading.Lock()  # acquired by the thread that reads it, or to cancel it
+        self.unfinished = threading.Lock()  # released when the read has ended
+        self.data: bytes | None = None  # None if it has not been read, or the read failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Piece:
-    """Where one of a sample's ranges lies in what is fetched; `length_bytes` None: all of it."""
+    """The place of one of a sample's ranges in a read. A `length_bytes` of None means the whole read."""
 
     fetch: _Fetch
     start_bytes: int = 0
@@ -73,24 +73,25 @@ class _Piece:
 
 
 class ReadAhead:
-    """Reads for samples that will be asked for soon, while others are decoded.
+    """Reads samples that will be requested soon, while others are decoded.
 
-    Threads are started only when reads are seen to be slow: until then, on files that lie in the page cache, a read
-    costs a look at the clock more. Then as many samples are read ahead as it takes that none is waited for: more after
-    each wait, fewer after a calm time. Now and then a sample is left to be read when it is asked for, to see whether
-    reading ahead still pays; that takes a hundredth of the time at most.
+    Threads are started only when reads turn out to be slow. Until then, a read of a cached file costs only a clock
+    reading more. Afterwards, as many samples are read ahead as are needed to avoid waiting. The number grows after each
+    wait, and shrinks after a time without waits. Now and then one sample, the probe, is left to be read when it is
+    requested, to find out whether reading ahead still pays. Probes take at most 1 % of the time.
 
-    A read ahead that fails is forgotten: the sample reads for itself when its turn comes, and gets the error, if it is
-    still one. So no error ever meets another sample.
+    If reading ahead fails for a sample, the failure is ignored. The sample is read again when it is requested, and only
+    then is an error raised. So an error never affects another sample.
 
     Args:
-        storage: what is read from.
-        max_bytes: what may lie read and not yet asked for. A whole file counts with the mean size so far.
+        storage: the storage to read from.
+        max_bytes: limit on bytes that have been read ahead and not yet requested. The size of a whole file is not known
+            in advance, so it counts as the mean size so far.
         monotonic_ns: the clock.
-        count_waits: says how often this thread has waited so far; None: asks the kernel.
+        count_waits: returns how often this thread has waited so far; None means that the kernel is asked.
 
     Memory: `max_bytes`, and a stack for each of the storage's `max_parallel_reads` threads.
-    Process: may be forked, even while threads read: the child starts afresh. Is asked by one thread.
+    Process: may be forked, even while threads read; the child starts afresh. Use it in one thread only.
     """
 
     def __init__(
@@ -106,42 +107,42 @@ class ReadAhead:
         self.max_bytes = max_bytes
         self._storage = storage
         self.max_parallel_reads: int = getattr(storage, "max_parallel_reads", 1)
-        """How many reads may be under way at once."""
+        """Maximum number of reads in progress at the same time."""
         self._clock_ns = monotonic_ns
         self._count_waits = count_waits or num_waits_of_thread
         self._slow_share = 0.0
-        self._num_watched = _MEMORY_READS  # reads of which we ask whether they waited: that takes a microsecond itself
+        self._num_watched = _MEMORY_READS  # how many of the next reads to check for waits; a check takes a microsecond
         self._mean_file_bytes = float(_GUESSED_FILE_BYTES)
         self._is_possible = self.max_parallel_reads > 1
         self.is_active = False
-        """Whether reads are slow enough that it pays to `plan`."""
+        """Whether reads are slow enough that `plan` pays."""
         self.was_active = False
-        """Whether they ever were."""
+        """Whether `is_active` was ever true."""
         self.depth = _FIRST_DEPTH
-        """How many samples are read ahead."""
+        """Number of samples to read ahead."""
         self.num_waits = 0
-        """Samples that were asked for before they had been read."""
+        """Number of samples that were requested before they had been read."""
         self._start()
 
     def _start(self) -> None:
         self._pid = os.getpid()
         self._num_started = 0
         self._jobs: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        self._end = weakref.finalize(self, self._jobs.put, None)  # each thread passes it on
+        self._end = weakref.finalize(self, self._jobs.put, None)  # ends a thread, which passes None on to the next
         self._pieces: dict[int, list[_Piece]] = {}  # by sample_id, in the order planned
-        self._queue: deque[_Fetch] = deque()  # not begun
+        self._queue: deque[_Fetch] = deque()  # reads that have not begun
         self._held_bytes = 0
-        self._num_ahead = 0  # ranges that were begun and are still wanted
-        self._num_since_change = 0  # samples asked for since `depth` was changed
+        self._num_ahead = 0  # ranges whose read has begun and that have not been requested yet
+        self._num_since_change = 0  # samples requested since `depth` last changed
         self._num_fast_probes = 0
-        self._probe: int | None = None  # a sample that is left to be read when it is asked for
+        self._probe: int | None = None  # the sample that is left to be read when it is requested
         self._next_probe_ns = 0
 
     def plan(self, wanted: Mapping[int, Sequence[ByteRange]]) -> None:
-        """Have these samples read, in this order, as far as depth and bytes allow; forget all others.
+        """Read these samples ahead in this order, as far as `depth` and `max_bytes` allow, and cancel all others.
 
         Args:
-            wanted: the ranges of each sample, by sample_id; those of a sample are the same each time.
+            wanted: the ranges of each sample, by sample_id. A sample must have the same ranges in every call.
         """
         self._check_process()
         if not self.is_active:
@@ -157,10 +158,10 @@ class ReadAhead:
         self._begin()
 
     def read(self, sample_id: int, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """Return the bytes of a sample's ranges: those read ahead, else read now.
+        """Return the bytes of a sample's ranges, reading them now unless they were read ahead.
 
         Raises:
-            StorageError: they cannot be had.
+            StorageError: the bytes cannot be read.
         """
         if not self.is_active:
             return self.measured(lambda: self._storage.read(ranges))
@@ -177,7 +178,7 @@ class ReadAhead:
         return found
 
     def _collect(self, pieces: Sequence[_Piece]) -> list[bytes] | None:
-        """Wait for what was begun; return None where something was not, or failed."""
+        """Wait for the reads of a sample. Return None if one of them has not begun or has failed."""
         self._adapt(is_late=any(not piece.fetch.is_begun or piece.fetch.unfinished.locked() for piece in pieces))
         try:
             parts = [_bytes_of(piece, self._storage) for piece in pieces]
@@ -189,10 +190,10 @@ class ReadAhead:
         return None if None in parts else cast("list[bytes]", parts)
 
     def _adapt(self, *, is_late: bool) -> None:
-        """Read twice as far ahead after a wait, a sample less far after a calm time."""
+        """Double `depth` after a wait, and lower it by one after a time without waits."""
         self.num_waits += is_late
         self._num_since_change += 1
-        if is_late and self._num_since_change > self.depth:  # else the last change has not told yet
+        if is_late and self._num_since_change > self.depth:  # else the last change has not had an effect yet
             self.depth = min(2 * self.depth, _MAX_DEPTH)
         elif not is_late and self._num_since_change > max(_CALM_SAMPLES, self.depth) and self.depth > 2:
             self.depth -= 1
@@ -201,7 +202,7 @@ class ReadAhead:
         self._num_since_change = 0
 
     def _begin(self) -> None:
-        """Hand reads to the threads, as far as depth and bytes allow."""
+        """Pass reads to the threads, as far as `depth` and `max_bytes` allow."""
         while self._queue and self._num_ahead < self.depth:
             fetch = self._queue[0]
             if fetch.num_wanting and not self._is_left_as_probe(fetch):
@@ -220,19 +221,19 @@ class ReadAhead:
             self._queue.popleft()
 
     def run(self, job: Callable[[], object]) -> None:
-        """Have a thread call `job`, behind what was planned so far; nobody hears what it returns or raises."""
+        """Call `job` in a thread, after the reads queued so far. Its result and exceptions are discarded."""
         self._check_process()
         if self._is_possible and self._has_thread():
             self._jobs.put(job)
 
     def _has_thread(self) -> bool:
-        """Start one more thread, if there may be more; return False where none can be."""
+        """Start another thread unless there are enough. Return False if no thread can be started."""
         if self._num_started < min(self.max_parallel_reads, self.depth):
-            # A daemon: a read that hangs must not keep the interpreter from leaving.
+            # A daemon, so that a hanging read cannot prevent the interpreter from exiting.
             thread = threading.Thread(target=_serve, args=(self._jobs,), name=_THREAD_NAME, daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # a limit on processes, or the interpreter is leaving
+            except RuntimeError:  # a limit on processes is reached, or the interpreter is exiting
                 self._is_possible = self.is_active = False
                 self._end()
                 self._start()
@@ -241,7 +242,7 @@ class ReadAhead:
         return True
 
     def measured(self, read: Callable[[], _Read]) -> _Read:
-        """Return what `read` does, by which reads are judged: one of a sample that was not read ahead."""
+        """Call `read`, measure it, and return its result. Use it for reads of samples that were not read ahead."""
         is_watched = self.is_active or self._num_watched > 0
         num_waits = self._count_waits() if is_watched else 0
         start_ns = self._clock_ns()
@@ -253,9 +254,9 @@ class ReadAhead:
         return data
 
     def _judge(self, read_ns: int, *, has_waited: bool) -> None:
-        """Decide from a read that was made alone whether reads are slow.
+        """Decide whether reads are slow, from one that was not read ahead.
 
-        One in which this thread never waited is not: where cores are scarce, others may have run meanwhile.
+        A read during which this thread never waited is not slow. If cores are scarce, other processes ran meanwhile.
         """
         is_slow = has_waited and read_ns > _SLOW_NS
         if not self.is_active:
@@ -272,11 +273,11 @@ class ReadAhead:
             self._start()
 
     def _is_left_as_probe(self, fetch: _Fetch) -> bool:
-        """Whether a sample is to be read when it is asked for; never one that shares its read with neighbours."""
+        """Return whether a read is left out as a probe. A read that several samples share never is."""
         if self._probe is not None or fetch.sample_id is None or self._clock_ns() < self._next_probe_ns:
             return False
         pieces = self._pieces[fetch.sample_id]
-        if any(piece.fetch.is_begun for piece in pieces):  # the disk may have brought this one too
+        if any(piece.fetch.is_begun for piece in pieces):  # the disk may have loaded this one along with it
             return False
         self._probe = fetch.sample_id
         self._release(self._pieces.pop(fetch.sample_id))
@@ -293,26 +294,26 @@ class ReadAhead:
                     fetch.taken.acquire(blocking=False)
 
     def _check_process(self) -> None:
-        if self._pid != os.getpid():  # threads do not live on in a forked child
+        if self._pid != os.getpid():  # threads do not survive in a forked child
             self._end.detach()
             self._start()
 
 
 def _serve(jobs: "SimpleQueue[Callable[[], object] | None]") -> None:
-    """Do what is to be done: the loop of a thread. It holds nothing of its ReadAhead, whose end is its own."""
+    """Run jobs until None comes: the loop of each thread. It holds no reference to the ReadAhead that it belongs to."""
     while (job := jobs.get()) is not None:
         with suppress(Exception):
             job()
-        job = None  # or it would keep what was read while the thread waits
+        job = None  # else the bytes it read would stay in memory while the thread waits
     jobs.put(None)
 
 
 def _perform(fetch: _Fetch, storage: Storage) -> None:
-    """Read, unless somebody else does or nobody wants it any more."""
+    """Do a read, unless another thread does it or it was cancelled."""
     if fetch.taken.acquire(blocking=False):
         try:
             fetch.data = storage.read([fetch.item])[0]
-        except Exception:  # noqa: BLE001  the sample meets it again, reading for itself
+        except Exception:  # noqa: BLE001  the sample is read again when requested, and raises it then
             fetch.data = None
         finally:
             fetch.unfinished.release()
@@ -322,8 +323,8 @@ def _bytes_of(piece: _Piece, storage: Storage) -> bytes | None:
     fetch = piece.fetch
     if not fetch.is_begun:
         return None
-    _perform(fetch, storage)  # where no thread has come to it yet
-    # No limit: a read that hangs would hang this sample anyway, and a worker's sample timeout ends it.
+    _perform(fetch, storage)  # in this thread, if no other has started it
+    # Without a time limit: a hanging read would hang this sample anyway, and the worker's sample timeout ends it.
     with fetch.unfinished:
         data = fetch.data
     if data is None or piece.length_bytes is None or len(data) == piece.length_bytes:
@@ -334,14 +335,14 @@ def _bytes_of(piece: _Piece, storage: Storage) -> bytes | None:
 def _plan(
     wanted: Mapping[int, Sequence[ByteRange]], *, max_read_bytes: int
 ) -> tuple[dict[int, list[_Piece]], list[_Fetch]]:
-    """Return where each sample's ranges will lie, and the reads, in the order of the first sample that wants each."""
+    """Return the pieces of each sample, and the reads in the order of the first sample that needs each."""
     spans: dict[str, list[ByteRange]] = {}
     for ranges in wanted.values():
         for item in ranges:
             if item.length_bytes is not None:
                 spans.setdefault(item.path, []).append(item)
     merged = {path: _merge(path, items, max_read_bytes=max_read_bytes) for path, items in spans.items()}
-    fetches: dict[_Fetch, int | None] = {}  # and the sample that has it for itself
+    fetches: dict[_Fetch, int] = {}  # each read, with the first sample that uses it
     planned: dict[int, list[_Piece]] = {}
     for sample_id, ranges in wanted.items():
         planned[sample_id] = pieces = []
@@ -354,8 +355,8 @@ def _plan(
 
 
 def _merge(path: str, items: Sequence[ByteRange], *, max_read_bytes: int) -> Iterator[_Piece]:
-    """Yield where each of the spans of one file lies in reads that neighbours share."""
-    if len(items) == 1:  # nearly always, where the order is a global shuffle
+    """Yield the piece of each span of one file. Neighbouring spans share a read."""
+    if len(items) == 1:  # nearly always the case in a global shuffle
         yield _Piece(fetch=_Fetch(items[0]), length_bytes=items[0].length_bytes)
         return
     reads = merge_nearby(

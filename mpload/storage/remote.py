@@ -1,11 +1,11 @@
-"""Objects behind URLs: s3, gs, az, http and https, by `obstore`.
+"""Reads objects at s3, gs, az, http and https URLs, using `obstore`.
 
-A read takes about as much CPU as with `pyarrow.fs`, the start a tenth of the time, a worker less than half of the
-memory (benchmarks/records/remote.jsonl).
+Compared with `pyarrow.fs`, a read takes about the same CPU time, startup takes a tenth of the time, and a worker uses
+less than half of the memory (benchmarks/records/remote.jsonl).
 
-Credentials come from the provider's own places only: its environment variables, a role of the machine or container; a
-profile of AWS (`AWS_PROFILE`) through boto3. They stand in no index, and no error repeats what a server or client says
-word for word: such texts hold signed requests.
+Credentials come only from the provider's usual sources: environment variables, a role of the machine or container, or
+an AWS profile (`AWS_PROFILE`, through boto3). An index never contains credentials. Errors never quote the messages of
+servers or clients, because these can contain signed requests.
 """
 
 import os
@@ -32,36 +32,37 @@ _SCHEMES = ("s3", "gs", "az", "http", "https")
 _BODY_ATTEMPTS = 4
 _FIRST_WAIT_SECONDS = 0.2
 _PARALLEL_LISTS = 16
-_PAGE_OBJECTS = 1000  # what providers send at once
+_PAGE_OBJECTS = 1000  # number of objects that providers send per page
 _STATUS = re.compile(r"status code: (\d{3}[ \w-]{0,30})")
 _CAUSES = ("timed out", "timeout", "connection refused", "dns error", "connection closed", "error trying to connect")
 
 
 class _Runtime:
-    """Which process has started the threads of obstore: they do not come along when it forks, and calls would hang."""
+    """The process that started obstore's threads. A forked child lacks them, so calls to obstore would hang there."""
 
     pid: int | None = None
 
 
 class RemoteStorage:
-    """Reads objects and spans of them below a URL.
+    """Reads objects, and spans of them, below a URL.
 
-    A request that fails is made again, up to `max_retries` times within `retry_seconds`, after growing waits with
-    jitter; an answer that does not come within `timeout_seconds` is such a failure.
+    A failed request is retried up to `max_retries` times within `retry_seconds`, with increasing waits and jitter. A
+    request without a response within `timeout_seconds` has failed.
 
     Args:
         root: the URL that paths are relative to.
-        allow_outside_root: let URLs in place of paths lead out of `root`.
-        max_bytes: the largest object or span that is read; None: any.
-        timeout_seconds: for one request.
-        retry_seconds: for all attempts at one request.
-        max_retries: attempts after the first one.
+        allow_outside_root: allow paths that are URLs outside `root`.
+        max_bytes: size of the largest object or span that may be read; None means no limit.
+        timeout_seconds: time limit for one request.
+        retry_seconds: time limit for a request and all its retries.
+        max_retries: number of retries after the first attempt.
 
-    Memory: what `read` returns; about 10 MB for the client.
-    Process: may be pickled, and forked before the first read; each process makes its own clients. Any thread may read.
+    Memory: the bytes that `read` returns, and about 10 MB for the client.
+    Process: may be pickled, and may be forked before the first read. Each process makes its own clients. Any thread may
+    read.
 
     Raises:
-        ArgumentError: `root` is not a URL that can be read, or holds a secret.
+        ArgumentError: `root` is not a URL that can be read, or contains a secret.
     """
 
     max_parallel_reads = 32
@@ -90,12 +91,12 @@ class RemoteStorage:
         self._stores: dict[str, ObjectStore] = {}
 
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """Return the bytes of each range, in the order asked.
+        """Return the bytes of each range, in the order of `ranges`.
 
         Raises:
             ArgumentError: obstore is not installed.
-            OutsideRootError: a URL leads out of the root.
-            StorageError: bytes cannot be had.
+            OutsideRootError: a URL leads outside the root.
+            StorageError: bytes cannot be read.
         """
         return [self._read(item) for item in ranges]
 
@@ -113,21 +114,21 @@ class RemoteStorage:
                 data = self._fetch(store, key, url, item)
             except StorageError:
                 raise
-            except Exception as error:  # noqa: BLE001  of many classes, and none may be shown as it is
+            except Exception as error:  # noqa: BLE001  obstore raises many classes, whose texts must not be shown
                 failure = _failure(url, error)
-                if not _broke_off(error) or attempt == _BODY_ATTEMPTS - 1:
+                if not _is_truncated(error) or attempt == _BODY_ATTEMPTS - 1:
                     break
                 time.sleep(random.uniform(0.5, 1.0) * _FIRST_WAIT_SECONDS * 2**attempt)
             else:
                 failure = None
                 break
-        if failure is not None:  # raised here, so that it does not carry the other one along
+        if failure is not None:  # raised outside `except`, so that the original is not its context
             raise failure
         if item.length_bytes is not None and len(data) < item.length_bytes:
             raise StorageError(
                 f"{_shown(url)}: the span {item.offset_bytes}+{item.length_bytes} ends at byte "
-                f"{format_count(item.offset_bytes + item.length_bytes)}, behind the object's end. Is it complete? "
-                "Else build the index again"
+                f"{format_count(item.offset_bytes + item.length_bytes)}, past the end of the object. Was it uploaded "
+                "completely? If so, build the index again"
             )
         return data
 
@@ -143,7 +144,7 @@ class RemoteStorage:
         if not is_url(path):
             if path[:1] == "/" or ".." in path.split("/"):
                 raise OutsideRootError(
-                    f"{_shown(path)}: leads out of the root {self._root}. Fix this line of the index"
+                    f"{_shown(path)}: leads outside of the root {self._root}. Fix this line of the index"
                 )
             if not path or not is_url(self._root):
                 raise StorageError(f"{_shown(path)!r} is not a URL. Fix this line of the index")
@@ -152,15 +153,15 @@ class RemoteStorage:
         if not self._allow_outside_root and (not path.startswith(f"{self._root}/") or ".." in path.split("/")):
             raise OutsideRootError(
                 f"{_shown(path)}: lies outside of the root {self._root}. Set #root of the index to a URL that holds "
-                "all objects, or allow paths outside of it"
+                "all objects or, if you trust the index, open it by open_index(..., allow_outside_root=True)"
             )
         return path
 
     def _check_size(self, url: str, num_bytes: int) -> None:
         if self._max_bytes is not None and num_bytes > self._max_bytes:
             raise StorageError(
-                f"{_shown(url)}: is not read, its {format_count(num_bytes)} bytes exceed "
-                f"max_bytes={format_count(self._max_bytes)}"
+                f"{_shown(url)}: is not read: its {format_count(num_bytes)} bytes exceed "
+                f"max_bytes={format_count(self._max_bytes)}. Raise that limit, or remove the sample from the index"
             )
 
     def _store(self, bucket: str, url: str) -> "ObjectStore":
@@ -184,38 +185,39 @@ class RemoteStorage:
 
 
 def is_url(path: str) -> bool:
-    """Whether a path is a URL."""
+    """Return whether a path is a URL."""
     return "://" in path
 
 
 def check_url(url: str) -> None:
-    """Raise `ArgumentError` unless `url` is one that can be read, and that holds no secret."""
+    """Raise `ArgumentError` unless `url` can be read and contains no secret."""
     parts = urlsplit(url)
     if parts.scheme not in _SCHEMES or not parts.netloc:
-        raise ArgumentError(f"{_shown(url)}: is not a URL of {', '.join(_SCHEMES)}")
+        raise ArgumentError(f"{_shown(url)}: is not a URL with scheme {', '.join(_SCHEMES[:-1])} or {_SCHEMES[-1]}")
     if "@" in parts.netloc or (parts.query and parts.scheme.startswith("http")):
         raise ArgumentError(
-            f"{_shown(url)}: holds a password or a query, which may be a signature. An index holds no secrets: "
-            "name the object as s3://BUCKET/KEY, and leave credentials to the provider's environment variables"
+            f"{_shown(url)}: contains a password, or a query that may be a signature. An index must not contain "
+            "secrets: write s3://BUCKET/KEY, and pass credentials in the provider's environment variables"
         )
 
 
 def list_objects(url: str) -> Iterator[tuple[str, int]]:
-    """Yield path, relative to `url`, and bytes of all objects below `url`, in no order.
+    """Yield the path relative to `url` and the size in bytes of each object below `url`, in no particular order.
 
-    A bucket of S3, whose list can begin behind any key, is listed at several places at once; others from the first key
+    An S3 bucket can be listed from any key, so several threads list parts of it. Others are listed from the first key
     to the last.
 
-    Memory: some pages of the list.
+    Memory: a few pages of the list.
 
     Raises:
         ArgumentError: the URL cannot be listed, or obstore is not installed.
-        StorageError: it cannot be read.
+        StorageError: the bucket cannot be read.
     """
     check_url(url)
     if url.startswith("http"):
         raise ArgumentError(
-            f"{url}: what lies behind http cannot be listed. Give a list of paths, and this as its root"
+            f"{url}: objects at http URLs cannot be listed. List their paths in a text file, and index that file "
+            "with this URL as its root"
         )
     bucket, prefix = _split(f"{url.rstrip('/')}/")
     store = _open_bucket(bucket, url, timeout_seconds=60.0, retry_seconds=300.0, max_retries=10)
@@ -226,7 +228,7 @@ def list_objects(url: str) -> Iterator[tuple[str, int]]:
         for page in library.list(store, prefix=prefix or None, offset=offset, chunk_size=_PAGE_OBJECTS):
             yield [(each["path"][len(prefix) :], each["size"]) for each in page if each["path"].startswith(prefix)]
 
-    is_sorted = bucket.startswith("s3:") and not bucket.endswith("--x-s3")  # directory buckets have no order
+    is_sorted = bucket.startswith("s3:") and not bucket.endswith("--x-s3")  # directory buckets are not sorted
     failure = None
     try:
         if is_sorted and is_plain(prefix):
@@ -252,14 +254,14 @@ def _obstore(url: str) -> Any:
         _Runtime.pid = os.getpid()
     if _Runtime.pid != os.getpid():
         raise StorageError(
-            f"{_shown(url)}: this process was forked from one that has read URLs already, whose threads it has not. "
-            "Use MPLoader, or DataLoader(..., multiprocessing_context='spawn')"
+            f"{_shown(url)}: this process was forked from one that had already read URLs, so it lacks obstore's "
+            "threads. Use MPLoader, or DataLoader(..., multiprocessing_context='spawn')"
         )
     return obstore
 
 
-def _broke_off(error: Exception) -> bool:
-    """Whether an answer began and did not end, which obstore does not always try again."""
+def _is_truncated(error: Exception) -> bool:
+    """Return whether a response started but did not finish. obstore does not always retry these."""
     return type(error).__name__ == "GenericError" and "Retry" not in str(error)
 
 
@@ -289,7 +291,7 @@ def _open_bucket(
             client_options={
                 "timeout": timedelta(seconds=timeout_seconds),
                 "connect_timeout": timedelta(seconds=min(10.0, timeout_seconds)),
-                "allow_http": True,  # of an endpoint that the environment names so
+                "allow_http": True,  # for an endpoint with an http URL in the environment
             },
             retry_config={"max_retries": max_retries, "retry_timeout": timedelta(seconds=retry_seconds)},
             **more,
@@ -300,30 +302,30 @@ def _open_bucket(
 
 
 def _failure(url: str, error: Exception) -> StorageError:
-    """Return what may be told of an error: its kind, a status, never its text."""
+    """Return an error that says what kind of failure it was and its HTTP status, but never quotes its text."""
     text = str(error)
     status = _STATUS.search(text)
     if isinstance(error, FileNotFoundError) or type(error).__name__ == "NotFoundError":
-        cause = "there is no such object. Does #root of the index point to the right place, and was it deleted?"
+        cause = "no such object. Does #root of the index point to the right place, or was the object deleted?"
     elif type(error).__name__ in {"PermissionDeniedError", "UnauthenticatedError"} or (
         status is not None and status[1][:3] in {"401", "403"}
     ):
         cause = (
-            "access is denied. Give credentials as the provider's tools take them (AWS_ACCESS_KEY_ID, AWS_PROFILE, "
-            "GOOGLE_APPLICATION_CREDENTIALS, a role); AWS_SKIP_SIGNATURE=true for public buckets"
+            "access is denied. Set up credentials as for the provider's own tools (AWS_ACCESS_KEY_ID, AWS_PROFILE, "
+            "GOOGLE_APPLICATION_CREDENTIALS, a role). For a public bucket, set AWS_SKIP_SIGNATURE=true"
         )
     elif status is not None and status[1].startswith("416"):
-        cause = "the span lies behind the object's end. Build the index again"
+        cause = "the span lies past the end of the object. Build the index again"
     elif status is not None:
-        cause = f"the server answers {status[1].strip()}, after all attempts"
+        cause = f"the server answered {status[1].strip()} to every attempt"
     elif found := next((words for words in _CAUSES if words in text.lower()), None):
-        cause = f"{found}, after all attempts. Is the network up, and the endpoint right?"
+        cause = f"{found}, in every attempt. Check the network and the endpoint"
     else:
         cause = f"cannot be read ({type(error).__name__})"
     return StorageError(f"{_shown(url)}: {cause}")
 
 
 def _shown(url: str) -> str:
-    """Return a URL without password and query, as it can be printed."""
+    """Return a URL without its password and query, so that it can be printed."""
     plain = re.sub(r"(://)[^/@]*@", r"\1", url.partition("?")[0] if url.startswith("http") else url)
     return plain.encode("utf-8", "backslashreplace").decode()

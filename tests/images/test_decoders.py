@@ -184,7 +184,7 @@ def test_a_file_that_is_too_large_is_not_even_read(photos: Photos, tmp_path: Pat
     index = open_index(tmp_path / "all.txt", allow_outside_root=True)
     decode = ImageDecoder(limits=Limits(max_bytes=1000))
     pipeline = Pipeline(index=index, decode=decode, policy=ErrorPolicy())
-    with pytest.raises(SampleError, match=r"jpeg_420\.jpg: is not read, its .* bytes exceed max_bytes=1,000"):
+    with pytest.raises(SampleError, match=r"jpeg_420\.jpg: is not read: its .* bytes exceed max_bytes=1,000"):
         pipeline.batch(np.array([0]), seed=0, epoch=0)
 
 

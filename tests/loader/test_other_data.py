@@ -100,7 +100,7 @@ def test_a_damaged_file_gives_an_array_or_a_decode_error() -> None:
 def test_an_array_file_that_is_too_large_is_not_even_read(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros(1000))
     (tmp_path / "all.txt").write_text("a.npy\n")
-    with pytest.raises(Exception, match="is not read, its 8,128 bytes exceed max_bytes=1,000"):
+    with pytest.raises(Exception, match="is not read: its 8,128 bytes exceed max_bytes=1,000"):
         batch_of(tmp_path / "all.txt", NumpyDecoder(max_bytes=1000))
 
 

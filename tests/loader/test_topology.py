@@ -39,7 +39,7 @@ def test_launchers_are_recognised(environment: dict[str, str], expected: Topolog
 
 @pytest.mark.parametrize("environment", [{"RANK": "8", "WORLD_SIZE": "8"}, {"RANK": "x", "WORLD_SIZE": "8"}])
 def test_invalid_variables_are_reported(environment: dict[str, str]) -> None:
-    with pytest.raises(ArgumentError, match=r"RANK=. and WORLD_SIZE=8 name no rank: .* pass topology="):
+    with pytest.raises(ArgumentError, match=r"RANK=. and WORLD_SIZE=8 do not give a valid rank: .* pass topology="):
         detect_topology(environment)
 
 

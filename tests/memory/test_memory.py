@@ -1,4 +1,4 @@
-"""Memory figures against processes that take a known amount."""
+"""Memory figures, checked against processes that use a known amount and cgroups with known limits."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ MAP = "import mmap; f = open({0!r}, 'rb'); m = mmap.mmap(f.fileno(), 0, access=m
 
 
 def wait_ready(code: str) -> "subprocess.Popen[bytes]":
-    """Start a process that runs `code` and then waits for the end of its input; return once it waits."""
+    """Start a process that runs `code` and then waits for the end of its input. Return when it waits."""
     process = subprocess.Popen(
         [sys.executable, "-c", f"{code}\nimport sys; print('ready', flush=True); sys.stdin.read()"],
         stdin=subprocess.PIPE,
@@ -33,7 +33,7 @@ def hold(num_bytes: int) -> "subprocess.Popen[bytes]":
 
 
 @pytest.mark.processes
-def test_private_memory_of_a_child_shows_in_its_uss_and_in_the_tree() -> None:
+def test_private_memory_of_a_child_is_in_its_uss_and_the_child_is_in_the_tree() -> None:
     with hold(0) as empty, hold(50 * MIB) as full:
         extra = process_memory(full.pid).uss_bytes - process_memory(empty.pid).uss_bytes
         assert 49 * MIB <= extra < 54 * MIB
@@ -47,10 +47,10 @@ def test_private_memory_of_a_child_shows_in_its_uss_and_in_the_tree() -> None:
 
 @pytest.mark.processes
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="PSS is Linux's")
-def test_a_shared_map_counts_by_halves(tmp_path: Path) -> None:
+def test_memory_that_two_processes_map_counts_half_for_each_in_pss(tmp_path: Path) -> None:
     (tmp_path / "shared").write_bytes(b"x" * 40 * MIB)
     code = MAP.format(str(tmp_path / "shared"))
-    with wait_ready(code) as first:  # two small processes: what this one shares changes as other tests come and go
+    with wait_ready(code) as first:  # two new processes, because other tests affect what this process shares
         alone = process_memory(first.pid)
         with wait_ready(code) as second:
             shared = process_memory(first.pid)
@@ -61,7 +61,7 @@ def test_a_shared_map_counts_by_halves(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_process_that_has_ended_is_named_or_left_out() -> None:
+def test_a_process_that_has_ended_raises_an_error_or_is_left_out() -> None:
     with hold(0) as process:
         process.communicate()
     with pytest.raises(psutil.NoSuchProcess):
@@ -70,10 +70,10 @@ def test_a_process_that_has_ended_is_named_or_left_out() -> None:
 
 
 @pytest.mark.processes
-def test_a_dead_child_that_nobody_has_waited_for_is_left_out_of_its_tree() -> None:
+def test_a_zombie_is_left_out_of_its_tree() -> None:
     with hold(0) as process:
         process.kill()
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead, and still in the table of processes
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead, but not reaped
         assert process.pid in {child.pid for child in psutil.Process().children()}
         assert process.pid not in {found.pid for found in tree_memory()}
 
@@ -88,7 +88,7 @@ def write_words(folder: Path, **words: str) -> None:
 
 
 def make_cgroup(root: Path, version: int, path: str, limit: str) -> Path:
-    """Write one cgroup, one and a half cores wide, as the kernel shows it; return the file that names its members."""
+    """Write the files of a cgroup with a quota of 1.5 cores; return the file that names a process's cgroups."""
     if version == 2:
         write_words(
             root / path,
@@ -113,14 +113,14 @@ def make_cgroup(root: Path, version: int, path: str, limit: str) -> Path:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_what_is_left_of_a_container_counts_the_page_cache_as_free(tmp_path: Path, version: int) -> None:
+def test_page_cache_counts_as_free_memory_of_a_container(tmp_path: Path, version: int) -> None:
     members = make_cgroup(tmp_path, version, "job", limit=str(LIMIT_BYTES))
     left_bytes = LIMIT_BYTES - (USED_BYTES - CACHE_BYTES)
     assert available_bytes(cgroup_folder=tmp_path, cgroup_members=members) == left_bytes
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_the_tightest_container_around_a_process_decides(tmp_path: Path, version: int) -> None:
+def test_the_tightest_container_of_a_process_limits_it(tmp_path: Path, version: int) -> None:
     make_cgroup(tmp_path, version, "job", limit=str(LIMIT_BYTES))
     members = make_cgroup(tmp_path, version, "job/step", limit="1000000000000000")
     left_bytes = LIMIT_BYTES - (USED_BYTES - CACHE_BYTES)
@@ -128,12 +128,12 @@ def test_the_tightest_container_around_a_process_decides(tmp_path: Path, version
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_full_container_has_nothing_left(tmp_path: Path, version: int) -> None:
+def test_a_full_container_has_no_memory_left(tmp_path: Path, version: int) -> None:
     members = make_cgroup(tmp_path, version, "job", limit=str(MIB))
     assert available_bytes(cgroup_folder=tmp_path, cgroup_members=members) == 0
 
 
-def test_without_a_limit_the_machine_decides(tmp_path: Path) -> None:
+def test_without_a_container_limit_the_machine_is_the_limit(tmp_path: Path) -> None:
     members = make_cgroup(tmp_path, 2, "job", limit="max")
     machine_bytes = psutil.virtual_memory().available
     assert available_bytes(cgroup_folder=tmp_path, cgroup_members=members) == pytest.approx(machine_bytes, rel=0.2)
@@ -150,7 +150,7 @@ def test_a_quota_of_cores_is_rounded_up(tmp_path: Path, version: int, monkeypatc
 @pytest.mark.parametrize(
     "words", [{"cpu__max": "max 100000"}, {"cpu__cfs_quota_us": "-1", "cpu__cfs_period_us": "1000"}]
 )
-def test_without_a_quota_affinity_decides(
+def test_without_a_quota_the_affinity_is_the_limit(
     tmp_path: Path, words: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5, 7}, raising=False)

@@ -1,4 +1,4 @@
-"""The memory of a process tree over time: real processes that leak and that do not."""
+"""The memory of process trees over time, measured on real processes with and without leaks."""
 
 import contextlib
 import csv
@@ -38,7 +38,7 @@ from multiprocessing import get_context
 def work(number, leaks):
     kept, started = [], time.monotonic()
     for step in range(10_000):
-        held = os.urandom(1 << 16) * (16 + 16 * (step % 3))  # as batches come and go
+        held = os.urandom(1 << 16) * (16 + 16 * (step % 3))  # like batches that come and go
         while leaks and len(kept) < 30 * (time.monotonic() - started):
             kept.append(os.urandom(1 << 16))
         time.sleep(0.02)
@@ -58,7 +58,7 @@ import os, sys, time
 from pathlib import Path
 import mpload
 
-class Busy:  # works for a while; the fourth worker that it works in keeps 1 MB more every second
+class Busy:  # takes 10 ms per image; in the fourth worker it leaks 1 MB a second
     def __init__(self, folder, leaks):
         self.folder, self.leaks, self.kept, self.number, self.started = folder, leaks, [], None, 0.0
 
@@ -96,7 +96,7 @@ if __name__ == "__main__":
 
 @contextlib.contextmanager
 def train(tmp_path: Path, what: str) -> "Iterator[subprocess.Popen[bytes]]":
-    """Start a training run with eight workers over real photographs, and wait until it has made an epoch."""
+    """Start a training run with eight workers on real photographs, and wait until its first epoch is finished."""
     make_photo_tree(tmp_path / "photos", num_images=64, num_classes=2, seed=0)
     files = sorted((tmp_path / "photos").rglob("*.JPEG"))
     index = tmp_path / "train.txt"
@@ -113,20 +113,20 @@ def train(tmp_path: Path, what: str) -> "Iterator[subprocess.Popen[bytes]]":
 
 
 def num_epochs(tmp_path: Path) -> int:
-    """Return how many epochs the training run has made so far."""
+    """Return how many epochs the training run has finished."""
     return len((tmp_path / "epochs").read_text().splitlines())
 
 
 def watch(
     run: "subprocess.Popen[bytes]", *, interval_seconds: float, until: Callable[[float, set[int]], bool]
 ) -> set[int]:
-    """Return the processes that were reported to grow until `until(seconds, processes)`."""
+    """Watch a run until `until(seconds, processes)`, and return the processes that were reported to grow."""
     monitor = MemoryMonitor(run.pid, interval_seconds=interval_seconds)
     found: set[int] = set()
     while not until((reading := monitor.read()).seconds, found):
         found |= {growth.pid for growth in monitor.growth()}
         time.sleep(interval_seconds)
-    assert len(reading.processes) == 10  # eight workers, what they are forked from, and the script
+    assert len(reading.processes) == 10  # eight workers, the zygote and the script
     return found
 
 
@@ -134,14 +134,14 @@ def watch(
 def test_a_leak_of_one_megabyte_a_second_in_one_of_eight_workers_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mpload.memory.monitor._CORE_SHARE", 0.2)  # it is the number of readings that takes time
+    monkeypatch.setattr("mpload.memory.monitor._CORE_SHARE", 0.2)  # the test needs many readings in little time
     with train(tmp_path, "leaks") as run:
         found = watch(run, interval_seconds=0.2, until=lambda seconds, found: bool(found) or seconds > 60)
     assert found == {int((tmp_path / "leaker").read_text())}
 
 
 @pytest.mark.quiet
-def test_it_is_found_within_a_minute_at_one_percent_of_a_core_and_nothing_else_is(tmp_path: Path) -> None:
+def test_the_leak_and_no_other_is_found_within_a_minute_at_one_percent_of_a_core(tmp_path: Path) -> None:
     with train(tmp_path, "leaks") as run:
         found = watch(run, interval_seconds=1.0, until=lambda seconds, _: seconds > 60)
     assert found == {int((tmp_path / "leaker").read_text())}
@@ -174,12 +174,12 @@ def series(uss_bytes: list[float], *, pid: int = 1) -> list[Reading]:
 
 @pytest.mark.quiet
 @pytest.mark.parametrize("leaking", [3, -1])
-def test_a_leak_in_one_of_eight_workers_is_found_and_none_where_there_is_none(
+def test_a_leak_in_one_of_eight_processes_is_found_and_none_in_a_clean_tree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaking: int
 ) -> None:
     monkeypatch.setattr(
         "mpload.memory.monitor._CORE_SHARE", 0.5
-    )  # enough readings that some meet what is held at its least
+    )  # enough readings that some see the smallest amount held
     script = tmp_path / "tree.py"
     script.write_text(TREE)
     with subprocess.Popen([sys.executable, script, str(leaking), "60"], stdout=subprocess.PIPE, text=True) as process:
@@ -202,7 +202,7 @@ def test_a_leak_in_one_of_eight_workers_is_found_and_none_where_there_is_none(
     st.integers(24, 300),
     st.floats(0, 64),
 )
-def test_what_comes_and_goes_is_no_growth(seed: int, num_readings: int, swing_mib: float) -> None:
+def test_memory_that_goes_up_and_down_is_not_growth(seed: int, num_readings: int, swing_mib: float) -> None:
     swing = np.random.default_rng(seed).random(num_readings) * swing_mib * MIB
     assert find_growth(series((64 * MIB + swing - swing[-1]).tolist())) == []
 
@@ -215,11 +215,11 @@ def test_steady_growth_is_found_with_its_rate(mib_per_second: float, noise: floa
     assert growth.bytes_per_second == pytest.approx(mib_per_second * MIB, rel=0.1)
 
 
-def test_a_process_that_grows_while_it_starts_up_and_then_stays_is_no_leak() -> None:
+def test_growth_during_startup_is_not_a_leak() -> None:
     assert find_growth(series([MIB * min(second, 30) * 10.0 for second in range(100)])) == []
 
 
-def test_readings_stay_few_however_long_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_readings_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpload.memory.monitor._MAX_READINGS", 16)
     monitor = MemoryMonitor()
     for _ in range(200):
@@ -230,7 +230,7 @@ def test_readings_stay_few_however_long_the_watch(monkeypatch: pytest.MonkeyPatc
     assert monitor.peak.pss_bytes >= max(reading.total.pss_bytes for reading in monitor.readings)
 
 
-def test_every_reading_is_a_line_per_process_of_the_csv(tmp_path: Path) -> None:
+def test_the_csv_has_a_line_for_each_reading_and_process(tmp_path: Path) -> None:
     readings = [MemoryMonitor().read() for _ in range(3)]
     write_csv(readings, tmp_path / "memory.csv")
     with (tmp_path / "memory.csv").open() as file:
@@ -239,7 +239,7 @@ def test_every_reading_is_a_line_per_process_of_the_csv(tmp_path: Path) -> None:
     assert int(rows[0]["pss_bytes"]) == readings[0].processes[0].pss_bytes
 
 
-def test_the_parquet_file_holds_what_the_csv_holds(tmp_path: Path) -> None:
+def test_the_parquet_file_has_the_same_contents_as_the_csv(tmp_path: Path) -> None:
     readings = [MemoryMonitor().read() for _ in range(3)]
     write_csv(readings, tmp_path / "memory.csv")
     write_parquet([*readings, Reading(seconds=9.0, processes=readings[0].processes)], tmp_path / "memory.parquet")
@@ -269,7 +269,7 @@ def test_the_parquet_file_holds_what_the_csv_holds(tmp_path: Path) -> None:
     ],
     ids=["version 2", "version 1"],
 )
-def test_what_a_container_takes_is_split_by_what_it_is(
+def test_the_memory_of_a_container_is_split_by_kind(
     tmp_path: Path, words: tuple[str, ...], files: dict[str, str]
 ) -> None:
     statistics = "".join(f"{word} {size * MIB}\n" for word, size in zip(words, (100, 300, 50), strict=True))
@@ -278,11 +278,11 @@ def test_what_a_container_takes_is_split_by_what_it_is(
         (tmp_path / name).write_text(text or f"cache 1\nrss 1\n{statistics}")
     usage = MemoryGauge(cgroup_folder=tmp_path, cgroup_members=tmp_path / "members").usage()
     assert usage.limit_bytes == 900 * MIB
-    sizes = usage.anonymous_bytes, usage.shmem_bytes, usage.file_bytes  # what is shared counts as page cache there
+    sizes = usage.anonymous_bytes, usage.shmem_bytes, usage.file_bytes  # the kernel counts shared memory as page cache
     assert sizes == (100 * MIB, 50 * MIB, 250 * MIB)
 
 
-def test_without_a_container_the_machine_is_shown(tmp_path: Path) -> None:
+def test_without_a_container_usage_is_that_of_the_machine(tmp_path: Path) -> None:
     gauge = MemoryGauge(cgroup_folder=tmp_path, cgroup_members=tmp_path / "none")
     usage = gauge.usage()
     assert usage.limit_bytes == pytest.approx(psutil.virtual_memory().total, rel=0.01)
@@ -291,24 +291,24 @@ def test_without_a_container_the_machine_is_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/shm").exists(), reason="has no /dev/shm")
-def test_what_lies_in_dev_shm_is_seen() -> None:
+def test_files_in_dev_shm_are_counted() -> None:
     before = MemoryGauge().usage().dev_shm_bytes
     path = Path(f"/dev/shm/mpload-test-{os.getpid()}")
     try:
         path.write_bytes(bytes(32 * MIB))
-        assert MemoryGauge().usage().dev_shm_bytes > before + 16 * MIB  # others come and go
+        assert MemoryGauge().usage().dev_shm_bytes > before + 16 * MIB  # other processes may delete files meanwhile
     finally:
         path.unlink()
 
 
 FAMILY = """
-import os, sys, time
+import os, signal, sys
 children = []
 for line in sys.stdin:
     if line == "fork\\n":
         pid = os.fork()
         if pid == 0:
-            time.sleep(1000)
+            signal.pause()
         children.append(pid)
     else:
         pid = children.pop()
@@ -320,7 +320,7 @@ for line in sys.stdin:
 
 @contextlib.contextmanager
 def family(num_children: int) -> Iterator[Callable[[str], int]]:
-    """Start a process with children. What is given asks who it is (""), or to fork or kill one, and returns whom."""
+    """Start a process with children. Yields a function: "fork" and "kill" return a child's pid, "" the parent's."""
     with subprocess.Popen(
         [sys.executable, "-c", FAMILY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -328,17 +328,17 @@ def family(num_children: int) -> Iterator[Callable[[str], int]]:
         assert process.stdout is not None
         stdin, stdout = process.stdin, process.stdout
 
-        def tell(what: str) -> int:
-            if not what:
+        def order(command: str) -> int:
+            if not command:
                 return process.pid
-            stdin.write(f"{what}\n")
+            stdin.write(f"{command}\n")
             stdin.flush()
             return int(stdout.readline())
 
         for _ in range(num_children):
-            tell("fork")
+            order("fork")
         try:
-            yield tell
+            yield order
         finally:
             for child in psutil.Process(process.pid).children():
                 child.kill()
@@ -346,29 +346,29 @@ def family(num_children: int) -> Iterator[Callable[[str], int]]:
 
 
 @pytest.mark.processes
-def test_processes_that_come_and_go_are_seen() -> None:
-    with family(3) as tell:
-        tree = ProcessTree(tell(""))
+def test_new_and_dead_processes_are_noticed() -> None:
+    with family(3) as order:
+        tree = ProcessTree(order(""))
 
-        def seen() -> set[int]:
+        def pids() -> set[int]:
             return {process.pid for process in tree.read(max_seconds=10.0)}
 
-        before = seen()
+        before = pids()
         assert len(before) == 4
-        assert seen() == before
-        born = tell("fork")
-        assert seen() == before | {born}
-        assert tell("kill") == born
-        assert seen() == before
+        assert pids() == before
+        child = order("fork")
+        assert pids() == before | {child}
+        assert order("kill") == child
+        assert pids() == before
     assert tree.read(max_seconds=10.0) == ()
 
 
 @pytest.mark.processes
-def test_a_process_that_is_not_read_again_keeps_its_figures_and_is_read_soon() -> None:
-    with family(20) as tell:
-        tree = ProcessTree(tell(""))
+def test_a_process_that_is_skipped_keeps_its_figures_and_is_read_soon() -> None:
+    with family(20) as order:
+        tree = ProcessTree(order(""))
         first = tree.read(max_seconds=1e-9)
-        assert len(first) == 21  # those that are new are always read
+        assert len(first) == 21  # new processes are always read
         assert all(one is other for one, other in zip(first, tree.read(max_seconds=1e-9), strict=True))
         latest = first
         for _ in range(200):
@@ -377,7 +377,7 @@ def test_a_process_that_is_not_read_again_keeps_its_figures_and_is_read_soon() -
 
 
 @pytest.mark.processes
-def test_reading_large_processes_takes_no_more_processor_time_than_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_large_processes_takes_no_more_cpu_time_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     def memory_of_large(process: psutil.Process) -> ProcessMemory:
         memory = memory_of(process)
         until = time.thread_time() + 5e-3
@@ -386,8 +386,8 @@ def test_reading_large_processes_takes_no_more_processor_time_than_is_allowed(mo
         return memory
 
     monkeypatch.setattr("mpload.memory.process_tree.memory_of", memory_of_large)
-    with family(10) as tell:
-        tree = ProcessTree(tell(""))
+    with family(10) as order:
+        tree = ProcessTree(order(""))
         tree.read(max_seconds=1.0)
         started = time.thread_time()
         for _ in range(200):
@@ -395,13 +395,13 @@ def test_reading_large_processes_takes_no_more_processor_time_than_is_allowed(mo
         assert 0.5 * 200e-3 < time.thread_time() - started < 1.5 * 200e-3
 
 
-def test_an_interval_that_is_none_is_named() -> None:
+def test_an_interval_of_zero_is_refused() -> None:
     with pytest.raises(ArgumentError, match="interval_seconds must be positive, got 0"):
         MemoryMonitor(interval_seconds=0)
 
 
 @pytest.mark.processes
-def test_the_command_under_the_monitor_keeps_its_output_and_exit_code(tmp_path: Path) -> None:
+def test_a_monitored_command_keeps_its_output_and_exit_code(tmp_path: Path) -> None:
     program = "import time; kept = bytearray(200 << 20); time.sleep(3); print('done'); raise SystemExit(7)"
     files: list[str | Path] = ["--csv", tmp_path / "memory.csv", "--plot", tmp_path / "memory.png"]
     files += ["--parquet", tmp_path / "memory.parquet"]
@@ -429,14 +429,14 @@ def test_the_plot_shows_the_pss_of_the_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_command_that_ends_at_once_can_be_drawn(tmp_path: Path) -> None:
+def test_a_command_that_ends_immediately_can_be_plotted(tmp_path: Path) -> None:
     ran = mpload("monitor", "--plot", tmp_path / "memory.png", "--", "true")
     assert (ran.returncode, ran.stderr.count("\n")) == (0, 1), ran.stderr
     assert cv2.imread(str(tmp_path / "memory.png")) is not None
 
 
 @pytest.mark.processes
-def test_in_a_training_run_every_process_has_its_role(tmp_path: Path) -> None:
+def test_the_role_of_every_process_in_a_training_run_is_recognised(tmp_path: Path) -> None:
     with train(tmp_path, "clean") as run:
         reading = MemoryMonitor(run.pid).read()
         parents = {process.pid: psutil.Process(process.pid).ppid() for process in reading.processes}
@@ -446,14 +446,14 @@ def test_in_a_training_run_every_process_has_its_role(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_terminal_shows_pss_beside_rss_and_what_takes_the_memory() -> None:
+def test_a_terminal_shows_pss_rss_and_what_uses_the_memory() -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "mpload", "monitor", "--interval", "0.1", "--", "sleep", "0.5"]
     environment = {**os.environ, "COLUMNS": "200", "LINES": "50", "TERM": "xterm"}
     with subprocess.Popen(command, stderr=theirs, stdout=subprocess.DEVNULL, env=environment):
         os.close(theirs)
         shown = b""
-        with contextlib.suppress(OSError):  # what reading a terminal that nobody writes to any more gives
+        with contextlib.suppress(OSError):  # reading fails once the command has closed the terminal
             while block := os.read(ours, 1 << 16):
                 shown += block
     os.close(ours)
@@ -463,19 +463,19 @@ def test_a_terminal_shows_pss_beside_rss_and_what_takes_the_memory() -> None:
 
 
 @pytest.mark.processes
-def test_a_command_that_a_signal_ends_gives_the_code_a_shell_would(tmp_path: Path) -> None:
+def test_a_command_killed_by_a_signal_gives_the_exit_code_of_a_shell(tmp_path: Path) -> None:
     assert mpload("monitor", "--", "sh", "-c", "kill -9 $$").returncode == 137
 
 
 def catches(pid: int, number: signal.Signals) -> bool:
-    """Whether a process has a handler of its own for a signal."""
+    """Return whether a process has installed a handler for a signal."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     caught = next(line.split()[1] for line in lines if line.startswith("SigCgt"))
     return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 @pytest.mark.processes
-def test_a_command_hears_sigterm_and_decides(tmp_path: Path) -> None:
+def test_a_command_receives_sigterm_and_may_handle_it(tmp_path: Path) -> None:
     script = "trap 'echo saved; exit 3' TERM; echo ready; while true; do sleep 0.1; done"
     command = [sys.executable, "-m", "mpload", "monitor", "--csv", f"{tmp_path}/memory.csv", "--", "sh", "-c", script]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
@@ -490,7 +490,7 @@ def test_a_command_hears_sigterm_and_decides(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("arguments", "code", "saying"),
+    ("arguments", "code", "message"),
     [
         ((), 2, "not both"),
         (("--pid", "1", "--", "true"), 2, "not both"),
@@ -503,8 +503,8 @@ def test_a_command_hears_sigterm_and_decides(tmp_path: Path) -> None:
         (("--interval", "nan", "--", "echo", "run"), 2, "--interval must be positive, got nan"),
     ],
 )
-def test_wrong_use_of_the_monitor_is_one_clear_line(arguments: tuple[str, ...], code: int, saying: str) -> None:
+def test_wrong_use_of_the_monitor_prints_one_line(arguments: tuple[str, ...], code: int, message: str) -> None:
     ran = mpload("monitor", *arguments)
     assert (ran.returncode, ran.stdout) == (code, "")
-    assert saying in ran.stderr
+    assert message in ran.stderr
     assert len(ran.stderr.splitlines()) == 1

@@ -1,8 +1,8 @@
-"""Orders are bijections, frozen, and cost no memory per sample.
+"""Orders are bijections, never change between versions, and use no memory per sample.
 
-After a wanted (breaking) change of an order: raise `_VERSION` in `mpload/plan/order.py`, run
-`MPLOAD_REGENERATE=1 python -m pytest tests/plan/test_order.py`, and tell users in CHANGELOG.md that old checkpoints
-do not fit.
+If you change an order on purpose, which is a breaking change: raise `_VERSION` in `mpload/plan/order.py`, run
+`MPLOAD_REGENERATE=1 python -m pytest tests/plan/test_order.py`, and say in CHANGELOG.md that checkpoints of earlier
+versions cannot be restored.
 """
 
 import json
@@ -61,9 +61,7 @@ def test_every_epoch_is_a_bijection(choice: OrderChoice, num_samples: int, seed:
 
 @given(num_values=st.integers(1, 2**62), seed=seeds, data=st.data())
 @settings(max_examples=200)
-def test_inverse_of_a_permutation_finds_every_place_however_many_there_are(
-    num_values: int, seed: int, data: st.DataObject
-) -> None:
+def test_the_inverse_of_a_permutation_of_any_size_undoes_it(num_values: int, seed: int, data: st.DataObject) -> None:
     permutation = _Permutation(num_values, _round_keys("shuffle", seed, 0))
     places = np.array(data.draw(st.lists(st.integers(0, num_values - 1), max_size=20)), np.uint64)
     values = permutation(places)
@@ -86,7 +84,7 @@ def test_huge_epochs_give_distinct_ids_in_range(
 
 @given(choice=choices, num_samples=st.integers(1, 3000), seed=seeds, data=st.data())
 @settings(max_examples=200)
-def test_any_positions_in_any_sequence_give_what_the_whole_epoch_gives_there(
+def test_any_positions_in_any_sequence_have_the_same_ids_as_in_the_whole_epoch(
     choice: OrderChoice, num_samples: int, seed: int, data: st.DataObject
 ) -> None:
     order = order_of(choice, num_samples, seed=seed)
@@ -112,14 +110,14 @@ def test_specs_are_stable() -> None:
 
 
 def windows_of(choice: BlockShuffle, ids: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Cut an epoch into its windows, where a window is as long as the blocks in it."""
+    """Split an epoch into its windows, and return the blocks that each window touches."""
     num_blocks = -(-ids.size // choice.block_samples)
     windows: list[NDArray[np.int64]] = []
     first = 0
     while first < ids.size:
         rest = ids[first : first + choice.block_samples * choice.window_blocks] // choice.block_samples
         blocks = np.unique(rest)
-        if blocks.size > choice.window_blocks:  # a short block is in it: the window ends earlier
+        if blocks.size > choice.window_blocks:  # the window holds the short block, so it ends earlier
             short = choice.block_samples * num_blocks - ids.size
             rest = rest[: rest.size - short]
         windows.append(np.unique(rest))
@@ -129,7 +127,7 @@ def windows_of(choice: BlockShuffle, ids: NDArray[np.int64]) -> list[NDArray[np.
 
 @given(choice=block_shuffles, num_samples=st.integers(1, 5000), seed=seeds)
 @settings(max_examples=200)
-def test_a_window_of_positions_touches_at_most_window_blocks_blocks_and_no_other_window_does(
+def test_a_window_touches_at_most_window_blocks_blocks_and_shares_none_with_another(
     choice: BlockShuffle, num_samples: int, seed: int
 ) -> None:
     windows = windows_of(choice, all_ids(order_of(choice, num_samples, seed=seed)))
@@ -149,7 +147,7 @@ def test_a_run_as_long_as_a_window_touches_at_most_three_windows(
         assert np.unique(blocks[first : first + length]).size <= 3 * choice.window_blocks
 
 
-def test_short_block_lands_anywhere_in_the_block_order() -> None:
+def test_the_short_block_can_come_at_any_place_in_the_block_order() -> None:
     choice, num_samples = BlockShuffle(block_samples=10, window_blocks=1), 73
     places = [int(np.argmax(all_ids(order_of(choice, num_samples, seed=seed)) >= 70)) // 10 for seed in range(200)]
     assert set(places) == set(range(8))
@@ -161,10 +159,10 @@ def test_samples_of_a_window_are_shuffled_over_all_its_blocks() -> None:
     for window in blocks.reshape(10, 1000):
         assert np.unique(window).size == 10
         assert np.unique(window[:100]).size >= 9
-        assert np.bincount(np.diff(window) == 0)[0] > 800  # neighbours are seldom of the same block
+        assert np.bincount(np.diff(window) == 0)[0] > 800  # neighbours rarely come from the same block
 
 
-def test_windows_are_shuffled_each_in_its_own_way() -> None:
+def test_every_window_is_shuffled_differently() -> None:
     choice = BlockShuffle(block_samples=100, window_blocks=1)
     offsets = all_ids(order_of(choice, 10_000)) % 100
     assert np.unique(offsets.reshape(100, 100), axis=0).shape[0] == 100
@@ -179,7 +177,7 @@ def test_blocks_out_of_range_are_refused(block_samples: int, window_blocks: int)
         BlockShuffle(block_samples=block_samples, window_blocks=window_blocks)
 
 
-def test_largest_legal_arguments_are_taken() -> None:
+def test_the_largest_allowed_arguments_are_accepted() -> None:
     choice = BlockShuffle(block_samples=2**31 - 1, window_blocks=2**31 - 1)
     order = choice.order(num_samples=2**62, seed=2**63 - 1, epoch=2**63 - 1)
     ids = order.sample_ids(np.array([0, 2**61, 2**62 - 1]))
@@ -198,7 +196,7 @@ GOLDEN_CHOICES: list[OrderChoice] = [
 
 
 def golden_orders() -> dict[str, list[int]]:
-    """Return the first ids, and for long epochs the last, of a table of orders."""
+    """Return the first and the last ids of many orders."""
     orders = {}
     for choice in GOLDEN_CHOICES:
         for num_samples in (1, 2, 5, 17, 1000, 1_281_167, 10**10, 2**62):
@@ -210,7 +208,7 @@ def golden_orders() -> dict[str, list[int]]:
     return orders
 
 
-def test_orders_are_those_of_the_golden_file() -> None:
+def test_orders_match_the_golden_file() -> None:
     if os.environ.get("MPLOAD_REGENERATE") == "1":
         lines = (f"{json.dumps(key)}: {json.dumps(ids)}" for key, ids in golden_orders().items())
         GOLDEN.write_text("{\n" + ",\n".join(lines) + "\n}\n")

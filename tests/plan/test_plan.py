@@ -1,4 +1,4 @@
-"""Plans share out an epoch without loss or repetition, and a checkpoint is arithmetic."""
+"""Plans divide an epoch without losing or repeating a sample, and a checkpoint is a few integers."""
 
 import json
 import pickle
@@ -38,7 +38,7 @@ def plans_of_ranks(num_samples: int, batch_size: int, world_size: int, tail: Tai
 
 
 def global_batches(plans: list[Plan]) -> list[list[int]]:
-    """Return what all ranks consume in each step, rank after rank."""
+    """Return the positions that all ranks together consume in each step, rank after rank."""
     assert len({plan.num_batches for plan in plans}) == 1, "ranks must take the same number of steps"
     return [
         [position for plan in plans for position in plan.positions(batch).tolist()]
@@ -55,7 +55,7 @@ def joined(batches: list[list[int]]) -> list[int]:
 
 @given(nums_samples, batch_sizes, world_sizes, st.data())
 @many_cases
-def test_drop_takes_every_position_once_up_to_the_last_full_global_batch(
+def test_drop_yields_every_position_once_up_to_the_last_full_global_batch(
     num_samples: int, batch_size: int, world_size: int, data: st.DataObject
 ) -> None:
     start = data.draw(st.integers(0, num_samples))
@@ -66,14 +66,14 @@ def test_drop_takes_every_position_once_up_to_the_last_full_global_batch(
 
 @given(nums_samples, batch_sizes, world_sizes, st.data())
 @many_cases
-def test_ragged_takes_every_position_once(
+def test_ragged_yields_every_position_once(
     num_samples: int, batch_size: int, world_size: int, data: st.DataObject
 ) -> None:
     start = data.draw(st.integers(0, num_samples))
     plans = plans_of_ranks(num_samples, batch_size, world_size, Tail.RAGGED, start)
     batches = global_batches(plans)
     assert joined(batches) == list(range(start, num_samples))
-    assert all(batches), "no step in which nobody has a sample"
+    assert all(batches), "in every step some rank has a sample"
     for plan in plans:
         sizes = [plan.positions(batch).size for batch in range(plan.num_batches)]
         assert sizes == [plan.num_real_samples(batch) for batch in range(plan.num_batches)]
@@ -82,7 +82,7 @@ def test_ragged_takes_every_position_once(
 
 @given(nums_samples, batch_sizes, world_sizes, st.data())
 @many_cases
-def test_pad_gives_full_batches_in_which_every_position_is_real_once(
+def test_pad_yields_full_batches_with_every_position_once_besides_the_padding(
     num_samples: int, batch_size: int, world_size: int, data: st.DataObject
 ) -> None:
     start = data.draw(st.integers(0, num_samples))
@@ -96,12 +96,12 @@ def test_pad_gives_full_batches_in_which_every_position_is_real_once(
             padding += positions[plan.num_real_samples(batch) :]
     assert real == list(range(start, num_samples))
     assert len(padding) < batch_size * world_size
-    assert padding == [at % num_samples for at in range(len(padding))], "padding goes round from position 0"
+    assert padding == [at % num_samples for at in range(len(padding))], "padding starts at position 0 and wraps around"
 
 
 @given(nums_samples, batch_sizes, world_sizes, tails, st.data())
 @many_cases
-def test_samples_of_a_rank_are_those_of_its_batches(
+def test_the_number_of_samples_of_a_rank_is_the_sum_over_its_batches(
     num_samples: int, batch_size: int, world_size: int, tail: Tail, data: st.DataObject
 ) -> None:
     start = data.draw(st.integers(0, num_samples))
@@ -110,7 +110,7 @@ def test_samples_of_a_rank_are_those_of_its_batches(
 
 
 @pytest.mark.parametrize("tail", Tail)
-def test_an_epoch_that_is_empty_or_over_has_no_batches(tail: Tail) -> None:
+def test_an_empty_or_finished_epoch_has_no_batches(tail: Tail) -> None:
     for num_samples, start in ((0, 0), (10, 10)):
         for plan in plans_of_ranks(num_samples, 4, 3, tail, start):
             assert plan.num_batches == plan.num_samples_of_rank == 0
@@ -156,7 +156,7 @@ def test_resuming_with_any_other_ranks_and_batches_yields_exactly_the_rest(
 
 @given(nums_samples, batch_sizes, world_sizes, tails, st.data())
 @many_cases
-def test_resuming_unchanged_yields_the_same_batches_as_going_on(
+def test_resuming_unchanged_yields_the_same_batches_as_continuing(
     num_samples: int, batch_size: int, world_size: int, tail: Tail, data: st.DataObject
 ) -> None:
     plans = plans_of_ranks(num_samples, batch_size, world_size, tail)
@@ -169,7 +169,7 @@ def test_resuming_unchanged_yields_the_same_batches_as_going_on(
 
 @given(nums_samples, batch_sizes, st.integers(1, 12), tails)
 @many_cases
-def test_workers_that_take_turns_share_out_the_batches_of_a_rank(
+def test_workers_that_take_turns_divide_the_batches_of_a_rank(
     num_samples: int, batch_size: int, num_workers: int, tail: Tail
 ) -> None:
     plan = plans_of_ranks(num_samples, batch_size, 2, tail)[1]
@@ -183,7 +183,7 @@ def test_workers_that_take_turns_share_out_the_batches_of_a_rank(
     assert sum(map(len, of_worker)) == len(alone)
 
 
-def test_huge_epochs_are_plain_arithmetic() -> None:
+def test_huge_epochs_do_not_overflow() -> None:
     num_samples = 2**62
     plan = Plan(
         num_samples=num_samples,
@@ -200,7 +200,7 @@ def test_huge_epochs_are_plain_arithmetic() -> None:
     assert plan.position_after(plan.num_batches) == num_samples
 
 
-def test_more_ranks_and_batches_than_samples_are_plain_arithmetic_too() -> None:
+def test_more_ranks_and_batches_than_samples_do_not_overflow() -> None:
     ragged = plans_of_ranks(num_samples=5, batch_size=2**61, world_size=9, tail=Tail.RAGGED)
     assert [plan.positions(0).size for plan in ragged] == [5, *[0] * 8]
     last = Topology(rank=2**62 - 2, world_size=2**62 - 1)
@@ -221,7 +221,7 @@ def test_rank_outside_the_world_is_refused() -> None:
         Topology(world_size=0)
 
 
-def test_topology_is_alone_by_default() -> None:
+def test_the_default_topology_is_rank_0_of_1() -> None:
     assert Topology() == Topology(rank=0, world_size=1)
 
 
@@ -294,18 +294,18 @@ def test_state_is_a_flat_dictionary_of_integers_and_strings() -> None:
 @pytest.mark.parametrize("name", STATE.to_dict())
 def test_state_without_a_key_is_refused(name: str) -> None:
     lacking = {key: value for key, value in STATE.to_dict().items() if key != name}
-    with pytest.raises(StateError, match=f"no '{name}' in it. Pass what state_dict"):
+    with pytest.raises(StateError, match=f"it has no '{name}'. Pass what state_dict"):
         State.from_dict(lacking)
 
 
 def test_state_with_an_unknown_key_is_refused() -> None:
-    with pytest.raises(StateError, match="unknown 'rank' in it"):
+    with pytest.raises(StateError, match="it has unknown keys 'rank'"):
         State.from_dict({**STATE.to_dict(), "rank": 0})
 
 
 @pytest.mark.parametrize("version", [0, 2, "1", True, None])
-def test_state_of_another_version_is_refused_before_all_else(version: object) -> None:
-    with pytest.raises(StateError, match=r"format version .*, this mpload reads 1\. Restore it with the mpload that"):
+def test_state_of_another_version_is_refused_before_anything_else_is_checked(version: object) -> None:
+    with pytest.raises(StateError, match=r"format version .*, but this mpload reads version 1\. Restore"):
         State.from_dict({"version": version, "something": "new"})
 
 
@@ -334,16 +334,16 @@ def test_state_with_a_wrong_value_is_refused(name: str, value: object) -> None:
     st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists)
     | st.dictionaries(st.text(), st.none())
 )
-def test_what_is_no_state_is_a_state_error(thing: Any) -> None:
+def test_anything_but_a_state_raises_a_state_error(thing: Any) -> None:
     with pytest.raises(StateError):
         State.from_dict(thing)
 
 
-def test_state_fits_its_own_index_and_order_only() -> None:
+def test_state_fits_only_its_own_index_and_order() -> None:
     STATE.check_fits(fingerprint="blake2b:00ff", order="shuffle", num_samples=9_000_000_000)
-    with pytest.raises(StateError, match=r"made over another index: .*'blake2b:00ff', this index has 'other'\. Open"):
+    with pytest.raises(StateError, match=r"made with another index: .*'blake2b:00ff', this index has 'other'\. Open"):
         STATE.check_fits(fingerprint="other", order="shuffle", num_samples=10**10)
-    with pytest.raises(StateError, match="made in order 'shuffle', this run has 'sequential'"):
+    with pytest.raises(StateError, match="made with order 'shuffle', but this run uses 'sequential'"):
         STATE.check_fits(fingerprint="blake2b:00ff", order="sequential", num_samples=10**10)
     with pytest.raises(StateError, match=r"position must be in \[0, 1000\], got 9000000000"):
         STATE.check_fits(fingerprint="blake2b:00ff", order="shuffle", num_samples=1000)

@@ -1,7 +1,7 @@
-"""A shuffle looks random: no test here can tell it from one, at seeds that are fixed so that none is ever flaky.
+"""Shuffles look random: these statistical tests cannot tell them from truly random orders.
 
-Each test gives p-values of a law that true random orders follow; one below `UNLIKELY` fails. With fixed seeds a failure
-means that the order changed, not bad luck.
+Each test computes p-values for a property of truly random orders, and fails if one is below `UNLIKELY`. Seeds are
+fixed, so the tests are never flaky: a failure means that the order has changed, not bad luck.
 """
 
 import math
@@ -24,7 +24,7 @@ def epoch_ids(choice: OrderChoice, num_samples: int, *, seed: int = 0, epoch: in
 
 
 def bucket_p_value(ids: NDArray[np.int64], num_buckets: int) -> float:
-    """Return how likely random orders fill a table of position buckets by sample_id buckets as unevenly as this one."""
+    """Return the p-value of the counts in a table of position buckets by sample_id buckets."""
     buckets = np.arange(ids.size) * num_buckets // ids.size
     counts = np.zeros((num_buckets, num_buckets))
     np.add.at(counts, (buckets, ids * num_buckets // ids.size), 1)
@@ -32,13 +32,13 @@ def bucket_p_value(ids: NDArray[np.int64], num_buckets: int) -> float:
 
 
 def displacement_p_value(ids: NDArray[np.int64]) -> float:
-    """Return how likely sample_ids lie as they do from their positions: |i - j| of two random places is triangular."""
+    """Return the p-value of the distances between ids and positions: |i - j| of two random places is triangular."""
     away = np.sort(np.abs(ids - np.arange(ids.size))) / ids.size
     return float(stats.kstest(away, stats.triang(c=0).cdf).pvalue)
 
 
 def gap_p_value(ids: NDArray[np.int64]) -> float:
-    """Return how likely the steps between neighbours are as uneven as here: modulo N they are uniform."""
+    """Return the p-value of the steps between neighbours, which are uniform modulo N in a random order."""
     steps = np.diff(ids) % ids.size
     return float(stats.chisquare(np.bincount(steps * 50 // ids.size, minlength=50)).pvalue)
 
@@ -48,26 +48,26 @@ def correlation_p_value(ids: NDArray[np.int64], others: NDArray[np.int64]) -> fl
 
 
 def num_adjacent(ids: NDArray[np.int64]) -> int:
-    """Count neighbours whose sample_ids are neighbours too; two in a random order, nearly Poisson."""
+    """Count neighbours whose sample_ids are also neighbours. In a random order it is nearly Poisson with mean two."""
     return int((np.abs(np.diff(ids)) == 1).sum())
 
 
 @pytest.mark.parametrize("num_samples", NUMS_SAMPLES)
 @pytest.mark.parametrize("choice", [Shuffle(), WHOLE], ids=["shuffle", "one window"])
-def test_order_keeps_no_trace_of_the_positions(choice: OrderChoice, num_samples: int) -> None:
+def test_ids_are_independent_of_their_positions(choice: OrderChoice, num_samples: int) -> None:
     for seed in range(5):
         ids = epoch_ids(choice, num_samples, seed=seed)
         assert bucket_p_value(ids, 10) > UNLIKELY
         assert displacement_p_value(ids) > UNLIKELY
         assert gap_p_value(ids) > UNLIKELY
         assert correlation_p_value(ids[1:], ids[:-1]) > UNLIKELY
-        for bit in (1, 2, 256):  # low bits of an id know nothing of those of its position
+        for bit in (1, 2, 256):  # low bits of an id are independent of those of its position
             table = np.histogram2d(np.arange(num_samples) & bit, ids & bit, bins=2)[0]
             assert stats.chi2_contingency(table, correction=False).pvalue > UNLIKELY
 
 
 @pytest.mark.parametrize("choice", [Sequential(), BlockShuffle(block_samples=50, window_blocks=4)])
-def test_these_tests_see_orders_that_are_not_random(choice: OrderChoice) -> None:
+def test_these_statistics_detect_orders_that_are_not_random(choice: OrderChoice) -> None:
     ids = epoch_ids(choice, 50_000)
     assert gap_p_value(ids) < UNLIKELY
     assert correlation_p_value(ids[1:], ids[:-1]) < UNLIKELY
@@ -76,7 +76,7 @@ def test_these_tests_see_orders_that_are_not_random(choice: OrderChoice) -> None
 
 
 @pytest.mark.parametrize("num_samples", [100, 1000, 5000])
-def test_fixed_points_and_adjacent_ids_are_as_rare_as_chance_has_it(num_samples: int) -> None:
+def test_fixed_points_and_adjacent_ids_are_as_rare_as_in_random_orders(num_samples: int) -> None:
     orders = [epoch_ids(Shuffle(), num_samples, seed=seed) for seed in range(600)]
     fixed = np.array([(ids == np.arange(num_samples)).sum() for ids in orders])
     adjacent = np.array([num_adjacent(ids) for ids in orders])
@@ -87,12 +87,12 @@ def test_fixed_points_and_adjacent_ids_are_as_rare_as_chance_has_it(num_samples:
         assert stats.chisquare(observed, expected).pvalue > UNLIKELY
 
 
-def test_every_position_gets_every_sample_as_often() -> None:
+def test_every_position_gets_every_sample_equally_often() -> None:
     num_samples, num_epochs = 37, 4000
     counts = np.zeros((num_samples, num_samples))
     for epoch in range(num_epochs):
         counts[np.arange(num_samples), epoch_ids(Shuffle(), num_samples, epoch=epoch)] += 1
-    # each row and column sums to num_epochs, which takes freedom away
+    # each row and column sums to num_epochs, which reduces the degrees of freedom
     statistic = ((counts - counts.mean()) ** 2 / counts.mean()).sum()
     assert stats.chi2(df=(num_samples - 1) ** 2).sf(statistic) > UNLIKELY
 
@@ -116,7 +116,7 @@ def test_odd_permutations_are_as_likely_as_even_ones(num_samples: int) -> None:
     assert stats.binomtest(num_odd, 1000).pvalue > UNLIKELY
 
 
-def test_seeds_and_epochs_have_nothing_in_common() -> None:
+def test_orders_of_different_seeds_and_epochs_are_unrelated() -> None:
     num_samples = 5000
     keys = [*product(range(5), range(5)), (2**32, 0), (2**62, 0), (0, 2**32), (2**63 - 1, 2**63 - 1)]
     orders = [epoch_ids(Shuffle(), num_samples, seed=seed, epoch=epoch) for seed, epoch in keys]
@@ -141,10 +141,10 @@ def test_block_order_is_random_too() -> None:
         assert num_adjacent(blocks) < 10
 
 
-def test_samples_lie_evenly_in_their_window() -> None:
+def test_samples_are_spread_evenly_over_their_window() -> None:
     choice = BlockShuffle(block_samples=16, window_blocks=8)
     windows = epoch_ids(choice, 128 * 500).reshape(500, 128)
-    ranks = np.argsort(np.argsort(windows, axis=1), axis=1)  # where each would stand in a sorted window
+    ranks = np.argsort(np.argsort(windows, axis=1), axis=1)  # the place of each sample in the sorted window
     counts = np.zeros((16, 16))
     np.add.at(counts, (np.broadcast_to(np.arange(128) // 8, ranks.shape), ranks // 8), 1)
     assert stats.chi2_contingency(counts, correction=False).pvalue > UNLIKELY

@@ -1,4 +1,4 @@
-"""Every storage keeps the contract of storages."""
+"""Every storage passes the tests in tests/support/storage_contract.py."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ NAMES = ["a/one.bin", "a b/é ü.bin", "100%/x.bin", "a%20b/x.bin", "q?x=1/y.bin
 
 
 def fill(root: Path) -> dict[ByteRange, bytes]:
-    """Write files and a shard below `root`, and `secret` beside it, with a link to it."""
+    """Write files and a shard below `root`, a file `secret` beside `root`, and a link below `root` to `secret`."""
     found: dict[ByteRange, bytes] = {}
     for name in [*NAMES, os.fsdecode(b"caf\xe9\xff.bin")]:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ class TestLocalStorage(StorageContract):
 
 
 class TestLocalOrRemote(StorageContract):
-    """Files of lists that may also name URLs: nothing is outside."""
+    """Local files in an index that may also name URLs. No path is outside the root."""
 
     @pytest.fixture
     def stored(self, tmp_path: Path) -> Stored:
@@ -125,7 +125,7 @@ def fill_parquet(path: Path) -> dict[ByteRange, bytes]:
 
 
 class TestParquetStorage(StorageContract):
-    @pytest.fixture(params=[1, 1 << 30], ids=["a row group is kept", "all are kept"])
+    @pytest.fixture(params=[1, 1 << 30], ids=["keeps one row group", "keeps all row groups"])
     def stored(self, request: pytest.FixtureRequest, tmp_path: Path) -> Stored:
         root = tmp_path / "root"
         data = fill_parquet(root / "a.parquet")
@@ -135,8 +135,8 @@ class TestParquetStorage(StorageContract):
             make=partial(ParquetStorage, root, kept_bytes=request.param),
             data=data,
             missing=[
-                (RowValue("a.parquet", 3, 0, "image.bytes"), "row 0 of row group 3 is not there"),
-                (RowValue("a.parquet", 2, 10, "image.bytes"), "row 10 of row group 2 is not there"),
+                (RowValue("a.parquet", 3, 0, "image.bytes"), "row 0 of row group 3 does not exist"),
+                (RowValue("a.parquet", 2, 10, "image.bytes"), "row 10 of row group 2 does not exist"),
                 (RowValue("a.parquet", 0, 0, "nothing"), "has no column 'nothing'"),
                 (RowValue("a.parquet", 0, 0, "label"), "column 'label' holds int64, not bytes"),
                 (RowValue("c.parquet", 0, 0, "image.bytes"), r"c\.parquet: row 0 of row group 0: cannot be read"),
@@ -157,7 +157,7 @@ class TestSeveralStorages(StorageContract):
         root = tmp_path / "root"
         data = {**fill(root), **fill_lmdb(root / "a.lmdb"), **fill_parquet(root / "a.parquet")}
         make = partial(open_storage, str(root), {ByteRange, LmdbValue, RowValue})
-        missing = [*MISSING, (LmdbValue("a.lmdb", b"none"), "has no key"), (RowValue("a.parquet", 3, 0, "x"), "there")]
+        missing = [*MISSING, (LmdbValue("a.lmdb", b"none"), "has no key"), (RowValue("a.parquet", 3, 0, "x"), "exist")]
         return Stored(make=make, data=data, missing=missing, outside=outside(root))
 
 
@@ -179,9 +179,9 @@ class TestRemoteStorage(StorageContract):
             make=partial(RemoteStorage, "s3://photos/bin/"),
             data=data,
             missing=[
-                (ByteRange("none.bin"), r"s3://photos/bin/none\.bin: there is no such object"),
-                (Span("a/one.bin", 85, 10), r"span 85\+10 ends at byte 95, behind the object's end"),
-                (Span("a/one.bin", 900, 10), "behind the object's end"),
+                (ByteRange("none.bin"), r"s3://photos/bin/none\.bin: no such object"),
+                (Span("a/one.bin", 85, 10), r"span 85\+10 ends at byte 95, past the end of the object"),
+                (Span("a/one.bin", 900, 10), "past the end of the object"),
                 (ByteRange("a//one.bin"), "cannot be read"),
                 (ByteRange(""), "is not a URL"),
             ],
@@ -190,7 +190,7 @@ class TestRemoteStorage(StorageContract):
 
     @pytest.mark.processes
     def test_a_forked_process_reads_the_same(self, stored: Stored) -> None:
-        """It cannot after a read of the parent, but says so and does not hang."""
+        """After a read in the parent it cannot, but raises an error and does not hang."""
         storage, item = stored.make(), next(iter(stored.data))
         storage.read([item])
 
@@ -198,18 +198,18 @@ class TestRemoteStorage(StorageContract):
             try:
                 storage.read([item])
             except StorageError as error:
-                return "was forked from one that has read URLs" in str(error)
+                return "was forked from one that had already read URLs" in str(error)
             return False
 
         check_in_a_child(is_refused)
 
-    def test_a_bucket_that_is_not_there_says_so(self, s3: S3) -> None:
-        with pytest.raises(StorageError, match="there is no such object"):
+    def test_a_missing_bucket_is_an_error(self, s3: S3) -> None:
+        with pytest.raises(StorageError, match="no such object"):
             RemoteStorage("s3://nobucket").read([ByteRange("x")])
 
 
 class AheadOfEachRead:
-    """A storage that reads ahead what it is asked for, as of one that is slow."""
+    """A storage that reads everything through a `ReadAhead` that takes it for slow."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage

@@ -1,4 +1,4 @@
-"""Lists of buckets: every key once, wherever the list is cut, and no more requests than it takes."""
+"""Listing a bucket in several threads: every key once, wherever ranges are split, with few extra requests."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from tests.support.s3 import S3, s3_server
 
 
 class Bucket:
-    """Keys in order, given page after page, each when all lists that are under way have asked for one."""
+    """Sorted keys, returned page by page. A page is returned once all threads have requested one, or after 50 ms."""
 
     def __init__(self, keys: Sequence[str], *, page_keys: int, num_threads: int = 1) -> None:
         self.objects = [(key, len(key) + 1) for key in sorted(keys)]
@@ -60,7 +60,7 @@ def test_every_key_is_listed_once(keys: set[str], page_keys: int, num_threads: i
 @given(low=st.text(max_size=8), high=st.none() | st.text(max_size=8))
 @example(low="a/000999.jpg", high=None)
 @example(low="a/0", high="a/1")
-def test_a_cut_lies_between(low: str, high: str | None) -> None:
+def test_a_text_between_two_lies_between_them(low: str, high: str | None) -> None:
     middle = text_between(low, high)
     if middle is not None:
         assert low < middle
@@ -69,7 +69,7 @@ def test_a_cut_lies_between(low: str, high: str | None) -> None:
 
 
 @pytest.mark.parametrize("name", ["{:09d}.jpg", "n{:05d}/x.jpg", "train/class/IMG_{:x}.png", "{:b}"])
-def test_a_long_list_is_cut_and_a_short_one_is_not(name: str) -> None:
+def test_a_long_list_is_split_and_a_short_one_is_not(name: str) -> None:
     bucket = Bucket([name.format(n) for n in range(20_000)], page_keys=100, num_threads=8)
     assert len(list(list_in_parts(bucket.pages_after, num_threads=8))) == 20_000
     assert bucket.most_at_once >= 6
@@ -79,7 +79,7 @@ def test_a_long_list_is_cut_and_a_short_one_is_not(name: str) -> None:
     assert short.num_pages == 2
 
 
-def test_a_list_that_nobody_wants_any_more_ends() -> None:
+def test_threads_end_when_the_list_is_closed_early() -> None:
     bucket = Bucket([f"{n:06d}" for n in range(50_000)], page_keys=10)
     found = list_in_parts(bucket.pages_after, num_threads=4)
     next(found)
@@ -91,18 +91,18 @@ def test_a_list_that_nobody_wants_any_more_ends() -> None:
     assert bucket.num_pages < 200
 
 
-def test_a_provider_that_begins_where_it_likes_is_listed_from_the_start_to_the_end() -> None:
+def test_a_provider_that_ignores_offsets_is_listed_from_start_to_end() -> None:
     bucket = Bucket([f"{n:06d}" for n in range(5_000)], page_keys=100)
     assert sorted(list_in_parts(lambda _: bucket.pages_after(""), num_threads=4)) == bucket.objects
 
 
-def test_a_list_without_an_order_is_an_error() -> None:
+def test_an_unsorted_list_is_an_error() -> None:
     pages = [[("b", 1), ("a", 1)]]
     with pytest.raises(StorageError, match="not listed in the order of their keys"):
         list(list_in_parts(lambda _: iter(pages), num_threads=2))
 
 
-def test_an_error_of_any_part_is_the_caller_s() -> None:
+def test_an_error_in_any_thread_is_raised_in_the_consumer() -> None:
     bucket = Bucket([f"{n:06d}" for n in range(5_000)], page_keys=100)
 
     def pages_after(last: str) -> Iterator[list[Object]]:
@@ -115,7 +115,7 @@ def test_an_error_of_any_part_is_the_caller_s() -> None:
         list(list_in_parts(pages_after, num_threads=4))
 
 
-# A server
+# With a real server
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ FILES = [
 @pytest.mark.processes
 @pytest.mark.parametrize("columns", [None, "image:path"])
 @pytest.mark.parametrize("hidden", [False, True])
-def test_an_index_of_a_bucket_takes_one_list_and_is_that_of_the_folder(
+def test_indexing_a_bucket_lists_it_once_and_gives_the_index_of_the_folder(
     s3: S3, tmp_path: Path, columns: str | None, hidden: bool
 ) -> None:
     for name in FILES:
@@ -142,7 +142,7 @@ def test_an_index_of_a_bucket_takes_one_list_and_is_that_of_the_folder(
         (tmp_path / "files" / name).write_bytes(b"x")
     if not any(True for _ in list_objects("s3://photos/one")):
         s3.put_folder(tmp_path / "files", "one")
-        s3.put({"one/": b"", "one/dog/": b""})  # as consoles make folders
+        s3.put({"one/": b"", "one/dog/": b""})  # folder markers, as made by web consoles
     options: dict[str, Any] = {"columns": columns, "folder": FolderOptions(hidden=hidden)}
     with pytest.warns(match="left out"):
         local = build_index(tmp_path / "files", tmp_path / "local.txt", **options)
@@ -156,7 +156,7 @@ def test_an_index_of_a_bucket_takes_one_list_and_is_that_of_the_folder(
 
 
 @pytest.mark.processes
-def test_a_bucket_without_class_folders_takes_one_list_too(s3: S3, tmp_path: Path) -> None:
+def test_indexing_a_bucket_without_class_folders_lists_it_once_too(s3: S3, tmp_path: Path) -> None:
     s3.put({f"flat/{n}.jpg": b"x" for n in range(150)})
     before = s3.num_lists()
     far = build_index("s3://photos/flat", tmp_path / "far.txt")

@@ -1,4 +1,4 @@
-"""LMDB: values are read by key in any process, its own library's files are indexed in place, broken ones are errors."""
+"""LMDB: values are read by key in any process, files are indexed in place, and damaged files are errors."""
 
 import json
 import os
@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,12 +20,13 @@ import pytest
 
 from mpload import ErrorPolicy, MPDataset, MPLoader, RawBytes, Topology, build_index, open_index
 from mpload.errors import ArgumentError, MploadError, MploadWarning, SampleError, StorageError
-from mpload.storage.lmdb import LmdbStorage
+from mpload.storage.lmdb import LmdbStorage, _fork_gate
 from mpload.storage.lmdb_scan import scan_lmdb
 from mpload.storage.ranges import LmdbValue
 from mpload.tools.pack.lmdb_writer import ComparingLmdb
 from mpload.transport.batches import PoolOptions
 from tests.support.photos import make_photo_tree
+from tests.support.transport_works import wait_until
 
 lmdb = pytest.importorskip("lmdb")
 
@@ -55,7 +55,7 @@ def image(number: int) -> bytes:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("subdir", [True, False])
-def test_images_and_labels_of_members_are_samples(tmp_path: Path, subdir: bool) -> None:
+def test_images_and_labels_under_the_same_key_are_samples(tmp_path: Path, subdir: bool) -> None:
     values = {f"{n:03d}.jpg".encode(): image(n) for n in range(30)}
     values |= {f"{n:03d}.cls".encode(): str(n % 7).encode() for n in range(30)}
     make_lmdb(tmp_path / "a.lmdb", values, subdir=subdir)
@@ -64,7 +64,7 @@ def test_images_and_labels_of_members_are_samples(tmp_path: Path, subdir: bool) 
 
 
 @pytest.mark.processes
-def test_keys_without_an_extension_are_samples_where_values_are_images(tmp_path: Path) -> None:
+def test_values_that_are_images_are_samples_even_if_their_keys_have_no_extension(tmp_path: Path) -> None:
     make_lmdb(tmp_path / "a", {b"0001": image(1), b"0002": PNG, b"\xff\x00@%/x": image(3), b"num-samples": b"3"})
     with pytest.warns(MploadWarning, match="1 values that are not images"):
         made = build_index(tmp_path / "a", tmp_path / "a.txt")
@@ -82,7 +82,7 @@ def test_folders_in_keys_are_classes(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_several_files_and_several_images_a_sample(tmp_path: Path) -> None:
+def test_several_files_with_several_images_per_sample(tmp_path: Path) -> None:
     for name in "ab":
         make_lmdb(tmp_path / name, {b"1.lr.png": PNG, b"1.hr.png": PNG + name.encode()})
     made = build_index([tmp_path / "a", tmp_path / "b"], tmp_path / "x.txt")
@@ -90,14 +90,14 @@ def test_several_files_and_several_images_a_sample(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_database_of_no_images_says_so_and_runs_nothing(tmp_path: Path) -> None:
+def test_a_database_without_images_is_refused_and_nothing_is_unpickled(tmp_path: Path) -> None:
     make_lmdb(tmp_path / "a", {b"1": pickle.dumps({"x": 1}), b"2": b"text"})
     with pytest.raises(ArgumentError, match=r"no value is an image \(some look pickled, and mpload never unpickles"):
         build_index(tmp_path / "a", tmp_path / "a.txt")
 
 
 def flip_leaf(path: Path, *, page: int) -> None:
-    """Have one of the leaves of a data file say that it is none, over which liblmdb ends its process."""
+    """Clear the flag that marks a page of a data file as a leaf. liblmdb aborts its process when it reads the page."""
     data = bytearray(path.read_bytes())
     leaves = [start for start in range(2 * 4096, len(data), 4096) if data[start + 10 : start + 12] == b"\x02\0"]
     data[leaves[page] + 10] = 0
@@ -109,7 +109,7 @@ def many_values(num_values: int) -> dict[bytes, bytes]:
 
 
 @pytest.mark.processes
-def test_a_damaged_file_is_an_error_of_the_process_that_indexes_it_and_not_its_end(tmp_path: Path) -> None:
+def test_a_damaged_file_raises_an_error_in_the_indexing_process_and_does_not_kill_it(tmp_path: Path) -> None:
     path = make_lmdb(tmp_path / "a", many_values(500))
     flip_leaf(path, page=3)
     with pytest.raises(StorageError, match=r"a: the process that read it ended by SIGABRT \(.*Assert.*mdb_copy"):
@@ -123,7 +123,7 @@ def put_all(same: ComparingLmdb, values: Mapping[bytes, bytes]) -> None:
 
 
 @pytest.mark.processes
-def test_a_damaged_pack_is_an_error_of_the_process_that_verifies_it(tmp_path: Path) -> None:
+def test_a_damaged_pack_raises_an_error_in_the_process_that_verifies_it(tmp_path: Path) -> None:
     values = many_values(500)
     flip_leaf(make_lmdb(tmp_path / "a", values), page=3)
     with ComparingLmdb(tmp_path / "a") as same, pytest.raises(StorageError, match="ended by SIGABRT"):
@@ -131,7 +131,7 @@ def test_a_damaged_pack_is_an_error_of_the_process_that_verifies_it(tmp_path: Pa
 
 
 @pytest.mark.processes
-def test_no_mutation_of_a_file_ends_the_process_that_indexes_it(tmp_path: Path) -> None:
+def test_no_mutation_of_a_file_kills_the_process_that_indexes_it(tmp_path: Path) -> None:
     whole = make_lmdb(tmp_path / "a", many_values(100)).read_bytes()
     chance = random.Random(5)
     ends: set[str] = set()
@@ -152,19 +152,19 @@ def test_no_mutation_of_a_file_ends_the_process_that_indexes_it(tmp_path: Path) 
 
 
 @pytest.mark.processes
-def test_a_file_without_an_end_is_not_read_for_ever(tmp_path: Path) -> None:
+def test_a_file_with_more_keys_than_its_header_says_is_an_error(tmp_path: Path) -> None:
     path = make_lmdb(tmp_path / "a", many_values(500))
     data = bytearray(path.read_bytes())
     entries = (500).to_bytes(8, "little")
     for at in (found for found in range(len(data)) if data[found : found + 8] == entries):
         data[at : at + 8] = (499).to_bytes(8, "little")
     path.write_bytes(data)
-    with pytest.raises(StorageError, match="more keys than it says"):
+    with pytest.raises(StorageError, match="more keys than its header says"):
         build_index(path, tmp_path / "a.txt")
 
 
 @pytest.mark.processes
-def test_the_process_that_reads_a_file_ends_with_whoever_asked(tmp_path: Path) -> None:
+def test_the_reading_process_ends_when_the_iteration_is_closed(tmp_path: Path) -> None:
     path = make_lmdb(tmp_path / "a", many_values(20_000))
     before = psutil.Process().children()
     values = scan_lmdb(str(path), whole=[""])
@@ -179,7 +179,7 @@ def test_the_process_that_reads_a_file_ends_with_whoever_asked(tmp_path: Path) -
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """`root/a` with keys 0 to 49; `secret` beside root."""
+    """Make `root/a` with keys 0 to 49, and `secret` beside `root`."""
     (tmp_path / "root").mkdir()
     make_lmdb(tmp_path / "root" / "a", {str(n).encode(): image(n) for n in range(50)})
     make_lmdb(tmp_path / "secret", {b"0": b"secret"})
@@ -187,20 +187,22 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.mark.processes
-def test_a_process_forked_while_a_thread_opens_a_file_opens_it_too(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_forked_while_a_thread_opens_a_file_can_open_it_too(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     is_opening = threading.Event()
     open_environment = lmdb.open
 
     def open_slowly(*args: object, **options: object) -> object:
         is_opening.set()
-        time.sleep(0.5)
+        wait_until(_fork_gate._entrance.locked, 5.0)  # the fork is waiting for this thread
         return open_environment(*args, **options)
 
     monkeypatch.setattr(lmdb, "open", open_slowly)
     storage = LmdbStorage(root)
     with ThreadPoolExecutor(1) as other_thread:
         reading = other_thread.submit(storage.read, [LmdbValue("a", key=b"1")])
-        is_opening.wait()
+        assert is_opening.wait(20)
         child = os.fork()
         if not child:
             signal.alarm(20)
@@ -210,7 +212,7 @@ def test_a_process_forked_while_a_thread_opens_a_file_opens_it_too(root: Path, m
 
 
 @pytest.mark.processes
-def test_processes_forked_while_threads_read_read_too(root: Path) -> None:
+def test_processes_forked_while_threads_read_can_read_too(root: Path) -> None:
     storage = LmdbStorage(root)
     is_over = threading.Event()
 
@@ -241,7 +243,7 @@ def test_reading_writes_nothing(root: Path) -> None:
     assert (root / "a").read_bytes() == before
 
 
-def test_a_truncated_file_is_an_error_and_kills_nobody(root: Path) -> None:
+def test_a_truncated_file_is_an_error_and_does_not_kill_the_process(root: Path) -> None:
     data = (root / "a").read_bytes()
     for num_bytes in (0, 1, 100, 4096, 8192, 12288, len(data) // 2, len(data) - 4096, len(data) - 1):
         (root / "cut").write_bytes(data[:num_bytes])
@@ -255,14 +257,14 @@ def test_a_truncated_file_is_the_same_error_when_it_is_read_again(root: Path) ->
     for _ in range(3):
         with pytest.raises(StorageError, match="its pages take") as caught:
             storage.read([LmdbValue("cut", key=b"1")])
-        errors.append(caught.value)  # and with it all that its traceback holds
+        errors.append(caught.value)  # keeps alive all that its traceback refers to
     (root / "cut").write_bytes((root / "a").read_bytes())
     assert storage.read([LmdbValue("cut", key=b"1")]) == [image(1)]
 
 
 @pytest.mark.processes
-def test_flipped_bytes_of_a_head_never_give_another_value(root: Path, tmp_path: Path) -> None:
-    # Only of the two pages that say where all others are: LMDB itself has no checksums for these.
+def test_a_flipped_bit_in_the_meta_pages_never_gives_another_value(root: Path, tmp_path: Path) -> None:
+    # The two meta pages say where all other pages are. LMDB has no checksums for them.
     data = (root / "a").read_bytes()
     script = (
         "import sys; from pathlib import Path; from mpload.errors import MploadError\n"
@@ -275,7 +277,9 @@ def test_flipped_bytes_of_a_head_never_give_another_value(root: Path, tmp_path: 
     folders = []
     for number in range(40):
         mutated = bytearray(data)
-        mutated[4096 * chance.randrange(2) + chance.randrange(24)] ^= 1 << chance.randrange(8)  # of the meta's start
+        mutated[4096 * chance.randrange(2) + chance.randrange(24)] ^= 1 << chance.randrange(
+            8
+        )  # at the start of a meta page
         (tmp_path / f"m{number}").mkdir()
         folders.append(tmp_path / f"m{number}" / "x")
         folders[-1].write_bytes(mutated)
@@ -306,7 +310,7 @@ def test_workers_of_a_loader_read_lmdb(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("action", ["raise", "skip"])
-def test_a_file_that_is_cut_while_workers_read_it_is_bad_samples_and_not_the_end_of_training(
+def test_truncating_a_file_while_workers_read_it_makes_samples_bad_and_does_not_end_training(
     tmp_path: Path, action: Literal["raise", "skip", "substitute"]
 ) -> None:
     path = make_lmdb(tmp_path / "a", many_values(400))
@@ -324,10 +328,7 @@ def test_a_file_that_is_cut_while_workers_read_it_is_bad_samples_and_not_the_end
                 list(loader)
             return
         found = []
-        with (
-            warnings.catch_warnings(),
-            suppress(SampleError),
-        ):  # a chunk may be as large as a batch: all of it is bad then
+        with warnings.catch_warnings(), suppress(SampleError):  # a chunk may be a whole batch, all of it bad
             warnings.simplefilter("ignore", MploadWarning)
             for batch in loader:
                 found += batch

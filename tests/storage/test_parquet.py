@@ -1,4 +1,4 @@
-"""Parquet and Arrow as Hugging Face writes them: indexed in place, read in any order, errors where they are broken."""
+"""Parquet and Arrow files, as Hugging Face writes them: indexed in place and read in any order; damage is an error."""
 
 import json
 import random
@@ -60,14 +60,14 @@ def test_parquet_is_read_in_place(tmp_path: Path, compression: Any) -> None:
 
 
 @pytest.mark.parametrize("is_stream", [True, False])
-def test_images_lie_in_arrow_files_as_they_are(tmp_path: Path, is_stream: bool) -> None:
+def test_images_in_arrow_files_are_indexed_as_spans(tmp_path: Path, is_stream: bool) -> None:
     file = write_arrow(tmp_path / "a.arrow", make_table(), is_stream=is_stream)
     made = build_index(file, tmp_path / "x.txt")
     assert samples(made) == [(image(n), n % 3) for n in range(230)]
     assert open_index(tmp_path / "x.txt").columns[0].type.value == "span"
 
 
-def test_plain_bytes_several_images_and_no_label(tmp_path: Path) -> None:
+def test_binary_columns_several_images_and_no_label(tmp_path: Path) -> None:
     table = pa.table({"a b": [image(1), image(2)], "large": pa.array([image(3), image(4)], pa.large_binary())})
     pq.write_table(table, tmp_path / "a.parquet")
     write_arrow(tmp_path / "a.arrow", table)
@@ -84,7 +84,7 @@ def test_a_compressed_arrow_file_is_refused(tmp_path: Path, is_stream: bool) -> 
         build_index(file, tmp_path / "x.txt")
 
 
-def test_rows_without_an_image_or_a_label_are_named(tmp_path: Path) -> None:
+def test_a_row_without_an_image_or_a_label_is_an_error_that_names_it(tmp_path: Path) -> None:
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     no_image = pa.table({"image": pa.array([{"bytes": image(1), "path": "a"}, {"bytes": None, "path": "b"}], kind)})
     write_arrow(tmp_path / "a.arrow", no_image)
@@ -99,7 +99,7 @@ def test_rows_without_an_image_or_a_label_are_named(tmp_path: Path) -> None:
         build_index(tmp_path / "b.parquet", tmp_path / "x.txt")
 
 
-def test_tables_of_other_columns_are_refused(tmp_path: Path) -> None:
+def test_tables_with_different_columns_are_refused(tmp_path: Path) -> None:
     pq.write_table(make_table(), tmp_path / "a.parquet")
     pq.write_table(pa.table({"image": [image(1)]}), tmp_path / "b.parquet")
     pq.write_table(pa.table({"text": ["x"], "n": [1]}), tmp_path / "c.parquet")
@@ -111,7 +111,7 @@ def test_tables_of_other_columns_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("name", ["a.parquet", "stream.arrow", "file.arrow"])
-def test_cut_and_flipped_files_are_errors_or_right(tmp_path: Path, name: str) -> None:
+def test_truncated_files_are_errors_and_flipped_bytes_never_crash(tmp_path: Path, name: str) -> None:
     table = make_table(num=60)
     if name == "a.parquet":
         pq.write_table(table, tmp_path / name, row_group_size=20)
@@ -132,7 +132,7 @@ def test_cut_and_flipped_files_are_errors_or_right(tmp_path: Path, name: str) ->
         "    except MploadError as error: print(str(error).splitlines()[0][-200:])\n"
     )
     paths = []
-    for number in range(60):  # in a process of its own: the library is C++
+    for number in range(60):  # in another process, because a bug in the C++ library would kill this one
         data = bytearray(whole)
         for _ in range(chance.randrange(1, 4)):
             data[
@@ -149,7 +149,7 @@ def test_cut_and_flipped_files_are_errors_or_right(tmp_path: Path, name: str) ->
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """`root/a.parquet` of three row groups; `b.parquet` beside root."""
+    """Make `root/a.parquet` with three row groups, and `b.parquet` beside `root`."""
     (tmp_path / "root").mkdir()
     pq.write_table(make_table(), tmp_path / "root" / "a.parquet", row_group_size=100)
     pq.write_table(make_table(), tmp_path / "b.parquet")
@@ -160,7 +160,7 @@ def at(number: int, path: str = "a.parquet", column: str = "image.bytes") -> Row
     return RowValue(path, row_group=number // 100, row=number % 100, column=column)
 
 
-def test_rows_are_read_in_any_order_whatever_is_kept(root: Path) -> None:
+def test_rows_are_read_in_any_order_however_many_row_groups_are_kept(root: Path) -> None:
     numbers = random.Random(0).choices(range(230), k=100)
     for kept_bytes in (1, 1 << 30):
         storage = ParquetStorage(root, kept_bytes=kept_bytes)
@@ -169,7 +169,7 @@ def test_rows_are_read_in_any_order_whatever_is_kept(root: Path) -> None:
 
 
 @pytest.mark.processes
-def test_workers_read_parquet_in_blocks_and_import_pyarrow_for_nothing_else(root: Path, tmp_path: Path) -> None:
+def test_workers_read_parquet_in_blocks_and_do_not_import_pyarrow_for_other_files(root: Path, tmp_path: Path) -> None:
     made = build_index(root / "a.parquet", tmp_path / "x.txt")
     assert isinstance(made, Path)
     dataset = MPDataset(
@@ -182,5 +182,5 @@ def test_workers_read_parquet_in_blocks_and_import_pyarrow_for_nothing_else(root
     with MPLoader(dataset, num_workers=2) as loader:
         found = sorted(data for batch in loader for data in batch[0])
     assert found == sorted(image(n) for n in range(230))
-    asked = "import sys, mpload.samples.index_work, mpload.storage.opening; print('pyarrow' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", asked], capture_output=True, check=True).stdout == b"False\n"
+    program = "import sys, mpload.samples.index_work, mpload.storage.opening; print('pyarrow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout == b"False\n"

@@ -1,4 +1,4 @@
-"""Reading ahead: the same bytes, threads only where reads are slow, a bound in bytes, and errors where they belong."""
+"""Reading ahead: the same bytes, threads only if reads are slow, a limit in bytes, and errors only for their sample."""
 
 import ctypes
 import itertools
@@ -33,13 +33,13 @@ from mpload.transport.batches import PoolOptions
 from tests.support.storages import SLOW_SECONDS, HangingFiles, SlowFiles, SlowPages
 from tests.support.transport_works import open_files, wait_until
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, and page cache of Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs fork and the page cache of Linux")
 
 FILE = bytes(random.Random(0).randbytes(100_000))
 
 
 class Slow:
-    """Files that lie in memory, behind a wait for each read; says what was read, and by whom."""
+    """Files in memory with a delay for each read. Records what was read, and by which threads."""
 
     max_parallel_reads = 4
 
@@ -52,7 +52,7 @@ class Slow:
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         self.reads.extend(ranges)
         self.threads.add(threading.current_thread().name)
-        if self.seconds:  # else not even a yield to other processes
+        if self.seconds:  # even sleep(0) would yield to other processes
             time.sleep(self.seconds)
         return [self._one(item) for item in ranges]
 
@@ -70,7 +70,7 @@ def span(start: int, length: int) -> Span:
 
 
 def awake(storage: Any, **options: Any) -> ReadAhead:
-    """Return a ReadAhead that has found its storage slow."""
+    """Return a ReadAhead that has found out that its storage is slow."""
     ahead = ReadAhead(storage, **options)
     for _ in range(20):
         ahead.read(-1, [span(0, 1)])
@@ -97,7 +97,7 @@ RANGES = st.lists(
     max_bytes=st.sampled_from([1, 5_000, 1 << 20]),
     skips=st.lists(st.booleans(), min_size=1, max_size=7),
 )
-def test_what_is_read_ahead_is_what_lies_there(
+def test_bytes_that_are_read_ahead_are_the_right_ones(
     ranges: list[list[ByteRange]], plans: list[list[int]], max_bytes: int, skips: list[bool]
 ) -> None:
     storage = Slow({"shard": FILE, "file": FILE[:777]}, seconds=0)
@@ -107,13 +107,13 @@ def test_what_is_read_ahead_is_what_lies_there(
         wanted = {sample_id: ranges[sample_id % len(ranges)] for sample_id in plan}
         ahead.plan(wanted)
         for number, sample_id in enumerate(plan):
-            if not skips[number % len(skips)]:  # what is planned may never be asked for
+            if not skips[number % len(skips)]:  # a planned sample may never be requested
                 assert ahead.read(sample_id, wanted[sample_id]) == [storage._one(item) for item in wanted[sample_id]]
     ahead.plan({})
     assert (ahead._held_bytes, ahead._num_ahead, len(ahead._pieces)) == (0, 0, 0)
 
 
-def test_neighbours_share_a_read_and_strangers_do_not() -> None:
+def test_neighbouring_spans_share_a_read_and_distant_ones_do_not() -> None:
     storage = Slow({"shard": FILE})
     ahead = awake(storage)
     storage.reads.clear()
@@ -124,7 +124,7 @@ def test_neighbours_share_a_read_and_strangers_do_not() -> None:
     assert storage.reads == [span(0, 8500), span(80_000, 10)]
 
 
-# --- threads where they pay
+# --- threads only if they pay
 
 
 def test_fast_reads_start_no_thread() -> None:
@@ -145,7 +145,7 @@ def test_a_few_slow_reads_among_many_start_no_thread() -> None:
     assert not ahead.is_active
 
 
-def test_slow_reads_are_made_by_threads_until_they_are_fast_again() -> None:
+def test_threads_read_while_reads_are_slow_and_stop_when_they_are_fast_again() -> None:
     storage = Slow({"shard": FILE} | {str(number): FILE[:10] for number in range(100)})
     ahead = awake(storage)
 
@@ -159,11 +159,13 @@ def test_slow_reads_are_made_by_threads_until_they_are_fast_again() -> None:
     assert any(name.startswith("mpload-ahead") for name in storage.threads)
     assert len(storage.threads) <= 1 + storage.max_parallel_reads
     storage.seconds = 0
-    for _ in range(200):
+
+    def is_inactive() -> bool:
         if ahead.is_active:
             read_many()
-            time.sleep(0.002)
-    assert not ahead.is_active
+        return not ahead.is_active
+
+    assert wait_until(is_inactive)
     storage.threads.clear()
     read_many()
     assert storage.threads == {threading.current_thread().name}
@@ -173,7 +175,7 @@ def reading_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name == "mpload-ahead"}
 
 
-def test_threads_end_with_who_has_started_them() -> None:
+def test_threads_end_when_their_read_ahead_is_garbage_collected() -> None:
     before = reading_threads()
     ahead = awake(Slow({str(number): FILE for number in range(20)} | {"shard": FILE}))
     ahead.plan({number: [ByteRange(str(number))] for number in range(20)})
@@ -185,7 +187,7 @@ def test_threads_end_with_who_has_started_them() -> None:
         assert not thread.is_alive()
 
 
-def test_a_storage_that_takes_one_thread_gets_one() -> None:
+def test_a_storage_for_a_single_thread_is_read_by_one_thread() -> None:
     class OneByOne(Slow):
         max_parallel_reads = 1
 
@@ -196,7 +198,7 @@ def test_a_storage_that_takes_one_thread_gets_one() -> None:
     assert not ahead.is_active
 
 
-def test_depth_grows_until_nobody_waits() -> None:
+def test_depth_grows_until_hardly_any_sample_waits() -> None:
     storage = Slow({"shard": FILE} | {str(number): FILE[:10] for number in range(300)}, seconds=0.005)
     ahead = awake(storage)
     wanted = {number: [ByteRange(str(number))] for number in range(300)}
@@ -206,13 +208,19 @@ def test_depth_grows_until_nobody_waits() -> None:
         before = ahead.num_waits
         ahead.read(sample_id, ranges)
         late.append(ahead.num_waits > before)
-        time.sleep(0.002)
+        time.sleep(0.002)  # the work that is done on a sample
     assert sum(late[-200:]) < 20 < len(storage.reads)
     assert ahead.depth > 2
 
 
+def is_reading(ahead: ReadAhead) -> bool:
+    """Return whether reads have begun and not ended."""
+    fetches = (piece.fetch for pieces in ahead._pieces.values() for piece in pieces)
+    return any(fetch.is_begun and fetch.unfinished.locked() for fetch in fetches)
+
+
 @pytest.mark.parametrize("max_bytes", [1, 4000, 20_000])
-def test_no_more_bytes_lie_read_than_allowed(max_bytes: int) -> None:
+def test_no_more_bytes_are_read_ahead_than_allowed(max_bytes: int) -> None:
     storage = Slow({"shard": FILE})
     ahead = awake(storage, max_bytes=max_bytes)
     ahead.depth = 100
@@ -221,12 +229,12 @@ def test_no_more_bytes_lie_read_than_allowed(max_bytes: int) -> None:
     wanted = {number: [span(number * 20_000 % 90_001, 1000)] for number in range(40)}
     ahead.plan(wanted)
     for number, (sample_id, ranges) in enumerate(wanted.items()):
-        time.sleep(0.003)
+        assert wait_until(lambda: not is_reading(ahead))
         assert sum(item.length_bytes or 0 for item in storage.reads) - 1000 * number <= max(max_bytes, 1000)
         ahead.read(sample_id, ranges)
 
 
-def test_where_no_thread_can_be_started_reads_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_succeed_even_if_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -240,7 +248,7 @@ def test_where_no_thread_can_be_started_reads_go_on(monkeypatch: pytest.MonkeyPa
     assert not ahead.is_active
 
 
-def test_a_bound_of_no_bytes_is_refused() -> None:
+def test_a_limit_of_zero_bytes_is_refused() -> None:
     with pytest.raises(ArgumentError, match="positive"):
         ReadAhead(Slow({}), max_bytes=0)
 
@@ -248,10 +256,12 @@ def test_a_bound_of_no_bytes_is_refused() -> None:
 # --- errors, forks, threads
 
 
-def test_an_error_meets_the_sample_that_asked_and_no_neighbour() -> None:
+def test_an_error_affects_only_its_own_sample() -> None:
     storage = Slow({"shard": FILE})
     ahead = awake(storage)
-    wanted = {number: [span(99_000 + number * 300, 300)] for number in range(6)}  # from 3 on they end behind the shard
+    wanted = {
+        number: [span(99_000 + number * 300, 300)] for number in range(6)
+    }  # from 3 on they end past the end of the shard
     ahead.plan(wanted)
     for sample_id, ranges in wanted.items():
         if sample_id < 3:
@@ -262,13 +272,13 @@ def test_an_error_meets_the_sample_that_asked_and_no_neighbour() -> None:
 
 
 @pytest.mark.processes
-def test_a_fork_while_threads_read_starts_afresh() -> None:
+def test_a_child_forked_while_threads_read_starts_afresh() -> None:
     storage = Slow({"shard": FILE}, seconds=0.05)
     ahead = awake(storage)
     wanted = {number: [span(number * 20_000 % 90_001, 100)] for number in range(10)}
     ahead.plan(wanted)
-    while not any(piece.fetch.taken.locked() for pieces in ahead._pieces.values() for piece in pieces):
-        time.sleep(0.001)
+    fetches = [piece.fetch for pieces in ahead._pieces.values() for piece in pieces]
+    assert wait_until(lambda: any(fetch.taken.locked() for fetch in fetches))
     pid = os.fork()
     if not pid:
         signal.alarm(20)
@@ -280,7 +290,7 @@ def test_a_fork_while_threads_read_starts_afresh() -> None:
         assert ahead.read(sample_id, ranges) == [storage._one(ranges[0])]
 
 
-def test_local_files_may_be_read_by_any_thread_though_few_stay_open(tmp_path: Path) -> None:
+def test_many_threads_read_local_files_of_which_only_one_stays_open(tmp_path: Path) -> None:
     for number in range(5):
         (tmp_path / str(number)).write_bytes(bytes([number]) * 1000)
     storage = LocalStorage(tmp_path, max_open_files=1)
@@ -294,7 +304,7 @@ def test_local_files_may_be_read_by_any_thread_though_few_stay_open(tmp_path: Pa
     assert not [path for path in open_files().values() if path.startswith(str(tmp_path))]
 
 
-def test_a_shard_may_be_closed_by_one_thread_as_others_put_theirs_in_its_place(
+def test_a_shard_may_be_closed_by_one_thread_while_others_open_theirs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(5):
@@ -305,8 +315,8 @@ def test_a_shard_may_be_closed_by_one_thread_as_others_put_theirs_in_its_place(
     def read(path: str) -> bytes:
         return storage.read([ByteRange(path, 0, 100)])[0]
 
-    while_opening = [lambda: read("0")]  # the first thread's will replace this thread's
-    while_closing = [lambda: read("1")]  # for which the first thread's is given up, while it takes its place
+    while_opening = [lambda: read("0")]  # the main thread then replaces the shard that the other thread opens
+    while_closing = [lambda: read("1")]  # evicts the main thread's shard while it is being stored
 
     def opening(path: str) -> tuple[int, int]:
         if while_opening:
@@ -364,7 +374,7 @@ def plain(batches: Any) -> list[tuple[list[bytes], list[int]]]:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_batches_are_the_same_with_and_without(files: Path, num_workers: int) -> None:
+def test_batches_are_the_same_with_and_without_reading_ahead(files: Path, num_workers: int) -> None:
     wanted = expected(files, 4)
     with MPLoader(slow(files), num_workers=num_workers) as loader:
         for epoch in wanted:
@@ -372,7 +382,7 @@ def test_batches_are_the_same_with_and_without(files: Path, num_workers: int) ->
 
 
 @pytest.mark.processes
-def test_a_stock_loader_reads_ahead_too(files: Path) -> None:
+def test_a_stock_dataloader_reads_ahead_too(files: Path) -> None:
     dataset = slow(files)
     wanted = expected(files, 3)
     loader = DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=True)
@@ -386,7 +396,7 @@ def test_a_stock_loader_reads_ahead_too(files: Path) -> None:
 
 
 @pytest.mark.processes
-def test_the_zygote_has_one_thread_and_workers_have_theirs(files: Path) -> None:
+def test_workers_start_threads_and_the_zygote_does_not(files: Path) -> None:
     with MPLoader(slow(files), num_workers=2) as loader:
 
         def all_have_some() -> bool:
@@ -395,11 +405,11 @@ def test_the_zygote_has_one_thread_and_workers_have_theirs(files: Path) -> None:
             assert num_threads.pop("mpload-zygote") == 1
             return len(num_threads) == 2 and all(number > 1 for number in num_threads.values())
 
-        assert wait_until(all_have_some)  # on a busy machine one may have had nothing to do in an epoch
+        assert wait_until(all_have_some)  # on a busy machine a worker may get no chunk in an epoch
 
 
 @pytest.mark.processes
-def test_killed_workers_that_read_ahead_lose_and_repeat_nothing(files: Path) -> None:
+def test_killing_workers_that_read_ahead_loses_and_repeats_nothing(files: Path) -> None:
     chance = random.Random(0)
     wanted = expected(files, 6)
     options = PoolOptions(max_restarts=1000)
@@ -411,7 +421,7 @@ def test_killed_workers_that_read_ahead_lose_and_repeat_nothing(files: Path) -> 
                 found.append((data, labels.tolist()))
                 workers = [pid for name, pid in loader.pids.items() if "worker" in name]
                 if workers and chance.random() < 0.4:
-                    with suppress(ProcessLookupError):  # one that was killed before, which nobody has missed yet
+                    with suppress(ProcessLookupError):  # it was killed before, and the loader has not noticed yet
                         os.kill(chance.choice(workers), signal.SIGKILL)
             assert found == wanted[number % 6]
             if number >= 5 and loader.stats().num_deaths > 3:
@@ -419,7 +429,7 @@ def test_killed_workers_that_read_ahead_lose_and_repeat_nothing(files: Path) -> 
 
 
 @pytest.mark.processes
-def test_a_read_that_hangs_meets_the_time_limit_of_a_sample(files: Path) -> None:
+def test_a_hanging_read_ends_at_the_sample_timeout(files: Path) -> None:
     dataset = slow(
         files,
         storage=HangingFiles(files.parent),
@@ -433,7 +443,7 @@ def test_a_read_that_hangs_meets_the_time_limit_of_a_sample(files: Path) -> None
 
 
 @pytest.mark.processes
-def test_a_bad_file_is_one_bad_sample(files: Path) -> None:
+def test_a_missing_file_makes_only_its_own_sample_bad(files: Path) -> None:
     (files.parent / "data" / "40.bin").unlink()
     dataset = slow(files, on_error=ErrorPolicy(action="skip", report=files.parent / "bad.jsonl"))
     with warnings.catch_warnings(), MPLoader(dataset, num_workers=2) as loader:
@@ -443,7 +453,7 @@ def test_a_bad_file_is_one_bad_sample(files: Path) -> None:
             assert found == [number for number in range(NUM_FILES) if number != 40]
 
 
-def test_what_the_cache_keeps_is_not_read_ahead(files: Path, tmp_path: Path) -> None:
+def test_cached_samples_are_not_read_ahead(files: Path, tmp_path: Path) -> None:
     storage = Slow({f"data/{n}.bin": (files.parent / "data" / f"{n}.bin").read_bytes() for n in range(NUM_FILES)})
     dataset = slow(files, storage=storage, cache=PartialCache(tmp_path / "cache", fraction=0.5))
     wanted = expected(files, 3)
@@ -460,7 +470,7 @@ def test_what_the_cache_keeps_is_not_read_ahead(files: Path, tmp_path: Path) -> 
 
 
 def resident_pages(path: Path) -> int:
-    """Return how many pages of a file lie in the page cache."""
+    """Return how many pages of a file are in the page cache."""
     libc = ctypes.CDLL(None, use_errno=True)
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as view:
         num_pages = -(-len(view) // mmap.PAGESIZE)
@@ -484,12 +494,12 @@ def written(tmp_path: Path) -> Path:
     path.write_bytes(FILE * 10)
     drop_all(path)
     if resident_pages(path):
-        pytest.skip("this file system lies in the page cache (tmpfs)")
+        pytest.skip("this file system is in memory (tmpfs)")
     return path
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
-def test_page_cache_is_kept_or_dropped_as_wished(written: Path, is_whole: bool) -> None:
+def test_page_cache_is_kept_or_dropped_as_configured(written: Path, is_whole: bool) -> None:
     num_bytes = written.stat().st_size
     ranges = [ByteRange("shard")] if is_whole else [span(at, 7_000) for at in range(0, num_bytes - 7_000, 7_000)]
     data = LocalStorage(written.parent).read(ranges)
@@ -501,7 +511,7 @@ def test_page_cache_is_kept_or_dropped_as_wished(written: Path, is_whole: bool) 
         assert storage.read(ranges) == data
 
 
-def test_prefetch_brings_a_span_and_forget_takes_it_where_that_is_wished(written: Path) -> None:
+def test_prefetch_caches_a_span_and_forget_frees_it_if_so_configured(written: Path) -> None:
     item = span(100_000, 500_000)
     num_pages = 500_000 // mmap.PAGESIZE
     with LocalStorage(written.parent) as keeping, LocalStorage(written.parent, page_cache="drop") as dropping:
@@ -515,15 +525,15 @@ def test_prefetch_brings_a_span_and_forget_takes_it_where_that_is_wished(written
         assert dropping.read([span(200_000, 1000)]) == data == keeping.read([span(200_000, 1000)])
 
 
-def test_prefetch_brings_all_of_a_span_whose_ends_lie_in_the_page_cache(written: Path) -> None:
-    """Its neighbours have read them, as they share pages; or whoever looked whether they are there."""
+def test_prefetch_caches_all_of_a_span_whose_ends_are_cached_already(written: Path) -> None:
+    """Reading neighbouring spans caches the ends, because neighbours share pages."""
     with LocalStorage(written.parent, page_cache="drop") as storage:
         storage.prefetch(span(100_000, 1))
         storage.prefetch(span(599_999, 1))
         assert resident_pages(written) <= 4
         storage.prefetch(span(100_000, 500_000))
         assert resident_pages(written) >= 500_000 // mmap.PAGESIZE
-        storage.prefetch(span(100_000, 1 << 60))  # a broken line: ends with the shard
+        storage.prefetch(span(100_000, 1 << 60))  # from a broken line of an index; only the shard itself is cached
         assert resident_pages(written) >= (written.stat().st_size - 100_000) // mmap.PAGESIZE
 
 
@@ -538,7 +548,7 @@ def test_prefetch_brings_all_of_a_span_whose_ends_lie_in_the_page_cache(written:
     cuts=st.lists(st.integers(0, 400), max_size=20),
     start=st.integers(0, 399),
 )
-def test_each_block_is_due_once_and_before_it_is_wanted(
+def test_each_block_is_due_once_and_before_it_is_needed(
     num_samples: int, block_samples: int, window_blocks: int, cuts: list[int], start: int
 ) -> None:
     choice = BlockShuffle(block_samples=block_samples, window_blocks=window_blocks)
@@ -553,7 +563,7 @@ def test_each_block_is_due_once_and_before_it_is_wanted(
         came += coming
         num_done += len(gone)
         wanted = set(order.sample_ids(np.arange(first, last)).tolist())
-        if not start:  # where a run is resumed within a window, a block at its edge may be missed: a hint is enough
+        if not start:  # a run resumed inside a window may miss a block at its edge, as due blocks are only hints
             assert wanted <= {sample_id for block in came for sample_id in block}
         assert not wanted & done
         done |= {sample_id for block in gone for sample_id in block}
@@ -578,7 +588,7 @@ def test_blocks_of_shards_are_read_whole_and_batches_stay_the_same(tmp_path: Pat
     (tmp_path / "all.txt").write_text("#mpload 1\n#columns data:span label:int\n" + "".join(lines))
     drop_all(shard)
     if resident_pages(shard):
-        pytest.skip("this file system lies in the page cache (tmpfs)")
+        pytest.skip("this file system is in memory (tmpfs)")
 
     def dataset(storage: Any) -> MPDataset:
         return MPDataset(
@@ -590,21 +600,21 @@ def test_blocks_of_shards_are_read_whole_and_batches_stay_the_same(tmp_path: Pat
             storage=storage,
         )
 
-    most = 0
+    peak = 0
     with MPLoader(dataset(SlowPages(tmp_path, page_cache=page_cache)), num_workers=2) as loader:
         found = []
         for batch in loader:
             found += plain([batch])
-            most = max(most, resident_pages(shard))
+            peak = max(peak, resident_pages(shard))
     num_pages = num_samples * sample_bytes // mmap.PAGESIZE
     drop_all(shard)
     assert found == plain(dataset(None))
     if page_cache == "keep":
-        assert most > 0.9 * num_pages
+        assert peak > 0.9 * num_pages
     else:
-        assert 2 * 25 * sample_bytes // mmap.PAGESIZE < most < 0.9 * num_pages
+        assert 2 * 25 * sample_bytes // mmap.PAGESIZE < peak < 0.9 * num_pages
 
 
-def test_page_cache_has_two_choices(tmp_path: Path) -> None:
+def test_an_unknown_page_cache_choice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match='"keep" or "drop"'):
         LocalStorage(tmp_path, page_cache="some")

@@ -1,4 +1,4 @@
-"""Reads give exactly the bytes asked for, from inside the root only, or an error that says what to do."""
+"""A read returns exactly the requested bytes from inside the root, or raises an error that says what to do."""
 
 import errno
 import os
@@ -22,7 +22,7 @@ from mpload.storage.local import LocalStorage
 from mpload.storage.merging import merge_nearby
 from mpload.storage.ranges import ByteRange
 
-# Plans
+# Merging reads
 
 runs = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 60)), max_size=40)
 
@@ -33,7 +33,7 @@ def as_arrays(pairs: list[tuple[int, int]]) -> tuple[NDArray[np.int64], NDArray[
 
 
 @given(runs, st.integers(0, 40), st.integers(1, 100))
-def test_every_run_lies_in_its_read(pairs: list[tuple[int, int]], gap: int, most: int) -> None:
+def test_every_run_is_found_in_its_read(pairs: list[tuple[int, int]], gap: int, most: int) -> None:
     file = np.random.default_rng(0).bytes(400)
     offsets, lengths = as_arrays(pairs)
     plan = merge_nearby(offsets, lengths, max_gap_bytes=gap, max_read_bytes=most)
@@ -46,7 +46,7 @@ def test_every_run_lies_in_its_read(pairs: list[tuple[int, int]], gap: int, most
 def test_no_read_is_longer_than_allowed_or_than_its_only_run(pairs: list[tuple[int, int]], gap: int, most: int) -> None:
     offsets, lengths = as_arrays(pairs)
     plan = merge_nearby(offsets, lengths, max_gap_bytes=gap, max_read_bytes=most)
-    assert np.bincount(plan.read_of, minlength=1).min() >= min(1, len(pairs))  # no read is for nothing
+    assert np.bincount(plan.read_of, minlength=1).min() >= min(1, len(pairs))  # every read holds a run
     for read, length in enumerate(plan.lengths):
         held = np.flatnonzero(plan.read_of == read)
         if length > most:
@@ -55,7 +55,7 @@ def test_no_read_is_longer_than_allowed_or_than_its_only_run(pairs: list[tuple[i
 
 
 @given(runs, st.integers(0, 40), st.integers(1, 100))
-def test_a_read_holds_no_gap_wider_than_allowed_and_ends_with_its_last_byte(
+def test_a_read_has_no_gap_wider_than_allowed_and_ends_with_its_last_run(
     pairs: list[tuple[int, int]], gap: int, most: int
 ) -> None:
     offsets, lengths = as_arrays(pairs)
@@ -71,8 +71,8 @@ def test_a_read_holds_no_gap_wider_than_allowed_and_ends_with_its_last_byte(
 
 
 @given(runs, st.integers(0, 40), st.integers(1, 100))
-@example([(0, 60), (5, 1), (50, 5)], 10, 100)  # the third run lies in the first, far from the second
-def test_a_read_begins_only_where_the_one_before_could_not_go_on(
+@example([(0, 60), (5, 1), (50, 5)], 10, 100)  # the third run is inside the first, far from the second
+def test_a_new_read_begins_only_if_the_previous_one_cannot_be_extended(
     pairs: list[tuple[int, int]], gap: int, most: int
 ) -> None:
     offsets, lengths = as_arrays(sorted(pair for pair in pairs if pair[1] <= most))
@@ -98,15 +98,13 @@ def test_scattered_lines_of_a_text_are_read_together() -> None:
     [
         ([0], [1], -1, 10, "max_gap_bytes must not be negative, got -1"),
         ([0], [1], 0, 0, "max_read_bytes must be positive, got 0"),
-        ([0, 1], [1], 0, 10, "one row each"),
-        ([5, -1], [1, 1], 0, 10, "run 1 is not a run of bytes: offset -1, length 1"),
-        ([5, 1], [1, -2], 0, 10, "run 1 is not a run of bytes: offset 1, length -2"),
-        ([2**62], [2**62], 0, 10, "run 0 is not a run of bytes"),
+        ([0, 1], [1], 0, 10, "one-dimensional and of equal length"),
+        ([5, -1], [1, 1], 0, 10, "run 1 is out of range: offset -1, length 1"),
+        ([5, 1], [1, -2], 0, 10, "run 1 is out of range: offset 1, length -2"),
+        ([2**62], [2**62], 0, 10, "run 0 is out of range"),
     ],
 )
-def test_what_is_no_run_of_bytes_is_refused(
-    offsets: list[int], lengths: list[int], gap: int, most: int, message: str
-) -> None:
+def test_invalid_runs_are_refused(offsets: list[int], lengths: list[int], gap: int, most: int, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         merge_nearby(np.array(offsets), np.array(lengths), max_gap_bytes=gap, max_read_bytes=most)
 
@@ -114,7 +112,7 @@ def test_what_is_no_run_of_bytes_is_refused(
 @pytest.mark.parametrize(
     "build", [lambda: ByteRange("a", -1, 2), lambda: ByteRange("a", 0, -2), lambda: ByteRange("a", 3)]
 )
-def test_a_byte_range_cannot_be_built_wrong(build: Callable[[], ByteRange]) -> None:
+def test_an_invalid_byte_range_cannot_be_built(build: Callable[[], ByteRange]) -> None:
     with pytest.raises(ArgumentError):
         build()
 
@@ -124,9 +122,9 @@ def test_a_byte_range_cannot_be_built_wrong(build: Callable[[], ByteRange]) -> N
 
 @pytest.fixture(params=["native", "plain"])
 def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """`root/a/one.bin` of 5 bytes, `root/shard.tar` of 1000; beside root: `secret`. With the native module and without.
+    """Make `root/a/one.bin` with 5 bytes, `root/shard.tar` with 1000, and `secret` beside `root`.
 
-    So all that is promised of files below a root is promised of both.
+    Each test runs twice, with the native module and without it, because both must behave alike.
     """
     if request.param == "plain":
         monkeypatch.setattr(local, "_NATIVE", None)
@@ -153,7 +151,7 @@ def test_a_large_file_is_read_in_parts(root: Path, monkeypatch: pytest.MonkeyPat
         ]
 
 
-def test_names_that_are_no_text_are_read(root: Path) -> None:
+def test_files_whose_names_are_not_utf8_are_read(root: Path) -> None:
     name = os.fsdecode(b"caf\xe9\xff.bin")
     (root / name).write_bytes(b"x")
     with LocalStorage(root) as storage:
@@ -174,7 +172,7 @@ def test_names_that_are_no_text_are_read(root: Path) -> None:
         ("x" * 300, errno.ENAMETOOLONG, "File name too long"),
     ],
 )
-def test_what_cannot_be_opened_says_why(
+def test_an_error_says_why_a_file_cannot_be_opened(
     root: Path, path: str, number: int | None, message: str, span: tuple[int, int | None]
 ) -> None:
     before = num_open_files()
@@ -186,11 +184,11 @@ def test_what_cannot_be_opened_says_why(
     assert num_open_files() == before
 
 
-def test_a_file_without_permission_says_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_permission_is_an_error_that_says_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(os, "open", refuse)  # root may read everything, so chmod would not do
+    monkeypatch.setattr(os, "open", refuse)  # not by chmod, because the tests may run as root
     with (
         LocalStorage(root) as storage,
         pytest.raises(StorageError, match=r"Permission denied\. Give this user") as caught,
@@ -199,7 +197,7 @@ def test_a_file_without_permission_says_so(root: Path, monkeypatch: pytest.Monke
     assert caught.value.errno == errno.EACCES
 
 
-def test_pipes_and_sockets_are_refused_at_once(root: Path) -> None:
+def test_pipes_and_sockets_are_refused_without_blocking(root: Path) -> None:
     os.mkfifo(root / "pipe")
     with socket.socket(socket.AF_UNIX) as server, LocalStorage(root) as storage:
         server.bind(str(root / "socket"))
@@ -208,7 +206,7 @@ def test_pipes_and_sockets_are_refused_at_once(root: Path) -> None:
                 storage.read([ByteRange(name)])
 
 
-def test_a_span_past_the_end_names_shard_size_and_span(root: Path) -> None:
+def test_the_error_for_a_span_past_the_end_names_span_and_shard_size(root: Path) -> None:
     with LocalStorage(root) as storage:
         for offset, length in ((990, 11), (5000, 1), (0, 1 << 62)):
             with pytest.raises(StorageError, match=rf"shard.tar: the span {offset}\+{length} ends .* has 1,000 bytes"):
@@ -216,13 +214,13 @@ def test_a_span_past_the_end_names_shard_size_and_span(root: Path) -> None:
         assert storage.read([ByteRange("shard.tar", 990, 10)]) == [bytes(range(240, 250))]
 
 
-def test_a_span_of_exabytes_is_refused_without_an_attempt(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_span_of_exabytes_is_refused_without_reading(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "pread", lambda *_: pytest.fail("tried to read it"))
     with LocalStorage(root) as storage, pytest.raises(StorageError, match="has 1,000 bytes"):
         storage.read([ByteRange("shard.tar", 0, 1 << 62)])
 
 
-def test_a_shard_that_grows_is_read_on(root: Path) -> None:
+def test_the_new_part_of_a_growing_shard_can_be_read(root: Path) -> None:
     with LocalStorage(root) as storage:
         storage.read([ByteRange("shard.tar", 0, 1)])
         with (root / "shard.tar").open("ab") as shard:
@@ -270,7 +268,7 @@ def make_links(root: Path) -> None:
         "a/../file_link",
     ],
 )
-def test_no_path_leads_out_of_the_root(root: Path, path: str, span: tuple[int, int | None]) -> None:
+def test_no_path_leads_outside_the_root(root: Path, path: str, span: tuple[int, int | None]) -> None:
     make_links(root)
     path = path.format(parent=root.parent)
     before = num_open_files()
@@ -282,7 +280,9 @@ def test_no_path_leads_out_of_the_root(root: Path, path: str, span: tuple[int, i
 
 
 @pytest.mark.parametrize("path", ["../secret", "{parent}/secret", "a/../../secret"])
-def test_what_plainly_lies_outside_is_not_even_opened(root: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+def test_a_path_that_is_clearly_outside_is_not_even_opened(
+    root: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
     honest = os.open
 
     def checked(path: str, flags: int) -> int:
@@ -303,7 +303,7 @@ def test_paths_that_stay_inside_are_read_however_they_are_written(root: Path, pa
         assert storage.read([ByteRange(path.format(root=root))]) == [b"12345"]
 
 
-def test_a_root_behind_a_link_is_a_root(root: Path) -> None:
+def test_the_root_may_be_a_link(root: Path) -> None:
     link = root.parent / "link"
     link.symlink_to(root)
     with LocalStorage(link) as storage:
@@ -312,7 +312,7 @@ def test_a_root_behind_a_link_is_a_root(root: Path) -> None:
             storage.read([ByteRange("../secret")])
 
 
-def test_a_folder_whose_name_begins_like_the_root_is_outside(root: Path) -> None:
+def test_a_folder_whose_name_starts_with_that_of_the_root_is_outside(root: Path) -> None:
     twin = root.parent / "root2"
     twin.mkdir()
     (twin / "x").write_bytes(b"x")
@@ -339,7 +339,7 @@ def test_confinement_holds_without_proc(root: Path, monkeypatch: pytest.MonkeyPa
             storage.read([ByteRange("folder_link/secret")])
 
 
-def test_no_link_leads_out_of_the_root_however_fast_it_changes(root: Path) -> None:
+def test_no_link_leads_outside_the_root_however_fast_it_changes(root: Path) -> None:
     (root / "a" / "secret").write_bytes(b"12345")
     (root / "link").symlink_to("a")
     is_over = threading.Event()
@@ -366,7 +366,7 @@ def test_no_link_leads_out_of_the_root_however_fast_it_changes(root: Path) -> No
     assert set(outcomes) == {b"12345", OutsideRootError}
 
 
-def test_a_root_that_is_made_anew_is_read(root: Path) -> None:
+def test_a_root_that_is_deleted_and_recreated_can_be_read(root: Path) -> None:
     with LocalStorage(root) as storage:
         assert storage.read([ByteRange("a/one.bin")]) == [b"12345"]
         shutil.rmtree(root)
@@ -403,7 +403,7 @@ def test_the_native_module_opens_regular_files_below_a_folder_and_nothing_else(r
 # Open shards
 
 
-def test_few_shards_stay_open_and_none_after_close(root: Path) -> None:
+def test_at_most_max_open_files_shards_stay_open_and_none_after_close(root: Path) -> None:
     for number in range(10):
         (root / f"{number}.tar").write_bytes(bytes([number]))
     storage = LocalStorage(root, max_open_files=3)
@@ -425,7 +425,7 @@ def test_few_shards_stay_open_and_none_after_close(root: Path) -> None:
 
 
 @pytest.mark.parametrize("root", ["plain"], indirect=True)
-def test_the_shard_used_last_stays_open(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_recently_used_shard_is_closed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in "abc":
         (root / f"{name}.tar").write_bytes(b"x")
     opened: list[str] = []
@@ -480,7 +480,7 @@ def test_storage_errors_travel_between_processes() -> None:
 
 
 @pytest.mark.parametrize("page_cache", ["keep", "drop"])
-def test_what_is_read_into_an_array_is_what_is_read(tmp_path: Path, page_cache: str) -> None:
+def test_read_into_gives_the_same_bytes_as_read(tmp_path: Path, page_cache: str) -> None:
     (tmp_path / "empty").touch()
     (tmp_path / "file").write_bytes(bytes(range(256)) * 500)
     storage = LocalStorage(tmp_path, page_cache=page_cache)
@@ -498,7 +498,7 @@ def test_what_is_read_into_an_array_is_what_is_read(tmp_path: Path, page_cache: 
         storage.read_into(ByteRange("nowhere"), room)
     small = LocalStorage(tmp_path, page_cache=page_cache, max_bytes=100)
     for item in ByteRange("file"), ByteRange("file", 0, 101):
-        with pytest.raises(StorageError, match=r"exceed max_bytes=100$"):
+        with pytest.raises(StorageError, match=r"exceed max_bytes=100\. Raise"):
             small.read_into(item, room)
     with pytest.raises(OutsideRootError):
         storage.read_into(ByteRange("../file"), room)

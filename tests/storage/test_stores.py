@@ -1,4 +1,4 @@
-"""The same batches, bit for bit, wherever the bytes lie: files, tar, LMDB, TFRecord, Arrow, Parquet and S3."""
+"""Batches are the same, bit for bit, from files, tar, LMDB, TFRecord, Arrow, Parquet and S3."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,7 +46,7 @@ def batches(index: Path, cache: PartialCache | None, *, num_epochs: int) -> list
 
 @pytest.fixture(scope="module")
 def wanted(folder: Path) -> list[list[Any]]:
-    """Two epochs, from files, without a cache."""
+    """Return the batches of two epochs, read from files without a cache."""
     return batches(folder / "files.txt", None, num_epochs=2)
 
 
@@ -67,13 +67,15 @@ def test_batches_are_the_same_from_every_store_cached_or_not_cold_and_warm(
     assert wanted[0] != wanted[1]
     assert batches(index, None, num_epochs=1) == wanted[:1]
     cache = PartialCache(tmp_path / "cache", max_bytes="100MiB", fraction=0.6)
-    assert batches(index, cache, num_epochs=2) == wanted  # a cold one, then a warm one
-    assert batches(index, cache, num_epochs=1) == wanted[:1]  # a run that finds it warm
+    assert batches(index, cache, num_epochs=2) == wanted  # cold in the first epoch, warm in the second
+    assert batches(index, cache, num_epochs=1) == wanted[:1]  # a second run on the warm cache
 
 
 @pytest.mark.parametrize("kind", ["files", "tar"])
 @pytest.mark.parametrize("is_cached", [False, True])
-def test_bytes_in_arrays_are_the_same_bytes(kind: str, is_cached: bool, folder: Path, tmp_path: Path) -> None:
+def test_raw_bytes_are_the_same_as_arrays_and_as_bytes(
+    kind: str, is_cached: bool, folder: Path, tmp_path: Path
+) -> None:
     index = build_index(make_source(kind, folder), tmp_path / "index.txt")
 
     def dataset(*, as_array: bool) -> MPDataset:

@@ -1,4 +1,4 @@
-"""The contract of orders: a class of tests, subclassed for each order."""
+"""The tests that every order must pass: a class with one subclass per order choice."""
 
 import pickle
 import tracemalloc
@@ -30,7 +30,7 @@ def assert_bijection(order: Order) -> None:
 
 
 class OrderContract:
-    """Subclasses have a fixture `choice`, with different options of the order under test."""
+    """Each subclass defines a fixture `choice`, an order choice."""
 
     def test_every_epoch_is_a_bijection_for_every_small_number_of_samples(self, choice: OrderChoice) -> None:
         for num_samples in range(1100):
@@ -41,7 +41,7 @@ class OrderContract:
         for epoch in range(3):
             assert_bijection(order_of(choice, num_samples, seed=7, epoch=epoch))
 
-    def test_positions_are_neither_modified_nor_returned(self, choice: OrderChoice) -> None:
+    def test_positions_are_not_modified_and_the_result_is_a_new_array(self, choice: OrderChoice) -> None:
         positions = np.arange(2000)[::-2]  # a strided view
         positions.flags.writeable = False
         ids = order_of(choice, 2000).sample_ids(positions)
@@ -65,12 +65,12 @@ class OrderContract:
         assert peaks[1] < 20 * positions.nbytes
         assert peaks[1] < 1.5 * peaks[0] + 10_000
 
-    @pytest.mark.parametrize(("position", "shown"), [(-1, "-1"), (1000, "1000"), (2**62, "4611686018427387904")])
-    def test_position_out_of_range_is_refused(self, choice: OrderChoice, position: int, shown: str) -> None:
-        with pytest.raises(ArgumentError, match=rf"positions must be in \[0, 1000\), got {shown}$"):
+    @pytest.mark.parametrize(("position", "text"), [(-1, "-1"), (1000, "1000"), (2**62, "4611686018427387904")])
+    def test_position_out_of_range_is_refused(self, choice: OrderChoice, position: int, text: str) -> None:
+        with pytest.raises(ArgumentError, match=rf"positions must be in \[0, 1000\), got {text}$"):
             order_of(choice, 1000).sample_ids(np.array([5, position, 7]))
 
-    def test_an_empty_epoch_has_no_positions(self, choice: OrderChoice) -> None:
+    def test_an_empty_epoch_has_no_ids_and_accepts_no_position(self, choice: OrderChoice) -> None:
         order = order_of(choice, 0)
         assert order.num_samples == 0
         assert order.sample_ids(np.array([], np.int64)).size == 0
@@ -78,7 +78,7 @@ class OrderContract:
             order.sample_ids(np.array([0]))
 
     @pytest.mark.parametrize("positions", [np.zeros((2, 2), np.int64), np.array([1.5]), np.array([1], np.uint64)])
-    def test_positions_of_another_shape_or_dtype_are_refused(
+    def test_positions_that_are_not_one_dimensional_int64_are_refused(
         self, choice: OrderChoice, positions: NDArray[np.int64]
     ) -> None:
         with pytest.raises(ArgumentError, match="positions must be a one-dimensional int64 array, got"):

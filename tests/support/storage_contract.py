@@ -1,4 +1,4 @@
-"""The contract of storages: a class of tests, subclassed for each storage."""
+"""The tests that every storage must pass: a class with one subclass per storage."""
 
 import os
 import pickle
@@ -21,9 +21,9 @@ class Stored:
     """A storage with known contents.
 
     Attributes:
-        make: Opens the storage, with the options `max_bytes` and `allow_outside_root`.
-        data: Ranges and their bytes; they differ in length, and the longest has at most 1,000 bytes.
-        missing: Ranges that do not exist, each with a part of the error message.
+        make: Opens the storage; takes the options `max_bytes` and `allow_outside_root`.
+        data: Ranges and their bytes, of at least two different lengths, the greatest at most 1,000 bytes.
+        missing: Ranges that cannot be read, each with a pattern that its error must match.
         outside: Ranges outside the root, and their bytes.
     """
 
@@ -34,7 +34,7 @@ class Stored:
 
 
 def check_in_a_child(check: Callable[[], bool]) -> None:
-    """Make a check in a forked process, which may take at most 20 s."""
+    """Run a check in a forked child, within 20 s."""
     child = os.fork()
     if not child:
         try:
@@ -46,10 +46,10 @@ def check_in_a_child(check: Callable[[], bool]) -> None:
 
 
 class StorageContract:
-    """Subclasses have a fixture `stored`, the storage under test with its contents."""
+    """Each subclass defines a fixture `stored`."""
 
     @pytest.mark.processes
-    def test_bytes_are_returned_in_the_order_of_the_ranges(self, stored: Stored) -> None:
+    def test_bytes_are_returned_in_the_order_of_the_ranges_every_time(self, stored: Stored) -> None:
         storage = stored.make()
         items = list(stored.data)
         ranges = [*items[1:], *items]
@@ -57,22 +57,22 @@ class StorageContract:
             assert storage.read(ranges) == [stored.data[item] for item in ranges]
         assert storage.read([]) == []
 
-    def test_a_missing_range_is_an_error_and_does_not_affect_other_reads(self, stored: Stored) -> None:
+    def test_a_missing_range_is_an_error_and_does_not_affect_later_reads(self, stored: Stored) -> None:
         storage, (item, data) = stored.make(), next(iter(stored.data.items()))
         for missing, message in stored.missing:
             with pytest.raises(StorageError, match=message):
                 storage.read([item, missing])
             assert storage.read([item]) == [data]
 
-    def test_no_path_leads_out_of_the_root_unless_that_is_allowed(self, stored: Stored) -> None:
+    def test_no_path_leads_outside_the_root_unless_that_is_allowed(self, stored: Stored) -> None:
         for item, data in stored.outside.items():
             with pytest.raises(OutsideRootError):
                 stored.make().read([item])
             assert stored.make(allow_outside_root=True).read([item]) == [data]
 
-    def test_a_range_that_is_too_large_is_not_read(self, stored: Stored) -> None:
+    def test_a_range_that_is_too_large_is_refused(self, stored: Stored) -> None:
         largest = max(len(data) for data in stored.data.values())
-        storage = pickle.loads(pickle.dumps(stored.make(max_bytes=largest - 1)))  # a copy keeps the limit
+        storage = pickle.loads(pickle.dumps(stored.make(max_bytes=largest - 1)))  # a copy has the same limit
         for item, data in stored.data.items():
             if len(data) == largest:
                 with pytest.raises(StorageError, match=f"its {largest:,} bytes exceed max_bytes={largest - 1:,}"):
@@ -94,7 +94,7 @@ class StorageContract:
             check_in_a_child(lambda: storage.read(list(stored.data)) == list(stored.data.values()))
         assert storage.read(list(stored.data)) == list(stored.data.values())
 
-    def test_as_many_threads_as_it_allows_read_in_parallel(self, stored: Stored) -> None:
+    def test_max_parallel_reads_threads_can_read_at_the_same_time(self, stored: Stored) -> None:
         def read_all(storage: Storage) -> bool:
             return all(storage.read([item]) == [data] for item, data in stored.data.items())
 

@@ -1,4 +1,4 @@
-"""Slow and stuck storages for tests. Workers import this module, so it imports little."""
+"""Slow and hanging storages for tests. Workers import this module, so it imports little."""
 
 import time
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ SLOW_SECONDS = 0.001
 
 
 class SlowFiles:
-    """Local files, as slow as if they were behind a network."""
+    """Local files with the latency of a network."""
 
     max_parallel_reads = 4
 
@@ -24,7 +24,7 @@ class SlowFiles:
 
 
 class SlowPages(SlowFiles):
-    """Slow files that can be brought into the page cache."""
+    """Like `SlowFiles`, but also a `PageStorage`."""
 
     def prefetch(self, item: ByteRange) -> None:
         self.files.prefetch(item)
@@ -34,7 +34,7 @@ class SlowPages(SlowFiles):
 
 
 class HangingFiles(SlowFiles):
-    """Slow files, one of which is never returned."""
+    """Like `SlowFiles`, but reading one of the files hangs."""
 
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         if any(item.path.endswith("/40.bin") for item in ranges):
