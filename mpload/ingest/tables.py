@@ -87,7 +87,7 @@ def open_arrows(
         ArgumentError: a file is compressed, or for the reasons given at `open_parquets`.
         StorageError: a file is truncated, damaged or cannot be read.
     """
-    layout = _Layout.of(_schema(files[0], parquet=False), files[0])
+    layout = _layout(files[0], parquet=False)
     yield _rows(files, layout, ColumnType.SPAN, columns, root)
 
 
@@ -109,7 +109,7 @@ def open_parquets(
             null.
         StorageError: a file is truncated, damaged or cannot be read.
     """
-    layout = _Layout.of(_schema(files[0], parquet=True), files[0])
+    layout = _layout(files[0], parquet=True)
     yield _rows(files, layout, ColumnType.ROW, columns, root)
 
 
@@ -125,8 +125,7 @@ def _rows(
 
     def cells(file: str) -> Iterator[list[Cell]]:
         path = prefix + file[len(parent) :].lstrip("/")
-        schema = _schema(file, parquet=type_ is ColumnType.ROW)
-        if _Layout.of(schema, file) != layout:
+        if _layout(file, parquet=type_ is ColumnType.ROW) != layout:
             raise ArgumentError(f"{printable(file)}: has other columns than {printable(files[0])}. Index it separately")
         try:
             yield from (_parquet_cells if type_ is ColumnType.ROW else _arrow_cells)(file, path, layout)
@@ -139,6 +138,14 @@ def _rows(
         cells=chain.from_iterable(map(cells, files)),
         classes=layout.classes,
     )
+
+
+def _layout(file: str, *, parquet: bool) -> _Layout:
+    schema = _schema(file, parquet=parquet)
+    try:
+        return _Layout.of(schema, file)
+    except UnicodeDecodeError as error:  # the name of a column is damaged
+        raise _broken(file, error) from error
 
 
 def _schema(file: str, *, parquet: bool) -> pa.Schema:
