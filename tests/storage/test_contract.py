@@ -1,7 +1,7 @@
 """Every storage passes the tests in tests/support/storage_contract.py."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -22,7 +22,7 @@ from mpload.storage.protocols import Storage
 from mpload.storage.ranges import ByteRange, LmdbValue, RowValue, Span
 from mpload.storage.read_ahead import ReadAhead
 from mpload.storage.remote import RemoteStorage
-from tests.support.s3 import S3, s3_server
+from tests.support.s3 import S3
 from tests.support.storage_contract import StorageContract, Stored, check_in_a_child
 
 NAMES = ["a/one.bin", "a b/é ü.bin", "100%/x.bin", "a%20b/x.bin", "q?x=1/y.bin", "h#z+y.bin"]
@@ -162,10 +162,9 @@ class TestSeveralStorages(StorageContract):
 
 
 @pytest.fixture(scope="module")
-def s3() -> Iterator[S3]:
-    with s3_server() as server:
-        server.put({f"bin/{name}": name.encode() * 10 for name in NAMES} | {"secret": b"secret"})
-        yield server
+def s3(s3: S3) -> S3:
+    s3.put({f"bin/{name}": name.encode() * 10 for name in NAMES} | {"secret": b"secret"})
+    return s3
 
 
 @pytest.mark.processes

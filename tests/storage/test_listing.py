@@ -14,7 +14,7 @@ from mpload.errors import StorageError
 from mpload.ingest.folder_options import FolderOptions
 from mpload.storage.listing import Object, is_plain, list_in_parts, text_between
 from mpload.storage.remote import list_objects
-from tests.support.s3 import S3, s3_server
+from tests.support.s3 import PAGE_OBJECTS, S3
 
 
 class Bucket:
@@ -118,12 +118,6 @@ def test_an_error_in_any_thread_is_raised_in_the_consumer() -> None:
 # With a real server
 
 
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3]:
-    with s3_server(page_objects=20) as server:
-        yield server
-
-
 FILES = [
     *(f"{name}/{n:03d}.jpg" for name in ("cat", "cat-b", "dog", "dog.c") for n in range(60)),
     *(f"cat/{inner}/{n}.png" for inner in ("a", "a b", "é#%") for n in range(5)),
@@ -149,7 +143,7 @@ def test_indexing_a_bucket_lists_it_once_and_gives_the_index_of_the_folder(
     before = s3.num_lists()
     with pytest.warns(match="left out"):
         far = build_index("s3://photos/one", tmp_path / "far.txt", **options)
-    assert s3.num_lists() - before <= 1.8 * len(FILES) / 20 + 3
+    assert s3.num_lists() - before <= 1.8 * len(FILES) / PAGE_OBJECTS + 3
     assert isinstance(local, Path)
     assert isinstance(far, Path)
     assert far.read_text().replace("s3://photos/one", str(tmp_path / "files")) == local.read_text()
@@ -160,7 +154,7 @@ def test_indexing_a_bucket_without_class_folders_lists_it_once_too(s3: S3, tmp_p
     s3.put({f"flat/{n}.jpg": b"x" for n in range(150)})
     before = s3.num_lists()
     far = build_index("s3://photos/flat", tmp_path / "far.txt")
-    assert s3.num_lists() - before <= 1.8 * 150 / 20 + 3
+    assert s3.num_lists() - before <= 1.8 * 150 / PAGE_OBJECTS + 3
     assert isinstance(far, Path)
     lines = [line for line in far.read_text().splitlines() if not line.startswith("#")]
     assert lines == sorted(f"{n}.jpg" for n in range(150))

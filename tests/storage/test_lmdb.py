@@ -194,8 +194,9 @@ def test_a_process_forked_while_a_thread_opens_a_file_can_open_it_too(
     open_environment = lmdb.open
 
     def open_slowly(*args: object, **options: object) -> object:
-        is_opening.set()
-        wait_until(_fork_gate._entrance.locked, 5.0)  # the fork is waiting for this thread
+        if not is_opening.is_set():  # the thread, not the child
+            is_opening.set()
+            wait_until(_fork_gate._entrance.locked, 5.0)  # until the fork waits for this thread
         return open_environment(*args, **options)
 
     monkeypatch.setattr(lmdb, "open", open_slowly)

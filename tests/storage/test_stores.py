@@ -1,6 +1,5 @@
 """Batches are the same, bit for bit, from files, tar, LMDB, TFRecord, Arrow, Parquet and S3."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 
 from mpload import MPDataset, MPLoader, PartialCache, RandomResizedCrop, RawBytes, Topology, build_index
 from mpload.tools.pack.packing import PackOptions, pack_index
-from tests.support.s3 import s3_server
+from tests.support.s3 import S3
 from tests.support.sources import make_photos, make_source, make_tar
 
 pytestmark = pytest.mark.processes
@@ -25,12 +24,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def s3(folder: Path) -> Iterator[None]:
-    with s3_server() as server:
-        make_tar(folder)
-        server.put_folder(folder / "photos", "data/photos")
-        server.put_folder(folder / "tars", "data/tars")
-        yield
+def s3(s3: S3, folder: Path) -> S3:
+    make_tar(folder)
+    s3.put_folder(folder / "photos", "data/photos")
+    s3.put_folder(folder / "tars", "data/tars")
+    return s3
 
 
 def batches(index: Path, cache: PartialCache | None, *, num_epochs: int) -> list[list[Any]]:

@@ -13,13 +13,15 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["S3", "SECRETS", "s3_server"]
+__all__ = ["PAGE_OBJECTS", "S3", "SECRETS", "s3_environment", "s3_server"]
 
 SECRETS = {"AWS_ACCESS_KEY_ID": "AKIATHISISASECRET", "AWS_SECRET_ACCESS_KEY": "this/is/a/secret+too"}
+PAGE_OBJECTS = 20
+"""Objects in a page of a list. It is small, so that short lists have several pages."""
 
 
 class S3:
-    """Puts objects into the bucket."""
+    """The server, and a client that puts objects into the bucket."""
 
     def __init__(self, endpoint: str, log: Path) -> None:
         import boto3
@@ -44,32 +46,23 @@ class S3:
 
 
 @contextmanager
-def s3_server(*, page_objects: int = 1000) -> Iterator[S3]:
-    """Run a server; within the context, environment variables give its address and credentials.
-
-    Args:
-        page_objects: Maximum number of objects on a list page.
-    """
+def s3_server() -> Iterator[S3]:
+    """Start a server, which takes seconds, and stop it at the end."""
     pytest.importorskip("obstore")
     pytest.importorskip("moto")
     pytest.importorskip("flask_cors")
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = found.getsockname()[1]
     endpoint = f"http://127.0.0.1:{port}"
-    settings = {**SECRETS, "AWS_ENDPOINT_URL": endpoint, "AWS_REGION": "us-east-1", "AWS_DEFAULT_REGION": "us-east-1"}
     log = Path(tempfile.mkdtemp()) / "requests"
     with log.open("wb") as file:
         server = subprocess.Popen(
             [sys.executable, "-m", "moto.server", "-p", str(port)],
             stdout=subprocess.DEVNULL,
             stderr=file,
-            env={**os.environ, "MOTO_S3_DEFAULT_MAX_KEYS": str(page_objects)},
+            env={**os.environ, "MOTO_S3_DEFAULT_MAX_KEYS": str(PAGE_OBJECTS)},
         )
-    patch = pytest.MonkeyPatch()
     try:
-        for name, value in settings.items():
-            patch.setenv(name, value)
-        patch.delenv("AWS_PROFILE", raising=False)
         deadline = time.monotonic() + 60
         while True:
             try:
@@ -79,9 +72,21 @@ def s3_server(*, page_objects: int = 1000) -> Iterator[S3]:
                 if server.poll() is not None or time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)
-        yield S3(endpoint, log)
+        with s3_environment(endpoint):
+            made = S3(endpoint, log)
+        yield made
     finally:
-        patch.undo()
         server.terminate()
         server.wait(10)
         shutil.rmtree(log.parent)
+
+
+@contextmanager
+def s3_environment(endpoint: str) -> Iterator[None]:
+    """Set the environment variables that name the endpoint and the keys that sign requests to it."""
+    region = {"AWS_REGION": "us-east-1", "AWS_DEFAULT_REGION": "us-east-1"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**SECRETS, **region, "AWS_ENDPOINT_URL": endpoint}.items():
+            patch.setenv(name, value)
+        patch.delenv("AWS_PROFILE", raising=False)
+        yield
