@@ -61,7 +61,7 @@ class Span(ByteRange):
 
     @classmethod
     def parse(cls, text: str) -> "Span":
-        """Parse a cell `OFFSET+LENGTH@PATH`. Raises `ValueError` for any other text."""
+        """Parse the `text` of a cell, `OFFSET+LENGTH@PATH`; raises `ValueError` if it is anything else."""
         match = _SPAN.fullmatch(text)
         if match is None or int(match[1]) + int(match[2]) >= 1 << 63:
             raise ValueError(f"{text!r} is not a span OFFSET+LENGTH@PATH, such as 512+1048@shard-0.tar")
@@ -85,7 +85,7 @@ class LmdbValue(ByteRange):
 
     @classmethod
     def parse(cls, text: str) -> "LmdbValue":
-        """Parse a cell `KEY@PATH`. Raises `ValueError` for any other text."""
+        """Parse the `text` of a cell, `KEY@PATH`; raises `ValueError` if it is anything else."""
         match = _LMDB.fullmatch(text)
         if match is None:
             raise ValueError(f"{text!r} is not an LMDB address KEY@PATH, such as 00000001@train.lmdb")
@@ -113,7 +113,7 @@ class RowValue(ByteRange):
 
     @classmethod
     def parse(cls, text: str) -> "RowValue":
-        """Parse a cell `ROWGROUP:ROW:COLUMN@PATH`. Raises `ValueError` for any other text."""
+        """Parse the `text` of a cell, `ROWGROUP:ROW:COLUMN@PATH`; raises `ValueError` if it is anything else."""
         match = _ROW.fullmatch(text)
         if match is None:
             raise ValueError(
