@@ -1,4 +1,4 @@
-"""Every case in which the records show a peer ahead of mpload."""
+"""Lists every case in which the records show another loader ahead of mpload."""
 
 from collections.abc import Iterable, Iterator
 
@@ -12,14 +12,14 @@ __all__ = ["ahead"]
 
 OUTPUTS = {"uint8": "uint8 crops", "float32": "float32 crops", "bytes": "bytes"}
 Better = tuple[str, list[str]]
-"""A case, and who is ahead in it with what."""
+"""A case, and the loaders that are ahead in it, each with its figure."""
 
 
 def ahead() -> str:
-    """Return a list with a line for each case in which a peer is ahead."""
+    """Return a Markdown list with an item for each case in which another loader is ahead."""
     cases: Iterable[Better] = [*_speed(), *_first_batch(), *_batch_sizes(), *_memory(), *_start()]
-    lines = [f"- {case}: {', '.join(names)}.\n" for case, names in cases if names]
-    return "".join(lines) or "- in no column.\n"
+    lines = [f"- {case}: {'; '.join(names)}.\n" for case, names in cases if names]
+    return "".join(lines) or "- None.\n"
 
 
 def _is_peer(contestant: str) -> bool:
@@ -29,9 +29,9 @@ def _is_peer(contestant: str) -> bool:
 def _speed() -> Iterator[Better]:
     for output, title in OUTPUTS.items():
         yield (
-            f"images a second, {title}",
+            f"images/s, {title}",
             [
-                f"{contestant} ({found[output].ratio:.2f} of mpload's)"
+                f"{contestant} ({found[output].ratio:.2f} times mpload)"
                 for contestant, found in standings("peers").items()
                 if output in found and found[output].is_loader and found[output].ratios and _is_peer(contestant)
                 if found[output].ratio > 1
@@ -48,7 +48,7 @@ def _first_batch() -> Iterator[Better]:
     }
     ours = seconds["mpload"]
     names = [f"{name} ({format_seconds(taken)})" for name, taken in seconds.items() if taken < ours]
-    yield f"from the command to the first batch (mpload {format_seconds(ours)})", names
+    yield f"time from launch to the first batch (mpload {format_seconds(ours)})", names
 
 
 def _batch_sizes() -> Iterator[Better]:
@@ -60,7 +60,7 @@ def _batch_sizes() -> Iterator[Better]:
     for size, of_size in sorted(rates.items()):
         ours = of_size["mpload"]
         names = [f"{name} ({rate:,.0f})" for name, rate in of_size.items() if rate > ours]
-        yield f"batches of {size} (mpload {ours:,.0f} images a second)", names
+        yield f"images/s in batches of {size} (mpload {ours:,.0f})", names
 
 
 def _memory() -> Iterator[Better]:

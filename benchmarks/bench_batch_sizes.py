@@ -1,14 +1,15 @@
-"""What does a small batch cost, and a large one: images a second by batch size, beside the same loader at 128?
+"""How does the batch size affect each loader: images per second by batch size, relative to the same loader at 128?
 
     python benchmarks/bench_batch_sizes.py --environments DIR [--data DIR] [--only ours stock] [--rounds 5]
     python benchmarks/bench_batch_sizes.py --quick
 
-Photographs, transform and contestants are those of bench_peers.py, uint8, each with the number of workers that served
-it best in a trial at 64. One contestant after the other; its batch sizes take turns, epoch by epoch, each in a process
-of its own that waits while others run, and each right after an epoch in batches of 128. What counts is `share_of_128`:
-images a second beside those of that epoch. An epoch shows every photograph `--times` times; with few images its end, at
-which workers of most loaders wait for the last whole batch, weighs on the largest batches.
-Records: benchmarks/records/batch_sizes.jsonl.
+The photographs, the transform and the contestants are those of bench_peers.py, with uint8 batches. Each contestant has
+the number of workers that was fastest for it in a trial with batches of 64. The contestants run one after the other.
+The batch sizes of a contestant take turns, one epoch each. Each batch size has its own process, which waits while the
+others run, and each of its epochs follows an epoch in batches of 128. The result is `share_of_128`: the rate relative
+to that epoch's. An epoch shows every photograph `--times` times. In a short epoch the largest batches would suffer most
+from its end, where the workers of most loaders wait for the last full batch. Records:
+benchmarks/records/batch_sizes.jsonl.
 """
 
 import argparse
@@ -38,7 +39,7 @@ CONTESTANTS = (
 def race_sizes(
     entry: Entry, python: Path, listing: Path, num_workers: int, batch_sizes: tuple[int, ...], rounds: int
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Let a contestant's batch sizes take turns; yield each with its figures."""
+    """Let the batch sizes of a contestant take turns; yield each size with its figures."""
     rates: dict[int, list[float]] = {batch_size: [] for batch_size in batch_sizes}
     shares: dict[int, list[float]] = {batch_size: [] for batch_size in batch_sizes}
     with ExitStack() as stack:
@@ -74,10 +75,10 @@ def race_sizes(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few images and sizes, no record, only mpload")
-    parser.add_argument("--environments", type=Path, help="folder of the virtual environments")
-    parser.add_argument("--data", type=Path, help="folder to keep the photographs in; none: a temporary one")
-    parser.add_argument("--only", nargs="+", metavar="MODULE", help="only the contestants of these modules")
+    parser.add_argument("--quick", action="store_true", help="few images and sizes, only mpload; write no record")
+    parser.add_argument("--environments", type=Path, help="folder of the contestants' virtual environments")
+    parser.add_argument("--data", type=Path, help="folder that keeps the photographs; default: a temporary one")
+    parser.add_argument("--only", nargs="+", metavar="MODULE", help="run only the contestants of these modules")
     parser.add_argument("--num-images", type=int, default=1200)
     parser.add_argument("--times", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=5)
@@ -87,7 +88,7 @@ def main() -> None:
         arguments.num_images, arguments.times, arguments.rounds, arguments.only = 128, 2, 1, ["ours"]
         batch_sizes = (8, REFERENCE)
     elif arguments.environments is None:
-        parser.error("--environments is needed, or --quick")
+        parser.error("pass --environments DIR or --quick")
     entries = [
         entry
         for entry in ENTRIES

@@ -1,12 +1,13 @@
-"""Does a loader keep to its memory budget in a small container, over an index of ten million samples?
+"""Does a loader stay within its memory budget in a small container, with an index of ten million samples?
 
     python benchmarks/bench_budget.py [--quick] [--num-samples 10000000] [--num-batches 2000]
 
-An epoch's first batches of 256 images of 224x224x3, made by 8 workers from small photographs, in a control group of
-1 GB that holds everything: training process with torch, building and opening of the index, zygote, workers, slots,
-page cache. What the loader takes is the container's memory that the kernel cannot take back (anonymous and shared)
-less that of the training process itself, sampled five times a second. Where no control group can be made (Linux, as
-root or with a delegated one), it says so and runs without. Records: benchmarks/records/budget.jsonl.
+Eight workers make the first batches of an epoch, each of 256 images of 224x224x3, from small photographs. Everything
+runs in a control group with a limit of 1 GB: the training process with torch, building and opening the index, zygote,
+workers, slots and page cache. The memory of the loader is the memory of the container that the kernel cannot reclaim
+(anonymous and shared), minus that of the training process itself, sampled five times a second. A control group needs
+Linux, and root or a delegated group. Without one, the benchmark says so and runs without the limit. Records:
+benchmarks/records/budget.jsonl.
 """
 
 import argparse
@@ -69,7 +70,7 @@ print(json.dumps(figures))
 
 
 def make_index(folder: Path, num_samples: int) -> Path:
-    """Write some small photographs, and an index that names them over and over."""
+    """Write some small photographs, and an index that lists them over and over."""
     names = list(SCENES)
     for number in range(NUM_PHOTOS):
         pixels = photo(names[number % len(names)], np.random.default_rng(number))
@@ -85,7 +86,7 @@ def make_index(folder: Path, num_samples: int) -> Path:
 
 
 def measure(case: dict[str, Any], path: Path, container: Container | None) -> dict[str, Any]:
-    """Run the loader in a process of its own, in the container, and watch the memory of both."""
+    """Run the loader in its own process, inside the container, and sample the memory of both."""
     join = [] if container is None else ["sh", "-c", 'echo 0 > "$0" && exec "$@"', str(container.procs)]
     words = [str(path), str(case["num_batches"]), str(case["num_workers"]), case["memory_budget"]]
     process = subprocess.Popen(
@@ -96,20 +97,20 @@ def measure(case: dict[str, Any], path: Path, container: Container | None) -> di
     )
     peaks = {"peak_loader_bytes": 0, "peak_anonymous_bytes": 0, "peak_tree_pss_bytes": 0}
 
-    def note(name: str, num_bytes: int) -> None:
+    def update_peak(name: str, num_bytes: int) -> None:
         peaks[name] = max(peaks[name], num_bytes)
 
-    looks = 0
+    num_polls = 0
     while process.poll() is None:
         if container is not None:
             taken_bytes = container.anonymous_bytes
-            note("peak_anonymous_bytes", taken_bytes)
+            update_peak("peak_anonymous_bytes", taken_bytes)
             own_bytes = anonymous_bytes(process.pid)
             if own_bytes:
-                note("peak_loader_bytes", taken_bytes - own_bytes)
-        if looks % 10 == 0:  # walks all pages of all processes
-            note("peak_tree_pss_bytes", sum_memory(tree_memory(process.pid)).pss_bytes)
-        looks += 1
+                update_peak("peak_loader_bytes", taken_bytes - own_bytes)
+        if num_polls % 10 == 0:  # seldom, because PSS walks all pages of all processes
+            update_peak("peak_tree_pss_bytes", sum_memory(tree_memory(process.pid)).pss_bytes)
+        num_polls += 1
         time.sleep(0.2)
     if process.returncode:
         raise SystemExit(f"the loader ended with exit code {process.returncode}")
@@ -123,7 +124,7 @@ def measure(case: dict[str, Any], path: Path, container: Container | None) -> di
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="20 batches over 200,000 samples, no record")
+    parser.add_argument("--quick", action="store_true", help="20 batches over 200,000 samples; write no record")
     parser.add_argument("--num-samples", type=int, default=10_000_000)
     parser.add_argument("--num-batches", type=int, default=2000)
     parser.add_argument("--num-workers", type=int, default=8)
@@ -141,14 +142,14 @@ def main() -> None:
         )
         container = stack.enter_context(memory_container(LIMIT_BYTES))
         if container is None:
-            print("no control group with a memory limit can be made here: the loader runs without", file=sys.stderr)
+            print("cannot create a control group with a memory limit here: running without one", file=sys.stderr)
         case["container_bytes"] = None if container is None else LIMIT_BYTES
         figures = measure(case, path, container)
     print(json.dumps({**case, **figures}, indent=1))
     if not arguments.quick:
         write_record("budget", case, figures)
     if not figures.get("is_within_budget", True):
-        raise SystemExit("the loader took more than its budget")
+        raise SystemExit("the loader exceeded its memory budget")
 
 
 if __name__ == "__main__":

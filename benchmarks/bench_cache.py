@@ -1,15 +1,17 @@
-"""How often does PartialCache hit, beside an LRU of the same size? What does a hit cost? How much faster is an epoch?
+"""How often does PartialCache hit, compared with an LRU cache? What does a hit cost? How much faster is an epoch?
 
     python benchmarks/bench_cache.py [--quick]
 
-- "hits": share of hits from the second epoch on, for cached fractions 0.1 to 1.0 of a reshuffled data set, counted by
-  the cache itself, beside an LRU cache of as many samples over the same orders (simulated: it needs no bytes).
-- "cost": microseconds that a hit, a sample outside of the subset, and reading ahead add to reading a file that lies in
-  the page cache: the least that a sample can cost. Medians over rounds taken in turns.
-- "epochs": images a second of an MPLoader with two workers: without a cache, in the epoch that fills a cache of resized
-  images, and in the epochs after it.
+- "hits": the hit rate from the second epoch on, with a cache for 0.1 to 1.0 of a dataset that is reshuffled every
+  epoch. The cache counts its own hits. For comparison, an LRU cache for as many samples is simulated over the same
+  orders.
+- "cost": the microseconds that a hit, a sample outside of the subset, and reading ahead add to reading a file from the
+  page cache, which is the fastest way to read a sample. Medians over rounds that take turns.
+- "epochs": the images per second of an MPLoader with two workers: without a cache, in the epoch that fills a cache of
+  resized images, and in the epochs after it.
 
-Each in a fresh process. Records: benchmarks/records/cache.jsonl; `python benchmarks/report.py` draws cache.png.
+Each measurement runs in a fresh process. Records: benchmarks/records/cache.jsonl. `python benchmarks/report.py` draws
+cache.png from them.
 """
 
 import argparse
@@ -42,7 +44,7 @@ NUM_FILES = 200
 
 
 def measure_hits(folder: Path, num_samples: int, num_epochs: int) -> dict[str, Any]:
-    """Return the share of hits by fraction, from the second epoch on."""
+    """Return the hit rates from the second epoch on, for each cached fraction."""
     (folder / "shard").write_bytes(np.arange(num_samples, dtype=np.int64).tobytes())
     lines = "".join(f"{8 * number}+8@shard\n" for number in range(num_samples))
     (folder / "train.txt").write_text("#mpload 1\n#columns data:span\n" + lines)
@@ -75,7 +77,7 @@ def measure_hits(folder: Path, num_samples: int, num_epochs: int) -> dict[str, A
 
 
 def lru_hits(num_samples: int, capacity: int, num_epochs: int) -> int:
-    """Return how many of the samples of all epochs but the first an LRU cache would have had."""
+    """Return the number of hits of an LRU cache in all epochs except the first."""
     held: OrderedDict[int, None] = OrderedDict()
     num_hits = 0
     for epoch in range(num_epochs):
@@ -92,7 +94,7 @@ def lru_hits(num_samples: int, capacity: int, num_epochs: int) -> int:
 
 
 def measure_cost(folder: Path, num_rounds: int) -> dict[str, Any]:
-    """Return microseconds a sample, by the size of samples."""
+    """Return microseconds per sample, by the size of the samples."""
     figures: dict[str, Any] = {}
     for num_bytes in SAMPLE_BYTES:
         found = cost_of(folder / str(num_bytes), num_bytes, num_rounds)
@@ -141,20 +143,20 @@ def cost_of(folder: Path, num_bytes: int, num_rounds: int) -> dict[str, float]:
 
 
 def medians(functions: list[Callable[[int], object]], num_rounds: int) -> dict[str, float]:
-    """Return the median of what each call takes, in microseconds, called in turns."""
+    """Return the median time of each function in microseconds; the functions take turns."""
     seconds: dict[str, list[float]] = {function.__name__: [] for function in functions}
     for turn in range(num_rounds + 1):
         for function in functions:
             for number in range(NUM_FILES):
                 start = time.perf_counter()
                 function(number)
-                if turn:  # the first one warms up
+                if turn:  # the first turn warms up
                     seconds[function.__name__].append(time.perf_counter() - start)
     return {name: round(statistics.median(all_) * 1e6, 2) for name, all_ in seconds.items()}
 
 
 def measure_epochs(folder: Path, num_images: int, num_epochs: int) -> dict[str, Any]:
-    """Return images a second without a cache, while one is filled, and from it."""
+    """Return images per second without a cache, while a cache is filled, and from the full cache."""
     make_photo_tree(folder / "train", num_images=num_images, num_classes=4, seed=0)
     index = mpload.build_index(folder / "train", folder / "train.txt")
 
@@ -196,7 +198,7 @@ MEASURES: dict[str, Callable[..., dict[str, Any]]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="less of everything, no record")
+    parser.add_argument("--quick", action="store_true", help="smaller measurements; write no record")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -1,12 +1,13 @@
-"""How many images and batches a second can one training process hand out, whatever its workers do?
+"""How many images and batches per second can one training process deliver, however fast its workers are?
 
     python benchmarks/bench_ceiling.py [--quick]
 
-Batches of 1 to 512 images (uint8 [224, 224, 3] and a label) from 2 workers. "nothing": workers write no pixels, so that
-what is left is the training process's own work and the workers' loop; "pixels": they write every pixel from a constant
-image; "loader": as "nothing", but through an MPLoader, with its tensors, state and statistics. "share_of_128" is the
-rate beside that of batches of 128. Sizes take turns, each in a fresh process, and figures are medians of the rounds: on
-a shared machine only ratios within one run count. Records: benchmarks/records/ceiling.jsonl.
+Two workers make batches of 1 to 512 images (uint8 [224, 224, 3] and a label). "nothing": the workers write no pixels,
+so only the work of the training process and the workers' own loop remain. "pixels": they copy every pixel from a
+constant image. "loader": like "nothing", but through an MPLoader, with its tensors, state and statistics.
+"share_of_128" is the rate relative to that of batches of 128. The batch sizes take turns, each in a fresh process, and
+the figures are medians over the rounds. On a shared machine, compare only ratios within one run. Records:
+benchmarks/records/ceiling.jsonl.
 """
 
 import argparse
@@ -35,7 +36,7 @@ KINDS = ("nothing", "pixels", "loader")
 
 
 class Writes:
-    """Writes one image's pixels into all of a chunk, or nothing."""
+    """Copies a constant image into every sample of a chunk, or writes nothing."""
 
     def __init__(self, *, pixels: bool) -> None:
         self.image = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE, 3), np.uint8) if pixels else None
@@ -55,7 +56,7 @@ class Writes:
 def pool_batches(kind: str, batch_samples: int, num_batches: int) -> Iterator[Any]:
     fields = (Field(name="image", shape=(SIDE, SIDE, 3), dtype="uint8"), Field(name="label", dtype="int64"))
     layout = SlotLayout(num_samples=batch_samples, fields=fields)
-    num_slots = 4 + 64 * NUM_WORKERS // batch_samples  # as an MPLoader would have
+    num_slots = 4 + 64 * NUM_WORKERS // batch_samples  # as many as an MPLoader has
     work = Writes(pixels=kind == "pixels")
     with WorkerPool(work, layout, num_slots=num_slots, num_workers=NUM_WORKERS) as pool:
         yield from pool.stream(BatchTask(numbers=(n,) * 5, num_samples=batch_samples) for n in range(num_batches))
@@ -80,7 +81,7 @@ def loader_batches(batch_samples: int, num_batches: int) -> Iterator[Any]:
 
 
 def measure(kind: str, batch_samples: int, seconds: float) -> dict[str, float]:
-    """Return the rate over `seconds`, the first tenth of which does not count, and CPU time of this process."""
+    """Return the rates after a warm-up of a tenth of `seconds`, and the CPU time of this process per batch."""
     batches = loader_batches(batch_samples, 1 << 40) if kind == "loader" else pool_batches(kind, batch_samples, 1 << 40)
     start = start_cpu = now = 0.0
     num_timed = 0
@@ -110,7 +111,7 @@ def run(kind: str, batch_samples: int, seconds: float) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two sizes, once, no record")
+    parser.add_argument("--quick", action="store_true", help="two batch sizes, one round; write no record")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--case", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

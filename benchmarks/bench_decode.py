@@ -1,18 +1,20 @@
-"""What does a random crop of a photograph cost on one core, beside PIL, OpenCV and the codec alone?
+"""What does a random crop of a photograph cost on one core, compared with PIL, OpenCV and the codec alone?
 
     python benchmarks/bench_decode.py [--quick]
 
-Real photographs of ImageNet's sizes (about 500 x 375, 105 KB) are read from the page cache, decoded, cropped at random,
-resized to 224 x 224 and mirrored half of the time, into a batch. Each contestant gets the same crops, but for OpenCV +
-albumentations, which chooses its own. All take turns in one process, 25 images each, so that what slows the machine
-down for a while slows all of them. Microseconds are of CPU, of the one thread that works; the best of all rounds, turn
-by turn (and the median round). Ratios are of the best.
+Photographs of ImageNet's sizes (about 500 x 375, 105 KB) are read from the page cache, decoded, cropped at random,
+resized to 224 x 224, mirrored half of the time, and written into a batch. All contestants make the same crops, except
+OpenCV + albumentations, which chooses its own. They take turns of 25 images in one process, so that a disturbance of
+the machine affects all of them. Times are CPU time of the only working thread, in microseconds: for each turn the best
+of all rounds, and the median over whole rounds. Ratios are computed from the best times.
 
 - pil: Image.open, crop, resize, transpose.
 - opencv: cv2.imdecode, then albumentations' RandomResizedCrop and HorizontalFlip.
 - simplejpeg: full decode, cv2.resize of the crop, cv2.flip.
-- mpload_simplejpeg, mpload_native: a whole `Pipeline`, from sample_ids to the slot. `_antialias`: with antialias=True.
-- limit: the native decoder's C in a loop of C over the same files and crops, no Python (a process of its own).
+- mpload_simplejpeg, mpload_native: a complete `Pipeline`, from sample_ids to the slot; `_antialias`: with
+  antialias=True.
+- limit: the C code of the native decoder in a loop in C, over the same files and crops, without Python (its own
+  process).
 
 Records: benchmarks/records/decode.jsonl.
 """
@@ -53,11 +55,11 @@ SIZE = 224
 TURN = 25
 SOURCE = Path(__file__).with_name("decode_limit.c")
 Turn = Callable[[int, int], int]
-"""Makes images first to last (exclusive), and returns nanoseconds of CPU."""
+"""Makes the images from first to last (exclusive), and returns the CPU time in nanoseconds."""
 
 
 class Views:
-    """The files, and the crops of each that the pipeline will choose."""
+    """The files, and the crop of each that the pipeline will choose."""
 
     def __init__(self, pipeline: Pipeline, *, epoch: int = 0) -> None:
         index = pipeline.index
@@ -79,7 +81,7 @@ class Views:
 
 
 def timed(make: Callable[[int, Any], None]) -> Turn:
-    """Return turns in which `make` puts an image into its place in a batch."""
+    """Return a `Turn` in which `make` writes each image to its place in a batch."""
     batch = np.zeros((TURN, SIZE, SIZE, 3), np.uint8)
 
     def turn(first: int, last: int) -> int:
@@ -140,7 +142,7 @@ def ours(pipeline: Pipeline) -> Turn:
 
 
 def compile_limit(folder: Path) -> Path:
-    """Return the loop in C as a program."""
+    """Compile the loop in C; return the path of the program."""
     program = folder / "decode_limit"
     subprocess.run(["gcc", "-O3", "-o", program, SOURCE, "-ljpeg", "-lm"], check=True)
     return program
@@ -148,29 +150,29 @@ def compile_limit(folder: Path) -> Path:
 
 @contextmanager
 def limit(views: Views, program: Path) -> Iterator[Turn]:
-    """Start the loop in C, in a process of its own."""
+    """Run the loop in C in its own process."""
     crops = program.with_name("views")
     crops.write_text("".join(views.lines))
     with subprocess.Popen([program, crops], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        asked, told = process.stdin, process.stdout
-        assert asked is not None
-        assert told is not None
+        requests, answers = process.stdin, process.stdout
+        assert requests is not None
+        assert answers is not None
 
         def turn(first: int, last: int) -> int:
-            asked.write(f"{first} {last}\n")
-            asked.flush()
-            return int(told.readline())
+            requests.write(f"{first} {last}\n")
+            requests.flush()
+            return int(answers.readline())
 
-        turn(0, 0)  # the list is read
+        turn(0, 0)  # wait until the program has read the list
         yield turn
-        asked.close()
+        requests.close()
 
 
 def measure(contestants: dict[str, Turn], *, num_images: int, rounds: int) -> dict[str, Any]:
-    """Return microseconds an image: float64 [rounds, turns] of each contestant."""
+    """Return microseconds per image for each contestant: float64 [rounds, turns]."""
     starts = range(0, num_images, TURN)
     found = {name: np.zeros((rounds, len(starts))) for name in contestants}
-    for round_number in range(-1, rounds):  # the first is a rehearsal
+    for round_number in range(-1, rounds):  # round -1 warms up
         for number, first in enumerate(starts):
             for name, turn in contestants.items():
                 spent_ns = turn(first, first + TURN)
@@ -179,8 +181,8 @@ def measure(contestants: dict[str, Turn], *, num_images: int, rounds: int) -> di
     return found
 
 
-def same_pixels(views: Views, pipelines: Sequence[Pipeline], number: int) -> None:
-    """Check that the contestants do the same work."""
+def check_pixels(views: Views, pipelines: Sequence[Pipeline], number: int) -> None:
+    """Check that the contestants make the same pixels, nearly."""
     outs = np.zeros((len(pipelines) + 1, SIZE, SIZE, 3), np.uint8)
     (record,) = pipelines[0].index.records(np.array([number]))
     for pipeline, out in zip(pipelines, outs, strict=False):
@@ -195,7 +197,7 @@ def same_pixels(views: Views, pipelines: Sequence[Pipeline], number: int) -> Non
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer images, no record")
+    parser.add_argument("--quick", action="store_true", help="fewer images; write no record")
     arguments = parser.parse_args()
     num_images, rounds = (100, 2) if arguments.quick else (500, 6)
     cv2.setNumThreads(1)
@@ -218,7 +220,7 @@ def main() -> None:
             pipelines["mpload_native"] = pipeline(RandomResizedCrop(SIZE, backend="native"))
             pipelines["mpload_native_antialias"] = pipeline(RandomResizedCrop(SIZE, backend="native", antialias=True))
         for number in range(0, num_images, 20):
-            same_pixels(views, [each for name, each in pipelines.items() if "antialias" not in name], number)
+            check_pixels(views, [each for name, each in pipelines.items() if "antialias" not in name], number)
         contestants = {"pil": pil(views), "opencv": opencv(views), "simplejpeg": full_decode(views)}
         contestants |= {name: ours(each) for name, each in pipelines.items()}
         if is_native:

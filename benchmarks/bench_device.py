@@ -1,15 +1,16 @@
-"""What does it cost to have batches on the device, normalised, when they are asked for?
+"""What does it cost to have normalised batches ready on the device when the training loop asks for them?
 
     python benchmarks/bench_device.py [--quick] [--cpu] [--batch-samples 8 16 ...]
 
-Each case runs in a fresh process; images are uint8 [224, 224, 3]. On any machine: the conversion to a normalised dtype
-on the CPU, fused and as the usual chain of torch operations, alone and behind a loader of real JPEGs. With a GPU:
-copies from pinned and pageable memory, a ResNet-50 training step (bfloat16) fed from the host by several means beside
-one whose batch lies on the device, a loader of real JPEGs before it, and JPEGs decoded by workers or by the GPU.
-Without one it says what it skips. Records: benchmarks/records/device.jsonl.
+Each case runs in a fresh process; images are uint8 [224, 224, 3]. On any machine it measures the conversion to a
+normalised dtype on the CPU, fused and as the usual chain of torch operations, alone and after a loader of real JPEGs.
+With a GPU it also measures copies from pinned and pageable memory; a ResNet-50 training step (bfloat16) that is fed
+from the host in several ways, compared with a step whose batch is already on the device; training from a loader of real
+JPEGs; and JPEGs decoded by workers or by the GPU. Without a GPU it lists what it skips. Records:
+benchmarks/records/device.jsonl.
 
-"hidden" is the share of copy and conversion, measured alone, that does not make the step longer. "idle" is the share of
-time in which the device had no step to do, from events around each step.
+"hidden" is the fraction of the time for copy and conversion, measured alone, that does not make the step longer. "idle"
+is the fraction of the time in which the device had no step to run, measured by events around each step.
 """
 
 import argparse
@@ -53,9 +54,9 @@ def median_seconds(work: Callable[[], object], num: int, wait: Callable[[], obje
 
 
 def measure_convert(how: str, dtype: str, batch_samples: int, num: int) -> dict[str, float]:
-    """Return microseconds an image of a conversion in memory that is there ("fused"), or in new memory each time.
+    """Return the wall-clock time and the CPU time of all threads for a conversion, in microseconds per image.
 
-    Of the clock, and of the CPU on all threads.
+    "fused" writes into existing memory; the chain of torch operations allocates new memory each time.
     """
     images = pixels(batch_samples)
     target = DTYPES[dtype] or torch.uint8
@@ -76,12 +77,12 @@ def measure_convert(how: str, dtype: str, batch_samples: int, num: int) -> dict[
 
 
 def measure_photos(how: str, batch_samples: int, num: int) -> dict[str, float]:
-    """Return images/s of a loader of real JPEGs whose batches become float32 on the CPU, and all processes' time."""
+    """Return the rate and the CPU time of all processes for real JPEGs that are converted to float32 on the CPU."""
     with tempfile.TemporaryDirectory() as name, photo_loader(Path(name), batch_samples, num) as loader:
         batches: Iterable[Any] = loader
         if how == "prefetcher":
             batches = DevicePrefetcher(loader, device="cpu", mean=MEAN, std=STD)
-        for images, _ in batches:  # the first epoch warms caches
+        for images, _ in batches:  # the first epoch warms the caches
             _ = chain(images) if how == "chain" else images
         start, start_cpu, num_images = time.perf_counter(), cpu_seconds(), 0
         for _ in range(3):
@@ -127,7 +128,7 @@ def cpu_seconds() -> float:
 
 
 def measure_copy(memory: str, dtype: str, batch_samples: int, num: int) -> dict[str, float]:
-    """Return the rate of copies to the device alone: a bare `copy_`, or the prefetcher's."""
+    """Return the rate of copies to the device, by a plain `copy_` or by the prefetcher, and nothing else."""
     batches = HostBatches(batch_samples, num, pinned=memory != "pageable", dtype=dtype)
     num_bytes = batches.pairs[0][0].nbytes
     if memory == "prefetcher":
@@ -163,7 +164,7 @@ def measure_convert_gpu(how: str, dtype: str, batch_samples: int, num: int) -> d
 
 
 def measure_step(feed: str, batch_samples: int, num: int, dtype: str = "uint8") -> dict[str, float]:
-    """Return the time of a training step that is fed from pinned host memory."""
+    """Return the time of a training step whose batches come from pinned host memory."""
     step = TrainingStep()
     torch.cuda.reset_peak_memory_stats()
     for images, labels in FEEDS[feed](HostBatches(batch_samples, num, dtype=dtype)):
@@ -172,7 +173,7 @@ def measure_step(feed: str, batch_samples: int, num: int, dtype: str = "uint8") 
 
 
 def measure_train_photos(feed: str, batch_samples: int, num: int) -> dict[str, float]:
-    """Return images/s of training from real JPEGs, by an MPLoader, or by a stock DataLoader with `pin_memory`."""
+    """Return images/s of training on real JPEGs, with an MPLoader or with a stock DataLoader and `pin_memory`."""
     from torch.utils.data import DataLoader
 
     step = TrainingStep()
@@ -186,7 +187,7 @@ def measure_train_photos(feed: str, batch_samples: int, num: int) -> dict[str, f
         )
         num_images, start = 0, 0.0
         for epoch in range(4):
-            if epoch == 1:  # the first one warms caches and chooses algorithms
+            if epoch == 1:  # epoch 0 warms the caches, and cuDNN chooses its algorithms
                 torch.cuda.synchronize()
                 start = time.perf_counter()
             for images, labels in FEEDS[feed](source):
@@ -198,7 +199,7 @@ def measure_train_photos(feed: str, batch_samples: int, num: int) -> dict[str, f
 
 
 def measure_decode(where: str, batch_samples: int, num: int) -> dict[str, float]:
-    """Return images/s of real JPEGs that end as bfloat16 on the device, decoded by workers or there."""
+    """Return images/s for real JPEGs that become bfloat16 on the device, decoded by workers or by the device."""
     crop = RandomResizedCrop(SIZE)
     decode = GpuDecode(crop) if where == "device" else crop
     with (
@@ -243,7 +244,7 @@ def cpu_cases(*, is_quick: bool) -> Iterator[dict[str, Any]]:
 def gpu_cases(batch_sizes: Sequence[int], *, is_quick: bool) -> Iterator[dict[str, Any]]:
     can_decode = device_decoder(torch.device("cuda")) is not None
     if not can_decode:
-        print("skipped, as it needs torchvision with nvJPEG: decoding on the device")
+        print("skipped, because it needs torchvision with nvJPEG: decoding on the device")
     for batch_samples in batch_sizes:
         sizes = {"batch_samples": batch_samples, "num": 20 if is_quick else 100}
         for memory in ("pinned", "pageable", "prefetcher"):
@@ -262,7 +263,7 @@ def gpu_cases(batch_sizes: Sequence[int], *, is_quick: bool) -> Iterator[dict[st
 
 
 def hidden_fractions(results: list[tuple[dict[str, Any], dict[str, float]]]) -> Iterator[dict[str, Any]]:
-    """Yield how much of copy and conversion each feed hides behind the step."""
+    """Yield, for each feed, the fraction of copy and conversion that is hidden behind the step."""
 
     def found(figure: str, **case: Any) -> float:
         return next(figures[figure] for each, figures in results if case.items() <= each.items())
@@ -282,10 +283,10 @@ def hidden_fractions(results: list[tuple[dict[str, Any], dict[str, float]]]) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer images, no record")
-    parser.add_argument("--cpu", action="store_true", help="only what runs on any machine")
+    parser.add_argument("--quick", action="store_true", help="fewer images; write no record")
+    parser.add_argument("--cpu", action="store_true", help="run only the cases that need no GPU")
     parser.add_argument(
-        "--batch-samples", type=int, nargs="+", metavar="N", help="only the cases of a GPU with batches of these sizes"
+        "--batch-samples", type=int, nargs="+", metavar="N", help="run only the GPU cases, with these batch sizes"
     )
     parser.add_argument("--case", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -299,7 +300,7 @@ def main() -> None:
         sizes = arguments.batch_samples or ([64] if arguments.quick else [8, 16, 32, 64, 128, 256])
         cases += [(name, case) for case in gpu_cases(sizes, is_quick=arguments.quick)]
     else:
-        print("skipped, as they need a GPU: copies, overlap with a training step, training from photos, GPU decoding")
+        print("skipped, because they need a GPU: copies, overlap with a training step, training, decoding on the GPU")
     results = []
     for device, case in cases:
         command = [sys.executable, "-W", "ignore", __file__, "--case", json.dumps(case)]

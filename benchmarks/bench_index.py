@@ -1,4 +1,4 @@
-"""What does an index of N samples cost: to build, to open, to read from, on disk and in memory?
+"""What does an index of N samples cost to build, to open and to read, and how much disk and memory does it take?
 
     python benchmarks/bench_index.py [--num-samples 100000000] [--folder /tmp]
 
@@ -31,7 +31,7 @@ def timed(function):
     start = clock(); result = function(); return clock() - start, result
 """
 
-# The text lies in the page cache for all of these: it was just written, or just read by the case before.
+# In every case the text is in the page cache: it was just written, or the case before has read it.
 CASES = {
     "newlines": """
 block = np.empty(1 << 20, np.uint8)
@@ -89,7 +89,7 @@ print(json.dumps({"iterate_uss_mb": peak / 1e6}))
 
 
 def run(case: str, path: Path) -> dict[str, float]:
-    # Pages of libraries count as private as long as nobody else has them mapped: a second process has, all the while.
+    # Pages of libraries count as private unless another process maps them, so a second process maps them all the time.
     companion = [sys.executable, "-c", PREAMBLE + "print(flush=True); sys.stdin.read()", str(path)]
     with subprocess.Popen(companion, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
@@ -106,7 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num-samples", type=int, default=100_000_000)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
-    parser.add_argument("--quick", action="store_true", help="a hundred thousand samples, to see that it runs")
+    parser.add_argument("--quick", action="store_true", help="100,000 samples, to check that it runs; write no record")
     arguments = parser.parse_args()
     num_samples = 100_000 if arguments.quick else arguments.num_samples
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:

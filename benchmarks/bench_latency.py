@@ -1,17 +1,18 @@
-"""What is left of the speed where every read takes long, and what do whole blocks of shards save where reads are few?
+"""How much speed remains when every read is slow, and how much do block reads of shards gain when reads are limited?
 
     python benchmarks/bench_latency.py [--quick]
 
 Two questions:
 
-- "latency": 5 ms are added to every read (a storage that sleeps, as device mapper's delay target is not in every
-  kernel; the stock loader's dataset sleeps as long before it opens a file). Images a second of two workers, as a
-  fraction of those without the delay, beside a stock DataLoader with the same decoder; epochs of all four in turns.
-- "limited": ext4 on a loop device that allows so many reads and so many bytes a second (the block layer's throttle, in
-  a control group of ours; needs root). Samples a second of one epoch of two workers, from an empty page cache: small
-  files in a global shuffle (also by a stock loader), tar shards in a global shuffle, and in a block shuffle. The device
-  predicts: a small file, or a lone span of a shard, is a read, so the reads a second are the limit; whole blocks are
-  read by a megabyte, so the bytes a second are.
+- "latency": 5 ms are added to every read, by a storage that sleeps (not every kernel has the device mapper's delay
+  target). The dataset of the stock loader sleeps as long before it opens a file. The result is the rate of two workers
+  as a fraction of their rate without the delay, compared with a stock DataLoader that has the same decoder. The epochs
+  of all four loaders take turns.
+- "limited": ext4 on a loop device with a limit on reads and bytes per second (the block layer's throttle, in a control
+  group that the benchmark makes; needs root). The result is the rate of two workers in one epoch that starts with an
+  empty page cache: for small files in a global shuffle (also with a stock loader), for tar shards in a global shuffle,
+  and in a block shuffle. The limits predict these rates. A small file, or a single sample of a shard, costs one read,
+  so the limit on reads applies. Blocks are read one megabyte at a time, so the limit on bytes applies.
 
 Records: benchmarks/records/latency.jsonl.
 """
@@ -60,7 +61,7 @@ LAYOUTS = (
 
 
 class DelayedFiles:
-    """Local files of which each read takes `seconds` longer."""
+    """Local files; each read takes `seconds` longer."""
 
     max_parallel_reads = LocalStorage.max_parallel_reads
 
@@ -119,7 +120,7 @@ def stock_loader(folder: Path, latency_ms: float) -> Any:
 
 
 def measure_latency(folder: Path, latency_ms: float, num_turns: int) -> dict[str, Any]:
-    """Return images a second of each loader with and without the delay, one epoch of each after the other, in turns."""
+    """Return the rate of each loader with and without the delay; their epochs take turns."""
     makers: dict[str, Callable[[Path, float], Any]] = {"mpload": mpload_loader, "stock": stock_loader}
     loaders = {(name, ms): make(folder, ms) for name, make in makers.items() for ms in (0.0, latency_ms)}
     speeds: dict[tuple[str, float], list[float]] = {case: [] for case in loaders}
@@ -131,7 +132,7 @@ def measure_latency(folder: Path, latency_ms: float, num_turns: int) -> dict[str
         for case in cases if turn % 2 else cases[::-1]:
             start = time.perf_counter()
             num_images = sum(len(images) for images, _ in loaders[case])
-            if turn:  # the first one starts workers and finds out that reads are slow
+            if turn:  # turn 0 starts the workers, which then notice that reads are slow
                 speeds[case].append(num_images / (time.perf_counter() - start))
     figures: dict[str, Any] = {}
     for (name, ms), found in speeds.items():
@@ -172,7 +173,7 @@ def latency_record(folder: Path, *, num_images: int, num_turns: int) -> tuple[di
 
 
 def measure_limited(folder: Path, layout: str, order: str, loader: str) -> dict[str, float]:
-    """Return samples a second of one epoch over files or shards."""
+    """Return the samples per second of one epoch over files or shards."""
     start = time.perf_counter()
     if loader == "stock":
         num_samples = sum(len(batch) for batch in stock_files(folder))
@@ -209,7 +210,7 @@ def stock_files(folder: Path) -> Any:
 
 
 def write_samples(folder: Path, num_samples: int) -> None:
-    """Write the same samples as small files and as four tar shards, and an index of each."""
+    """Write the same samples as small files and as four tar shards, and an index for each form."""
     rng = np.random.default_rng(0)
     (folder / "files").mkdir()
     files, spans = [], []
@@ -228,7 +229,7 @@ def write_samples(folder: Path, num_samples: int) -> None:
 
 @contextmanager
 def limited_device(folder: Path, num_bytes: int) -> Iterator[tuple[Callable[[], None], Path]]:
-    """Mount ext4 on a loop device; yield what empties its page cache, and the control group of the limit."""
+    """Mount ext4 on a loop device; yield a function that empties its page cache, and the limiting control group."""
     image, point = folder / "disk.img", folder / "disk"
     point.mkdir()
     with image.open("wb") as file:
@@ -253,7 +254,7 @@ def limited_device(folder: Path, num_bytes: int) -> Iterator[tuple[Callable[[], 
         def empty() -> None:
             run("umount", point)
             run("mount", "-o", "noatime", device, point)
-            run("ls", "-lR", point)  # names and inodes are not what is asked about
+            run("ls", "-lR", point)  # caches names and inodes again, which are not to be measured
             for path in point.glob("*.txt*"):
                 path.read_bytes()
 
@@ -275,7 +276,7 @@ def limited_record(folder: Path, *, num_samples: int) -> tuple[dict[str, Any], d
         disk = folder / "disk"
         write_samples(disk, num_samples)
         for index in ("files", "shards"):
-            mpload.open_index(disk / f"{index}.txt")  # makes the sidecar
+            mpload.open_index(disk / f"{index}.txt")  # builds the sidecar
         for layout, order, loader in LAYOUTS:
             empty()
             found = in_fresh_process("limited", [str(disk), layout, order, loader], group)
@@ -301,7 +302,7 @@ def limited_record(folder: Path, *, num_samples: int) -> tuple[dict[str, Any], d
 
 
 def in_fresh_process(measure: str, words: list[str], group: Path | None = None) -> dict[str, Any]:
-    """Run a measure in a process of its own, in a control group where one is given."""
+    """Run a measurement in a fresh process, inside `group` if one is given."""
     command = [sys.executable, "-W", "ignore", __file__, "--measure", measure, *words]
     if group is not None:
         command = ["sh", "-c", 'echo 0 > "$0" && exec "$@"', str(group / "cgroup.procs"), *command]
@@ -312,7 +313,7 @@ def in_fresh_process(measure: str, words: list[str], group: Path | None = None) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer images, no record")
+    parser.add_argument("--quick", action="store_true", help="fewer images; write no record")
     parser.add_argument("--measure", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
@@ -327,7 +328,7 @@ def main() -> None:
         folder = Path(name)
         records = [latency_record(folder, num_images=256 if is_quick else 1024, num_turns=1 if is_quick else 5)]
         if os.geteuid():
-            print("only root may make a limited device: left out")
+            print('skipped "limited": only root can create a device with limits')
         else:
             records.append(limited_record(folder, num_samples=300 if is_quick else 6000))
     for case, figures in records:

@@ -1,9 +1,10 @@
-"""How much memory does a list of samples take in a training job, by how it is kept and loaded?
+"""How much memory does a list of samples take in a training job, depending on how it is stored and loaded?
 
     python benchmarks/bench_memory.py [--samples 1e4,1e5,1e6,1e7] [--workers 0,4,8] [--epochs 2] [--max-seconds 900]
 
-What `mpload bench memory` measures, with a record of each case: benchmarks/records/memory.jsonl. Run
-`python benchmarks/report.py` afterwards: it updates the tables of the documentation and benchmarks/records/memory.png.
+This measures the same as `mpload bench memory`, and writes a record of each case to benchmarks/records/memory.jsonl.
+Run `python benchmarks/report.py` afterwards: it updates the tables of the documentation and
+benchmarks/records/memory.png.
 """
 
 import argparse
@@ -34,9 +35,11 @@ def main() -> None:
     parser.add_argument("--loaders", type=lambda text: text.split(","), default=list(LOADER_NAMES))
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--max-seconds", type=float, default=900.0)
-    parser.add_argument("--reserve", type=parse_bytes, default=None, help="memory that stays free for others")
+    parser.add_argument("--reserve", type=parse_bytes, default=None, help="memory to leave free for other processes")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
-    parser.add_argument("--quick", action="store_true", help="a thousand samples and one worker, to see that it runs")
+    parser.add_argument(
+        "--quick", action="store_true", help="1,000 samples and one worker, to check that it runs; write no record"
+    )
     arguments = parser.parse_args()
     samples, workers = ([1000], [1]) if arguments.quick else (arguments.samples, arguments.workers)
     results = []

@@ -1,10 +1,11 @@
-"""What does it cost to watch the memory of 64 processes once a second?
+"""What does it cost to sample the memory of 64 processes once per second?
 
     python benchmarks/bench_monitor.py [--num-processes 64] [--seconds 30]
 
-The monitor runs in a fresh process that does nothing else, so its processor time is the monitor's. `idle` processes
-sleep, `busy` ones change their memory all the time, `births` also has a process started ten times a second. `fresh` are
-figures that were read anew and not kept from the reading before. Records: benchmarks/records/monitor.jsonl.
+The monitor runs in a fresh process that does nothing else, so the CPU time of that process is the cost of the monitor.
+In case `idle` the processes sleep. In `busy` they change their memory all the time. `births` is like `busy`, and in
+addition a process starts ten times per second. `fresh_percent` is the percentage of figures that were read anew instead
+of kept from the previous reading. Records: benchmarks/records/monitor.jsonl.
 """
 
 import argparse
@@ -74,7 +75,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num-processes", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--quick", action="store_true", help="three seconds a case, to see that it runs")
+    parser.add_argument(
+        "--quick", action="store_true", help="three seconds per case, to check that it runs; write no record"
+    )
     arguments = parser.parse_args()
     for case in ("idle", "busy", "births"):
         seconds = 3.0 if arguments.quick else arguments.seconds

@@ -1,8 +1,8 @@
-"""What does an order cost per sample_id, by number of samples and block of positions?
+"""What does an order cost per sample_id, depending on the number of samples and the number of positions at once?
 
     python benchmarks/bench_order.py [--quick]
 
-Each case runs in a fresh process: blocks of consecutive positions at random places of the epoch. Records:
+Each case runs in a fresh process, and asks for blocks of consecutive positions at random places of the epoch. Records:
 benchmarks/records/order.jsonl.
 """
 
@@ -28,19 +28,12 @@ CHOICES: dict[str, OrderChoice] = {
         BlockShuffle(block_samples=300, window_blocks=20),
     )
 }
-NUMS_SAMPLES = [
-    10**4,
-    2**20,
-    2**20 + 1,
-    1_281_167,
-    10**8,
-    10**10,
-]  # 2**20 + 1 is the dearest: a domain four times as big
+NUMS_SAMPLES = [10**4, 2**20, 2**20 + 1, 1_281_167, 10**8, 10**10]  # ImageNet, and both sides of a power of two
 NUMS_POSITIONS = [256, 4096]
 
 
 def measure(spec: str, num_samples: int, num_positions: int, repetitions: int) -> dict[str, float]:
-    """Return nanoseconds per sample_id over blocks of `num_positions`."""
+    """Return nanoseconds per sample_id, for blocks of `num_positions`."""
     order = CHOICES[spec].order(num_samples=num_samples, seed=0, epoch=0)
     places = np.random.default_rng(0).integers(0, num_samples - num_positions, repetitions + 10)
     nanoseconds = []
@@ -49,7 +42,7 @@ def measure(spec: str, num_samples: int, num_positions: int, repetitions: int) -
         start = time.perf_counter_ns()
         order.sample_ids(positions)
         nanoseconds.append((time.perf_counter_ns() - start) / num_positions)
-    measured = nanoseconds[10:]  # the first ones warm caches
+    measured = nanoseconds[10:]  # the first ones warm the caches
     return {
         "median_ns_per_id": round(statistics.median(measured), 1),
         "min_ns_per_id": round(min(measured), 1),
@@ -60,7 +53,7 @@ def measure(spec: str, num_samples: int, num_positions: int, repetitions: int) -
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two numbers of samples, no record")
+    parser.add_argument("--quick", action="store_true", help="two numbers of samples; write no record")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.case:

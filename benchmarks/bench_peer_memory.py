@@ -1,17 +1,17 @@
-"""How much memory does each loader of plain files take, by the length of the list and the number of workers?
+"""How much memory does each loader of plain files take, depending on the length of the list and the number of workers?
 
     python benchmarks/bench_peer_memory.py --environments DIR [--samples 1e4,1e5,1e6,1e7] [--workers 0,2,8]
     python benchmarks/bench_peer_memory.py --quick
 
-The contestants of bench_peers.py that read plain files, as they are there, each case in a fresh process: a shuffled
-epoch over distinct paths that lead to a few small JPEGs, whose bytes are read and not decoded. What counts is the peak
-of PSS of all processes until the first 500 batches of 64 were read; where an epoch is shorter, more epochs are read. So
-a list that workers copy page by page, as they read it, has not been copied in full: `--batches 5000` sees more of it.
-All read their list from one text; mpload's sidecar of it is there already, as in every run but the first. A loader that
-works with threads has as many threads as others have workers, and one at least. Memory is looked at twice a second.
-Others on the machine that have loaded torch take a part of its pages off what is counted here: have none. What would
-take more than the machine can spare is not run, or stopped. `--quick` writes no record. Records:
-benchmarks/records/peer_memory.jsonl.
+The contestants are those of bench_peers.py that read plain files, set up in the same way. Each case runs in a fresh
+process: a shuffled epoch over distinct paths, which lead to a few small JPEGs. Their bytes are read but not decoded.
+The result is the peak PSS of all processes together until 500 batches of 64 have been read; if an epoch is shorter,
+more epochs are read. Workers copy a list page by page as they read it, so by then they have not copied all of it:
+`--batches 5000` shows more. All contestants read their list from the same text. mpload's sidecar of the text already
+exists, as in every run except the first. A loader that uses threads has as many threads as the others have workers, and
+at least one. Memory is sampled twice per second. Other processes on the machine that have loaded torch would share its
+pages and reduce the PSS measured here, so let none run. A case that needs more memory than the machine has to spare is
+not run, or is stopped. Records: benchmarks/records/peer_memory.jsonl.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from typing import Any
 import cv2
 import numpy as np
 import psutil
-from contestants import BATCH_SIZE, ENTRIES, CannotRunError, Entry, environment, running
+from contestants import BATCH_SIZE, ENTRIES, LISTS, CannotRunError, Entry, environment, running
 from records import RECORDS, latest, write_record
 
 from mpload.index.opening import open_index
@@ -43,24 +43,13 @@ NUM_BATCHES = 500
 NUM_CLASSES = 1000
 NUM_PHOTOS = 16
 INTERVAL_SECONDS = 0.5
-CORE_SHARE = 0.2  # of one core, for looking at most
+CORE_SHARE = 0.2  # the largest fraction of one core that sampling may take
 FREE_WAIT_SECONDS = 30.0
-LISTS = {
-    "mpload": ("mpload", "no list: a map of 16 bytes a sample that all processes share"),
-    "DataLoader, simplejpeg": ("DataLoader, list", "a list that processes copy as they read it"),
-    "HF datasets, simplejpeg": ("HF datasets", "a mapped Arrow table, and a permutation of all its rows"),
-    "Grain, simplejpeg": ("Grain", "a list in every process"),
-    "SPDL, simplejpeg": ("SPDL", "threads: one list"),
-    "DALI on the CPU": ("DALI on the CPU", "threads: one list, in C++"),
-    "mlx-data": ("mlx-data", "threads: one list, in C++"),
-    "tf.data": ("tf.data", "threads: one tensor, and a shuffle buffer for all paths"),
-}
-"""By its name in the race: what a contestant is called here, and what it keeps."""
 
 
 @dataclass(slots=True)
 class Watch:
-    """Looks at a process and its descendants, and ends them where they take too much."""
+    """Samples the memory of a process and its descendants, and kills them if they take too much memory or time."""
 
     tree: ProcessTree
     reserve_bytes: int
@@ -71,8 +60,11 @@ class Watch:
     outcome: Outcome = Outcome.DONE
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def look(self) -> float:
-        """Read the memory of all at once, for what they share moves from one to the other; return the time it took."""
+    def sample(self) -> float:
+        """Read the memory of all processes, and return the seconds that this took.
+
+        All are read at the same time, because the share of a common page in the PSS of each depends on the others.
+        """
         started = time.monotonic()
         with self.lock:
             total = sum_memory(self.tree.read(max_seconds=math.inf))
@@ -83,7 +75,7 @@ class Watch:
     def run(self, is_over: threading.Event) -> None:
         taken = 0.0
         while not is_over.wait(max(INTERVAL_SECONDS, taken / CORE_SHARE)):
-            taken = self.look()
+            taken = self.sample()
             if available_bytes() < self.reserve_bytes:
                 self.outcome = Outcome.OUT_OF_MEMORY
             elif time.monotonic() - self.started > self.max_seconds:
@@ -98,7 +90,7 @@ class Watch:
 
 @contextlib.contextmanager
 def watching(pid: int, reserve_bytes: int, max_seconds: float) -> Iterator[Watch]:
-    """Watch a process until the end of the block."""
+    """Sample the memory of a process until the end of the block."""
     watch = Watch(ProcessTree(pid), reserve_bytes, max_seconds)
     is_over = threading.Event()
     thread = threading.Thread(target=watch.run, args=(is_over,), daemon=True)
@@ -111,7 +103,7 @@ def watching(pid: int, reserve_bytes: int, max_seconds: float) -> Iterator[Watch
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """Return a process and its descendants, as far as they live."""
+    """Return a process and its descendants that are alive."""
     try:
         root = psutil.Process(pid)
         return [root, *root.children(recursive=True)]
@@ -120,7 +112,7 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def make_photos(folder: Path, num_names: int) -> None:
-    """Make few small JPEGs that are found by 1000 * `num_names` paths: names of one file, and links to their folder."""
+    """Make a few small JPEGs with 1000 * `num_names` paths: hard links in one folder, and 1000 links to that folder."""
     photos = folder / "photos"
     photos.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
@@ -136,7 +128,7 @@ def make_photos(folder: Path, num_names: int) -> None:
 
 
 def make_list(folder: Path, num_samples: int) -> Path:
-    """Write a plain list of paths below `folder`, class by class, and mpload's sidecar of it."""
+    """Write a plain list of the paths below `folder`, class by class, and mpload's sidecar for it."""
     path = folder / f"{num_samples}.txt"
     if not path.exists():
         of_class = math.ceil(num_samples / NUM_CLASSES)
@@ -152,7 +144,7 @@ def make_list(folder: Path, num_samples: int) -> Path:
 def measure(
     entry: Entry, python: Path, listing: Path, num_workers: int, *, num_batches: int, reserve_bytes: int, limit: float
 ) -> dict[str, Any]:
-    """Read batches in a fresh process; return a record's figures."""
+    """Read batches in a fresh process; return the figures for the record."""
     found: list[dict[str, Any]] = []
     reason = None
     with running(entry, python, listing.parent, "bytes", num_workers, listing=listing, max_batches=num_batches) as run:
@@ -160,7 +152,7 @@ def measure(
             try:
                 while sum(each["num_batches"] for each in found) < num_batches:
                     found.append(run.run(len(found)))
-                    watch.look()
+                    watch.sample()
             except CannotRunError as error:
                 if watch.outcome is Outcome.DONE:
                     reason = str(error)
@@ -180,7 +172,7 @@ def measure(
 
 
 def recorded_peaks() -> dict[tuple[str, int], dict[int, int]]:
-    """Return by contestant and number of workers, and by length of the list, the peaks that earlier runs have found."""
+    """Return the recorded peaks: contestant and number of workers -> length of the list -> bytes."""
     peaks: dict[tuple[str, int], dict[int, int]] = {}
     if (RECORDS / "peer_memory.jsonl").exists():
         for record in latest("peer_memory"):
@@ -191,8 +183,8 @@ def recorded_peaks() -> dict[tuple[str, int], dict[int, int]]:
     return peaks
 
 
-def foretold_bytes(peaks: dict[int, int], num_samples: int) -> int | None:
-    """Return the peak that shorter lists foretell: a line through the two longest; None where fewer were read."""
+def predicted_bytes(peaks: dict[int, int], num_samples: int) -> int | None:
+    """Return the peak predicted by a line through the two longest of the shorter lists; None if there are fewer."""
     shorter = sorted((length, peak) for length, peak in peaks.items() if length < num_samples)
     if len(shorter) < 2:
         return None
@@ -206,20 +198,20 @@ def numbers(text: str) -> list[int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few samples, no record, only what is installed here")
-    parser.add_argument("--environments", type=Path, help="folder of the virtual environments")
-    parser.add_argument("--data", type=Path, help="folder to keep photographs and lists in; none: a temporary one")
+    parser.add_argument("--quick", action="store_true", help="few samples, only installed contestants; write no record")
+    parser.add_argument("--environments", type=Path, help="folder of the contestants' virtual environments")
+    parser.add_argument("--data", type=Path, help="folder that keeps photographs and lists; default: a temporary one")
     parser.add_argument("--samples", type=numbers, default=numbers("1e4,1e5,1e6,1e7"))
     parser.add_argument("--workers", type=numbers, default=numbers("0,2,8"))
     parser.add_argument("--batches", type=int, default=NUM_BATCHES)
-    parser.add_argument("--only", nargs="+", metavar="MODULE", help="only the contestants of these modules")
-    parser.add_argument("--reserve-gib", type=float, default=4.0, help="memory that stays free")
-    parser.add_argument("--max-seconds", type=float, default=600.0, help="of one case")
+    parser.add_argument("--only", nargs="+", metavar="MODULE", help="run only the contestants of these modules")
+    parser.add_argument("--reserve-gib", type=float, default=4.0, help="memory to leave free, in GiB")
+    parser.add_argument("--max-seconds", type=float, default=600.0, help="time limit of a case")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.samples, arguments.workers, arguments.only, arguments.batches = [1000], [0, 1], ["ours", "stock"], 20
     elif arguments.environments is None:
-        parser.error("--environments is needed, or --quick")
+        parser.error("pass --environments DIR or --quick")
     folder = None if arguments.quick else arguments.environments.absolute()
     entries = [entry for entry in ENTRIES if entry.name in LISTS]
     reserve_bytes = round(arguments.reserve_gib * GIB)
@@ -238,12 +230,12 @@ def main() -> None:
                     if arguments.batches != NUM_BATCHES:
                         case["num_batches"] = arguments.batches
                     known = peaks.setdefault((title, num_workers), {})
-                    needed_bytes = foretold_bytes(known, num_samples)
+                    needed_bytes = predicted_bytes(known, num_samples)
                     free_bytes = available_bytes() - reserve_bytes
                     figures: dict[str, Any]
                     if needed_bytes is not None and needed_bytes > free_bytes:
-                        told = f"{format_bytes(needed_bytes)} foretold, {format_bytes(free_bytes)} to spare"
-                        figures = {"outcome": Outcome.NOT_RUN, "failed": told}
+                        reason = f"predicted {format_bytes(needed_bytes)}, available {format_bytes(free_bytes)}"
+                        figures = {"outcome": Outcome.NOT_RUN, "failed": reason}
                     else:
                         figures = measure(
                             entry,

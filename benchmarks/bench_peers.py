@@ -1,21 +1,22 @@
-"""Which loader is fastest: the same photographs, the same transform, the same machine, the same run?
+"""Which loader is fastest, with the same photographs and the same transform, on the same machine, in the same run?
 
     python benchmarks/bench_peers.py --environments DIR --data DIR [--outputs uint8 float32 bytes] [--only NAME ...]
     python benchmarks/bench_peers.py --quick
 
-Each contestant is set up as its authors advise, with the fastest decoder that fits into it, and says which that is.
-Contestants take turns, each in a process of its own that waits while others run; every round draws another order, so
-that nobody always comes after the same one. A turn lasts `--seconds` at least. Who reads a plain list gets one that
-makes an epoch as long as that, which names photographs again and again; who reads files of its own runs epoch after
-epoch. Each has the number of workers or threads (2 or 3, for bytes 0 to 2) that served it best in a trial over few
-photographs; float32 takes that of uint8. Everything is read from warm page cache.
+Each contestant is set up as its authors recommend, with the fastest decoder that works with it, and reports that
+decoder. The contestants take turns, each in its own process, which waits while the others run. Every round draws a new
+order, so that no contestant always follows the same one. A turn lasts at least `--seconds`. A contestant that reads a
+plain list gets one that repeats the photographs until an epoch lasts that long. A contestant that reads its own files
+runs several epochs. Each has the number of workers or threads (2 or 3; 0 to 2 for bytes) that was fastest in a trial
+over fewer photographs; float32 uses the number found for uint8. All files are in the page cache.
 
-Epoch 0 is looked at and not timed: every sample has to come once, shapes, dtypes and means have to agree, and no two
-crops may be alike; a later epoch that repeats crops fails too. Bytes are tensors of its slots with mpload, else bytes
-objects or what the loader has instead. Peers live in virtual environments of their own under `--environments`, made
-from `benchmarks/peers/requirements-*.txt` where they are not there; one that cannot be installed, or fails, is listed
-with the reason. `--quick` runs those that mpload needs itself. Records: benchmarks/records/peers.jsonl, with the rate
-of every turn and a digest of the code that ran; of the fastest alone over more rounds: leaders.jsonl.
+Epoch 0 is checked and not timed: every sample must occur once, shapes, dtypes and means must agree, and no two crops
+may be equal. A later epoch that repeats crops fails too. As bytes, mpload delivers tensors in its slots; others deliver
+bytes objects, or their own equivalent. Each peer has a virtual environment under `--environments`, which is created
+from `benchmarks/peers/requirements-*.txt` if it does not exist. A peer that cannot be installed, or fails, is listed
+with the reason. `--quick` runs only contestants whose packages mpload itself needs. Records:
+benchmarks/records/peers.jsonl, with the rate of every turn and a digest of the code that ran. A longer race among the
+fastest contestants alone: leaders.jsonl.
 """
 
 import argparse
@@ -48,23 +49,23 @@ from mpload.memory.monitor import MemoryMonitor
 
 QUICK_MODULES = {"ours", "bare", "stock"}
 REST_SECONDS = 1.0
-"""Between two turns: some loaders go on reading ahead after an epoch, and would slow down whoever comes next."""
+"""Pause between two turns. Some loaders continue to read ahead after an epoch, which would slow down the next one."""
 WORKER_COUNTS = {"bare": (0,), "climit": (2,), "ffcvs": (2,)}
-"""Of contestants without a choice: those that are no loaders, and FFCV, which takes as many threads as there are cores
-and compiles for a minute. Others try several numbers of workers."""
+"""Module -> numbers of workers to try, for contestants without a choice: the loops that are not loaders, and FFCV,
+which takes at most one thread per core and compiles for a minute."""
 TRIAL_IMAGES = 640
 NEAR_MEAN = {"uint8": 5.0, "float32": 0.1}
-"""How far the mean of a contestant's pixels may be from that of mpload's."""
+"""Largest allowed difference between the mean of a contestant's pixels and the mean of mpload's."""
 MEAN_LABEL, NEAR_MEAN_LABEL = 4.5, 0.2  # the photographs are spread over ten classes
 MAX_REPEATED = 3
-"""Crops of one batch that may have come before: of small photographs, whole, twice by chance."""
+"""Number of crops in a batch that may equal earlier ones: a small photograph may be shown in full twice, by chance."""
 
 
 @contextmanager
 def entered(
     entry: Entry, python: Path, data: Path, output: str, *, num_images: int, seconds: float, is_quick: bool
 ) -> Iterator[Running]:
-    """Start a contestant as it is best, and let it run the epoch that is looked at."""
+    """Start a contestant with its best number of workers, and run the epoch that is checked."""
     worker_counts: tuple[int, ...] = (2,) if is_quick else (2, 3) if output != "bytes" else (0, 1, 2)
     best = trial(entry, python, data / "trial", output, WORKER_COUNTS.get(entry.module, worker_counts))
     times = math.ceil(seconds * best.images_per_second / num_images) if entry.reads_list else 1
@@ -78,7 +79,14 @@ def entered(
 
 
 def check(contestant: Running, output: str, num_images: int, mean: float | None) -> None:
-    """See that a contestant does what all do; `mean` is that of mpload's pixels."""
+    """Raise `CannotRunError` unless a contestant does the same work as the others.
+
+    Args:
+        contestant: has run its first epoch.
+        output: what its batches contain.
+        num_images: number of photographs.
+        mean: mean of mpload's pixels, if known.
+    """
     if not contestant.entry.is_loader:
         return
     found, looked = contestant.first, contestant.first["looked"]
@@ -97,11 +105,11 @@ def check(contestant: Running, output: str, num_images: int, mean: float | None)
         if mean is not None and abs(looked["mean"] - mean) > NEAR_MEAN[output]:
             faults.append(f"a mean of {looked['mean']}, mpload's is {mean}")
     if faults:
-        raise CannotRunError(f"not what the others do: {'; '.join(faults)}")
+        raise CannotRunError(f"not the same work as the others: {'; '.join(faults)}")
 
 
 def turn(contestant: Running, output: str, seconds: float) -> None:
-    """Let a contestant run whole epochs until so many seconds are over."""
+    """Let a contestant run full epochs until `seconds` have passed."""
     taken, num_samples = 0.0, 0
     while taken < seconds:
         found = contestant.run(contestant.num_epochs)
@@ -109,14 +117,14 @@ def turn(contestant: Running, output: str, seconds: float) -> None:
         taken += found["seconds"]
         num_samples += found["num_samples"]
         if output != "bytes" and found["num_repeated"] > MAX_REPEATED:
-            raise CannotRunError(f"{found['num_repeated']} crops of a batch are those of the first epoch")
+            raise CannotRunError(f"{found['num_repeated']} crops of a batch repeat crops of the first epoch")
     contestant.seconds.append(taken / num_samples)
 
 
 def race(
     able: dict[Entry, Path], data: Path, output: str, *, num_images: int, rounds: int, seconds: float, is_quick: bool
 ) -> tuple[list[Running], dict[Entry, str]]:
-    """Let the contestants take turns; return them with their times, and those that failed with the reason."""
+    """Let the contestants take turns; return them with their times, and the reason for each that failed."""
     unable: dict[Entry, str] = {}
     contestants: list[Running] = []
     mean = None
@@ -124,7 +132,7 @@ def race(
         for entry, python in able.items():
             if output not in entry.outputs:
                 continue
-            with ExitStack() as attempt:  # which ends the process of one that fails
+            with ExitStack() as attempt:  # ends the process if the contestant fails
                 try:
                     contestant = attempt.enter_context(
                         entered(entry, python, data, output, num_images=num_images, seconds=seconds, is_quick=is_quick)
@@ -152,21 +160,21 @@ def race(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few images, no record, only what is installed here")
-    parser.add_argument("--environments", type=Path, help="folder of the virtual environments")
-    parser.add_argument("--data", type=Path, help="folder to keep the photographs in; none: a temporary one")
+    parser.add_argument("--quick", action="store_true", help="few images, only installed contestants; write no record")
+    parser.add_argument("--environments", type=Path, help="folder of the contestants' virtual environments")
+    parser.add_argument("--data", type=Path, help="folder that keeps the photographs; default: a temporary one")
     parser.add_argument("--outputs", nargs="+", choices=OUTPUTS, default=OUTPUTS)
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="only these contestants, or all of these modules")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="run only these contestants or modules")
     parser.add_argument("--num-images", type=int, default=4000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=5.0, help="a turn's, at least")
-    parser.add_argument("--records", default="peers", help="file below benchmarks/records that records go to")
+    parser.add_argument("--seconds", type=float, default=5.0, help="shortest length of a turn")
+    parser.add_argument("--records", default="peers", help="name of the file in benchmarks/records, without .jsonl")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.num_images, arguments.rounds, arguments.only = 128, 1, sorted(QUICK_MODULES)
         arguments.outputs, arguments.seconds = ("uint8",), 0.1
     elif arguments.environments is None:
-        parser.error("--environments is needed, or --quick")
+        parser.error("pass --environments DIR or --quick")
     wanted = arguments.only and set(arguments.only)
     entries = [entry for entry in ENTRIES if not wanted or wanted & {entry.name, entry.module}]
     folder = None if arguments.quick else arguments.environments.absolute()
@@ -198,7 +206,7 @@ def main() -> None:
 def rows(
     found: list[Running], unable: dict[Entry, str], data: Path, output: str, num_images: int
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yield a record's case and figures for each contestant, the fastest first."""
+    """Yield the case and the figures of a record for each contestant, the fastest first."""
     code = code_digest()
     ours = next((each.seconds for each in found if each.entry.name == "mpload"), None)
     for each in sorted(found, key=lambda each: statistics.median(each.seconds)):

@@ -1,13 +1,13 @@
-"""Which library reads ranges of objects faster, and what does it cost a worker: obstore or `pyarrow.fs`?
+"""Which library reads ranges of objects faster, obstore or `pyarrow.fs`, and how much does it cost a worker?
 
     python benchmarks/bench_remote.py [--quick]
 
-Each case is a fresh process that reads ranges of 110 KB, 16 at once, from moto's S3 server on loopback. That server is
-slow: where "plain", Python's `http.client` without signatures, is no faster than a library, the server is what is
-measured, and the CPU time of the client is what tells them apart. Also: seconds from before the import until the first
-range is there, and private memory then and in the end, above that of the bare interpreter: USS, which holds the
-library's own pages where no other process has loaded it, and what of it was written, which each further worker adds.
-Records: benchmarks/records/remote.jsonl.
+Each case is a fresh process that reads ranges of 110 KB, 16 at once, from moto's S3 server on the loopback interface.
+That server is slow. "plain" is Python's `http.client` without signatures: if it is no faster than a library, the server
+is the limit, and only the CPU time of the client distinguishes the libraries. The benchmark also measures the seconds
+from before the import until the first range has been read, and the private memory at that time and at the end, minus
+that of the bare interpreter. The private memory is given as USS, which includes the library's own pages if no other
+process has loaded it, and as written memory, which every further worker adds. Records: benchmarks/records/remote.jsonl.
 """
 
 import argparse
@@ -33,7 +33,7 @@ NUM_IN_FLIGHT = 16
 REPETITIONS = 5
 
 Read = Callable[[str, int], int]
-"""Reads a range of an object, by key and first byte; returns its bytes."""
+"""Reads a range of an object, given its key and the first byte; returns the number of bytes."""
 
 
 def obstore_read() -> Read:
@@ -45,7 +45,7 @@ def obstore_read() -> Read:
 
 
 def pyarrow_read() -> Read:
-    """Open an object once, which asks for its size, as one would with a shard."""
+    """Return a function that opens each object only once (opening asks for its size), as a reader of shards would."""
     from pyarrow import fs
 
     store = fs.S3FileSystem(
@@ -117,7 +117,7 @@ def measure(client: str, num_reads: int) -> dict[str, float]:
 
 
 def private_bytes() -> dict[str, int]:
-    """Return private memory of this process, and how much of it was written."""
+    """Return the private memory of this process, and the part of it that was written."""
     counts = {"Private_Clean:": 0, "Private_Dirty:": 0}
     for line in Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines():
         name, _, rest = line.partition(" ")
@@ -139,7 +139,7 @@ def run_case(case: dict[str, Any]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer reads, no record")
+    parser.add_argument("--quick", action="store_true", help="fewer reads; write no record")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.case:
@@ -154,7 +154,7 @@ def main() -> None:
         data = random.Random(0).randbytes(RANGE_BYTES * RANGES_PER_OBJECT)
         server.put({key(number): data for number in range(NUM_OBJECTS)})
         for _ in range(1 if arguments.quick else REPETITIONS):
-            for client, runs in found.items():  # in turns: what disturbs the machine meets all of them
+            for client, runs in found.items():  # in turns, so that a disturbance of the machine affects all of them
                 runs.append(run_case({"client": client, "num_reads": num_reads}))
     for client, runs in found.items():
         case = {"client": client, "num_reads": num_reads, "range_bytes": RANGE_BYTES, "in_flight": NUM_IN_FLIGHT}

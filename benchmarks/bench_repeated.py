@@ -1,18 +1,18 @@
-"""What does each loader offer to those who read the same photographs again and again?
+"""How fast is each loader when it reads the same photographs in every epoch?
 
     python benchmarks/bench_repeated.py --environments DIR [--data DIR] [--only ours ffcvs] [--rounds 5]
     python benchmarks/bench_repeated.py --quick
 
-A cache that the first epoch fills, or files written once beforehand. Photographs and transform are those of
-bench_peers.py, uint8, in batches of 64. `mpload pack --resize-short 256` writes JPEGs of quality 90; other loaders get
-those very JPEGs in files of their own, only FFCV encodes them once more. mpload's cache keeps JPEGs of a short side of
-256 too. All decode with libjpeg-turbo. Contestants take turns, epoch by epoch, each in a process of its own, with the
-number of workers (1 to 3) that served it best in a trial.
+The loaders use a cache that the first epoch fills, or files that are written once in advance. The photographs and the
+transform are those of bench_peers.py, with uint8 batches of 64. `mpload pack --resize-short 256` writes JPEGs of
+quality 90. The other loaders get the same JPEGs in their own kind of file; only FFCV encodes them once more. mpload's
+cache also keeps JPEGs with a short side of 256. All loaders decode with libjpeg-turbo. The contestants take turns, one
+epoch each. Each runs in its own process, with the number of workers (1 to 3) that was fastest for it in a trial.
 
-`prepare_seconds` is what has to be done before the first epoch: resizing (for all: the time of `mpload pack` with two
-processes) and writing the loader's own files. The first epoch starts workers, compiles (FFCV) and fills the cache.
-`disk_bytes` is what lies on disk beside the photographs; the loader that reads these as they lie has none.
-Records: benchmarks/records/repeated.jsonl.
+`prepare_seconds` is the time of the work before the first epoch: resizing (for all contestants, the time of `mpload
+pack` with two processes) and writing the loader's own files. The first epoch starts workers, compiles code (FFCV) and
+fills the cache. `disk_bytes` is the disk space taken in addition to the photographs; a loader that reads only these has
+none. Records: benchmarks/records/repeated.jsonl.
 """
 
 import argparse
@@ -36,18 +36,18 @@ SHORT_SIDE = 256
 QUALITY = 90
 PACK = "pack"
 SMALL = "small"
-PHOTOS = "photos as they lie"
-"""Names of what lies in the folder with the photographs: mpload's shards, and those JPEGs as files for the others."""
+PHOTOS = "the original photographs"
+"""PACK and SMALL are folders next to the photographs: mpload's shards, and the same JPEGs as files for the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What a loader offers."""
+    """A loader, and a way in which it serves repeated epochs."""
 
     entry: Entry
     reads: str
     files: str = ""
-    """What it has on disk, below the folder with the photographs."""
+    """Its files on disk, relative to the data folder."""
 
 
 def _own(name: str, reads: str, files: str = "") -> Offer:
@@ -64,7 +64,7 @@ OFFERS = (
     ),
     Offer(
         entry=Entry(name="FFCV", module="ffcvs", distribution="ffcv", environment="ffcv"),
-        reads="its file of resized photographs, encoded twice",
+        reads="its own file of resized photographs, encoded twice",
         files=f"{SMALL}/train.beton",
     ),
     Offer(
@@ -79,25 +79,25 @@ OFFERS = (
             distribution="mosaicml-streaming",
             environment="mosaic",
         ),
-        reads="its shards of resized photographs",
+        reads="its own shards of resized photographs",
         files=f"{SMALL}/mds",
     ),
     Offer(
         entry=Entry(name="litData, simplejpeg", module="lit", distribution="litdata", environment="lit"),
-        reads="its chunks of resized photographs",
+        reads="its own chunks of resized photographs",
         files=f"{SMALL}/lit",
     ),
 )
 
 
 def disk_bytes(path: Path) -> int:
-    """Return the bytes that files take on disk."""
+    """Return the bytes that a file, or all files below a folder, take on disk."""
     files = path.rglob("*") if path.is_dir() else [path]
     return sum(512 * file.stat().st_blocks for file in files if file.is_file())
 
 
 def pack(data: Path) -> float:
-    """Have mpload pack the photographs, and write the same JPEGs as files; return the seconds of the former."""
+    """Run `mpload pack` over the photographs and return its seconds; also write the same JPEGs as single files."""
     options = ["--resize-short", str(SHORT_SIDE), "--quality", str(QUALITY), "--workers", "2", "--size", "16MiB"]
     command = [sys.executable, "-m", "mpload", "pack", str(data / "train.txt"), "-o", str(data / PACK), *options]
     start = time.perf_counter()
@@ -122,7 +122,11 @@ def pack(data: Path) -> float:
 def prepare_all(
     offers: list[Offer], folder: Path | None, data: Path, num_images: int
 ) -> tuple[dict[Offer, tuple[Path, float]], dict[Offer, str]]:
-    """Write what offers need; return of each that can run its interpreter and the seconds taken, else the reason."""
+    """Write the files that the offers need.
+
+    Returns:
+        The interpreter and the preparation seconds of each offer that can run, and the reason for each that cannot.
+    """
     able: dict[Offer, tuple[Path, float]] = {}
     unable: dict[Offer, str] = {}
     prepare([offers[0].entry], folder, data, num_images)
@@ -142,7 +146,7 @@ def prepare_all(
 def race(
     able: dict[Offer, tuple[Path, float]], data: Path, *, rounds: int, is_quick: bool
 ) -> tuple[dict[Offer, Running], dict[Offer, str]]:
-    """Let the contestants take turns; return them with their seconds a sample, the first epoch's too."""
+    """Let the contestants take turns; return them with their times, and the reason for each that failed."""
     contestants: dict[Offer, Running] = {}
     unable: dict[Offer, str] = {}
     best = 2
@@ -150,7 +154,7 @@ def race(
         for offer, (python, _) in able.items():
             place = data / SMALL if offer.files.startswith(SMALL) else data
             try:
-                if not is_quick and offer.files != "cache":  # which a trial would fill: as many as without
+                if not is_quick and offer.files != "cache":  # a trial would fill the cache: reuse the previous number
                     best = trial(offer.entry, python, place, "uint8", (1, 2, 3)).num_workers
                 contestant = stack.enter_context(running(offer.entry, python, place, "uint8", best))
                 contestant.first = contestant.run(0)
@@ -172,11 +176,11 @@ def race(
 def rows(
     contestants: dict[Offer, Running], prepare_seconds: dict[Offer, float], data: Path, num_images: int
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yield a record's case and figures for each contestant, the fastest first."""
+    """Yield the case and the figures of a record for each contestant, the fastest first."""
     plain = next((each.seconds for offer, each in contestants.items() if offer.entry.name == "mpload"), None)
     for offer, each in sorted(contestants.items(), key=lambda item: statistics.median(item[1].seconds)):
         rates = [1 / seconds for seconds in each.seconds]
-        ratios = [as_they_lie / its for as_they_lie, its in zip(plain or [], each.seconds, strict=False)]
+        ratios = [mine / its for mine, its in zip(plain or [], each.seconds, strict=False)]
         yield (
             {
                 "contestant": offer.entry.name,
@@ -200,17 +204,19 @@ def rows(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few images, no record, only what is installed here")
-    parser.add_argument("--environments", type=Path, help="folder of the virtual environments")
-    parser.add_argument("--data", type=Path, help="folder to keep all files in; none: a temporary one")
-    parser.add_argument("--only", nargs="+", metavar="MODULE", help="only the contestants of these modules, and mpload")
+    parser.add_argument("--quick", action="store_true", help="few images, only mpload; write no record")
+    parser.add_argument("--environments", type=Path, help="folder of the contestants' virtual environments")
+    parser.add_argument("--data", type=Path, help="folder that keeps all files; default: a temporary one")
+    parser.add_argument(
+        "--only", nargs="+", metavar="MODULE", help="run only mpload and the contestants of these modules"
+    )
     parser.add_argument("--num-images", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.num_images, arguments.rounds, arguments.only = 128, 1, ["ours"]
     elif arguments.environments is None:
-        parser.error("--environments is needed, or --quick")
+        parser.error("pass --environments DIR or --quick")
     modules = {"ours", *arguments.only} if arguments.only else {offer.entry.module for offer in OFFERS}
     offers = [offer for offer in OFFERS if offer.entry.module in modules]
     folder = None if arguments.quick else arguments.environments.absolute()
@@ -219,7 +225,7 @@ def main() -> None:
         kept.mkdir(parents=True, exist_ok=True)
         data = kept.absolute()
         if (data / PACK).exists():
-            parser.error(f"{data} has been used: its pack and cache would be measured as if made in no time")
+            parser.error(f"{data} holds the pack and the cache of an earlier run. Pass an empty folder")
         able, unable = prepare_all(offers, folder, data, arguments.num_images)
         found, failed = race(able, data, rounds=arguments.rounds, is_quick=arguments.quick)
         seconds = {offer: taken for offer, (_, taken) in able.items()}

@@ -1,11 +1,11 @@
-"""How long until the first batch, by number of samples: at the start of an epoch, and of a run resumed at 90 % of one?
+"""How long does the first batch take, by number of samples, at the start of an epoch and after resuming at 90 % of it?
 
     python benchmarks/bench_start.py [--quick]
 
-From the end of the imports to the first batch of 256 (bytes of small files), two workers, the index and its sidecar
-there already. "list" keeps (path, label) tuples in torchdata's StatefulDataLoader, a stock DataLoader that can resume;
-its list is read from the same text. Each case runs in a fresh process, three times; the median counts. Records:
-benchmarks/records/start.jsonl.
+Measured from the end of the imports to the first batch of 256 (bytes of small files), with two workers. The index and
+its sidecar already exist. "list" keeps (path, label) tuples in torchdata's StatefulDataLoader, a stock DataLoader that
+can resume; its list is read from the same text. Each case runs three times, each time in a fresh process; the result is
+the median. Records: benchmarks/records/start.jsonl.
 """
 
 import argparse
@@ -83,7 +83,7 @@ print(json.dumps({"made_seconds": made - start, "first_batch_seconds": time.perf
 
 
 def make_index(folder: Path, num_samples: int) -> Path:
-    """Write an index that names a few files over and over, and its sidecar."""
+    """Write an index that lists a few files over and over, and its sidecar."""
     for number in range(NUM_FILES):
         (folder / f"{number:02d}.bin").write_bytes(bytes(FILE_BYTES))
     path = folder / f"{num_samples}.txt"
@@ -98,7 +98,7 @@ def make_index(folder: Path, num_samples: int) -> Path:
 
 
 def measure(loader: str, path: Path, batch: int) -> dict[str, float]:
-    """Return seconds until the loader was made, and until the batch was there."""
+    """Return the seconds until the loader has been made, and until its first batch has arrived."""
     state = path.with_suffix(f".{loader}.state")
     command = [sys.executable, "-c", PROGRAMS[loader] + MEASURE, str(path), str(batch)]
     if batch:
@@ -110,7 +110,7 @@ def measure(loader: str, path: Path, batch: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one small number of samples, no record")
+    parser.add_argument("--quick", action="store_true", help="only 10,000 samples, once; write no record")
     arguments = parser.parse_args()
     nums_samples = [10**4] if arguments.quick else [10**4, 10**5, 10**6, 10**7]
     repetitions = 1 if arguments.quick else 3

@@ -1,12 +1,12 @@
-"""What does it cost to bring an image from a worker to the training process, beside a stock DataLoader?
+"""What does it cost to carry an image from a worker to the training process, compared with a stock DataLoader?
 
     python benchmarks/bench_transport.py [--quick]
 
-Each case runs in a fresh process. An "image" is uint8 [224, 224, 3]; workers write its pixels from a constant instead
-of decoding it, so that what is left is transport; "alone" is the same in the training process, and "decoding"
-is "pool" with workers that are busy for 500 microseconds an image. Also: how long workers
-take to start, what one costs in memory, and how long it takes until a killed one's work goes on. Records:
-benchmarks/records/transport.jsonl.
+Each case runs in a fresh process. An "image" is uint8 [224, 224, 3]. Workers copy its pixels from a constant image
+instead of decoding it, so that only the cost of transport remains. "alone" does the same work in the training process
+itself. "decoding" is "pool" with workers that are busy for 500 microseconds per image. The benchmark also measures how
+long workers take to start, how much memory each takes, and how long it takes until the work of a killed worker
+continues. Records: benchmarks/records/transport.jsonl.
 """
 
 import argparse
@@ -35,7 +35,7 @@ NUM_WORKERS = 2
 
 
 class Constant:
-    """Writes a constant image; imports what a worker that decodes would import, where asked to."""
+    """Writes a constant image; imports `modules`, such as those that a worker needs for decoding."""
 
     def __init__(self, *modules: str, busy_us: float = 0.0) -> None:
         self.modules = modules
@@ -44,7 +44,7 @@ class Constant:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        for name in self.modules:  # in the zygote, as the imports of a transform's module are
+        for name in self.modules:  # in the zygote, like the imports of a transform's module
             __import__(name)
 
     def open(self) -> None:
@@ -103,7 +103,7 @@ def alone_batches(batch_samples: int, num_batches: int) -> Iterator[Any]:
 
 
 def decoding_batches(batch_samples: int, num_batches: int) -> Iterator[Any]:
-    """Images that keep a worker busy for as long as a fast JPEG decoder would."""
+    """Yield images that keep a worker busy for as long as a fast JPEG decoder would."""
     yield from pool_batches(batch_samples, num_batches, busy_us=500.0)
 
 
@@ -116,7 +116,7 @@ LOADERS: dict[str, Callable[[int, int], Iterator[Any]]] = {
 
 
 def measure_transport(loader: str, batch_samples: int, num_images: int) -> dict[str, float]:
-    """Return microseconds of time and of CPU (of all processes) per image."""
+    """Return the wall-clock time and the CPU time (of all processes) per image, in microseconds."""
     num_warm = max(10, 2 * NUM_SLOTS)
     num_batches = num_images // batch_samples + num_warm
     start = end = start_cpu = end_cpu = 0.0
@@ -137,14 +137,14 @@ def measure_transport(loader: str, batch_samples: int, num_images: int) -> dict[
 
 
 def cpu_seconds() -> float:
-    """Return the CPU time that this process and its living descendants have taken."""
+    """Return the CPU time that this process and its living descendants have used."""
     this = psutil.Process()
     times = [process.cpu_times() for process in (this, *this.children(recursive=True))]
     return float(sum(each.user + each.system for each in times))
 
 
 def measure_start(num_workers: int, modules: list[str]) -> dict[str, float]:
-    """Return seconds from construction to the first batch, and bytes per worker."""
+    """Return the seconds from construction to the first batch, and the private memory of workers and zygote."""
     start = time.perf_counter()
     with make_pool(64, num_workers, *modules) as pool:
         stream = pool.stream(BatchTask(numbers=(n,), num_samples=64) for n in range(200))
@@ -163,7 +163,7 @@ def measure_start(num_workers: int, modules: list[str]) -> dict[str, float]:
 
 
 def private_bytes(pid: int) -> int:
-    """Return the private memory (USS) of a process, slots not counted."""
+    """Return the private memory (USS) of a process, without slots."""
     total, is_slot = 0, False
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
         name, _, rest = line.partition(" ")
@@ -175,11 +175,11 @@ def private_bytes(pid: int) -> int:
 
 
 def measure_replacement(modules: list[str], repetitions: int) -> dict[str, float]:
-    """Return seconds from the kill of the only worker until the batch that it was to make is there."""
+    """Return the seconds from killing the only worker until its batch has arrived."""
     seconds = []
     with make_pool(8, 1, *modules, num_slots=1) as pool:
         for number in range(repetitions):
-            while "mpload-worker-0" not in pool.pids:  # until the zygote's news is read
+            while "mpload-worker-0" not in pool.pids:  # until the pool has read that the worker was replaced
                 pool.submit(BatchTask(numbers=(number,), num_samples=8))
                 pool.next()
             killed = pool.pids["mpload-worker-0"]
@@ -216,7 +216,7 @@ def cases(*, is_quick: bool) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer images, no record")
+    parser.add_argument("--quick", action="store_true", help="fewer images; write no record")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.case:

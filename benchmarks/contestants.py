@@ -1,4 +1,4 @@
-"""The contestants of the races: what they are, their processes and environments, and what serves each best."""
+"""The contestants of the races: their names, processes and environments, and the best number of workers for each."""
 
 import json
 import subprocess
@@ -13,6 +13,7 @@ from typing import Any
 __all__ = [
     "BATCH_SIZE",
     "ENTRIES",
+    "LISTS",
     "OUTPUTS",
     "OWN",
     "CannotRunError",
@@ -33,22 +34,22 @@ OUTPUTS = ("uint8", "float32", "bytes")
 
 PIXELS = ("uint8", "float32")
 OWN = "own"
-"""The environment that this benchmark runs in."""
+"""Name of the environment in which the benchmark itself runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A contestant."""
+    """A contestant of the race."""
 
     name: str
     module: str
     distribution: str
     environment: str = OWN
     note: str = ""
-    """What a reader of the table has to know."""
+    """A remark for the readers of the table."""
     outputs: tuple[str, ...] = OUTPUTS
     reads_list: bool = True
-    """Whether it can be given a list; else it reads what its `prepare` wrote."""
+    """Whether it accepts a list of paths; if not, it reads the files that its `prepare` wrote."""
     is_loader: bool = True
 
 
@@ -64,7 +65,7 @@ ENTRIES = (
         name="bare loop",
         module="bare",
         distribution="mpload",
-        note="no loader: one process reads file after file",
+        note="not a loader: one process reads file after file",
         outputs=("bytes",),
         is_loader=False,
     ),
@@ -72,7 +73,7 @@ ENTRIES = (
         name="loop in C",
         module="climit",
         distribution="mpload",
-        note="no loader: mpload's codec alone",
+        note="not a loader: mpload's codec alone",
         outputs=("uint8",),
         is_loader=False,
     ),
@@ -135,7 +136,7 @@ ENTRIES = (
         module="datagos",
         distribution="datago",
         environment="datago",
-        note="threads; OpenCV crops what it has decoded",
+        note="threads; decodes whole images, which OpenCV crops",
         outputs=PIXELS,
         reads_list=False,
     ),
@@ -144,20 +145,33 @@ ENTRIES = (
         module="ffcvs",
         distribution="ffcv",
         environment="ffcv",
-        note="threads; photos encoded anew, in its own file; antialiases",
+        note="threads; its own file, in which photos are encoded again; antialiases",
         outputs=PIXELS,
         reads_list=False,
     ),
 )
 
 
+LISTS = {
+    "mpload": ("mpload", "no list: an index file that all processes share, 16 bytes per sample"),
+    "DataLoader, simplejpeg": ("DataLoader, list", "a list that every process copies while reading it"),
+    "HF datasets, simplejpeg": ("HF datasets", "a memory-mapped Arrow table, and a permutation of all its rows"),
+    "Grain, simplejpeg": ("Grain", "a list in every process"),
+    "SPDL, simplejpeg": ("SPDL", "one list, shared by threads"),
+    "DALI on the CPU": ("DALI on the CPU", "one list in C++, shared by threads"),
+    "mlx-data": ("mlx-data", "one list in C++, shared by threads"),
+    "tf.data": ("tf.data", "one tensor, shared by threads, and a shuffle buffer for all paths"),
+}
+"""Entry name -> name in the memory benchmark, and how the contestant keeps its list of samples."""
+
+
 class CannotRunError(Exception):
-    """A contestant cannot run; says why."""
+    """A contestant cannot run; the message says why."""
 
 
 @dataclass(slots=True)
 class Running:
-    """A contestant's process."""
+    """A contestant's running process."""
 
     entry: Entry
     num_workers: int
@@ -165,12 +179,12 @@ class Running:
     log: Path
     num_epochs: int = 0
     seconds: list[float] = field(default_factory=list)
-    """A sample's time, of each turn."""
+    """Seconds per sample, one entry for each turn."""
     peak: dict[str, int] = field(default_factory=dict)
     first: dict[str, Any] = field(default_factory=dict)
 
     def run(self, epoch: int) -> dict[str, Any]:
-        """Let it run an epoch."""
+        """Have the process run one epoch, and return what it reports."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         try:
@@ -182,7 +196,7 @@ class Running:
             if line.startswith('{"num_samples"'):
                 found: dict[str, Any] = json.loads(line)
                 if not found["num_samples"]:
-                    raise CannotRunError("an epoch without a sample")
+                    raise CannotRunError("an epoch has no samples")
                 return found
         lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         raise CannotRunError(lines[-1][:300] if lines else f"exit code {self.process.wait()}")
@@ -190,7 +204,7 @@ class Running:
 
 @contextmanager
 def running(entry: Entry, python: Path, data: Path, output: str, num_workers: int, **more: object) -> Iterator[Running]:
-    """Start a contestant, and end it and its workers; `more` are options of `peers.run`."""
+    """Start a contestant; on exit, end it and its workers. `more` holds further options of `peers.run`."""
     log = data / f"{entry.module}.log"
     options = {
         "name": entry.name,
@@ -222,7 +236,7 @@ def running(entry: Entry, python: Path, data: Path, output: str, num_workers: in
 
 
 def environment(name: str, folder: Path | None) -> Path:
-    """Return the interpreter of an environment, which is made where it is not there."""
+    """Return the Python interpreter of an environment, which is created if it does not exist."""
     if folder is None or name == OWN:
         return Path(sys.executable)
     python = folder / name / "bin" / "python"
@@ -240,7 +254,11 @@ def environment(name: str, folder: Path | None) -> Path:
 def prepare(
     entries: list[Entry], folder: Path | None, data: Path, num_images: int
 ) -> tuple[dict[Entry, Path], dict[Entry, str]]:
-    """Make the photographs and what contestants want instead; return who can run, and who cannot and why."""
+    """Make the photographs and the files that contestants read instead.
+
+    Returns:
+        The interpreter of each contestant that can run, and the reason for each that cannot.
+    """
     sys.path.insert(0, str(HERE.parent))
     from tests.support.photos import make_photo_tree
 
@@ -265,14 +283,14 @@ def prepare(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What served a contestant best."""
+    """A contestant's best number of workers, and its rate with them."""
 
     num_workers: int
     images_per_second: float
 
 
 def trial(entry: Entry, python: Path, data: Path, output: str, worker_counts: tuple[int, ...]) -> Trial:
-    """Try numbers of workers; what was found is kept in `data`."""
+    """Return the best of several numbers of workers; the result is kept in a file in `data`."""
     kept = data / f"{'bytes' if output == 'bytes' else 'pixels'}-{entry.name.replace(' ', '_')}.trial"
     if kept.exists():
         return Trial(**json.loads(kept.read_text()))
@@ -289,7 +307,7 @@ def trial(entry: Entry, python: Path, data: Path, output: str, worker_counts: tu
 
 
 def write_listing(data: Path, times: int) -> Path:
-    """Write a list that holds every photograph `times` times."""
+    """Write a list that names every photograph `times` times."""
     folders = sorted((data / "photos").iterdir())
     lines = [
         f"{path.relative_to(data)} {label}\n"
@@ -298,6 +316,6 @@ def write_listing(data: Path, times: int) -> Path:
     ]
     listing = data / f"listing-{times}.txt"
     text = "".join(lines * times)
-    if not listing.exists() or listing.read_text(encoding="utf-8") != text:  # else somebody may be reading it
+    if not listing.exists() or listing.read_text(encoding="utf-8") != text:  # a contestant may be reading a current one
         listing.write_text(text, encoding="utf-8")
     return listing

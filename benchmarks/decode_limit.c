@@ -1,8 +1,9 @@
-/* The views of a list, decoded in C alone: what mpload's decoder would cost if nothing were around it.
+/* Decode a list of views in C alone, to measure the cost of mpload's decoder without any code around it.
 
-   decode_limit VIEWS: a line each, the numbers of the native decoder in its order, height and width of the result, and
-   the path of a file to the line's end. Each line of standard input, "first last", is answered with the nanoseconds of
-   CPU that the views from first to last (exclusive) took, reading the files included. */
+   Usage: decode_limit VIEWS. Each line of the file VIEWS describes one view: the native decoder's numbers in its order,
+   the height and width of the result, and the path of a file, up to the end of the line. For each line "first last" on
+   standard input, the program decodes the views from first to last (exclusive), and prints the CPU time in nanoseconds,
+   including reading the files. */
 
 #define _GNU_SOURCE
 #define MPLOAD_JPEG_WITHOUT_PYTHON

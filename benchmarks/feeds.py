@@ -1,4 +1,4 @@
-"""A training step on a GPU, and several ways to feed it from host memory."""
+"""A training step on a GPU, and several ways to feed it with batches from host memory."""
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator
@@ -20,18 +20,18 @@ def per_channel(values: tuple[float, ...], device: str = "cpu") -> torch.Tensor:
 
 
 def chain(images: torch.Tensor) -> torch.Tensor:
-    """Normalise as most training scripts do."""
+    """Normalise images in the way most training scripts do."""
     device = str(images.device)
     return images.float().div_(255).sub_(per_channel(MEAN, device)).div_(per_channel(STD, device))
 
 
 def pixels(batch_samples: int) -> torch.Tensor:
-    """uint8 [B, 3, SIZE, SIZE], channels_last."""
+    """Return random images, uint8 [B, 3, SIZE, SIZE], channels_last."""
     return torch.randint(0, 256, (batch_samples, SIZE, SIZE, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
 
 
 class HostBatches:
-    """`num` batches of two kinds of pixels in host memory, in turn, made beforehand."""
+    """`num` batches in host memory: two batches, made in advance, that alternate."""
 
     def __init__(self, batch_samples: int, num: int, *, pinned: bool = True, dtype: str = "uint8") -> None:
         self.num = num
@@ -45,7 +45,7 @@ class HostBatches:
 
 
 class DataPrefetcher:
-    """The pattern that many training scripts copy: one batch ahead on a side stream, `record_stream`."""
+    """The pattern that many training scripts use: copy one batch ahead on a side stream, with `record_stream`."""
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self.loader = loader
@@ -72,14 +72,14 @@ class DataPrefetcher:
 
 
 def plain_batches(loader: Iterable[Any]) -> Iterator[Any]:
-    """Copy when asked, on the stream of the step itself."""
+    """Copy each batch when it is asked for, on the stream of the training step."""
     for images, labels in loader:
         moved = images.cuda(non_blocking=True)
         yield (chain(moved) if moved.dtype == torch.uint8 else moved).bfloat16(), labels.cuda(non_blocking=True)
 
 
 def resident_batches(loader: Iterable[Any]) -> Iterator[Any]:
-    """One batch on the device, again and again: what a step takes alone."""
+    """Yield the same batch on the device every time: measures the step alone."""
     batch = None
     for images, labels in loader:
         if batch is None:
@@ -101,7 +101,7 @@ FEEDS: dict[str, Callable[[Iterable[Any]], Iterable[Any]]] = {
 
 
 class TrainingStep:
-    """Forward, backward and SGD of a ResNet-50 in bfloat16, with an event before and behind."""
+    """Forward pass, backward pass and SGD of a ResNet-50 in bfloat16, with an event before and after each step."""
 
     def __init__(self) -> None:
         torch.backends.cudnn.benchmark = True
@@ -121,9 +121,9 @@ class TrainingStep:
         self.events.append((before, behind))
 
     def figures(self) -> dict[str, float]:
-        """Return a step's time from start to start, and the share of it in which there was no step to do."""
+        """Return the mean time from one step's start to the next, and the fraction of it without a step running."""
         torch.cuda.synchronize()
-        events = self.events[len(self.events) // 4 :]  # the first ones choose algorithms
+        events = self.events[len(self.events) // 4 :]  # during the first steps cuDNN chooses its algorithms
         total = events[0][0].elapsed_time(events[-1][0]) / (len(events) - 1)
         busy = statistics.mean(before.elapsed_time(behind) for before, behind in events[:-1])
         return {"step_ms": round(total, 3), "idle_fraction": round(max(0.0, 1 - busy / total), 4)}

@@ -1,4 +1,4 @@
-"""The figure of how often caches hit, drawn by report.py from the records of bench_cache.py."""
+"""The figure of cache hit rates, which report.py draws from the records of bench_cache.py."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ __all__ = ["draw_hits"]
 
 
 def draw_hits(figures: dict[str, Any], path: Path) -> None:
-    """Draw the share of hits over the cached fraction."""
+    """Draw the hit rates of PartialCache and of an LRU cache against the fraction of the dataset that fits."""
     fractions, partial, lru = (figures[name] for name in ("fractions", "partial", "lru"))
     half = fractions.index(0.5)
     ticks = [0.25 * step for step in range(5)]
@@ -22,6 +22,6 @@ def draw_hits(figures: dict[str, Any], path: Path) -> None:
         axes.annotate("LRU of the same size", (0.5, lru[half]), xytext=(10, -12), textcoords="offset points")
         axes.set_xticks(ticks, labels)
         axes.set_yticks(ticks, labels)
-        axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="part of the data set that fits into the cache")
-        finding = f"A cache of half the data: {partial[half]:.0%} of reads hit, {lru[half]:.0%} in an LRU"
-        add_titles(axes, finding, "Share of hits from the second epoch on; every epoch is shuffled anew")
+        axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="fraction of the dataset that fits into the cache")
+        finding = f"With room for half the data: PartialCache hits {partial[half]:.0%}, LRU {lru[half]:.0%}"
+        add_titles(axes, finding, "Hit rate from the second epoch on; every epoch is reshuffled")

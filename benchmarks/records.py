@@ -1,4 +1,4 @@
-"""Append what a benchmark found to `benchmarks/records/NAME.jsonl`, with the machine and the versions it ran on."""
+"""Records: one JSON line per measured case in `benchmarks/records/NAME.jsonl`, with the machine and the versions."""
 
 import hashlib
 import json
@@ -20,7 +20,13 @@ Record = dict[str, Any]
 
 
 def write_record(name: str, case: dict[str, Any], figures: dict[str, Any]) -> None:
-    """Append one line: the `case`, the `figures` (a unit in every name), and where and when they were measured."""
+    """Append a record.
+
+    Args:
+        name: name of the file, without its ending.
+        case: what was measured, and how.
+        figures: the results; each name ends with its unit.
+    """
     record = {
         "date": datetime.now(UTC).date().isoformat(),
         "case": case,
@@ -38,14 +44,14 @@ def write_record(name: str, case: dict[str, Any], figures: dict[str, Any]) -> No
 
 
 def read_records(name: str) -> list[Record]:
-    """Return the lines of `records/NAME.jsonl`."""
+    """Return all records of `records/NAME.jsonl`."""
     return [json.loads(line) for line in (RECORDS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def latest(name: str, *keys: str) -> list[Record]:
-    """Return of each case the last record in `records/NAME.jsonl`, in the order in which they were first measured.
+    """Return the last record of each case in `records/NAME.jsonl`, in the order in which the cases first appear.
 
-    With `keys`, cases that agree in these are one.
+    With `keys`, cases with the same values under these keys count as one case.
     """
     records: dict[str, Record] = {}
     for record in read_records(name):
@@ -55,7 +61,7 @@ def latest(name: str, *keys: str) -> list[Record]:
 
 
 def code_digest() -> str:
-    """Return what tells one state of the code that races, mpload's and the contestants', from another."""
+    """Return a digest of all code that takes part in the races: mpload's and the contestants'."""
     root = Path(__file__).parents[1]
     files = (path for folder in ("mpload", "benchmarks/peers") for path in (root / folder).rglob("*"))
     digest = hashlib.blake2b(digest_size=8)

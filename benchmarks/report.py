@@ -1,10 +1,10 @@
-"""Write the tables and figures of the README and the documentation from the records that the benchmarks have left.
+"""Write the tables and figures of the README and the documentation from the benchmarks' records.
 
     python benchmarks/report.py [--check]
 
-A table stands between `<!-- table: NAME -->` and `<!-- end -->` and is made by the function of that NAME in TABLES, of
-the latest record of each case. The figures are benchmarks/records/*.png and need matplotlib. `--check` writes
-nothing, and fails where a page is not what the records say.
+A page holds a table between `<!-- table: NAME -->` and `<!-- end -->`. The function registered under NAME in TABLES
+makes it from the latest record of each case. The figures are benchmarks/records/*.png; drawing them needs matplotlib.
+`--check` writes nothing, and fails if a page differs from the records.
 """
 
 import argparse
@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ahead import ahead
+from bench_repeated import OFFERS
+from contestants import ENTRIES, LISTS
 from hits import draw_hits
 from records import RECORDS, Record, latest
 from standings import Standing, standings
@@ -24,16 +26,23 @@ from mpload.units import format_bytes, format_count, format_seconds
 
 ROOT = Path(__file__).parents[1]
 PLACE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def markdown(header: list[str], rows: list[list[str]], *, num_names: int = 1) -> str:
-    """Return a table whose columns after the first `num_names` stand to the right."""
+    """Return a table whose columns are right-aligned, except for the first `num_names`."""
     rule = ["---"] * num_names + ["---:"] * (len(header) - num_names)
     return "".join(f"| {' | '.join(row)} |\n" for row in [header, rule, *rows])
 
 
+def short_count(count: int) -> str:
+    """Return a count as the head of a column: a power of ten as 10⁷, any other count in digits."""
+    exponent = len(str(count)) - 1
+    return f"10{str(exponent).translate(SUPERSCRIPT)}" if count == 10**exponent else format_count(count)
+
+
 def memory_results() -> list[MemoryResult]:
-    """Return the latest record of each case of bench_memory.py, without its curve."""
+    """Return the latest record of each case of bench_memory.py, without the curve of memory over time."""
     return [
         MemoryResult(
             case=MemoryCase(**record["case"]),
@@ -44,29 +53,31 @@ def memory_results() -> list[MemoryResult]:
 
 
 def memory() -> str:
+    """Return the peak PSS of each way to keep a list, by length of the list, and the peak USS for the longest list."""
     results = memory_results()
     most = max(result.case.num_workers for result in results)
-    pss, uss, *_ = memory_tables([result for result in results if result.case.num_workers == most])
-    header = [
-        f"PSS of all processes, {most} workers",
-        *(f"{count} samples" for count in pss.header[2:]),
-        f"USS, {uss.header[-1]} samples",
-    ]
+    of_most = [result for result in results if result.case.num_workers == most]
+    lengths = [short_count(length) for length in sorted({result.case.num_samples for result in of_most})]
+    pss, uss, *_ = memory_tables(of_most)
+    header = [f"{most} workers", f"{lengths[0]} samples", *lengths[1:], f"USS at {lengths[-1]}"]
     rows = [[row[0], *row[2:], of_uss[-1]] for row, of_uss in zip(pss.rows, uss.rows, strict=True)]
     return markdown(header, rows)
 
 
 def throughput() -> str:
+    """Return the rates of the race among all contestants."""
     return race_table("peers")
 
 
 def leaders() -> str:
+    """Return the rates of the longer race among the fastest contestants."""
     return race_table("leaders")
 
 
 def race_table(name: str) -> str:
-    """Return images a second of every contestant of a race, by what batches hold."""
+    """Return the images per second of every contestant of a race, with a column for each kind of batch."""
     found = standings(name)
+    notes = {entry.name: entry.note for entry in ENTRIES}
     titles = {"uint8": "uint8", "float32": "normalised float32", "bytes": "bytes"}
     outputs = [output for output in titles if any(output in of_contestant for of_contestant in found.values())]
 
@@ -84,27 +95,27 @@ def race_table(name: str) -> str:
     for contestant in sorted(found, key=place, reverse=True):
         of_contestant = found[contestant]
         failed = sorted({standing.failed for standing in of_contestant.values() if standing.failed})
-        note = "; ".join([next(iter(of_contestant.values())).note, *failed]).strip("; ")
+        note = "; ".join([notes.get(contestant, ""), *failed]).strip("; ")
         codec = next((standing.codec for standing in of_contestant.values() if standing.codec), "-")
         rows.append([contestant, *(cell(of_contestant.get(output)) for output in outputs), codec, note])
-    table = markdown(["", *(titles[output] for output in outputs), "JPEG decoder", ""], rows)
-    return table.replace("---: | ---: |\n", "--- | --- |\n", 1)  # the last two columns are words
+    table = markdown(["images/s", *(titles[output] for output in outputs), "JPEG decoder", "notes"], rows)
+    return table.replace("---: | ---: |\n", "--- | --- |\n", 1)  # the last two columns hold text
 
 
 def peak(figures: Record | None) -> str:
-    """Return the most memory that a case of bench_peer_memory.py took."""
+    """Return the peak PSS of a case of bench_peer_memory.py; `~` marks one that was predicted, not measured."""
     if figures is None:
         return "-"
     if figures["outcome"] == Outcome.NOT_RUN:
-        return f"would need {format_bytes(figures['needed_bytes'])}"
+        return f"~{format_bytes(figures['needed_bytes'])}"
     if figures["failed"]:
         return "failed"
-    is_whole = figures["outcome"] == Outcome.DONE
-    return f"{'' if is_whole else 'stopped at '}{format_bytes(figures['peak_pss_bytes'])}"
+    is_complete = figures["outcome"] == Outcome.DONE
+    return f"{'' if is_complete else 'stopped at '}{format_bytes(figures['peak_pss_bytes'])}"
 
 
 def peer_memory_cases() -> dict[str, dict[tuple[int, int], Record]]:
-    """Return the figures of each contestant by numbers of samples and workers, where all read as many batches."""
+    """Return each contestant's figures by number of samples and of workers, for the default number of batches."""
     found: dict[str, dict[tuple[int, int], Record]] = {}
     for record in latest("peer_memory"):
         case = record["case"]
@@ -114,38 +125,39 @@ def peer_memory_cases() -> dict[str, dict[tuple[int, int], Record]]:
 
 
 def summary() -> str:
-    """Return speed and memory of the loaders of plain files that are in both races, each with its fastest decoder."""
+    """Return speed and memory of the loaders in both races that read plain files, each with its fastest decoder."""
     race = standings("peers")
     memory = peer_memory_cases()
     most = max(num_workers for _, num_workers in memory["mpload"])
     lengths = [num_samples for num_samples, num_workers in sorted(memory["mpload"]) if num_workers == most]
     few, many = lengths[0], lengths[-1]
 
-    def speed(package: str, output: str) -> float:
-        named = (of_race for name, of_race in race.items() if name.partition(",")[0] == package)
-        return max((of_race[output].rate for of_race in named if output in of_race), default=0.0)
+    def best_rate(package: str, output: str) -> float:
+        entries = (of_race for name, of_race in race.items() if name.partition(",")[0] == package)
+        return max((of_race[output].rate for of_race in entries if output in of_race), default=0.0)
 
     rows = []
     for contestant, figures in memory.items():
         package = contestant.partition(",")[0]
-        rates = [speed(package, output) for output in ("uint8", "bytes")]
-        seconds = figures[many, most].get("start_seconds")
+        rates = [best_rate(package, output) for output in ("uint8", "bytes")]
+        at_few, at_many = figures.get((few, most)), figures.get((many, most))
+        seconds = (at_many or {}).get("start_seconds")
         cells = [f"{rate:,.0f}" if rate else "-" for rate in rates]
-        cells += [peak(figures[few, most]), peak(figures[many, most]), format_seconds(seconds) if seconds else "-"]
+        cells += [peak(at_few), peak(at_many), format_seconds(seconds) if seconds else "-"]
         rows.append((rates[0], [package, *cells]))
-    of_many = f"{format_count(many)} images"
-    header = ["", "random crops a second", "files a second, as bytes"]
-    header += [f"memory, {format_count(few)} images", f"memory, {of_many}", f"first batch, {of_many}"]
+    header = ["", "images/s", "files/s"]
+    header += [f"memory, {short_count(few)}", f"memory, {short_count(many)}", f"first batch, {short_count(many)}"]
     return markdown(header, [row for _, row in sorted(rows, reverse=True)])
 
 
 def peer_memory() -> str:
-    """Return peaks of PSS of loaders of plain files: of all lists with most workers, of the longest with fewer too."""
+    """Return the peak PSS of loaders that read plain files, by length of the list, and for the longest by workers."""
     found = peer_memory_cases()
     cases = {key for of_contestant in found.values() for key in of_contestant}
     lengths, workers = (sorted(set(values)) for values in zip(*cases, strict=True))
     columns = [*((length, workers[-1]) for length in lengths), *((lengths[-1], few) for few in workers[-2::-1])]
     longest = columns[len(lengths) - 1]
+    keeps = dict(LISTS.values())
 
     def size(contestant: str) -> int:
         figures = found[contestant].get(longest, {})
@@ -156,16 +168,17 @@ def peer_memory() -> str:
         of_contestant = found[contestant]
         seconds = of_contestant.get(longest, {}).get("start_seconds")
         start = "-" if seconds is None else format_seconds(seconds)
-        note = next(iter(of_contestant.values()))["note"]
+        note = keeps.get(contestant, "-")
         rows.append([contestant, *(peak(of_contestant.get(column)) for column in columns), start, note])
-    titles = [f"{format_count(length)} samples" for length in lengths]
-    few = [f"{format_count(length)}, {num_workers} workers" for length, num_workers in columns[len(lengths) :]]
-    header = [f"PSS of all processes, {workers[-1]} workers or threads", *titles, *few, "first batch", "keeps"]
-    return markdown(header, rows)
+    titles = [short_count(length) for length in lengths]
+    fewer = [f"{short_count(length)}, {num_workers} workers" for length, num_workers in columns[len(lengths) :]]
+    header = [f"{workers[-1]} workers or threads", f"{titles[0]} samples", *titles[1:], *fewer]
+    table = markdown([*header, f"first batch at {titles[-1]}", "how it keeps the list"], rows)
+    return table.replace("---: |\n", "--- |\n", 1)  # the last column holds text
 
 
 def batch_sizes() -> str:
-    """Return for every contestant the share of its images a second at 128 that other batch sizes reach."""
+    """Return for every contestant the rate at each batch size, as a fraction of its rate at 128."""
     found: dict[str, dict[int, Record]] = {}
     failed: dict[str, str] = {}
     for record in latest("batch_sizes", "contestant", "batch_size"):
@@ -182,11 +195,12 @@ def batch_sizes() -> str:
     rows += [
         [contestant, reason, *[""] * len(sizes)] for contestant, reason in failed.items() if contestant not in found
     ]
-    return markdown(["batches of", *map(str, sizes), "images a second at 128"], rows)
+    return markdown(["batch size", *map(str, sizes), "images/s at 128"], rows)
 
 
 def repeated() -> str:
-    """Return what contestants offer for repeated epochs, the fastest first."""
+    """Return what each contestant reaches over repeated epochs, the fastest first."""
+    reads = {offer.entry.name: offer.reads for offer in OFFERS}
     rows = []
     records = latest("repeated", "contestant")
     for record in sorted(records, key=lambda record: -float(record["figures"].get("images_per_second", 0))):
@@ -197,30 +211,30 @@ def repeated() -> str:
         rows.append(
             [
                 case["contestant"],
-                case["reads"],
+                reads.get(case["contestant"], "-"),
                 f"{figures['prepare_seconds']:.0f}" if figures["prepare_seconds"] else "-",
                 f"{figures['first_epoch_images_per_second']:,.0f}",
                 f"{figures['images_per_second']:,.0f} ({figures['ratio_to_plain']:.2f})",
                 format_bytes(figures["disk_bytes"]) if figures["disk_bytes"] else "-",
             ]
         )
-    header = ["", "reads", "seconds before", "first epoch", "later, images a second (photos as they lie are 1)", "disk"]
+    header = ["images/s", "reads", "preparation, s", "first epoch", "later epochs", "disk"]
     return markdown(header, rows, num_names=2)
 
 
 def start() -> str:
-    """Return the time to the first batch by number of samples, from the start of an epoch and resumed in it."""
+    """Return the time to the first batch by number of samples, at the start of an epoch and after a resume."""
     found: dict[str, dict[tuple[float, int], Record]] = {}
     for record in latest("start"):
         case = record["case"]
         found.setdefault(case["loader"], {})[case["resumed_share"], case["num_samples"]] = record["figures"]
     columns = sorted({column for of_loader in found.values() for column in of_loader})
-    titles = [f"{format_count(num)}, resumed at {share:.0%}" if share else format_count(num) for share, num in columns]
+    titles = [f"{short_count(num)}, resumed at {share:.0%}" if share else short_count(num) for share, num in columns]
     rows = [
         [loader, *(format_seconds(of_loader[column]["first_batch_seconds"]) for column in columns)]
         for loader, of_loader in found.items()
     ]
-    return markdown(["first batch, by number of samples", *titles], rows)
+    return markdown(["number of samples", *titles], rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -237,11 +251,11 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def rewritten(page: Path) -> str:
-    """Return the text of `page` with every table made anew."""
+    """Return the text of `page` with every table regenerated."""
 
     def table(place: re.Match[str]) -> str:
         if place[2] not in TABLES:
-            raise SystemExit(f"{page}: no function makes a table {place[2]!r}. Add it to TABLES in {__file__}")
+            raise SystemExit(f"{page}: no function makes the table {place[2]!r}. Add one to TABLES in {__file__}")
         return f"{place[1]}\n{TABLES[place[2]]()}\n{place[3]}"
 
     return PLACE.sub(table, page.read_text(encoding="utf-8"))
@@ -249,7 +263,7 @@ def rewritten(page: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="check that the pages are what the records say")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page differs from the records")
     arguments = parser.parse_args()
     pages = {page: rewritten(page) for page in [*ROOT.glob("README.md"), *ROOT.glob("docs/**/*.md")]}
     stale = [page for page, text in pages.items() if page.read_text(encoding="utf-8") != text]

@@ -1,4 +1,4 @@
-"""ResNet-50, as the paper has it (stride in the 3x3 convolution), so that the benchmark needs no model zoo."""
+"""ResNet-50 with the stride in the 3x3 convolution, so that the benchmark needs no other package."""
 
 import torch
 from torch import nn
@@ -31,7 +31,7 @@ def _projection(num_in: int, num_out: int, stride: int) -> nn.Module:
 
 
 def resnet50(num_classes: int = 1000) -> nn.Module:
-    """Return the network; float [B, 3, H, W] to [B, num_classes]."""
+    """Return the network, which maps float [B, 3, H, W] to [B, num_classes]."""
     layers: list[nn.Module] = [
         nn.Conv2d(3, 64, 7, 2, 3, bias=False),
         nn.BatchNorm2d(64),

@@ -1,4 +1,4 @@
-"""What a race has found: of every contestant all turns that were run with the latest code, not the best ones."""
+"""The results of a race: for every contestant all turns that ran with the latest code, not only the best ones."""
 
 import statistics
 from dataclasses import dataclass, field
@@ -11,19 +11,18 @@ __all__ = ["Standing", "standings"]
 
 @dataclass(slots=True, kw_only=True)
 class Standing:
-    """A contestant's turns, with batches of one kind."""
+    """All turns of a contestant with one kind of batch."""
 
-    note: str = ""
     codec: str = ""
     failed: str = ""
-    """Why it did not run, if it never did."""
+    """The reason, if the contestant never ran."""
     is_loader: bool = True
     rates: list[float] = field(default_factory=list)
-    """Images a second of each turn."""
+    """Images per second in each turn."""
     ratios: list[float] = field(default_factory=list)
-    """Beside mpload in the same round."""
+    """Ratio of each rate to mpload's in the same round."""
     figures: dict[str, Any] = field(default_factory=dict)
-    """Of its latest record."""
+    """The figures of the latest record."""
 
     @property
     def rate(self) -> float:
@@ -37,7 +36,7 @@ class Standing:
 def standings(name: str) -> dict[str, dict[str, Standing]]:
     """Return the standings of `records/NAME.jsonl` by contestant and output.
 
-    A record counts where mpload and the contestants were what they were at the last record.
+    Only records made with the same code as the last record count, for mpload and the contestants alike.
     """
     records = read_records(name)
     found: dict[str, dict[str, Standing]] = {}
@@ -49,8 +48,7 @@ def standings(name: str) -> dict[str, dict[str, Standing]]:
         if "failed" in figures:
             standing.failed = figures["failed"] if not standing.rates else ""
             continue
-        standing.note, standing.codec = case["note"], case["decodes_with"]
-        standing.is_loader, standing.failed = case["is_loader"], ""
+        standing.codec, standing.is_loader, standing.failed = case["decodes_with"], case["is_loader"], ""
         standing.rates += figures["images_per_second"]
         standing.ratios += figures["ratio_to_mpload"] or []
         standing.figures = figures

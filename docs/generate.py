@@ -1,8 +1,8 @@
-"""Write what the documentation takes from the code: the page of the command line, and the tree of errors.
+"""Write the parts of the documentation that are generated from the code: the command line page and the tree of errors.
 
     python docs/generate.py [--check]
 
-`--check` writes nothing, and fails where a page is not what the code says.
+`--check` writes nothing, and fails if a page differs from the code.
 """
 
 import argparse
@@ -24,14 +24,14 @@ TREE = re.compile(r"(<!-- errors -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def command_line() -> str:
-    """Return a page of all commands and their options, as Typer writes it."""
+    """Return the page of all commands and their options, as Typer writes it."""
     command = ["-m", "typer", "mpload.cli.main", "utils", "docs", "--name", "mpload", "--title", "Command line"]
     text = subprocess.run([sys.executable, *command], check=True, capture_output=True, text=True).stdout
     return with_links(text, get_command(app), "mpload")
 
 
 def with_links(text: str, group: Any, anchor: str) -> str:
-    """Return the page with links in its lists of commands, and whole sentences where Typer cuts them."""
+    """Return the page with links in its lists of commands, and with full sentences where Typer truncates them."""
     for name, command in group.commands.items():
         summary = " ".join(command.help.partition("\n\n")[0].split())
         place = f"{anchor}-{name}"
@@ -42,7 +42,7 @@ def with_links(text: str, group: Any, anchor: str) -> str:
 
 
 def tree(error: type[Exception] = MploadError, indent: str = "") -> list[str]:
-    """Return the tree of the subclasses of `error`: each with the builtin that catches it too, and what it means."""
+    """Return the tree of the subclasses of `error`, each with the builtin it derives from and a summary."""
     lines = []
     public = (child for child in error.__subclasses__() if child.__module__ == MploadError.__module__)
     children = sorted(public, key=lambda child: child.__name__)
@@ -57,7 +57,7 @@ def tree(error: type[Exception] = MploadError, indent: str = "") -> list[str]:
 
 
 def troubleshooting() -> str:
-    """Return the page with its tree drawn anew."""
+    """Return the page with its tree of errors regenerated."""
     drawn = "\n".join([MploadError.__name__, *tree()])
     text = TROUBLESHOOTING.read_text(encoding="utf-8")
     return TREE.sub(lambda place: f"{place[1]}\n```text\n{drawn}\n```\n\n{place[2]}", text)
@@ -66,7 +66,7 @@ def troubleshooting() -> str:
 def main() -> None:
     """Write the pages, or check them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="check that the pages are what the code says")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page differs from the code")
     arguments = parser.parse_args()
     pages = {COMMAND_LINE: command_line(), TROUBLESHOOTING: troubleshooting()}
     stale = [page for page, text in pages.items() if not page.exists() or page.read_text(encoding="utf-8") != text]

@@ -1,4 +1,4 @@
-"""Make links out of docs/, which are right in the repository, right on the site too."""
+"""Rewrite links that lead out of docs/, so that they work on the site as well as in the repository."""
 
 import re
 from pathlib import Path
@@ -11,14 +11,14 @@ OUTSIDE = re.compile(r"\]\((?:\.\./)+((?:benchmarks|examples|mpload|tests)/[^)]+
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Copy the pictures that benchmarks have drawn into the site."""
+    """Copy the pictures of the benchmarks into the site."""
     for path in PICTURES.glob("*.png"):
         files.append(File.generated(config, f"records/{path.name}", abs_src_path=str(path)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Point pictures to the copies, and other files to the repository."""
+    """Point links to pictures at the copies, and links to other files at the repository."""
 
     def moved(link: re.Match[str]) -> str:
         name = link[1].removeprefix("benchmarks/")

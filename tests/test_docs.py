@@ -187,6 +187,23 @@ def test_the_readme_is_short_and_its_links_work_on_a_package_page() -> None:
     assert [link for link in LINK.findall(without_code(text)) if not link.startswith("https://")] == []
 
 
+def rendered_width(rows: list[str]) -> int:
+    """Return the columns that a table of Markdown takes as text: its longest cells, without the targets of links."""
+    texts = [re.sub(r"\[([^\]]*)\]\([^)]*\)|[*`]", r"\1", row).strip("|").split(" | ") for row in rows]
+    return sum(max(len(cell.strip()) for cell in column) + 3 for column in zip(*texts, strict=True))
+
+
+def test_the_width_of_a_table_is_that_of_its_longest_cells() -> None:
+    assert rendered_width(["| a | [one](https://far.away/from/here) |", "| `four` | b |"]) == len("four | one | ")
+
+
+def test_the_tables_of_the_readme_fit_into_a_hundred_columns() -> None:
+    tables = re.findall(r"(?:^\|.*\|\n)+", PAGES["README.md"].read_text(encoding="utf-8"), re.MULTILINE)
+    widths = [rendered_width(table.replace("---:", "---").splitlines()) for table in tables]
+    assert len(widths) == 2
+    assert max(widths) <= 100
+
+
 def test_files_and_packages_named_for_contributors_exist() -> None:
     named = set(re.findall(r"`(\w+/[\w./-]*)`", PAGES["CONTRIBUTING.md"].read_text(encoding="utf-8")))
     missing = {path for path in named if not (ROOT / path).exists() and not (ROOT / "mpload" / path).exists()}

@@ -55,7 +55,7 @@ def test_a_contestant_whose_batches_differ_from_the_others_is_refused() -> None:
         {"num_distinct": 320},
         {"mean_label": 2.0},
     ):
-        with pytest.raises(CannotRunError, match="not what the others do"):
+        with pytest.raises(CannotRunError, match="not the same work as the others"):
             check(running(**looked), "uint8", 640, 92.5)
 
 
@@ -105,5 +105,5 @@ def test_the_readme_quotes_all_turns_of_the_latest_code_and_names_faster_loaders
     readme = (tmp_path / "README.md").read_text()
     assert "| swift | 1,200 (500-1,300) 1.20 |" in readme
     assert "| mpload | 1,000 (900-1,100) 1.00 |" in readme
-    assert "- images a second, uint8 crops: swift (1.20 of mpload's)." in readme
+    assert "- images/s, uint8 crops: swift (1.20 times mpload)." in readme
     assert "slow (" not in readme

@@ -1,1 +1,1 @@
-"""Other loaders beside mpload: each written as its documentation recommends, over the same photographs."""
+"""The contestants: mpload and other loaders over the same photographs, each set up as its documentation recommends."""

@@ -1,4 +1,4 @@
-"""No loader at all: open, read, close, one file after the other."""
+"""A plain loop instead of a loader: it opens, reads and closes one file after the other."""
 
 import random
 from collections.abc import Iterator

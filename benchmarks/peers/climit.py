@@ -1,4 +1,7 @@
-"""The native decoder's C in loops of C, a process a core, over the crops of mpload's epoch: the limit of the codec."""
+"""The C code of the native decoder in a loop in C, over the crops of mpload's epoch: the upper bound of the codec.
+
+There is one process per core.
+"""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -36,7 +39,7 @@ def start(race: Race) -> Epoch:
             turn = free.get()
             turn(first, last)
             free.put(turn)
-            return None, np.zeros(last - first)  # its pixels stay in its processes
+            return None, np.zeros(last - first)  # the pixels stay in the C process
 
         with ExitStack() as stack:
             for _ in range(race.num_workers):

@@ -1,4 +1,4 @@
-"""Which JPEG decoder a library has, read from the file that holds it: most bring a libjpeg-turbo of their own."""
+"""Finds the JPEG decoder of a library in the library's binary file. Most libraries include their own libjpeg-turbo."""
 
 import mmap
 import re
@@ -21,10 +21,10 @@ FILES = {
     "mlx": ("mlx/data/_c*.so", ""),
     "datago": ("datago/datago*.so", ""),
 }
-"""By library: where the file lies below a folder of packages, and which library it links to where that decodes."""
+"""Library -> pattern of its file below a package folder, and the separate shared library that decodes, if any."""
 VERSION = re.compile(rb"libjpeg-turbo(?: version |-| \(ver )([\d.]+)")
 OTHERS = re.compile(rb"(zune-jpeg)-([\d.]+)")
-SIMD = re.compile(rb"JSIMD_FORCE")  # a variable that libjpeg-turbo reads where it was built with its SIMD routines
+SIMD = re.compile(rb"JSIMD_FORCE")  # a variable that libjpeg-turbo reads only if it was built with SIMD
 
 
 def codec(library: str) -> str:
@@ -45,7 +45,7 @@ def codec(library: str) -> str:
 
 
 def _found(pattern: str) -> Iterator[Path]:
-    spec = find_spec(re.split("[/.]", pattern)[0])  # an editable install lies in no folder of sys.path
+    spec = find_spec(re.split("[/.]", pattern)[0])  # the folder of an editable install is not in sys.path
     places = None if spec is None else spec.submodule_search_locations
     folders = [str(Path(place).parent) for place in places or ()]
     for folder in (*folders, *sys.path):
@@ -53,7 +53,7 @@ def _found(pattern: str) -> Iterator[Path]:
 
 
 def _linked(file: Path, name: str) -> Path:
-    """Return the library of that name that the dynamic linker would load for `file`."""
-    told = subprocess.run(["ldd", file], check=True, capture_output=True, text=True).stdout
-    places = re.findall(rf"{name}\S* => (\S+)", told)
+    """Return the shared library `name` that the dynamic linker would load for `file`."""
+    listed = subprocess.run(["ldd", file], check=True, capture_output=True, text=True).stdout
+    places = re.findall(rf"{name}\S* => (\S+)", listed)
     return Path(places[0]) if places else file

@@ -1,6 +1,6 @@
-"""The training transform, RandomResizedCrop and a flip, on the libraries that people use: bytes in, an array out.
+"""The training transform, RandomResizedCrop and a flip, with common libraries: bytes in, an array out.
 
-Every array is [H, W, 3] and batches of them are copied as they lie, which is the fastest way for all loaders.
+Every array is [H, W, 3], and batches are copied in this memory layout, which is the fastest way for all loaders.
 """
 
 import math
@@ -16,11 +16,11 @@ from peers.race import CROP, MEAN, STD, Output
 __all__ = ["Crop", "as_columns", "channels_first", "crop_pixels", "crop_with", "finished"]
 
 Crop = Callable[[bytes], Any]
-"""Returns uint8 [224, 224, 3], or bytes as they are."""
+"""Returns uint8 [224, 224, 3], or the bytes unchanged."""
 
 
 def crop_with(library: str, output: Output) -> Crop:
-    """Return the transform on `library`: pil, albumentations or simplejpeg."""
+    """Return the transform made with `library`: pil, albumentations or simplejpeg."""
     if output is Output.BYTES:
         return bytes
     return {"pil": _pil, "albumentations": _albumentations, "simplejpeg": _simplejpeg}[library]()
@@ -28,27 +28,27 @@ def crop_with(library: str, output: Output) -> Crop:
 
 ROW_MEAN = np.tile(255 * np.array(MEAN, np.float32), CROP)
 ROW_SCALE = np.tile(1 / (255 * np.array(STD, np.float32)), CROP)
-"""Of a row of pixels: rows are long enough for SIMD, three channels are not."""
+"""Mean and scale, repeated for a row of pixels: a row is long enough for SIMD, three channels are not."""
 
 
 def finished(pixels: Any, output: Output) -> Any:
-    """Return uint8 [..., H, W, 3] as it is, or the values of torchvision's ToTensor and Normalize in that layout."""
+    """Return uint8 [..., H, W, 3] unchanged, or the values of torchvision's ToTensor and Normalize in that layout."""
     pixels = np.ascontiguousarray(pixels)
     if output is Output.UINT8:
         return pixels
-    import torch  # which is faster at this than numpy
+    import torch  # faster than NumPy here
 
     rows = torch.from_numpy(pixels).flatten(-2).float()
     return rows.sub_(torch.from_numpy(ROW_MEAN)).mul_(torch.from_numpy(ROW_SCALE)).view(pixels.shape).numpy()
 
 
 def as_columns(samples: list[Any]) -> list[Any]:
-    """Collate samples of bytes."""
+    """Collate samples that are bytes."""
     return [list(column) for column in zip(*samples, strict=True)]
 
 
 def channels_first(images: Any) -> Any:
-    """Return a batch [B, H, W, 3] as [B, 3, H, W], channels last in memory: no pixel moves."""
+    """Return a batch [B, H, W, 3] as a view [B, 3, H, W], still channels last in memory."""
     return images.permute(0, 3, 1, 2)
 
 
@@ -66,7 +66,7 @@ def _random_box(height: int, width: int) -> tuple[int, int, int, int]:
 
 
 def crop_pixels(pixels: Any) -> Any:
-    """Return a random crop of a decoded image, made by OpenCV."""
+    """Return a random crop of a decoded image, resized and flipped by OpenCV."""
     import cv2
 
     top, left, height, width = _random_box(*pixels.shape[:2])
@@ -114,7 +114,7 @@ def _simplejpeg() -> Crop:
     def crop(data: bytes) -> Any:
         full_height, full_width, *_ = simplejpeg.decode_jpeg_header(data)
         top, left, height, width = _random_box(full_height, full_width)
-        shrink = max(1, min(height, width) // CROP)  # decoded at half or a quarter, where that is enough for the crop
+        shrink = max(1, min(height, width) // CROP)  # decode at 1/2, 1/4 or 1/8 if that suffices
         shrink = 1 << min(3, shrink.bit_length() - 1)
         least = {"min_height": -(-full_height // shrink), "min_width": -(-full_width // shrink)} if shrink > 1 else {}
         pixels = simplejpeg.decode_jpeg(data, fastdct=True, fastupsample=True, min_factor=shrink, **least)

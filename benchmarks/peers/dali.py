@@ -1,4 +1,4 @@
-"""DALI's CPU pipeline: crop-aware decoding in threads of its own, as fast as its options make it."""
+"""DALI's CPU pipeline: decodes only the crop, in its own threads, with the options that make it fastest."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -57,7 +57,7 @@ def start(race: Race) -> Epoch:
 
 
 class Files:
-    """A sequence, as the others have it, that makes nothing before it is asked."""
+    """A sequence of files, like those of the other contestants, that converts a file only when it is accessed."""
 
     def __init__(self, images: Any) -> None:
         self.images = images

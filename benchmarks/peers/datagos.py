@@ -1,4 +1,4 @@
-"""datago: decodes whole files in threads of Rust; it has no random crops, so OpenCV makes them, in threads too."""
+"""datago: decodes whole files in Rust threads. It has no random crops, so OpenCV makes them, in Python threads."""
 
 import json
 import os
@@ -21,7 +21,7 @@ __all__ = ["CONTESTANTS"]
 
 def start(race: Race) -> Epoch:
     if race.output is Output.BYTES or race.listing is not None:
-        raise SystemExit("datago walks a folder and decodes what it finds: it hands out no bytes and takes no list")
+        raise SystemExit("datago walks a folder and decodes all files in it: it delivers no bytes and accepts no list")
     os.environ["DATAGO_MAX_TASKS"] = str(max(1, race.num_workers))
     folders = {folder.name: label for label, folder in enumerate(sorted((race.data / "photos").iterdir()))}
     num_samples = sum(len(list(folder.iterdir())) for folder in (race.data / "photos").iterdir())
@@ -35,7 +35,7 @@ def start(race: Race) -> Epoch:
     datago.initialize_logging(log_level="warn")
     client = datago.DatagoClient(json.dumps(options))
     threads = ThreadPoolExecutor(2)
-    torch.set_num_threads(1)  # in each of them
+    torch.set_num_threads(1)  # per thread
     dtype = np.uint8 if race.output is Output.UINT8 else np.float32
 
     def make(samples: list[Any]) -> Batch:

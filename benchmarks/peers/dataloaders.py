@@ -1,4 +1,4 @@
-"""What contestants on torch's DataLoader share: its options, and its epochs."""
+"""Code shared by the contestants that use torch's DataLoader: its options and its epochs."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -12,7 +12,7 @@ __all__ = ["epochs", "on_loader"]
 
 
 def epochs(loader: Iterable[Any], output: Output) -> Epoch:
-    """Return what runs through a loader of (images, labels) once."""
+    """Return a function that iterates once over a loader of (images, labels)."""
 
     def epoch(number: int) -> Iterator[Batch]:
         del number
@@ -25,7 +25,7 @@ def epochs(loader: Iterable[Any], output: Output) -> Epoch:
 def on_loader(
     loader: Callable[..., Iterable[Any]], dataset: Callable[[Race, str], Any], library: str, **options: Any
 ) -> Contestant:
-    """Return the contestant that has `loader` make batches of what `dataset` gives; `options` are the loader's."""
+    """Return a contestant in which `loader`, with its `options`, makes the batches of `dataset`."""
 
     def start(race: Race) -> Epoch:
         made = loader(

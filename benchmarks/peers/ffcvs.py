@@ -1,4 +1,4 @@
-"""FFCV over its own file, whose JPEGs it has encoded anew."""
+"""FFCV over its own file, in which it has encoded the JPEGs again."""
 
 import os
 from collections.abc import Iterator
@@ -39,14 +39,14 @@ def prepare(data: Path) -> None:
 
 def start(race: Race) -> Epoch:
     if race.output is Output.BYTES:
-        raise SystemExit("FFCV has no way to hand out bytes")
+        raise SystemExit("FFCV cannot deliver bytes")
     image: list[Any] = [RandomResizedCropRGBImageDecoder((CROP, CROP)), RandomHorizontalFlip()]
     if race.output is Output.FLOAT32:
         image.append(NormalizeImage(255 * np.array(MEAN), 255 * np.array(STD), np.float32))
     loader = Loader(
         str(race.data / "train.beton"),
         batch_size=race.batch_size,
-        num_workers=min(max(1, race.num_workers), os.cpu_count() or 1),  # it takes no more
+        num_workers=min(max(1, race.num_workers), os.cpu_count() or 1),  # it accepts no more than one per core
         order=OrderOption.RANDOM,
         pipelines={"image": [*image, ToTensor(), ToTorchImage()], "label": [IntDecoder(), ToTensor()]},
         drop_last=False,

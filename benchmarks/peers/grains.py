@@ -1,4 +1,4 @@
-"""Grain, Google's loader for JAX: its worker processes over a list of paths."""
+"""Grain, Google's loader for JAX: worker processes over a list of paths."""
 
 import os
 from collections.abc import Iterator
@@ -14,14 +14,14 @@ from peers.race import Batch, Contestant, Epoch, Output, Race, paths_and_labels
 __all__ = ["CONTESTANTS"]
 
 AHEAD = 2
-"""Batches that each process has ready."""
+"""Number of batches that each process prefetches."""
 
 
 def grains(library: str) -> Contestant:
     def start(race: Race) -> Epoch:
         crop = crop_with(library, race.output)
         samples = paths_and_labels(race)
-        os.environ["OMP_NUM_THREADS"] = "1"  # of torch, which normalises in each of its processes
+        os.environ["OMP_NUM_THREADS"] = "1"  # for torch, which normalises in each worker process
 
         def make(sample: tuple[str, int]) -> Any:
             path, label = sample
@@ -41,7 +41,7 @@ def grains(library: str) -> Contestant:
         iterator = iter(iterable)  # one for all epochs: starting its processes takes seconds
 
         def epoch(number: int) -> Iterator[Batch | None]:
-            if number:  # what was made while others had their turn
+            if number:  # discard the batches made while others had their turn
                 for _ in islice(iterator, (AHEAD + 3) * max(1, race.num_workers)):
                     pass
             yield None

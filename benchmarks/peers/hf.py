@@ -1,4 +1,4 @@
-"""Hugging Face datasets: an Arrow table of paths, mapped, whose transform makes a whole batch at once."""
+"""Hugging Face datasets: a memory-mapped Arrow table of paths, with a transform that makes a whole batch at once."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -39,7 +39,7 @@ def start(race: Race, library: str) -> Epoch:
 
     place = race.listing or race.data / "photos"
     cache = str(place.with_name(f"{place.name}.arrow"))
-    listed = replace(race, output=Output.BYTES, batch_size=1, num_workers=0)  # one table for all that read this list
+    listed = replace(race, output=Output.BYTES, batch_size=1, num_workers=0)  # one table for every race over this list
     table: Any = datasets.Dataset.from_generator(rows, gen_kwargs={"race": listed}, cache_dir=cache)
     loader: DataLoader[Any] = DataLoader(
         table.with_transform(make),

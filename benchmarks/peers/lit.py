@@ -1,4 +1,4 @@
-"""litData over its own chunks, from local files."""
+"""litData over its own chunks in local files."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Looks at what a contestant hands out, so that nobody wins by handing out something else."""
+"""Checks the batches of a contestant, so that none wins by delivering something else."""
 
 import zlib
 from typing import Any
@@ -10,12 +10,13 @@ from peers.race import Batch, Output
 __all__ = ["Look"]
 
 STEP = 8
-"""Of rows and columns every so many are looked at."""
+"""Every STEP-th row and column of an image is compared."""
 NUM_BYTES = 4096
+"""Number of bytes at the end of a file that are compared, together with its length."""
 
 
 class Look:
-    """Sees all batches of a contestant's first epoch, and the first one of every later epoch."""
+    """Collects facts from all batches of a contestant's first epoch and from the first batch of every later epoch."""
 
     def __init__(self, output: Output) -> None:
         self.output = output
@@ -32,7 +33,7 @@ class Look:
         self.num_samples += len(batch[1])
 
     def later_epoch(self, batch: Batch) -> int:
-        """Return how many of these samples are, to the bit, among those of the first epoch."""
+        """Return the number of these samples that are identical, bit for bit, to one of the first epoch."""
         return sum(digest in self.seen for digest in self._digests(batch[0], len(batch[1])))
 
     def facts(self) -> dict[str, Any]:
@@ -45,7 +46,7 @@ class Look:
         }
 
     def _digests(self, images: Any, num_samples: int) -> list[int]:
-        if images is None:  # a loop that is no loader
+        if images is None:  # a loop that is not a loader and delivers no images
             return []
         if self.output is Output.BYTES:
             files = (memoryview(_as_array(images[place], np.uint8)) for place in range(num_samples))
@@ -61,7 +62,7 @@ class Look:
 
 
 def _as_array(images: Any, dtype: Any = None) -> Any:
-    """Return an array of what any of the loaders hands out."""
+    """Return images as an array, whatever type the loader delivers."""
     if isinstance(images, bytes):
         return np.frombuffer(images, np.uint8)
     if hasattr(images, "as_array"):  # DALI's

@@ -1,4 +1,4 @@
-"""mlx-data: Apple's loader of plain files, in threads, all of it in C++, but for values it cannot normalise."""
+"""mlx-data: Apple's loader of plain files, in C++ threads. It cannot normalise, so torch does that."""
 
 import os
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ def start(race: Race) -> Epoch:
         [{"image": path.encode(), "label": label} for path, label in paths_and_labels(race)]
     )
     num_threads = max(1, race.num_workers)
-    os.environ["OMP_NUM_THREADS"] = "1"  # of torch, which normalises in each of them
+    os.environ["OMP_NUM_THREADS"] = "1"  # for torch, which normalises in each thread
 
     def epoch(number: int) -> Iterator[Batch]:
         del number

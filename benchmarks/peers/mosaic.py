@@ -1,4 +1,4 @@
-"""mosaicml-streaming over its own shards, from local files."""
+"""mosaicml-streaming over its own shards in local files."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""mpload over the photographs as they lie."""
+"""mpload over the original photographs, over a cache of resized ones, and over packed ones."""
 
 from collections.abc import Iterator
 from pathlib import Path

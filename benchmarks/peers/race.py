@@ -1,4 +1,4 @@
-"""What a contestant is asked to do."""
+"""The task of a contestant: what it reads, what its batches contain, and how an epoch is run."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,19 +26,19 @@ STD = (0.229, 0.224, 0.225)
 
 
 class Output(StrEnum):
-    """What batches hold."""
+    """The content of a batch."""
 
     UINT8 = auto()
     """RandomResizedCrop(224) and a flip, uint8, channels last in memory."""
     FLOAT32 = auto()
     """The same, normalised float32."""
     BYTES = auto()
-    """The files' bytes as they are."""
+    """The bytes of the files, unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Race:
-    """One way of running an epoch."""
+    """The settings of a race."""
 
     data: Path
     """The folder that `prepare` made."""
@@ -46,31 +46,31 @@ class Race:
     batch_size: int
     num_workers: int
     listing: Path | None = None
-    """A plain list of paths below its folder, with labels, to be read instead of the photographs in `data`."""
+    """A plain list of paths and labels, relative to its own folder; it replaces the photographs in `data`."""
 
 
 Batch = tuple[Any, Any]
-"""Images or bytes as the loader hands them out, and as many labels."""
+"""Images or bytes, as the loader delivers them, and as many labels."""
 Epoch = Callable[[int], Iterator[Batch | None]]
-"""Runs an epoch, by its number.
+"""Runs the epoch with the given number.
 
-One that had batches ready before its turn throws them away first, and yields None where the clock is to begin.
+A loader that has made batches before its turn discards them first. It then yields None, and the clock starts.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contestant:
-    """A loader and what it decodes with."""
+    """A loader, and the library with which it decodes."""
 
     start: Callable[[Race], Epoch]
     library: str | None
-    """A name in `peers.codecs`; None where nothing is decoded."""
+    """A name in `peers.codecs`; None if nothing is decoded."""
 
 
 def each_path_and_label(race: Race) -> Iterator[tuple[str, int]]:
-    """Yield what is to be read, one after the other."""
+    """Yield the path and the label of each sample."""
     if race.listing is not None:
-        labels: dict[str, int] = {}  # one object a class, as with folders
+        labels: dict[str, int] = {}  # one integer object per class, as with folders
         with race.listing.open(encoding="utf-8") as lines:
             for line in lines:
                 path, _, label = line.rpartition(" ")
@@ -81,5 +81,5 @@ def each_path_and_label(race: Race) -> Iterator[tuple[str, int]]:
 
 
 def paths_and_labels(race: Race) -> list[tuple[str, int]]:
-    """Return the list that most data sets keep."""
+    """Return the list of samples that most datasets keep."""
     return list(each_path_and_label(race))

@@ -1,11 +1,11 @@
-"""A contestant's process: runs an epoch for each number that it reads, and says how long that took.
+"""The process of a contestant: for each number on standard input it runs that epoch, and prints its time and facts.
 
 python -m peers.run MODULE --prepare --data DIR
 python -m peers.run MODULE --name NAME --data DIR --output uint8 --batch-size 64 --num-workers 2 --started SECONDS
 
-Preparing writes what the contestants of MODULE read, and MODULE.codecs: what each decodes with. Epoch 0 is looked at in
-full, and its answer says what was seen. With `--max-batches` an epoch ends early, and all that was made for it is kept
-until the next; `--listing` is a list to read instead of the photographs.
+`--prepare` writes the files that the contestants of MODULE read, and MODULE.codecs with the decoder of each. Every
+batch of epoch 0 is checked, and the answer includes the facts found. With `--max-batches` an epoch ends early, and its
+iterator is kept until the next epoch. `--listing` is a list to read instead of the photographs.
 """
 
 import argparse
@@ -73,7 +73,7 @@ def main() -> None:
                 num_repeated = look.later_epoch(batch)
             num_samples += len(batch[1])
             num_batches += 1
-            del batch  # which may be what the loader waits for
+            del batch  # the loader may be waiting for its memory
             if num_batches == arguments.max_batches:
                 break
         found: dict[str, Any] = {

@@ -1,8 +1,9 @@
-"""SPDL: its threads around a decoder that lets go of the interpreter lock.
+"""SPDL: threads around a decoder that releases the interpreter lock.
 
-One task makes a whole batch, as its examples do: each task is a hop between an event loop and a thread. One sample a
-task is entered too, since that is how a dataset's `__getitem__` is taken over. (Decoding by its own `spdl.io`, which is
-FFmpeg, takes twice as long here.) A pipeline is built once and runs an epoch as often as it is iterated.
+A task makes a whole batch, as in SPDL's examples, because each task is a hop between an event loop and a thread. A
+second contestant makes one sample per task, which is how one would port a dataset's `__getitem__`. (Decoding with
+SPDL's own `spdl.io`, which uses FFmpeg, takes twice as long here.) A pipeline is built once, and each iteration over it
+is an epoch.
 """
 
 import queue
@@ -26,14 +27,14 @@ Samples = list[tuple[str, int]]
 
 
 class Orders:
-    """An order for each epoch, which nothing is read of before the epoch's turn."""
+    """The shuffled order of each epoch; it blocks until the epoch's turn begins, so that nothing is read earlier."""
 
     def __init__(self, num_samples: int) -> None:
         self.sampler = DistributedRandomSampler(num_samples, rank=0, world_size=1)
         self.turns: queue.Queue[int] = queue.Queue()
 
     def __iter__(self) -> Iterator[int]:
-        while threading.main_thread().is_alive():  # else the thread that waits here keeps the process alive
+        while threading.main_thread().is_alive():  # otherwise the waiting thread would keep the process alive
             try:
                 number = self.turns.get(timeout=0.2)
             except queue.Empty:
@@ -104,7 +105,7 @@ def spdls(library: str, build: Callable[..., Any]) -> Contestant:
             try:
                 for images, labels in pipeline:
                     yield (images if race.output is Output.BYTES else channels_first(images)), labels
-            except GeneratorExit:  # in the middle of an epoch, of which its threads would wait to give the rest
+            except GeneratorExit:  # in the middle of an epoch; the threads would wait to deliver the rest
                 pipeline.stop()
                 orders, pipeline = Orders(len(samples)), None
                 raise

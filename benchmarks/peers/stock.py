@@ -1,4 +1,4 @@
-"""A map-style dataset over a list of paths in torch's own DataLoader."""
+"""torch's own DataLoader, with a map-style dataset over a list of paths."""
 
 from pathlib import Path
 from typing import Any

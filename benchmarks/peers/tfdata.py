@@ -1,4 +1,4 @@
-"""tf.data: decodes the crop alone, in threads of its own."""
+"""tf.data: decodes only the crop, in its own threads."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +14,7 @@ def start(race: Race) -> Epoch:
     samples = paths_and_labels(race)
     num_samples = len(samples)
     listed = tf.data.Dataset.from_tensor_slices(([path for path, _ in samples], [label for _, label in samples]))
-    del samples  # tensors hold them
+    del samples  # the tensors hold the same data
 
     def read(path: Any, label: Any) -> Any:
         return tf.io.read_file(path), label

@@ -1,4 +1,4 @@
-"""WebDataset over tar shards of its own writer."""
+"""WebDataset over tar shards that its own writer has written."""
 
 import random
 from collections.abc import Iterator
