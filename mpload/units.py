@@ -12,6 +12,7 @@ __all__ = [
     "MIB",
     "format_bytes",
     "format_count",
+    "format_counted",
     "format_facts",
     "format_seconds",
     "html_table",
@@ -61,6 +62,12 @@ def format_bytes(num_bytes: float) -> str:
 def format_count(count: int) -> str:
     """Return `count` with thousands separators: `1,281,167`."""
     return f"{count:,}"
+
+
+def format_counted(count: int, noun: str) -> str:
+    """Return a count and its noun, singular or plural: `1 worker`, `1,024 workers`, `3 batches`."""
+    ending = "" if count == 1 else "es" if noun.endswith(("s", "x", "ch")) else "s"
+    return f"{format_count(count)} {noun}{ending}"
 
 
 def format_seconds(seconds: float) -> str:

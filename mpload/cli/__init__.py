@@ -1,36 +1,36 @@
-"""The command line: `mpload`, and a module for each of its commands.
+"""The command line: `mpload`, with one module for each command.
 
 ```
-main      the app, and what becomes of errors: one line on stderr and an exit code
-index     makes an index
-inspect   shows one: facts and histogram, `--check`, `--grid`
-merge     puts indexes together
+main      the app; reports each error as one line on stderr and an exit code
+index     builds an index
+inspect   shows an index: facts and histogram, `--check`, `--grid`
+merge     concatenates indexes
 pack      writes samples into shards
-plan      what a job needs, by arithmetic
-doctor    what limits a job, measured
-tune      which numbers make it fastest
-monitor   what memory a command takes
-top       what the loaders of a running job do
-demo      photos, index, three epochs through worker processes, checked and measured
-cache     what a cache's folder holds
-bench     decoders, and the memory that lists take
+plan      calculates what a job needs
+doctor    measures what limits a job
+tune      finds the fastest loader settings
+monitor   measures the memory of a command
+top       shows the loaders of a running job
+demo      makes photos, indexes them, reads three epochs, and checks the result
+cache     shows, verifies or deletes the caches in a folder
+bench     benchmarks image decoders, and the memory of lists of samples
 ```
 
-What they share:
+Modules that the commands share:
 
 ```
-loading       the index, decoder and transform that a command is given
-summary       what there is to tell about an index, in constant memory
-findings      what a check finds, as JSON lines
+loading       opens the index and imports the decoder and transform named on the command line
+summary       the facts about an index, gathered in constant memory
+findings      the results of a check, as JSON lines
 grid          the contact sheet
 lettering     text in the contact sheet
-monitor_plot  memory over time, by what processes are for
-photos        the demo's photographs
-outputs       whether a file can be written, asked before the work
+monitor_plot  memory over time, grouped by the role of each process
+photos        generates the demo's photographs
+outputs       checks that output files can be written, before the work starts
 terminal      the progress bar
-reports       `--json`: what a script reads on stdout
+reports       `--json`: reports for scripts, on stdout
 ```
 
-Exit codes: 0 fine; 1 findings, or a failure told in one line on stderr; 2 wrong usage; 130 interrupted.
-Nothing here imports torch before a command has looked at its arguments.
+Exit codes: 0 success; 1 findings, or a failure reported in one line on stderr; 2 wrong usage; 130 interrupted.
+A command imports torch only after it has checked its arguments.
 """

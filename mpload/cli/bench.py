@@ -1,4 +1,4 @@
-"""`mpload bench`: what this machine does with images, and with lists, of one's own size."""
+"""`mpload bench`: benchmark image decoders, and the memory of lists of samples, on this machine."""
 
 import math
 import tempfile
@@ -26,7 +26,7 @@ from mpload.tools.bench.decoders import (
 )
 from mpload.tools.bench.memory import LOADER_NAMES, all_cases, measure_memory
 from mpload.tools.bench.memory_report import draw_memory, memory_tables
-from mpload.units import format_bytes, format_count, parse_bytes
+from mpload.units import format_bytes, format_count, format_counted, parse_bytes
 
 __all__ = ["bench"]
 
@@ -37,22 +37,23 @@ bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Benchmark
 def decode(
     path: Annotated[Path, typer.Argument(metavar="INDEX", help="An index, or a plain list of `path label` lines.")],
     *,
-    images: Annotated[int, typer.Option(min=1, max=100_000, help="How many random images to take.")] = 100,
+    images: Annotated[int, typer.Option(min=1, max=100_000, help="Number of random images.")] = 100,
     size: Annotated[int, typer.Option(min=1, max=4096, help="Height and width of the crop, in pixels.")] = 224,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds per backend.")] = 5,
-    seed: Annotated[int, typer.Option(min=0, help="Which random images and crops.")] = 0,
-    plot: Annotated[Path | None, typer.Option(help="Draw a bar chart, as a PNG.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds per decoder.")] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random images and crops.")] = 0,
+    plot: Annotated[Path | None, typer.Option(help="Write a bar chart as a PNG.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare every decoder that is installed, on one core, reading not counted.
+    """Compare the installed image decoders on one core.
 
-    Decodes whole images, and decodes, crops at random to SIZE x SIZE and mirrors: the same crops for all.
+    Two tasks are timed: decoding whole images; and decoding, cropping at random to SIZE x SIZE and mirroring. All
+    decoders make the same crops. Reading files is not timed.
     """
     check_plot(plot)
     files = read_images(open_index(path), num_images=images, seed=seed)
     backends, missing = installed_backends(size)
-    with progress_bar("decoding", unit="rounds", total=rounds) as tell:
-        speeds = measure_speeds(backends, files, rounds=rounds, seed=seed, progress=tell)
+    with progress_bar("decoding", unit="rounds", total=rounds) as update:
+        speeds = measure_speeds(backends, files, rounds=rounds, seed=seed, progress=update)
     if plot is not None:
         draw_speeds(speeds, plot)
     if as_json:
@@ -67,28 +68,29 @@ def decode(
 @bench.command()
 def memory(
     *,
-    samples: Annotated[str, typer.Option(help="How long the lists are: numbers, separated by commas.")] = "1e4,1e5,1e6",
-    workers: Annotated[str, typer.Option(help="How many processes read them: numbers, separated by commas.")] = "0,4",
+    samples: Annotated[str, typer.Option(help="Lengths of the lists, separated by commas.")] = "1e4,1e5,1e6",
+    workers: Annotated[str, typer.Option(help="Numbers of worker processes, separated by commas.")] = "0,4",
     loaders: Annotated[
-        str, typer.Option(help=f"Which lists and loaders, separated by commas: {', '.join(LOADER_NAMES)}.")
+        str, typer.Option(help=f"Lists and loaders to compare, separated by commas: {', '.join(LOADER_NAMES)}.")
     ] = ",".join(LOADER_NAMES),
-    epochs: Annotated[int, typer.Option(min=1, help="How many epochs each makes, where they end in time.")] = 2,
-    max_seconds: Annotated[float, typer.Option(min=1, help="What one case may take.")] = 600.0,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs per case, if --max-seconds allows.")] = 2,
+    max_seconds: Annotated[float, typer.Option(min=1, help="Time limit of one case.")] = 600.0,
     reserve: Annotated[
-        str | None, typer.Option(help="Memory that must stay free, such as 4GiB.  [default: a tenth]")
+        str | None,
+        typer.Option(help="Memory that must stay free, such as 4GiB.  [default: a tenth of the limit, at least 1GiB]"),
     ] = None,
-    folder: Annotated[Path | None, typer.Option(help="Where the lists are written temporarily.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw memory over samples and over time, as a PNG.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Folder for the temporary lists.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Plot memory against samples and time, as a PNG.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare what a list of samples takes, by how it is kept and loaded.
+    """Compare the memory of lists of samples, by storage and loader.
 
-    Each case runs in a fresh process and reads lists of files that nobody opens. One that would take more memory than
-    there is, as shorter lists foretell, is not run; one that takes it is stopped.
+    Each case runs in a fresh process and reads a list of files that are never opened. A case is skipped if shorter
+    lists predict that it needs more memory than is available, and stopped if it runs out of memory.
     """
     check_plot(plot)
     cases = all_cases(loaders.split(","), _numbers("--samples", samples), _numbers("--workers", workers))
-    with progress_bar("measuring", unit="cases", total=len(cases)) as tell:
+    with progress_bar("measuring", unit="cases", total=len(cases)) as update:
         results = list(
             measure_memory(
                 cases,
@@ -96,7 +98,7 @@ def memory(
                 max_seconds=max_seconds,
                 folder=folder or Path(tempfile.gettempdir()),
                 reserve_bytes=None if reserve is None else parse_bytes(reserve),
-                progress=tell,
+                progress=update,
             )
         )
     if plot is not None:
@@ -116,12 +118,12 @@ def _numbers(option: str, text: str) -> list[int]:
     except ValueError:
         numbers = [math.nan]
     if not all(number.is_integer() for number in numbers):
-        raise ArgumentError(f"{option} takes whole numbers, separated by commas, such as 1e4,1e6. Got {text!r}")
+        raise ArgumentError(f"{option} {text!r}: not a list of whole numbers. Separate them by commas: 1e4,1e6")
     return [int(number) for number in numbers]
 
 
 def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, num_names: int) -> None:
-    """Print columns side by side; those after the first `num_names` hold numbers."""
+    """Print a table. The columns after the first `num_names` hold numbers, aligned to the right."""
     table = Table(*header, box=None, pad_edge=False)
     for column in table.columns[num_names:]:
         column.justify = "right"
@@ -136,11 +138,11 @@ def _mean_bytes(files: Sequence[bytes]) -> float:
 
 def _print_speeds(speeds: Sequence[Speed], files: Sequence[bytes]) -> None:
     mean_bytes = format_bytes(_mean_bytes(files))
-    print(f"images a second on one core; {format_count(len(files))} images of {mean_bytes} on average")
+    print(f"images per second on one core; {format_counted(len(files), 'image')} of {mean_bytes} on average")
     rows = []
     for name in dict.fromkeys(speed.backend for speed in speeds):
-        ran = {speed.task: speed for speed in speeds if speed.backend == name}
-        rates = [ran[task].images_per_second for task in (DECODE, CROP)]
-        shown = ["-" if rate is None else format_count(round(rate)) for rate in rates]
-        rows.append([name, *shown, format_count(ran[DECODE].failed)])
+        by_task = {speed.task: speed for speed in speeds if speed.backend == name}
+        rates = [by_task[task].images_per_second for task in (DECODE, CROP)]
+        cells = ["-" if rate is None else format_count(round(rate)) for rate in rates]
+        rows.append([name, *cells, format_count(by_task[DECODE].failed)])
     _print_table(["backend", DECODE, CROP, "failed"], rows, num_names=1)

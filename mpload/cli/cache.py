@@ -1,4 +1,4 @@
-"""`mpload cache`: what lies in a cache's folder, whether it is whole, and away with it."""
+"""`mpload cache`: show, verify or delete the caches in a folder."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,48 +10,60 @@ from mpload.cli.reports import AsJson, print_json
 from mpload.cli.terminal import progress_bar
 from mpload.errors import StorageError
 from mpload.samples.cache.folder import CacheFolder, caches_in
-from mpload.units import format_bytes, format_count
+from mpload.units import format_bytes, format_count, format_counted
 
 __all__ = ["cache"]
 
 cache = typer.Typer(no_args_is_help=True, help="Inspect, verify or delete PartialCache folders.")
 
-_Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder that was given to PartialCache.")]
+_Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder given to PartialCache.")]
 
 
 @cache.command()
 def info(folder: _Folder, *, as_json: AsJson = False) -> None:
-    """Show which data sets have a cache there, and how much it holds."""
-    _show([_facts(opened, about) for opened, about in _caches(folder)], _line, as_json=as_json)
+    """Show the caches in a folder, and how full they are."""
+    found = [_facts(opened, about) for opened, about in _caches(folder)]
+    _show(found, _line, folder=folder, as_json=as_json)
 
 
 @cache.command()
 def verify(folder: _Folder, *, as_json: AsJson = False) -> None:
-    """Read every entry and check its checksum; exit 1 where one is damaged. A loader takes such an entry for a miss."""
+    """Check the checksum of every entry; exit 1 if any is damaged.
+
+    A loader treats a damaged entry as a miss and reads the original file.
+    """
     found = []
     for opened, about in _caches(folder):
         num_damaged = num_entries = 0
-        with progress_bar("verifying", unit="entries") as tell:
+        with progress_bar("verifying", unit="entries") as update:
             for sample_id, place in opened.places():
                 num_entries += 1
                 num_damaged += opened.read(sample_id, place) is None
-                tell(num_entries)
+                update(num_entries)
         found.append({**_facts(opened, about), "num_damaged": num_damaged})
         opened.close()
-    _show(found, lambda each: f"{_line(each)}, {format_count(each['num_damaged'])} damaged", as_json=as_json)
+    _show(
+        found,
+        lambda each: f"{_line(each)}, {format_count(each['num_damaged'])} damaged",
+        folder=folder,
+        as_json=as_json,
+    )
     if any(each["num_damaged"] for each in found):
         raise typer.Exit(1)
 
 
 @cache.command()
 def clear(folder: _Folder, *, as_json: AsJson = False) -> None:
-    """Delete all caches there, and nothing else. Running jobs continue without it."""
+    """Delete the caches in a folder.
+
+    Other files stay. Running jobs continue without a cache.
+    """
     removed = []
     for opened, about in _caches(folder):
         removed.append(_facts(opened, about))
         opened.remove()
         opened.close()
-    _show(removed, lambda each: f"deleted {_line(each)}", as_json=as_json)
+    _show(removed, lambda each: f"deleted {_line(each)}", folder=folder, as_json=as_json)
 
 
 def _caches(folder: Path) -> list[tuple[CacheFolder, dict[str, Any]]]:
@@ -61,7 +73,8 @@ def _caches(folder: Path) -> list[tuple[CacheFolder, dict[str, Any]]]:
             each.open()
         except OSError as error:
             raise StorageError(
-                f"{each.path}: {error.strerror}. Its table is missing or damaged: delete the folder, it is but a cache"
+                f"{each.path}: {error.strerror}. Its table is missing or damaged. Delete the folder: "
+                "a loader will build the cache again"
             ) from error
         opened.append((each, about))
     return opened
@@ -80,16 +93,16 @@ def _facts(opened: CacheFolder, about: dict[str, Any]) -> dict[str, Any]:
 
 def _line(facts: dict[str, Any]) -> str:
     return (
-        f"{facts['folder']}: {format_count(facts['num_entries'])} of {format_count(facts['num_samples'])} samples of "
-        f"{facts['index']} ({facts['form']}), {format_bytes(facts['used_bytes'])}"
+        f"{facts['folder']}: {format_count(facts['num_entries'])} of {format_counted(facts['num_samples'], 'sample')} "
+        f"of {facts['index']} ({facts['form']}), {format_bytes(facts['used_bytes'])}"
     )
 
 
-def _show(found: list[dict[str, Any]], line: Callable[[dict[str, Any]], str], *, as_json: bool) -> None:
+def _show(found: list[dict[str, Any]], line: Callable[[dict[str, Any]], str], *, folder: Path, as_json: bool) -> None:
     if as_json:
         print_json({"caches": found})
         return
     for each in found:
         print(line(each))
     if not found:
-        print("no caches")
+        print(f"{folder}: no caches here. Name the folder given to PartialCache")

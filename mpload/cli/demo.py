@@ -1,4 +1,4 @@
-"""`mpload demo`: photos, an index, three epochs through worker processes, checked and measured."""
+"""`mpload demo`: make photos, index them, read three epochs with worker processes, and check the result."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ from mpload.index.text import format_header, format_line
 from mpload.ingest.build import build_index
 from mpload.memory.usage import ProcessMemory, tree_memory
 from mpload.plan.topology import Topology
-from mpload.units import format_bytes, format_count, format_seconds
+from mpload.units import format_bytes, format_count, format_counted, format_seconds
 
 if TYPE_CHECKING:
     from mpload.loader.dataset import MPDataset
@@ -40,7 +40,7 @@ __all__ = ["demo"]
 _NUM_EPOCHS = 3
 _BLOCK_SAMPLES = 4096
 _NEXT_STEP = """\
-Next: mpload index FOLDER -o train.txt, and in Python:
+To train on your own images, index them with `mpload index FOLDER -o train.txt`. Then, in Python:
 
     dataset = mpload.MPDataset("train.txt", decode=mpload.RandomResizedCrop(224), batch_size=256, shuffle=True)
     with mpload.MPLoader(dataset) as loader:
@@ -49,29 +49,29 @@ Next: mpload index FOLDER -o train.txt, and in Python:
 
 def demo(
     folder: Annotated[
-        Path | None, typer.Argument(metavar="[FOLDER]", help="A folder of images; without it, some are made.")
+        Path | None, typer.Argument(metavar="FOLDER", help="A folder of images.  [default: generated photos]")
     ] = None,
     *,
-    images: Annotated[int, typer.Option(min=1, help="How many images to make, or to take from FOLDER.")] = 200,
+    images: Annotated[int, typer.Option(min=1, help="Number of images to make, or to take from FOLDER.")] = 200,
     workers: Annotated[int, typer.Option(min=0, max=64, help="Worker processes.")] = 2,
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples in a batch.")] = 32,
-    keep: Annotated[Path | None, typer.Option(help="Keep photos and index in this folder.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples per batch.")] = 32,
+    keep: Annotated[Path | None, typer.Option(help="Keep the photos and the index in this folder.")] = None,
 ) -> None:
-    """Try mpload on generated photos: index, load, check, measure memory.
+    """Try mpload on generated photos, or on a folder of images.
 
-    Makes photos or takes a folder, streams three epochs through worker processes, and shows each process's memory.
+    Indexes the images, reads three epochs with worker processes, and shows the memory of each process.
 
-    Exit code 1 if an epoch does not hold every sample exactly once, or if batches depend on the workers.
+    Exits with 1 if an epoch does not contain every sample exactly once, or if batches depend on the workers.
     """
     with tempfile.TemporaryDirectory(prefix="mpload-demo-") if keep is None else nullcontext(str(keep)) as name:
         place = Path(name)
         place.mkdir(parents=True, exist_ok=True)
         index = _numbered(_index(folder or _photos(place / "photos", images), place), place / "numbered.txt", images)
-        _say("index", f"{format_count(len(index))} samples, each with its number in a second column")
-        _say("decoder", jpeg_backend())
+        _print_line("index", f"{format_counted(len(index), 'sample')}, numbered so that each can be counted")
+        _print_line("decoder", jpeg_backend())
         passed = _stream(index, num_workers=workers, batch_size=batch_size)
         if keep is not None:
-            _say("kept", str(place))
+            _print_line("kept", str(place))
     if not passed:
         raise typer.Exit(1)
     print(f"\n{_NEXT_STEP}")
@@ -79,23 +79,25 @@ def demo(
 
 def _photos(folder: Path, num_images: int) -> Path:
     started = time.monotonic()
-    with progress_bar("making photos", unit="photos", total=num_images) as tell:
-        make_photos(folder, num_images=num_images, seed=0, progress=tell)
-    num_classes = min(num_images, len(SCENES))
+    with progress_bar("making photos", unit="photos", total=num_images) as update:
+        make_photos(folder, num_images=num_images, seed=0, progress=update)
+    classes = format_counted(min(num_images, len(SCENES)), "class")
     seconds = format_seconds(time.monotonic() - started)
-    _say("photos", f"{format_count(num_images)} of {num_classes} classes made in {seconds}: {folder}")
+    _print_line("photos", f"made {format_counted(num_images, 'photo')} in {classes}, in {seconds}: {folder}")
     return folder
 
 
 def _index(source: Path, place: Path) -> Index:
-    with progress_bar("indexing") as tell:
-        if source.is_file() and source.suffix != ".tar":  # a list stays where it is: its paths may lead anywhere
-            return open_index(source, progress=tell)
-        return open_index(build_index(source, place / "all.txt", progress=tell))
+    with progress_bar("indexing") as update:
+        if (
+            source.is_file() and source.suffix != ".tar"
+        ):  # a list is used in place, because its paths may be relative to it
+            return open_index(source, progress=update)
+        return open_index(build_index(source, place / "all.txt", progress=update))
 
 
 def _numbered(index: Index, path: Path, max_samples: int) -> Index:
-    """Write an index of at most `max_samples` samples, spread over `index`, that holds each one's number: the proof."""
+    """Write an index of up to `max_samples` samples, spread over `index`, with a column that numbers them."""
     num_samples = min(len(index), max_samples)
     columns = (*index.columns, Column(name="number", type=ColumnType.INT))
     with path.open("wb") as file:
@@ -110,29 +112,29 @@ def _numbered(index: Index, path: Path, max_samples: int) -> Index:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Epoch:
-    """What came in one epoch."""
+    """The samples that one epoch delivered."""
 
     numbers: NDArray[np.int64]
-    """int64 [n]: the samples' numbers, in the order they came."""
+    """int64 [n]: the numbers of the samples, in the order of delivery."""
     num_samples: int
-    """How many there are."""
+    """The number of samples in the index."""
     first: tuple[NDArray[Any], ...]
-    """The first batch, column by column."""
+    """The columns of the first batch."""
     seconds: float
 
     @property
     def is_once(self) -> bool:
-        """Whether every sample came exactly once."""
+        """Whether every sample was delivered exactly once."""
         return bool((np.bincount(self.numbers, minlength=self.num_samples) == 1).all())
 
     def __str__(self) -> str:
         rate = format_count(round(len(self.numbers) / self.seconds))
-        return f"{format_count(len(self.numbers))} samples in {format_seconds(self.seconds)}, {rate} images/s"
+        return f"{format_counted(len(self.numbers), 'sample')} in {format_seconds(self.seconds)}, {rate} images/s"
 
 
 def _stream(index: Index, *, num_workers: int, batch_size: int) -> bool:
-    """Read three epochs, tell what happened, and return whether all was as it must be."""
-    from mpload.loader.dataset import MPDataset  # noqa: PLC0415  torch is loaded here and not before
+    """Read three epochs, print what they delivered, and return whether all checks passed."""
+    from mpload.loader.dataset import MPDataset  # noqa: PLC0415  imports torch, as late as possible
 
     def dataset() -> "MPDataset":
         decode = RandomResizedCrop(224)
@@ -144,23 +146,24 @@ def _stream(index: Index, *, num_workers: int, batch_size: int) -> bool:
     with _loader(dataset(), num_workers=num_workers) as loader:
         for number in range(_NUM_EPOCHS):
             epochs.append(_read(loader, num_samples=len(index)))
-            _say(f"epoch {number}", str(epochs[-1]))
+            _print_line(f"epoch {number}", str(epochs[-1]))
         memory = tree_memory(os.getpid())
     images = epochs[0].first[0]
-    _say("batch", f"{images.dtype} {list(images.shape)} and {', '.join(str(column) for column in index.columns[1:])}")
+    others = ", ".join(str(column) for column in index.columns[1:])
+    _print_line("batch", f"images {images.dtype} {list(images.shape)}, and columns {others}")
 
-    alone = _as_arrays(next(iter(dataset())))
+    in_this_process = _as_arrays(next(iter(dataset())))
     checks = {
-        "every epoch held every sample exactly once": all(epoch.is_once for epoch in epochs),
-        "its first batch is that of a single process, bit for bit": all(
-            np.array_equal(one, other) for one, other in zip(alone, epochs[0].first, strict=True)
+        "every epoch contained every sample exactly once": all(epoch.is_once for epoch in epochs),
+        "the first batch equals, bit for bit, the one made without workers": all(
+            np.array_equal(one, other) for one, other in zip(in_this_process, epochs[0].first, strict=True)
         ),
     }
-    if len(index) >= 8:  # fewer may well come in the same order twice
+    if len(index) >= 8:  # fewer samples may have the same order twice by chance
         orders = {epoch.numbers.tobytes() for epoch in epochs}
-        checks["every epoch had an order of its own"] = len(orders) == len(epochs)
+        checks["every epoch had a different order"] = len(orders) == len(epochs)
     for check, holds in checks.items():
-        _say("checked" if holds else "FAILED", check)
+        _print_line("passed" if holds else "FAILED", check)
     print()
     _print_memory(memory)
     return all(checks.values())
@@ -168,7 +171,7 @@ def _stream(index: Index, *, num_workers: int, batch_size: int) -> bool:
 
 @contextmanager
 def _loader(dataset: "MPDataset", *, num_workers: int) -> Iterator[Any]:
-    """Give an `MPLoader`; where its workers cannot run, a stock DataLoader."""
+    """Yield an `MPLoader`, or a stock DataLoader on systems where an MPLoader cannot run workers."""
     if sys.platform == "linux":
         from mpload.loader.loader import MPLoader  # noqa: PLC0415  imports torch
 
@@ -177,7 +180,7 @@ def _loader(dataset: "MPDataset", *, num_workers: int) -> Iterator[Any]:
     else:
         from torch.utils.data import DataLoader  # noqa: PLC0415
 
-        # Whoever asks for more workers than cores gets them, without a lecture.
+        # The user may ask for more workers than cores. PyTorch warns about that.
         warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
         yield DataLoader(
             dataset,
@@ -194,7 +197,7 @@ def _read(loader: Any, *, num_samples: int) -> _Epoch:
     first: tuple[NDArray[Any], ...] = ()
     num_read = 0
     try:
-        with progress_bar("streaming", unit="images", total=num_samples) as tell:
+        with progress_bar("streaming", unit="images", total=num_samples) as update:
             with _interrupts_held():
                 batches = iter(loader)
             for batch in batches:
@@ -202,9 +205,9 @@ def _read(loader: Any, *, num_samples: int) -> _Epoch:
                 first = first or columns
                 numbers.append(columns[-1])
                 num_read += len(columns[-1])
-                tell(num_read)
+                update(num_read)
     except SampleError as error:
-        # a DataLoader puts the worker's traceback in front
+        # a DataLoader prepends the worker's traceback to the message
         raise SampleError(str(error).strip().splitlines()[-1].removeprefix("mpload.errors.SampleError: ")) from error
     return _Epoch(
         numbers=np.concatenate(numbers), num_samples=num_samples, first=first, seconds=time.monotonic() - started
@@ -217,7 +220,7 @@ def _as_arrays(batch: Any) -> tuple[NDArray[Any], ...]:
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Let Ctrl-C wait: workers that are forked meanwhile never see one, and leave ending to their parent."""
+    """Block SIGINT inside the block. Workers forked there inherit that, so Ctrl-C reaches only their parent."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
@@ -233,17 +236,17 @@ def _ignore_interrupts(_: int) -> None:
 
 
 def _print_memory(processes: Sequence[ProcessMemory]) -> None:
-    table = Table("process", "private (USS)", "and its share of the rest (PSS)", box=None, pad_edge=False)
+    table = Table("process", "private memory (USS)", "with its share of shared memory (PSS)", box=None, pad_edge=False)
     for column in table.columns[1:]:
         column.justify = "right"
     for number, process in enumerate(processes):
         table.add_row(
-            process.name.removeprefix("mpload-") if number else "main",
+            process.name.removeprefix("mpload-") if number else "training process",
             format_bytes(process.uss_bytes),
             format_bytes(process.pss_bytes),
         )
     Console(highlight=False).print(table)
 
 
-def _say(what: str, told: str) -> None:
-    print(f"{what:9}{told}", flush=True)
+def _print_line(heading: str, text: str) -> None:
+    print(f"{heading:9}{text}", flush=True)

@@ -1,4 +1,4 @@
-"""What a check finds, written down as it is found."""
+"""The findings of a check, written to a file as they occur."""
 
 import json
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mpload.ingest.checking import Finding
-from mpload.units import format_count
+from mpload.units import format_count, format_counted
 
 __all__ = ["Findings", "write_findings"]
 
@@ -15,7 +15,7 @@ _NUM_SHOWN = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """How much was found, the first of it, and the file of JSON lines that has it all; None where nothing was found."""
+    """The number of findings, the first few of them, and the JSON lines file that lists all; None without findings."""
 
     num_findings: int
     first: tuple[Finding, ...]
@@ -23,9 +23,8 @@ class Findings:
 
     def __str__(self) -> str:
         if not self.num_findings:
-            return "checked: nothing is wrong"
-        noun = "finding" if self.num_findings == 1 else "findings"
-        lines = [f"checked: {format_count(self.num_findings)} {noun}, listed in {self.report}"]
+            return "checked: no problems found"
+        lines = [f"checked: {format_counted(self.num_findings, 'finding')}, listed in {self.report}"]
         lines += [f"  {finding}" for finding in self.first]
         if self.num_findings > len(self.first):
             lines.append(f"  and {format_count(self.num_findings - len(self.first))} more")
@@ -33,7 +32,7 @@ class Findings:
 
 
 def write_findings(findings: Iterable[Finding], report: Path) -> Findings:
-    """Write each finding to `report` as a line of JSON. An older report is replaced, or removed if nothing is found.
+    """Write each finding to `report` as a line of JSON. Replace an older report; delete it if there are no findings.
 
     Memory: constant.
     """

@@ -1,7 +1,7 @@
-"""A contact sheet: random samples of an index side by side, with their labels, as a PNG or as an HTML page.
+"""A contact sheet: random samples of an index with their labels, as a PNG or as an HTML page.
 
-A page shows names in every script, since the reader's browser draws them. The picture shows those that OpenCV's font
-has, and numbers in place of the others; `Sheet.unshown` says which name belongs to which number.
+An HTML page can show names in any script, because the browser renders them. A PNG shows only names that OpenCV's font
+can render, and the class number instead of any other name. `Sheet.unshown` maps these numbers to the names.
 """
 
 import textwrap
@@ -21,13 +21,13 @@ from mpload.plan.order import Shuffle
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
 from mpload.tools.pictures.pages import render_page
-from mpload.units import format_count
+from mpload.units import format_count, format_counted
 
 __all__ = ["Sheet", "Tile", "read_sheet"]
 
 _TILE = 176
-_PAGE_TILE = 2 * _TILE  # screens have finer pixels than CSS
-_MOST_ENLARGED = 2
+_PAGE_TILE = 2 * _TILE  # high-density screens have several pixels per CSS pixel
+_MAX_ENLARGEMENT = 2
 _GAP = 12
 _CAPTION = 40
 _BACKGROUND = (24, 26, 30)
@@ -38,21 +38,21 @@ _JPEG_QUALITY = 85
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """An image of a sample, and what is written below it."""
+    """An image of a sample, and its caption."""
 
     image: Pixels | str
-    """uint8 RGB [H, W, 3], at most 352 x 352, or why it cannot be shown."""
+    """uint8 RGB [H, W, 3], at most 352 x 352, or the reason why it cannot be shown."""
     number: str
-    """Of the class, where classes have numbers; else of the sample."""
+    """The class number, or `#` and the sample's number if classes are not numbered."""
     name: str
-    """Of the class; empty where it has none."""
+    """The class name; empty if it is not known."""
     facts: tuple[str, ...]
-    """The sample, the column where there are several, and the size of the image."""
+    """The sample's number, the column if there are several image columns, and the size of the image."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sheet:
-    """Tiles, and what they are taken from."""
+    """A title and its tiles."""
 
     title: str
     tiles: tuple[Tile, ...]
@@ -60,15 +60,15 @@ class Sheet:
 
     @property
     def unshown(self) -> dict[str, str]:
-        """The names that the picture cannot show, by the numbers that stand in their places."""
+        """The names that a PNG cannot show, keyed by the number that it shows instead."""
         names = {tile.number: tile.name for tile in self.tiles if not self.lettering.has(tile.name)}
         return dict(sorted(names.items(), key=lambda item: (len(item[0]), item[0])))
 
     def write(self, path: Path) -> None:
-        """Write the sheet as a page where `path` ends in `.html`, else as a PNG.
+        """Write the sheet as an HTML page if `path` ends in `.html`, otherwise as a PNG.
 
         Raises:
-            OSError: the file cannot be written.
+            OSError: The file cannot be written.
         """
         if path.suffix.lower() == ".html":
             path.write_text(self.to_html(), encoding="utf-8", errors="backslashreplace")
@@ -76,7 +76,7 @@ class Sheet:
             path.write_bytes(cv2.imencode(".png", cv2.cvtColor(self.to_pixels(), cv2.COLOR_RGB2BGR))[1].tobytes())
 
     def to_html(self) -> str:
-        """Return a page that is complete in itself."""
+        """Return a self-contained HTML page."""
         return render_page(
             "sheet.html.j2",
             title=self.title,
@@ -87,14 +87,14 @@ class Sheet:
                     "facts": tile.facts,
                     "reason": tile.image if isinstance(tile.image, str) else "",
                     "image": "" if isinstance(tile.image, str) else _data_url(tile.image),
-                    "width": 0 if isinstance(tile.image, str) else _MOST_ENLARGED * tile.image.shape[1],
+                    "width": 0 if isinstance(tile.image, str) else _MAX_ENLARGEMENT * tile.image.shape[1],
                 }
                 for tile in self.tiles
             ],
         )
 
     def to_pixels(self) -> Pixels:
-        """Return the tiles in rows, a picture about as wide as it is high: uint8 RGB [H, W, 3]."""
+        """Return a roughly square picture of the tiles in rows: uint8 RGB [H, W, 3]."""
         height, width = _TILE + _CAPTION, _TILE
         num_columns = min(len(self.tiles), round((len(self.tiles) * 1.4) ** 0.5) or 1)
         num_rows = -(-len(self.tiles) // num_columns)
@@ -115,9 +115,9 @@ class Sheet:
             for line, text in enumerate(textwrap.wrap(tile.image, width=21)[:7]):
                 write(mat, text, row=20 + 22 * line, colour=_ALARM, indent=8)
         else:
-            shown = _fitted(tile.image, side=_TILE, most=_MOST_ENLARGED)
-            top, left = (_TILE - shown.shape[0]) // 2, (_TILE - shown.shape[1]) // 2
-            mat[top : top + shown.shape[0], left : left + shown.shape[1]] = shown
+            fitted = _fitted(tile.image, side=_TILE, max_enlargement=_MAX_ENLARGEMENT)
+            top, left = (_TILE - fitted.shape[0]) // 2, (_TILE - fitted.shape[1]) // 2
+            mat[top : top + fitted.shape[0], left : left + fitted.shape[1]] = fitted
         title = f"{tile.number}  {tile.name}".strip() if self.lettering.has(tile.name) else tile.number
         write(pixels, title, row=_TILE + 16, colour=_BRIGHT)
         write(pixels, "  ".join(tile.facts), row=_TILE + 34, colour=_DIM)
@@ -125,9 +125,9 @@ class Sheet:
 
 
 def read_sheet(index: Index, *, num_tiles: int, seed: int) -> Sheet:
-    """Read random samples for a sheet.
+    """Read random samples for a sheet, with a tile for each image of a record.
 
-    Of a record with several images each has a tile. An image that cannot be shown leaves a tile that says why.
+    The tile of an image that cannot be shown says why.
     """
     sources = [column.name for column in index.columns if column.type.is_source]
     num_samples = min(len(index), max(1, num_tiles // len(sources)))
@@ -141,25 +141,25 @@ def read_sheet(index: Index, *, num_tiles: int, seed: int) -> Sheet:
             facts += [source] * (len(sources) > 1)
             if not isinstance(image, str):
                 facts.append(f"{image.shape[1]} x {image.shape[0]}")
-                image = _fitted(image, side=_PAGE_TILE, most=1)  # noqa: PLW2901  a thousand whole photographs are gigabytes
+                image = _fitted(image, side=_PAGE_TILE, max_enlargement=1)  # noqa: PLW2901  full-size photos would take gigabytes
             tiles.append(Tile(image=image, number=number, name=name, facts=tuple(facts)))
-    title = f"{index.path}: {format_count(num_samples)} of {format_count(len(index))} samples"
+    title = f"{index.path}: {format_count(num_samples)} of {format_counted(len(index), 'sample')}"
     return Sheet(title=title, tiles=tuple(tiles))
 
 
 def _images(pipeline: Pipeline, record: Record) -> list[Pixels | str]:
-    """Return each image of a record, or why it cannot be shown."""
+    """Return each image of a record, or the reason why it cannot be shown."""
     sources = [number for number, column in enumerate(record.columns) if column.type.is_source]
     try:
         made = pipeline.sample(record, seed=0, epoch=0)
     except MploadError as error:
         return [str(error.__cause__ or error)] * len(sources)
-    assert made is not None, "the policy raises"
+    assert made is not None, "the error policy raises"
     return [made[1][number] for number in sources]
 
 
 def _label(index: Index, record: Record) -> tuple[str, str]:
-    """Return the number and the name of a record's class; where classes have no numbers, the sample's number."""
+    """Return the number and name of a record's class, or the sample's number if classes are not numbered."""
     column = header_of(index).label_column
     if column is None:
         words = [str(cell) for cell, each in zip(record.cells, record.columns, strict=True) if each.name == "label"]
@@ -169,10 +169,10 @@ def _label(index: Index, record: Record) -> tuple[str, str]:
     return str(label), index.classes[label] if 0 <= label < len(index.classes) else ""
 
 
-def _fitted(image: Pixels, *, side: int, most: int) -> Pixels:
-    """Return the image in the size that fits a square, enlarged at most so many times."""
+def _fitted(image: Pixels, *, side: int, max_enlargement: int) -> Pixels:
+    """Return the image resized to fit a square, enlarged by at most `max_enlargement`."""
     height, width = image.shape[:2]
-    factor = min(side / height, side / width, most)
+    factor = min(side / height, side / width, max_enlargement)
     size = (max(1, round(width * factor)), max(1, round(height * factor)))
     fitted: Pixels = cv2.resize(image, size, interpolation=cv2.INTER_AREA if factor < 1 else cv2.INTER_CUBIC)  # type: ignore[assignment]
     return fitted

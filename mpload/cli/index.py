@@ -1,5 +1,6 @@
-"""`mpload index`: an index of a folder, a list, shards, or what lies below a URL."""
+"""`mpload index`: index a folder, a list, shards, or everything below a URL."""
 
+import math
 import time
 from pathlib import Path
 from typing import Annotated
@@ -12,45 +13,48 @@ from mpload.errors import ArgumentError
 from mpload.index.opening import open_index
 from mpload.ingest.build import build_index
 from mpload.ingest.folder_options import IMAGE_EXTENSIONS, FolderOptions
-from mpload.units import format_count, format_seconds
+from mpload.units import format_counted, format_seconds
 
 __all__ = ["index"]
+
+_SPLIT_FORM = "Write 0.9,0.1 or train=0.9,val=0.1"
 
 
 def index(
     sources: Annotated[
         list[str],
         typer.Argument(
-            metavar="SOURCE...",
+            metavar="SOURCE",
             help="A folder of images, a list or CSV, shards (tar, LMDB, TFRecord, Arrow, Parquet), or s3://BUCKET/PREFIX.",
         ),
     ],
     *,
     out: Annotated[Path, typer.Option("-o", "--out", help="The index to write.")],
     split: Annotated[
-        str | None, typer.Option(help="Write parts: 0.9,0.1 or train=0.9,val=0.1, by a hash of the path.")
+        str | None, typer.Option(help="Split by a hash of the path: 0.9,0.1 or train=0.9,val=0.1.")
     ] = None,
     relative: Annotated[
-        bool, typer.Option("--relative", help="Write the root relative to the index: both can move together.")
+        bool, typer.Option("--relative", help="Store the root relative to the index, so that both can be moved.")
     ] = False,
-    stat: Annotated[bool, typer.Option("--stat", help="Measure the size of every sample too.")] = False,
+    stat: Annotated[bool, typer.Option("--stat", help="Record the size of every sample too.")] = False,
     columns: Annotated[
-        str | None, typer.Option(help='Names and types: "image:path label:int"; "image:path" leaves labels out.')
+        str | None, typer.Option(help='Names and types: "image:path label:int", or "image:path" without labels.')
     ] = None,
     root: Annotated[str | None, typer.Option(help="The folder or URL that paths are relative to.")] = None,
     follow_links: Annotated[bool, typer.Option("--follow-links", help="Follow symbolic links.")] = False,
     hidden: Annotated[bool, typer.Option("--hidden", help="Include hidden files.")] = False,
-    extensions: Annotated[str | None, typer.Option(help="What counts as an image: .jpg,.png")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Threads that --stat asks for sizes with.")] = 8,
+    extensions: Annotated[str | None, typer.Option(help="Extensions of image files: .jpg,.png")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Threads that read sizes for --stat.")] = 8,
     as_json: AsJson = False,
 ) -> None:
     """Index a folder, a list, shards, or everything below a URL.
 
-    Folders of class folders get the order and class numbers of torchvision's ImageFolder. Shards are read in place.
+    A folder with one folder per class is ordered and numbered as by torchvision's ImageFolder. Shards stay where they
+    are.
     """
     endings = IMAGE_EXTENSIONS if extensions is None else tuple(extensions.lower().replace(",", " ").split())
     started = time.monotonic()
-    with progress_bar("indexing") as tell:
+    with progress_bar("indexing") as update:
         built = build_index(
             sources[0] if len(sources) == 1 else sources,
             out,
@@ -61,7 +65,7 @@ def index(
             relative=relative,
             with_sizes=stat,
             num_workers=workers,
-            progress=tell,
+            progress=update,
         )
     seconds = time.monotonic() - started
     indexes = [open_index(path) for path in (built if isinstance(built, tuple) else (built,))]
@@ -72,22 +76,24 @@ def index(
         ]
         print_json({"indexes": facts, "seconds": round(seconds, 3)})
     else:
-        parts = ", ".join(f"{made.path}: {format_count(len(made))} samples" for made in indexes)
+        parts = ", ".join(f"{made.path}: {format_counted(len(made), 'sample')}" for made in indexes)
         num_classes = len(indexes[0].classes)
-        classes = f" of {format_count(num_classes)} {'class' if num_classes == 1 else 'classes'}" if num_classes else ""
+        classes = f" of {format_counted(num_classes, 'class')}" if num_classes else ""
         print(f"{parts}{classes}, in {format_seconds(seconds)}")
 
 
 def _parts(text: str) -> dict[str, float] | list[float]:
-    """Read `0.9,0.1` or `train=0.9,val=0.1`."""
+    """Parse `0.9,0.1` or `train=0.9,val=0.1`."""
     pairs = [word.rpartition("=")[::2] for word in text.replace(",", " ").split()]
     try:
         fractions = [float(fraction) for _, fraction in pairs]
     except ValueError as error:
-        raise ArgumentError(f"--split {text!r}: {error}. Write 0.9,0.1 or train=0.9,val=0.1") from error
+        raise ArgumentError(f"--split {text!r}: not all fractions are numbers. {_SPLIT_FORM}") from error
+    if not math.isclose(total := math.fsum(fractions), 1, abs_tol=1e-6):
+        raise ArgumentError(f"--split {text!r}: the fractions must sum to 1, but sum to {total:g}. {_SPLIT_FORM}")
     names = [name for name, _ in pairs if name]
     if not names:
         return fractions
     if len(set(names)) < len(fractions):
-        raise ArgumentError(f"--split {text!r}: give every part a name of its own, or none: train=0.9,val=0.1")
+        raise ArgumentError(f"--split {text!r}: give each part a name of its own, or none a name. {_SPLIT_FORM}")
     return dict(zip(names, fractions, strict=True))

@@ -1,4 +1,4 @@
-"""`mpload inspect`: what is in an index, whether it is right, and what its samples look like."""
+"""`mpload inspect`: show the facts about an index, check its samples, and draw a contact sheet."""
 
 import os
 from pathlib import Path
@@ -26,26 +26,26 @@ __all__ = ["inspect"]
 def inspect(
     path: Annotated[Path, typer.Argument(metavar="INDEX", help="An index, or a plain list of `path label` lines.")],
     *,
-    records: Annotated[int, typer.Option(min=0, help="How many records to show.")] = 3,
+    records: Annotated[int, typer.Option(min=0, help="Number of records to show.")] = 3,
     check: Annotated[
-        bool, typer.Option("--check", help="Check every line, file and image; exit 1 on findings.")
+        bool, typer.Option("--check", help="Check every line, file and image; exit 1 if any has a problem.")
     ] = False,
     report: Annotated[
         Path | None,
         typer.Option(
-            help="Where --check lists what it finds, as JSON lines  [default: INDEX.findings.jsonl; in the working "
-            "folder where INDEX lies read-only]"
+            help="JSON lines file for the findings of --check.  [default: INDEX.findings.jsonl, in the working folder "
+            "if that of INDEX is read-only]"
         ),
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Threads that --check reads and decodes with.")] = 8,
+    workers: Annotated[int, typer.Option(min=1, help="Threads that read and decode for --check.")] = 8,
     grid: Annotated[Path | None, typer.Option(help="Draw random samples with their labels, as .png or .html.")] = None,
-    tiles: Annotated[int, typer.Option(min=1, max=1000, help="How many images --grid draws.")] = 48,
-    seed: Annotated[int, typer.Option(min=0, help="Which random samples --grid draws.")] = 0,
+    tiles: Annotated[int, typer.Option(min=1, max=1000, help="Number of images that --grid draws.")] = 48,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random choice of samples for --grid.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Show, check and preview an index."""
     if report is not None and not check:
-        raise ArgumentError("--report says where --check lists what it finds. Add --check")
+        raise ArgumentError("--report names the file for the findings of --check. Add --check")
     report = report or _default_report(path)
     check_output(report if check else None)
     check_picture(grid, suffixes=(".png", ".html"))
@@ -58,27 +58,27 @@ def inspect(
         findings = write_findings(check_lines(path), report)
         if not findings.num_findings:
             raise
-        told = f"{path}: its lines alone were checked. Fix them: samples can be read once it opens"
-        _show({"path": path}, told, findings, as_json=as_json)
+        text = f"{path}: only its lines were checked. Correct them first; samples can be checked once the index opens"
+        _show({"path": path}, text, findings, as_json=as_json)
     else:
         summary = summarise(index, is_fresh=is_fresh, num_records=records)
         if check:
-            with progress_bar("checking", total=len(index)) as tell:
-                found = check_index(index, decode=ImageDecoder(), num_workers=workers, progress=tell)
+            with progress_bar("checking", total=len(index)) as update:
+                found = check_index(index, decode=ImageDecoder(), num_workers=workers, progress=update)
                 findings = write_findings(found, report)
-        facts, told = summary.to_dict(), str(summary)
+        facts, text = summary.to_dict(), str(summary)
         if grid is not None:
             sheet = read_sheet(index, num_tiles=tiles, seed=seed)
             sheet.write(grid)
-            told += f"\n{_tell_sheet(sheet, grid)}"
+            text += f"\n{_sheet_text(sheet, grid)}"
             facts["grid"] = {"path": str(grid), "unshown": sheet.unshown}
-        _show(facts, told, findings, as_json=as_json)
+        _show(facts, text, findings, as_json=as_json)
     if findings is not None and findings.num_findings:
         raise typer.Exit(1)
 
 
 def _default_report(path: Path) -> Path:
-    """Return the file beside the index, or in the working folder where that may not be written to."""
+    """Return the report beside the index, or in the working folder if the folder of the index is read-only."""
     beside = Path(f"{path}.findings.jsonl")
     return beside if os.access(beside.parent, os.W_OK) else Path(beside.name)
 
@@ -102,13 +102,11 @@ def _show(facts: dict[str, Any], text: str, findings: Findings | None, *, as_jso
         print(f"\n{findings}")
 
 
-def _tell_sheet(sheet: Sheet, path: Path) -> str:
-    """Return where the contact sheet is, and the names that it cannot show."""
+def _sheet_text(sheet: Sheet, path: Path) -> str:
+    """Return the path of the contact sheet, and the names that it cannot show."""
     lines = [f"contact sheet {path}"]
     if path.suffix.lower() != ".html" and sheet.unshown:
         page = path.with_suffix(".html").name
-        lines.append(
-            f"Its font lacks letters of these names, so it shows their numbers; `--grid {page}` shows all names:"
-        )
+        lines.append(f"Its font cannot draw these names, so it shows their numbers. `--grid {page}` shows all names:")
         lines += [f"{number:>11}  {name}" for number, name in sheet.unshown.items()]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""What `doctor` and `tune` are told about a job: the index, its decoder and its transform."""
+"""Open the index, and import the decoder and the transform, that are named on the command line."""
 
 import importlib
 import sys
@@ -28,19 +28,19 @@ def opened(path: Path) -> Index:
 
 
 def decoder_of(name: str | None) -> Callable[..., Any]:
-    """Return the decoder called `module:object`; None: random crops of 224 pixels, as for training."""
+    """Return the decoder named `module:object`. The default is a random crop of 224 pixels, as for training."""
     return RandomResizedCrop(_CROP) if name is None else named_object(name, option="--decode")
 
 
 def named_object(name: str, *, option: str) -> Callable[..., Any]:
-    """Return the callable that `module:object` names; modules of the working directory count.
+    """Return the callable named `module:object`. Modules in the working directory are found too.
 
     Raises:
-        ArgumentError: there is no such thing, or it is no callable.
+        ArgumentError: There is no such module or object, or it is not callable.
     """
     module_name, _, path = name.partition(":")
     if not module_name or not path:
-        raise ArgumentError(f"{option} {name}: write module:object, such as mydata:transform")
+        raise ArgumentError(f"{option} {name}: is not of the form module:object. Write, for example, mydata:transform")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
@@ -50,6 +50,8 @@ def named_object(name: str, *, option: str) -> Callable[..., Any]:
     except (ImportError, AttributeError) as error:
         raise ArgumentError(f"{option} {name}: {error}. Is it installed, or in the working directory?") from error
     if not callable(found):
-        raise ArgumentError(f"{option} {name}: is a {type(found).__name__}, no callable")
+        raise ArgumentError(
+            f"{option} {name}: a {type(found).__name__} is not callable. Name a function or an object with __call__"
+        )
     called: Callable[..., Any] = found
     return called

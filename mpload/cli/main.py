@@ -1,4 +1,4 @@
-"""The app, and what becomes of errors: one line on stderr and an exit code."""
+"""The app. It reports each error as one line on stderr and an exit code."""
 
 import os
 import sys
@@ -29,28 +29,44 @@ _FAILURE, _USAGE, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 130, 141
 
 
 class _Commands(TyperGroup):
-    """The commands, with every error that a user can mend told in one line."""
+    """The group of commands. It reports every error that a user can correct in one line."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
-        except BrokenPipeError:  # `mpload inspect x | head -1`: what reads has read enough
+        except BrokenPipeError:  # `mpload inspect x | head -1`: the reader has closed the pipe
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(_BROKEN_PIPE)
         except KeyboardInterrupt:
-            _complain("interrupted")
+            _print_error("interrupted")
             sys.exit(_INTERRUPTED)
+        except typer.BadParameter as error:
+            error.message = _plain_reason(error)
+            raise
         except ArgumentError as error:
-            _complain(str(error))
+            _print_error(str(error))
             sys.exit(_USAGE)
         except MploadError as error:
-            _complain(str(error))
+            _print_error(str(error))
             sys.exit(_FAILURE)
         except OSError as error:
-            _complain(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+            _print_error(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
             sys.exit(_FAILURE)
         return result
+
+
+def _plain_reason(error: typer.BadParameter) -> str:
+    """Return why a value was refused, with the value in it: `'x' should be a valid integer`.
+
+    Typer validates values with pydantic, and passes on messages such as `Input should be a valid integer, unable to
+    parse string as an integer` and `Value error, 'zip' is not one of 'tar', 'lmdb'.`
+    """
+    problems = getattr(error.__cause__, "errors", list)()
+    if not problems:
+        return error.message
+    reason = str(problems[0]["msg"]).removeprefix("Value error, ").partition(", unable to parse")[0]
+    return reason.replace("Input", repr(problems[0]["input"]), 1)
 
 
 app = typer.Typer(
@@ -66,8 +82,8 @@ app.add_typer(cache, name="cache")
 app.add_typer(bench, name="bench")
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
         print(f"mpload {mpload.__version__}")
         raise typer.Exit
 
@@ -79,25 +95,25 @@ def options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Index image data sets, and stream them into PyTorch in constant memory.
+    """Index image datasets, and stream them into PyTorch in constant memory.
 
-    Exit codes: 0 fine, 1 findings or a failure, 2 wrong usage, 130 interrupted.
+    Exit codes: 0 success, 1 findings or a failure, 2 wrong usage, 130 interrupted.
     """
 
 
 def main() -> None:
     """Run the command line."""
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # names that are not UTF-8
-    warnings.showwarning = _warn  # type: ignore[assignment]  # of what it is told, the message is enough
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # file names need not be UTF-8
+    warnings.showwarning = _warn  # type: ignore[assignment]  # shows the message only
     app(prog_name="mpload")
 
 
 def _warn(message: Warning | str, *_: object) -> None:
-    _complain(f"warning: {message}")
+    _print_error(f"warning: {message}")
 
 
-def _complain(message: str) -> None:
+def _print_error(message: str) -> None:
     print(f"mpload: {' '.join(message.split())}", file=sys.stderr)
 
 

@@ -1,4 +1,4 @@
-"""`mpload merge`: several indexes as one."""
+"""`mpload merge`: concatenate several indexes."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,24 +9,24 @@ from mpload.cli.reports import AsJson, print_json
 from mpload.cli.terminal import progress_bar
 from mpload.index.opening import open_index
 from mpload.ingest.merge import merge_indexes
-from mpload.units import format_count
+from mpload.units import format_counted
 
 __all__ = ["merge"]
 
 
 def merge(
-    sources: Annotated[list[Path], typer.Argument(metavar="INDEX...", help="Indexes with the same columns.")],
+    sources: Annotated[list[Path], typer.Argument(metavar="INDEX", help="Indexes with the same columns.")],
     *,
     out: Annotated[Path, typer.Option("-o", "--out", help="The index to write.")],
     relative: Annotated[
-        bool, typer.Option("--relative", help="Write the root relative to the index: both can move together.")
+        bool, typer.Option("--relative", help="Store the root relative to the index, so that both can be moved.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Concatenate indexes."""
-    with progress_bar("merging") as tell:
-        index = open_index(merge_indexes(sources, out, relative=relative, progress=tell))
+    """Concatenate indexes that have the same columns."""
+    with progress_bar("merging") as update:
+        index = open_index(merge_indexes(sources, out, relative=relative, progress=update))
     if as_json:
         print_json({"path": index.path, "num_samples": len(index), "root": index.root})
     else:
-        print(f"{index.path}: {format_count(len(index))} samples of {format_count(len(sources))} indexes")
+        print(f"{index.path}: {format_counted(len(index), 'sample')} from {format_counted(len(sources), 'index')}")

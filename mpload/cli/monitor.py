@@ -1,4 +1,4 @@
-"""`mpload monitor`: run a command, or attach to a process, and see what memory its tree takes."""
+"""`mpload monitor`: run a command, or attach to a process, and measure the memory of its process tree."""
 
 import math
 import signal
@@ -22,45 +22,46 @@ from mpload.errors import ArgumentError, MploadError
 from mpload.memory.machine import SystemUsage
 from mpload.memory.monitor import MemoryMonitor, Reading, write_csv, write_parquet
 from mpload.memory.usage import ProcessMemory
-from mpload.units import format_bytes, format_seconds
+from mpload.units import format_bytes, format_counted, format_seconds
 
 __all__ = ["monitor"]
 
-_SHOWN_PROCESSES = 20
+_MAX_SHOWN_PROCESSES = 20
 
 
 def monitor(
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- COMMAND...]", help="What to run under the monitor.")
+        list[str] | None, typer.Argument(metavar="-- COMMAND", help="The command to run and monitor.")
     ] = None,
     *,
-    pid: Annotated[int | None, typer.Option(help="Attach to a process in place of a command.")] = None,
-    interval: Annotated[float, typer.Option(help="Seconds between two readings.")] = 1.0,
-    csv: Annotated[Path | None, typer.Option(help="Write every reading, a line per process.")] = None,
-    parquet: Annotated[Path | None, typer.Option(help="Write the same as a Parquet file.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw memory over time, stacked by role, as a PNG.")] = None,
+    pid: Annotated[int | None, typer.Option(min=1, help="Attach to this process instead of running a command.")] = None,
+    interval: Annotated[float, typer.Option(help="Seconds between readings.")] = 1.0,
+    csv: Annotated[Path | None, typer.Option(help="Write all readings as CSV, one line per process.")] = None,
+    parquet: Annotated[Path | None, typer.Option(help="Write all readings as a Parquet file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Plot memory over time, stacked by role, as a PNG.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Watch the memory of a command and its child processes. Exits with the command's exit code.
+    """Watch the memory of a command and its child processes.
 
-    A SIGTERM is passed on to the command. With --json, what the command prints goes to stderr.
+    Exits with the exit code of the command. SIGTERM is passed on to the command. With --json, the output of the command
+    goes to stderr.
 
-    Look at PSS: its sum is what they take together. RSS counts a page once for each process that shares it.
+    Look at PSS, whose sum is the memory of all processes together. RSS counts a shared page once for every process.
     """
     if (pid is None) == (not command):
-        raise ArgumentError("give a command after `--`, or --pid, not both: mpload monitor -- python train.py")
+        raise ArgumentError("give either a command after `--` or --pid: mpload monitor -- python train.py")
     if not 0 < interval < math.inf:
-        raise ArgumentError(f"--interval must be positive, got {interval}")
+        raise ArgumentError(f"--interval must be a positive number of seconds, got {interval}")
     for path in (csv, parquet):
         check_output(path)
     check_plot(plot)
-    with prints_on_stderr(wanted=as_json):
+    with prints_on_stderr(is_wanted=as_json):
         process = None if command is None else _start(command)
-    with nullcontext() if process is None else _signals_left_to(process):
+    with nullcontext() if process is None else _signals_forwarded_to(process):
         try:
             watched = MemoryMonitor(process.pid if process else pid, interval_seconds=interval)
         except psutil.NoSuchProcess as error:
-            raise MploadError(f"--pid {pid}: there is no such process") from error
+            raise MploadError(f"--pid {pid}: there is no such process. `ps -e` lists all processes") from error
         parents: dict[int, int] = {}
         exit_code = _watch(watched, process, parents)
     if as_json:
@@ -81,12 +82,12 @@ def _start(command: list[str]) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(command)
     except OSError as error:
-        raise MploadError(f"{command[0]}: {error.strerror}. Nothing was run") from error
+        raise MploadError(f"{command[0]}: {error.strerror}. Check the command after `--`; nothing was run") from error
 
 
 @contextmanager
-def _signals_left_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Let a process decide what becomes of it: it hears Ctrl-C from the terminal, a scheduler's SIGTERM from here."""
+def _signals_forwarded_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Leave it to a process when to end. It gets Ctrl-C from the terminal; a SIGTERM to this process is forwarded."""
     interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
     terminated = signal.signal(signal.SIGTERM, lambda number, _: process.send_signal(number))
     try:
@@ -97,7 +98,7 @@ def _signals_left_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _watch(watched: MemoryMonitor, process: subprocess.Popen[bytes] | None, parents: dict[int, int]) -> int:
-    """Read until the process ends; note the parent of each process in `parents`."""
+    """Take readings until the process ends, and return its exit code. Record the parent of every process."""
     console = Console(stderr=True)
     try:
         with (
@@ -119,7 +120,7 @@ def _watch(watched: MemoryMonitor, process: subprocess.Popen[bytes] | None, pare
                 with suppress(subprocess.TimeoutExpired):
                     code = process.wait(watched.interval_seconds)
                     return code if code >= 0 else 128 - code
-    except KeyboardInterrupt:  # of a process that was attached to: it goes on
+    except KeyboardInterrupt:  # ends the monitoring; a process that was attached to keeps running
         return 0
 
 
@@ -131,16 +132,16 @@ def _table(reading: Reading) -> Table:
     for heading in ("PSS", "USS", "RSS", "swap"):
         table.add_column(heading, justify="right")
     largest = sorted(reading.processes, key=lambda process: -process.pss_bytes)
-    for process in largest[:_SHOWN_PROCESSES]:
+    for process in largest[:_MAX_SHOWN_PROCESSES]:
         table.add_row(f"{process.name} {process.pid}", *map(format_bytes, _figures(process)))
     table.add_row(reading.total.name, *map(format_bytes, _figures(reading.total)), style="bold")
     return table
 
 
 def _usage(usage: SystemUsage) -> str:
-    of_all = f"{format_bytes(usage.anonymous_bytes)} anonymous, {format_bytes(usage.shmem_bytes)} shared memory"
     return (
-        f"of {format_bytes(usage.limit_bytes)}: {of_all}, {format_bytes(usage.file_bytes)} page cache, "
+        f"of {format_bytes(usage.limit_bytes)}: {format_bytes(usage.anonymous_bytes)} anonymous, "
+        f"{format_bytes(usage.shmem_bytes)} shared memory, {format_bytes(usage.file_bytes)} page cache, "
         f"{format_bytes(usage.dev_shm_bytes)} in /dev/shm"
     )
 
@@ -169,8 +170,8 @@ def _facts(watched: MemoryMonitor, exit_code: int) -> dict[str, Any]:
 def _summary(watched: MemoryMonitor) -> str:
     peak = watched.peak
     summary = (
-        f"peak of {_num_processes(watched)} processes: PSS {format_bytes(peak.pss_bytes)}, "
+        f"peak of {format_counted(_num_processes(watched), 'process')}: PSS {format_bytes(peak.pss_bytes)}, "
         f"USS {format_bytes(peak.uss_bytes)}, "
-        f"RSS {format_bytes(peak.rss_bytes)} (shared pages counted in every process)"
+        f"RSS {format_bytes(peak.rss_bytes)} (counts shared pages once per process)"
     )
-    return "\n".join([summary, *(f"leak? {process}" for process in watched.growth())])
+    return "\n".join([summary, *(f"possible leak: {process}" for process in watched.growth())])

@@ -1,4 +1,4 @@
-"""The plot of `mpload monitor`: memory over time, stacked by what processes are for."""
+"""The plot of `mpload monitor`: memory over time, stacked by the role of each process."""
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -20,22 +20,22 @@ from mpload.tools.pictures.figures import (
     set_byte_axis,
     set_time_axis,
 )
-from mpload.units import format_bytes
+from mpload.units import format_bytes, format_counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["Role", "draw_memory_over_time", "find_roles"]
 
-_LIMIT_IN_SIGHT = 4  # times the highest figure; beyond that all else would be a thin line
+_MAX_LIMIT_RATIO = 4  # a limit beyond this multiple of the peak would flatten the plot, so it is not drawn
 _WORKER_NAMES = ("mpload-worker", "pt_data_worker")
 
 
 class Role(StrEnum):
-    """What a process is for."""
+    """The role of a process."""
 
     MAIN = "main process"
-    """The root of a tree without workers."""
+    """The root of a process tree without workers."""
     TRAINING = "training process"
     ZYGOTE = "zygote"
     WORKER = "worker"
@@ -46,18 +46,18 @@ _COLOURS: Final = {Role.MAIN: BLUE, Role.TRAINING: BLUE, Role.ZYGOTE: PINK, Role
 
 
 def find_roles(readings: Sequence[Reading], *, root_pid: int, parents: Mapping[int, int]) -> dict[int, Role]:
-    """Return the role of every process by its pid.
+    """Return the role of every process, keyed by PID.
 
-    Workers and zygotes have names of their own. The process that has started one of them trains.
+    Workers and zygotes are recognised by their process names. A process that started one of them is a training process.
 
     Args:
-        readings: in which processes were seen.
-        root_pid: the root of the tree.
-        parents: the pid of each process's parent, as far as it is known.
+        readings: The readings that list the processes.
+        root_pid: The PID of the root of the process tree.
+        parents: The PID of the parent of each process, where it is known.
     """
     roles = {}
     for reading in readings:
-        for process in reading.processes:  # a process may change its name: the latest counts
+        for process in reading.processes:  # a process may change its name: the last one counts
             is_worker = process.name.startswith(_WORKER_NAMES)
             is_zygote = process.name.startswith("mpload-zygote")
             roles[process.pid] = Role.WORKER if is_worker else Role.ZYGOTE if is_zygote else Role.OTHER
@@ -70,7 +70,7 @@ def find_roles(readings: Sequence[Reading], *, root_pid: int, parents: Mapping[i
 def draw_memory_over_time(
     readings: Sequence[Reading], growth: Sequence[Growth], path: Path, *, roles: Mapping[int, Role]
 ) -> None:
-    """Write a PNG of the PSS of each role, stacked, of the RSS of all, and of the limit where it is in sight."""
+    """Write a PNG of the PSS of each role, stacked, the total RSS, and the memory limit if it is near the peak."""
     with new_figure(path, width=9, height=5) as figure:
         _draw(figure.add_subplot(), readings, growth, roles)
 
@@ -80,11 +80,11 @@ def _draw(axes: "Axes", readings: Sequence[Reading], growth: Sequence[Growth], r
     used = [role for role in Role if role in roles.values()]
     bands = {role: [_pss_bytes(reading, role, roles) for reading in readings] for role in used}
     totals = [sum(sizes) for sizes in zip(*bands.values(), strict=True)]
-    peak = max(range(len(readings)), key=lambda at: totals[at])
+    peak = max(range(len(readings)), key=lambda number: totals[number])
     rss = [reading.total.rss_bytes for reading in readings]
     highest = max(*rss, totals[peak], 1)
     limit = next((reading.usage.limit_bytes for reading in reversed(readings) if reading.usage), None)
-    is_limit_shown = limit is not None and limit < _LIMIT_IN_SIGHT * highest
+    is_limit_shown = limit is not None and limit < _MAX_LIMIT_RATIO * highest
     top = max(highest, limit) if limit is not None and is_limit_shown else highest
     set_time_axis(axes, seconds[-1])
     set_byte_axis(axes, top)
@@ -94,19 +94,18 @@ def _draw(axes: "Axes", readings: Sequence[Reading], growth: Sequence[Growth], r
     names, below = [], 0.0
     for role, sizes in bands.items():
         num = max(sum(roles[process.pid] is role for process in reading.processes) for reading in readings)
-        who = str(role) if num < 2 else f"{num} {role}{'es' if role.endswith('s') else 's'}"
-        text = f"{who}: {format_bytes(max(sizes))}"
+        name = str(role) if num < 2 else format_counted(num, role)
+        text = f"{name}: {format_bytes(max(sizes))}"
         names.append(LineName(text=text, colour=_COLOURS[role], x=end, y=below + sizes[peak] / 2))
         below += sizes[peak]
-    names.append(LineName(text="RSS, shared pages repeated", colour=INK, x=end, y=max(rss)))
+    names.append(LineName(text="RSS (repeats shared pages)", colour=INK, x=end, y=max(rss)))
     about = "PSS, stacked by role, with the peak of each role"
     if limit is not None and is_limit_shown:
         axes.axhline(limit, color=VERMILION, linewidth=1.5)
         names.append(LineName(text=f"limit: {format_bytes(limit)}", colour=VERMILION, x=end, y=limit))
     elif limit is not None:
         about += f". Limit: {format_bytes(limit)}"
-    num_processes = len(readings[peak].processes)
-    finding = f"At most {format_bytes(totals[peak])}, in {num_processes} process{'es' * (num_processes > 1)}"
+    finding = f"At most {format_bytes(totals[peak])}, in {format_counted(len(readings[peak].processes), 'process')}"
     if growth:
         finding = f"{growth[0].name} (pid {growth[0].pid}) grows by {format_bytes(60 * growth[0].bytes_per_second)}/min"
     add_titles(axes, finding, about)

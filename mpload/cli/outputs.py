@@ -1,4 +1,4 @@
-"""Whether what is asked for can be written, asked before an hour of measuring."""
+"""Checks that output files can be written. Commands call them before they start to measure."""
 
 import importlib
 import os
@@ -11,26 +11,26 @@ __all__ = ["check_output", "check_picture", "check_plot"]
 
 
 def check_output(path: Path | None) -> None:
-    """See that a file can be written to `path`; None is no file.
+    """Check that a file can be written to `path`. None means that no file is wanted.
 
     Raises:
-        ArgumentError: It is a folder, or its folder is missing, or one of them may not be written to.
+        ArgumentError: `path` is a folder, its parent folder is missing, or it is not writable.
     """
     if path is None:
         return
     if path.is_dir():
-        raise ArgumentError(f"{path}: is a folder. Name a file in it")
+        raise ArgumentError(f"{path} is a folder. Name a file in it")
     if not path.parent.is_dir():
-        raise ArgumentError(f"{path}: the folder {path.parent} does not exist. Make it, or name another")
+        raise ArgumentError(f"{path}: the folder {path.parent} does not exist. Create it, or name another folder")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ArgumentError(f"{path}: may not be written to. Name another file")
+        raise ArgumentError(f"{path} is not writable. Name another file")
 
 
 def check_picture(path: Path | None, *, suffixes: Sequence[str] = (".png",)) -> None:
-    """See that a picture can be written to `path`; None is no picture.
+    """Check that a picture can be written to `path`. None means that no picture is wanted.
 
     Raises:
-        ArgumentError: It does not end in one of the suffixes, or cannot be written.
+        ArgumentError: `path` does not end in one of the suffixes, or cannot be written.
     """
     if path is not None and path.suffix.lower() not in suffixes:
         names = " or ".join(path.with_suffix(suffix).name for suffix in suffixes)
@@ -39,10 +39,10 @@ def check_picture(path: Path | None, *, suffixes: Sequence[str] = (".png",)) -> 
 
 
 def check_plot(path: Path | None) -> None:
-    """See that a PNG can be drawn to `path`; None is no plot.
+    """Check that a plot can be written to `path` as a PNG. None means that no plot is wanted.
 
     Raises:
-        ArgumentError: It does not end in `.png`, or cannot be written.
+        ArgumentError: `path` does not end in `.png`, or cannot be written.
         MploadError: matplotlib is not installed.
     """
     check_picture(path)

@@ -1,4 +1,4 @@
-"""`mpload pack`: an index's samples as tar shards or LMDB files."""
+"""`mpload pack`: write the samples of an index into tar shards or LMDB files."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +9,7 @@ from mpload.cli.loading import opened
 from mpload.cli.reports import AsJson, print_json
 from mpload.cli.terminal import progress_bar
 from mpload.tools.pack.packing import PackOptions, ShardFormat, pack_index, verify_pack
-from mpload.units import format_bytes, format_count, parse_bytes
+from mpload.units import format_bytes, format_counted, parse_bytes
 
 __all__ = ["pack"]
 
@@ -17,24 +17,32 @@ __all__ = ["pack"]
 def pack(
     path: Annotated[Path, typer.Argument(metavar="INDEX", help="An index, or a plain list of `path label` lines.")],
     *,
-    out: Annotated[Path, typer.Option("-o", "--out", help="The folder for shards and their index.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The folder for the shards and their index.")],
     size: Annotated[str, typer.Option(help="Approximate size of a shard.")] = "1GiB",
     shard_format: Annotated[
-        ShardFormat, typer.Option("--format", help="tar, or lmdb: values by key in data files of LMDB.")
+        ShardFormat,
+        typer.Option("--format", help="tar files, or lmdb: LMDB data files that hold the same members by key."),
     ] = ShardFormat.TAR,
     shuffle: Annotated[
         int | None, typer.Option(metavar="SEED", help="Shuffle the samples once, with this seed.")
     ] = None,
     resize_short: Annotated[
-        int | None, typer.Option(help="Shrink images so that the shorter side has this many pixels.")
+        int | None, typer.Option(help="Shrink larger images to this many pixels on the shorter side.")
     ] = None,
-    quality: Annotated[int, typer.Option(help="JPEG quality for --resize-short.")] = 90,
-    decode: Annotated[int | None, typer.Option(metavar="SIZE", help="Store SIZE x SIZE raw pixels, as .npy.")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Processes; what they write does not depend on it.")] = 1,
-    verify: Annotated[bool, typer.Option("--verify", help="Compare a finished pack with what INDEX makes.")] = False,
+    quality: Annotated[int, typer.Option(help="JPEG quality for --resize-short, 1 to 100.")] = 90,
+    decode: Annotated[
+        int | None,
+        typer.Option(metavar="SIZE", help="Store the middle of each image as SIZE x SIZE raw pixels, as .npy."),
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes. The output does not depend on their number.")] = 1,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check a finished pack against INDEX, byte for byte.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write samples into tar shards, which any tar tool and WebDataset read, or LMDB files, with an index of them.
+    """Write samples into tar shards or LMDB files.
+
+    Also writes an index of the shards. Any tar tool and WebDataset can read tar shards.
 
     If interrupted, run the same command again to continue.
     """
@@ -47,17 +55,18 @@ def pack(
         decode=decode,
     )
     source = opened(path)
-    with progress_bar("verifying" if verify else "packing", total=len(source)) as tell:
+    with progress_bar("verifying" if verify else "packing", total=len(source)) as update:
         if verify:
-            verify_pack(source, out, options, num_workers=workers, progress=tell)
+            verify_pack(source, out, options, num_workers=workers, progress=update)
             made = out / "index.txt"
         else:
-            made = pack_index(source, out, options, num_workers=workers, progress=tell)
+            made = pack_index(source, out, options, num_workers=workers, progress=update)
     shards = sorted(out.glob(f"shard-*.{shard_format}"))
     shards_bytes = sum(shard.stat().st_size for shard in shards)
     if as_json:
         facts = {"path": made, "num_samples": len(source), "num_shards": len(shards), "shards_bytes": shards_bytes}
         print_json(facts | {"is_verified": verify})
         return
-    done = "verified" if verify else str(made)
-    print(f"{done}: {format_count(len(source))} samples in {len(shards)} shards, {format_bytes(shards_bytes)}")
+    name = "verified" if verify else str(made)
+    content = f"{format_counted(len(source), 'sample')} in {format_counted(len(shards), 'shard')}"
+    print(f"{name}: {content}, {format_bytes(shards_bytes)}")

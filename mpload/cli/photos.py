@@ -1,4 +1,4 @@
-"""Landscapes that never were: JPEGs like photographs in size, detail and cost of decoding, made from a seed."""
+"""Synthetic landscapes, made from a seed: JPEGs that resemble photographs in size, detail and decoding cost."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ _Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scene:
-    """The colours of a kind of landscape, RGB from 0 to 255."""
+    """The colours of one kind of landscape, as RGB from 0 to 255."""
 
     zenith: _Colour
     horizon: _Colour
     near: _Colour
     sun: _Colour
     haze: float
-    """How much of the horizon's colour distance lends to the hills, 0 to 1."""
+    """How strongly distant hills take on the colour of the horizon, from 0 to 1."""
 
 
 SCENES = {
@@ -36,20 +36,20 @@ SCENES = {
     "night": _Scene(zenith=(6, 10, 30), horizon=(38, 60, 104), near=(4, 8, 14), sun=(226, 232, 246), haze=0.7),
     "snow": _Scene(zenith=(84, 140, 204), horizon=(214, 230, 242), near=(176, 194, 222), sun=(255, 252, 236), haze=0.6),
 }
-"""What is shown, by the name of its class."""
+"""The scenes, keyed by class name."""
 
 _NUM_HILLS = 5
 _JPEG_QUALITY = 90
 
 
 def make_photos(folder: Path, *, num_images: int, seed: int, progress: Callable[[int], None]) -> None:
-    """Write `folder/<scene>/<number>.jpg`; the same arguments write the same bytes.
+    """Write `folder/<scene>/<number>.jpg`. The same arguments always write the same bytes.
 
     Args:
-        folder: where the classes' folders are made.
-        num_images: how many photographs, spread evenly over the scenes.
-        seed: of everything random in them.
-        progress: told how many are written.
+        folder: The folder in which one folder for each class is created.
+        num_images: The number of photographs, spread evenly over the scenes.
+        seed: The seed of everything random in the photographs.
+        progress: Called with the number of photographs written so far.
     """
     names = list(SCENES)
     for name in names[:num_images]:
@@ -63,7 +63,7 @@ def make_photos(folder: Path, *, num_images: int, seed: int, progress: Callable[
 
 
 def photo(scene: str, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Return a landscape, uint8 RGB [H, W, 3], in one of the sizes that ImageNet has: mostly 500 x 375 pixels."""
+    """Return a landscape, uint8 RGB [H, W, 3]. Sizes are distributed as in ImageNet: mostly 500 x 375 pixels."""
     height, width = _size(rng)
     colours = SCENES[scene]
     rows = np.linspace(0, 1, height, dtype=np.float32)[:, None, None]
@@ -103,13 +103,13 @@ def _between(first: _Colour, last: _Colour, part: _Floats | float) -> _Floats:
 
 
 def _fractal(height: int, width: int, rng: np.random.Generator, *, roughness: float) -> _Floats:
-    """Return noise with about the 1/f spectrum of natural images, float32 [height, width], mostly in [-1, 1].
+    """Return noise with roughly the 1/f spectrum of natural images, float32 [height, width], mostly in [-1, 1].
 
     Args:
-        height: rows.
-        width: columns.
-        rng: what it is made from.
-        roughness: how much of the detail is fine, 0 to 1.
+        height: The number of rows.
+        width: The number of columns.
+        rng: The source of randomness.
+        roughness: The amount of fine detail, from 0 to 1.
     """
     total = np.zeros((height, width), np.float32)
     cell = max(height, width) // 2
@@ -122,7 +122,7 @@ def _fractal(height: int, width: int, rng: np.random.Generator, *, roughness: fl
 
 
 def _hills(height: int, width: int, rng: np.random.Generator) -> Iterator[tuple[int, float, _Floats]]:
-    """Yield hills from far to near: their highest row, how far they are (0 to 1), and the skyline, float32 [width]."""
+    """Yield each range of hills from far to near: its highest row, distance (0 to 1) and skyline, float32 [width]."""
     top = rng.uniform(0.35, 0.6)
     for hill in range(_NUM_HILLS):
         nearness = hill / (_NUM_HILLS - 1)

@@ -1,4 +1,4 @@
-"""`mpload plan`: what a job needs of storage and cores, by arithmetic alone."""
+"""`mpload plan`: calculate what a job needs of storage and cores."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -17,17 +17,22 @@ __all__ = ["plan"]
 def plan(
     *,
     batch_size: Annotated[int, typer.Option(help="Samples per batch and GPU.")],
-    step_time: Annotated[float, typer.Option(help="Seconds of a training step when data is there.")],
-    gpus: Annotated[int, typer.Option(help="GPUs of a job.")] = 1,
-    jobs: Annotated[int, typer.Option(help="Jobs that read the same storage at once.")] = 1,
+    step_time: Annotated[float, typer.Option(help="Seconds per training step once data is ready.")],
+    gpus: Annotated[int, typer.Option(help="GPUs per job.")] = 1,
+    jobs: Annotated[int, typer.Option(help="Jobs that read the same storage at the same time.")] = 1,
     sample_size: Annotated[str | None, typer.Option(help="Mean size of a stored sample, such as 110KB.")] = None,
-    iops: Annotated[float | None, typer.Option(help="Random reads a second that the storage gives.")] = None,
-    bandwidth: Annotated[str | None, typer.Option(help="Bytes a second that the storage gives, such as 500MB.")] = None,
-    cores: Annotated[int | None, typer.Option(help="Cores that make samples.")] = None,
-    core_us: Annotated[float | None, typer.Option(help="Microseconds of a core to make one sample.")] = None,
+    iops: Annotated[float | None, typer.Option(help="Random reads per second that the storage delivers.")] = None,
+    bandwidth: Annotated[
+        str | None, typer.Option(help="Bytes per second that the storage delivers, such as 500MB.")
+    ] = None,
+    cores: Annotated[int | None, typer.Option(help="Cores available to the workers.")] = None,
+    core_us: Annotated[float | None, typer.Option(help="Microseconds that one core takes per sample.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare what a training job needs with what a machine has, without reading data."""
+    """Compare what a job needs with what a machine offers.
+
+    This is arithmetic only: no data is read. `mpload doctor` measures instead.
+    """
     demand = Demand(
         batch_size=batch_size,
         step_seconds=step_time,
@@ -41,25 +46,25 @@ def plan(
         num_cores=cores,
         core_seconds=None if core_us is None else core_us / 1e6,
     )
-    found, advice = stages(demand, machine), remedies(demand, machine)
+    needs, advice = stages(demand, machine), remedies(demand, machine)
     if as_json:
-        rates = [asdict(stage) | {"share": stage.share} for stage in found]
-        kept = [{"text": remedy.text, "gain": remedy.gain} for remedy in advice]
-        print_json({"stages": rates, "batch_within_seconds": demand.step_seconds, "remedies": kept})
+        rates = [asdict(stage) | {"share": stage.share} for stage in needs]
+        changes = [{"text": remedy.text, "gain": remedy.gain} for remedy in advice]
+        print_json({"stages": rates, "batch_within_seconds": demand.step_seconds, "remedies": changes})
         return
     table = Table(box=None, pad_edge=False)
     table.add_column("stage")
     for heading in ("needs", "has", "met"):
         table.add_column(heading, justify="right")
-    for stage in found:
+    for stage in needs:
         met = "?" if stage.share is None else f"{stage.share:.0%}"
         table.add_row(
             stage.name, _rate(stage, stage.need), "?" if stage.have is None else _rate(stage, stage.have), met
         )
     Console(soft_wrap=True, highlight=False).print(table)
-    print(f"\n99 of 100 batches within {demand.step_seconds:g} s")
+    print(f"\n99 of 100 batches must arrive within {demand.step_seconds:g} s")
     for number, remedy in enumerate(advice, start=1):
-        print(f"{number}. {remedy.text}: {remedy.gain:.1f}x")
+        print(f"{number}. {remedy.text} ({remedy.gain:.1f}x as fast)")
 
 
 def _rate(stage: StageNeed, value: float) -> str:

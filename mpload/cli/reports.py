@@ -1,4 +1,4 @@
-"""What commands report to a script: JSON on stdout, and nothing else there."""
+"""Reports for scripts: JSON on stdout, with all other output on stderr."""
 
 import json
 import math
@@ -14,8 +14,8 @@ import typer
 
 __all__ = ["AsJson", "print_json", "print_json_line", "prints_on_stderr"]
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and all else on stderr.")]
-"""The option of every command that reports something."""
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and everything else on stderr.")]
+"""The `--json` option, which every reporting command has."""
 
 _STDOUT, _STDERR = 1, 2
 
@@ -24,35 +24,35 @@ def print_json(report: Mapping[str, Any]) -> None:
     """Print a report as one JSON document.
 
     Args:
-        report: may hold dataclasses and paths; a number that is infinite, or none, becomes null.
+        report: May hold dataclasses and paths. Infinite numbers and NaN become null.
     """
     print(json.dumps(_plain(report), indent=2))
 
 
 def print_json_line(report: Mapping[str, Any]) -> None:
-    """Print one of many reports as a line of JSON, at once; else as `print_json`."""
+    """Print one of a series of reports as a line of JSON and flush stdout. Values are converted as in `print_json`."""
     print(json.dumps(_plain(report)), flush=True)
 
 
 @contextmanager
-def prints_on_stderr(*, wanted: bool = True) -> Iterator[None]:
-    """Let everything print on stderr meanwhile: the user's code in this process, its workers, and commands it starts.
+def prints_on_stderr(*, is_wanted: bool = True) -> Iterator[None]:
+    """Redirect stdout to stderr inside the block, for the user's code, for workers and for commands started here.
 
     Args:
-        wanted: False changes nothing.
+        is_wanted: False leaves stdout as it is.
     """
-    if not wanted:
+    if not is_wanted:
         yield
         return
     sys.stdout.flush()
-    kept = os.dup(_STDOUT)
+    saved = os.dup(_STDOUT)
     os.dup2(_STDERR, _STDOUT)
     try:
         yield
     finally:
         sys.stdout.flush()
-        os.dup2(kept, _STDOUT)
-        os.close(kept)
+        os.dup2(saved, _STDOUT)
+        os.close(saved)
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What there is to tell about an index, gathered in memory that does not grow with the number of samples."""
+"""The facts about an index, gathered in memory that does not grow with the number of samples."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,39 +15,39 @@ __all__ = ["LabelCounts", "Sizes", "Summary", "count_labels", "measure_sizes", "
 _MAX_LABELS = 1 << 22  # 32 MiB of counts
 _QUANTILE_SAMPLES = 1 << 20
 _QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.99)
-_SHOWN_LABELS = 12
+_MAX_SHOWN_LABELS = 12
 _BAR_WIDTH = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelCounts:
-    """How many samples each label has."""
+    """The number of samples of each label."""
 
     lowest: int
     highest: int
     counts: NDArray[np.int64] | None
-    """int64 [highest - lowest + 1], from the lowest label on, classes without a sample included; None where the labels
-    are too far apart to be counted one by one."""
+    """int64 [highest - lowest + 1]: one count for each label from `lowest` to `highest`, including labels without
+    samples. None if the range of labels is too large to count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Sizes of the samples' encoded bytes."""
+    """Statistics of the encoded size of a sample."""
 
     total_bytes: int
     smallest_bytes: int
     largest_bytes: int
     quantiles_bytes: dict[float, int]
-    """By their part. Beyond 2**20 samples they are those of every n-th sample."""
+    """Keyed by quantile, from 0 to 1. Beyond 2**20 samples they are taken from every n-th sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The facts about an index; `str()` is what a person reads, `to_dict()` what a script does."""
+    """The facts about an index: as text for a person by `str()`, and as values for a script by `to_dict()`."""
 
     index: Index
     sidecar_was_fresh: bool
-    """Whether a sidecar that fits was there already."""
+    """Whether a sidecar that matches the index already existed."""
     text_bytes: int
     sidecar_bytes: int
     labels: LabelCounts | None
@@ -55,7 +55,7 @@ class Summary:
     records: tuple[Record, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the facts as JSON takes them."""
+        """Return the facts as values that JSON can hold."""
         index, labels, sizes = self.index, self.labels, self.sizes
         return {
             "path": str(index.path),
@@ -95,15 +95,15 @@ class Summary:
 
     def __str__(self) -> str:
         index, num_samples = self.index, len(self.index)
-        state = "was there and fits" if self.sidecar_was_fresh else "was just built"
+        state = "up to date, reused" if self.sidecar_was_fresh else "built just now"
         lines = [
             f"{index.path}",
             f"samples      {format_count(num_samples)}",
             f"columns      {format_columns(index.columns)}",
             f"root         {index.root}",
             f"fingerprint  {index.fingerprint}",
-            f"text         {format_bytes(self.text_bytes)}, {self.text_bytes / num_samples:.1f} bytes a sample",
-            f"sidecar      {format_bytes(self.sidecar_bytes)}, {self.sidecar_bytes / num_samples:.1f} bytes a sample",
+            f"text         {format_bytes(self.text_bytes)}, {self.text_bytes / num_samples:.1f} bytes per sample",
+            f"sidecar      {format_bytes(self.sidecar_bytes)}, {self.sidecar_bytes / num_samples:.1f} bytes per sample",
             f"             {state}: {sidecar_of(index).path}",
         ]
         if self.sizes is not None:
@@ -120,11 +120,11 @@ def summarise(index: Index, *, is_fresh: bool, num_records: int) -> Summary:
     """Gather the facts about an index.
 
     Args:
-        index: an open index.
-        is_fresh: whether a sidecar that fits was there before.
-        num_records: how many of the first records to show.
+        index: An open index.
+        is_fresh: Whether a sidecar that matches the index already existed.
+        num_records: The number of records to show, from the first on.
 
-    Memory: 8 bytes a class, and some megabytes.
+    Memory: 8 bytes per class, and a few megabytes.
     """
     return Summary(
         index=index,
@@ -138,9 +138,9 @@ def summarise(index: Index, *, is_fresh: bool, num_records: int) -> Summary:
 
 
 def count_labels(index: Index) -> LabelCounts | None:
-    """Count the samples of each label, in two passes over the column; None where the index has no labels.
+    """Count the samples of each label, in two passes over the column. Return None if the index has no labels.
 
-    Memory: 8 bytes a class, and a megabyte.
+    Memory: 8 bytes per class, and a megabyte.
     """
     if header_of(index).label_column is None:
         return None
@@ -157,20 +157,20 @@ def count_labels(index: Index) -> LabelCounts | None:
 
 
 def measure_sizes(index: Index) -> Sizes | None:
-    """Measure the column of sizes; None where the index has none.
+    """Summarise the column of sizes. Return None if the index has none.
 
     Memory: 16 MiB at most.
     """
     if index.nbytes is None:
         return None
     total, smallest, largest = 0, int(index.nbytes[0]), 0
-    some = []
+    sampled = []
     step = -(-len(index) // _QUANTILE_SAMPLES)
     for block in index.nbytes.blocks():
         total += int(block.sum())
         smallest, largest = min(smallest, int(block.min())), max(largest, int(block.max()))
-        some.append(block[::step].copy())
-    quantiles = np.quantile(np.concatenate(some), _QUANTILES).round().astype(np.int64).tolist()
+        sampled.append(block[::step].copy())
+    quantiles = np.quantile(np.concatenate(sampled), _QUANTILES).round().astype(np.int64).tolist()
     return Sizes(
         total_bytes=total,
         smallest_bytes=smallest,
@@ -194,15 +194,15 @@ def _sizes_text(sizes: Sizes, num_samples: int) -> list[str]:
 
 
 def _labels_text(labels: LabelCounts, classes: tuple[str, ...]) -> list[str]:
-    """Return a line about all labels, and a bar for each: the largest and the smallest where they are many."""
+    """Return a line about all labels and a bar for each label. Of many labels, show the most and the least frequent."""
     where = f"{labels.lowest} to {labels.highest}"
     if labels.counts is None:
-        return [f"labels       {where}: too far apart for a histogram"]
+        return [f"labels       {where}: too wide a range for a histogram"]
     counts, num_labels = labels.counts, len(labels.counts)
     num_used = int(np.count_nonzero(counts))
     lines = [f"labels       {where}, {'all' if num_used == num_labels else format_count(num_used)} in use"]
-    half = _SHOWN_LABELS // 2
-    by_count = np.argsort(-counts, kind="stable") if num_labels > _SHOWN_LABELS else None
+    half = _MAX_SHOWN_LABELS // 2
+    by_count = np.argsort(-counts, kind="stable") if num_labels > _MAX_SHOWN_LABELS else None
     for places in (by_count[:half], by_count[-half:]) if by_count is not None else (range(num_labels),):
         if len(lines) > 1:
             lines.append(f"{'':13}...")

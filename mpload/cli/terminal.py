@@ -1,4 +1,4 @@
-"""A progress bar for a person who watches, and nothing for a pipe or a file."""
+"""A progress bar, drawn only where stderr is a terminal."""
 
 import sys
 import time
@@ -17,19 +17,19 @@ _REFRESH_SECONDS = 0.1
 
 
 @contextmanager
-def progress_bar(what: str, *, unit: str = "samples", total: int | None = None) -> Iterator[Callable[[int], None]]:
-    """Give a function to call with the number done so far; it draws on stderr where that is a terminal.
+def progress_bar(activity: str, *, unit: str = "samples", total: int | None = None) -> Iterator[Callable[[int], None]]:
+    """Yield a function that takes the number of items done so far, and draws it on stderr if that is a terminal.
 
     Args:
-        what: the work in a word or two, such as `indexing`.
-        unit: what is counted.
-        total: how many there will be; None: nobody knows.
+        activity: The work in a word or two, such as `indexing`.
+        unit: The items that are counted, in the plural.
+        total: The number of items in the end; None if it is not known.
     """
     if not sys.stderr.isatty():
         yield lambda _: None
         return
     known = (BarColumn(bar_width=24), TimeRemainingColumn()) if total else (TimeElapsedColumn(),)
-    # No refreshing thread: the work may fork.
+    # No refresh thread, because the work may fork.
     with Progress(
         TextColumn("{task.description}"),
         _CountColumn(unit),
@@ -38,10 +38,10 @@ def progress_bar(what: str, *, unit: str = "samples", total: int | None = None) 
         auto_refresh=False,
         transient=True,
     ) as progress:
-        task = progress.add_task(what, total=total)
+        task = progress.add_task(activity, total=total)
         drawn = 0.0
 
-        def tell(num_done: int) -> None:
+        def update(num_done: int) -> None:
             nonlocal drawn
             progress.update(task, completed=num_done)
             if (now := time.monotonic()) - drawn >= _REFRESH_SECONDS:
@@ -49,7 +49,7 @@ def progress_bar(what: str, *, unit: str = "samples", total: int | None = None) 
                 drawn = now
 
         progress.refresh()
-        yield tell
+        yield update
 
 
 class _CountColumn(ProgressColumn):

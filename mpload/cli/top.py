@@ -1,4 +1,4 @@
-"""`mpload top`: what the loaders of a running job are doing, worker by worker."""
+"""`mpload top`: show what the loaders of a running job are doing, worker by worker."""
 
 import time
 from collections.abc import Mapping
@@ -15,43 +15,49 @@ from mpload.cli.reports import AsJson, print_json_line
 from mpload.errors import MploadError
 from mpload.memory.usage import anonymous_pss_bytes
 from mpload.telemetry.page import read_pages
-from mpload.units import format_bytes, format_count, format_seconds
+from mpload.units import format_bytes, format_count, format_counted, format_seconds
 
 __all__ = ["top"]
 
 _STALE_SECONDS = 3.0
 _STAGES = ("read", "decode", "transform")
 _SHARES = ("busy", *_STAGES, "other")
+_CANDIDATES = "`pgrep -af python` lists candidates"
 
 
 def top(
-    pid: Annotated[int, typer.Argument(help="The training process, or the one that has started it.")],
+    pid: Annotated[
+        int, typer.Argument(metavar="PID", min=1, help=f"ID of the training process or of its launcher: {_CANDIDATES}.")
+    ],
     *,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once, over one interval, and end.")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between samples.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Show one interval and exit.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what the loaders of a running job are doing: rate, waits, and each worker's stages and memory.
+    """Show what the loaders of a running job are doing.
 
-    Ends with the job, or on Ctrl-C. The job is not disturbed: it keeps a page of figures that is read here.
+    Shows the rate, the share of time spent waiting, and the stages and memory of each worker. Ends with the job, or on
+    Ctrl-C. The job is not disturbed: its loaders publish their figures in shared memory.
 
-    With --json, each look is a line.
+    With --json, prints one line per interval.
     """
+    if not psutil.pid_exists(pid):
+        raise MploadError(f"there is no process {pid}. Give the PID of the training process: {_CANDIDATES}")
     before = _loaders(pid)
     if not before:
         raise MploadError(
-            f"process {pid}, and those that it has started, have no MPLoader with workers. Name the training process: "
-            "`pgrep -af python` lists candidates"
+            f"no MPLoader with workers runs in process {pid} or its descendants. Give the PID of the training process: "
+            f"{_CANDIDATES}"
         )
     console = Console()
     live = Live(console=console, auto_refresh=False) if console.is_terminal and not (once or as_json) else None
     with live or nullcontext():
         while True:
             time.sleep(interval)
-            now = _loaders(pid)
-            if not now:
+            current = _loaders(pid)
+            if not current:
                 return
-            loaders = [_figures(facts, before.get(key, facts)) for key, facts in now.items()]
+            loaders = [_figures(facts, before.get(key, facts)) for key, facts in current.items()]
             if as_json:
                 print_json_line({"unix_seconds": round(time.time(), 3), "loaders": loaders})
             elif live is not None:
@@ -60,11 +66,11 @@ def top(
                 console.print(Group(*map(_table, loaders)))
             if once:
                 return
-            before = now
+            before = current
 
 
 def _loaders(pid: int) -> dict[tuple[int, int], dict[str, Any]]:
-    """Return what the loaders of a process and of its descendants say, by process and number."""
+    """Return the figures that the loaders of a process and its descendants publish, keyed by PID and number."""
     found = {}
     try:
         processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
@@ -77,19 +83,19 @@ def _loaders(pid: int) -> dict[tuple[int, int], dict[str, Any]]:
             continue
         except PermissionError as error:
             if process.pid == pid:
-                raise MploadError(f"process {pid} belongs to another user. Run this as that user") from error
+                raise MploadError(f"process {pid} belongs to another user. Run this command as that user") from error
             continue
         # Forked children inherit the page of their parent.
-        mine = [facts for facts in pages if facts.get("pid") == process.pid]
-        found.update({(process.pid, number): facts for number, facts in enumerate(mine)})
+        own = [facts for facts in pages if facts.get("pid") == process.pid]
+        found.update({(process.pid, number): facts for number, facts in enumerate(own)})
     return found
 
 
 def _figures(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a loader did between two looks, as `--json` prints it."""
+    """Return what a loader did between two samples, as `--json` prints it."""
     metrics, earlier_metrics = now["metrics"], before["metrics"]
     seconds = now["elapsed_seconds"] - before["elapsed_seconds"]
-    asked = metrics["cache_hits"] + metrics["cache_misses"]
+    num_lookups = metrics["cache_hits"] + metrics["cache_misses"]
     span = max(now["monotonic_seconds"] - before["monotonic_seconds"], 1e-9)
     earlier = {worker["name"]: worker["timings"] for worker in before["workers"]}
     return {
@@ -103,7 +109,7 @@ def _figures(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any
         "slots_bytes": metrics["slots_bytes"],
         "num_deaths": metrics["deaths"],
         "num_copied_batches": metrics["copied_batches"],
-        "cache_hit_share": metrics["cache_hits"] / asked if asked else None,
+        "cache_hit_share": metrics["cache_hits"] / num_lookups if num_lookups else None,
         "workers": [
             {
                 "name": worker["name"],
@@ -117,11 +123,11 @@ def _figures(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any
 
 
 def _shares(now: Mapping[str, int], before: Mapping[str, int], *, seconds: float) -> dict[str, float]:
-    """Return the share of the time that a worker was busy, and in which stage."""
-    taken = {name: now[name] - before.get(name, 0) for name in now}
-    stages = {stage: taken[f"{stage}_ns"] for stage in _STAGES}
-    other = max(0, taken["total_ns"] - sum(stages.values()))
-    shares = {"busy": taken["total_ns"], **stages, "other": other}
+    """Return the share of time that a worker was busy, in total and in each stage."""
+    elapsed_ns = {name: now[name] - before.get(name, 0) for name in now}
+    stages = {stage: elapsed_ns[f"{stage}_ns"] for stage in _STAGES}
+    other = max(0, elapsed_ns["total_ns"] - sum(stages.values()))
+    shares = {"busy": elapsed_ns["total_ns"], **stages, "other": other}
     return {f"{name}_share": each * 1e-9 / seconds for name, each in shares.items()}
 
 
@@ -131,15 +137,16 @@ def _table(loader: Mapping[str, Any]) -> Table:
     busy = "idle" if rate is None else f"{format_count(round(rate))} samples/s, waiting {loader['waiting_share']:.0%}"
     parts = [
         f"process {loader['pid']}: {busy}",
-        f"limited by {loader['limit']}",
+        "not limited by data" if loader["limit"] == "consumer" else f"limited by {loader['limit']}",
         f"batch p50 {p50}, p99 {p99}",
         f"slots {format_bytes(loader['slots_bytes'])}",
-        f"{loader['num_deaths']} deaths, {loader['num_copied_batches']} batches copied",
+        f"{format_counted(loader['num_deaths'], 'worker death')}",
+        f"{format_counted(loader['num_copied_batches'], 'batch')} copied",
     ]
     if loader["cache_hit_share"] is not None:
         parts.append(f"cache hits {loader['cache_hit_share']:.0%}")
     if age > _STALE_SECONDS:
-        parts.append(f"no batch was taken for {format_seconds(age)}")
+        parts.append(f"no batch delivered for {format_seconds(age)}")
     table = Table(title="; ".join(parts), title_justify="left", title_style="")
     for name in ("worker", "pid", *_SHARES, "memory"):
         table.add_column(name, justify="left" if name == "worker" else "right")

@@ -1,4 +1,4 @@
-"""`mpload tune`: which numbers make a loader fastest on this machine and data."""
+"""`mpload tune`: find the settings that make a loader fastest on this machine and data."""
 
 import sys
 import warnings
@@ -29,7 +29,7 @@ from mpload.tools.pictures.figures import (
     new_figure,
     round_ticks,
 )
-from mpload.units import format_bytes, format_seconds, parse_bytes
+from mpload.units import format_bytes, format_counted, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,38 +39,44 @@ if TYPE_CHECKING:
 __all__ = ["tune"]
 
 _COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, VERMILION)
+_SIZES_FORM = "Separate several sizes by commas, the preferred one first: 256,64"
 
 
 def tune(
     path: Annotated[Path, typer.Argument(metavar="INDEX", help="An index, or a plain list of `path label` lines.")],
     *,
-    batch_size: Annotated[str, typer.Option(help="Sizes that may be chosen, the preferred first: 256,64")] = "256",
-    memory_budget: Annotated[str, typer.Option(help="What the loader may take: 4GiB; auto: half of what is free.")] = (
-        "auto"
-    ),
-    max_workers: Annotated[int, typer.Option(min=1, help="Never try more.")] = 64,
+    batch_size: Annotated[
+        str, typer.Option(help="Batch sizes to choose from, the preferred one first: 256,64")
+    ] = "256",
+    memory_budget: Annotated[
+        str, typer.Option(help="Memory for the loader, such as 4GiB; auto: half of the free memory.")
+    ] = ("auto"),
+    max_workers: Annotated[int, typer.Option(min=1, help="Upper limit of workers to try.")] = 64,
     decode: Annotated[
-        str | None, typer.Option(metavar="MODULE:OBJECT", help="Default: RandomResizedCrop(224).")
+        str | None, typer.Option(metavar="MODULE:OBJECT", help="Your decoder.  [default: RandomResizedCrop(224)]")
     ] = None,
-    transform: Annotated[str | None, typer.Option(metavar="MODULE:OBJECT", help="Default: none.")] = None,
-    seconds: Annotated[float, typer.Option(min=0.2, help="How long each trial runs.")] = 3.0,
-    plot: Annotated[Path | None, typer.Option(help="Draw what was tried to this PNG (needs matplotlib).")] = None,
+    transform: Annotated[
+        str | None, typer.Option(metavar="MODULE:OBJECT", help="Your transform.  [default: none]")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.2, help="Seconds per trial.")] = 3.0,
+    plot: Annotated[Path | None, typer.Option(help="Plot the trials as a PNG (needs matplotlib).")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the fastest number of workers, batch size and memory budget here, and print the call.
+    """Find the fastest workers, batch size and memory budget.
 
-    How many batches are made ahead, and how much is read ahead, follows from the memory budget.
+    Runs a loader with different settings on this machine, and prints the Python call with the best ones. The memory
+    budget also determines how many batches are made ahead and how much is read ahead.
     """
     check_plot(plot)
     sizes = _sizes(batch_size)
-    with prints_on_stderr(wanted=as_json), warnings.catch_warnings():
+    with prints_on_stderr(is_wanted=as_json), warnings.catch_warnings():
         index = opened(path)
         decoder = decoder_of(decode)
         transformed = None if transform is None else named_object(transform, option="--transform")
-        # torch is loaded here, when the arguments are known to be right
+        # imports torch, after the arguments were checked
         from mpload.tools.tune import tune as search  # noqa: PLC0415
 
-        warnings.simplefilter("ignore")  # that more workers than cores are tried is what was asked for
+        warnings.simplefilter("ignore")  # trials use more workers than cores on purpose
         found = search(
             index,
             decode=decoder,
@@ -79,7 +85,7 @@ def tune(
             memory_budget=memory_budget if memory_budget == "auto" else parse_bytes(memory_budget),
             max_workers=max_workers,
             seconds=seconds,
-            tell=_tell,
+            announce=_announce,
         )
     call = _call(path, found, decode=decode, transform=transform, memory_budget=memory_budget)
     if plot is not None:
@@ -88,7 +94,7 @@ def tune(
         print_json(asdict(found) | {"call": call})
         return
     _print(found)
-    print(f"\n{found.reason}\n\n{call}")
+    print(f"\nNo more workers were tried: {found.reason}.\n\n{call}")
     if plot is not None:
         print(f"\nplot     {plot}")
 
@@ -97,9 +103,9 @@ def _sizes(text: str) -> list[int]:
     try:
         sizes = [int(word) for word in text.replace(",", " ").split()]
     except ValueError as error:
-        raise ArgumentError(f"--batch-size {text}: {error}. Write numbers: 256,64") from error
+        raise ArgumentError(f"--batch-size {text!r}: not a list of whole numbers. {_SIZES_FORM}") from error
     if not sizes or min(sizes) < 1:
-        raise ArgumentError(f"--batch-size {text}: sizes must be positive. Write numbers: 256,64")
+        raise ArgumentError(f"--batch-size {text!r}: batch sizes must be positive. {_SIZES_FORM}")
     return sizes
 
 
@@ -131,7 +137,7 @@ def _cells(outcome: "Outcome") -> list[str]:
 
 
 def _call(path: Path, found: "Tuning", *, decode: str | None, transform: str | None, memory_budget: str) -> str:
-    """Return the best point as Python."""
+    """Return the Python call that makes a loader with the best settings."""
     point = found.best.point
     arguments = [repr(str(path)), f"decode={_name(decode) or 'mpload.RandomResizedCrop(224)'}"]
     if transform is not None:
@@ -141,9 +147,9 @@ def _call(path: Path, found: "Tuning", *, decode: str | None, transform: str | N
     return f"mpload.MPLoader({dataset}, num_workers={point.num_workers}{budget})"
 
 
-def _name(named: str | None) -> str | None:
-    """Return `module:object` as Python writes it."""
-    return None if named is None else named.replace(":", ".")
+def _name(option: str | None) -> str | None:
+    """Convert `module:object` to the Python expression `module.object`."""
+    return None if option is None else option.replace(":", ".")
 
 
 def _draw(found: "Tuning", path: Path) -> None:
@@ -154,13 +160,13 @@ def _draw(found: "Tuning", path: Path) -> None:
 def _draw_rates(axes: "Axes", found: "Tuning") -> None:
     best, budget = found.best, found.outcomes[0].point.memory_budget
     tried = [outcome for outcome in found.outcomes if outcome.samples_per_second]
-    most = max(outcome.point.num_workers for outcome in tried)
+    max_workers = max(outcome.point.num_workers for outcome in tried)
     ticks = round_ticks(max(outcome.samples_per_second for outcome in tried))
     axes.set_xscale("log", base=2)
-    axes.set_xticks([1 << power for power in range(most.bit_length())])
+    axes.set_xticks([1 << power for power in range(max_workers.bit_length())])
     axes.xaxis.set_major_formatter("{x:.0f}")
     axes.set_yticks(ticks, [f"{tick:,g}" for tick in ticks])
-    axes.set(xlim=(0.9, 1.1 * most), ylim=(0, 1.1 * max(outcome.samples_per_second for outcome in tried)))
+    axes.set(xlim=(0.9, 1.1 * max_workers), ylim=(0, 1.1 * max(outcome.samples_per_second for outcome in tried)))
     axes.set_xlabel("workers")
     names = []
     for batch_size, colour in zip(dict.fromkeys(outcome.point.batch_size for outcome in tried), cycle(_COLOURS)):
@@ -174,12 +180,13 @@ def _draw_rates(axes: "Axes", found: "Tuning") -> None:
             names.append(LineName(text=f"batches of {batch_size}", colour=colour, x=points[-1][0], y=points[-1][1]))
     place = best.point.num_workers, best.samples_per_second
     axes.plot(*place, marker="o", markersize=13, fillstyle="none", color=INK, linestyle="none", clip_on=False)
-    workers = "1 worker" if best.point.num_workers == 1 else f"{best.point.num_workers} workers"
+    workers = format_counted(best.point.num_workers, "worker")
     finding = f"{workers}, batches of {best.point.batch_size}: {best.samples_per_second:,.0f} samples/s"
-    add_titles(axes, finding, "Samples a second by number of workers; the ring marks the choice")
+    add_titles(axes, finding, "Samples per second by number of workers; the ring marks the choice")
     name_lines(axes, names)
 
 
-def _tell(point: "Point") -> None:
+def _announce(point: "Point") -> None:
     if sys.stderr.isatty():
-        print(f"trying {point.num_workers} workers, batches of {point.batch_size}", file=sys.stderr)
+        workers = format_counted(point.num_workers, "worker")
+        print(f"trying {workers}, batches of {point.batch_size}", file=sys.stderr)

@@ -30,10 +30,12 @@ class Split:
                 raise ArgumentError(f"part {name!r} of the split cannot be used in a file name. Use letters and digits")
         if not self.fractions or not all(0 < fraction <= 1 for fraction in self.fractions):
             raise ArgumentError(f"fractions of a split must be in (0, 1], got {self.fractions}")
-        if not math.isclose(math.fsum(self.fractions), 1, abs_tol=1e-6):
+        total = math.fsum(self.fractions)
+        if not math.isclose(total, 1, abs_tol=1e-6):
+            remedy = "Lower them" if total > 1 else "Name the rest too"
             raise ArgumentError(
-                f"fractions of a split must sum to 1, got {self.fractions}, which sum to "
-                f"{math.fsum(self.fractions):g}. Give every part: {{'train': 0.9, 'val': 0.1}}"
+                f"fractions of a split must sum to 1, got {self.fractions}, which sum to {total:g}. "
+                f"{remedy}: {{'train': 0.9, 'val': 0.1}}"
             )
 
     @classmethod

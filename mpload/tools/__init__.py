@@ -1,13 +1,13 @@
 """Programs built on the loader.
 
 ```
-doctor    what limits a job, measured
-demand    what a job needs of storage and cores, by arithmetic (`mpload plan`)
-remedy    Remedy: what would make a job faster
-tune      which numbers make a loader fastest
-trials    a loader that runs for a few seconds
-bench     decoders, and the memory that lists take
-pack      samples of an index as tar shards or LMDB files
-pictures  how everything that mpload draws looks
+doctor    measures what limits a job
+demand    calculates what a job needs of storage and cores (`mpload plan`)
+remedy    Remedy: a change that would make a job faster
+tune      finds the fastest loader settings
+trials    runs a loader for a few seconds
+bench     benchmarks image decoders, and the memory of lists of samples
+pack      writes the samples of an index into tar shards or LMDB files
+pictures  the common style of all figures and HTML pages
 ```
 """

@@ -1,8 +1,8 @@
-"""What a training job asks of its data, and which stage of a machine falls short of it: arithmetic, nothing measured.
+"""What a training job requires of its data, and which stage of a machine falls short. Nothing is measured here.
 
-A step of `t` seconds that consumes `n` samples on each of `g` GPUs, in `j` jobs at once, needs `n g j / t` samples a
-second. Each is a read of its own unless samples lie side by side; their bytes are the bandwidth; and 99 of 100
-batches must come within `t`.
+If a step takes `t` seconds and consumes `n` samples on each of `g` GPUs in each of `j` concurrent jobs, then
+`n g j / t` samples are needed per second. Unless samples are stored side by side, each is a read of its own. The
+bandwidth is the rate times the size of a sample, and 99 of 100 batches must arrive within `t`.
 """
 
 import math
@@ -10,24 +10,24 @@ from dataclasses import dataclass
 
 from mpload.errors import ArgumentError
 from mpload.tools.remedy import Remedy
-from mpload.units import format_bytes
+from mpload.units import format_bytes, format_counted
 
 __all__ = ["Demand", "Machine", "StageNeed", "remedies", "stages"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What training needs.
+    """What training requires.
 
     Attributes:
-        batch_size: samples that one GPU consumes in a step.
-        step_seconds: how long a step takes when data is there.
-        num_gpus: GPUs of a job.
-        num_jobs: jobs that read the same storage at once.
-        sample_bytes: mean size of a sample as it is stored; None where that does not matter.
+        batch_size: The samples that one GPU consumes per step.
+        step_seconds: The time of a step once its data is ready.
+        num_gpus: The GPUs of one job.
+        num_jobs: The jobs that read the same storage at the same time.
+        sample_bytes: The mean stored size of a sample; None if bandwidth is of no interest.
 
     Raises:
-        ArgumentError: a number is not positive.
+        ArgumentError: A number is not positive.
     """
 
     batch_size: int
@@ -42,27 +42,27 @@ class Demand:
 
     @property
     def samples_per_second(self) -> float:
-        """Over all GPUs and jobs: also the reads per second, where every sample is a file."""
+        """The rate over all GPUs and jobs. It equals the reads per second if every sample is a file."""
         return self.batch_size * self.num_gpus * self.num_jobs / self.step_seconds
 
     @property
     def bytes_per_second(self) -> float | None:
-        """From storage, over all GPUs and jobs."""
+        """The bandwidth from storage, over all GPUs and jobs."""
         return None if self.sample_bytes is None else self.samples_per_second * self.sample_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What storage and cores give; None for what is not known.
+    """What storage and cores deliver. None means that a figure is not known.
 
     Attributes:
-        reads_per_second: random reads of a sample's size.
-        bytes_per_second: of sequential reads.
-        num_cores: cores that may make samples.
-        core_seconds: of one core for one sample: decode, transform and transport.
+        reads_per_second: Random reads of the size of a sample.
+        bytes_per_second: The bandwidth of sequential reads.
+        num_cores: The cores available to the workers.
+        core_seconds: The time that one core takes per sample, for decode, transform and transport.
 
     Raises:
-        ArgumentError: a number is not positive.
+        ArgumentError: A number is not positive.
     """
 
     reads_per_second: float | None = None
@@ -75,29 +75,29 @@ class Machine:
             _check_positive(name, getattr(self, name))
         if (self.num_cores is None) != (self.core_seconds is None):
             raise ArgumentError(
-                "what cores give is their number and the time of a sample on one: "
-                f"got num_cores={self.num_cores}, core_seconds={self.core_seconds}. Give both or neither"
+                f"num_cores and core_seconds belong together, got num_cores={self.num_cores} and "
+                f"core_seconds={self.core_seconds}. Give both or neither"
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageNeed:
-    """Need beside have, of one stage; rates per second."""
+    """The rate that a stage needs, and the rate that it delivers, both per second."""
 
     name: str
     unit: str
     need: float
     have: float | None
-    """None where it is not known."""
+    """None if it is not known."""
 
     @property
     def share(self) -> float | None:
-        """Part of the need that is met, 1 where all is."""
+        """The share of the need that is met, at most 1. None if it is not known."""
         return None if self.have is None else min(1.0, self.have / self.need)
 
 
 def stages(demand: Demand, machine: Machine) -> list[StageNeed]:
-    """Return need and have of every stage that one can say something of, in the order in which a sample meets them."""
+    """Return what every stage needs and delivers, in the order in which a sample passes through them."""
     rate = demand.samples_per_second
     result = [StageNeed(name="reads", unit="reads/s", need=rate, have=machine.reads_per_second)]
     if demand.bytes_per_second is not None:
@@ -112,12 +112,11 @@ def stages(demand: Demand, machine: Machine) -> list[StageNeed]:
 
 
 def remedies(demand: Demand, machine: Machine) -> list[Remedy]:
-    """Return what mends the stage that limits the job, the cheapest first; nothing where none does.
+    """Return the remedies for the stage that limits the job, the cheapest first. Return none if no stage does.
 
-    A gain ends where the next stage limits, or where the need is met.
+    A gain is capped by the next slowest stage and by the need.
     """
-    found = stages(demand, machine)
-    shares = {stage.name: stage.share for stage in found if stage.share is not None}
+    shares = {stage.name: stage.share for stage in stages(demand, machine) if stage.share is not None}
     if not shares or min(shares.values()) >= 1:
         return []
     worst = min(shares, key=lambda name: shares[name])
@@ -127,33 +126,36 @@ def remedies(demand: Demand, machine: Machine) -> list[Remedy]:
     if worst == "cores":
         assert machine.core_seconds is not None
         num_cores = math.ceil(demand.samples_per_second * machine.core_seconds)
-        allowed = 1 / demand.samples_per_second * (machine.num_cores or 1)
+        max_core_seconds = 1 / demand.samples_per_second * (machine.num_cores or 1)
         return [
             Remedy(
-                text=f"make a sample cheaper, {allowed * 1e6:,.0f} us of a core at most: resize once with "
-                "`mpload pack --resize-short 256`, or decode on the GPU",
+                text=f"Make samples cheaper, at most {max_core_seconds * 1e6:,.0f} us of a core each: shrink the images "
+                "once with `mpload pack INDEX -o FOLDER --resize-short 256`, or decode on the GPU",
                 gain=gain,
             ),
-            Remedy(text=f"{num_cores:,} cores for as many workers", gain=gain),
+            Remedy(text=f"Use {format_counted(num_cores, 'core')} and as many workers", gain=gain),
         ]
     fraction = 1 - share
     cached = Remedy(
-        text=f"cache {fraction:.0%} of the samples on a local disk: PartialCache(fraction={fraction:.2f}), "
-        "from the second epoch on",
+        text=f"Cache {fraction:.0%} of the samples on a local disk: "
+        f"cache=PartialCache(FOLDER, fraction={fraction:.2f}). This helps from the second epoch on",
         gain=gain,
     )
     if worst == "bandwidth":
-        smaller = (demand.sample_bytes or 0) * share
+        max_bytes = (demand.sample_bytes or 0) * share
         return [
             Remedy(
-                text=f"smaller samples, {format_bytes(smaller)} on average: `mpload pack --resize-short`", gain=gain
+                text=f"Store samples of at most {format_bytes(max_bytes)} on average: "
+                "`mpload pack INDEX -o FOLDER --resize-short 256`",
+                gain=gain,
             ),
             cached,
         ]
-    together = math.ceil(1 / share)
+    samples_per_read = math.ceil(1 / share)
     return [
         Remedy(
-            text=f"read at least {together} samples at once: shards (`mpload pack`) and shuffle=BlockShuffle(...)",
+            text=f"Read at least {samples_per_read} samples at once: pack them with `mpload pack INDEX -o FOLDER`, and "
+            "pass shuffle=BlockShuffle(block_samples=256)",
             gain=gain,
         ),
         cached,

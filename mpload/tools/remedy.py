@@ -1,4 +1,4 @@
-"""What would make a job faster."""
+"""A change that would make a job faster."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,15 @@ __all__ = ["Remedy"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """A change, and what it gives."""
+    """A change, and its gain."""
 
     text: str
+    """An instruction, without a full stop."""
     gain: float
-    """The factor by which the job gets faster; infinite where it could not start before."""
+    """The factor by which the job gets faster. Infinite if the job could not start before."""
     is_measured: bool = False
-    """Whether it was tried here, and not only reckoned."""
+    """Whether the gain was measured here; otherwise it is estimated."""
     num_workers: int | None = None
-    """The number of workers that it asks for, where that is what it changes."""
+    """The new number of workers, if the change is another number of workers."""
     batch_size: int | None = None
-    """The batch size that it asks for, where that is what it changes."""
+    """The new batch size, if the change is another batch size."""

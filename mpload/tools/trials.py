@@ -1,4 +1,4 @@
-"""A loader let run for a few seconds: how fast it is, and what it keeps open."""
+"""Trials: run a loader for a few seconds, and measure its rate, waits and memory."""
 
 import errno
 import time
@@ -26,21 +26,23 @@ _NUM_COPIES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderTrial:
-    """What came of it."""
+    """The result of a trial."""
 
     samples_per_second: float
-    """0 where it could not start."""
+    """0 if the loader could not start."""
     start_seconds: float = 0.0
-    """Until the first batch."""
+    """The time until the first batch."""
     decode_seconds: float = 0.0
-    """Of a worker, for one sample, whoever else kept the cores busy meanwhile."""
+    """A worker's wall-clock time per sample, including time in which other processes had the core."""
     transform_seconds: float = 0.0
     waiting_share: float = 0.0
-    """Part of the workers' time in which they neither had a core nor wanted one: for storage, a sleep, the consumer."""
+    """The share of time in which workers waited for anything but a core: for storage, a sleep or the consumer."""
     memory_bytes: int = 0
-    """What slots, workers and zygote took at the end, as the memory budget counts it."""
+    """Memory of slots, workers and zygote at the end, as the memory budget counts it."""
     error: str = ""
+    """Why the loader could not start; empty if it did."""
     is_short_of_files: bool = False
+    """Whether the limit of open files was the cause."""
 
 
 def run_loader(
@@ -55,22 +57,22 @@ def run_loader(
     memory_budget: int | str = "auto",
     seed: int = 0,
 ) -> LoaderTrial:
-    """Take batches for `seconds`, the first quarter of which does not count, and at least three.
+    """Take batches for `seconds`, and at least three. The first quarter of the time is a warm-up and does not count.
 
     Args:
-        index: of the samples, read shuffled.
-        decode: as in `MPDataset`; bad samples are substituted.
-        transform: as in `MPDataset`.
-        num_workers: as in `MPLoader`.
-        batch_size: as in `MPDataset`.
-        memory_budget: as in `MPLoader`.
-        seconds: how long.
-        report: a file for bad samples.
-        seed: of the order.
+        index: The samples. They are read in shuffled order.
+        decode: As in `MPDataset`. Bad samples are substituted.
+        transform: As in `MPDataset`.
+        num_workers: As in `MPLoader`.
+        batch_size: As in `MPDataset`.
+        memory_budget: As in `MPLoader`.
+        seconds: The duration of the trial after the first batch.
+        report: The file for reports of bad samples.
+        seed: The seed of the order.
 
     Raises:
-        SampleError: no sample can be made.
-        ArgumentError: the budget is too small.
+        SampleError: No sample can be made.
+        ArgumentError: The memory budget is too small.
     """
     policy = ErrorPolicy(action=ErrorAction.SUBSTITUTE, report=report, max_error_fraction=1.0)
     dataset = MPDataset(
@@ -100,7 +102,7 @@ def _run(loader: MPLoader, *, started: float, seconds: float) -> LoaderTrial:
     while True:
         for batch in loader:
             size = len(batch[0]) if isinstance(batch, tuple) else len(batch)
-            del batch  # gives its slot back
+            del batch  # releases its slot
             now = time.monotonic()
             if first is None:
                 first = now
@@ -111,24 +113,24 @@ def _run(loader: MPLoader, *, started: float, seconds: float) -> LoaderTrial:
             num_samples, num_batches, last = num_samples + size, num_batches + 1, now
             if now - first >= seconds and num_batches >= 2:
                 stats = loader.stats()
-                possible = loader.num_workers * (last - counted_from)
+                available = loader.num_workers * (last - counted_from)
                 busy = _busy_seconds(loader) - busy_before
                 return LoaderTrial(
                     samples_per_second=num_samples / (last - counted_from),
                     start_seconds=first - started,
                     decode_seconds=stats.seconds_per_sample[Stage.DECODE],
                     transform_seconds=stats.seconds_per_sample[Stage.TRANSFORM],
-                    waiting_share=min(1.0, max(0.0, 1 - busy / possible)) if possible else 0.0,
+                    waiting_share=min(1.0, max(0.0, 1 - busy / available)) if available else 0.0,
                     memory_bytes=stats.memory.total_bytes,
                 )
 
 
 def _busy_seconds(loader: MPLoader) -> float:
-    """Return how long all workers have had a core, or wanted one."""
+    """Return the total time in which workers ran or waited for a core."""
     busy_ns = 0
     for name, pid in loader.pids.items():
         if "zygote" not in name:
-            with suppress(OSError, ValueError):  # it has just ended, or the system does not tell
+            with suppress(OSError, ValueError):  # the worker has just ended, or the kernel keeps no such statistics
                 on_core_ns, delayed_ns, _ = Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()
                 busy_ns += int(on_core_ns) + int(delayed_ns)
     return busy_ns * 1e-9
@@ -137,10 +139,10 @@ def _busy_seconds(loader: MPLoader) -> float:
 def check_samples(
     index: Index, *, decode: Callable[..., Any], transform: Callable[..., Any] | None, num_samples: int = 16
 ) -> None:
-    """See that one of the first samples can be made, in this process, before loaders are tried.
+    """Check, before any trial, that at least one of the first samples can be made in this process.
 
     Raises:
-        SampleError: none can.
+        SampleError: None of them can be made.
     """
     pipeline = Pipeline(index=index, decode=decode, transform=transform, policy=ErrorPolicy())
     failed: SampleError | None = None
@@ -155,8 +157,8 @@ def check_samples(
 
 
 def device_copy() -> tuple[str, float] | None:
-    """Return the accelerator's name and how many bytes a second copies to it carry; None where there is none."""
-    import torch  # noqa: PLC0415  the command has its say first: this takes a second
+    """Return the accelerator's name and the bytes per second of copies to it. None if there is no accelerator."""
+    import torch  # noqa: PLC0415  takes a second; the command reports its progress first
 
     if not torch.cuda.is_available():
         return None
@@ -176,7 +178,7 @@ def _is_short_of_files(error: BaseException) -> bool:
     while known is not None:
         if isinstance(known, OSError) and known.errno in {errno.EMFILE, errno.ENFILE}:
             return True
-        if "Too many open files" in str(known):  # what a worker or the zygote tells
+        if "Too many open files" in str(known):  # as a worker or the zygote reports it
             return True
         known = known.__cause__ or known.__context__
     return False

@@ -1,4 +1,4 @@
-"""Which numbers make a loader fastest here: tried one after another, within the memory budget."""
+"""Find the fastest loader settings by trying them one after another, within the memory budget."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -13,24 +13,24 @@ from mpload.index.index import Index
 from mpload.memory.budget import MIN_SLOTS, WORKER_BYTES, MemoryBudget
 from mpload.memory.machine import MemoryGauge, num_usable_cores
 from mpload.tools.trials import LoaderTrial, check_samples, run_loader
-from mpload.units import MIB
+from mpload.units import MIB, format_counted
 
 __all__ = ["Outcome", "Point", "Tuning", "pick", "tune", "worker_counts"]
 
-_MOST_WORKERS = 64
+_MAX_WORKERS = 64
 _BETTER = 1.05
-"""A larger number has to give so much more to be worth it."""
+"""More workers are worth it only if they are faster by this factor."""
 _PATIENCE = 2
-"""Larger numbers that give no more before none larger is tried."""
-_WAITING = 0.25
-"""Where workers wait less than this, cores are what they lack."""
-_NUM_AGAIN = 2
+"""The search ends after this many increases in a row without a gain."""
+_CPU_BOUND_WAITING = 0.25
+"""Workers that wait for less than this share of the time are CPU-bound."""
+_NUM_RIVALS = 2
 _LABEL_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """Arguments of a loader."""
+    """The settings of one trial."""
 
     num_workers: int
     batch_size: int
@@ -44,26 +44,26 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a point gave."""
+    """The result for one point."""
 
     point: Point
     samples_per_second: float
-    """Median, where it was tried several times; 0 where it could not be."""
+    """The median of all trials; 0 if the loader could not start."""
     first_batch_seconds: float = 0.0
     memory_bytes: int = 0
     waiting_share: float = 0.0
-    """Of the workers' time: neither on a core nor wanting one."""
+    """The share of time in which workers neither ran nor waited for a core."""
     error: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """All that was tried, and what is best."""
+    """All results, and the best one."""
 
     outcomes: tuple[Outcome, ...]
     best: Outcome
     reason: str
-    """Why no more workers were tried."""
+    """Why no more workers were tried: a clause without a full stop."""
 
 
 def tune(
@@ -73,37 +73,40 @@ def tune(
     transform: Callable[..., Any] | None,
     batch_sizes: Sequence[int],
     memory_budget: int | str = "auto",
-    max_workers: int = _MOST_WORKERS,
+    max_workers: int = _MAX_WORKERS,
     seconds: float = 2.0,
-    tell: Callable[[Point], None] = lambda _: None,
+    announce: Callable[[Point], None] = lambda _: None,
 ) -> Tuning:
-    """Try numbers of workers, then sizes of batches, then how little memory is enough.
+    """Try numbers of workers, then batch sizes, then the smallest sufficient memory budget.
 
-    Workers are doubled while that helps: until twice in a row it does not, until they lack cores and not work, or
-    until the budget holds no more. The best and its nearest rivals are tried again, and compared by their medians.
+    The number of workers is doubled until that has brought no gain twice in a row, until the workers are CPU-bound, or
+    until the budget has no room for more. The best point and its nearest rivals are then tried again, and compared by
+    their medians.
 
     Args:
-        index: the data.
-        decode: as in `MPDataset`.
-        transform: as in `MPDataset`.
-        batch_sizes: those that may be chosen; the first is preferred.
-        memory_budget: what the loader may take, as in `MPLoader`.
-        max_workers: never more.
-        seconds: for each trial.
-        tell: told each point before it is tried.
+        index: The data.
+        decode: As in `MPDataset`.
+        transform: As in `MPDataset`.
+        batch_sizes: The batch sizes to choose from. The first one is preferred.
+        memory_budget: The memory budget of the loader, as in `MPLoader`.
+        max_workers: The largest number of workers to try.
+        seconds: The duration of each trial.
+        announce: Called with each point before it is tried.
 
-    Memory: never more than the budget: points that do not fit are not tried.
+    Memory: Within the budget. Points that do not fit are not tried.
 
     Raises:
-        ArgumentError: an argument breaks a rule, or not even one worker fits the budget.
-        SampleError: no sample can be made.
+        ArgumentError: An argument is illegal, or the budget is too small for one worker.
+        SampleError: No sample can be made.
     """
     if seconds <= 0 or not batch_sizes:
         raise ArgumentError(f"seconds must be positive and batch_sizes not empty, got {seconds} and {batch_sizes}")
     check_samples(index, decode=decode, transform=transform)
     budget = MemoryBudget.parse(memory_budget, available_bytes=MemoryGauge().read().free_bytes)
     with TemporaryDirectory(prefix="mpload-tune-") as folder:
-        tries = _Tries(index=index, decode=decode, transform=transform, seconds=seconds, folder=Path(folder), tell=tell)
+        tries = _Tries(
+            index=index, decode=decode, transform=transform, seconds=seconds, folder=Path(folder), announce=announce
+        )
         cores = num_usable_cores()
         first = Point(num_workers=1, batch_size=batch_sizes[0], memory_budget=memory_budget)
         reason = tries.workers(first, budget=budget, cores=cores, max_workers=max_workers)
@@ -112,9 +115,9 @@ def tune(
         best = pick(tries.outcomes())
         for batch_size in batch_sizes[1:]:
             tries.run(replace(best.point, batch_size=batch_size))
-        tries.again(pick(tries.outcomes()))
+        tries.repeat_best(pick(tries.outcomes()))
         best = pick(tries.outcomes())
-        # As many batches as have to be: is it worth more to make others ahead?
+        # Is it worth the memory to make more than the fewest possible batches ahead?
         least = _least_bytes(tries, best)
         if least is not None and least < budget.total_bytes:
             tries.run(replace(best.point, memory_budget=least))
@@ -129,35 +132,35 @@ def worker_counts(cores: int, max_workers: int) -> Iterator[int]:
 
 
 def pick(outcomes: Sequence[Outcome]) -> Outcome:
-    """Return the cheapest of those that are nearly the fastest: fewest workers, then first tried.
+    """Return the cheapest of the outcomes that are nearly the fastest: the fewest workers, then the first tried.
 
     Raises:
-        ArgumentError: none ran.
+        ArgumentError: No loader could start.
     """
     fastest = max((outcome.samples_per_second for outcome in outcomes), default=0.0)
     if not fastest:
-        raise ArgumentError("no point could be tried")
+        raise ArgumentError("no loader could start. Raise the memory budget or lower the batch size")
     good = [outcome for outcome in outcomes if outcome.samples_per_second * _BETTER >= fastest]
-    return min(good, key=lambda outcome: outcome.point.num_workers)  # the first, of several
+    return min(good, key=lambda outcome: outcome.point.num_workers)  # the first one, if several are equal
 
 
 @dataclass(kw_only=True)
 class _Tries:
-    """Runs points and keeps what they gave."""
+    """Runs trials and keeps their results."""
 
     index: Index
     decode: Callable[..., Any]
     transform: Callable[..., Any] | None
     seconds: float
     folder: Path
-    tell: Callable[[Point], None]
+    announce: Callable[[Point], None]
 
     def __post_init__(self) -> None:
         self._trials: dict[Point, list[LoaderTrial]] = {}
 
     def run(self, point: Point) -> Outcome:
-        """Try a point, once more where it was tried before."""
-        self.tell(point)
+        """Run a trial of a point, in addition to any earlier ones, and return the outcome of all of them."""
+        self.announce(point)
         try:
             trial = run_loader(
                 self.index,
@@ -169,37 +172,37 @@ class _Tries:
                 seconds=self.seconds,
                 report=self.folder / "errors.jsonl",
             )
-        except ArgumentError as error:  # the budget does not hold it
+        except ArgumentError as error:  # the budget is too small
             trial = LoaderTrial(samples_per_second=0.0, error=str(error))
         self._trials.setdefault(point, []).append(trial)
         return self._outcome(point)
 
     def outcomes(self) -> tuple[Outcome, ...]:
-        """Return what every point gave, in the order they were first tried."""
+        """Return the outcome of every point, in the order of their first trials."""
         return tuple(map(self._outcome, self._trials))
 
     def workers(self, point: Point, *, budget: MemoryBudget, cores: int, max_workers: int) -> str:
-        """Try more and more workers; return why no more were."""
-        best, num_useless = 0.0, 0
+        """Try increasing numbers of workers. Return why no more were tried."""
+        best, num_without_gain = 0.0, 0
         for num_workers in worker_counts(cores, max_workers):
             if num_workers > 1 and num_workers * WORKER_BYTES > budget.total_bytes:
-                return f"the budget holds no {num_workers} workers"
+                return f"the memory budget has no room for {format_counted(num_workers, 'worker')}"
             outcome = self.run(replace(point, num_workers=num_workers))
             if not outcome.samples_per_second:
                 return outcome.error
-            num_useless = 0 if outcome.samples_per_second > _BETTER * best else num_useless + 1
+            num_without_gain = 0 if outcome.samples_per_second > _BETTER * best else num_without_gain + 1
             best = max(best, outcome.samples_per_second)
-            if num_workers >= cores and outcome.waiting_share < _WAITING:
-                share = f"{outcome.waiting_share:.0%}"
-                return f"{num_workers} workers are CPU-bound: they wait {share} of the time"
-            if num_useless >= _PATIENCE:
-                return f"{num_workers} workers give no more than fewer"
-        return f"{max_workers} workers are the most that were allowed"
+            if num_workers >= cores and outcome.waiting_share < _CPU_BOUND_WAITING:
+                workers = format_counted(num_workers, "worker")
+                return f"{workers} saturate the cores; only {outcome.waiting_share:.0%} of worker time is waiting"
+            if num_without_gain >= _PATIENCE:
+                return f"{format_counted(num_workers, 'worker')} are no faster than fewer"
+        return f"the limit of {format_counted(max_workers, 'worker')} was reached"
 
-    def again(self, best: Outcome) -> None:
-        """Try the best and what comes near it once more."""
+    def repeat_best(self, best: Outcome) -> None:
+        """Try the best point and the points nearest to it once more."""
         rivals = sorted(self.outcomes(), key=lambda outcome: -outcome.samples_per_second)
-        for outcome in {best.point: best} | {rival.point: rival for rival in rivals[:_NUM_AGAIN]}:
+        for outcome in {best.point: best} | {rival.point: rival for rival in rivals[:_NUM_RIVALS]}:
             self.run(outcome)
 
     def _outcome(self, point: Point) -> Outcome:
@@ -215,7 +218,7 @@ class _Tries:
 
 
 def _least_bytes(tries: _Tries, best: Outcome) -> int | None:
-    """Return the smallest budget for as many workers, in whole MiB; None where the size of a sample varies."""
+    """Return the smallest budget for the workers of `best`, in whole MiB. None if the size of a sample varies."""
     shape = getattr(tries.decode, "output_shape", None)
     if shape is None or tries.transform is not None:
         return None

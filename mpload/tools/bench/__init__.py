@@ -1,10 +1,10 @@
-"""What `mpload bench` measures: decoders, and the memory that a list of samples takes.
+"""The benchmarks of `mpload bench`: image decoders, and the memory of lists of samples.
 
 ```
-decoders       images a second of each installed library
-memory         a list's memory in a training job, by how it is kept and loaded
-memory_case    one case of that, in a process of its own
+decoders       images per second of each installed library
+memory         the memory of a list in a training job, by storage and loader
+memory_case    one such case, run in a process of its own
 sample_lists   lists of samples of any length
-memory_report  tables and a figure of what was measured
+memory_report  tables and a figure of the results
 ```
 """

@@ -1,4 +1,4 @@
-"""How many images a second each installed library decodes on one core, with images of the user's own."""
+"""Measures how many of the user's images per second each installed library decodes on one core."""
 
 import importlib
 import statistics
@@ -22,6 +22,7 @@ from mpload.plan.sample_rng import SampleRng
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
 from mpload.tools.pictures.figures import BLUE, GREY, add_titles, new_figure
+from mpload.units import format_counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,35 +31,35 @@ __all__ = ["CROP", "DECODE", "Backend", "Speed", "draw_speeds", "installed_backe
 
 DECODE: Final = "decode"
 CROP: Final = "decode + crop"
-_WARM_UP = 4  # images, before the clock starts
+_NUM_WARM_UP_IMAGES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """A library that decodes, and how it is used where it is used well."""
+    """A decoding library, used in the most efficient way."""
 
     name: str
     decode: Callable[[bytes], Pixels]
-    """The whole image, uint8 RGB [height, width, 3]."""
+    """Decodes a whole image to uint8 RGB [height, width, 3]."""
     crop: Callable[[bytes, np.random.Generator], Pixels]
-    """A random resized crop, mirrored half of the time, uint8 RGB [size, size, 3]."""
+    """Decodes a random resized crop, mirrored half of the time, to uint8 RGB [size, size, 3]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """What one backend did."""
+    """The speed of a backend at a task."""
 
     backend: str
     task: str
     """`DECODE` or `CROP`."""
     images_per_second: float | None
-    """The median of all rounds, on one core; None: it could decode none of them."""
+    """The median of all rounds, on one core. None if the backend could not decode any image."""
     failed: int
-    """Images of a round that it could not decode; they count in neither images nor time."""
+    """The number of images per round that could not be decoded. They are excluded from `images_per_second`."""
 
 
 def read_images(index: Index, *, num_images: int, seed: int) -> list[bytes]:
-    """Return the files of random samples, of each the first column of files.
+    """Return the bytes of random samples, from the first column of files.
 
     Raises:
         SampleError: A file cannot be read.
@@ -72,10 +73,10 @@ def read_images(index: Index, *, num_images: int, seed: int) -> list[bytes]:
 
 
 def installed_backends(size: int) -> tuple[list[Backend], list[str]]:
-    """Return the backends that can be imported, ours first, and what to install for the others.
+    """Return the installed backends, mpload first, and the packages to install for the others.
 
     Args:
-        size: height and width of the crops, in pixels.
+        size: The height and width of the crops, in pixels.
     """
     backends = [
         Backend(name=f"mpload, {jpeg_backend()}", decode=ImageDecoder(), crop=RandomResizedCrop(size)),
@@ -99,7 +100,7 @@ def measure_speeds(
     seed: int,
     progress: Callable[[int], None] | None = None,
 ) -> list[Speed]:
-    """Let the backends take turns, so that what slows the machine down for a while slows all of them; one core.
+    """Measure all backends on one core. They take turns, so that a temporary load on the machine affects all of them.
 
     Raises:
         MploadError: No backend can decode any of `files`.
@@ -113,7 +114,7 @@ def measure_speeds(
     try:
         for done in range(rounds):
             for place, (_, call) in enumerate(turns):
-                _timed(call, range(min(_WARM_UP, len(files))))
+                _timed(call, range(min(_NUM_WARM_UP_IMAGES, len(files))))
                 rate, failed[place] = _timed(call, range(len(files)))
                 if rate is not None:
                     rates[place].append(rate)
@@ -122,7 +123,10 @@ def measure_speeds(
     finally:
         cv2.setNumThreads(num_threads)
     if not any(rates):
-        raise MploadError(f"none of {len(files)} files is an image that can be decoded. See: mpload inspect --check")
+        raise MploadError(
+            f"none of {format_counted(len(files), 'file')} is an image that can be decoded. "
+            "To find out why: mpload inspect INDEX --check"
+        )
     names = [backend.name for backend in backends for _ in range(2)]
     return [
         Speed(
@@ -136,7 +140,7 @@ def measure_speeds(
 
 
 def draw_speeds(speeds: Sequence[Speed], path: Path) -> None:
-    """Write a bar chart of `speeds` as a PNG; needs matplotlib."""
+    """Write a bar chart of `speeds` as a PNG. Needs matplotlib."""
     names = list(dict.fromkeys(speed.backend for speed in speeds))
     with new_figure(path, width=8, height=1.4 + 0.55 * len(names)) as figure:
         _draw_bars(figure.add_subplot(), speeds, names)
@@ -146,7 +150,7 @@ def _draw_bars(axes: "Axes", speeds: Sequence[Speed], names: Sequence[str]) -> N
     for number, (task, colour) in enumerate(((DECODE, GREY), (CROP, BLUE))):
         rates = [speed.images_per_second or 0.0 for speed in speeds if speed.task == task]
         bars = axes.barh(np.arange(len(names)) + 0.4 * number, rates, height=0.36, color=colour)
-        labels = [f"{rate:,.0f}" if rate else "cannot" for rate in rates]
+        labels = [f"{rate:,.0f}" if rate else "failed" for rate in rates]
         labels[0] += f" {task}"
         axes.bar_label(bars, labels, padding=4)
     axes.set_yticks(np.arange(len(names)) + 0.2, names)
@@ -160,8 +164,8 @@ def _draw_bars(axes: "Axes", speeds: Sequence[Speed], names: Sequence[str]) -> N
     name = fastest.partition(",")[0]
     add_titles(
         axes,
-        f"{name} is fastest: {crops[fastest]:,.0f} crops a second",
-        "Images a second on one core; longer is faster",
+        f"{name} is fastest: {crops[fastest]:,.0f} crops per second",
+        "Images per second on one core; longer is faster",
     )
 
 
@@ -176,13 +180,13 @@ def _turns(backend: Backend, files: Sequence[bytes], rng: SampleRng) -> list[tup
 
 
 def _timed(call: Callable[[int], Pixels], numbers: Iterable[int]) -> tuple[float | None, int]:
-    """Return images a second, None where there was none, and how many failed."""
+    """Return the images per second, or None if all failed, and the number that failed."""
     seconds, num_done, num_failed = 0.0, 0, 0
     for number in numbers:
         start = time.perf_counter()
         try:
             call(number)
-        except Exception:  # noqa: BLE001  each library has errors of its own
+        except Exception:  # noqa: BLE001  each library raises its own errors
             num_failed += 1
         else:
             seconds += time.perf_counter() - start
@@ -191,7 +195,7 @@ def _timed(call: Callable[[int], Pixels], numbers: Iterable[int]) -> tuple[float
 
 
 def _full_decode(name: str, decode: Callable[[bytes], Pixels], size: int) -> Backend:
-    """Return a backend that always decodes the whole image, and leaves the rest to OpenCV."""
+    """Return a backend that decodes the whole image, and uses OpenCV for cropping and resizing."""
 
     def crop(data: bytes, rng: np.random.Generator) -> Pixels:
         pixels = decode(data)
@@ -205,22 +209,22 @@ def _full_decode(name: str, decode: Callable[[bytes], Pixels], size: int) -> Bac
 def _opencv(data: bytes) -> Pixels:
     pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
     if pixels is None:
-        raise DecodeError("OpenCV cannot decode it")
+        raise DecodeError("OpenCV cannot decode the image")
     return np.asarray(cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB, dst=pixels), np.uint8)
 
 
 def _pillow(pillow: Any, size: int) -> Backend:
-    def opened(data: bytes) -> Any:
+    def open_rgb(data: bytes) -> Any:
         return pillow.open(BytesIO(data)).convert("RGB")
 
     def crop(data: bytes, rng: np.random.Generator) -> Pixels:
-        image = opened(data)
+        image = open_rgb(data)
         box = random_crop_box(image.height, image.width, rng)
         edges = (box.left, box.top, box.left + box.width, box.top + box.height)
         image = image.resize((size, size), pillow.Resampling.BILINEAR, box=edges)
         return np.asarray(image.transpose(pillow.Transpose.FLIP_LEFT_RIGHT) if rng.random() < 0.5 else image)
 
-    return Backend(name="PIL", decode=lambda data: np.asarray(opened(data)), crop=crop)
+    return Backend(name="PIL", decode=lambda data: np.asarray(open_rgb(data)), crop=crop)
 
 
 def _imageio(imageio: Any, size: int) -> Backend:

@@ -1,4 +1,4 @@
-"""How much memory a list of samples takes in a training job, by how it is kept and loaded."""
+"""Measures the memory of a list of samples in a training job, by storage and loader."""
 
 import json
 import math
@@ -21,7 +21,7 @@ from mpload.index.opening import open_index
 from mpload.memory.machine import MemoryGauge, available_bytes
 from mpload.memory.process_tree import ProcessTree
 from mpload.tools.bench.sample_lists import LINE_BYTES, write_list
-from mpload.units import GIB, format_bytes
+from mpload.units import GIB, format_bytes, format_counted
 
 __all__ = [
     "LOADER_NAMES",
@@ -42,23 +42,23 @@ LOADER_NAMES: Final = {
     "mpdataset": "MPDataset, DataLoader",
     "mploader": "MPDataset, MPLoader",
 }
-"""What is compared: the names on the command line, and what they are."""
+"""The lists and loaders that are compared: names on the command line, and descriptions."""
 
 _INTERVAL_SECONDS = 0.25
-_CORE_SHARE = 0.1  # of one core, for looking
+_CORE_SHARE = 0.1  # share of one core for measuring
 _SIDECAR_LINE_BYTES = 16
-_END_SECONDS = 30.0
+_EXIT_SECONDS = 30.0
 _DONE = b'{"done": true}'
 
 
 class Outcome(StrEnum):
-    """What became of a case."""
+    """How a case ended."""
 
     DONE = auto()
     NOT_RUN = auto()
-    """It would have taken more memory than there is, as smaller ones foretell."""
+    """It was skipped, because smaller cases predict that it needs more memory than is available."""
     OUT_OF_MEMORY = auto()
-    """It was stopped before the machine had no memory left."""
+    """It was stopped before the machine ran out of memory."""
     OUT_OF_TIME = auto()
     """It was stopped because it took too long."""
 
@@ -68,50 +68,52 @@ class MemoryCase:
     """A list of `num_samples`, read by `num_workers` processes."""
 
     loader: str
-    """One of `LOADER_NAMES`."""
+    """A key of `LOADER_NAMES`."""
     num_samples: int
     num_workers: int
 
     def __post_init__(self) -> None:
         if self.loader not in LOADER_NAMES:
-            raise ArgumentError(f"{self.loader!r} is none of {', '.join(LOADER_NAMES)}")
+            raise ArgumentError(f"{self.loader!r} is not a loader. Choose from {', '.join(LOADER_NAMES)}")
         if self.num_samples < 1 or self.num_workers < 0:
-            raise ArgumentError(f"a list needs samples, got {self.num_samples}, and {self.num_workers} workers")
+            raise ArgumentError(
+                f"num_samples must be positive and num_workers not negative, got {self.num_samples} and {self.num_workers}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """What all processes of a case took together at one moment."""
+    """The memory of all processes of a case at one moment."""
 
     seconds: float
-    """Since the first of them was started."""
+    """The time since the first process was started."""
     pss_bytes: int
     uss_bytes: int
     largest_child_uss_bytes: int
-    """Of the process with the most, the first one left out."""
+    """The largest USS of any process except the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryResult:
-    """What a case took, as far as it came."""
+    """The result of a case, as far as it ran."""
 
     case: MemoryCase
     outcome: Outcome
     num_epochs: int = 0
     first_batch_seconds: float | None = None
-    """From before the list is read, or the index opened, to the first batch; imports are made before."""
+    """The time from reading the list, or opening the index, to the first batch. Imports are not included."""
     epoch_seconds: float | None = None
-    """The first epoch's."""
+    """The time of the first epoch."""
     peak_pss_bytes: int = 0
     peak_uss_bytes: int = 0
     peak_child_uss_bytes: int = 0
     needed_bytes: int | None = None
-    """Where it was not run, or stopped: the peak of PSS that smaller lists foretell, if they do."""
+    """The peak PSS that smaller lists predict, if the case was skipped or stopped. None without a prediction."""
     curve: tuple[Moment, ...] = ()
 
 
 def all_cases(loaders: Sequence[str], samples: Sequence[int], workers: Sequence[int]) -> list[MemoryCase]:
-    """Return every combination, small lists first; without workers, fork and spawn are one case."""
+    """Return every combination, short lists first. Without workers, fork and spawn are the same case."""
     return [
         MemoryCase(loader=loader, num_samples=num_samples, num_workers=num_workers)
         for num_samples in sorted(set(samples))
@@ -122,9 +124,9 @@ def all_cases(loaders: Sequence[str], samples: Sequence[int], workers: Sequence[
 
 
 def predict_bytes(results: Iterable[MemoryResult], case: MemoryCase) -> int | None:
-    """Return the peak of PSS that shorter lists foretell for `case`: a line through the two longest that were read.
+    """Return the peak PSS of `case`, extrapolated linearly from the two longest lists that were read.
 
-    None: fewer than two were.
+    None if fewer than two lists were read.
     """
     shorter = {
         result.case.num_samples: result.peak_pss_bytes
@@ -150,15 +152,15 @@ def measure_memory(
     """Measure the cases one after another, each in a fresh process.
 
     Args:
-        cases: short lists first: what they take foretells what long ones will.
-        num_epochs: how many each makes, if they end in time.
-        max_seconds: of one case.
-        folder: where the lists are written, temporarily.
-        reserve_bytes: of memory that must stay free; None is a tenth of the limit, at least 1 GiB.
-        progress: is told how many cases are done.
+        cases: The cases, short lists first, because they predict the memory of longer ones.
+        num_epochs: The epochs per case, if `max_seconds` allows.
+        max_seconds: The time limit of one case.
+        folder: The folder for the temporary lists.
+        reserve_bytes: The memory that must stay free. None means a tenth of the limit, and at least 1 GiB.
+        progress: Called with the number of cases done so far.
 
     Raises:
-        MploadError: a list does not fit on the disk, or a case fails for a reason of its own.
+        MploadError: A list does not fit on the disk, or a case fails for another reason.
     """
     if reserve_bytes is None:
         reserve_bytes = max(GIB, MemoryGauge().read().limit_bytes // 10)
@@ -186,10 +188,10 @@ def measure_memory(
 def measure_case(
     case: MemoryCase, path: Path, *, num_epochs: int, max_seconds: float, reserve_bytes: int
 ) -> MemoryResult:
-    """Run one case over the list at `path`, in a process of its own that is stopped where it takes too much.
+    """Run one case with the list at `path` in a process of its own. Stop it if it takes too much time or memory.
 
     Raises:
-        MploadError: it failed.
+        MploadError: The case failed.
     """
     arguments = [case.loader, str(path), str(case.num_workers), str(num_epochs), str(max_seconds)]
     curve: list[Moment] = []
@@ -205,11 +207,11 @@ def measure_case(
         )
         try:
             tree = ProcessTree(process.pid)
-            while _runs(process):
-                is_done = _DONE in _all_of(out)
-                curve += _look(tree, time.monotonic() - started, in_full=is_done)
+            while _is_running(process):
+                is_done = _DONE in _content(out)
+                curve += _read_memory(tree, time.monotonic() - started, in_full=is_done)
                 if is_done:
-                    _let_end(process)
+                    _close_stdin(process)
                 if available_bytes() < reserve_bytes:
                     outcome = Outcome.OUT_OF_MEMORY
                     break
@@ -217,16 +219,16 @@ def measure_case(
                     outcome = Outcome.OUT_OF_TIME
                     break
         finally:
-            _end(process)
-        if outcome is Outcome.DONE and process.returncode == -signal.SIGKILL:  # somebody else's, the kernel's mostly
+            _kill(process)
+        if outcome is Outcome.DONE and process.returncode == -signal.SIGKILL:  # not by us: most likely by the kernel
             outcome = Outcome.OUT_OF_MEMORY
         if outcome is Outcome.DONE and process.returncode:
-            told = _all_of(errors).decode(errors="replace").strip().rpartition("\n")[2]
-            raise MploadError(f"{case} ended with exit code {process.returncode}: {told}")
-        events = [json.loads(line) for line in _all_of(out).splitlines()]
+            reason = _content(errors).decode(errors="replace").strip().rpartition("\n")[2]
+            raise MploadError(f"{case} ended with exit code {process.returncode}: {reason}")
+        events = [json.loads(line) for line in _content(out).splitlines()]
     epochs = [event for event in events if "epoch_seconds" in event]
     if any(event["num_samples_seen"] < case.num_samples for event in epochs):
-        raise MploadError(f"{case} has not read all samples: {epochs}")
+        raise MploadError(f"{case} did not read all samples: {epochs}")
     return MemoryResult(
         case=case,
         outcome=outcome,
@@ -240,7 +242,7 @@ def measure_case(
     )
 
 
-def _look(tree: ProcessTree, seconds: float, *, in_full: bool) -> list[Moment]:
+def _read_memory(tree: ProcessTree, seconds: float, *, in_full: bool) -> list[Moment]:
     processes = tree.read(max_seconds=math.inf if in_full else _INTERVAL_SECONDS * _CORE_SHARE)
     if not processes:
         return []
@@ -254,7 +256,7 @@ def _look(tree: ProcessTree, seconds: float, *, in_full: bool) -> list[Moment]:
     ]
 
 
-def _runs(process: "subprocess.Popen[bytes]") -> bool:
+def _is_running(process: "subprocess.Popen[bytes]") -> bool:
     try:
         process.wait(_INTERVAL_SECONDS)
     except subprocess.TimeoutExpired:
@@ -262,26 +264,28 @@ def _runs(process: "subprocess.Popen[bytes]") -> bool:
     return False
 
 
-def _all_of(file: IO[bytes]) -> bytes:
-    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)  # the process writes on at its own end
+def _content(file: IO[bytes]) -> bytes:
+    return os.pread(
+        file.fileno(), os.fstat(file.fileno()).st_size, 0
+    )  # a read would move the offset that the process shares
 
 
-def _let_end(process: "subprocess.Popen[bytes]") -> None:
+def _close_stdin(process: "subprocess.Popen[bytes]") -> None:
     assert process.stdin is not None
     process.stdin.close()
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Kill what is left of a case, and wait until its memory is free again."""
-    _let_end(process)
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """Kill the processes of a case, and wait until their memory is free again."""
+    _close_stdin(process)
     try:
         family = psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:
         family = []
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait(_END_SECONDS)
-    for member in psutil.wait_procs(family, timeout=_END_SECONDS)[1]:
+    process.wait(_EXIT_SECONDS)
+    for member in psutil.wait_procs(family, timeout=_EXIT_SECONDS)[1]:
         member.kill()
 
 
@@ -291,7 +295,10 @@ def _make_list(path: Path, num_samples: int) -> None:
     needed_bytes = num_samples * (LINE_BYTES + _SIDECAR_LINE_BYTES)
     free_bytes = psutil.disk_usage(str(path.parent)).free
     if needed_bytes > 0.9 * free_bytes:
-        told = f"{path.parent}: a list of {num_samples:,} samples takes {format_bytes(needed_bytes)}"
-        raise MploadError(f"{told}, {format_bytes(free_bytes)} are free. Name another folder with --folder")
+        samples = format_counted(num_samples, "sample")
+        raise MploadError(
+            f"{path.parent}: a list of {samples} needs {format_bytes(needed_bytes)}, but only "
+            f"{format_bytes(free_bytes)} are free. Name another folder with --folder"
+        )
     write_list(path, num_samples)
     open_index(path)

@@ -1,7 +1,7 @@
-"""One case of `mpload bench memory`, in a process of its own: read a list of samples by a loader, epoch by epoch.
+"""One case of `mpload bench memory`, run in a process of its own: read a list of samples with a loader.
 
-Prints a line of JSON for the first batch, for each epoch and when all are done; then holds on to all that it has until
-its stdin ends, so that it can be looked at. No file of the list is opened, nothing decoded.
+Prints a line of JSON for the first batch, for each epoch, and when all epochs are done. It then keeps its memory until
+stdin is closed, so that it can be measured. No file of the list is opened, and nothing is decoded.
 """
 
 import json
@@ -27,7 +27,7 @@ _BATCH_SIZE = 256
 
 
 class _Listed(Dataset[tuple[str, int]]):
-    """What most datasets keep: a tuple of path and label for each sample."""
+    """The usual dataset: a list with a tuple of path and label for each sample."""
 
     def __init__(self, path: Path) -> None:
         self.samples = _read(path)
@@ -40,7 +40,7 @@ class _Listed(Dataset[tuple[str, int]]):
 
 
 class _Serialised(Dataset[tuple[str, int]]):
-    """The usual cure: each sample pickled, all in one array, which has no reference counts."""
+    """The usual remedy: all samples pickled into one array, which has a single reference count."""
 
     def __init__(self, path: Path) -> None:
         pickled = [np.frombuffer(pickle.dumps(sample, -1), np.uint8) for sample in _read(path)]
@@ -52,7 +52,7 @@ class _Serialised(Dataset[tuple[str, int]]):
 
     def __getitem__(self, number: int) -> tuple[str, int]:
         start = self.ends[number - 1] if number else 0
-        sample: tuple[str, int] = pickle.loads(self.bytes[start : self.ends[number]].data)  # noqa: S301  its own
+        sample: tuple[str, int] = pickle.loads(self.bytes[start : self.ends[number]].data)  # noqa: S301  pickled by this class
         return sample
 
 
@@ -99,7 +99,7 @@ LOADERS: dict[str, Callable[[Path, int], Iterable[Any]]] = {
 
 
 def run(name: str, path: Path, *, num_workers: int, num_epochs: int, max_seconds: float) -> None:
-    """Make the list and its loader, and iterate it; another epoch begins only where it should end in `max_seconds`."""
+    """Make the list and its loader, and iterate. Start another epoch only if it should end within `max_seconds`."""
     started = time.perf_counter()
     loader = LOADERS[name](path, num_workers)
     with loader if isinstance(loader, MPLoader) else nullcontext():

@@ -1,4 +1,4 @@
-"""Tables and a figure of what `mpload bench memory` has measured."""
+"""Tables and a figure of the results of `mpload bench memory`."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,15 +15,15 @@ from mpload.tools.pictures.figures import (
     VERMILION,
     LineName,
     add_titles,
+    format_bytes_like,
+    format_large_count,
     name_lines,
     new_figure,
-    say_bytes,
-    say_count,
     set_byte_axis,
     set_count_axis,
     set_time_axis,
 )
-from mpload.units import format_bytes, format_count, format_seconds
+from mpload.units import format_bytes, format_count, format_counted, format_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,14 +37,14 @@ _STYLES: Final = {
     "mpdataset": ("MPDataset, DataLoader", SKY),
     "mploader": ("MPDataset, MPLoader", BLUE),
 }
-"""How each of `LOADER_NAMES` is called, and its colour, in a figure."""
+"""The short name and the colour of each loader of `LOADER_NAMES` in a figure."""
 _OURS = ("mpdataset", "mploader")
 _UNKNOWN = "-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryTable:
-    """Text, cell by cell: a row for each loader and number of workers, a column for each number of samples."""
+    """A table of text: one row per loader and number of workers, one column per number of samples."""
 
     title: str
     header: list[str]
@@ -52,24 +52,20 @@ class MemoryTable:
 
 
 def memory_tables(results: Sequence[MemoryResult]) -> list[MemoryTable]:
-    """Return the peaks of PSS and of USS, that of one process, and the time to the first batch."""
+    """Return tables of the peak PSS, the peak USS, the peak USS of a child process, and the time to the first batch."""
     return [
-        _table(
-            "PSS of all processes, the most there was", results, lambda result: _peak(result, result.peak_pss_bytes)
-        ),
-        _table(
-            "USS of all processes, the most there was", results, lambda result: _peak(result, result.peak_uss_bytes)
-        ),
-        _table("USS of the largest process but the first", results, _child),
+        _table("peak PSS of all processes", results, lambda result: _peak(result, result.peak_pss_bytes)),
+        _table("peak USS of all processes", results, lambda result: _peak(result, result.peak_uss_bytes)),
+        _table("peak USS of the largest child process", results, _child),
         _table("time to the first batch", results, _first_batch),
     ]
 
 
 def draw_memory(results: Sequence[MemoryResult], path: Path) -> None:
-    """Write a PNG: the peak against the number of samples and, where curves are known, memory against time.
+    """Write a PNG: peak memory against the number of samples and, if curves were measured, memory against time.
 
-    Of the results with the most workers. Time is that of the list that most loaders have read, the longest of such.
-    What was not run, but predicted, is dashed. Needs matplotlib.
+    Only the results with the most workers are drawn. The curves over time are of the list that most loaders have read,
+    or of the longest of these. Predicted values are dashed. Needs matplotlib.
     """
     num_workers = max(result.case.num_workers for result in results)
     drawn = sorted(
@@ -77,8 +73,8 @@ def draw_memory(results: Sequence[MemoryResult], path: Path) -> None:
         key=lambda result: result.case.num_samples,
     )
     num_loaders = Counter(result.case.num_samples for result in drawn if result.curve)
-    shown = max(num_loaders, key=lambda num_samples: (num_loaders[num_samples], num_samples), default=0)
-    curves = [result for result in drawn if result.curve and result.case.num_samples == shown]
+    curve_samples = max(num_loaders, key=lambda num_samples: (num_loaders[num_samples], num_samples), default=0)
+    curves = [result for result in drawn if result.curve and result.case.num_samples == curve_samples]
     with new_figure(path, width=9, height=8.4 if curves else 4.4) as figure:
         axes = figure.subplots(2 if curves else 1, squeeze=False)[:, 0]
         _draw_peaks(axes[0], drawn)
@@ -100,12 +96,12 @@ def _draw_peaks(axes: "Axes", results: Sequence[MemoryResult]) -> None:
         fills = ["white" if result.needed_bytes else colour for result in found]
         samples, sizes = zip(*points, strict=True)
         axes.scatter(samples, sizes, s=28, facecolors=fills, edgecolors=colour, zorder=3, clip_on=False)
-        text = f"{label}: {say_bytes(sizes[-1], beside=most)}"
+        text = f"{label}: {format_bytes_like(sizes[-1], beside=most)}"
         names.append(LineName(text=text, colour=colour, x=samples[-1], y=sizes[-1]))
-    set_count_axis(axes, max(result.case.num_samples for result in results), what="samples in the data set")
+    set_count_axis(axes, max(result.case.num_samples for result in results), what="samples in the dataset")
     set_byte_axis(axes, most)
     predicted = "; dashed: predicted, too large to run" if any(result.needed_bytes for result in results) else ""
-    about = f"Peak memory (PSS) of all processes, {results[0].case.num_workers} workers{predicted}"
+    about = f"Peak memory (PSS) of all processes, {format_counted(results[0].case.num_workers, 'worker')}{predicted}"
     add_titles(axes, _finding(results), about)
     name_lines(axes, names)
 
@@ -121,23 +117,23 @@ def _draw_curves(axes: "Axes", results: Sequence[MemoryResult]) -> None:
         names.append(LineName(text=label, colour=colour, x=end, y=max(sizes)))
     set_time_axis(axes, end)
     set_byte_axis(axes, max(result.peak_pss_bytes for result in results))
-    about = "Memory (PSS) of all processes over time; names stand at the height of the peaks"
-    add_titles(axes, f"While {say_count(results[0].case.num_samples)} samples are read", about)
+    about = "Memory (PSS) of all processes over time; labels are at the height of the peaks"
+    add_titles(axes, f"While {format_large_count(results[0].case.num_samples)} samples are read", about)
     name_lines(axes, names)
 
 
 def _finding(results: Sequence[MemoryResult]) -> str:
-    """Return what the longest data set takes, in one sentence."""
+    """Return the memory for the largest dataset, as a sentence."""
     longest = max(result.case.num_samples for result in results)
     sizes = {result.case.loader: _needed_bytes(result) for result in results if result.case.num_samples == longest}
     ours = [size for loader, size in sizes.items() if loader in _OURS]
     lists = [size for loader, size in sizes.items() if loader not in _OURS]
     most = max(sizes.values())
     if not ours or not lists:
-        return f"{say_count(longest)} samples take {say_bytes(most, beside=most)}"
-    least = "" if len(lists) == 1 else f"{say_bytes(min(lists), beside=most).partition(' ')[0]} to "
-    as_list, with_ours = say_bytes(max(lists), beside=most), say_bytes(max(ours), beside=most)
-    return f"{say_count(longest)} samples take {least}{as_list} as a list, {with_ours} with MPDataset"
+        return f"{format_large_count(longest)} samples take {format_bytes_like(most, beside=most)}"
+    least = "" if len(lists) == 1 else f"{format_bytes_like(min(lists), beside=most).partition(' ')[0]} to "
+    as_list, with_ours = format_bytes_like(max(lists), beside=most), format_bytes_like(max(ours), beside=most)
+    return f"{format_large_count(longest)} samples take {least}{as_list} as a list, {with_ours} with MPDataset"
 
 
 def _needed_bytes(result: MemoryResult) -> int:

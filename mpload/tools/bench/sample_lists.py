@@ -1,4 +1,4 @@
-"""Lists of samples of any length, whose files nobody opens: what takes memory is the list alone."""
+"""Lists of samples of any length. Their files are never opened, so that only the list takes memory."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ _BLOCK_SAMPLES = 1 << 20
 
 
 def write_list(path: Path, num_samples: int) -> None:
-    """Write an index text whose lines are all of one length, with the sample's number in its path and three digits."""
+    """Write an index with lines of equal length. A path contains its sample's number; a label has three digits."""
     with path.open("wb") as file:
         file.write(_HEAD)
         for start in range(0, num_samples, _BLOCK_SAMPLES):
@@ -32,19 +32,19 @@ def write_list(path: Path, num_samples: int) -> None:
 
 
 class NoFiles:
-    """A storage in which every file is empty."""
+    """A storage whose files are all empty."""
 
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """Return no bytes for each range."""
+        """Return empty bytes for each range."""
         return [b""] * len(ranges)
 
 
 class NoPixels:
-    """A decoder that makes one black pixel of whatever it gets."""
+    """A decoder that turns any bytes into one black pixel."""
 
     output_shape = (1, 1, 3)
 
-    def __call__(self, data: bytes, out: Pixels | None = None) -> Pixels:  # noqa: ARG002  it is what a decoder takes
+    def __call__(self, data: bytes, out: Pixels | None = None) -> Pixels:  # noqa: ARG002  the signature of a decoder
         """Return uint8 RGB [1, 1, 3]."""
         if out is None:
             return np.zeros(self.output_shape, np.uint8)

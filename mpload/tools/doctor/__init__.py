@@ -1,15 +1,15 @@
-"""What limits a job: measured on the user's own data, judged by arithmetic, mended in order of cost.
+"""Finds what limits a job: measures on the user's own data, judges by arithmetic, and proposes remedies.
 
 ```
-examine      measure, judge, and try the first remedy where that can be done at once
-environment  where the job runs: cores, memory, descriptors, file system
-storage      how fast the storage is: cold and warm, one file at a time and many at once
-samples      what samples cost: read, decode, transform
-empty        samples that cost nothing, to see what carrying them costs
-facts        what was found out: plain values
-model        how fast a job would go, by what its parts take
-verdict      what limits the job, by the facts alone
-remedies     what would help, the cheapest first, and by how much
-report       a diagnosis as one page
+examine      measures, judges, and tries the first remedy if it is a setting of the loader
+environment  reads the machine: cores, memory, descriptors, file system
+storage      measures the storage: cold and warm, one read at a time and many at once
+samples      measures the cost of samples: read, decode, transform
+empty        samples without cost, which show the cost of transport
+facts        the measurements, as plain values
+model        predicts the rate of a job from the cost of its parts
+verdict      decides from the facts what limits the job
+remedies     lists the changes that would help, the cheapest first, with their gains
+report       a diagnosis as an HTML page
 ```
 """

@@ -1,4 +1,4 @@
-"""Samples that cost nothing, to see what carrying them costs. Workers import this, so it imports little."""
+"""Samples without cost, which show the cost of transport. Workers import this module, so it imports little."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,22 +13,22 @@ _NUM_LINES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class EmptyDecoder:
-    """Leaves a sample as it is found.
+    """A decoder that writes nothing.
 
     Attributes:
-        output_shape: of every sample, uint8.
+        output_shape: The shape of every sample, uint8.
     """
 
     output_shape: tuple[int, ...]
 
     def __call__(self, data: bytes, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
-        """Return `out`, or zeros."""
+        """Return `out` as it is, or zeros if there is no `out`."""
         del data
         return np.zeros(self.output_shape, np.uint8) if out is None else out
 
 
 def write_empty_index(folder: Path) -> Path:
-    """Write an index of samples that are all one tiny file; return its path."""
+    """Write an index whose samples are all the same tiny file. Return its path."""
     (folder / "sample").write_bytes(b"0")
     path = folder / "empty.txt"
     path.write_text("#mpload 1\n#columns image:path label:int\n" + "sample\t0\n" * _NUM_LINES, encoding="ascii")

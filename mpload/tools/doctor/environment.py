@@ -1,4 +1,4 @@
-"""Where the job runs: cores, memory, descriptors, file system."""
+"""Reads the environment of the job: cores, memory, descriptors, file system."""
 
 import multiprocessing
 import os
@@ -10,21 +10,21 @@ from mpload.images.jpeg import jpeg_backend
 from mpload.memory.machine import MemoryGauge, num_usable_cores
 from mpload.tools.doctor.facts import Environment
 
-__all__ = ["file_system_of", "look_around"]
+__all__ = ["file_system_of", "read_environment"]
 
-_ANY_NUMBER = 1 << 30
+_UNLIMITED = 1 << 30
 
 
-def look_around(root: str) -> Environment:
-    """Return what there is for data below `root`."""
-    room = MemoryGauge().read()
+def read_environment(root: str) -> Environment:
+    """Return the resources of this machine, and the file system of `root`."""
+    memory = MemoryGauge().read()
     max_descriptors, used_descriptors = _descriptors()
-    shm = Path("/dev/shm")  # noqa: S108  a mount point, nothing is written
+    shm = Path("/dev/shm")  # noqa: S108  a mount point; nothing is written
     return Environment(
         usable_cores=num_usable_cores(),
         host_cores=os.cpu_count() or 1,
-        memory_limit_bytes=room.limit_bytes,
-        memory_free_bytes=room.free_bytes,
+        memory_limit_bytes=memory.limit_bytes,
+        memory_free_bytes=memory.free_bytes,
         max_descriptors=max_descriptors,
         used_descriptors=used_descriptors,
         shm_bytes=psutil.disk_usage(str(shm)).total if shm.exists() else None,
@@ -35,21 +35,21 @@ def look_around(root: str) -> Environment:
 
 
 def file_system_of(path: str) -> str:
-    """Return type and source of the file system that holds `path`, such as `ext4 (/dev/sda1)`; empty if unknown."""
+    """Return the type and source of the file system of `path`, such as `ext4 (/dev/sda1)`. Empty if unknown."""
     real = os.path.realpath(path)
-    best, told = "", ""
+    longest, name = "", ""
     for partition in psutil.disk_partitions(all=True):
         mount = partition.mountpoint.rstrip("/") + "/"
-        if (real + "/").startswith(mount) and len(mount) >= len(best):
-            best, told = mount, f"{partition.fstype} ({partition.device})"
-    return told
+        if (real + "/").startswith(mount) and len(mount) >= len(longest):
+            longest, name = mount, f"{partition.fstype} ({partition.device})"
+    return name
 
 
 def _descriptors() -> tuple[int, int]:
-    """Return how many files this process may have open, and how many it has."""
+    """Return the limit of open files of this process, and the number of files it has open."""
     try:
-        import resource  # noqa: PLC0415  Windows has none
+        import resource  # noqa: PLC0415  missing on Windows
     except ImportError:
-        return _ANY_NUMBER, 0
+        return _UNLIMITED, 0
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return (_ANY_NUMBER if soft == resource.RLIM_INFINITY else soft), psutil.Process().num_fds()
+    return (_UNLIMITED if soft == resource.RLIM_INFINITY else soft), psutil.Process().num_fds()

@@ -1,4 +1,4 @@
-"""The examination: measure, judge, and try the first remedy where that can be done at once."""
+"""The examination: measures, judges, and tries the first remedy if it is a setting of the loader."""
 
 import math
 import tempfile
@@ -11,7 +11,7 @@ from mpload.errors import ArgumentError
 from mpload.index.index import Index
 from mpload.index.opening import open_index
 from mpload.tools.doctor.empty import EmptyDecoder, write_empty_index
-from mpload.tools.doctor.environment import look_around
+from mpload.tools.doctor.environment import read_environment
 from mpload.tools.doctor.facts import Cost, Findings, Job, StorageSpeed, Trial
 from mpload.tools.doctor.model import predict
 from mpload.tools.doctor.remedies import remedies
@@ -20,6 +20,7 @@ from mpload.tools.doctor.storage import Files, measure_rates, packed_rate, size_
 from mpload.tools.doctor.verdict import Verdict, judge
 from mpload.tools.remedy import Remedy
 from mpload.tools.trials import device_copy, run_loader
+from mpload.units import format_counted
 
 __all__ = ["Diagnosis", "examine"]
 
@@ -31,7 +32,7 @@ _ENOUGH_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What was found, and what follows."""
+    """The measurements, what limits the job, and what would help."""
 
     findings: Findings
     verdict: Verdict
@@ -46,35 +47,35 @@ def examine(
     job: Job,
     seconds: float = 30.0,
     seed: int = 0,
-    tell: Callable[[str], None] = lambda _: None,
+    announce: Callable[[str], None] = lambda _: None,
 ) -> Diagnosis:
-    """Find out what limits a job, in about `seconds` and the time that loaders take to start.
+    """Find out what limits a job, in about `seconds` plus the time that loaders take to start.
 
-    Reads a few hundred samples from anywhere in the index, runs `decode` and `transform` in this process and in
-    workers, drives what it has read out of the page cache, and writes nothing but to a temporary folder.
+    Reads a few hundred random samples of the index, runs `decode` and `transform` in this process and in workers,
+    evicts the files it has read from the page cache, and writes only to a temporary folder.
 
     Args:
-        index: the data.
-        decode: as in `MPDataset`.
-        transform: as in `MPDataset`.
-        job: what is wanted.
-        seconds: how long to measure.
-        seed: of the samples that are looked at.
-        tell: told what is being measured.
+        index: The data.
+        decode: As in `MPDataset`.
+        transform: As in `MPDataset`.
+        job: The job to be examined.
+        seconds: The duration of the measurements.
+        seed: The seed of the random choice of samples.
+        announce: Called with the name of each measurement before it starts.
 
     Raises:
         ArgumentError: `seconds` is not positive.
-        SampleError: none of the samples can be made.
+        SampleError: None of the samples can be made.
     """
     if not 0 < seconds < math.inf:
         raise ArgumentError(f"seconds must be positive, got {seconds}")
     files = Files(index)
-    environment = look_around(index.root)
-    tell("samples: decode and transform")
+    environment = read_environment(index.root)
+    announce("samples: decode and transform")
     costs = measure_samples(
         index, files, decode=decode, transform=transform, seconds=_SAMPLES_SHARE * seconds, seed=seed
     )
-    tell("storage: cold and warm")
+    announce("storage: cold and warm")
     storage = StorageSpeed(
         rates=measure_rates(index, files, seconds=_STORAGE_SHARE * seconds, seed=seed + 1),
         read=costs.read,
@@ -89,8 +90,10 @@ def examine(
         environment=environment,
         decode=costs.decode,
         transform=costs.transform,
+        resized_short=costs.resized_short,
         resized_decode=costs.resized_decode,
         resized_bytes=costs.resized_bytes,
+        index_path=str(index.path),
     )
     if (copied := device_copy()) is not None:
         name, bytes_per_second = copied
@@ -100,14 +103,14 @@ def examine(
         tries = _Tries(
             index=index, decode=decode, transform=transform, seconds=_TRIAL_SHARE * seconds, folder=Path(name)
         )
-        findings = tries.run(findings, tell)
+        findings = tries.run(findings, announce)
     verdict = judge(findings)
     return Diagnosis(findings=findings, verdict=verdict, remedies=tuple(remedies(findings, verdict)))
 
 
 @dataclass(kw_only=True)
 class _Tries:
-    """Runs loaders."""
+    """Runs trials of the loader."""
 
     index: Index
     decode: Callable[..., Any]
@@ -115,19 +118,19 @@ class _Tries:
     seconds: float
     folder: Path
 
-    def run(self, findings: Findings, tell: Callable[[str], None]) -> Findings:
-        """Try the transport alone, the job as it is, and the job with its first remedy."""
-        if not judge(findings).samples_per_second:  # it cannot start
+    def run(self, findings: Findings, announce: Callable[[str], None]) -> Findings:
+        """Try the transport alone, then the job as it is, then the job with its first remedy."""
+        if not judge(findings).samples_per_second:  # the job cannot start
             return findings
         job = findings.job
-        tell("transport")
+        announce("transport")
         empty = open_index(write_empty_index(self.folder))
         for batch_size in sorted({job.batch_size, max(job.batch_size, _LARGER_BATCH)}):
             trial = self._try(findings, batch_size=batch_size, num_workers=job.num_workers, empty=empty)
             findings = _with(findings, trial)
             if trial.is_short_of_files:
                 return findings
-        tell(f"loader: {job.num_workers} workers, batches of {job.batch_size}")
+        announce(f"loader: {format_counted(job.num_workers, 'worker')}, batches of {job.batch_size}")
         findings = self._try_job(findings, job)
         verdict = judge(findings)
         if not verdict.samples_per_second:
@@ -140,23 +143,23 @@ class _Tries:
                 batch_size=remedy.batch_size or job.batch_size,
             )
             if changed != job:
-                tell(f"loader: {changed.num_workers} workers, batches of {changed.batch_size}")
-                # One beside the other, where there is time: what else runs on the machine comes and goes.
+                announce(f"loader: {format_counted(changed.num_workers, 'worker')}, batches of {changed.batch_size}")
+                # If there is time, alternate the two: the load by other processes varies over time.
                 again = (job, changed, job, changed) if self.seconds >= _ENOUGH_SECONDS else ()
                 for each in (changed, *again):
                     findings = self._try_job(findings, each)
         return findings
 
     def _try_job(self, findings: Findings, job: Job) -> Findings:
-        """Try it, unless that would take too long to tell anything."""
-        reckoned = predict(replace(findings, job=job)).total / job.num_gpus
-        if reckoned * self.seconds < _MIN_BATCHES * job.batch_size:
+        """Try a job, unless too few batches are expected in the time of a trial."""
+        expected_rate = predict(replace(findings, job=job)).total / job.num_gpus
+        if expected_rate * self.seconds < _MIN_BATCHES * job.batch_size:
             return findings
         return _with(findings, self._try(findings, batch_size=job.batch_size, num_workers=job.num_workers))
 
     def _try(self, findings: Findings, *, batch_size: int, num_workers: int, empty: Index | None = None) -> Trial:
         shape = getattr(self.decode, "output_shape", None) or (round(findings.samples.output_bytes),)
-        made = run_loader(
+        trial = run_loader(
             self.index if empty is None else empty,
             decode=self.decode if empty is None else EmptyDecoder(output_shape=shape),
             transform=self.transform if empty is None else None,
@@ -168,30 +171,30 @@ class _Tries:
         return Trial(
             num_workers=num_workers,
             batch_size=batch_size,
-            samples_per_second=made.samples_per_second,
-            error=made.error,
-            decode_seconds=made.decode_seconds,
-            transform_seconds=made.transform_seconds,
-            is_short_of_files=made.is_short_of_files,
+            samples_per_second=trial.samples_per_second,
+            error=trial.error,
+            decode_seconds=trial.decode_seconds,
+            transform_seconds=trial.transform_seconds,
+            is_short_of_files=trial.is_short_of_files,
             is_empty=empty is not None,
         )
 
 
 def _as_in_workers(findings: Findings) -> Findings:
-    """Return the findings with decode and transform as they took in workers: side by side, memory is slower.
+    """Replace the costs of decode and transform by those in workers, which compete for memory bandwidth.
 
-    Where workers outnumber cores, what a stage took there is mostly the others' turn: then nothing is changed.
+    If there are more workers than cores, their times include waiting for a core, and nothing is replaced.
     """
     job = findings.job
     tried = findings.trial(job.num_workers, job.batch_size)
     if tried is None or job.num_workers > findings.environment.usable_cores:
         return findings
-    decoding = _factor(findings.decode, tried.decode_seconds)
+    decode_factor = _factor(findings.decode, tried.decode_seconds)
     resized = findings.resized_decode
     return replace(
         findings,
-        decode=_scaled(findings.decode, decoding),
-        resized_decode=None if resized is None else _scaled(resized, decoding),
+        decode=_scaled(findings.decode, decode_factor),
+        resized_decode=None if resized is None else _scaled(resized, decode_factor),
         transform=_scaled(findings.transform, _factor(findings.transform, tried.transform_seconds)),
     )
 

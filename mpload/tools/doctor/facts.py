@@ -1,4 +1,4 @@
-"""What the doctor has found out: plain values, from which the verdict follows."""
+"""The measurements of the doctor, as plain values. The verdict follows from them alone."""
 
 import math
 from dataclasses import dataclass, field
@@ -25,24 +25,24 @@ __all__ = [
 
 
 class Temperature(StrEnum):
-    """Where the bytes were when they were read."""
+    """Where the bytes were before they were read."""
 
     COLD = auto()
-    """On the disk: they were driven out of the page cache first."""
+    """In storage: they were evicted from the page cache first."""
     WARM = auto()
     """In the page cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What a stage takes for one sample, on average.
+    """The mean cost of a stage per sample.
 
     Attributes:
-        cpu_seconds: of a core.
-        wait_seconds: of waiting for something else than a core.
+        cpu_seconds: The CPU time.
+        wait_seconds: The time spent waiting for anything but a core.
 
     Raises:
-        ArgumentError: a number is negative.
+        ArgumentError: A number is negative.
     """
 
     cpu_seconds: float = 0.0
@@ -53,20 +53,20 @@ class Cost:
 
     @property
     def seconds(self) -> float:
-        """Of a worker: both together."""
+        """The wall-clock time of a worker: both together."""
         return self.cpu_seconds + self.wait_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRate:
-    """How many samples a second the storage gave."""
+    """The measured rate of the storage under one condition."""
 
     temperature: Temperature
     concurrency: int
-    """How many were asked for at once."""
+    """The number of concurrent reads."""
     samples_per_second: float
     is_sequential: bool = False
-    """Neighbours in the index, one after the other, and not samples from anywhere."""
+    """Whether neighbours in the index were read in order, instead of random samples."""
 
     def __post_init__(self) -> None:
         _check(self, "concurrency", "samples_per_second", positive=True)
@@ -74,34 +74,35 @@ class ReadRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeClass:
-    """Samples of about one size, read one at a time."""
+    """Read times of samples of similar size, read one at a time."""
 
     max_bytes: int
     num_samples: int
     cold_seconds: float
     """Median."""
     warm_seconds: float
+    """Median."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """The data set, by the samples that were looked at."""
+    """The dataset, as seen in the measured samples."""
 
     num_samples: int
-    """In the index."""
+    """The number of samples in the index."""
     num_measured: int
     mean_bytes: float
-    """As stored."""
+    """The mean stored size of a sample."""
     output_bytes: float
-    """Of a sample in a batch."""
+    """The mean size of a decoded sample in a batch."""
     num_failed: int = 0
     first_failure: str = ""
     mean_short_side: float | None = None
-    """Of the images, in pixels; None where they are none."""
+    """The mean short side of the images, in pixels. None if the samples are not images."""
     cached_share: float | None = None
-    """Part of the bytes that lay in the page cache before anything was measured; None: the system does not tell."""
+    """The share of the bytes in the page cache before the measurements. None if the system cannot tell."""
     num_shards: int = 0
-    """Shards that the samples looked at lie in; 0 where they are files of their own."""
+    """The number of shards that hold the measured samples. 0 if each sample is a file of its own."""
 
     def __post_init__(self) -> None:
         _check(self, "num_samples", "num_measured", "mean_bytes", "output_bytes", positive=True)
@@ -110,28 +111,28 @@ class Samples:
 
     @property
     def total_bytes(self) -> float:
-        """Of the whole data set, as stored."""
+        """The stored size of the whole dataset."""
         return self.num_samples * self.mean_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageSpeed:
-    """What the storage gives."""
+    """The speed of the storage."""
 
     rates: tuple[ReadRate, ...]
     read: Cost
-    """Of reading a sample from the page cache."""
+    """The cost of reading a sample from the page cache."""
     size_classes: tuple[SizeClass, ...] = ()
     reads_per_worker: int = 1
-    """How many samples a worker may have on order at once."""
+    """The number of samples that a worker reads in parallel."""
     packed_samples_per_second: float | None = None
-    """What shards read in sequence would give; None where nothing tells."""
+    """The estimated rate of shards that are read sequentially. None if there is no estimate."""
 
     def rate(self, temperature: Temperature, concurrency: float, *, is_sequential: bool = False) -> float | None:
-        """Return samples a second for so many at once; None where nothing is known.
+        """Return the samples per second with this number of concurrent reads. None if nothing was measured.
 
-        Between measurements by proportion, beyond them as the last, and never less than for fewer at once: who gains
-        nothing by more readers need not have them.
+        Interpolates linearly between measurements, and is constant beyond them. The rate never falls as `concurrency`
+        grows: if more concurrent reads are slower, fewer can be used.
         """
         found = sorted(
             (rate.concurrency, rate.samples_per_second)
@@ -141,32 +142,32 @@ class StorageSpeed:
         if not found:
             return None
         best = accumulate((rate for _, rate in found), max)
-        known = {at_once: rate for (at_once, _), rate in zip(found, best, strict=True)}
+        known = {number: rate for (number, _), rate in zip(found, best, strict=True)}
         return float(np.interp(concurrency, list(known), list(known.values())))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """Where the job is to run."""
+    """The machine that the job runs on."""
 
     usable_cores: int
-    """By affinity and by the container's quota."""
+    """Cores allowed by the affinity and by the container's quota."""
     host_cores: int
     memory_limit_bytes: int
     memory_free_bytes: int
-    """Page cache counts as free."""
+    """Free memory, including the page cache."""
     max_descriptors: int
-    """Files that a process may have open."""
+    """The limit of open files of a process."""
     used_descriptors: int
     shm_bytes: int | None = None
-    """Size of `/dev/shm`; the loader does not need it, a stock DataLoader does."""
+    """The size of `/dev/shm`. The loader does not use it, but a stock DataLoader does."""
     start_method: str = ""
     file_system: str = ""
     decode_backend: str = ""
     device: str = ""
-    """The accelerator, by name; empty where there is none."""
+    """The name of the accelerator; empty if there is none."""
     device_bytes_per_second: float | None = None
-    """Of copies to it, from pinned memory."""
+    """The bandwidth of copies to the accelerator from pinned memory."""
 
     def __post_init__(self) -> None:
         _check(self, "usable_cores", "host_cores", "memory_limit_bytes", "max_descriptors", positive=True)
@@ -174,36 +175,36 @@ class Environment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A loader that was let run for a few seconds."""
+    """The result of running a loader for a few seconds."""
 
     num_workers: int
     batch_size: int
     samples_per_second: float
-    """0 where it did not get that far."""
+    """0 if the loader could not start."""
     error: str = ""
-    """Why not."""
+    """Why the loader could not start."""
     is_short_of_files: bool = False
-    """Whether that was the limit of open files."""
+    """Whether the limit of open files was the cause."""
     decode_seconds: float = 0.0
-    """Of a worker, for one sample, whoever else kept the cores busy; 0: unknown."""
+    """A worker's wall-clock time per sample, including time in which other processes had the core. 0 if unknown."""
     transform_seconds: float = 0.0
     is_empty: bool = False
-    """Whether its samples cost nothing: what is left is the transport."""
+    """Whether its samples had no cost, so that only the transport was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What is wanted.
+    """The job to be examined.
 
     Attributes:
-        batch_size: samples of a batch, on each GPU.
-        num_workers: of each GPU's loader.
-        step_seconds: of a training step; None: as fast as can be.
-        num_gpus: of the job; they share this machine's cores.
-        num_jobs: that read the same storage.
+        batch_size: The samples per batch and GPU.
+        num_workers: The workers of each GPU's loader.
+        step_seconds: The time of a training step once its data is ready. None if it should be as fast as possible.
+        num_gpus: The GPUs of the job. They share the cores of this machine.
+        num_jobs: The jobs that read the same storage.
 
     Raises:
-        ArgumentError: a number is not positive.
+        ArgumentError: A number is not positive.
     """
 
     batch_size: int
@@ -219,12 +220,12 @@ class Job:
 
     @property
     def needed_rate(self) -> float:
-        """Samples a second that one job consumes on this machine; infinite where no step was told."""
+        """The samples per second that one job consumes on this machine. Infinite if the time of a step is not known."""
         demand = self.demand()
         return math.inf if demand is None else demand.samples_per_second / self.num_jobs
 
     def demand(self, sample_bytes: float | None = None) -> Demand | None:
-        """Return what all jobs together ask of the storage, for samples of this size; None where no step was told."""
+        """Return what all jobs together require of the storage. None if the time of a step is not known."""
         if self.step_seconds is None:
             return None
         return Demand(
@@ -238,7 +239,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """All that the verdict follows from."""
+    """All measurements. The verdict follows from them alone."""
 
     job: Job
     samples: Samples
@@ -246,16 +247,20 @@ class Findings:
     environment: Environment
     decode: Cost
     transform: Cost = field(default_factory=Cost)
+    resized_short: int | None = None
+    """The short side that images need for the crop, in pixels. None if they are not much larger than that."""
     resized_decode: Cost | None = None
-    """What decoding takes once images are no larger than the crop needs; None where they are not much larger."""
+    """The cost of decoding images that were shrunk to `resized_short`."""
     resized_bytes: float | None = None
-    """Mean size of such images."""
+    """The mean size of these images."""
     trials: tuple[Trial, ...] = ()
     kept_share: float = 0.0
-    """Part of the samples that a `PartialCache` keeps."""
+    """The share of the samples in a `PartialCache`."""
+    index_path: str = "INDEX"
+    """The path of the index, for commands that remedies suggest."""
 
     def trial(self, num_workers: int, batch_size: int, *, is_empty: bool = False) -> Trial | None:
-        """Return the trial with these numbers, of several the median one; None where there was none that ran."""
+        """Return the trial with these settings that has the median rate. None if no such trial ran."""
         wanted = (num_workers, batch_size, is_empty)
         found = [
             trial

@@ -1,7 +1,8 @@
-"""How fast a job would go, by what its parts take.
+"""Predicts the rate of a job from the cost of its parts.
 
-A worker spends cores and waiting on each sample, and its share of the transport; workers share the cores; storage gives
-what it gives to so many at once; what lies in the page cache is not asked of it. The slowest of these sets the rate.
+For each sample a worker takes CPU time, waiting time and its share of the transport. All workers share the cores. The
+storage delivers a rate that depends on the number of concurrent reads, and serves only what is not in the page cache.
+The slowest of these parts determines the rate of the job.
 """
 
 import math
@@ -14,11 +15,11 @@ from mpload.tools.doctor.facts import Findings, Temperature
 __all__ = ["Limit", "Rates", "cached_share", "core_seconds_of_transport", "hit_share", "needed_bytes", "predict"]
 
 _PAGE_CACHE_READ_SECONDS = 200e-6
-"""A read that waits longer does not come from memory."""
+"""A read that waits longer than this was not served from memory."""
 
 
 class Limit(StrEnum):
-    """What may set the rate."""
+    """A part of the job that may limit its rate."""
 
     STORAGE = auto()
     WORKERS = auto()
@@ -28,7 +29,7 @@ class Limit(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Samples a second that each part lets pass; infinite where it sets no limit."""
+    """The rate of each part, in samples per second. Infinite if a part sets no limit."""
 
     storage: float
     workers: float
@@ -37,21 +38,21 @@ class Rates:
 
     @property
     def limit(self) -> Limit:
-        """The slowest."""
+        """The slowest part."""
         return min(Limit, key=lambda limit: float(getattr(self, limit)))
 
     @property
     def total(self) -> float:
-        """What the slowest gives."""
+        """The rate of the slowest part."""
         return float(getattr(self, self.limit))
 
     def without(self, limit: Limit) -> float:
-        """Return what the others would give."""
+        """Return the rate that the other parts would allow."""
         return min(float(getattr(self, other)) for other in Limit if other is not limit)
 
 
 def predict(findings: Findings) -> Rates:
-    """Return what each part gives to the job."""
+    """Return the rate that each part allows."""
     job, cores = findings.job, findings.environment.usable_cores
     num_workers = job.num_workers * job.num_gpus
     transport_seconds = core_seconds_of_transport(findings)
@@ -76,7 +77,7 @@ def predict(findings: Findings) -> Rates:
 
 
 def core_seconds_of_transport(findings: Findings) -> float:
-    """Return what it costs to carry one sample: a part for the sample, and the sample's part of what a batch costs."""
+    """Return the CPU time to transport one sample: a cost per sample, plus its share of the cost per batch."""
     cores = findings.environment.usable_cores
     empty = sorted(
         {
@@ -96,11 +97,12 @@ def core_seconds_of_transport(findings: Findings) -> float:
 
 
 def hit_share(share: float) -> float:
-    """Return how many reads a page cache answers that holds `share` of a data set read in a new order each epoch.
+    """Return the hit rate of a page cache that holds `share` of a dataset read in a new order each epoch.
 
-    It keeps what was read last. A sample that came with a part `a` of its epoch left, and comes again after a part
-    `v` of the next, is still there if the `a + v - a v` of the data read meanwhile fit; `a` and `v` are uniform. Half
-    the data set in memory answers 15 % of the reads; a fixed half, as `PartialCache` keeps it, answers half of them.
+    The page cache keeps the data that was read last. Say a fraction `a` of an epoch remains after a sample, and the
+    sample is read again after a fraction `v` of the next epoch. In between, `a + v - a v` of the dataset was read, and
+    the sample is still cached if that fits. `a` and `v` are uniformly distributed. With half of the dataset in memory
+    the hit rate is 15 %; a fixed half, as `PartialCache` keeps it, has a hit rate of 50 %.
     """
     if share >= 1:
         return 1.0
@@ -108,29 +110,29 @@ def hit_share(share: float) -> float:
 
 
 def cached_share(findings: Findings) -> float:
-    """Return the part of the data set that the page cache has room for, at most 1."""
-    room_bytes = findings.environment.memory_free_bytes - needed_bytes(findings)
-    return min(1.0, max(0.0, room_bytes / findings.samples.total_bytes))
+    """Return the share of the dataset that fits into the page cache, at most 1."""
+    cache_bytes = findings.environment.memory_free_bytes - needed_bytes(findings)
+    return min(1.0, max(0.0, cache_bytes / findings.samples.total_bytes))
 
 
 def needed_bytes(findings: Findings) -> float:
-    """Return the least memory that the job's loaders take: their workers and slots."""
+    """Return the minimum memory of the job's loaders: their workers and slots."""
     job = findings.job
     slots_bytes = MIN_SLOTS * job.batch_size * findings.samples.output_bytes
     return job.num_gpus * (job.num_workers * WORKER_BYTES + slots_bytes)
 
 
 def _misses(findings: Findings) -> float:
-    """Return the part of the samples that the storage is asked for."""
-    room = cached_share(findings)
-    hits = (findings.samples.cached_share or 0.0) if room >= 1 else hit_share(room)
+    """Return the share of the samples that are read from storage."""
+    share = cached_share(findings)
+    hits = (findings.samples.cached_share or 0.0) if share >= 1 else hit_share(share)
     return (1 - hits) * (1 - findings.kept_share)
 
 
 def _storage(findings: Findings, num_workers: int) -> float:
     storage = findings.storage
-    at_once = num_workers * storage.reads_per_worker
-    cold, warm = storage.rate(Temperature.COLD, at_once), storage.rate(Temperature.WARM, at_once)
+    concurrency = num_workers * storage.reads_per_worker
+    cold, warm = storage.rate(Temperature.COLD, concurrency), storage.rate(Temperature.WARM, concurrency)
     misses = _misses(findings)
     rate = math.inf if cold is None else _quotient(cold, misses)
     if warm is not None and storage.read.wait_seconds > _PAGE_CACHE_READ_SECONDS:

@@ -1,4 +1,4 @@
-"""A diagnosis as one HTML page, readable on a phone and in the dark; nothing is fetched from anywhere."""
+"""A diagnosis as a self-contained HTML page, for small screens and dark mode too."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _Rows: TypeAlias = Sequence[Sequence[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """Of a bar, in percent of the longest bar of the chart; `kind` chooses the colour."""
+    """A part of a bar, in percent of the longest bar of the chart. `kind` determines the colour."""
 
     kind: str
     percent: float
@@ -34,7 +34,7 @@ class _Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chart:
-    """Bars of one linear scale from 0 to `end`."""
+    """Bars on one linear scale from 0 to `end`."""
 
     bars: tuple[_Bar, ...]
     end: str
@@ -42,24 +42,25 @@ class _Chart:
 
 
 def write_report(diagnosis: Diagnosis, path: Path, *, title: str) -> None:
-    """Write the page.
+    """Write the page to `path`.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: The file cannot be written.
     """
     path.write_text(render_report(diagnosis, title=title), encoding="utf-8", errors="backslashreplace")
 
 
 def render_report(diagnosis: Diagnosis, *, title: str) -> str:
-    """Return the page as HTML, complete in itself."""
+    """Return the page as self-contained HTML."""
     findings, verdict = diagnosis.findings, diagnosis.verdict
     need = next((stage.need for stage in verdict.stages if stage.need is not None), None)
     return render_page(
         "doctor.html.j2",
         title=f"mpload doctor: {title}",
         is_fast_enough=verdict.bottleneck is Bottleneck.CONSUMER,
-        verdict=f"Limited by {verdict.bottleneck}",
-        reason=verdict.reason,
+        verdict=f"{verdict.headline}.",
+        reason=f"{verdict.reason}.",
+        advice_without_remedies=verdict.advice_without_remedies,
         remedies=_remedies(diagnosis),
         needed=None if need is None else f"{_duration(1 / need)} ({need:,.0f} samples/s)",
         stages=_stages(verdict.stages, need),
@@ -74,13 +75,13 @@ def render_report(diagnosis: Diagnosis, *, title: str) -> str:
 def _remedies(diagnosis: Diagnosis) -> _Rows:
     rows = []
     for number, remedy in enumerate(diagnosis.remedies, start=1):
-        gain = "starts at all" if math.isinf(remedy.gain) else f"{remedy.gain:.1f}x"
-        rows.append((f"{number}. {remedy.text}", gain + (", tried" if remedy.is_measured else "")))
+        gain = "starts the job" if math.isinf(remedy.gain) else f"{remedy.gain:.1f}x as fast"
+        rows.append((f"{number}. {remedy.text}", gain + (", measured" if remedy.is_measured else "")))
     return rows
 
 
 def _stages(stages: Sequence[StageRate], need: float | None) -> _Chart:
-    """Return the time that each stage takes for a sample: the slowest has the longest bar."""
+    """Return the time that each stage takes per sample. The slowest stage has the longest bar."""
     known = [stage.have for stage in stages if stage.have]
     if not known:
         return _Chart(bars=(), end="")
@@ -96,19 +97,19 @@ def _stages(stages: Sequence[StageRate], need: float | None) -> _Chart:
             figure = f"{_duration(1 / stage.have)} ({stage.have:,.0f}/s)"
             bars.append(_Bar(name=stage.name, figure=figure, parts=(part,)))
         else:
-            bars.append(_Bar(name=stage.name, figure="no limit seen"))
+            bars.append(_Bar(name=stage.name, figure="no limit found"))
     need_percent = None if need is None else 100 / need / longest
     return _Chart(bars=tuple(bars), end=_duration(longest), need_percent=need_percent)
 
 
 def _costs(findings: Findings) -> _Chart:
     costs: list[tuple[str, Cost]] = [
-        ("read, page cache", findings.storage.read),
+        ("read from page cache", findings.storage.read),
         ("decode", findings.decode),
         ("transform", findings.transform),
     ]
     if findings.resized_decode is not None:
-        costs.append(("decode, if resized", findings.resized_decode))
+        costs.append(("decode shrunk images", findings.resized_decode))
     longest = max(cost.seconds for _, cost in costs) or 1.0
     bars = [
         _Bar(
@@ -162,7 +163,7 @@ def _sizes(findings: Findings) -> _Rows:
 def _trials(findings: Findings) -> _Rows:
     return [
         (
-            "transport alone, empty samples" if trial.is_empty else "the job",
+            "transport only, empty samples" if trial.is_empty else "the job",
             str(trial.num_workers),
             str(trial.batch_size),
             trial.error or f"{trial.samples_per_second:,.0f}",
@@ -175,10 +176,10 @@ def _facts(findings: Findings) -> _Rows:
     samples, environment = findings.samples, findings.environment
     free, limit = format_bytes(environment.memory_free_bytes), format_bytes(environment.memory_limit_bytes)
     facts = {
-        "samples": f"{format_count(samples.num_samples)}, {format_count(samples.num_measured)} of them measured",
-        "mean size": f"{format_bytes(samples.mean_bytes)} stored, {format_bytes(samples.output_bytes)} in a batch",
+        "samples": f"{format_count(samples.num_samples)}, of which {format_count(samples.num_measured)} were measured",
+        "mean size": f"{format_bytes(samples.mean_bytes)} in storage, {format_bytes(samples.output_bytes)} in a batch",
         "in the page cache": "unknown" if samples.cached_share is None else f"{samples.cached_share:.0%}",
-        "corrupt": f"{samples.num_failed} {samples.first_failure}".strip(),
+        "broken samples": f"{samples.num_failed} {samples.first_failure}".strip(),
         "file system": environment.file_system,
         "cores": f"{environment.usable_cores} of {environment.host_cores}",
         "memory": f"{free} free of {limit}",
@@ -186,7 +187,7 @@ def _facts(findings: Findings) -> _Rows:
         "open files": f"{environment.used_descriptors} of {format_count(environment.max_descriptors)}",
         "start method": environment.start_method,
         "decoder": environment.decode_backend,
-        "device": environment.device or "none",
+        "accelerator": environment.device or "none",
     }
     if (demand := findings.job.demand(samples.mean_bytes)) is not None:
         bandwidth = format_bytes(demand.bytes_per_second or 0.0)

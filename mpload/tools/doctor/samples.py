@@ -1,4 +1,4 @@
-"""What samples cost: read, decode, transform, one after the other in this process."""
+"""Measures the cost of samples, one after the other in this process: read, decode, transform."""
 
 import time
 from collections.abc import Callable
@@ -20,13 +20,14 @@ from mpload.tools.doctor.facts import Cost, Samples
 from mpload.tools.doctor.remedies import resize_to
 from mpload.tools.doctor.storage import Files, ReadTime
 from mpload.tools.pack.options import PackOptions, stored_as
+from mpload.units import format_counted
 
 __all__ = ["SampleCosts", "measure_samples"]
 
-_MOST_SAMPLES = 256
+_MAX_SAMPLES = 256
 _MIN_SAMPLES = 4
-_WARM_UP_SAMPLES = 2  # whose decoders fill their tables
-_MOST_RESIZED = 24
+_WARM_UP_SAMPLES = 2  # the first calls of a decoder fill its tables
+_MAX_RESIZED = 24
 _MUCH_LARGER = 1.5
 _RESIZED_SHARE = 0.3
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
@@ -34,26 +35,27 @@ _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleCosts:
-    """What was found."""
+    """The measured costs."""
 
     samples: Samples
     read: Cost
-    """From the page cache."""
+    """The cost of reading from the page cache."""
     decode: Cost
     transform: Cost
+    resized_short: int | None
     resized_decode: Cost | None
     resized_bytes: float | None
     read_times: tuple[ReadTime, ...]
 
 
 class _Stopwatch:
-    """Wraps a callable and adds up what its calls take: of cores (all threads of this process), and of waiting.
+    """Wraps a callable, and records the CPU time (of all threads of this process) and the waiting time of each call.
 
-    What the thread waited for a core, because others had them all, is no waiting.
+    Time in which the thread was runnable but had no core counts as neither.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self.__wrapped__ = function  # so that `inspect.signature` sees through
+        self.__wrapped__ = function  # lets `inspect.signature` see the original
         self.cpu: list[float] = []
         self.wait: list[float] = []
 
@@ -71,11 +73,11 @@ class _Stopwatch:
         return result
 
     def cost(self, num_samples: int) -> Cost:
-        """Return the mean for one sample; the first calls do not count where there are others."""
+        """Return the mean cost of a sample. If there are enough calls, the first ones are warm-up and do not count."""
         if not self.cpu:
             return Cost()
         skipped = _WARM_UP_SAMPLES if len(self.cpu) > 2 * _WARM_UP_SAMPLES else 0
-        per_sample = len(self.cpu) / max(1, num_samples)  # several sources
+        per_sample = len(self.cpu) / max(1, num_samples)  # a sample may have several sources
         return Cost(
             cpu_seconds=per_sample * float(np.mean(self.cpu[skipped:])),
             wait_seconds=per_sample * float(np.mean(self.wait[skipped:])),
@@ -101,10 +103,10 @@ def measure_samples(
     seconds: float,
     seed: int,
 ) -> SampleCosts:
-    """Make some samples from anywhere in the index, for about `seconds`.
+    """Make random samples of the index for about `seconds`, and measure their costs.
 
     Raises:
-        SampleError: none could be made.
+        SampleError: None of the samples could be made.
     """
     read = _Stopwatch(files.reader())
     watched_decode = _Stopwatch(decode)
@@ -123,9 +125,12 @@ def measure_samples(
         if time.monotonic() > deadline and len(found.output_bytes) >= _MIN_SAMPLES:
             break
     if not found.output_bytes:
-        raise SampleError(f"{index.path}: none of {found.num_failed} samples could be made: {found.first_failure}")
+        raise SampleError(
+            f"{index.path}: none of {format_counted(found.num_failed, 'sample')} could be made: {found.first_failure}"
+        )
     num_made = len(found.output_bytes)
-    resized_decode, resized_bytes = _resized(pipeline, decode, found, seconds=_RESIZED_SHARE * seconds)
+    short = _short_side_of_resized(pipeline, found)
+    resized_decode, resized_bytes = _resized(pipeline, decode, found, short, seconds=_RESIZED_SHARE * seconds)
     return SampleCosts(
         samples=Samples(
             num_samples=len(index),
@@ -141,6 +146,7 @@ def measure_samples(
         read=read.cost(len(found.read_times)),
         decode=watched_decode.cost(num_made),
         transform=Cost() if watched_transform is None else watched_transform.cost(num_made),
+        resized_short=None if resized_decode is None else short,
         resized_decode=resized_decode,
         resized_bytes=resized_bytes,
         read_times=tuple(found.read_times),
@@ -148,7 +154,7 @@ def measure_samples(
 
 
 def _adapted(transform: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the transform as a plain callable of an array and `rng`."""
+    """Return the transform as a callable of an array and `rng`."""
     adapted = adapt_transform(transform)
 
     def with_rng(array: Any, rng: np.random.Generator) -> Any:
@@ -158,9 +164,9 @@ def _adapted(transform: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _records(index: Index, *, seed: int) -> list[Record]:
-    ids = np.random.default_rng(seed).permutation(min(len(index), _MOST_SAMPLES))
-    if len(index) > _MOST_SAMPLES:
-        ids = np.random.default_rng(seed).integers(len(index), size=_MOST_SAMPLES)
+    ids = np.random.default_rng(seed).permutation(min(len(index), _MAX_SAMPLES))
+    if len(index) > _MAX_SAMPLES:
+        ids = np.random.default_rng(seed).integers(len(index), size=_MAX_SAMPLES)
     return index.records(ids)
 
 
@@ -175,30 +181,35 @@ def _make(record: Record, files: Files, pipeline: Pipeline, read: _Stopwatch, fo
     num_bytes = sum(map(len, data))
     found.read_times.append(ReadTime(num_bytes=num_bytes, cold_seconds=cold_seconds, warm_seconds=warm_seconds))
     made = pipeline.sample(record, seed=0, epoch=0)
-    assert made is not None, "the policy raises"
+    assert made is not None, "the error policy raises"
     values = [made[1][number] for number in pipeline.sources]
     found.output_bytes.append(sum(_size_of(value) for value in values))
     for source in data:
         with suppress(MploadError):
             image = open_image(source)
             found.short_sides.append(min(image.height, image.width))
-    if len(found.originals) < _MOST_RESIZED:
+    if len(found.originals) < _MAX_RESIZED:
         found.originals.append((record, data[0]))
 
 
-def _resized(
-    pipeline: Pipeline, decode: Callable[..., Any], found: _Found, *, seconds: float
-) -> tuple[Cost | None, float | None]:
-    """Shrink images as `mpload pack --resize-short` would, and see what decoding those takes."""
+def _short_side_of_resized(pipeline: Pipeline, found: _Found) -> int | None:
+    """Return the short side to which images could be shrunk. None if they are not much larger than that."""
     shape = pipeline.output_shape
     if shape is None or not found.short_sides or len(pipeline.sources) != 1:
-        return None, None
+        return None
     short = resize_to(min(shape[:2]))
-    if float(np.mean(found.short_sides)) < _MUCH_LARGER * short:
+    return short if float(np.mean(found.short_sides)) >= _MUCH_LARGER * short else None
+
+
+def _resized(
+    pipeline: Pipeline, decode: Callable[..., Any], found: _Found, short: int | None, *, seconds: float
+) -> tuple[Cost | None, float | None]:
+    """Shrink images as `mpload pack --resize-short` would. Return the cost of decoding them, and their mean size."""
+    if short is None:
         return None, None
     watched = _Stopwatch(decode)
-    handed = _Handed()
-    small = Pipeline(index=pipeline.index, decode=watched, policy=ErrorPolicy(), cache=handed)
+    cache = _OneValueCache()
+    small = Pipeline(index=pipeline.index, decode=watched, policy=ErrorPolicy(), cache=cache)
     sizes = []
     deadline = time.monotonic() + seconds
     options = PackOptions(resize_short=short)
@@ -206,15 +217,15 @@ def _resized(
         with suppress(MploadError):
             smaller = stored_as(data, options)[1]
             sizes.append(len(smaller))
-            handed.data = smaller
+            cache.data = smaller
             small.sample(record, seed=0, epoch=0)
         if time.monotonic() > deadline and len(sizes) > 2 * _WARM_UP_SAMPLES:
             break
     return (watched.cost(len(sizes)), float(np.mean(sizes))) if sizes else (None, None)
 
 
-class _Handed:
-    """A cache that has what it was handed, whatever it is asked for."""
+class _OneValueCache:
+    """A cache that returns `data` for every sample."""
 
     def __init__(self) -> None:
         self.data = b""
@@ -233,7 +244,7 @@ def _size_of(value: Any) -> int:
 
 
 def _run_delay_ns() -> int:
-    """Return how long this thread has waited for a core so far; 0 where the system does not tell."""
+    """Return how long this thread has waited for a core so far. 0 if the kernel keeps no such statistics."""
     try:
         return int(_SCHEDSTAT.read_bytes().split()[1])
     except (OSError, IndexError):

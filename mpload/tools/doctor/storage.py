@@ -1,4 +1,4 @@
-"""How fast the storage is, on the data set's own files: cold and warm, one at a time and many at once."""
+"""Measures the storage with the files of the dataset: cold and warm, one read at a time and many at once."""
 
 import ctypes
 import mmap
@@ -24,15 +24,15 @@ from mpload.tools.doctor.facts import ReadRate, SizeClass, Temperature
 __all__ = ["Files", "ReadTime", "measure_rates", "packed_rate", "size_classes"]
 
 _CONCURRENCIES = (1, 4, 16)
-_MOST_SAMPLES = 512
+_MAX_SAMPLES = 512
 _MIN_READS = 3
 _CLASS_FACTOR = 4
 _SMALLEST_CLASS_BYTES = 16 << 10
-_MEMORY_BYTES_PER_SECOND = 5e9  # no file system gives more to one reader
+_MEMORY_BYTES_PER_SECOND = 5e9  # an upper bound of what a file system delivers to one reader
 
 
 class Files:
-    """The files of an index: read them, drive them out of the page cache, see what of them lies there."""
+    """The files of an index: reads them, evicts them from the page cache, and measures how much of them is cached."""
 
     def __init__(self, index: Index) -> None:
         self._index = index
@@ -41,38 +41,38 @@ class Files:
         self._libc = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
 
     def reader(self) -> Callable[[Record], list[bytes]]:
-        """Return what reads samples, for one thread: from files, and from wherever else they lie."""
+        """Return a function that reads the bytes of a sample from any storage. It is for one thread."""
         return Pipeline(index=self._index, decode=RawBytes(), policy=ErrorPolicy()).read
 
     @property
     def reads_per_worker(self) -> int:
-        """How many samples a worker may have on order at once, where reads are slow."""
+        """The number of samples that a worker reads ahead in parallel if reads are slow."""
         return Pipeline(index=self._index, decode=RawBytes(), policy=ErrorPolicy()).ahead.max_parallel_reads
 
     def ranges(self, record: Record) -> list[ByteRange]:
-        """Return the runs of bytes of local files that a sample is read from; what lies elsewhere is none."""
+        """Return the byte ranges of local files that hold a sample. Remote files and database values are left out."""
         if "://" in self._index.root:
             return []
         ranges = [range_of(record.cells[number]) for number in self._sources]
         return [item for item in ranges if not isinstance(item, LmdbValue | RowValue) and "://" not in item.path]
 
     def drop(self, record: Record) -> None:
-        """Drive a sample's bytes out of the page cache, as far as the system lets us."""
+        """Evict the bytes of a sample from the page cache, as far as the system allows."""
         if not hasattr(os, "posix_fadvise"):
             return
         for item in self.ranges(record):
             with suppress(OSError):
                 descriptor = os.open(self._root / item.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
                 try:
-                    with suppress(OSError):  # what was just written stays in memory until it is on disk
+                    with suppress(OSError):  # dirty pages cannot be evicted until they are on disk
                         os.fdatasync(descriptor)
-                    length_bytes = item.length_bytes or 0  # 0: to the end
+                    length_bytes = item.length_bytes or 0  # 0 means to the end of the file
                     os.posix_fadvise(descriptor, item.offset_bytes, length_bytes, os.POSIX_FADV_DONTNEED)
                 finally:
                     os.close(descriptor)
 
     def cached_share(self, records: Sequence[Record]) -> float | None:
-        """Return the part of these samples' pages that lie in the page cache; None where the system does not tell."""
+        """Return the share of the samples' pages that are in the page cache. None if the system cannot tell."""
         num_pages = num_cached = 0
         for item in chain.from_iterable(self.ranges(record) for record in records):
             with suppress(OSError, ValueError):
@@ -81,7 +81,7 @@ class Files:
         return num_cached / num_pages if num_pages else None
 
     def _pages(self, item: ByteRange) -> tuple[int, int]:
-        """Return how many pages hold a range, and how many of them are in memory."""
+        """Return the number of pages of a range, and how many of them are in memory."""
         if self._libc is None or not hasattr(mmap, "MAP_PRIVATE"):
             return 0, 0
         descriptor = os.open(self._root / item.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -104,7 +104,7 @@ class Files:
 
 
 class ReadTime:
-    """How long one sample took to read, cold and then warm."""
+    """The time to read one sample, first cold and then warm."""
 
     __slots__ = ("cold_seconds", "num_bytes", "warm_seconds")
 
@@ -115,23 +115,23 @@ class ReadTime:
 
 
 def measure_rates(index: Index, files: Files, *, seconds: float, seed: int) -> tuple[ReadRate, ...]:
-    """Return how many samples a second the storage gives, in several ways; all together take about `seconds`.
+    """Measure the rate of the storage, cold and warm, with different numbers of readers, in about `seconds` in total.
 
-    Reads by threads of this process, each sample once; reads that fail are left out.
+    Threads of this process read each sample once. Failed reads are not counted.
     """
     rng = np.random.default_rng(seed)
-    each_seconds = seconds / (2 * len(_CONCURRENCIES) + 2)
+    seconds_per_rate = seconds / (2 * len(_CONCURRENCIES) + 2)
     rates = []
     for temperature in Temperature:
         for concurrency in _CONCURRENCIES:
-            ids = rng.integers(len(index), size=min(len(index), _MOST_SAMPLES))
+            ids = rng.integers(len(index), size=min(len(index), _MAX_SAMPLES))
             records = index.records(np.unique(ids))
-            rate = _rate(records, files, temperature=temperature, concurrency=concurrency, seconds=each_seconds)
+            rate = _rate(records, files, temperature=temperature, concurrency=concurrency, seconds=seconds_per_rate)
             if rate is not None:
                 rates.append(ReadRate(temperature=temperature, concurrency=concurrency, samples_per_second=rate))
-        first = int(rng.integers(max(1, len(index) - _MOST_SAMPLES)))
-        records = index[first : first + _MOST_SAMPLES]
-        rate = _rate(records, files, temperature=temperature, concurrency=1, seconds=each_seconds)
+        first = int(rng.integers(max(1, len(index) - _MAX_SAMPLES)))
+        records = index[first : first + _MAX_SAMPLES]
+        rate = _rate(records, files, temperature=temperature, concurrency=1, seconds=seconds_per_rate)
         if rate is not None:
             rates.append(ReadRate(temperature=temperature, concurrency=1, samples_per_second=rate, is_sequential=True))
     return tuple(rates)
@@ -143,14 +143,14 @@ def _rate(
     if temperature is Temperature.COLD:
         for record in records:
             files.drop(record)
-    else:  # at most as many as a quarter of the time allows
+    else:
         records = _warmed(records, files, seconds=seconds)
     started = time.monotonic()
     deadline = started + seconds
 
-    def read(own: Sequence[Record]) -> tuple[int, float]:
+    def read(part: Sequence[Record]) -> tuple[int, float]:
         num_read, reader = 0, files.reader()
-        for record in own:
+        for record in part:
             with suppress(MploadError):
                 reader(record)
                 num_read += 1
@@ -168,7 +168,7 @@ def _rate(
 
 
 def _warmed(records: Sequence[Record], files: Files, *, seconds: float) -> list[Record]:
-    """Read samples for a part of the time; return those that are now in memory."""
+    """Read samples into the page cache for a quarter of the time. Return those that were read."""
     deadline = time.monotonic() + seconds / 4
     warmed, reader = [], files.reader()
     for record in records:
@@ -181,7 +181,7 @@ def _warmed(records: Sequence[Record], files: Files, *, seconds: float) -> list[
 
 
 def size_classes(times: Sequence[ReadTime]) -> tuple[SizeClass, ...]:
-    """Return the times by size: up to 16 KiB, 64 KiB, 256 KiB, and so on."""
+    """Group read times by sample size: up to 16 KiB, 64 KiB, 256 KiB, and so on."""
     classes: dict[int, list[ReadTime]] = {}
     for item in times:
         bound = _SMALLEST_CLASS_BYTES
@@ -200,9 +200,9 @@ def size_classes(times: Sequence[ReadTime]) -> tuple[SizeClass, ...]:
 
 
 def packed_rate(times: Sequence[ReadTime]) -> float | None:
-    """Return how many samples a second shards would give that are read in sequence; None where sizes hardly differ.
+    """Estimate the samples per second of shards that are read sequentially. None if all samples have similar sizes.
 
-    What a file takes is a part for itself and a part for each byte: in a shard the second remains.
+    A linear fit splits the time of a read into a cost per file and a cost per byte. A shard only has the cost per byte.
     """
     sizes = np.array([item.num_bytes for item in times], np.float64)
     if len(sizes) < 8 or np.percentile(sizes, 90) < 2 * max(1.0, np.percentile(sizes, 10)):

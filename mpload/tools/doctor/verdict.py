@@ -1,8 +1,9 @@
-"""What limits the job, stage by stage, by the findings alone."""
+"""Decides from the findings alone what limits the job, stage by stage."""
 
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from mpload.memory.budget import MIN_SLOTS
 from mpload.tools.doctor.facts import Cost, Findings, Temperature
@@ -15,7 +16,7 @@ from mpload.tools.doctor.model import (
     needed_bytes,
     predict,
 )
-from mpload.units import format_bytes
+from mpload.units import format_bytes, format_counted
 
 __all__ = ["Bottleneck", "StageRate", "Verdict", "judge", "needed_descriptors"]
 
@@ -23,22 +24,22 @@ _WORTH_IT = 1.15
 _CACHE_MATTERS = 0.1
 _MUCH_CHEAPER = 0.6
 _HELPS = 2.0
-_DESCRIPTORS_OF_LOADER = 22  # in the consumer's process: 13, and some more while it starts
-_DESCRIPTORS_OF_ZYGOTE = 18  # and one for each worker
-_DESCRIPTORS_OF_WORKER = 28  # 12, and one for each of the threads that read ahead
-_MOST_SHARDS_OPEN = 64
+_DESCRIPTORS_OF_LOADER = 22  # in the training process: 13, and some more while the loader starts
+_DESCRIPTORS_OF_ZYGOTE = 18  # plus one for each worker
+_DESCRIPTORS_OF_WORKER = 28  # 12, plus one for each thread that reads ahead
+_MAX_OPEN_SHARDS = 64
 
 
 class Bottleneck(StrEnum):
-    """What sets the rate."""
+    """What limits the job."""
 
     CONSUMER = "consumer"
-    """Data comes faster than it is wanted."""
+    """The training step: the loader is faster."""
     STORAGE = "storage"
     COLD_CACHE = "cold page cache"
-    """The data set fits into memory, and is not there yet."""
+    """The dataset fits into the page cache, but is not cached yet."""
     PAGE_CACHE = "page cache too small"
-    """The data set does not fit, and what is read drives out what will be wanted."""
+    """The dataset does not fit into the page cache, and new reads evict samples that are needed again."""
     WORKERS = "too few workers"
     DECODE = "decode"
     LARGE_IMAGES = "images larger than the crop needs"
@@ -50,19 +51,42 @@ class Bottleneck(StrEnum):
     DESCRIPTORS = "descriptor limit"
 
 
+_HEADLINES: Final = {
+    Bottleneck.CONSUMER: "Not limited by data: the training step is slower than the loader",
+    Bottleneck.STORAGE: "Limited by storage",
+    Bottleneck.COLD_CACHE: "Limited by storage until the dataset is in the page cache",
+    Bottleneck.PAGE_CACHE: "Limited by storage, because the page cache is too small for the dataset",
+    Bottleneck.WORKERS: "Limited by too few workers",
+    Bottleneck.DECODE: "Limited by decoding",
+    Bottleneck.LARGE_IMAGES: "Limited by decoding, because the images are larger than the crop needs",
+    Bottleneck.TRANSFORM: "Limited by the transform",
+    Bottleneck.BATCH_SIZE: "Limited by transport, because the batches are small",
+    Bottleneck.TRANSPORT: "Limited by transport from the workers to the training process",
+    Bottleneck.DEVICE_COPY: "Limited by copies to the device",
+    Bottleneck.MEMORY: "Cannot start: the memory limit is too low",
+    Bottleneck.DESCRIPTORS: "Cannot start: the limit of open files is too low",
+}
+_STAGE_NAMES: Final = {
+    "read": "Reading",
+    "decode": "Decoding",
+    "transform": "The transform",
+    "transport": "Transport",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRate:
-    """Need beside have, in samples a second."""
+    """The rate that a stage needs, and the rate that it delivers, in samples per second."""
 
     name: str
     need: float | None
-    """None where no step was told."""
+    """None if the time of a training step is not known."""
     have: float | None
-    """None where it sets no limit that was seen."""
+    """None if no limit was found."""
 
     @property
     def share(self) -> float | None:
-        """Part of the need that is met, 1 where all is; None where need or have is not known."""
+        """The share of the need that is met, at most 1. None if one of the rates is not known."""
         return None if self.need is None or self.have is None else min(1.0, self.have / self.need)
 
 
@@ -72,10 +96,22 @@ class Verdict:
 
     bottleneck: Bottleneck
     reason: str
-    """A sentence with numbers."""
+    """The figures behind it, in one or two sentences, without the last full stop."""
     samples_per_second: float
-    """What the job gets, once epochs follow each other; 0 where it cannot start."""
+    """The rate of the job after the first epoch. 0 if the job cannot start."""
     stages: tuple[StageRate, ...]
+
+    @property
+    def headline(self) -> str:
+        """What limits the job, as a sentence without its full stop."""
+        return _HEADLINES[self.bottleneck]
+
+    @property
+    def advice_without_remedies(self) -> str:
+        """What to do if there are no remedies."""
+        if self.bottleneck is Bottleneck.CONSUMER:
+            return "The data pipeline needs no change."
+        return "No single change would help much. Change the slowest stages in the table together."
 
 
 def judge(findings: Findings) -> Verdict:
@@ -91,37 +127,38 @@ def judge(findings: Findings) -> Verdict:
         rate = min(rate, tried.samples_per_second * findings.job.num_gpus)
     need = findings.job.needed_rate
     if rate >= need:
-        bottleneck, reason = Bottleneck.CONSUMER, f"data comes at {rate:,.0f} samples/s, {need:,.0f} are wanted"
+        bottleneck = Bottleneck.CONSUMER
+        reason = f"The loader delivers {rate:,.0f} samples/s, and training needs {need:,.0f}"
     else:
         bottleneck, reason = _slowest(findings, rates)
     return Verdict(bottleneck=bottleneck, reason=reason, samples_per_second=rate, stages=stages)
 
 
 def needed_descriptors(findings: Findings) -> int:
-    """Return how many files the process that needs most has open at once: consumer, zygote or worker."""
+    """Return the largest number of files that any process has open: training process, zygote or worker."""
     return max(
         findings.environment.used_descriptors + _DESCRIPTORS_OF_LOADER,
         _DESCRIPTORS_OF_ZYGOTE + findings.job.num_workers,
-        _DESCRIPTORS_OF_WORKER + min(findings.samples.num_shards, _MOST_SHARDS_OPEN),
+        _DESCRIPTORS_OF_WORKER + min(findings.samples.num_shards, _MAX_OPEN_SHARDS),
     )
 
 
 def _stopped(findings: Findings) -> tuple[Bottleneck, str] | None:
-    """Return what keeps the job from starting at all."""
+    """Return what prevents the job from starting. None if it can start."""
     environment, job = findings.environment, findings.job
     needed = needed_descriptors(findings)
     if needed > environment.max_descriptors or any(trial.is_short_of_files for trial in findings.trials):
         return Bottleneck.DESCRIPTORS, (
-            f"a process may have {environment.max_descriptors:,} files open, a loader with {job.num_workers} workers "
-            f"takes about {needed:,}"
+            f"A process may have {environment.max_descriptors:,} files open. A loader with "
+            f"{format_counted(job.num_workers, 'worker')} needs about {needed:,}"
         )
-    wanted_bytes = 2 * needed_bytes(findings)  # a budget of "auto" is half of what is free
-    if wanted_bytes > environment.memory_free_bytes:
+    loader_bytes = needed_bytes(findings)
+    if 2 * loader_bytes > environment.memory_free_bytes:
         return Bottleneck.MEMORY, (
-            f"{job.num_workers * job.num_gpus} workers and {MIN_SLOTS * job.num_gpus} batches of "
-            f"{format_bytes(job.batch_size * findings.samples.output_bytes)} take {format_bytes(wanted_bytes / 2)}, "
-            f"and the training as much again; {format_bytes(environment.memory_free_bytes)} are free of the limit of "
-            f"{format_bytes(environment.memory_limit_bytes)}"
+            f"{format_counted(job.num_workers * job.num_gpus, 'worker')} and {MIN_SLOTS * job.num_gpus} batches of "
+            f"{format_bytes(job.batch_size * findings.samples.output_bytes)} need {format_bytes(loader_bytes)}. "
+            f"The default memory budget is half of the free memory: {format_bytes(environment.memory_free_bytes)} of the "
+            f"limit of {format_bytes(environment.memory_limit_bytes)} are free"
         )
     return None
 
@@ -132,13 +169,12 @@ def _slowest(findings: Findings, rates: Rates) -> tuple[Bottleneck, str]:
         case Limit.STORAGE:
             return _slow_storage(findings)
         case Limit.DEVICE:
-            return Bottleneck.DEVICE_COPY, f"copies to the device carry {rates.device:,.0f} samples/s"
+            return Bottleneck.DEVICE_COPY, f"Copies to the device carry {rates.device:,.0f} samples/s"
         case Limit.WORKERS if job.num_workers * job.num_gpus < cores:
             if rates.without(Limit.WORKERS) >= _WORTH_IT * rates.workers:
-                num_workers = job.num_workers * job.num_gpus
-                make = "worker makes" if num_workers == 1 else "workers make"
+                workers = format_counted(job.num_workers * job.num_gpus, "worker")
                 return Bottleneck.WORKERS, (
-                    f"{num_workers} {make} {rates.workers:,.0f} samples/s and leave cores idle: there are {cores}"
+                    f"{workers} can make {rates.workers:,.0f} samples/s, and cannot use all {cores} cores"
                 )
     costs = _costs(findings)
     name = max(costs, key=lambda stage: costs[stage].seconds)
@@ -159,61 +195,62 @@ def _costs(findings: Findings) -> dict[str, Cost]:
 
 def _slow_stage(findings: Findings, name: str, costs: dict[str, Cost]) -> tuple[Bottleneck, str]:
     seconds = costs[name].seconds
-    everything = sum(cost.seconds for cost in costs.values())
-    takes = f"{name} takes {_micros(seconds)} of a worker's {_micros(everything)} for a sample"
+    total_seconds = sum(cost.seconds for cost in costs.values())
+    takes = f"{_STAGE_NAMES[name]} takes {_duration(seconds)} of a worker's {_duration(total_seconds)} per sample"
     match name:
         case "read":
             return Bottleneck.STORAGE, takes
         case "transform":
-            waits = f", {findings.transform.wait_seconds / seconds:.0%} of it waiting" if seconds else ""
+            waits = f"; {findings.transform.wait_seconds / seconds:.0%} of this is waiting" if seconds else ""
             return Bottleneck.TRANSFORM, takes + waits
         case "transport" if _is_small(findings):
-            return Bottleneck.BATCH_SIZE, f"{takes}: batches of {findings.job.batch_size} are many messages"
+            held = format_counted(findings.job.batch_size, "sample")
+            return Bottleneck.BATCH_SIZE, f"{takes}. Part of this is a cost per batch, and a batch holds only {held}"
         case "transport":
             return Bottleneck.TRANSPORT, takes
     resized = findings.resized_decode
     if resized is not None and resized.cpu_seconds < _MUCH_CHEAPER * findings.decode.cpu_seconds:
-        side = f" of {findings.samples.mean_short_side:,.0f} pixels" if findings.samples.mean_short_side else ""
-        return Bottleneck.LARGE_IMAGES, f"{takes}; of images with a short side{side}, resized ones take " + _micros(
-            resized.seconds
-        )
+        short = findings.samples.mean_short_side
+        side = f"The short side of the images is {short:,.0f} pixels on average. " if short else ""
+        return Bottleneck.LARGE_IMAGES, f"{takes}. {side}Shrunk images would take {_duration(resized.seconds)}"
     return Bottleneck.DECODE, takes
 
 
 def _is_small(findings: Findings) -> bool:
-    """Whether larger batches would be carried at much less cost a sample."""
+    """Whether larger batches would have a much lower transport cost per sample."""
     empty = [trial for trial in findings.trials if trial.is_empty and trial.samples_per_second]
-    here = findings.trial(findings.job.num_workers, findings.job.batch_size, is_empty=True)
-    return here is not None and any(
-        trial.batch_size > here.batch_size and trial.samples_per_second > 1.3 * here.samples_per_second
+    current = findings.trial(findings.job.num_workers, findings.job.batch_size, is_empty=True)
+    return current is not None and any(
+        trial.batch_size > current.batch_size and trial.samples_per_second > 1.3 * current.samples_per_second
         for trial in empty
     )
 
 
 def _slow_storage(findings: Findings) -> tuple[Bottleneck, str]:
     storage, job = findings.storage, findings.job
-    at_once = job.num_workers * job.num_gpus * storage.reads_per_worker
-    cold = storage.rate(Temperature.COLD, at_once) or 0.0
+    concurrency = job.num_workers * job.num_gpus * storage.reads_per_worker
+    cold = storage.rate(Temperature.COLD, concurrency) or 0.0
     cold_alone, warm_alone = storage.rate(Temperature.COLD, 1), storage.rate(Temperature.WARM, 1)
-    gives = f"the storage gives {cold:,.0f} samples/s to {at_once} readers"
+    rate = f"The storage delivers {cold:,.0f} samples/s to {format_counted(concurrency, 'concurrent reader')}"
     if job.num_jobs > 1:
-        gives += f", shared by {job.num_jobs} jobs"
+        rate += f", shared by {job.num_jobs} jobs"
     if cold_alone is not None and warm_alone is not None and warm_alone < _HELPS * cold_alone:
-        again = f"{1 / warm_alone * 1e3:,.2f} ms a read, and {1 / cold_alone * 1e3:,.2f} ms the first time"
-        return Bottleneck.STORAGE, f"{gives}, and what was just read takes as long again: {again}"
-    room = cached_share(findings)
-    if room >= 1:
-        there = findings.samples.cached_share or 0.0
-        size = format_bytes(findings.samples.total_bytes)
+        first, second = (f"{1e3 / alone:,.2f} ms" for alone in (cold_alone, warm_alone))
+        return Bottleneck.STORAGE, f"{rate}. A second read takes {second}, hardly less than the first one with {first}"
+    share = cached_share(findings)
+    size = format_bytes(findings.samples.total_bytes)
+    if share >= 1:
+        cached = findings.samples.cached_share or 0.0
         return Bottleneck.COLD_CACHE, (
-            f"{gives}, and {there:.0%} of {size} lie in memory; all would fit: the first epoch is the slow one"
+            f"{rate}. The dataset of {size} fits into memory, and {cached:.0%} of it is cached: only the first "
+            "epoch is slow"
         )
-    fits = f"{room:.0%} of {format_bytes(findings.samples.total_bytes)} fit into memory"
-    if room >= _CACHE_MATTERS:
+    fits = f"{share:.0%} of the {size} fit into memory"
+    if share >= _CACHE_MATTERS:
         return Bottleneck.PAGE_CACHE, (
-            f"{gives}; {fits}, and a shuffled epoch finds {hit_share(room):.0%} of its samples there"
+            f"{rate}. Only {fits}, and a shuffled epoch finds {hit_share(share):.0%} of its samples there"
         )
-    return Bottleneck.STORAGE, f"{gives}; {fits}"
+    return Bottleneck.STORAGE, f"{rate}. Only {fits}"
 
 
 def _stages(findings: Findings, rates: Rates) -> tuple[StageRate, ...]:
@@ -234,5 +271,5 @@ def _stages(findings: Findings, rates: Rates) -> tuple[StageRate, ...]:
     )
 
 
-def _micros(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     return f"{seconds * 1e3:,.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:,.0f} us"

@@ -1,4 +1,4 @@
-"""Writing an LMDB data file, key after key."""
+"""Writes an LMDB data file in ascending order of keys."""
 
 from contextlib import closing
 from pathlib import Path
@@ -17,23 +17,23 @@ _FIRST_MAP_BYTES = 64 * MIB
 
 
 class LmdbWriter:
-    """Makes a data file of values whose keys ascend. The same values make the same bytes.
+    """Writes a data file from values in ascending order of their keys. The same values always make the same bytes.
 
-    Memory: about 25 MiB: values are committed in groups; the map grows as they come.
+    Memory: About 25 MiB. Values are committed in groups, and the map grows as needed.
 
     Args:
-        path: the file, which must not exist.
+        path: The path of the file, which must not exist yet.
 
     Raises:
-        ArgumentError: lmdb is not installed.
-        StorageError: the file cannot be written.
+        ArgumentError: The package lmdb is not installed.
+        StorageError: The file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
         try:
             import lmdb  # noqa: PLC0415  an optional package
         except ImportError as error:
-            raise ArgumentError(f"{path}: writing LMDB takes the package lmdb: pip install 'mpload[lmdb]'") from error
+            raise ArgumentError(f"{path}: writing LMDB needs the package lmdb: pip install 'mpload[lmdb]'") from error
         self._path = path
         self._error: type[Exception] = lmdb.Error
         self._map_bytes = _FIRST_MAP_BYTES
@@ -47,10 +47,10 @@ class LmdbWriter:
             raise self._failure(error) from error
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Add a value; its key comes after all others.
+        """Add a value. Its key must be greater than all keys before.
 
         Raises:
-            StorageError: it cannot be written, or its key is too long or does not ascend.
+            StorageError: The value cannot be written, or its key is too long or not in ascending order.
         """
         self._group.append((key, value))
         self._group_bytes += len(value)
@@ -58,7 +58,7 @@ class LmdbWriter:
             self._commit()
 
     def close(self) -> None:
-        """Write what is left, through to the disk."""
+        """Write the remaining values, and sync the file to disk."""
         try:
             self._commit()
             self._environment.sync(True)
@@ -87,39 +87,37 @@ class LmdbWriter:
             with self._environment.begin(write=True) as transaction:
                 for key, value in self._group:
                     if not transaction.put(key, value, append=True):
-                        raise StorageError(f"{self._path}: key {key!r} stands twice or does not ascend")
+                        raise StorageError(f"{self._path}: key {key!r} is repeated or not in ascending order")
         except self._error as error:
             raise self._failure(error) from error
         self._group.clear()
         self._group_bytes = 0
 
     def _failure(self, error: Exception) -> StorageError:
-        return StorageError(
-            f"{self._path}: cannot be written: {error}. Make room there, or give a folder that is writable"
-        )
+        return StorageError(f"{self._path}: cannot be written: {error}. Free some space there, or name another folder")
 
 
 class ComparingLmdb:
-    """Takes what would be written, and compares it with what is there.
+    """Has the interface of `LmdbWriter`, but compares the values with those in an existing file.
 
     Raises:
-        StorageError: something differs; `put` and leaving the `with` block say what.
+        StorageError: The file differs. Raised by `put`, or at the end of the `with` block, with the key.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._there = scan_lmdb(str(path), whole=("",))
+        self._existing = scan_lmdb(str(path), whole=("",))
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Compare the value that comes next."""
-        if next(self._there, None) != (key, value):
-            raise StorageError(f"{self._path}: differs from what the index makes, at key {key!r}")
+        """Compare the next value."""
+        if next(self._existing, None) != (key, value):
+            raise StorageError(f"{self._path}: differs from the data of the index, at key {key!r}")
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, _: object, __: TracebackType | None) -> None:
-        with closing(self._there):
-            surplus = next(self._there, None) if kind is None else None
+        with closing(self._existing):
+            surplus = next(self._existing, None) if kind is None else None
         if surplus is not None:
-            raise StorageError(f"{self._path}: goes on where it should end, at key {surplus[0]!r}")
+            raise StorageError(f"{self._path}: has data after its expected end, at key {surplus[0]!r}")

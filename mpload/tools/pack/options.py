@@ -1,4 +1,4 @@
-"""What a pack holds: its options, and how they keep the bytes of a source."""
+"""The options of a pack, and the conversion of a sample's bytes to the stored form."""
 
 import io
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ __all__ = ["PackOptions", "ShardFormat", "stored_as"]
 
 
 class ShardFormat(StrEnum):
-    """What kind of file a shard is."""
+    """The file format of shards."""
 
     TAR = auto()
     LMDB = auto()
@@ -23,19 +23,20 @@ class ShardFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackOptions:
-    """What a pack holds.
+    """Options for packing an index into shards.
 
     Attributes:
-        shard_bytes: about how large a shard gets; shards hold equally many samples.
-        shuffle_seed: shuffle the samples once, with this seed; None keeps the order of the index.
-        resize_short: shrink images whose shorter side is longer, to this many pixels, and store them as JPEG, upright;
-            None stores bytes as they are.
-        quality: of these JPEGs, 1 to 100.
-        format: of the shards: tar files, or data files of LMDB.
-        decode: store the middle of the image as raw uint8 pixels, [size, size, 3] in a `.npy`; None stores files.
+        shard_bytes: The approximate size of a shard. All shards hold the same number of samples, except the last.
+        shuffle_seed: The seed for shuffling the samples once. None keeps the order of the index.
+        resize_short: The number of pixels to which longer short sides of images are shrunk. Images are then stored as
+            upright JPEGs. None stores the original bytes.
+        quality: The quality of these JPEGs, 1 to 100.
+        format: The file format of the shards: tar, or LMDB data files.
+        decode: The size of the square centre crop that is stored as raw pixels, uint8 [size, size, 3] in `.npy`. None
+            stores encoded images.
 
     Raises:
-        ArgumentError: a number is out of range, or both `resize_short` and `decode` are given.
+        ArgumentError: A number is out of range, or both `resize_short` and `decode` are given.
     """
 
     shard_bytes: int = 1 << 30
@@ -53,11 +54,11 @@ class PackOptions:
         if not 1 <= self.quality <= 100:
             raise ArgumentError(f"quality must be in [1, 100], got {self.quality}")
         if self.resize_short is not None and self.decode is not None:
-            raise ArgumentError("resize_short stores JPEGs and decode raw pixels: give one of them")
+            raise ArgumentError("resize_short stores JPEGs and decode stores raw pixels: give only one of them")
 
 
 def stored_as(data: bytes, options: PackOptions) -> tuple[str, bytes]:
-    """Return how the bytes of a source are kept, and the ending that says so."""
+    """Convert the bytes of a sample to the stored form. Return the file extension and the stored bytes."""
     if options.decode is not None:
         buffer = io.BytesIO()
         np.save(buffer, ResizeCenterCrop(options.decode, resize=options.decode)(data), allow_pickle=False)

@@ -1,7 +1,8 @@
-"""Rewrite the samples of an index into tar shards or LMDB files, and write the index for them.
+"""Writes the samples of an index into tar shards or LMDB files, with an index of the shards.
 
-Shard `k` holds samples `[k S, (k + 1) S)` of the order: any number of workers makes the same bytes, and `verify_pack`
-makes each shard again and compares. Sample 42 is `000000042.jpg` with label `000000042.cls`, in plain ustar or LMDB.
+With `S` samples per shard, shard `k` holds the positions `[k S, (k + 1) S)` of the order. Therefore the bytes do not
+depend on the number of workers, and `verify_pack` can make each shard again and compare. Sample 42 is stored as
+`000000042.jpg` with its label in `000000042.cls`: as members of a ustar file, or as keys of an LMDB file.
 """
 
 import json
@@ -42,11 +43,11 @@ __all__ = ["PackOptions", "ShardFormat", "pack_index", "verify_pack"]
 
 _VERSION = 1
 _INDEX, _MANIFEST, _LOCK = "index.txt", "pack.json", ".lock"
-_PROBED_SAMPLES = 256  # to tell how large samples are once they are packed
+_PROBED_SAMPLES = 256  # to estimate the size of a packed sample
 _BLOCK_BYTES = tarfile.BLOCKSIZE
 _GUARD = (
-    "workers cannot start: each of them imports the script that called this, and ended over it. Put what the script "
-    'does under `if __name__ == "__main__":`, or give num_workers=1'
+    "workers cannot start: each one imports the calling script, which failed. Put the code of the script under "
+    '`if __name__ == "__main__":`, or pass num_workers=1'
 )
 
 
@@ -58,31 +59,31 @@ def pack_index(
     num_workers: int = 1,
     progress: Callable[[int], None] | None = None,
 ) -> Path:
-    """Write the samples of `index` as tar shards or LMDB files into the folder `out`; return the path of their index.
+    """Write the samples of `index` into tar shards or LMDB files in the folder `out`; return the path of their index.
 
-    Run again after a kill, it goes on where it was.
+    If it is interrupted or killed, call it again with the same arguments to continue.
 
     Args:
-        index: what to pack; labels and other cells come along.
-        out: a folder, made where it is missing.
-        options: what the shards hold.
-        num_workers: processes; the bytes written do not depend on it. Several import the script that calls this, which
-            must do so under `if __name__ == "__main__":`.
-        progress: told the number of samples packed so far.
+        index: The index to pack. Labels and other cells are stored too.
+        out: The folder for the shards. It is created if it is missing.
+        options: Format, order and contents of the shards.
+        num_workers: The number of processes. The bytes written do not depend on it. If it is greater than 1, the
+            processes import the calling script, which must protect its code by `if __name__ == "__main__":`.
+        progress: Called with the number of samples packed so far.
 
-    Memory: constant: one sample for each worker.
+    Memory: Constant, at one sample per worker.
 
     Raises:
-        ArgumentError: `out` holds something else, or another pack; workers cannot start.
-        SampleError: a sample cannot be read or decoded. Shards that are finished are kept.
-        StorageError: a shard cannot be written, or a worker was killed. Shards that are finished are kept.
+        ArgumentError: `out` contains other files or another pack, or workers cannot start.
+        SampleError: A sample cannot be read or decoded. Finished shards are kept.
+        StorageError: A shard cannot be written, or a worker was killed. Finished shards are kept.
     """
     _check_workers(num_workers)
     folder = Path(out).absolute()
     packer = _prepare(index, folder, options or PackOptions())
     with _locked(folder):
         has_index = (folder / _INDEX).exists()
-        if not has_index or any(folder.glob("*.lines")):  # else a reader may be making the sidecar
+        if not has_index or any(folder.glob("*.lines")):  # otherwise a reader may be writing a sidecar
             for unfinished in folder.glob("*.tmp"):
                 unfinished.unlink()
         if not has_index:
@@ -100,23 +101,23 @@ def verify_pack(
     num_workers: int = 1,
     progress: Callable[[int], None] | None = None,
 ) -> None:
-    """Make every shard of a finished pack once more, in memory a sample at a time, and compare.
+    """Check a finished pack: make every shard again, one sample at a time in memory, and compare it byte for byte.
 
     Args:
-        index: what was packed.
-        out: the folder of the pack.
-        options: those that it was packed with.
-        num_workers: processes, as in `pack_index`.
-        progress: told the number of samples compared so far.
+        index: The index that was packed.
+        out: The folder of the pack.
+        options: The options that it was packed with.
+        num_workers: The number of processes, as in `pack_index`.
+        progress: Called with the number of samples compared so far.
 
     Raises:
-        ArgumentError: `out` holds no such pack.
-        StorageError: a shard is not, byte for byte, what the index makes; which one and where.
+        ArgumentError: `out` does not contain such a pack.
+        StorageError: A shard differs. The message says which one and where.
     """
     _check_workers(num_workers)
     folder = Path(out).absolute()
     if not (folder / _INDEX).exists():
-        raise ArgumentError(f"{folder}: holds no finished pack. Pack it first: mpload pack INDEX -o {folder}")
+        raise ArgumentError(f"{folder}: contains no finished pack. Make it first: mpload pack INDEX -o {folder}")
     packer = _prepare(index, folder, options or PackOptions())
     num_done = 0
     for shard in _each(packer.compare, range(packer.num_shards), num_workers):
@@ -127,7 +128,7 @@ def verify_pack(
 
 @dataclass(kw_only=True)
 class _Packer:
-    """Makes any shard of a pack."""
+    """Makes or compares the shards of a pack."""
 
     source: Index
     folder: Path
@@ -162,11 +163,11 @@ class _Packer:
         return f"shard-{shard:06d}.{self.options.format}"
 
     def lines_path(self, shard: int) -> Path:
-        """Where the index lines of a finished shard wait until all are finished."""
+        """Return the path of the index lines of a finished shard, which are kept until all shards are finished."""
         return self.folder / f"{self.name(shard)}.lines"
 
     def pack(self, num_workers: int, progress: Callable[[int], None] | None) -> None:
-        """Make the shards that are missing, then the index."""
+        """Write the missing shards, then the index."""
         todo = [shard for shard in range(self.num_shards) if not self.lines_path(shard).exists()]
         num_done = len(self.source) - self.num_samples_of(todo)
         for shard in _each(self.write, todo, num_workers):
@@ -178,7 +179,7 @@ class _Packer:
         open_index(self.folder / _INDEX)
 
     def write(self, shard: int) -> int:
-        """Make a shard; its lines appear when the shard is complete on disk."""
+        """Write a shard. Its index lines appear only after the shard is complete on disk."""
         path = self.folder / self.name(shard)
         with new_file(self.lines_path(shard)) as lines:
             if self.options.format is ShardFormat.LMDB:
@@ -191,15 +192,15 @@ class _Packer:
 
     def compare(self, shard: int) -> int:
         if self.options.format is ShardFormat.LMDB:
-            with ComparingLmdb(self.folder / self.name(shard)) as same:
-                for _ in self._fill_lmdb(same, shard):
+            with ComparingLmdb(self.folder / self.name(shard)) as comparing:
+                for _ in self._fill_lmdb(comparing, shard):
                     pass
             return shard
-        with (self.folder / self.name(shard)).open("rb") as there:
-            comparing = _Comparing(there, self.folder / self.name(shard))
-            for _ in self._fill(comparing, shard):
+        with (self.folder / self.name(shard)).open("rb") as existing:
+            comparing_file = _ComparingFile(existing, self.folder / self.name(shard))
+            for _ in self._fill(comparing_file, shard):
                 pass
-            comparing.expect_end()
+            comparing_file.expect_end()
         return shard
 
     def all_cells(self) -> Iterator[Sequence[Cell]]:
@@ -210,7 +211,7 @@ class _Packer:
                     yield parse_line(header, line.rstrip(b"\n"))
 
     def mean_bytes(self) -> float:
-        """Return how many bytes a sample takes in a shard, by some that can be packed; others are met later."""
+        """Estimate the size of a sample in a shard from some samples. Those that cannot be packed are left out."""
         step = max(1, len(self.source) // _PROBED_SAMPLES)
         sizes: list[int] = []
         for record in self.source.records(np.arange(0, len(self.source), step)[:_PROBED_SAMPLES]):
@@ -218,7 +219,7 @@ class _Packer:
                 sizes.append(sum(_BLOCK_BYTES + _padded(len(data)) for _, data in self._members(record)))
         return max(1.0, sum(sizes) / max(1, len(sizes)))
 
-    def _fill(self, file: "BinaryIO | _Comparing", shard: int) -> Iterator[list[Cell]]:
+    def _fill(self, file: "BinaryIO | _ComparingFile", shard: int) -> Iterator[list[Cell]]:
         offset_bytes = 0
         for name, record in self._records(shard):
             cells: list[Cell] = list(record.cells)
@@ -246,7 +247,7 @@ class _Packer:
             yield cells
 
     def _records(self, shard: int) -> Iterator[tuple[str, Record]]:
-        """Yield name and record of each sample of a shard."""
+        """Yield the name and the record of each sample of a shard."""
         order = Sequential() if self.options.shuffle_seed is None else Shuffle()
         seed = self.options.shuffle_seed or 0
         ids = order.order(num_samples=len(self.source), seed=seed, epoch=0)
@@ -258,15 +259,15 @@ class _Packer:
                 yield f"{position:0{width}d}", record
 
     def _members(self, record: Record) -> Iterator[tuple[str, bytes]]:
-        """Yield ending and bytes of each member of a sample: its sources, then its label or other cells."""
+        """Yield the extension and bytes of each member of a sample: its files, then its label or other cells."""
         names = [self.source.columns[number].name for number in self._pipeline.sources]
         try:
             found = self._pipeline.read(record)
             for name, data in zip(names, found, strict=True):
                 ending, stored = stored_as(data, self.options)
                 yield (ending if len(names) == 1 else f"{name}.{ending}"), stored
-        except (OSError, ValueError) as error:  # StorageError and DecodeError are such
-            raise SampleError(f"{self.source.where(record.sample_id)}: {error}. Take it out of the index") from error
+        except (OSError, ValueError) as error:  # StorageError and DecodeError are among them
+            raise SampleError(f"{self.source.where(record.sample_id)}: {error}. Remove it from the index") from error
         others = {
             column.name: record.cells[number]
             for number, column in enumerate(self.source.columns)
@@ -279,32 +280,30 @@ class _Packer:
 
 
 def _prepare(index: str | os.PathLike[str] | Index, folder: Path, options: PackOptions) -> _Packer:
-    """Find out what a pack is to be, or was, and see that the folder is for it."""
+    """Read or write the manifest in the folder of a pack, and check that the folder belongs to this pack."""
     source = index if isinstance(index, Index) else open_index(index)
     wanted = {"version": _VERSION, "index": source.fingerprint, **asdict(options)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        there = json.loads((folder / _MANIFEST).read_text()) if (folder / _MANIFEST).exists() else None
-        if isinstance(there, dict):
-            there.setdefault("format", ShardFormat.TAR)  # a pack of before there were others
+        manifest = json.loads((folder / _MANIFEST).read_text()) if (folder / _MANIFEST).exists() else None
+        if isinstance(manifest, dict):
+            manifest.setdefault("format", ShardFormat.TAR)  # older manifests have no format
     except OSError as error:
-        raise StorageError(f"{folder}: cannot be a folder of shards: {error.strerror}. Give another") from error
+        raise StorageError(f"{folder} cannot hold a pack: {error.strerror}. Name another folder") from error
     except ValueError as error:
-        raise ArgumentError(f"{folder / _MANIFEST}: is damaged: {error}. Remove the folder and pack again") from error
-    if there is None:
-        unfinished = set(folder.glob(f".{_MANIFEST}.*.tmp"))  # by a process that was killed
+        raise ArgumentError(f"{folder / _MANIFEST} is damaged: {error}. Remove the folder and pack again") from error
+    if manifest is None:
+        unfinished = set(folder.glob(f".{_MANIFEST}.*.tmp"))  # left by a killed process
         if any(entry.name != _LOCK and entry not in unfinished for entry in folder.iterdir()):
-            raise ArgumentError(f"{folder}: is not empty and holds no pack. Give a folder of its own")
+            raise ArgumentError(f"{folder} is not empty and contains no pack. Name an empty or new folder")
         packer = _Packer(source=source, folder=folder, options=options, samples_per_shard=1)
-        there = wanted | {"samples_per_shard": max(1, round(options.shard_bytes / packer.mean_bytes()))}
+        manifest = wanted | {"samples_per_shard": max(1, round(options.shard_bytes / packer.mean_bytes()))}
         with new_file(folder / _MANIFEST) as file:
-            file.write(json.dumps(there, indent=2).encode())
-    elif {name: there.get(name) for name in wanted} != wanted:
-        different = sorted(name for name in wanted if there.get(name) != wanted[name])
-        raise ArgumentError(
-            f"{folder}: holds another pack, which differs in {', '.join(different)}. Give a folder of its own"
-        )
-    return _Packer(source=source, folder=folder, options=options, samples_per_shard=there["samples_per_shard"])
+            file.write(json.dumps(manifest, indent=2).encode())
+    elif {name: manifest.get(name) for name in wanted} != wanted:
+        different = sorted(name for name in wanted if manifest.get(name) != wanted[name])
+        raise ArgumentError(f"{folder} contains a pack with another {', '.join(different)}. Name another folder")
+    return _Packer(source=source, folder=folder, options=options, samples_per_shard=manifest["samples_per_shard"])
 
 
 def _padded(num_bytes: int) -> int:
@@ -314,19 +313,19 @@ def _padded(num_bytes: int) -> int:
 def _check_workers(num_workers: int) -> None:
     if num_workers < 1:
         raise ArgumentError(f"num_workers must be at least 1, got {num_workers}")
-    if num_workers > 1 and getattr(current_process(), "_inheriting", False):  # a worker is importing the script
+    if num_workers > 1 and getattr(current_process(), "_inheriting", False):  # this is a worker importing the script
         raise ArgumentError(_GUARD)
 
 
 def _each(work: Callable[[int], int], shards: Sequence[int] | range, num_workers: int) -> Iterator[int]:
-    """Do the shards, at most twice as many at once as there are workers; yield those that are done."""
+    """Process the shards, with at most two per worker queued or running. Yield each one that is done."""
     if num_workers == 1:
         yield from map(work, shards)
         return
     context = get_context("spawn")
-    end, ours = context.Pipe(duplex=False)  # closed when workers are to end, also where this process is killed
-    begun, begins = context.Pipe(duplex=False)  # readable as soon as a worker has started
-    with ProcessPoolExecutor(num_workers, context, initializer=_begin, initargs=(end, begins)) as pool:
+    stop, keep_open = context.Pipe(duplex=False)  # workers exit when `keep_open` is closed, even by SIGKILL
+    started, start_sender = context.Pipe(duplex=False)  # readable as soon as a worker has started
+    with ProcessPoolExecutor(num_workers, context, initializer=_start_worker, initargs=(stop, start_sender)) as pool:
         todo = iter(shards)
         try:
             with _ignoring_interrupts():
@@ -337,20 +336,20 @@ def _each(work: Callable[[int], int], shards: Sequence[int] | range, num_workers
                     yield future.result()
                     running |= {pool.submit(work, shard) for shard in [next(todo, None)] if shard is not None}
         except BrokenProcessPool as error:
-            if not begun.poll():
+            if not started.poll():
                 raise ArgumentError(_GUARD) from error
             raise StorageError(
-                "a worker was killed, for lack of memory perhaps. Run the same command again: finished shards are kept"
+                "a worker was killed, perhaps for lack of memory. Run the same command again: finished shards are kept"
             ) from error
         except BaseException:
-            ours.close()
+            keep_open.close()
             raise
 
 
 @contextmanager
 def _ignoring_interrupts() -> Iterator[None]:
-    """Ignore Ctrl-C for a moment, and for good in the processes that are started meanwhile."""
-    if threading.current_thread() is not threading.main_thread():  # the only one that may say so
+    """Ignore Ctrl-C inside the block. Processes started there ignore it permanently."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread can set signal handlers
         yield
         return
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -360,12 +359,12 @@ def _ignoring_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _begin(end: Connection, begins: Connection) -> None:
-    """Tell that this worker has started, and end it as soon as the other side of `end` is closed."""
-    begins.send_bytes(b"begun")
+def _start_worker(stop: Connection, start_sender: Connection) -> None:
+    """Report that this worker has started, and exit as soon as the other end of `stop` is closed."""
+    start_sender.send_bytes(b"started")
 
     def watch() -> None:
-        end.poll(None)
+        stop.poll(None)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
@@ -377,24 +376,24 @@ def _locked(folder: Path) -> Iterator[None]:
         with FileLock(folder / _LOCK, timeout=0):
             yield
     except Timeout as error:
-        raise StorageError(f"{folder}: another process packs into it. Wait for it") from error
+        raise StorageError(f"{folder}: another process is packing into this folder. Wait until it ends") from error
 
 
-class _Comparing:
-    """Takes what would be written, and compares it with what is there."""
+class _ComparingFile:
+    """Has the `write` method of a file, but compares the data with an existing file."""
 
-    def __init__(self, there: BinaryIO, path: Path) -> None:
-        self._there = there
+    def __init__(self, existing: BinaryIO, path: Path) -> None:
+        self._existing = existing
         self._path = path
 
     def write(self, data: bytes) -> int:
-        at = self._there.tell()
-        if self._there.read(len(data)) != data:
+        offset = self._existing.tell()
+        if self._existing.read(len(data)) != data:
             raise StorageError(
-                f"{self._path}: differs from what the index makes, within bytes {at} to {at + len(data)}"
+                f"{self._path}: differs from the data of the index, within bytes {offset} to {offset + len(data)}"
             )
         return len(data)
 
     def expect_end(self) -> None:
-        if self._there.read(1):
-            raise StorageError(f"{self._path}: goes on where it should end, at byte {self._there.tell() - 1}")
+        if self._existing.read(1):
+            raise StorageError(f"{self._path}: has data after its expected end, at byte {self._existing.tell() - 1}")

@@ -1,9 +1,9 @@
-"""How everything that mpload draws looks: one palette, one page, one style of figure.
+"""The common style of all that mpload draws: one palette, one layout of pages, one style of figures.
 
 ```
-figures  figures of matplotlib, which is optional: titles that say what was found, lines named where they end
-pages    HTML pages, from the templates beside it; complete in themselves, light and dark
+figures  matplotlib figures (matplotlib is optional): titles state the finding, and labels stand at the ends of lines
+pages    self-contained HTML pages from the templates in this folder, in light and dark mode
 ```
 
-The templates are `page.html.j2`, which the others extend, `doctor.html.j2` and `sheet.html.j2`.
+The templates are `doctor.html.j2` and `sheet.html.j2`, which both extend `page.html.j2`.
 """

@@ -1,6 +1,6 @@
-"""Figures of one style: the title says what was found, lines are named where they end, ticks are round.
+"""Figures of one style: the title states the finding, labels stand at the ends of lines, ticks are round numbers.
 
-The colours are those of Okabe and Ito, which colour-blind readers tell apart. Needs matplotlib (`mpload[plot]`).
+The palette is that of Okabe and Ito, which colour-blind readers can distinguish. Needs matplotlib (`mpload[plot]`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,11 +28,11 @@ __all__ = [
     "LineName",
     "add_titles",
     "byte_ticks",
+    "format_bytes_like",
+    "format_large_count",
     "name_lines",
     "new_figure",
     "round_ticks",
-    "say_bytes",
-    "say_count",
     "set_byte_axis",
     "set_count_axis",
     "set_time_axis",
@@ -44,10 +44,10 @@ ORANGE, VERMILION, PINK = "#e69f00", "#d55e00", "#cc79a7"
 INK, MUTED, GREY, _FAINT = "#1f2328", "#59636e", "#aab2bb", "#e4e7ea"
 
 _STYLE: Final[dict[Any, Any]] = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib
+    "font.family": "DejaVu Sans",  # included in matplotlib
     "font.size": 10,
     "text.color": INK,
-    "text.parse_math": False,  # names of processes may hold dollar signs
+    "text.parse_math": False,  # process names may contain dollar signs
     "axes.titlesize": 12.5,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
@@ -71,12 +71,12 @@ _STYLE: Final[dict[Any, Any]] = {
 }
 _DPI = 150
 _LINE_SPACING = 1.35
-_NEAR = 0.9  # of the width of the axes
+_NEAR = 0.9  # points beyond this share of the width are near their labels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineName:
-    """The name of a line or of a band, and a point of it, in data coordinates."""
+    """The label of a line or band, and the point that it belongs to, in data coordinates."""
 
     text: str
     colour: str
@@ -86,7 +86,7 @@ class LineName:
 
 @contextmanager
 def new_figure(path: Path, *, width: float, height: float) -> Iterator["Figure"]:
-    """Give an empty figure, `width` x `height` inches; write it to `path` as a PNG when the block ends."""
+    """Yield an empty figure of `width` x `height` inches, and write it to `path` as a PNG when the block ends."""
     from matplotlib import rc_context  # noqa: PLC0415  an optional package
     from matplotlib.figure import Figure  # noqa: PLC0415
 
@@ -98,24 +98,24 @@ def new_figure(path: Path, *, width: float, height: float) -> Iterator["Figure"]
 
 
 def add_titles(axes: "Axes", finding: str, subtitle: str) -> None:
-    """Write what was found above the axes, in bold, and below that what is drawn."""
+    """Write the finding in bold above the axes, and below it a subtitle that says what is drawn."""
     axes.set_title(finding)
     axes.annotate(subtitle, (0, 1), xytext=(0, 10), xycoords="axes fraction", textcoords="offset points", color=MUTED)
 
 
 def name_lines(axes: "Axes", names: Sequence[LineName]) -> None:
-    """Write names to the right of the axes, each beside its point where there is room; a line leads to the point.
+    """Write labels to the right of the axes, as close to the height of their points as space allows, with leader lines.
 
-    The limits of the axes and their titles must be set before.
+    The titles and the limits of the axes must be set before.
     """
     figure = cast("Figure", axes.figure)
-    figure.draw_without_rendering()  # from here on it is known how high the axes are
+    figure.draw_without_rendering()  # determines the height of the axes
     font_pixels = _STYLE["font.size"] * figure.dpi / 72
     box = axes.get_window_extent()
     points = [axes.transAxes.inverted().transform(axes.transData.transform((name.x, name.y))) for name in names]
     places = spread([up for _, up in points], gap=_LINE_SPACING * font_pixels / box.height)
     for name, (across, _), place in zip(names, points, places, strict=True):
-        dots = "-" if across > _NEAR else ":"  # a long line would look like data
+        dots = "-" if across > _NEAR else ":"  # a long solid line would look like data
         axes.annotate(
             name.text,
             (name.x, name.y),
@@ -136,9 +136,9 @@ def name_lines(axes: "Axes", names: Sequence[LineName]) -> None:
 
 
 def spread(places: Sequence[float], *, gap: float) -> list[float]:
-    """Return places at least `gap` apart in the same order, all at 0 or above, as near to the old ones as that allows.
+    """Return positions that are at least `gap` apart, at 0 or above, in the same order, and close to the old ones.
 
-    Those that are too close to each other are moved apart around their mean.
+    Positions that are too close to each other are spread around their mean.
     """
     groups: list[list[int]] = []
     for number in sorted(range(len(places)), key=lambda number: places[number]):
@@ -155,25 +155,25 @@ def spread(places: Sequence[float], *, gap: float) -> list[float]:
 
 
 def _lowest(group: Sequence[int], places: Sequence[float], gap: float) -> float:
-    """Return where the lowest of a group is when its members are `gap` apart around the mean of their places."""
+    """Return the lowest position of a group whose members are `gap` apart, centred on the mean of their places."""
     return max(0.0, sum(places[number] for number in group) / len(group) - gap * (len(group) - 1) / 2)
 
 
 def round_ticks(highest: float, *, num_ticks: int = 6) -> list[float]:
-    """Return 0 and round numbers above it, at most `num_ticks` in all, the last at `highest` or just below."""
+    """Return 0 and evenly spaced round numbers up to `highest`, at most `num_ticks` in all."""
     steps = (factor * 10.0**power for power in range(-3, 16) for factor in (1, 2, 5))
     step = next(step for step in steps if highest / step < num_ticks)
     return [round(number * step, 3) for number in range(int(highest / step) + 1)]
 
 
 def byte_ticks(highest_bytes: float) -> dict[float, str]:
-    """Return ticks that are round in the unit in which people say `highest_bytes`, and what is written at them."""
+    """Return ticks and their labels, in round numbers of the binary unit that suits `highest_bytes`."""
     unit, name = _byte_unit(highest_bytes)
     return {tick * unit: f"{tick:,g} {name}" if tick else "0" for tick in round_ticks(highest_bytes / unit)}
 
 
-def say_bytes(num_bytes: float, *, beside: float) -> str:
-    """Return `num_bytes` in the unit in which people say `beside`, so that both compare at a glance: `0.4 GiB`."""
+def format_bytes_like(num_bytes: float, *, beside: float) -> str:
+    """Format `num_bytes` in the binary unit that suits `beside`, so that both can be compared easily: `0.4 GiB`."""
     unit, name = _byte_unit(beside)
     return f"{num_bytes / unit:,.1f} {name}" if unit == GIB else f"{num_bytes / unit:,.0f} {name}"
 
@@ -183,28 +183,28 @@ def _byte_unit(highest_bytes: float) -> tuple[int, str]:
     return next(((unit, name) for unit, name in units if highest_bytes >= unit), (1, "bytes"))
 
 
-def say_count(count: float) -> str:
-    """Return a count as people say it: `10 million`, `250,000`."""
+def format_large_count(count: float) -> str:
+    """Format a count for reading: `10 million`, `250,000`."""
     million = 10**6
     return f"{count / million:g} million" if count >= million else format_count(round(count))
 
 
 def set_byte_axis(axes: "Axes", highest_bytes: float) -> None:
-    """Have the y axis go from 0 to a little above `highest_bytes`, with round ticks."""
+    """Let the y axis run from 0 to slightly above `highest_bytes`, with round ticks."""
     ticks = byte_ticks(highest_bytes)
     axes.set_yticks(list(ticks), list(ticks.values()))
     axes.set_ylim(0, 1.04 * max(highest_bytes, 1))
 
 
 def set_count_axis(axes: "Axes", highest: float, *, what: str) -> None:
-    """Have the x axis go from 0 to a little above `highest`, with round ticks; `what` is counted."""
+    """Let the x axis run from 0 to slightly above `highest`, with round ticks and the label `what`."""
     ticks = round_ticks(highest)
-    axes.set_xticks(ticks, list(map(say_count, ticks)))
+    axes.set_xticks(ticks, list(map(format_large_count, ticks)))
     axes.set(xlim=(0, 1.02 * highest), xlabel=what)
 
 
 def set_time_axis(axes: "Axes", seconds: float) -> None:
-    """Have the x axis, which is in seconds, go from 0 to `seconds`, with ticks in round seconds, minutes or hours."""
+    """Let the x axis, in seconds, run from 0 to `seconds`, with ticks at round seconds, minutes or hours."""
     unit, name = (3600, "hours") if seconds >= 3 * 3600 else (60, "minutes") if seconds >= 3 * 60 else (1, "seconds")
     ticks = round_ticks(max(seconds, 1e-3) / unit, num_ticks=9)
     axes.set_xticks([tick * unit for tick in ticks], [f"{tick:g}" for tick in ticks])

@@ -1,6 +1,6 @@
-"""HTML pages from the templates beside this file: one file each, nothing fetched, no script, light and dark.
+"""Self-contained HTML pages from the templates in this folder: without scripts, in light and dark mode.
 
-Text is escaped by the template engine wherever a template shows it.
+The template engine escapes all text.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ __all__ = ["render_page"]
 
 
 def render_page(template: str, **values: Any) -> str:
-    """Return the page that a template makes of `values`."""
+    """Render a template with `values`."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
