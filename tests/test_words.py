@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mpload import errors
 from mpload.errors import ArgumentError, MploadError
-from mpload.units import GIB, MIB, format_bytes, format_count, format_seconds, parse_bytes
+from mpload.units import GIB, MIB, format_bytes, format_count, format_counted, format_seconds, parse_bytes
 
 ERRORS = [
     getattr(errors, name)
@@ -38,6 +38,8 @@ def test_a_text_that_is_not_a_size_is_refused(text: str | int) -> None:
 
 def test_counts_and_durations_are_formatted_for_people() -> None:
     assert format_count(1281167) == "1,281,167"
+    assert [format_counted(count, "sample") for count in (0, 1, 1024)] == ["0 samples", "1 sample", "1,024 samples"]
+    assert [format_counted(2, noun) for noun in ("batch", "class", "index")] == ["2 batches", "2 classes", "2 indexes"]
     assert [format_seconds(s) for s in (0.34, 12.34, 250, 7260)] == ["340 ms", "12.3 s", "4 min 10 s", "2 h 1 min"]
 
 

@@ -30,7 +30,7 @@ def top(
         int, typer.Argument(metavar="PID", min=1, help=f"ID of the training process or of its launcher: {_CANDIDATES}.")
     ],
     *,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between samples.")] = 1.0,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between readings.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Show one interval and exit.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -92,7 +92,7 @@ def _loaders(pid: int) -> dict[tuple[int, int], dict[str, Any]]:
 
 
 def _figures(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a loader did between two samples, as `--json` prints it."""
+    """Return what a loader did between two readings, as `--json` prints it."""
     metrics, earlier_metrics = now["metrics"], before["metrics"]
     seconds = now["elapsed_seconds"] - before["elapsed_seconds"]
     num_lookups = metrics["cache_hits"] + metrics["cache_misses"]

@@ -129,7 +129,7 @@ def remedies(demand: Demand, machine: Machine) -> list[Remedy]:
         max_core_seconds = 1 / demand.samples_per_second * (machine.num_cores or 1)
         return [
             Remedy(
-                text=f"Make samples cheaper, at most {max_core_seconds * 1e6:,.0f} us of a core each: shrink the images "
+                text=f"Make samples cheaper, at most {max_core_seconds * 1e6:,.0f} us of a core each: shrink images "
                 "once with `mpload pack INDEX -o FOLDER --resize-short 256`, or decode on the GPU",
                 gain=gain,
             ),

@@ -1,4 +1,4 @@
-"""Completion of the command line, in a real shell."""
+"""Shell completion of the command line, in a real bash."""
 
 import os
 import shutil
@@ -18,12 +18,12 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 
 
 def bash(script: str, folder: Path) -> str:
-    """Return what a script prints, which finds `mpload` in `folder`."""
+    """Return the output of a script that finds `mpload` in `folder`."""
     command = folder / "mpload"
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m mpload "$@"\n')
     command.chmod(0o755)
-    paths = {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(Path(__file__).parents[2])}
-    environment = {**os.environ, **paths}
+    search_paths = {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, **search_paths}
     ran = subprocess.run(
         ["bash", "-c", script], env=environment, cwd=folder, capture_output=True, text=True, timeout=60, check=False
     )
@@ -32,23 +32,23 @@ def bash(script: str, folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the script that a user puts into `.bashrc`."""
+def completion_script(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The script that a user adds to `.bashrc`."""
     return bash("mpload --show-completion; true", tmp_path_factory.mktemp("shown"))
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("words", "number", "offered"),
+    ("words", "number", "completions"),
     [
         ("mpload in", 1, ["index", "inspect"]),
         ("mpload cache ver", 2, ["verify"]),
         ("mpload doctor --step", 2, ["--step-time"]),
         ("mpload pack --format l", 3, ["lmdb"]),
-        ("mpload inspect tra", 2, []),  # bash itself completes names of files
+        ("mpload inspect tra", 2, []),  # bash itself completes file names
     ],
 )
 def test_bash_completes_commands_options_and_values(
-    shown: str, words: str, number: int, offered: list[str], tmp_path: Path
+    completion_script: str, words: str, number: int, completions: list[str], tmp_path: Path
 ) -> None:
-    assert bash(COMPLETE.format(script=shown, words=words, number=number), tmp_path).split() == offered
+    assert bash(COMPLETE.format(script=completion_script, words=words, number=number), tmp_path).split() == completions

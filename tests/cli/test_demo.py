@@ -1,4 +1,4 @@
-"""The README's first command: what it proves, and what it leaves behind."""
+"""`mpload demo`, the first command of the README: its checks, and that it cleans up."""
 
 import os
 import re
@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import cv2
 import numpy as np
@@ -21,6 +20,7 @@ from mpload.cli.photos import SCENES, photo
 from mpload.plan.batching import Batching
 from tests.support.photos import make_photo_tree
 from tests.support.programs import Ran, mpload
+from tests.support.transport_works import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -35,18 +35,20 @@ def demo(*arguments: str | Path, scratch: Path) -> Ran:
 
 
 @pytest.mark.processes
-def test_the_demo_proves_its_point_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_the_demo_passes_its_checks_and_leaves_nothing_behind(tmp_path: Path) -> None:
     ran = demo("--images", "37", "--workers", "2", "--batch-size", "8", scratch=tmp_path)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert len(re.findall(r"^epoch \d  37 samples in .* images/s$", ran.stdout, re.MULTILINE)) == 3
-    assert "checked  every epoch held every sample exactly once" in ran.stdout
-    assert "uint8 [8, 3, 224, 224]" in ran.stdout
-    assert len(re.findall(r"^(main|zygote|worker-\d) +[\d.]+ MiB +[\d.]+ MiB", ran.stdout, re.MULTILINE)) == 4
+    assert "passed   every epoch contained every sample exactly once" in ran.stdout
+    assert "images uint8 [8, 3, 224, 224]" in ran.stdout
+    assert (
+        len(re.findall(r"^(training process|zygote|worker-\d) +[\d.]+ MiB +[\d.]+ MiB", ran.stdout, re.MULTILINE)) == 4
+    )
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.processes
-def test_the_demo_takes_a_folder_and_keeps_what_it_is_told_to(photos: Path, tmp_path: Path) -> None:
+def test_the_demo_uses_a_folder_and_keeps_its_files_on_request(photos: Path, tmp_path: Path) -> None:
     kept, scratch = tmp_path / "kept", tmp_path / "scratch"
     scratch.mkdir()
     ran = demo(photos, "--images", "15", "--workers", "0", "--keep", kept, scratch=scratch)
@@ -58,14 +60,14 @@ def test_the_demo_takes_a_folder_and_keeps_what_it_is_told_to(photos: Path, tmp_
 
 
 @pytest.mark.processes
-def test_the_demo_takes_images_without_labels(photos: Path, tmp_path: Path) -> None:
+def test_the_demo_uses_images_without_labels(photos: Path, tmp_path: Path) -> None:
     ran = demo(next(photos.iterdir()), "--workers", "1", scratch=tmp_path)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert "epoch 2  10 samples" in ran.stdout
 
 
 @pytest.mark.processes
-def test_a_broken_image_in_a_worker_is_one_line_with_its_name(tmp_path: Path) -> None:
+def test_a_broken_image_in_a_worker_is_reported_in_one_line_with_its_name(tmp_path: Path) -> None:
     folder, scratch = tmp_path / "photos", tmp_path / "scratch"
     folder.mkdir()
     scratch.mkdir()
@@ -78,7 +80,7 @@ def test_a_broken_image_in_a_worker_is_one_line_with_its_name(tmp_path: Path) ->
 
 
 class _OneTwice:
-    """The order of an epoch in which sample 0 comes twice and sample 1 never."""
+    """The order of an epoch that contains sample 0 twice and sample 1 never."""
 
     def __init__(self, num_samples: int) -> None:
         self.num_samples = num_samples
@@ -87,7 +89,7 @@ class _OneTwice:
         return np.where(positions == 1, 0, positions)
 
 
-def test_the_demo_fails_where_a_sample_comes_twice(
+def test_the_demo_fails_if_a_sample_is_delivered_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cv2.imwrite(str(tmp_path / "image.png"), np.zeros((300, 300, 3), np.uint8))
@@ -97,15 +99,17 @@ def test_the_demo_fails_where_a_sample_comes_twice(
     assert _stream(index, num_workers=0, batch_size=2)
     monkeypatch.setattr(Batching, "order_of", lambda *_, **__: _OneTwice(5))
     assert not _stream(index, num_workers=0, batch_size=2)
-    assert "FAILED   every epoch held every sample exactly once" in capsys.readouterr().out
+    assert "FAILED   every epoch contained every sample exactly once" in capsys.readouterr().out
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("num_there", "later_seconds"), [(0, 0.0), (0, 0.05), (1, 0.0), (1, 0.012), (4, 0.3)]
-)  # while workers are being started, and while they work
-def test_ctrl_c_is_one_line_and_leaves_no_process_and_no_file(
-    photos: Path, tmp_path: Path, num_there: int, later_seconds: float
+    ("num_workers", "cpu_seconds"),
+    [(0, 0.0), (1, 0.0), (2, 0.0), (4, 0.0), (4, 0.1)],
+    ids=["zygote started", "first worker started", "half started", "all started", "all work"],
+)
+def test_ctrl_c_prints_one_line_and_leaves_no_process_and_no_file(
+    photos: Path, tmp_path: Path, num_workers: int, cpu_seconds: float
 ) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -118,26 +122,31 @@ def test_ctrl_c_is_one_line_and_leaves_no_process_and_no_file(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # a group of its own, which Ctrl-C on a terminal would reach as a whole
+        start_new_session=True,  # Ctrl-C on a terminal signals a whole process group
         env=os.environ | {"TMPDIR": str(scratch)},
     ) as process:
-        _wait_for_workers(process, num_workers=num_there)
-        time.sleep(later_seconds)
+        _wait_for_workers(process, num_workers=num_workers, cpu_seconds=cpu_seconds)
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert errors == "mpload: interrupted\n"
-    _wait_until(lambda: not _is_alive(process.pid))
+    assert wait_until(lambda: not _is_alive(process.pid))
     assert list(scratch.iterdir()) == []
 
 
-def _wait_for_workers(demo: subprocess.Popen[str], *, num_workers: int) -> None:
-    """Wait without a pause: the first worker is there some milliseconds before the last."""
+def _wait_for_workers(demo: subprocess.Popen[str], *, num_workers: int, cpu_seconds: float) -> None:
+    """Wait until the zygote and some workers run, and each worker has used some CPU time.
+
+    This polls without a pause, because the workers start within a few milliseconds of each other.
+    """
     process = psutil.Process(demo.pid)
     deadline = time.monotonic() + 60
-    while len(process.children(recursive=True)) < 1 + num_workers:  # and the zygote
+    while True:
+        children = process.children(recursive=True)  # the zygote, then the workers
+        if len(children) > num_workers and all(child.cpu_times().user >= cpu_seconds for child in children[1:]):
+            return
         assert demo.poll() is None, f"the demo ended by itself: {demo.communicate()}"
-        assert time.monotonic() < deadline, "the workers never came"
+        assert time.monotonic() < deadline, "the workers did not start"
 
 
 def _is_alive(group: int) -> bool:
@@ -148,17 +157,10 @@ def _is_alive(group: int) -> bool:
     return True
 
 
-def _wait_until(holds: Any, *, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.02)
-
-
-def test_photos_are_the_same_for_the_same_seed_and_differ_otherwise() -> None:
+def test_photos_depend_on_the_seed_only() -> None:
     for scene in SCENES:
         first, again, other = (photo(scene, np.random.default_rng(seed)) for seed in (1, 1, 2))
         assert first.dtype == np.uint8
         assert np.array_equal(first, again)
         assert first.shape != other.shape or not np.array_equal(first, other)
-        assert first.std() > 10  # something is on it
+        assert first.std() > 10  # the photo is not blank

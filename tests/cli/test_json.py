@@ -1,4 +1,4 @@
-"""`--json`: a command that reports prints one JSON document, or a line for each look, and nothing else on stdout."""
+"""`--json`: a reporting command prints one JSON document, or one line per interval, and nothing else on stdout."""
 
 import json
 import shutil
@@ -32,7 +32,7 @@ if __name__ == "__main__":
             if number == 8:
                 print("running", flush=True)
 """
-LOUD = """
+PRINTING_DECODER = """
 from mpload import RandomResizedCrop
 print("imported")
 def decode(data, rng):
@@ -47,7 +47,7 @@ def mpload(*arguments: str | Path, **options: Any) -> subprocess.CompletedProces
 
 
 def told(*arguments: str | Path, code: int = 0, **options: Any) -> dict[str, Any]:
-    """Return the document that a command prints, which says nothing else."""
+    """Return the document that a command prints, and check that it prints nothing else."""
     ran = mpload(*arguments, **options)
     assert (ran.returncode, ran.stderr) == (code, "")
     document = json.loads(ran.stdout)
@@ -74,20 +74,22 @@ def commands(group: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield full, command
 
 
-def test_every_command_but_the_demo_has_the_option() -> None:
+def test_every_command_except_the_demo_has_the_option() -> None:
     all_commands = dict(commands(typer.main.get_command(app)))
-    having = {name for name, command in all_commands.items() if any("--json" in param.opts for param in command.params)}
-    assert having == REPORTING == all_commands.keys() - {"demo"}
+    with_option = {
+        name for name, command in all_commands.items() if any("--json" in param.opts for param in command.params)
+    }
+    assert with_option == REPORTING == all_commands.keys() - {"demo"}
 
 
-def test_a_summary_of_an_index_is_one_document(index: Path, tmp_path: Path) -> None:
+def test_the_facts_about_an_index_are_one_document(index: Path, tmp_path: Path) -> None:
     facts = told("inspect", index, "--check", "--grid", tmp_path / "sheet.png")
     assert (facts["num_samples"], facts["num_findings"], facts["report"]) == (NUM_PHOTOS, 0, None)
     merged = told("merge", index, index, "-o", tmp_path / "twice.txt")
     assert merged == {"path": str(tmp_path / "twice.txt"), "num_samples": 2 * NUM_PHOTOS, "root": merged["root"]}
 
 
-def test_a_pack_is_one_document_when_it_is_made_and_when_it_is_verified(index: Path, tmp_path: Path) -> None:
+def test_packing_and_verifying_print_one_document_each(index: Path, tmp_path: Path) -> None:
     made = told("pack", index, "-o", tmp_path / "pack")
     shards = list((tmp_path / "pack").glob("*.tar"))
     assert made == {
@@ -111,21 +113,21 @@ def test_caches_are_one_document(index: Path, tmp_path: Path) -> None:
     assert told("cache", "info", tmp_path / "cache") == {"caches": []}
 
 
-def told_of_a_loud_decoder(command: str, index: Path, *options: str, folder: Path) -> dict[str, Any]:
-    """Return the document of a command whose decoder prints, when it is imported and in workers."""
-    (folder / "loud.py").write_text(LOUD)
-    ran = mpload(command, index, "--decode", "loud:decode", "--batch-size", "8", *options, cwd=folder)
+def told_with_a_printing_decoder(command: str, index: Path, *options: str, folder: Path) -> dict[str, Any]:
+    """Return the document of a command whose decoder prints, both on import and in workers."""
+    (folder / "printing.py").write_text(PRINTING_DECODER)
+    ran = mpload(command, index, "--decode", "printing:decode", "--batch-size", "8", *options, cwd=folder)
     assert ran.returncode == 0, ran.stderr
     assert set(ran.stderr.splitlines()) == {"imported", "decoded"}
     document: dict[str, Any] = json.loads(ran.stdout)
     return document
 
 
-def test_a_plan_and_a_diagnosis_have_stages_of_one_form(index: Path, tmp_path: Path) -> None:
+def test_plan_and_doctor_report_stages_in_the_same_form(index: Path, tmp_path: Path) -> None:
     planned = told("plan", "--batch-size", "8", "--step-time", "0.1", "--iops", "40")
     assert planned["stages"][0] == {"name": "reads", "unit": "reads/s", "need": 80, "have": 40, "share": 0.5}
     job = ("--step-time", "0.1", "--workers", "1", "--seconds", "1")
-    found = told_of_a_loud_decoder("doctor", index, *job, folder=tmp_path)
+    found = told_with_a_printing_decoder("doctor", index, *job, folder=tmp_path)
     assert found["needs"]["reads_per_second"] == 80
     assert found["findings"]["samples"]["num_samples"] == NUM_PHOTOS
     assert found["verdict"]["bottleneck"]
@@ -135,15 +137,15 @@ def test_a_plan_and_a_diagnosis_have_stages_of_one_form(index: Path, tmp_path: P
         assert stage["share"] is None or stage["share"] == min(1, stage["have"] / stage["need"])
 
 
-def test_what_was_tuned_is_one_document(index: Path, tmp_path: Path) -> None:
+def test_the_result_of_tuning_is_one_document(index: Path, tmp_path: Path) -> None:
     trials = ("--max-workers", "1", "--seconds", "0.2")
-    found = told_of_a_loud_decoder("tune", index, *trials, folder=tmp_path)
+    found = told_with_a_printing_decoder("tune", index, *trials, folder=tmp_path)
     assert found["best"] in found["outcomes"]
     assert found["best"]["samples_per_second"] > 1
     assert "num_workers=1" in found["call"]
 
 
-def test_what_a_monitored_command_prints_is_not_in_the_document(tmp_path: Path) -> None:
+def test_the_output_of_a_monitored_command_is_not_in_the_document(tmp_path: Path) -> None:
     program = "import sys; print('out', bytes(50 << 20)[0]); print('err', file=sys.stderr); sys.exit(3)"
     command = [sys.executable, "-m", "mpload", "monitor", "--json", "--interval", "0.05"]
     command += ["--csv", str(tmp_path / "readings.csv"), "--", sys.executable, "-c", program]
@@ -157,8 +159,8 @@ def test_what_a_monitored_command_prints_is_not_in_the_document(tmp_path: Path) 
     assert facts["limit_bytes"] > 1 << 27
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="pages need Linux")
-def test_each_look_at_a_running_job_is_a_line() -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+def test_top_prints_one_line_per_interval() -> None:
     with subprocess.Popen([sys.executable, "-c", JOB], stdout=subprocess.PIPE, text=True) as job:
         assert job.stdout is not None
         try:
@@ -167,16 +169,18 @@ def test_each_look_at_a_running_job_is_a_line() -> None:
             with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as top:
                 assert top.stdout is not None
                 assert top.stderr is not None
-                looks = [json.loads(top.stdout.readline()) for _ in range(2)]
-                while not all(loader["samples_per_second"] for loader in looks[-1]["loaders"]):  # it writes at times
-                    looks.append(json.loads(top.stdout.readline()))
+                lines = [json.loads(top.stdout.readline()) for _ in range(2)]
+                while not all(
+                    loader["samples_per_second"] for loader in lines[-1]["loaders"]
+                ):  # published now and then
+                    lines.append(json.loads(top.stdout.readline()))
                 job.kill()
-                assert all(json.loads(line) for line in top.stdout)  # until it ends, with the job
+                assert all(json.loads(line) for line in top.stdout)  # ends with the job
                 assert (top.wait(timeout=30), top.stderr.read()) == (0, "")
         finally:
             job.kill()
-    assert looks[0]["unix_seconds"] < looks[1]["unix_seconds"]
-    (loader,) = looks[-1]["loaders"]
+    assert lines[0]["unix_seconds"] < lines[1]["unix_seconds"]
+    (loader,) = lines[-1]["loaders"]
     assert loader["pid"] == job.pid
     assert loader["samples_per_second"] > 1
     assert len(loader["workers"]) == 2
@@ -196,7 +200,7 @@ def test_benchmarks_are_one_document(index: Path) -> None:
     assert case["peak_pss_bytes"] > 1 << 20
 
 
-def test_a_failure_is_a_line_on_stderr_and_no_document(tmp_path: Path) -> None:
+def test_a_failure_prints_one_line_on_stderr_and_no_document(tmp_path: Path) -> None:
     for command in (("inspect", "nowhere"), ("doctor", "nowhere"), ("tune", "nowhere"), ("top", "1")):
         ran = mpload(*command, cwd=tmp_path)
         assert ran.returncode in {1, 2}
@@ -204,7 +208,7 @@ def test_a_failure_is_a_line_on_stderr_and_no_document(tmp_path: Path) -> None:
         assert len(ran.stderr.splitlines()) == 1
 
 
-def test_findings_are_counted_and_end_with_1(index: Path, tmp_path: Path) -> None:
+def test_findings_are_counted_and_the_exit_code_is_1(index: Path, tmp_path: Path) -> None:
     shutil.copytree(index.parent / "photos", tmp_path / "photos")
     next((tmp_path / "photos").rglob("*.*")).write_bytes(b"no photo")
     told("index", tmp_path / "photos", "-o", tmp_path / "all.txt")

@@ -62,7 +62,7 @@ def test_top_shows_each_worker_of_a_running_job_and_a_killed_job_leaves_nothing(
     job.wait()
     done = mpload("top", str(job.pid), "--once", COLUMNS="200")
     assert done.returncode != 0
-    assert "have no MPLoader with workers" in done.stderr
+    assert f"there is no process {job.pid}. Give the PID of the training process" in done.stderr
 
 
 WRITER = """

@@ -1,4 +1,4 @@
-"""`mpload bench` as a user meets it: real processes over real images."""
+"""`mpload bench` as a user sees it: real processes and real images."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def index(tmp_path: Path) -> Path:
 
 
 @pytest.mark.processes
-def test_every_decoder_is_measured_at_both_tasks_and_drawn(index: Path, tmp_path: Path) -> None:
+def test_every_decoder_is_measured_in_both_tasks_and_plotted(index: Path, tmp_path: Path) -> None:
     chart = tmp_path / "speeds.png"
     ran = mpload("bench", "decode", index, "--rounds", "1", "--plot", chart, "--json")
     assert (ran.returncode, ran.stderr) == (0, "")
@@ -59,7 +59,7 @@ def test_every_decoder_is_measured_at_both_tasks_and_drawn(index: Path, tmp_path
     assert told["num_images"] == NUM_PHOTOS
     speeds = [Speed(**speed) for speed in told["speeds"]]
     names = list(dict.fromkeys(speed.backend for speed in speeds))
-    assert names[:4] == [f"mpload, {jpeg_backend()}", "simplejpeg", "OpenCV", "PIL"]  # imageio may be missing
+    assert names[:4] == [f"mpload, {jpeg_backend()}", "simplejpeg", "OpenCV", "PIL"]  # imageio may not be installed
     assert [speed.task for speed in speeds] == [DECODE, CROP] * (len(speeds) // 2)
     assert all(speed.failed == 0 and (speed.images_per_second or 0) > 1 for speed in speeds)
     pixels = cv2.imread(str(chart))
@@ -67,19 +67,19 @@ def test_every_decoder_is_measured_at_both_tasks_and_drawn(index: Path, tmp_path
     assert pixels.std() > 5
 
 
-def test_all_backends_cut_the_same_crop_out_of_an_image(index: Path) -> None:
+def test_all_backends_make_the_same_crop_of_an_image(index: Path) -> None:
     data = read_images(open_index(index), num_images=1, seed=0)[0]
     ours, *others = installed_backends(64)[0]
     expected = ours.crop(data, np.random.default_rng(3)).astype(float)
     assert expected.shape == (64, 64, 3)
     for other in others:
         got = other.crop(data, np.random.default_rng(3))
-        assert np.abs(got - expected).mean() < 12, other.name  # resized with antialiasing or without
+        assert np.abs(got - expected).mean() < 12, other.name  # some resize with antialiasing, some without
         assert np.abs(got[:, ::-1] - expected).mean() > np.abs(got - expected).mean()
 
 
 @pytest.mark.processes
-def test_an_image_that_cannot_be_decoded_is_counted_and_slows_nobody(index: Path, tmp_path: Path) -> None:
+def test_an_image_that_cannot_be_decoded_is_counted_as_failed(index: Path, tmp_path: Path) -> None:
     broken = sorted(tmp_path.rglob("*.JPEG"))[3]
     broken.write_bytes(b"\xff\xd8\xff" + bytes(1000))
     ran = mpload("bench", "decode", index, "--rounds", "1", "--images", "100")
@@ -90,7 +90,7 @@ def test_an_image_that_cannot_be_decoded_is_counted_and_slows_nobody(index: Path
     assert all(row[-1] == "1" for row in rows), ran.stdout
 
 
-def test_a_backend_that_can_decode_none_is_shown_without_a_speed(tmp_path: Path) -> None:
+def test_a_backend_that_decodes_no_image_has_no_speed(tmp_path: Path) -> None:
     for number in range(2):
         pixels = np.full((40, 40, 3), number * 50, np.uint8)
         (tmp_path / f"{number}.png").write_bytes(cv2.imencode(".png", pixels)[1].tobytes())
@@ -105,14 +105,14 @@ def test_a_backend_that_can_decode_none_is_shown_without_a_speed(tmp_path: Path)
     assert all(rate and failed == 0 for rate, failed in rates.values())
 
 
-def test_files_of_which_none_is_an_image_are_an_error() -> None:
+def test_files_without_any_image_are_an_error() -> None:
     with pytest.raises(MploadError, match="none of 2 files is an image"):
         measure_speeds(installed_backends(8)[0], [b"no", b"image"], rounds=1, seed=0)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("arguments", "code", "saying"),
+    ("arguments", "code", "message"),
     [
         (("decode", "empty.txt"), 1, "holds no sample"),
         (("decode", "nowhere.txt"), 1, "nowhere.txt"),
@@ -122,25 +122,23 @@ def test_files_of_which_none_is_an_image_are_an_error() -> None:
             "speeds.jpg: pictures are written as .png. Name it speeds.png",
         ),
         (("decode", "all.txt", "--plot", "no/speeds.png"), 2, "the folder no does not exist"),
-        (("memory", "--samples", "1e4,many"), 2, "--samples takes whole numbers"),
-        (("memory", "--workers", "-1"), 2, "got 10000, and -1 workers"),
-        (("memory", "--loaders", "lists"), 2, "'lists' is none of list-fork, list-spawn"),
+        (("memory", "--samples", "1e4,many"), 2, "--samples '1e4,many': not a list of whole numbers"),
+        (("memory", "--workers", "-1"), 2, "num_workers at least 0, got 10000 and -1"),
+        (("memory", "--loaders", "lists"), 2, "'lists' is not a loader. Choose from list-fork, list-spawn"),
         (("memory", "--reserve", "much"), 2, "'much' is not a size in bytes"),
     ],
 )
-def test_wrong_use_is_one_clear_line(
-    index: Path, tmp_path: Path, arguments: tuple[str, ...], code: int, saying: str
+def test_wrong_use_is_reported_in_one_clear_line(
+    index: Path, tmp_path: Path, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
     (tmp_path / "empty.txt").write_text("#mpload 1\n#columns image:path label:int\n")
     ran = mpload("bench", *arguments, cwd=tmp_path)
     assert (ran.returncode, len(ran.stderr.splitlines())) == (code, 1), ran.stderr
-    assert saying in ran.stderr
+    assert message in ran.stderr
 
 
 @pytest.mark.processes
-def test_a_plot_without_matplotlib_says_what_to_install_before_anything_is_measured(
-    index: Path, tmp_path: Path
-) -> None:
+def test_without_matplotlib_a_plot_is_refused_with_the_command_that_installs_it(index: Path, tmp_path: Path) -> None:
     (tmp_path / "without").mkdir()
     (tmp_path / "without/matplotlib.py").write_text("raise ImportError('not installed')\n")
     paths = os.pathsep.join([str(tmp_path / "without"), os.environ.get("PYTHONPATH", "")])
@@ -155,7 +153,9 @@ def done(case: MemoryCase, peak_pss_bytes: int) -> MemoryResult:
 
 
 @given(st.integers(0, GIB), st.integers(0, 1000), st.lists(st.integers(1, 10**6), min_size=2, max_size=5, unique=True))
-def test_what_grows_by_the_sample_is_foretold(base_bytes: int, bytes_per_sample: int, samples: list[int]) -> None:
+def test_memory_that_grows_linearly_with_the_samples_is_predicted(
+    base_bytes: int, bytes_per_sample: int, samples: list[int]
+) -> None:
     cases = all_cases(["numpy-fork", "list-fork"], samples, [3])
     results = [
         done(case, base_bytes + bytes_per_sample * case.num_samples * (2 if case.loader == "list-fork" else 1))
@@ -165,13 +165,13 @@ def test_what_grows_by_the_sample_is_foretold(base_bytes: int, bytes_per_sample:
     assert predict_bytes(results, longer) == pytest.approx(base_bytes + bytes_per_sample * 10**8, rel=1e-6)
 
 
-def test_nothing_is_foretold_from_one_length_or_from_another_case() -> None:
+def test_one_length_or_other_cases_predict_nothing() -> None:
     longer = MemoryCase(loader="mpdataset", num_samples=100, num_workers=1)
     results = [done(MemoryCase(loader="mpdataset", num_samples=n, num_workers=w), 5) for n, w in ((1, 1), (2, 2))]
     assert predict_bytes(results, longer) is None
 
 
-def test_without_workers_there_is_nothing_to_fork_or_spawn() -> None:
+def test_without_workers_fork_and_spawn_are_one_case() -> None:
     cases = all_cases(list(LOADER_NAMES), [10], [0, 1])
     assert [case.loader for case in cases if case.num_workers == 0].count("list-spawn") == 0
     assert len(cases) == 2 * len(LOADER_NAMES) - 1
@@ -181,7 +181,7 @@ def test_without_workers_there_is_nothing_to_fork_or_spawn() -> None:
 @pytest.mark.parametrize(
     "loaders", [["list-fork", "mploader"], pytest.param(list(LOADER_NAMES), marks=pytest.mark.slow)]
 )
-def test_every_list_is_read_to_its_end_and_what_it_takes_is_measured(tmp_path: Path, loaders: list[str]) -> None:
+def test_every_list_is_read_completely_and_its_memory_is_measured(tmp_path: Path, loaders: list[str]) -> None:
     cases = all_cases(loaders, [3000], [2])
     results = list(measure_memory(cases, num_epochs=2, max_seconds=60.0, folder=tmp_path))
     assert [result.case for result in results] == cases
@@ -201,7 +201,7 @@ def measured(tmp_path: Path, *, max_seconds: float, reserve_bytes: int) -> Memor
 
 
 @pytest.mark.processes
-def test_a_case_that_endangers_the_machine_is_stopped_with_all_its_processes(tmp_path: Path) -> None:
+def test_a_case_that_exhausts_memory_is_stopped_with_all_its_processes(tmp_path: Path) -> None:
     before = set(psutil.Process().children(recursive=True))
     result = measured(tmp_path, max_seconds=60.0, reserve_bytes=1 << 60)
     assert result.outcome is Outcome.OUT_OF_MEMORY
@@ -215,30 +215,30 @@ def test_a_case_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_case_that_cannot_fit_is_not_run_and_its_list_not_written(tmp_path: Path) -> None:
+def test_a_case_that_does_not_fit_is_skipped_and_its_list_is_not_written(tmp_path: Path) -> None:
     cases = all_cases(["list-fork"], [10_000, 300_000, 10**12], [0])
     *_, last = measure_memory(cases, num_epochs=1, max_seconds=60.0, folder=tmp_path, reserve_bytes=0)
     assert last.outcome is Outcome.NOT_RUN
     assert last.needed_bytes is not None
-    assert 50 * 10**12 < last.needed_bytes < 500 * 10**12  # a tuple, a string, an integer's place each
+    assert 50 * 10**12 < last.needed_bytes < 500 * 10**12  # per sample: a tuple, a string and a pointer to an integer
     assert "TiB" in memory_tables([last])[0].rows[0][-1]
 
 
 @pytest.mark.processes
-def test_a_case_that_fails_says_why(tmp_path: Path) -> None:
+def test_a_failed_case_reports_why(tmp_path: Path) -> None:
     case = MemoryCase(loader="list-fork", num_samples=1, num_workers=0)
     with pytest.raises(MploadError, match="ended with exit code 1: FileNotFoundError"):
         measure_case(case, tmp_path / "none.txt", num_epochs=1, max_seconds=60.0, reserve_bytes=0)
 
 
-def test_a_list_that_the_disk_cannot_hold_is_refused(tmp_path: Path) -> None:
+def test_a_list_that_does_not_fit_on_the_disk_is_refused(tmp_path: Path) -> None:
     cases = all_cases(["mpdataset"], [10**14], [0])
     with pytest.raises(MploadError, match="Name another folder with --folder"):
         next(measure_memory(cases, num_epochs=1, max_seconds=60.0, folder=tmp_path, reserve_bytes=0))
 
 
 def test_a_case_needs_samples() -> None:
-    with pytest.raises(ArgumentError, match="a list needs samples, got 0"):
+    with pytest.raises(ArgumentError, match="num_samples must be at least 1 and num_workers at least 0, got 0 and 0"):
         MemoryCase(loader="list-fork", num_samples=0, num_workers=0)
 
 
@@ -257,7 +257,7 @@ def test_one_command_prints_tables_and_draws_curves(tmp_path: Path) -> None:
 
 @pytest.fixture
 def reports(tmp_path: Path) -> Path:
-    """A copy of what `benchmarks/report.py` reads and writes."""
+    """A copy of the files that `benchmarks/report.py` reads and writes."""
     root = Path(__file__).parents[2]
     shutil.copytree(root / "benchmarks", tmp_path / "benchmarks", ignore=shutil.ignore_patterns("peers"))
     shutil.copytree(root / "docs", tmp_path / "docs")
@@ -274,7 +274,7 @@ def report(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("name", "row_of"), [("README.md", "| mpload |"), ("docs/benchmarks.md", f"| {LOADER_NAMES['mploader']} |")]
 )
-def test_the_tables_of_the_pages_are_what_the_records_say(reports: Path, name: str, row_of: str) -> None:
+def test_the_tables_on_the_pages_match_the_records(reports: Path, name: str, row_of: str) -> None:
     assert report(reports, "--check").returncode == 0
     page = reports / name
     before = page.read_text()

@@ -1,4 +1,4 @@
-"""What a job needs: the field's worked examples, and the laws of the arithmetic."""
+"""The needs of a job: worked examples from practice, and laws of the arithmetic."""
 
 import json
 import subprocess
@@ -34,7 +34,7 @@ def test_a_v100_that_trains_resnet50_needs_1471_images_a_second() -> None:
     assert Demand(batch_size=128, step_seconds=0.087).samples_per_second == pytest.approx(1471, abs=0.5)
 
 
-def test_four_of_them_need_5885_reads_and_367_mb_a_second() -> None:
+def test_four_v100s_need_5885_reads_and_367_mb_a_second() -> None:
     four = Demand(batch_size=128, step_seconds=0.087, num_gpus=4, sample_bytes=64_000)
     assert four.samples_per_second == pytest.approx(5885, abs=0.5)
     assert four.bytes_per_second is not None
@@ -56,9 +56,7 @@ def test_experiments_with_fast_steps_need_many_reads(num_jobs: int, num_reads: i
 
 
 @given(demands, machines)
-def test_the_first_remedy_mends_the_worst_stage_and_gains_no_more_than_the_need(
-    demand: Demand, machine: Machine
-) -> None:
+def test_remedies_exist_if_a_stage_falls_short_and_gain_no_more_than_the_need(demand: Demand, machine: Machine) -> None:
     shares = [share for stage in stages(demand, machine) if (share := stage.share) is not None]
     found = remedies(demand, machine)
     assert bool(found) == (min(shares) < 1)
@@ -66,22 +64,22 @@ def test_the_first_remedy_mends_the_worst_stage_and_gains_no_more_than_the_need(
         assert 1 <= remedy.gain <= 1 / min(shares) * (1 + 1e-9)
 
 
-def test_a_cached_part_brings_reads_down_to_what_the_storage_gives() -> None:
+def test_a_cached_share_reduces_the_reads_to_the_rate_of_the_storage() -> None:
     demand = Demand(batch_size=100, step_seconds=0.1)
     found = remedies(demand, Machine(reads_per_second=250))
     assert "at least 4 samples at once" in found[0].text
-    assert "cache 75% of the samples" in found[1].text
+    assert "Cache 75% of the samples" in found[1].text
     assert [remedy.gain for remedy in found] == [4, 4]
 
 
-def test_what_is_not_known_limits_nothing() -> None:
+def test_unknown_rates_limit_nothing() -> None:
     demand = Demand(batch_size=100, step_seconds=0.1, sample_bytes=64 * KIB)
     assert [stage.have for stage in stages(demand, Machine())] == [None] * 3
     assert remedies(demand, Machine()) == []
 
 
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
-def test_a_number_that_is_not_positive_is_named(value: float) -> None:
+def test_a_number_that_is_not_positive_is_refused_by_name(value: float) -> None:
     with pytest.raises(ArgumentError, match="step_seconds must be positive, got"):
         Demand(batch_size=1, step_seconds=value)
     with pytest.raises(ArgumentError, match="reads_per_second must be positive, got"):
@@ -91,12 +89,12 @@ def test_a_number_that_is_not_positive_is_named(value: float) -> None:
 
 
 @pytest.mark.processes
-def test_the_command_puts_need_beside_have() -> None:
+def test_the_command_shows_the_need_next_to_the_available_rate() -> None:
     command = [sys.executable, "-m", "mpload", "plan", "--batch-size", "128", "--step-time", "0.087", "--gpus", "4"]
     options = ["--sample-size", "64KB", "--iops", "2000", "--cores", "16", "--core-us", "1500"]
     shown = subprocess.run([*command, *options], capture_output=True, text=True, timeout=60, check=True).stdout
     assert "5,885 reads/s" in shown
     assert "2,000 reads/s" in shown
-    assert "1. read at least 3 samples at once" in shown
+    assert "1. Read at least 3 samples at once" in shown
     told = subprocess.run([*command, *options, "--json"], capture_output=True, text=True, timeout=60, check=True)
     assert json.loads(told.stdout)["stages"][0]["share"] == pytest.approx(2000 / 5885, rel=1e-3)

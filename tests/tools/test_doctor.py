@@ -1,4 +1,4 @@
-"""`mpload doctor`: it names what limits a staged job, and tells it in a line, in JSON and as a page."""
+"""`mpload doctor` names what limits a staged job, and reports it as text, as JSON and as an HTML page."""
 
 import json
 import os
@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from contextlib import ExitStack
 from html.parser import HTMLParser
 from pathlib import Path
@@ -20,13 +19,14 @@ from mpload.tools.doctor.storage import Files
 from tests.support.programs import mpload
 from tests.support.slow_disk import can_mount
 from tests.support.staged import STAGED, diagnose, prepared, write_index, write_photos
+from tests.support.transport_works import wait_until
 
 pytestmark = pytest.mark.processes
 
 _QUIET = {"tiny batches", "huge images", "slow transform", "thrashing page cache", "cold cache", "too few workers"}
 
 
-def test_the_page_cache_is_seen_before_and_after_it_is_emptied(tmp_path: Path) -> None:
+def test_the_cached_share_of_samples_falls_when_files_are_evicted(tmp_path: Path) -> None:
     write_photos(tmp_path / "photos", num=6)
     names = [path.name for path in (tmp_path / "photos").iterdir()]
     index = open_index(write_index(tmp_path / "i.txt", root=tmp_path / "photos", names=names))
@@ -45,7 +45,7 @@ def test_the_page_cache_is_seen_before_and_after_it_is_emptied(tmp_path: Path) -
 def test_the_doctor_names_what_limits_a_staged_job(name: str, tmp_path: Path) -> None:
     staged = STAGED[name]
     if staged.needs_mount and not can_mount():
-        pytest.skip("file systems cannot be mounted here")
+        pytest.skip("this process cannot mount file systems")
     with prepared(staged, tmp_path) as index:
         found = diagnose(staged, index)
     assert found["verdict"]["bottleneck"] == staged.bottleneck, found["verdict"]["reason"]
@@ -56,7 +56,7 @@ def test_the_doctor_names_what_limits_a_staged_job(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (None, "There is no index at"),
         ("", "holds no sample"),
@@ -64,42 +64,36 @@ def test_the_doctor_names_what_limits_a_staged_job(name: str, tmp_path: Path) ->
         ("broken.jpg 0\nbroken.jpg 1\nmissing.jpg 2\n", "none of 3 samples could be made"),
     ],
 )
-def test_what_cannot_be_examined_is_one_line(text: str | None, told: str, tmp_path: Path) -> None:
+def test_an_unusable_index_is_reported_in_one_line(text: str | None, message: str, tmp_path: Path) -> None:
     (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8\xff nothing else")
     if text is not None:
         (tmp_path / "train.txt").write_text(text)
     ran = mpload("doctor", tmp_path / "train.txt", "--seconds", "1")
     assert ran.returncode in {1, 2}
-    assert told in ran.stderr
+    assert message in ran.stderr
     assert len(ran.stderr.splitlines()) == 1, ran.stderr
 
 
-def test_a_decoder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+def test_a_missing_decoder_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_text("a.jpg 0\n")
-    for name, told in (("nowhere:decode", "No module named 'nowhere'"), ("json", "write module:object")):
+    for name, message in (("nowhere:decode", "No module named 'nowhere'"), ("json", "not of the form module:object")):
         ran = mpload("doctor", tmp_path / "train.txt", "--decode", name)
-        assert (ran.returncode, told in ran.stderr, len(ran.stderr.splitlines())) == (2, True, 1), ran.stderr
+        assert (ran.returncode, message in ran.stderr, len(ran.stderr.splitlines())) == (2, True, 1), ran.stderr
 
 
-def test_ctrl_c_is_one_line_and_leaves_no_process(tmp_path: Path) -> None:
+def test_ctrl_c_prints_one_line_and_leaves_no_process(tmp_path: Path) -> None:
     with ExitStack() as stack:
         index = STAGED["slow consumer"].prepare(tmp_path, stack)
         command = [sys.executable, "-m", "mpload", "doctor", str(index), "--seconds", "20"]
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
         ) as process:
-            deadline = time.monotonic() + 60
-            while not psutil.Process(process.pid).children(recursive=True):
-                assert process.poll() is None
-                assert time.monotonic() < deadline, "no loader was tried"
-                time.sleep(0.05)
+            family = psutil.Process(process.pid)
+            assert wait_until(lambda: process.poll() is not None or bool(family.children())), "no loader was tried"
             os.killpg(process.pid, signal.SIGINT)
             _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (130, "mpload: interrupted\n")
-    deadline = time.monotonic() + 30
-    while _is_alive(process.pid):
-        assert time.monotonic() < deadline, "a process lives on"
-        time.sleep(0.05)
+    assert wait_until(lambda: not _is_alive(process.pid)), "a process is still running"
 
 
 def _is_alive(group: int) -> bool:
@@ -111,7 +105,7 @@ def _is_alive(group: int) -> bool:
 
 
 class _Page(HTMLParser):
-    """Sees whether every element is closed, and what is fetched."""
+    """Records open elements, and the URLs that a page fetches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,7 +128,7 @@ class _Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of a real examination, of an index whose name is HTML itself."""
+    """The report of a real examination of an index whose name contains HTML."""
     folder = tmp_path_factory.mktemp("report") / "a<b>&c"
     folder.mkdir()
     with ExitStack() as stack:
@@ -143,11 +137,11 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "doctor", index, "--seconds", "2", "--batch-size", "8", "--step-time", "0.001", "--html", folder / "r.html"
         )
     assert (ran.returncode, ran.stderr) == (0, "")
-    assert re.search(r"^limited by \w+", ran.stdout, re.MULTILINE)
+    assert re.search(r"^Limited by .*\. .*\.$", ran.stdout, re.MULTILINE)
     return folder / "r.html"
 
 
-def test_the_report_is_one_well_formed_page_that_fetches_nothing(page: Path) -> None:
+def test_the_report_is_a_well_formed_page_that_fetches_nothing(page: Path) -> None:
     parsed = _Page()
     parsed.feed(page.read_text())
     assert parsed.open == []
@@ -160,9 +154,9 @@ def test_the_report_is_one_well_formed_page_that_fetches_nothing(page: Path) -> 
 _BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
 
 
-@pytest.mark.skipif(_BROWSER is None, reason="no headless browser here")
+@pytest.mark.skipif(_BROWSER is None, reason="no headless browser is installed")
 @pytest.mark.parametrize("width", [480, 1200])
-def test_a_browser_lays_the_report_out_and_asks_for_nothing(page: Path, tmp_path: Path, width: int) -> None:
+def test_a_browser_renders_the_report_legibly_and_fetches_nothing(page: Path, tmp_path: Path, width: int) -> None:
     measure = """<script>addEventListener("load", () => {
         const leaves = [...document.querySelectorAll("h1, h2, p, th, td, li > span:not(.track)")];
         const boxes = leaves.filter(leaf => leaf.textContent.trim()).map(leaf => {

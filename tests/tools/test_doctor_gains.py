@@ -1,4 +1,4 @@
-"""What the doctor foretells of its first remedy, against what applying it gives."""
+"""The gain that the doctor predicts for its first remedy equals the gain of applying it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.quiet, pytest.mark.timeout(500)]
 _ROUNDS, _SECONDS = 3, 1.0
 _CLOSE = 0.25
 _ATTEMPTS = 3
-"""Whoever else uses the machine takes from one side of a comparison more than from the other, now and then."""
+"""Other processes on the machine may slow down one side of a comparison more than the other."""
 
 
 def _rate(index: Index, tmp_path: Path, **job: Any) -> float:
@@ -29,7 +29,7 @@ def _rate(index: Index, tmp_path: Path, **job: Any) -> float:
 
 
 def _check(name: str, path: Path, before: Callable[[], float], after: Callable[[dict[str, Any]], float]) -> None:
-    """Hold what the doctor foretells of its first remedy against what applying it gives, one beside the other."""
+    """Compare the gain that the doctor predicts for its first remedy with the gain of applying it."""
     seen = []
     for _ in range(_ATTEMPTS):
         found = diagnose(STAGED[name], path, "--seconds", "9")
@@ -40,10 +40,10 @@ def _check(name: str, path: Path, before: Callable[[], float], after: Callable[[
         if first["gain"] == pytest.approx(gain, rel=_CLOSE):
             return
         seen.append((first["gain"], gain))
-    pytest.fail(f"foretold and given: {seen}")
+    pytest.fail(f"predicted and measured gains: {seen}")
 
 
-def test_more_workers_give_what_was_foretold(tmp_path: Path) -> None:
+def test_more_workers_give_the_predicted_gain(tmp_path: Path) -> None:
     with prepared(STAGED["too few workers"], tmp_path) as path:
         index, job = open_index(path), {"decode": staged.waiting_decode}
         _check(
@@ -54,7 +54,7 @@ def test_more_workers_give_what_was_foretold(tmp_path: Path) -> None:
         )
 
 
-def test_larger_batches_give_what_was_foretold(tmp_path: Path) -> None:
+def test_larger_batches_give_the_predicted_gain(tmp_path: Path) -> None:
     with prepared(STAGED["tiny batches"], tmp_path) as path:
         index, job = open_index(path), {"decode": staged.tiny_decode}
         _check(
@@ -65,7 +65,7 @@ def test_larger_batches_give_what_was_foretold(tmp_path: Path) -> None:
         )
 
 
-def test_smaller_images_give_what_was_foretold(tmp_path: Path) -> None:
+def test_smaller_images_give_the_predicted_gain(tmp_path: Path) -> None:
     with prepared(STAGED["huge images"], tmp_path) as path:
         index = open_index(path)
         once = tmp_path / "once.txt"
@@ -84,12 +84,12 @@ def test_smaller_images_give_what_was_foretold(tmp_path: Path) -> None:
         _check("huge images", path, lambda: _rate(index, tmp_path), after)
 
 
-def test_doing_without_the_transform_gives_what_was_foretold(tmp_path: Path) -> None:
+def test_removing_the_transform_gives_the_predicted_gain(tmp_path: Path) -> None:
     with prepared(STAGED["slow transform"], tmp_path) as path:
         index = open_index(path)
 
         def after(first: dict[str, Any]) -> float:
-            assert "cheaper transform" in first["text"]
+            assert "Make the transform cheaper" in first["text"]
             return _rate(index, tmp_path)
 
         _check("slow transform", path, lambda: _rate(index, tmp_path, transform=staged.slow_transform), after)

@@ -1,4 +1,4 @@
-"""Packing: the same samples out of shards as before, byte-identical however they were made, whatever was killed."""
+"""Packing: shards contain the same samples as the index, and their bytes do not depend on workers or interruptions."""
 
 import filecmp
 import json
@@ -62,7 +62,7 @@ def test_a_shuffled_pack_holds_every_sample_once_in_another_order(index: Path, t
 
 
 @pytest.mark.processes
-def test_shards_are_tars_as_webdataset_reads_them(index: Path, tmp_path: Path) -> None:
+def test_shards_are_tar_files_in_the_layout_of_webdataset(index: Path, tmp_path: Path) -> None:
     pack_index(index, tmp_path / "pack", SMALL)
     there = samples(index)
     found: dict[str, dict[str, bytes]] = {}
@@ -90,7 +90,7 @@ def test_any_number_of_workers_writes_the_same_bytes(index: Path, tmp_path: Path
     verify_pack(index, many, options, num_workers=2)
 
 
-def test_resized_images_are_small_and_others_stay_as_they_are(index: Path, tmp_path: Path) -> None:
+def test_large_images_are_shrunk_and_small_ones_stay_unchanged(index: Path, tmp_path: Path) -> None:
     packed = pack_index(index, tmp_path / "small", PackOptions(resize_short=32))
     for image, _ in MPDataset(packed, decode=ImageDecoder(), topology=Topology()):
         assert min(image.shape[1:]) == 32
@@ -98,7 +98,7 @@ def test_resized_images_are_small_and_others_stay_as_they_are(index: Path, tmp_p
     assert samples(kept) == samples(index)
 
 
-def test_raw_pixels_have_one_size(index: Path, tmp_path: Path) -> None:
+def test_raw_pixels_all_have_the_same_size(index: Path, tmp_path: Path) -> None:
     packed = pack_index(index, tmp_path / "raw", PackOptions(decode=24))
     for data, _ in samples(packed):
         assert data.startswith(b"\x93NUMPY")
@@ -106,22 +106,22 @@ def test_raw_pixels_have_one_size(index: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_pack_that_is_killed_goes_on_to_the_same_bytes(index: Path, tmp_path: Path) -> None:
+def test_a_killed_pack_continues_to_the_same_bytes(index: Path, tmp_path: Path) -> None:
     listed = tmp_path / "long.txt"
     file = next((index.parent / "photos").glob("*/*"))
     listed.write_text(f"{file} 0\n" * 800)
     command = [sys.executable, "-m", "mpload", "pack", str(listed), "--size", "100KiB", "--resize-short", "40", "-o"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     subprocess.run([*command, str(whole)], check=True, stdout=subprocess.DEVNULL, timeout=100)
-    has_killed_any = False
-    for begun in (".shard-*.tmp", "shard-*.tar"):  # killed over its first shard, and when some are done
+    was_killed = False
+    for begun in (".shard-*.tmp", "shard-*.tar"):  # killed in the first shard, and after some shards
         with subprocess.Popen(
             [*command, str(killed), "--workers", "2"], stdout=subprocess.DEVNULL, start_new_session=True
         ) as pack:
             assert wait_until(lambda begun=begun: any(killed.glob(begun)))  # type: ignore[misc]
             os.killpg(pack.pid, signal.SIGKILL)
-        has_killed_any |= pack.returncode == -signal.SIGKILL
-    assert has_killed_any
+        was_killed |= pack.returncode == -signal.SIGKILL
+    assert was_killed
     subprocess.run([*command, str(killed)], check=True, stdout=subprocess.DEVNULL, timeout=100)
     assert same_files(whole, killed)
     assert not list(killed.glob("*.tmp"))
@@ -130,7 +130,7 @@ def test_a_pack_that_is_killed_goes_on_to_the_same_bytes(index: Path, tmp_path: 
 @pytest.mark.processes
 @pytest.mark.parametrize("num_kills", [10, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ShardFormat)
-def test_packs_killed_at_random_hold_no_wrong_byte_and_go_on(tmp_path: Path, kind: str, num_kills: int) -> None:
+def test_packs_killed_at_random_have_no_wrong_byte_and_continue(tmp_path: Path, kind: str, num_kills: int) -> None:
     if kind == ShardFormat.LMDB:
         pytest.importorskip("lmdb")
     command = [sys.executable, "-m", "tests.support.pack_kills", str(tmp_path), kind, str(num_kills)]
@@ -143,12 +143,12 @@ def test_packs_killed_at_random_hold_no_wrong_byte_and_go_on(tmp_path: Path, kin
 
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_workers_end_at_once_with_a_pack_that_a_signal_ends(index: Path, tmp_path: Path, number: int) -> None:
+def test_workers_exit_at_once_when_a_signal_ends_the_pack(index: Path, tmp_path: Path, number: int) -> None:
     text = index.read_text()
     long = index.with_name("long.txt")
     long.write_text(text + text[text.index("\n", text.rindex("#")) + 1 :] * 100)
     out = tmp_path / "pack"
-    options = ["--resize-short", "64", "--size", "1MiB", "--workers", "2"]  # seconds for a shard
+    options = ["--resize-short", "64", "--size", "1MiB", "--workers", "2"]  # a shard takes seconds
     command = [sys.executable, "-m", "mpload", "pack", str(long), "-o", str(out), *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as pack:
         assert wait_until(lambda: any(out.glob(".shard-*.tmp")))
@@ -160,7 +160,7 @@ def test_workers_end_at_once_with_a_pack_that_a_signal_ends(index: Path, tmp_pat
         errors = pack.communicate(timeout=60)[1]
     if number == signal.SIGINT:
         assert (pack.returncode, errors) == (130, "mpload: interrupted\n")
-    assert len(children) == 3  # two workers, and the one that deletes their semaphores
+    assert len(children) == 3  # two workers, and the resource tracker
     assert wait_until(lambda: not any(child.is_running() for child in children))
     assert not any(out.glob("shard-*.tar"))
 
@@ -176,7 +176,7 @@ except mpload.MploadError as error:
 
 
 @pytest.mark.processes
-def test_a_script_without_a_guard_is_told_of_it(index: Path, tmp_path: Path) -> None:
+def test_a_script_without_a_main_guard_gets_an_error_that_shows_it(index: Path, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(UNGUARDED)
     command = [sys.executable, *map(str, (tmp_path / "script.py", index, tmp_path / "pack"))]
     ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
@@ -194,7 +194,7 @@ LMDB = PackOptions(shard_bytes=40 * KIB, format=ShardFormat.LMDB)
 
 
 @pytest.mark.processes
-def test_a_pack_of_lmdb_holds_the_same_samples_which_lmdb_itself_reads(index: Path, tmp_path: Path) -> None:
+def test_an_lmdb_pack_contains_the_same_samples_and_lmdb_can_read_it(index: Path, tmp_path: Path) -> None:
     lmdb = pytest.importorskip("lmdb")
     packed = pack_index(index, tmp_path / "pack", LMDB)
     assert samples(packed) == samples(index)
@@ -216,7 +216,7 @@ def test_a_pack_of_lmdb_holds_the_same_samples_which_lmdb_itself_reads(index: Pa
 
 
 @pytest.mark.processes
-def test_any_number_of_workers_packs_the_same_lmdb_and_a_flip_is_found(index: Path, tmp_path: Path) -> None:
+def test_any_number_of_workers_makes_the_same_lmdb_and_a_flipped_bit_is_found(index: Path, tmp_path: Path) -> None:
     pytest.importorskip("lmdb")
     for name, num_workers in (("alone", 1), ("many", 3)):
         pack_index(index, tmp_path / name, LMDB, num_workers=num_workers)
@@ -227,11 +227,11 @@ def test_any_number_of_workers_packs_the_same_lmdb_and_a_flip_is_found(index: Pa
     data = bytearray(shard.read_bytes())
     data[data.index(b"\xff\xd8\xff") + 600] ^= 1
     shard.write_bytes(data)
-    with pytest.raises(StorageError, match=rf"{files[1]}: differs from what the index makes, at key"):
+    with pytest.raises(StorageError, match=rf"{files[1]}: differs from the data of the index, at key"):
         verify_pack(index, tmp_path / "many", LMDB)
 
 
-def test_an_lmdb_grows_beyond_its_first_map_and_takes_keys_in_order_only(tmp_path: Path) -> None:
+def test_an_lmdb_grows_beyond_its_first_map_and_requires_ascending_keys(tmp_path: Path) -> None:
     lmdb = pytest.importorskip("lmdb")
     value = bytes(range(256)) * 4096
     with LmdbWriter(tmp_path / "x") as writer:
@@ -244,7 +244,7 @@ def test_an_lmdb_grows_beyond_its_first_map_and_takes_keys_in_order_only(tmp_pat
     writer = LmdbWriter(tmp_path / "y")
     writer.put(b"2", b"")
     writer.put(b"1", b"")
-    with pytest.raises(StorageError, match="does not ascend"):
+    with pytest.raises(StorageError, match="not in ascending order"):
         writer.close()
 
 
@@ -269,17 +269,17 @@ def test_four_times_the_data_takes_no_more_memory(tmp_path: Path, kind: str) -> 
         )
         assert len(list(out.glob("shard-*"))) == 1
         shutil.rmtree(out)
-        return int(ran.stdout) * KIB  # ru_maxrss would begin with what this process takes
+        return int(ran.stdout) * KIB  # ru_maxrss would include the memory of this process
 
     few, many = peak_bytes(1000), peak_bytes(4000)
     assert many < few + 10 * MIB, (few, many)
 
 
 @pytest.mark.processes
-def test_webdataset_reads_what_pack_writes_and_we_read_what_it_writes(index: Path, tmp_path: Path) -> None:
+def test_webdataset_and_mpload_read_the_shards_of_each_other(index: Path, tmp_path: Path) -> None:
     webdataset = pytest.importorskip("webdataset")
     pack_index(index, tmp_path / "pack", SMALL)
-    script = (  # in a process of its own: it leaves files open
+    script = (  # in a process of its own, because it leaves files open
         "import pickle, sys, webdataset\n"
         "read = webdataset.WebDataset(sys.argv[1:], shardshuffle=False)\n"
         "found = [(sample['jpg'], int(sample['cls'])) for sample in read]\n"
@@ -303,22 +303,22 @@ def test_a_flipped_byte_is_found(index: Path, tmp_path: Path) -> None:
     data = bytearray(shard.read_bytes())
     data[len(data) // 2] ^= 1
     shard.write_bytes(data)
-    with pytest.raises(StorageError, match=r"shard-000001\.tar: differs from what the index makes"):
+    with pytest.raises(StorageError, match=r"shard-000001\.tar: differs from the data of the index"):
         verify_pack(index, tmp_path / "pack", SMALL)
 
 
-def test_a_folder_with_something_else_in_it_is_left_alone(index: Path, tmp_path: Path) -> None:
+def test_a_folder_with_other_contents_is_refused(index: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(ArgumentError, match="is not empty and holds no pack"):
+    with pytest.raises(ArgumentError, match="is not empty and contains no pack"):
         pack_index(index, tmp_path)
     pack_index(index, tmp_path / "pack", SMALL)
-    with pytest.raises(ArgumentError, match="holds another pack, which differs in shuffle_seed"):
+    with pytest.raises(ArgumentError, match="contains a pack with another shuffle_seed"):
         pack_index(index, tmp_path / "pack", PackOptions(shard_bytes=40 * KIB, shuffle_seed=1))
-    with pytest.raises(ArgumentError, match="holds no finished pack"):
+    with pytest.raises(ArgumentError, match="contains no finished pack"):
         verify_pack(index, tmp_path / "none")
 
 
-def test_a_pack_killed_while_it_wrote_its_manifest_goes_on(index: Path, tmp_path: Path) -> None:
+def test_a_pack_killed_while_writing_its_manifest_continues(index: Path, tmp_path: Path) -> None:
     (tmp_path / ".pack.json.0123abcd.tmp").write_text("{")
     assert samples(pack_index(index, tmp_path, SMALL)) == samples(index)
     assert not list(tmp_path.glob(".*.tmp"))
@@ -344,12 +344,15 @@ def test_two_packs_into_one_folder_do_not_mix(index: Path, tmp_path: Path) -> No
     from filelock import FileLock
 
     (tmp_path / "pack").mkdir()
-    with FileLock(tmp_path / "pack" / ".lock"), pytest.raises(StorageError, match="another process packs into it"):
+    with (
+        FileLock(tmp_path / "pack" / ".lock"),
+        pytest.raises(StorageError, match="another process is packing"),
+    ):
         pack_index(index, tmp_path / "pack", SMALL)
 
 
 @pytest.mark.processes
-def test_a_full_disk_is_one_clear_line(index: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_in_one_clear_line(index: Path, tmp_path: Path) -> None:
     limited = "ulimit -f 8; trap '' XFSZ; exec "
     command = f"{limited}{sys.executable} -m mpload pack {index} -o {tmp_path / 'pack'} --size 1MiB"
     ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=60)
@@ -359,7 +362,7 @@ def test_a_full_disk_is_one_clear_line(index: Path, tmp_path: Path) -> None:
     assert not list((tmp_path / "pack").glob("*.tar"))
 
 
-def test_the_manifest_says_what_the_shards_hold(index: Path, tmp_path: Path) -> None:
+def test_the_manifest_describes_the_shards(index: Path, tmp_path: Path) -> None:
     pack_index(index, tmp_path / "pack", SMALL)
     facts = json.loads((tmp_path / "pack" / "pack.json").read_text())
     assert facts["index"] == open_index(index).fingerprint
@@ -369,6 +372,6 @@ def test_the_manifest_says_what_the_shards_hold(index: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "wrong", [{"shard_bytes": 0}, {"resize_short": 0}, {"quality": 101}, {"decode": 8, "resize_short": 8}]
 )
-def test_options_that_make_no_sense_are_named(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match=r"must be|give one of them"):
+def test_illegal_options_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match=r"must be|give only one of them"):
         PackOptions(**wrong)

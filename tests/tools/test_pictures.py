@@ -1,4 +1,4 @@
-"""What is drawn can be read: no text on another or beyond the edge, round ticks, linear axes, names in every script."""
+"""Figures are legible: texts do not overlap, ticks are round, axes are linear, and names may be in any script."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -38,7 +38,7 @@ SECONDS = st.floats(0.1, 1e5)
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """The figures that are written while a test runs."""
+    """The figures that are written during a test."""
     figures: list[Figure] = []
     save = Figure.savefig
 
@@ -51,7 +51,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 
 
 def assert_legible(figure: Figure) -> None:
-    """Assert that all text lies inside the figure, and none on another."""
+    """Assert that all text lies inside the figure, and that no texts overlap."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()  # type: ignore[no-untyped-call]
     edges = figure.bbox
@@ -60,7 +60,7 @@ def assert_legible(figure: Figure) -> None:
         assert isinstance(text, Text)
         if text.get_visible() and text.get_text():
             renderer = canvas.get_renderer()  # type: ignore[no-untyped-call]
-            box = Text.get_window_extent(text, renderer)  # of an annotation without its line
+            box = Text.get_window_extent(text, renderer)  # without the leader line of an annotation
             assert edges.x0 <= box.x0 < box.x1 <= edges.x1, text.get_text()
             assert edges.y0 <= box.y0 < box.y1 <= edges.y1, text.get_text()
             boxes[number, text.get_text()] = box
@@ -88,19 +88,19 @@ def test_ticks_are_few_and_round(highest: float) -> None:
 
 @given(st.floats(10, 2.0**45))
 @example(2.3 * GIB)
-def test_ticks_of_bytes_say_where_they_stand_in_binary_units(highest_bytes: float) -> None:
+def test_byte_ticks_are_labelled_with_their_values_in_binary_units(highest_bytes: float) -> None:
     ticks = byte_ticks(highest_bytes)
     for place, label in ticks.items():
         assert parse_bytes(label.replace(",", "").replace("bytes", "B")) == pytest.approx(place, abs=1)
     assert max(ticks) <= highest_bytes * (1 + 1e-6)
 
 
-def test_two_gibibytes_and_some_have_ticks_at_half_ones() -> None:
+def test_an_axis_of_some_2_gib_has_ticks_every_half_gib() -> None:
     assert list(byte_ticks(2.3 * GIB).values()) == ["0", "0.5 GiB", "1 GiB", "1.5 GiB", "2 GiB"]
 
 
 @given(st.lists(st.floats(0, 1), max_size=12), st.floats(0.01, 0.3))
-def test_names_are_moved_apart_in_their_order_and_no_further_than_needed(places: list[float], gap: float) -> None:
+def test_labels_are_spread_in_their_order_and_only_as_far_as_needed(places: list[float], gap: float) -> None:
     found = spread(places, gap=gap)
     ordered = [found[number] for number in sorted(range(len(places)), key=lambda number: places[number])]
     assert all(after - before >= gap * (1 - 1e-9) for before, after in pairwise(ordered))
@@ -109,7 +109,7 @@ def test_names_are_moved_apart_in_their_order_and_no_further_than_needed(places:
 
 
 def memory_results(num_samples: Sequence[int], *, loaders: Sequence[str], with_curves: bool) -> Iterator[MemoryResult]:
-    """Yield results as they come: lists grow and are predicted in the end, the others all take the same."""
+    """Yield typical results: the memory of lists grows and is predicted in the end; that of the others is constant."""
     for count in num_samples:
         for loader in loaders:
             is_list = loader not in {"mpdataset", "mploader"}
@@ -145,7 +145,7 @@ def test_the_memory_figure_is_linear_and_legible(
         assert re.fullmatch(r"0( [\d.,]+ [KMG]iB)+", " ".join(ticks_of(axes)))
 
 
-def test_the_memory_figure_says_what_lists_and_an_mpdataset_take(drawn: list[Figure], tmp_path: Path) -> None:
+def test_the_title_of_the_memory_figure_compares_lists_with_mpdataset(drawn: list[Figure], tmp_path: Path) -> None:
     draw_memory(
         list(memory_results([10**6, 10**7], loaders=list(LOADER_NAMES), with_curves=False)), tmp_path / "memory.png"
     )
@@ -179,7 +179,7 @@ PARENTS = {rank + child: rank + (child > 1) for rank in (10, 20) for child in ra
 
 
 @pytest.mark.parametrize(("seconds", "limit_bytes"), [(0.8, None), (59.0, 3 * GIB), (1e4, 900 * GIB), (1e6, 3 * GIB)])
-def test_the_monitor_draws_a_named_band_a_role(
+def test_the_monitor_draws_a_labelled_band_for_each_role(
     drawn: list[Figure], seconds: float, limit_bytes: int | None, tmp_path: Path
 ) -> None:
     found = readings(seconds=seconds, limit_bytes=limit_bytes)
@@ -197,7 +197,7 @@ def test_the_monitor_draws_a_named_band_a_role(
     assert ("grows by" in axes.get_title(loc="left")) == (seconds > 60)
 
 
-def test_the_process_that_starts_workers_trains_and_a_process_alone_is_the_main_one() -> None:
+def test_a_process_that_starts_workers_is_training_and_a_single_process_is_the_main_one() -> None:
     roles = find_roles(readings(seconds=1.0, limit_bytes=None), root_pid=1, parents=PARENTS)
     assert {pid for pid, role in roles.items() if role is Role.TRAINING} == {10, 20}
     assert roles[1] is roles[100] is Role.OTHER
@@ -206,7 +206,7 @@ def test_the_process_that_starts_workers_trains_and_a_process_alone_is_the_main_
 
 
 @pytest.mark.processes
-def test_workers_of_a_stock_dataloader_are_known() -> None:
+def test_workers_of_a_stock_dataloader_are_recognised() -> None:
     batches = iter(DataLoader([0, 1], num_workers=2))  # type: ignore[arg-type]
     next(batches)
     reading = MemoryMonitor().read()
@@ -226,7 +226,7 @@ def test_workers_of_a_stock_dataloader_are_known() -> None:
     ],
     ids=["one point", "the first", "the last"],
 )
-def test_the_marker_of_the_best_lies_inside_the_axes(
+def test_the_marker_of_the_best_point_lies_inside_the_axes(
     drawn: list[Figure], rates: dict[tuple[int, int], float], tmp_path: Path
 ) -> None:
     outcomes = tuple(
@@ -237,7 +237,7 @@ def test_the_marker_of_the_best_lies_inside_the_axes(
     draw_tuning(Tuning(outcomes=outcomes, best=best, reason=""), tmp_path / "tune.png")
     (axes,) = drawn[0].axes
     assert_legible(drawn[0])
-    assert min(line.get_ydata().min() for line in axes.lines[:-1]) > 0  # type: ignore[union-attr]  # what did not fit is no rate of 0
+    assert min(line.get_ydata().min() for line in axes.lines[:-1]) > 0  # type: ignore[union-attr]  # points that did not fit are not drawn at 0
     marker = axes.lines[-1].get_window_extent(drawn[0].canvas.get_renderer())  # type: ignore[attr-defined]
     frame = axes.get_window_extent()
     assert marker.width > 15
@@ -245,7 +245,7 @@ def test_the_marker_of_the_best_lies_inside_the_axes(
     assert frame.y0 <= marker.y0 < marker.y1 <= frame.y1
 
 
-def test_bars_of_decoders_are_named_and_legible(drawn: list[Figure], tmp_path: Path) -> None:
+def test_the_bars_of_decoders_are_labelled_and_legible(drawn: list[Figure], tmp_path: Path) -> None:
     names = ["mpload, native (libjpeg-turbo 2.1.5)", "simplejpeg", "OpenCV", "PIL", "imageio"]
     speeds = [
         Speed(backend=name, task=task, images_per_second=None if name == "PIL" else 9999.0, failed=0)
@@ -254,10 +254,10 @@ def test_bars_of_decoders_are_named_and_legible(drawn: list[Figure], tmp_path: P
     ]
     draw_speeds(speeds, tmp_path / "speeds.png")
     assert_legible(drawn[0])
-    assert drawn[0].axes[0].get_title(loc="left") == "mpload is fastest: 9,999 crops a second"
+    assert drawn[0].axes[0].get_title(loc="left") == "mpload is fastest: 9,999 crops per second"
 
 
-def test_what_a_page_shows_is_escaped() -> None:
+def test_text_on_a_page_is_escaped() -> None:
     hostile = '<script>alert("1")</script>'
     tile = {"number": hostile, "name": hostile, "facts": (hostile,), "reason": hostile, "image": "", "width": 0}
     page = render_page("sheet.html.j2", title=hostile, tiles=[tile, {**tile, "image": '" onload="x', "width": 3}])
@@ -266,12 +266,12 @@ def test_what_a_page_shows_is_escaped() -> None:
     assert 'src="&#34; onload=&#34;x"' in page
 
 
-needs_font = pytest.mark.skipif(not hasattr(cv2, "FontFace"), reason="OpenCV 4 has no font but ASCII")
+needs_font = pytest.mark.skipif(not hasattr(cv2, "FontFace"), reason="OpenCV 4 has only an ASCII font")
 
 
 @needs_font
 @pytest.mark.parametrize("name", ["cat", "猫 ネコ", "고양이", "кошка", "γάτα", "château"])
-def test_names_that_the_font_has_are_drawn_each_in_its_own_way(name: str) -> None:
+def test_names_that_the_font_can_render_are_drawn_differently(name: str) -> None:
     lettering = Lettering()
     assert lettering.has(name)
     pictures = []
@@ -283,11 +283,11 @@ def test_names_that_the_font_has_are_drawn_each_in_its_own_way(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["قطة", "חתול", "🐱", "बिल्ली", "a\tb", "\udce9"])
-def test_names_that_the_font_has_not_are_known(name: str) -> None:
+def test_names_that_the_font_cannot_render_are_recognised(name: str) -> None:
     assert not Lettering().has(name)
 
 
-def test_without_a_font_ascii_is_drawn_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_font_only_ascii_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(cv2, "FontFace", raising=False)
     lettering = Lettering()
     assert (lettering.has("cat 1"), lettering.has("猫"), lettering.has("château")) == (True, False, False)

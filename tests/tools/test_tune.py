@@ -1,4 +1,4 @@
-"""`mpload tune`: it finds the numbers that are best here, and does not leave its budget."""
+"""`mpload tune` finds the fastest settings on this machine, and stays within its memory budget."""
 
 import ast
 import json
@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +26,7 @@ from mpload.units import MIB
 from tests.support import staged
 from tests.support.programs import mpload
 from tests.support.staged import STAGED
+from tests.support.transport_works import wait_until
 
 outcomes = st.lists(
     st.builds(
@@ -45,10 +45,10 @@ def index_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(outcomes)
-def test_what_is_picked_is_nearly_the_fastest_and_no_smaller_number_is(found: list[Outcome]) -> None:
+def test_the_choice_is_nearly_the_fastest_and_no_choice_with_fewer_workers_is(found: list[Outcome]) -> None:
     fastest = max(outcome.samples_per_second for outcome in found)
     if not fastest:
-        with pytest.raises(ArgumentError, match="no point"):
+        with pytest.raises(ArgumentError, match="no loader could start"):
             pick(found)
         return
     best = pick(found)
@@ -59,16 +59,16 @@ def test_what_is_picked_is_nearly_the_fastest_and_no_smaller_number_is(found: li
 
 
 @given(st.integers(1, 200), st.integers(1, 200))
-def test_numbers_of_workers_grow_and_the_cores_are_among_them(cores: int, most: int) -> None:
-    numbers = list(worker_counts(cores, most))
+def test_numbers_of_workers_grow_and_include_the_number_of_cores(cores: int, max_workers: int) -> None:
+    numbers = list(worker_counts(cores, max_workers))
     assert numbers == sorted(set(numbers))
-    assert (numbers[0], numbers[-1] <= most) == (1, True)
-    assert (cores in numbers) == (cores <= most)
+    assert (numbers[0], numbers[-1] <= max_workers) == (1, True)
+    assert (cores in numbers) == (cores <= max_workers)
     assert all(after <= 2 * before for before, after in pairwise(numbers))
 
 
 @pytest.mark.processes
-def test_a_decoder_that_waits_gets_more_workers_than_there_are_cores(index_path: Path) -> None:
+def test_a_decoder_that_waits_gets_more_workers_than_cores(index_path: Path) -> None:
     found = tune(
         open_index(index_path),
         decode=staged.waiting_decode,
@@ -83,7 +83,7 @@ def test_a_decoder_that_waits_gets_more_workers_than_there_are_cores(index_path:
 
 
 @pytest.mark.processes
-def test_a_decoder_that_computes_gets_no_more_workers_than_cores_and_one(index_path: Path) -> None:
+def test_a_decoder_that_computes_gets_at_most_one_worker_more_than_cores(index_path: Path) -> None:
     found = tune(
         open_index(index_path), decode=staged.plain_crop, transform=staged.slow_transform, batch_sizes=[8], seconds=0.5
     )
@@ -92,7 +92,7 @@ def test_a_decoder_that_computes_gets_no_more_workers_than_cores_and_one(index_p
 
 
 @pytest.mark.processes
-def test_what_the_budget_does_not_hold_is_not_tried(index_path: Path) -> None:
+def test_points_beyond_the_budget_are_not_tried(index_path: Path) -> None:
     budget_bytes = 4 * WORKER_BYTES + 8 * MIB
     found = tune(
         open_index(index_path),
@@ -105,7 +105,7 @@ def test_what_the_budget_does_not_hold_is_not_tried(index_path: Path) -> None:
     ran = [outcome for outcome in found.outcomes if outcome.samples_per_second]
     assert {outcome.point.num_workers for outcome in ran} == {1, 2, 4}
     assert all(outcome.memory_bytes <= budget_bytes for outcome in ran)
-    assert found.reason == "the budget holds no 8 workers"
+    assert found.reason == "the memory budget has no room for 8 workers"
     refused = next(outcome for outcome in found.outcomes if outcome.point.batch_size == 100_000)
     assert (refused.samples_per_second, "too small" in refused.error) == (0, True)
     with pytest.raises(ArgumentError, match="too small"):
@@ -119,7 +119,7 @@ def test_what_the_budget_does_not_hold_is_not_tried(index_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_the_command_prints_a_table_and_a_call_and_draws_a_plot(index_path: Path, tmp_path: Path) -> None:
+def test_the_command_prints_a_table_and_a_call_and_writes_a_plot(index_path: Path, tmp_path: Path) -> None:
     job = (
         "--decode",
         "tests.support.staged:waiting_decode",
@@ -146,24 +146,27 @@ def test_the_command_prints_a_table_and_a_call_and_draws_a_plot(index_path: Path
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
-        (("--batch-size", "many"), "Write numbers: 256,64"),
-        (("--batch-size", "0"), "sizes must be positive"),
+        (
+            ("--batch-size", "many"),
+            "--batch-size 'many': not a list of whole numbers. Separate several sizes by commas",
+        ),
+        (("--batch-size", "0"), "--batch-size '0': batch sizes must be positive"),
         (("--memory-budget", "lots"), "'lots' is not a size in bytes"),
         (("--memory-budget", "1MiB"), "is too small"),
         (("--plot", "plot.pdf"), "pictures are written as .png. Name it plot.png"),
     ],
 )
-def test_a_wrong_option_is_one_line(options: tuple[str, ...], told: str, index_path: Path) -> None:
+def test_a_wrong_option_is_reported_in_one_line(options: tuple[str, ...], message: str, index_path: Path) -> None:
     ran = mpload("tune", index_path, *options)
     assert ran.returncode == 2
-    assert told in ran.stderr
+    assert message in ran.stderr
     assert len(ran.stderr.splitlines()) == 1, ran.stderr
 
 
 @pytest.mark.processes
-def test_images_that_are_all_broken_are_one_line(tmp_path: Path) -> None:
+def test_an_index_of_broken_images_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8\xff nothing else")
     (tmp_path / "train.txt").write_text("broken.jpg 0\n" * 20)
     ran = mpload("tune", tmp_path / "train.txt", "--batch-size", "4", "--seconds", "0.3")
@@ -173,20 +176,21 @@ def test_images_that_are_all_broken_are_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_ctrl_c_is_one_line_and_leaves_no_process(index_path: Path) -> None:
+def test_ctrl_c_prints_one_line_and_leaves_no_process(index_path: Path) -> None:
     command = [sys.executable, "-m", "mpload", "tune", str(index_path), "--seconds", "20", "--batch-size", "8"]
-    begun: set[psutil.Process] = set()
+    started: set[psutil.Process] = set()
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
-        deadline = time.monotonic() + 60
-        while len(begun) < 2:  # zygote and worker
-            assert process.poll() is None
-            assert time.monotonic() < deadline, "no loader was tried"
-            time.sleep(0.05)
-            begun.update(psutil.Process(process.pid).children(recursive=True))
+        family = psutil.Process(process.pid)
+
+        def has_zygote_and_worker() -> bool:
+            started.update(family.children(recursive=True))
+            return process.poll() is not None or len(started) >= 2
+
+        assert wait_until(has_zygote_and_worker), "no loader was tried"
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (130, "mpload: interrupted\n")
-    _, alive = psutil.wait_procs(begun, timeout=30)
-    assert not alive, "processes live on"
+    _, alive = psutil.wait_procs(started, timeout=30)
+    assert not alive, "processes are still running"

@@ -1,6 +1,7 @@
-"""From findings to a verdict and remedies: the doctor's arithmetic, nothing measured."""
+"""The doctor's arithmetic, from findings to a verdict and remedies. Nothing is measured here."""
 
 import re
+import shlex
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -90,9 +91,11 @@ def findings(draw: st.DrawFn) -> Findings:
 
 
 @given(findings())
-def test_a_verdict_follows_from_any_findings_and_a_remedy_gains_no_more_than_the_need(found: Findings) -> None:
+def test_any_findings_have_a_verdict_and_a_remedy_gains_no_more_than_the_need(found: Findings) -> None:
     verdict = judge(found)
-    assert verdict.reason
+    for sentence in (verdict.headline, verdict.reason, verdict.advice_without_remedies.removesuffix(".")):
+        assert re.fullmatch(r"[A-Z0-9].*[^.]", sentence)
+        assert not re.search(r"\b1 \w+s\b(?<!us)(?<!ms)(?!/s)", sentence), sentence
     need = found.job.needed_rate
     advice = remedies(found, verdict)
     assert (verdict.bottleneck is Bottleneck.CONSUMER) == (verdict.samples_per_second >= need)
@@ -108,7 +111,7 @@ def test_a_verdict_follows_from_any_findings_and_a_remedy_gains_no_more_than_the
 
 
 @given(findings())
-def test_all_bars_of_a_chart_share_one_linear_scale(found: Findings) -> None:
+def test_all_bars_of_a_chart_have_the_same_linear_scale(found: Findings) -> None:
     verdict = judge(found)
     page = render_report(Diagnosis(findings=found, verdict=verdict, remedies=()), title="<i>")
     assert page.count("<i>") == 0
@@ -136,38 +139,39 @@ def test_more_of_anything_never_makes_a_job_slower(found: Findings, more: int) -
     assert predict(replace(found, transform=Cost())).total >= before * (1 - 1e-9)
     assert predict(replace(found, kept_share=0.5)).total >= before * (1 - 1e-9)
     roomy = replace(found, environment=replace(found.environment, memory_free_bytes=1 << 60))
-    job = replace(found.job, num_workers=found.job.num_workers + more)  # in less room they take what the page cache had
+    job = replace(found.job, num_workers=found.job.num_workers + more)  # in little memory, they displace the cache
     assert predict(replace(roomy, job=job)).total >= predict(roomy).total * (1 - 1e-9)
 
 
 @given(st.lists(rates, min_size=1), st.lists(st.floats(0.1, 100), min_size=2))
-def test_storage_gives_no_less_to_more_readers(measured: list[ReadRate], at_once: list[float]) -> None:
+def test_storage_is_not_slower_with_more_readers(measured: list[ReadRate], concurrencies: list[float]) -> None:
     storage = StorageSpeed(rates=tuple(measured), read=Cost())
     first = measured[0]
     given = [
-        storage.rate(first.temperature, number, is_sequential=first.is_sequential) or 0.0 for number in sorted(at_once)
+        storage.rate(first.temperature, number, is_sequential=first.is_sequential) or 0.0
+        for number in sorted(concurrencies)
     ]
     assert all(rate <= more * (1 + 1e-9) for rate, more in pairwise(given))
     assert (storage.rate(first.temperature, 16, is_sequential=first.is_sequential) or 0.0) >= first.samples_per_second
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.8, 0.95])
-def test_the_page_cache_hits_as_often_as_a_simulated_one(share: float) -> None:
+def test_the_hit_rate_of_the_page_cache_equals_a_simulated_one(share: float) -> None:
     num, rng = 4000, np.random.default_rng(0)
-    last = np.argsort(rng.permutation(num))  # the place of each sample in the epoch before
+    last = np.argsort(rng.permutation(num))  # the position of each sample in the previous epoch
     hits = 0.0
     this = rng.permutation(num)
     before = last[this]
     for place in range(0, num, 7):
         later = int(np.count_nonzero(last > before[place]))
-        sooner = int(np.count_nonzero(before[:place] < before[place]))  # of this epoch, and not of those
+        sooner = int(np.count_nonzero(before[:place] < before[place]))  # read in this epoch, not counted before
         hits += later + sooner < share * num
     assert hits / len(range(0, num, 7)) == pytest.approx(hit_share(share), abs=0.05)
     assert (hit_share(0.0), hit_share(1.0), hit_share(2.0)) == (0, 1, 1)
 
 
 def _plain(*, num_workers: int = 4, step_seconds: float | None = 0.01, **changes: Any) -> Findings:
-    """A machine of 8 cores where everything is fast."""
+    """A job on a machine of 8 cores where everything is fast."""
     found = Findings(
         job=Job(batch_size=32, num_workers=num_workers, step_seconds=step_seconds),
         samples=Samples(num_samples=10**6, num_measured=99, mean_bytes=100 * KIB, output_bytes=150e3, cached_share=0.0),
@@ -193,19 +197,25 @@ def _plain(*, num_workers: int = 4, step_seconds: float | None = 0.01, **changes
     return replace(found, **changes)
 
 
-def test_a_plain_job_is_limited_by_its_consumer_and_a_hungry_one_by_decoding() -> None:
-    assert judge(_plain()).bottleneck is Bottleneck.CONSUMER
-    hungry = judge(_plain(num_workers=8, step_seconds=0.001))
-    assert hungry.bottleneck is Bottleneck.DECODE
-    assert hungry.samples_per_second == pytest.approx(8 / 1.04e-3)
+def test_a_slow_training_step_is_not_limited_by_data_and_a_fast_one_is_limited_by_decoding() -> None:
+    slow = judge(_plain())
+    assert slow.bottleneck is Bottleneck.CONSUMER
+    assert slow.headline == "Not limited by data: the training step is slower than the loader"
+    assert slow.reason == "The loader delivers 3,846 samples/s, and training needs 3,200"
+    fast = judge(_plain(num_workers=8, step_seconds=0.001))
+    assert fast.bottleneck is Bottleneck.DECODE
+    assert fast.reason == "Decoding takes 1.0 ms of a worker's 1.0 ms per sample"
+    assert fast.samples_per_second == pytest.approx(8 / 1.04e-3)
 
 
-def test_fewer_workers_than_cores_are_named_and_the_number_that_is_enough() -> None:
+def test_too_few_workers_are_reported_with_a_sufficient_number() -> None:
     found = _plain(num_workers=1)
     verdict = judge(found)
     assert verdict.bottleneck is Bottleneck.WORKERS
+    assert verdict.reason == "1 worker can make 962 samples/s, and cannot use all 8 cores"
     first = remedies(found, verdict)[0]
     assert first.num_workers == 4  # 3,200 samples/s at 1.04 ms
+    assert first.text == "Use 4 workers instead of 1: num_workers=4"
     assert first.gain == pytest.approx(3200 * 1.04e-3)
 
 
@@ -220,7 +230,7 @@ def test_several_jobs_share_the_storage_and_several_gpus_the_cores() -> None:
     assert four.needed_rate == demand.samples_per_second
 
 
-def test_a_trial_takes_the_place_of_what_was_reckoned() -> None:
+def test_a_measured_gain_replaces_the_estimate() -> None:
     found = _plain(num_workers=1)
     tried = tuple(
         Trial(num_workers=number, batch_size=32, samples_per_second=rate) for number, rate in ((1, 900.0), (4, 1800.0))
@@ -230,18 +240,18 @@ def test_a_trial_takes_the_place_of_what_was_reckoned() -> None:
     assert (first.gain, first.is_measured) == (2.0, True)
 
 
-def test_what_lets_a_job_start_lets_it_start() -> None:
+def test_remedies_for_a_job_that_cannot_start_let_it_start() -> None:
     found = _plain(job=Job(batch_size=1024, num_workers=16))
     tight = replace(found, environment=replace(found.environment, memory_free_bytes=GIB, memory_limit_bytes=2 * GIB))
     verdict = judge(tight)
     assert (verdict.bottleneck, verdict.samples_per_second) == (Bottleneck.MEMORY, 0)
     smaller, more = remedies(tight, verdict)
     assert smaller.batch_size is not None
-    mended = replace(tight, job=replace(tight.job, batch_size=smaller.batch_size))
-    assert judge(mended).bottleneck is not Bottleneck.MEMORY
-    wider = replace(mended, job=replace(mended.job, batch_size=smaller.batch_size + 1))
+    corrected = replace(tight, job=replace(tight.job, batch_size=smaller.batch_size))
+    assert judge(corrected).bottleneck is not Bottleneck.MEMORY
+    wider = replace(corrected, job=replace(corrected.job, batch_size=smaller.batch_size + 1))
     assert judge(wider).bottleneck is Bottleneck.MEMORY
-    assert "raise the memory limit to" in more.text
+    assert "Raise the memory limit to" in more.text
 
     few = replace(found, environment=replace(found.environment, max_descriptors=25))
     verdict = judge(few)
@@ -249,7 +259,7 @@ def test_what_lets_a_job_start_lets_it_start() -> None:
     assert "ulimit -n 1024" in remedies(few, verdict)[0].text
 
 
-def test_shards_are_to_be_read_in_blocks_where_that_is_what_the_disk_is_good_at() -> None:
+def test_reading_shards_in_blocks_is_suggested_if_sequential_reads_are_faster() -> None:
     slow = tuple(
         ReadRate(temperature=temperature, concurrency=1, samples_per_second=rate, is_sequential=is_sequential)
         for temperature, rate, is_sequential in (
@@ -259,7 +269,7 @@ def test_shards_are_to_be_read_in_blocks_where_that_is_what_the_disk_is_good_at(
         )
     )
     found = _plain()
-    samples = replace(found.samples, num_samples=10**9, num_shards=40)  # nothing of it stays in memory
+    samples = replace(found.samples, num_samples=10**9, num_shards=40)  # too large for the page cache
     found = replace(found, samples=samples, storage=replace(found.storage, rates=slow))
     verdict = judge(found)
     assert verdict.bottleneck is Bottleneck.STORAGE
@@ -270,7 +280,24 @@ def test_shards_are_to_be_read_in_blocks_where_that_is_what_the_disk_is_good_at(
     assert second.gain == pytest.approx(3200 / 100, rel=0.1)
 
 
-def test_a_quota_is_the_first_to_be_raised_where_the_machine_has_more_cores() -> None:
+def test_the_suggested_pack_command_can_be_pasted_into_a_shell() -> None:
+    large = _plain(
+        num_workers=8,
+        step_seconds=0.001,
+        index_path="/data/my photos/it's.txt",
+        resized_short=256,
+        resized_decode=Cost(cpu_seconds=1e-4),
+        resized_bytes=10e3,
+    )
+    verdict = judge(large)
+    assert verdict.bottleneck is Bottleneck.LARGE_IMAGES
+    *_, command, rest = remedies(large, verdict)[0].text.split("`")
+    out = "/data/my photos/it's-packed"
+    assert shlex.split(command) == ["mpload", "pack", large.index_path, "-o", out, "--resize-short", "256"]
+    assert rest == ""
+
+
+def test_raising_the_quota_is_suggested_first_if_the_machine_has_more_cores() -> None:
     found = _plain(num_workers=8, step_seconds=0.001)
     held = replace(found, environment=replace(found.environment, host_cores=32))
     first, second = remedies(held, judge(held))
@@ -279,7 +306,7 @@ def test_a_quota_is_the_first_to_be_raised_where_the_machine_has_more_cores() ->
     assert "a machine with 34 cores" in second.text  # 32,000 samples/s at 1.04 ms
 
 
-def test_a_number_that_cannot_be_is_refused() -> None:
+def test_an_impossible_number_is_refused() -> None:
     with pytest.raises(ArgumentError, match="cpu_seconds must not be negative"):
         Cost(cpu_seconds=-1)
     with pytest.raises(ArgumentError, match="num_workers must be positive"):

@@ -77,7 +77,8 @@ class MemoryCase:
             raise ArgumentError(f"{self.loader!r} is not a loader. Choose from {', '.join(LOADER_NAMES)}")
         if self.num_samples < 1 or self.num_workers < 0:
             raise ArgumentError(
-                f"num_samples must be positive and num_workers not negative, got {self.num_samples} and {self.num_workers}"
+                f"num_samples must be at least 1 and num_workers at least 0, got "
+                f"{self.num_samples} and {self.num_workers}"
             )
 
 

@@ -157,8 +157,8 @@ def _stopped(findings: Findings) -> tuple[Bottleneck, str] | None:
         return Bottleneck.MEMORY, (
             f"{format_counted(job.num_workers * job.num_gpus, 'worker')} and {MIN_SLOTS * job.num_gpus} batches of "
             f"{format_bytes(job.batch_size * findings.samples.output_bytes)} need {format_bytes(loader_bytes)}. "
-            f"The default memory budget is half of the free memory: {format_bytes(environment.memory_free_bytes)} of the "
-            f"limit of {format_bytes(environment.memory_limit_bytes)} are free"
+            f"The default memory budget is half of the free memory: {format_bytes(environment.memory_free_bytes)} of "
+            f"the limit of {format_bytes(environment.memory_limit_bytes)} are free"
         )
     return None
 
