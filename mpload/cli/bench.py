@@ -83,10 +83,11 @@ def memory(
     plot: Annotated[Path | None, typer.Option(help="Plot memory against samples and time, as a PNG.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare the memory of lists of samples, by storage and loader.
+    """Compare the memory of lists of samples.
 
-    Each case runs in a fresh process and reads a list of files that are never opened. A case is skipped if shorter
-    lists predict that it needs more memory than is available, and stopped if it runs out of memory.
+    The lists differ in how they are stored and loaded. Each case runs in a fresh process and reads a list of files
+    that are never opened. A case is skipped if shorter lists predict that it needs more memory than is available, and
+    stopped if it runs out of memory.
     """
     check_plot(plot)
     cases = all_cases(loaders.split(","), _numbers("--samples", samples), _numbers("--workers", workers))

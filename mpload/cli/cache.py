@@ -28,9 +28,9 @@ def info(folder: _Folder, *, as_json: AsJson = False) -> None:
 
 @cache.command()
 def verify(folder: _Folder, *, as_json: AsJson = False) -> None:
-    """Check the checksum of every entry; exit 1 if any is damaged.
+    """Check the checksum of every entry.
 
-    A loader treats a damaged entry as a miss and reads the original file.
+    Exits with 1 if any entry is damaged. A loader treats a damaged entry as a miss and reads the original file.
     """
     found = []
     for opened, about in _caches(folder):

@@ -42,10 +42,10 @@ def doctor(
     as_json: AsJson = False,
     html: Annotated[Path | None, typer.Option(help="Also write the report as an HTML page.")] = None,
 ) -> None:
-    """Find out what limits the speed of a job, and what would help.
+    """Find out what limits the speed of a job.
 
-    Measures storage, decoding, transform, transport, workers and memory. Reads a few hundred samples, drops their files
-    from the page cache, and runs loaders for a few seconds each.
+    Also suggests what would help. Measures storage, decoding, transform, transport, workers and memory. Reads a few
+    hundred samples, drops their files from the page cache, and runs loaders for a few seconds each.
     """
     check_output(html)
     with prints_on_stderr(is_wanted=as_json), warnings.catch_warnings():

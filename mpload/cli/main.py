@@ -62,7 +62,7 @@ def _plain_reason(error: typer.BadParameter) -> str:
     Typer validates values with pydantic, and passes on messages such as `Input should be a valid integer, unable to
     parse string as an integer` and `Value error, 'zip' is not one of 'tar', 'lmdb'.`
     """
-    problems = getattr(error.__cause__, "errors", list)()
+    problems: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
     if not problems:
         return error.message
     reason = str(problems[0]["msg"]).removeprefix("Value error, ").partition(", unable to parse")[0]

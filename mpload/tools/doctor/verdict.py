@@ -236,7 +236,7 @@ def _slow_storage(findings: Findings) -> tuple[Bottleneck, str]:
         rate += f", shared by {job.num_jobs} jobs"
     if cold_alone is not None and warm_alone is not None and warm_alone < _HELPS * cold_alone:
         first, second = (f"{1e3 / alone:,.2f} ms" for alone in (cold_alone, warm_alone))
-        return Bottleneck.STORAGE, f"{rate}. A second read takes {second}, hardly less than the first one with {first}"
+        return Bottleneck.STORAGE, f"{rate}. The page cache helps little: a first read takes {first}, the next {second}"
     share = cached_share(findings)
     size = format_bytes(findings.samples.total_bytes)
     if share >= 1:
