@@ -49,9 +49,9 @@ def monitor(
     Look at PSS, whose sum is the memory of all processes together. RSS counts a shared page once for every process.
     """
     if (pid is None) == (not command):
-        raise ArgumentError("give either a command after `--` or --pid: mpload monitor -- python train.py")
+        raise ArgumentError("give either a command after `--` or --pid, not both: mpload monitor -- python train.py")
     if not 0 < interval < math.inf:
-        raise ArgumentError(f"--interval must be a positive number of seconds, got {interval}")
+        raise ArgumentError(f"--interval must be positive, got {interval}. Give it in seconds, such as 0.5")
     for path in (csv, parquet):
         check_output(path)
     check_plot(plot)

@@ -486,7 +486,7 @@ def test_a_command_receives_sigterm_and_may_handle_it(tmp_path: Path) -> None:
         (("--", "no-such-program-here"), 1, "no-such-program-here: No such file"),
         (("--plot", "x.jpg", "--", "echo", "run"), 2, "pictures are written as .png. Name it x.png"),
         (("--csv", "no/x.csv", "--", "echo", "run"), 2, "the folder no does not exist"),
-        (("--parquet", "/tmp", "--", "echo", "run"), 2, "/tmp: is a folder"),
+        (("--parquet", "/tmp", "--", "echo", "run"), 2, "/tmp is a folder"),
         (("--interval", "0", "--", "echo", "run"), 2, "--interval must be positive, got 0"),
         (("--interval", "nan", "--", "echo", "run"), 2, "--interval must be positive, got nan"),
     ],
