@@ -113,7 +113,7 @@ def family(pid: int) -> list[psutil.Process]:
 
 def make_photos(folder: Path, num_names: int) -> None:
     """Make a few small JPEGs with 1000 * `num_names` paths: hard links in one folder, and 1000 links to that folder."""
-    photos = folder / "photos"
+    photos = folder / "small-photos"
     photos.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
     small = [cv2.resize(rng.integers(0, 256, (6, 8, 3), np.uint8), (64, 48)) for _ in range(NUM_PHOTOS)]
@@ -124,7 +124,7 @@ def make_photos(folder: Path, num_names: int) -> None:
     for number in range(NUM_CLASSES):
         link = folder / f"n{number:08}"
         if not link.is_symlink():
-            link.symlink_to("photos")
+            link.symlink_to("small-photos")
 
 
 def make_list(folder: Path, num_samples: int) -> Path:
