@@ -1,26 +1,32 @@
 """The native modules: each is left out where it cannot be built, as without libjpeg-turbo's headers."""
 
 import sysconfig
+from pathlib import Path
 
 from setuptools import Extension, setup
 
 stable_abi = not sysconfig.get_config_var("Py_GIL_DISABLED")  # free-threaded Pythons have none
 
 
-def extension(name: str, *, libraries: tuple[str, ...] = ()) -> Extension:
-    """Return how the module `mpload.<name>` is built."""
+def extension(name: str, *, beside: tuple[str, ...] = (), libraries: tuple[str, ...] = ()) -> Extension:
+    """Return how the module `mpload.<name>` is built, from its own C file and those `beside` it."""
+    source = Path("mpload", *name.split(".")).with_suffix(".c")
     return Extension(
         f"mpload.{name}",
-        sources=[f"mpload/{name.replace('.', '/')}.c"],
+        sources=[str(source), *(str(source.with_name(f"{other}.c")) for other in beside)],
+        depends=[str(header) for header in source.parent.glob("*.h")],
         libraries=list(libraries),
         define_macros=[("Py_LIMITED_API", "0x030B0000")] if stable_abi else [],
-        extra_compile_args=["-O3"],
+        extra_compile_args=["-O3", "-fvisibility=hidden"],
         py_limited_api=stable_abi,
         optional=True,
     )
 
 
 setup(
-    ext_modules=[extension("images._jpeg", libraries=("jpeg", "m")), extension("storage._files")],
+    ext_modules=[
+        extension("images._jpeg", beside=("_decoder", "_resize"), libraries=("jpeg", "m")),
+        extension("storage._files"),
+    ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if stable_abi else {},
 )

@@ -6,10 +6,11 @@
    including reading the files. */
 
 #define _GNU_SOURCE
-#define MPLOAD_JPEG_WITHOUT_PYTHON
-#include "../mpload/images/_jpeg.c"
+#include "../mpload/images/_decoder.h"
 
 #include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 

@@ -10,6 +10,8 @@ resize       View: the part of an image to show; resizes it
 decoders     the values of decode=: RandomResizedCrop, ResizeCenterCrop, ImageDecoder, RawBytes, NumpyDecoder
 gpu_decode   GpuDecode: the worker chooses the crop, the device decodes
 shrink       makes smaller JPEGs, for packs and caches
-_jpeg        the native decoder (C, optional)
+_jpeg        the native decoder (C, optional): its Python module
+_decoder     decodes rows and columns of a JPEG through libjpeg-turbo (C)
+_resize      resizes those rows (C)
 ```
 """

@@ -456,8 +456,10 @@ def test_native_modules_are_left_out_if_they_cannot_be_built(tmp_path: Path) -> 
 def test_no_damaged_file_or_view_makes_the_native_decoder_access_foreign_memory(tmp_path: Path) -> None:
     fuzzer = tmp_path / "fuzz"
     flags = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-DOWN_MAIN"]
+    images = PROJECT / "mpload" / "images"
+    sources = [PROJECT / "tests" / "support" / "fuzz_native.c", *sorted({*images.glob("_*.c")} - {images / "_jpeg.c"})]
     built = subprocess.run(
-        ["gcc", *flags, str(PROJECT / "tests" / "support" / "fuzz_native.c"), "-ljpeg", "-lm", "-o", str(fuzzer)],
+        ["gcc", *flags, *sources, "-ljpeg", "-lm", "-o", str(fuzzer)],
         capture_output=True, text=True, check=False, timeout=100,
     )  # fmt: skip
     if "cannot find" in built.stderr:

@@ -1,16 +1,19 @@
 /* Damaged files, and any view of them, through the native decoder: pixels or a cause, no error of memory.
 
+       FILES="mpload/images/_decoder.c mpload/images/_resize.c"
    With libFuzzer, guided by coverage (best with a libjpeg-turbo that is built with the same flags, WITH_SIMD=0):
-       clang -g -O1 -fsanitize=fuzzer,address,undefined tests/support/fuzz_native.c -ljpeg -lm -o fuzz
+       clang -g -O1 -fsanitize=fuzzer,address,undefined tests/support/fuzz_native.c $FILES -ljpeg -lm -o fuzz
        ./fuzz -max_len=20000 NEW_CORPUS tests/golden/formats
    With any compiler, and a main of its own that damages the seeds it is given; the suite runs this for seconds:
-       gcc -g -O1 -fsanitize=address,undefined -DOWN_MAIN tests/support/fuzz_native.c -ljpeg -lm -o fuzz
+       gcc -g -O1 -fsanitize=address,undefined -DOWN_MAIN tests/support/fuzz_native.c $FILES -ljpeg -lm -o fuzz
        ./fuzz SECONDS tests/golden/formats/jpeg*
 
    An input is a file; its last bytes, which do no harm behind a picture, also choose the view. */
 
-#define MPLOAD_JPEG_WITHOUT_PYTHON
-#include "../../mpload/images/_jpeg.c"
+#include <stdlib.h>
+#include <string.h>
+
+#include "../../mpload/images/_decoder.h"
 
 enum { VIEW_BYTES = 16, MAX_PIXELS = 300000, MAX_RESULT = 256 };
 

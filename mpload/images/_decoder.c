@@ -1,0 +1,206 @@
+/* Decode part of a JPEG, resize it and mirror it, straight into the caller's pixels.
+
+   Only the rows and columns that the result needs are decoded; libjpeg-turbo stops after the last of them. Each row of
+   the source is resized horizontally once, into one of a few buffers, and these are mixed into rows of the result.
+
+   What is unusual is declined: CMYK, more or fewer than 8 bits, damage, anything that libjpeg warns of. The caller then
+   takes its slower way, which knows what to do or what to say. Upsampling is always the smooth ("fancy") kind: with
+   the plain kind libjpeg-turbo 2.1 shows wrong pixels, or crashes, where rows or columns are left out. */
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "_decoder.h"
+
+enum {
+    BLOCK_ROWS = 8,     /* rows asked of libjpeg at a time */
+    MARGIN = 2          /* columns that smooth upsampling looks at beyond a pixel */
+};
+
+static void fail(j_common_ptr common) {
+    Decoder *decoder = (Decoder *)common->client_data;
+    common->err->format_message(common, decoder->cause);
+    longjmp(decoder->on_error, 1);
+}
+
+static void on_message(j_common_ptr common, int level) {
+    if (level < 0) {  /* a warning: the slower way judges whether it harms the pixels */
+        fail(common);  /* and nothing is ever printed */
+    }
+}
+
+void decline(Decoder *decoder, const char *cause) {
+    snprintf(decoder->cause, sizeof decoder->cause, "%s", cause);
+    longjmp(decoder->on_error, 1);
+}
+
+void *grow(Decoder *decoder, void *buffer, size_t *held_bytes, size_t bytes) {
+    if (bytes <= *held_bytes) {
+        return buffer;
+    }
+    void *larger = realloc(buffer, bytes);
+    if (larger == NULL) {
+        decline(decoder, "out of memory");
+    }
+    memset((uint8_t *)larger + *held_bytes, 0, bytes - *held_bytes);
+    *held_bytes = bytes;
+    return larger;
+}
+
+static int set_up(Decoder *decoder) {
+    decoder->info.err = jpeg_std_error(&decoder->errors);
+    decoder->errors.error_exit = fail;
+    decoder->errors.emit_message = on_message;
+    decoder->info.client_data = decoder;
+    if (setjmp(decoder->on_error)) {
+        jpeg_destroy_decompress(&decoder->info);
+        return 0;
+    }
+    jpeg_create_decompress(&decoder->info);
+    return 1;
+}
+
+Decoder *new_decoder(void) {
+    Decoder *decoder = calloc(1, sizeof *decoder);
+    if (decoder != NULL && !set_up(decoder)) {
+        free(decoder);
+        decoder = NULL;
+    }
+    return decoder;
+}
+
+void free_decoder(Decoder *decoder) {
+    jpeg_destroy_decompress(&decoder->info);
+    void *buffers[] = {decoder->rows.starts, decoder->rows.ends, decoder->rows.weights, decoder->columns.starts,
+                       decoder->columns.ends, decoder->columns.weights, decoder->block, decoder->ring, decoder->lanes,
+                       decoder->offsets};
+    for (size_t number = 0; number < sizeof buffers / sizeof *buffers; number++) {
+        free(buffers[number]);
+    }
+    free(decoder);
+}
+
+/* A file that breaks off below the last row that was read is truncated all the same. */
+static int has_end(struct jpeg_decompress_struct *info) {
+    if (info->unread_marker == 0xD9 || jpeg_input_complete(info)) {
+        return 1;
+    }
+    const uint8_t *rest = info->src->next_input_byte;
+    for (size_t at = info->src->bytes_in_buffer; at >= 2; at--) {
+        if (rest[at - 2] == 0xFF && rest[at - 1] == 0xD9) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+static void check_header(Decoder *decoder, const View *view) {
+    const struct jpeg_decompress_struct *info = &decoder->info;
+    if ((int)info->image_height != view->stored_height || (int)info->image_width != view->stored_width) {
+        decline(decoder, "its size is not the expected one");
+    }
+    if (info->data_precision != 8) {
+        decline(decoder, "it has not 8 bits a sample");
+    }
+    J_COLOR_SPACE space = info->jpeg_color_space;
+    if (space != JCS_YCbCr && space != JCS_GRAYSCALE && space != JCS_RGB) {
+        decline(decoder, "its colours are not RGB, YCbCr or gray");
+    }
+}
+
+/* Many rows are read before the first is looked at: a processor waits where it loads what it has only just stored. */
+static int read_block(Decoder *decoder, JSAMPROW *pointers, int wanted) {
+    wanted = wanted < BLOCK_ROWS ? wanted : BLOCK_ROWS;
+    for (int got = 0; got < wanted;) {
+        int more = (int)jpeg_read_scanlines(&decoder->info, pointers + got, (JDIMENSION)(wanted - got));
+        if (more == 0) {
+            decline(decoder, "its rows end early");
+        }
+        got += more;
+    }
+    return wanted;
+}
+
+static void decode_rows(Decoder *decoder, const View *view, uint8_t *out) {
+    struct jpeg_decompress_struct *info = &decoder->info;
+    JDIMENSION first_column = (JDIMENSION)(view->left + decoder->columns.first);
+    JDIMENSION end_column = (JDIMENSION)(view->left + decoder->columns.end) + MARGIN;
+    first_column = first_column < MARGIN ? 0 : first_column - MARGIN;
+    JDIMENSION num_columns = (end_column > info->output_width ? info->output_width : end_column) - first_column;
+    if (num_columns < info->output_width) {
+        jpeg_crop_scanline(info, &first_column, &num_columns);  /* which begins where a block does */
+    }
+
+    size_t row_bytes = (size_t)info->output_width * 3 + PADDING_BYTES;
+    size_t stride = (size_t)view->out_width * 3 + PADDING_BYTES;
+    GROW(decoder, decoder->block, row_bytes * BLOCK_ROWS);
+    GROW(decoder, decoder->ring, stride * (size_t)(decoder->rows.taps + 1) * sizeof(uint16_t));
+    JSAMPROW pointers[BLOCK_ROWS];
+    for (int row = 0; row < BLOCK_ROWS; row++) {
+        pointers[row] = decoder->block + row_bytes * (size_t)row;
+    }
+
+    fill_lanes(decoder, view->out_width, view->mirror, (int)first_column - view->left);
+    int next = decoder->rows.first, in_block = 0, block_rows = 0;
+    JDIMENSION to_skip = (JDIMENSION)(view->top + next);
+    if (to_skip && jpeg_skip_scanlines(info, to_skip) != to_skip) {
+        decline(decoder, "its rows end early");
+    }
+    for (int y = 0; y < view->out_height; y++) {
+        for (; next < decoder->rows.ends[y]; next++, in_block++) {
+            if (in_block == block_rows) {
+                block_rows = read_block(decoder, pointers, decoder->rows.end - next);
+                in_block = 0;
+            }
+            if (next >= decoder->rows.starts[y]) {
+                uint16_t *row = decoder->ring + stride * (size_t)(next % decoder->rows.taps);
+                resize_row(decoder, pointers[in_block], view->out_width, row);
+            }
+        }
+        size_t count = (size_t)view->out_width * 3;
+        mix_rows(decoder, y, stride, count, out + (size_t)y * count);
+    }
+}
+
+int decode_view(Decoder *decoder, const uint8_t *data, size_t num_bytes, const View *view, uint8_t *out) {
+    struct jpeg_decompress_struct *info = &decoder->info;
+    if (setjmp(decoder->on_error)) {
+        jpeg_abort_decompress(info);
+        return 0;
+    }
+    jpeg_mem_src(info, data, (unsigned long)num_bytes);
+    jpeg_read_header(info, TRUE);
+    check_header(decoder, view);
+    info->out_color_space = JCS_RGB;
+    info->scale_num = 1;
+    info->scale_denom = (unsigned)view->denominator;
+    jpeg_calc_output_dimensions(info);
+    if ((int)info->output_height - view->height < view->top || (int)info->output_width - view->width < view->left) {
+        decline(decoder, "the box lies outside of it");
+    }
+    int wide = view->antialias;
+    fill_axis(decoder, &decoder->rows, view->height, view->full_height, view->out_top, view->out_height, wide);
+    fill_axis(decoder, &decoder->columns, view->width, view->full_width, view->out_left, view->out_width, wide);
+    jpeg_start_decompress(info);
+    decode_rows(decoder, view, out);
+    if (!has_end(info)) {
+        decline(decoder, "it is truncated");
+    }
+    jpeg_abort_decompress(info);
+    return 1;
+}
+
+int is_view(const View *view) {
+    const int sides[] = {view->stored_height, view->stored_width, view->height, view->width, view->full_height,
+                         view->full_width, view->out_height, view->out_width};
+    for (size_t number = 0; number < sizeof sides / sizeof *sides; number++) {
+        if (sides[number] < 1 || sides[number] > MAX_SIDE) {
+            return 0;
+        }
+    }
+    int denominator = view->denominator;
+    return (denominator == 1 || denominator == 2 || denominator == 4 || denominator == 8)
+        && view->top >= 0 && view->left >= 0 && view->out_top >= 0 && view->out_left >= 0
+        && view->out_height <= view->full_height && view->out_top <= view->full_height - view->out_height
+        && view->out_width <= view->full_width && view->out_left <= view->full_width - view->out_width;
+}
