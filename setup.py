@@ -5,6 +5,8 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
+JPEG_FILES = ("_decoder", "_huffman", "_huffman_tables", "_huffman_test", "_resize")
+
 stable_abi = not sysconfig.get_config_var("Py_GIL_DISABLED")  # free-threaded Pythons have none
 
 
@@ -25,7 +27,7 @@ def extension(name: str, *, beside: tuple[str, ...] = (), libraries: tuple[str, 
 
 setup(
     ext_modules=[
-        extension("images._jpeg", beside=("_decoder", "_resize"), libraries=("jpeg", "m")),
+        extension("images._jpeg", beside=JPEG_FILES, libraries=("jpeg", "m")),
         extension("storage._files"),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if stable_abi else {},

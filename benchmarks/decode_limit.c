@@ -53,7 +53,7 @@ int main(int argc, char **argv) {
     static uint8_t data[1 << 24], out[4096 * 4096 * 3];
     long count, first, last;
     Line *lines = argc == 2 ? read_lines(argv[1], &count) : NULL;
-    Decoder *decoder = new_decoder();
+    Decoder *decoder = new_decoder(1);
     if (lines == NULL || decoder == NULL) {
         stop("usage: decode_limit VIEWS");
     }

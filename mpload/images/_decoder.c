@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "_decoder.h"
+#include "_huffman.h"
 
 enum {
     BLOCK_ROWS = 8,     /* rows asked of libjpeg at a time */
@@ -60,10 +61,14 @@ static int set_up(Decoder *decoder) {
     return 1;
 }
 
-Decoder *new_decoder(void) {
+Decoder *new_decoder(int with_huffman) {
     Decoder *decoder = calloc(1, sizeof *decoder);
     if (decoder != NULL && !set_up(decoder)) {
         free(decoder);
+        decoder = NULL;
+    }
+    if (decoder != NULL && with_huffman && (decoder->huffman = calloc(1, sizeof *decoder->huffman)) == NULL) {
+        free_decoder(decoder);
         decoder = NULL;
     }
     return decoder;
@@ -73,7 +78,7 @@ void free_decoder(Decoder *decoder) {
     jpeg_destroy_decompress(&decoder->info);
     void *buffers[] = {decoder->rows.starts, decoder->rows.ends, decoder->rows.weights, decoder->columns.starts,
                        decoder->columns.ends, decoder->columns.weights, decoder->block, decoder->ring, decoder->lanes,
-                       decoder->offsets};
+                       decoder->offsets, decoder->huffman};
     for (size_t number = 0; number < sizeof buffers / sizeof *buffers; number++) {
         free(buffers[number]);
     }
@@ -94,6 +99,46 @@ static int has_end(struct jpeg_decompress_struct *info) {
     return 0;
 }
 
+/* libjpeg keeps the tables of the last photo for those that come without. Here no photo depends on another. */
+static void forget_tables(struct jpeg_decompress_struct *info) {
+    for (int number = 0; number < NUM_HUFF_TBLS; number++) {
+        JHUFF_TBL *tables[] = {info->dc_huff_tbl_ptrs[number], info->ac_huff_tbl_ptrs[number]};
+        for (int kind = 0; kind < 2; kind++) {
+            if (tables[kind] != NULL) {
+                memset(tables[kind]->bits, 0, sizeof tables[kind]->bits);
+            }
+        }
+    }
+    for (int number = 0; number < NUM_QUANT_TBLS; number++) {
+        if (info->quant_tbl_ptrs[number] != NULL) {
+            info->quant_tbl_ptrs[number]->quantval[0] = 0;
+        }
+    }
+}
+
+static int has_codes(const JHUFF_TBL *table) {
+    static const UINT8 none[sizeof table->bits];
+    return table != NULL && memcmp(table->bits, none, sizeof none) != 0;
+}
+
+/* Whether the components of the first scan have theirs. */
+static int has_tables(const struct jpeg_decompress_struct *info) {
+    for (int number = 0; number < info->comps_in_scan; number++) {
+        const jpeg_component_info *component = info->cur_comp_info[number];
+        int dc = component->dc_tbl_no, ac = component->ac_tbl_no, quant = component->quant_tbl_no;
+        if (quant < 0 || quant >= NUM_QUANT_TBLS || info->quant_tbl_ptrs[quant] == NULL
+            || info->quant_tbl_ptrs[quant]->quantval[0] == 0) {
+            return 0;
+        }
+        if (!info->arith_code && !info->progressive_mode
+            && (dc < 0 || dc >= NUM_HUFF_TBLS || ac < 0 || ac >= NUM_HUFF_TBLS
+                || !has_codes(info->dc_huff_tbl_ptrs[dc]) || !has_codes(info->ac_huff_tbl_ptrs[ac]))) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
 static void check_header(Decoder *decoder, const View *view) {
     const struct jpeg_decompress_struct *info = &decoder->info;
     if ((int)info->image_height != view->stored_height || (int)info->image_width != view->stored_width) {
@@ -105,6 +150,9 @@ static void check_header(Decoder *decoder, const View *view) {
     J_COLOR_SPACE space = info->jpeg_color_space;
     if (space != JCS_YCbCr && space != JCS_GRAYSCALE && space != JCS_RGB) {
         decline(decoder, "its colours are not RGB, YCbCr or gray");
+    }
+    if (!has_tables(info)) {
+        decline(decoder, "it has no tables of its own");
     }
 }
 
@@ -121,7 +169,19 @@ static int read_block(Decoder *decoder, JSAMPROW *pointers, int wanted) {
     return wanted;
 }
 
-static void decode_rows(Decoder *decoder, const View *view, uint8_t *out) {
+/* Rows of the result that are neither resized nor mirrored. */
+static void copy_rows(Decoder *decoder, const View *view, JSAMPROW *pointers, size_t offset, uint8_t *out) {
+    size_t row_bytes = (size_t)view->out_width * 3;
+    for (int y = 0; y < view->out_height;) {
+        int num_rows = read_block(decoder, pointers, view->out_height - y);
+        for (int row = 0; row < num_rows; row++, y++) {
+            memcpy(out + (size_t)y * row_bytes, pointers[row] + offset, row_bytes);
+        }
+    }
+}
+
+/* Without `huffman`, libjpeg-turbo decodes the Huffman codes. */
+static void decode_rows(Decoder *decoder, Huffman *huffman, const View *view, uint8_t *out) {
     struct jpeg_decompress_struct *info = &decoder->info;
     JDIMENSION first_column = (JDIMENSION)(view->left + decoder->columns.first);
     JDIMENSION end_column = (JDIMENSION)(view->left + decoder->columns.end) + MARGIN;
@@ -130,6 +190,7 @@ static void decode_rows(Decoder *decoder, const View *view, uint8_t *out) {
     if (num_columns < info->output_width) {
         jpeg_crop_scanline(info, &first_column, &num_columns);  /* which begins where a block does */
     }
+    decoder->is_huffman_used = huffman != NULL && take_over(huffman, info, first_column, first_column + num_columns);
 
     size_t row_bytes = (size_t)info->output_width * 3 + PADDING_BYTES;
     size_t stride = (size_t)view->out_width * 3 + PADDING_BYTES;
@@ -140,12 +201,16 @@ static void decode_rows(Decoder *decoder, const View *view, uint8_t *out) {
         pointers[row] = decoder->block + row_bytes * (size_t)row;
     }
 
-    fill_lanes(decoder, view->out_width, view->mirror, (int)first_column - view->left);
     int next = decoder->rows.first, in_block = 0, block_rows = 0;
     JDIMENSION to_skip = (JDIMENSION)(view->top + next);
     if (to_skip && jpeg_skip_scanlines(info, to_skip) != to_skip) {
         decline(decoder, "its rows end early");
     }
+    if (view->full_height == view->height && view->full_width == view->width && !view->mirror) {
+        copy_rows(decoder, view, pointers, 3 * ((size_t)(view->left + view->out_left) - first_column), out);
+        return;
+    }
+    fill_lanes(decoder, view->out_width, view->mirror, (int)first_column - view->left);
     for (int y = 0; y < view->out_height; y++) {
         for (; next < decoder->rows.ends[y]; next++, in_block++) {
             if (in_block == block_rows) {
@@ -162,13 +227,17 @@ static void decode_rows(Decoder *decoder, const View *view, uint8_t *out) {
     }
 }
 
-int decode_view(Decoder *decoder, const uint8_t *data, size_t num_bytes, const View *view, uint8_t *out) {
+static int try_view(
+    Decoder *decoder, Huffman *huffman, const uint8_t *data, size_t num_bytes, const View *view, uint8_t *out
+) {
+    decoder->is_huffman_used = 0;
     struct jpeg_decompress_struct *info = &decoder->info;
     if (setjmp(decoder->on_error)) {
         jpeg_abort_decompress(info);
         return 0;
     }
     jpeg_mem_src(info, data, (unsigned long)num_bytes);
+    forget_tables(info);
     jpeg_read_header(info, TRUE);
     check_header(decoder, view);
     info->out_color_space = JCS_RGB;
@@ -182,12 +251,18 @@ int decode_view(Decoder *decoder, const uint8_t *data, size_t num_bytes, const V
     fill_axis(decoder, &decoder->rows, view->height, view->full_height, view->out_top, view->out_height, wide);
     fill_axis(decoder, &decoder->columns, view->width, view->full_width, view->out_left, view->out_width, wide);
     jpeg_start_decompress(info);
-    decode_rows(decoder, view, out);
+    decode_rows(decoder, huffman, view, out);
     if (!has_end(info)) {
         decline(decoder, "it is truncated");
     }
     jpeg_abort_decompress(info);
     return 1;
+}
+
+int decode_view(Decoder *decoder, const uint8_t *data, size_t num_bytes, const View *view, uint8_t *out) {
+    return try_view(decoder, decoder->huffman, data, num_bytes, view, out)
+        /* What is wrong, if anything, libjpeg-turbo says in its own words: it begins again, alone. */
+        || (decoder->is_huffman_used && try_view(decoder, NULL, data, num_bytes, view, out));
 }
 
 int is_view(const View *view) {

@@ -2,6 +2,7 @@
 
    _jpeg.c     the Python module
    _decoder.c  libjpeg-turbo reads the rows and columns that a view needs
+   _huffman.h  its Huffman codes are decoded here, which is faster; with three files of its own
    _resize.c   those rows become rows of the result */
 
 #ifndef MPLOAD_DECODER_H
@@ -55,12 +56,15 @@ typedef struct Decoder {
     uint16_t *lanes;        /* [out_width][pairs][8]: the weights of columns as `resize_row` wants them */
     uint32_t *offsets;      /* [out_width]: the byte of a row of the block where a column's first pixel begins */
     size_t block_bytes, ring_bytes, lanes_bytes, offsets_bytes;
+    struct Huffman *huffman;    /* NULL: libjpeg-turbo decodes all Huffman codes */
+    int is_huffman_used;        /* for the last photo; not where that was decoded anew by libjpeg-turbo alone */
     struct Decoder *next;   /* in the list of those at rest */
 } Decoder;
 
 /* _decoder.c */
 
-Decoder *new_decoder(void);
+/* Returns NULL where memory is short. */
+Decoder *new_decoder(int with_huffman);
 void free_decoder(Decoder *decoder);
 
 /* Whether all numbers are in their ranges; `decode_view` demands it. */

@@ -4,11 +4,15 @@
 #include <Python.h>
 
 #include <limits.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "_decoder.h"
+#include "_huffman.h"
 
 typedef struct {
     Decoder *at_rest;   /* as many as have ever been at work at one time; whoever holds the GIL may take one */
+    int with_huffman;   /* that is ours; else libjpeg-turbo's */
 } State;
 
 static PyObject *write_pixels(PyObject *module, Py_buffer *data, Py_buffer *out, View *view) {
@@ -27,7 +31,7 @@ static PyObject *write_pixels(PyObject *module, Py_buffer *data, Py_buffer *out,
     Decoder *decoder = state->at_rest;
     if (decoder != NULL) {
         state->at_rest = decoder->next;
-    } else if ((decoder = new_decoder()) == NULL) {
+    } else if ((decoder = new_decoder(state->with_huffman)) == NULL) {
         return PyErr_NoMemory();
     }
     int done;
@@ -90,7 +94,12 @@ static int start_module(PyObject *module) {
     char version[32];
     int number = LIBJPEG_TURBO_VERSION_NUMBER;  /* 2001005 is 2.1.5 */
     snprintf(version, sizeof version, "%d.%d.%d", number / 1000000, number / 1000 % 1000, number % 1000);
-    return PyModule_AddStringConstant(module, "LIBJPEG_TURBO_VERSION", version);
+    const char *is_off = getenv("MPLOAD_LIBJPEG_HUFFMAN");
+    State *state = PyModule_GetState(module);
+    state->with_huffman = (is_off == NULL || strcmp(is_off, "1") != 0) && huffman_agrees();
+    PyObject *with_huffman = state->with_huffman ? Py_True : Py_False;
+    return PyModule_AddObjectRef(module, "WITH_HUFFMAN", with_huffman) < 0
+        ? -1 : PyModule_AddStringConstant(module, "LIBJPEG_TURBO_VERSION", version);
 }
 
 static void free_module(void *module) {

@@ -466,7 +466,7 @@ def test_no_damaged_file_or_view_makes_the_native_decoder_access_foreign_memory(
         pytest.skip("gcc comes without its sanitizers here")
     assert built.returncode == 0, built.stderr
     seeds = sorted(FOLDER.glob("jpeg*"))
-    done = subprocess.run([fuzzer, "3", *seeds], capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run([fuzzer, "3", "0", *seeds], capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     num_inputs = int(done.stdout.split()[0])
     assert num_inputs > 1000

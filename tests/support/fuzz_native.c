@@ -1,12 +1,14 @@
-/* Damaged files, and any view of them, through the native decoder: pixels or a cause, no error of memory.
+/* Damaged files, and any view of them, through the native decoder: no error of memory, and the same pixels or the same
+   cause whether Huffman codes are decoded by mpload or by libjpeg-turbo.
 
-       FILES="mpload/images/_decoder.c mpload/images/_resize.c"
+       FILES="tests/support/fuzz_native.c mpload/images/_[dhr]*.c"
    With libFuzzer, guided by coverage (best with a libjpeg-turbo that is built with the same flags, WITH_SIMD=0):
-       clang -g -O1 -fsanitize=fuzzer,address,undefined tests/support/fuzz_native.c $FILES -ljpeg -lm -o fuzz
-       ./fuzz -max_len=20000 NEW_CORPUS tests/golden/formats
+       clang -g -O1 -fsanitize=fuzzer,address,undefined $FILES -ljpeg -lm -o fuzz
+       ./fuzz -max_len=20000 NEW_CORPUS SEEDS
    With any compiler, and a main of its own that damages the seeds it is given; the suite runs this for seconds:
-       gcc -g -O1 -fsanitize=address,undefined -DOWN_MAIN tests/support/fuzz_native.c $FILES -ljpeg -lm -o fuzz
-       ./fuzz SECONDS tests/golden/formats/jpeg*
+       gcc -g -O1 -fsanitize=address,undefined -DOWN_MAIN $FILES -ljpeg -lm -o fuzz
+       ./fuzz SECONDS RANDOM_SEED SEEDS/*
+   `python -m tests.support.fuzz_seeds SEEDS` makes a folder of seeds.
 
    An input is a file; its last bytes, which do no harm behind a picture, also choose the view. */
 
@@ -17,8 +19,8 @@
 
 enum { VIEW_BYTES = 16, MAX_PIXELS = 300000, MAX_RESULT = 256 };
 
-static Decoder *decoder;
-static long num_decoded;
+static Decoder *with_huffman, *without_huffman;
+static long num_decoded, num_huffman_decoded;
 
 static int pick(const uint8_t *bytes, int low, int high) {
     return low + (bytes[0] << 8 | bytes[1]) % (high - low + 1);
@@ -26,6 +28,7 @@ static int pick(const uint8_t *bytes, int low, int high) {
 
 /* As Python does, take the size from the header; then mostly a view that lies in the image, sometimes any. */
 static int read_size(const uint8_t *data, size_t num_bytes, int *height, int *width) {
+    Decoder *decoder = without_huffman;
     if (setjmp(decoder->on_error)) {
         jpeg_abort_decompress(&decoder->info);
         return 0;
@@ -38,8 +41,40 @@ static int read_size(const uint8_t *data, size_t num_bytes, int *height, int *wi
     return 1;
 }
 
+static void *allocate(size_t num_bytes) {
+    void *bytes = malloc(num_bytes);
+    if (bytes == NULL) {
+        abort();
+    }
+    return bytes;
+}
+
+static void decode_both_ways(const uint8_t *data, size_t num_bytes, const View *view) {
+    size_t result_bytes = (size_t)view->out_height * (size_t)view->out_width * 3;
+    uint8_t *copy = allocate(num_bytes);  /* so that a byte too many is seen */
+    uint8_t *ours = allocate(result_bytes), *theirs = allocate(result_bytes);
+    memcpy(copy, data, num_bytes);
+    int is_ours = decode_view(with_huffman, copy, num_bytes, view, ours);
+    int is_theirs = decode_view(without_huffman, copy, num_bytes, view, theirs);
+    num_decoded += is_theirs;
+    num_huffman_decoded += is_theirs && with_huffman->is_huffman_used;
+    if (is_ours != is_theirs || memcmp(ours, theirs, is_ours ? result_bytes : 0) != 0
+        || (!is_ours && strcmp(with_huffman->cause, without_huffman->cause) != 0)) {
+        fprintf(stderr, "the two ways disagree: %s; %s\n", is_ours ? "pixels" : with_huffman->cause,
+                is_theirs ? "pixels" : without_huffman->cause);
+        abort();
+    }
+    free(copy);
+    free(ours);
+    free(theirs);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t num_bytes) {
-    if (num_bytes < VIEW_BYTES || (decoder == NULL && (decoder = new_decoder()) == NULL)) {
+    if (with_huffman == NULL) {
+        with_huffman = new_decoder(1);
+        without_huffman = new_decoder(0);
+    }
+    if (num_bytes < VIEW_BYTES || with_huffman == NULL || without_huffman == NULL) {
         return 0;
     }
     const uint8_t *input = data + num_bytes - VIEW_BYTES;
@@ -63,19 +98,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t num_bytes) {
     view.out_left = input[14] % view.full_width;
     view.out_height = 1 + input[15] % (view.full_height - view.out_top);
     view.out_width = 1 + input[15] % (view.full_width - view.out_left);
-    if (!is_view(&view)) {
-        return 0;
+    if (input[0] >> 4 == 1) {  /* neither resized nor mirrored */
+        view.full_height = view.out_height = view.height;
+        view.full_width = view.out_width = view.width;
+        view.out_top = view.out_left = view.mirror = 0;
     }
-    size_t result_bytes = (size_t)view.out_height * (size_t)view.out_width * 3;
-    uint8_t *result = malloc(result_bytes);  /* so that a byte too many is seen */
-    uint8_t *copy = malloc(num_bytes);
-    if (result == NULL || copy == NULL) {
-        abort();
+    if (is_view(&view)) {
+        decode_both_ways(data, num_bytes, &view);
     }
-    memcpy(copy, data, num_bytes);
-    num_decoded += decode_view(decoder, copy, num_bytes, &view, result);
-    free(copy);
-    free(result);
     return 0;
 }
 
@@ -99,25 +129,32 @@ static Seed read_seed(const char *path) {
     return seed;
 }
 
+/* Change some bytes, mostly in the header or among the last; put in a marker; cut off the end. */
 static size_t damage(uint8_t *bytes, size_t num_bytes) {
     int times = rand() % 6;
     for (int time = 0; time < times; time++) {
-        size_t reach = rand() % 2 ? num_bytes : num_bytes < 700 ? num_bytes : 700;
-        bytes[(size_t)rand() % reach] = (uint8_t)(rand() % 3 ? rand() : rand() % 2 * 255);
+        size_t reach = rand() % 2 || num_bytes < 700 ? num_bytes : 700;
+        size_t at = rand() % 4 ? (size_t)rand() % reach : num_bytes - 1 - (size_t)rand() % reach;
+        bytes[at] = (uint8_t)(rand() % 3 ? rand() : rand() % 2 * 255);
+        if (rand() % 4 == 0 && at + 1 < num_bytes) {
+            bytes[at] = 0xFF;
+            bytes[at + 1] = (uint8_t)(rand() % 2 ? 0xD0 + rand() % 10 : rand() % 2 * 255);
+        }
     }
     return rand() % 8 ? num_bytes : 1 + (size_t)rand() % num_bytes;
 }
 
 int main(int argc, char **argv) {
-    int num_seeds = argc - 2;
+    int num_seeds = argc - 3;
     if (num_seeds < 1) {
-        fprintf(stderr, "usage: fuzz SECONDS SEED...\n");
+        fprintf(stderr, "usage: fuzz SECONDS RANDOM_SEED SEED...\n");
         return 2;
     }
+    srand((unsigned)atoi(argv[2]));
     Seed *seeds = calloc((size_t)num_seeds, sizeof *seeds);
     long num_inputs = num_seeds;
     for (int number = 0; number < num_seeds; number++) {
-        seeds[number] = read_seed(argv[2 + number]);
+        seeds[number] = read_seed(argv[3 + number]);
         LLVMFuzzerTestOneInput(seeds[number].bytes, seeds[number].num_bytes);
     }
     static uint8_t input[(1 << 20) + VIEW_BYTES];
@@ -135,10 +172,12 @@ int main(int argc, char **argv) {
         free(seeds[number].bytes);
     }
     free(seeds);
-    if (decoder != NULL) {
-        free_decoder(decoder);
+    if (with_huffman != NULL && without_huffman != NULL) {
+        free_decoder(with_huffman);
+        free_decoder(without_huffman);
     }
-    printf("%ld inputs, %ld pictures\n", num_inputs, num_decoded);
-    return num_decoded < num_inputs / 20;
+    printf("%ld inputs, %ld pictures, %ld of them without libjpeg-turbo's Huffman decoder\n", num_inputs, num_decoded,
+           num_huffman_decoded);
+    return num_huffman_decoded < num_inputs / 20;
 }
 #endif

@@ -1,0 +1,249 @@
+/* Huffman decoding of a scan: sequential, 8 bits, all components in one scan, with or without restarts.
+
+   It stands behind `decode_mcu`, the one method that libjpeg-turbo calls for the coefficients of an MCU (a square of
+   blocks: one to four per component). libjpeg-turbo reads the headers before, and makes pixels of the coefficients.
+
+   It is faster because a lookup gives up to two coefficients, or skips several in rows and columns that nobody needs,
+   and because bytes reach the window eight at a time. It is never more lenient: at a code that is none, a bit that is
+   missing, a marker that is not the expected one, it gives up, and the caller has libjpeg-turbo decode the file anew. */
+
+#include <string.h>
+
+#include <jerror.h>
+
+#include "_decoder.h"
+#include "_huffman.h"
+
+/* How libjpeg-turbo's private struct begins, from 1.0 to 3.2, in jpegint.h; as in IJG's libjpeg since 6b. What follows is
+   not touched. It calls `decode_mcu` with zeroed blocks, or with NULL in rows that `jpeg_skip_scanlines` skips. */
+struct jpeg_entropy_decoder {
+    void (*start_pass)(j_decompress_ptr info);
+    boolean (*decode_mcu)(j_decompress_ptr info, JBLOCKROW *blocks);
+};
+
+#if JPEG_LIB_VERSION >= 70
+#define SCALED_SIZE(component) ((component)->DCT_h_scaled_size)
+#define MIN_SCALED_SIZE(info) ((info)->min_DCT_h_scaled_size)
+#else
+#define SCALED_SIZE(component) ((component)->DCT_scaled_size)
+#define MIN_SCALED_SIZE(info) ((info)->min_DCT_scaled_size)
+#endif
+
+enum {
+    NO_CODE = 1 << 30  /* as many bits are said to be missing after a code that is none */
+};
+
+/* Where a place lies in a block, row by row. A run may lead up to 15 places beyond the last; libjpeg lets that be. */
+static const uint8_t IN_BLOCK[LAST_PLACE + 1 + 15] = {
+    0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,
+    12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6,  7,  14, 21, 28,
+    35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51,
+    58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63,
+    63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63,
+};
+
+static inline uint64_t first_bits(const BitReader *bits, int count) {
+    return bits->window >> (64 - count);
+}
+
+static inline void use_bits(BitReader *bits, int count) {
+    bits->window <<= count;
+    bits->count -= count;
+}
+
+/* Byte by byte, for there is a 0xFF: a zero after it only says that it is no marker. At a marker, or at the data's end,
+   zeros are made up. */
+static void fill_by_bytes(BitReader *bits) {
+    while (bits->count < 56) {
+        const uint8_t *next = bits->next;
+        uint8_t byte = 0;
+        if (next < bits->end && *next != 0xFF) {
+            byte = *next;
+            bits->next += 1;
+        } else if (bits->end - next >= 2 && next[1] == 0) {
+            byte = 0xFF;
+            bits->next += 2;
+        } else {
+            bits->missing += 8;
+        }
+        bits->window |= (uint64_t)byte << (56 - bits->count);
+        bits->count += 8;
+    }
+}
+
+/* Have at least 56 bits in the window, enough for a code (16) and its value (15), or for two prefixes. */
+static inline void fill(BitReader *bits) {
+    if (bits->end - bits->next >= 8) {
+        const uint8_t *b = bits->next;
+        uint64_t bytes = (uint64_t)b[0] << 56 | (uint64_t)b[1] << 48 | (uint64_t)b[2] << 40 | (uint64_t)b[3] << 32
+            | (uint64_t)b[4] << 24 | (uint64_t)b[5] << 16 | (uint64_t)b[6] << 8 | b[7];
+        uint64_t ones = 0x0101010101010101, tops = 0x8080808080808080;
+        if ((bytes & tops & (~bytes - ones)) == 0) {  /* none is 0xFF */
+            /* Part of one more byte may get in below those that are counted. It gets in again, over itself, next time. */
+            bits->window |= bytes >> bits->count;
+            bits->next += (63 - bits->count) >> 3;
+            bits->count |= 56;
+            return;
+        }
+    }
+    fill_by_bytes(bits);
+}
+
+/* The value that a size's bits stand for: one that begins with 0 is negative. */
+static inline int take_value(BitReader *bits, int size) {
+    int value = (int)(bits->window >> 1 >> (63 - size));
+    int is_negative = !(bits->window >> 63);
+    use_bits(bits, size);
+    return is_negative ? value - (1 << size) + 1 : value;
+}
+
+/* A symbol; -1 where no code begins so. */
+static inline int take_symbol(BitReader *bits, const Codes *codes) {
+    Code code = find_code(codes, (unsigned)first_bits(bits, MAX_CODE_BITS));
+    if (code.bits == 0) {
+        bits->missing = NO_CODE;
+        return -1;
+    }
+    use_bits(bits, code.bits);
+    return code.symbol;
+}
+
+static inline unsigned take_difference(BitReader *bits, const Codes *codes) {
+    fill(bits);
+    int size = take_symbol(bits, codes);
+    return size <= 0 ? 0 : (unsigned)take_value(bits, size);
+}
+
+/* One AC coefficient at most, whatever its bits; all that the tables do not know comes here. Returns its place, or one
+   after the last where the block ends. `block` is NULL where it is skipped. */
+static int take_one(BitReader *bits, const Codes *codes, int place, JCOEF *block) {
+    int symbol = take_symbol(bits, codes);
+    if (symbol < 0) {
+        return ENDS_BLOCK;
+    }
+    int run = symbol >> 4, size = symbol & 15;
+    if (size == 0) {
+        return run == 15 ? place + 16 : ENDS_BLOCK;
+    }
+    place += run + 1;
+    int value = take_value(bits, size);
+    if (block != NULL) {
+        block[IN_BLOCK[place]] = (JCOEF)value;
+    }
+    return place;
+}
+
+static inline void take_block(BitReader *bits, const AcTable *table, JCOEF *block) {
+    int place = 0;  /* of the last coefficient */
+    while (place < LAST_PLACE) {
+        fill(bits);
+        Pair pair = table->pairs[first_bits(bits, PAIR_BITS)];
+        if (place + (pair.advance & ADVANCE_MASK) > LAST_PLACE) {
+            place = take_one(bits, &table->codes, place, block);
+            continue;
+        }
+        block[IN_BLOCK[place + pair.places[0]]] = pair.values[0];
+        block[IN_BLOCK[place + pair.places[1]]] = pair.values[1];
+        use_bits(bits, pair.bits);
+        place += pair.advance;
+    }
+}
+
+static inline void skip_block(BitReader *bits, const AcTable *table) {
+    int place = 0;
+    while (place < LAST_PLACE) {
+        fill(bits);
+        Skip skip = table->skips[1 << SKIP_BITS | first_bits(bits, SKIP_BITS)];
+        if (place + (skip.advance & ADVANCE_MASK) > LAST_PLACE) {
+            place = take_one(bits, &table->codes, place, NULL);
+            continue;
+        }
+        use_bits(bits, skip.bits);
+        place += skip.advance;
+    }
+}
+
+/* As a libjpeg error, of which nobody reads the words: the caller has libjpeg-turbo decode the file, and say its own. */
+static void give_up(j_decompress_ptr info) {
+    info->err->msg_code = JWRN_HUFF_BAD_CODE;
+    info->err->error_exit((j_common_ptr)info);
+}
+
+/* Returns 0 unless the next marker is the expected one, after nothing but the bits that fill up the last byte. */
+static int pass_restart(Huffman *huffman) {
+    BitReader *bits = &huffman->bits;
+    fill(bits);
+    if (bits->count - bits->missing >= 8 || bits->end - bits->next < 2 || bits->next[0] != 0xFF
+        || bits->next[1] != JPEG_RST0 + huffman->next_restart) {
+        return 0;
+    }
+    *bits = (BitReader){.next = bits->next + 2, .end = bits->end};
+    memset(huffman->predictors, 0, sizeof huffman->predictors);
+    huffman->next_restart = (huffman->next_restart + 1) % 8;
+    huffman->until_restart = huffman->restart_interval;
+    return 1;
+}
+
+static boolean decode_mcu(j_decompress_ptr info, JBLOCKROW *blocks) {
+    Huffman *huffman = ((Decoder *)info->client_data)->huffman;
+    if (huffman->restart_interval != 0) {
+        if (huffman->until_restart == 0 && !pass_restart(huffman)) {
+            give_up(info);
+        }
+        huffman->until_restart--;
+    }
+    int is_shown = blocks != NULL && huffman->first_shown <= huffman->column && huffman->column < huffman->end_shown;
+    huffman->column = huffman->column + 1 < huffman->num_columns ? huffman->column + 1 : 0;
+    BitReader bits = huffman->bits;  /* in registers */
+    for (int number = 0; number < huffman->num_blocks; number++) {
+        const BlockPlan *plan = &huffman->blocks[number];
+        *plan->predictor += take_difference(&bits, plan->dc);
+        if (is_shown) {
+            (*blocks[number])[0] = (JCOEF)*plan->predictor;
+        }
+        if (is_shown && plan->needs_ac) {
+            take_block(&bits, plan->ac, *blocks[number]);
+        } else {
+            skip_block(&bits, plan->ac);
+        }
+    }
+    huffman->bits = bits;
+    if (bits.count < bits.missing) {  /* bits were used that the data does not have */
+        give_up(info);
+    }
+    return TRUE;
+}
+
+static int is_understood(j_decompress_ptr info) {
+    return !info->progressive_mode && !info->arith_code && !jpeg_has_multiple_scans(info)
+        && info->comps_in_scan == info->num_components && info->Ss == 0 && info->Se == LAST_PLACE  /* not lossless */
+        && info->Ah == 0 && info->Al == 0 && info->data_precision == 8 && info->unread_marker == 0;
+}
+
+int take_over(Huffman *huffman, j_decompress_ptr info, JDIMENSION left, JDIMENSION right) {
+    if (!is_understood(info)) {
+        return 0;
+    }
+    huffman->num_blocks = info->blocks_in_MCU;
+    for (int number = 0; number < info->blocks_in_MCU; number++) {
+        int component = info->MCU_membership[number];
+        const jpeg_component_info *about = info->cur_comp_info[component];
+        Codes *dc = &huffman->dc_tables[about->dc_tbl_no];
+        AcTable *ac = &huffman->ac_tables[about->ac_tbl_no];
+        fill_dc_table(dc, info->dc_huff_tbl_ptrs[about->dc_tbl_no]);
+        fill_ac_table(ac, info->ac_huff_tbl_ptrs[about->ac_tbl_no]);
+        huffman->blocks[number] = (BlockPlan){dc, ac, &huffman->predictors[component], SCALED_SIZE(about) > 1};
+    }
+    memset(huffman->predictors, 0, sizeof huffman->predictors);
+    const uint8_t *data = info->src->next_input_byte;
+    huffman->bits = (BitReader){.next = data, .end = data + info->src->bytes_in_buffer};
+    huffman->restart_interval = huffman->until_restart = info->restart_interval;
+    huffman->next_restart = 0;
+    unsigned mcu_width = (unsigned)(MIN_SCALED_SIZE(info) * (info->comps_in_scan > 1 ? info->max_h_samp_factor : 1));
+    huffman->column = 0;
+    huffman->num_columns = info->MCUs_per_row;
+    huffman->first_shown = left / mcu_width;
+    huffman->end_shown = (right + mcu_width - 1) / mcu_width;
+    info->entropy->decode_mcu = decode_mcu;
+    return 1;
+}

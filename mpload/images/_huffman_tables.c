@@ -1,0 +1,152 @@
+/* Tables for decoding Huffman codes many bits at a time.
+
+   JPEG's codes are canonical: they are given out in order of length, each the one before plus 1. So codes of one length
+   are consecutive numbers, and all prefixes that begin with the same code are consecutive too. */
+
+#include <string.h>
+
+#include "_huffman.h"
+
+/* One AC symbol with its value; `bits` is 0 where the prefix does not hold all of it. */
+typedef struct {
+    int16_t value;
+    uint8_t bits, advance;
+} Single;
+
+Code find_long_code(const Codes *codes, unsigned prefix) {
+    for (int length = CODE_BITS + 1; length <= MAX_CODE_BITS; length++) {
+        if (prefix < codes->limits[length]) {
+            int place = (int)(prefix >> (MAX_CODE_BITS - length)) + codes->offsets[length];
+            return (Code){(uint8_t)length, codes->symbols[place]};
+        }
+    }
+    return (Code){0, 0};
+}
+
+/* Returns 0 where they are those of the file already. */
+static int fill_codes(Codes *codes, const JHUFF_TBL *from) {
+    int num_codes = 0;
+    for (int length = 1; length <= MAX_CODE_BITS; length++) {
+        num_codes += from->bits[length];
+    }
+    if (codes->is_filled && memcmp(codes->counts + 1, from->bits + 1, MAX_CODE_BITS) == 0
+        && memcmp(codes->symbols, from->huffval, (size_t)num_codes) == 0) {
+        return 0;
+    }
+    codes->is_filled = 1;
+    memcpy(codes->counts + 1, from->bits + 1, MAX_CODE_BITS);
+    memcpy(codes->symbols, from->huffval, sizeof codes->symbols);
+    memset(codes->prefixes, 0, sizeof codes->prefixes);
+    unsigned code = 0;
+    int place = 0;
+    for (int length = 1; length <= MAX_CODE_BITS; length++, code <<= 1) {
+        codes->offsets[length] = place - (int)code;
+        for (int number = 0; number < codes->counts[length]; number++, code++, place++) {
+            int rest = CODE_BITS - length;
+            for (unsigned prefix = 0; rest >= 0 && prefix < 1U << rest; prefix++) {
+                codes->prefixes[(code << rest) + prefix] = (Code){(uint8_t)length, codes->symbols[place]};
+            }
+        }
+        codes->limits[length] = code << (MAX_CODE_BITS - length);
+    }
+    return 1;
+}
+
+void fill_dc_table(Codes *codes, const JHUFF_TBL *from) {
+    fill_codes(codes, from);
+}
+
+/* How far a symbol leads from the last coefficient. */
+static int advance_of(int symbol) {
+    int run = symbol >> 4, size = symbol & 15;
+    return size != 0 || run == 15 ? run + 1 : 1 + ENDS_BLOCK;
+}
+
+/* Prefixes of PAIR_BITS in their order: by code, then by value. */
+static void fill_singles(const Codes *codes, Single *singles) {
+    Single *next = singles;
+    int place = 0;
+    for (int length = 1; length <= PAIR_BITS; length++) {
+        for (int number = 0; number < codes->counts[length]; number++, place++) {
+            int symbol = codes->symbols[place], size = symbol & 15, rest = PAIR_BITS - length - size;
+            if (rest < 0) {  /* no room for the value */
+                next += 1 << (PAIR_BITS - length);
+                continue;
+            }
+            for (int bits = 0; bits < 1 << size; bits++) {
+                int is_negative = bits < 1 << size >> 1;
+                Single single = {
+                    (int16_t)(is_negative ? bits - (1 << size) + 1 : bits), (uint8_t)(length + size),
+                    (uint8_t)advance_of(symbol)};
+                for (Single *end = next + (1 << rest); next < end; next++) {
+                    *next = single;
+                }
+            }
+        }
+    }
+}
+
+/* The symbol after the first `used` bits of a prefix; `bits` is 0 where the prefix does not hold all of it. */
+static Single single_after(const Single *singles, int prefix, int used) {
+    Single single = singles[prefix << used & ((1 << PAIR_BITS) - 1)];
+    return single.bits <= PAIR_BITS - used ? single : (Single){0, 0, 0};
+}
+
+static void fill_pairs(AcTable *table) {
+    Single singles[1 << PAIR_BITS];
+    memset(singles, 0, sizeof singles);
+    fill_singles(&table->codes, singles);
+    for (int prefix = 0; prefix < 1 << PAIR_BITS; prefix++) {
+        Single single = singles[prefix];
+        uint8_t place = single.advance & ADVANCE_MASK;
+        Pair pair = {{single.value, single.value}, {place, place}, single.bits, single.advance};
+        if (single.bits == 0) {
+            pair.advance = NO_ADVANCE;
+        }
+        for (int more = 0; more < 2 && single.bits != 0 && !(pair.advance & ENDS_BLOCK); more++) {
+            single = single_after(singles, prefix, pair.bits);
+            if (single.bits == 0 || (more == 1 && !(single.advance & ENDS_BLOCK))) {
+                break;  /* after two coefficients, only the block's end has room */
+            }
+            pair.bits += single.bits;
+            pair.advance += single.advance;
+            if (!(single.advance & ENDS_BLOCK)) {
+                pair.values[1] = single.value;
+                pair.places[1] = pair.advance;
+            }
+        }
+        table->pairs[prefix] = pair;
+    }
+}
+
+/* Skips for prefixes of n bits begin at 1 << n. What follows a prefix's first symbol is a shorter prefix: its skip is
+   known already. */
+static void fill_skips(AcTable *table) {
+    Skip *skips = table->skips;
+    skips[1] = (Skip){0, NO_ADVANCE};
+    for (int num_bits = 1; num_bits <= SKIP_BITS; num_bits++) {
+        for (unsigned prefix = 0; prefix < 1U << num_bits; prefix++) {
+            Code code = find_code(&table->codes, prefix << (MAX_CODE_BITS - num_bits));
+            Skip skip = {0, NO_ADVANCE};
+            if (code.bits != 0 && code.bits <= num_bits) {
+                skip = (Skip){(uint8_t)(code.bits + (code.symbol & 15)), (uint8_t)advance_of(code.symbol)};
+                int rest_bits = num_bits - skip.bits;
+                if (rest_bits > 0 && !(skip.advance & ENDS_BLOCK)) {
+                    Skip rest = skips[1U << rest_bits | (prefix & ((1U << rest_bits) - 1))];
+                    if (skip.advance + (rest.advance & ADVANCE_MASK) <= LAST_PLACE) {
+                        skip.bits += rest.bits;
+                        skip.advance += rest.advance;
+                    }
+                }
+            }
+            skips[1U << num_bits | prefix] = skip;
+        }
+    }
+}
+
+void fill_ac_table(AcTable *table, const JHUFF_TBL *from) {
+    if (fill_codes(&table->codes, from)) {
+        fill_pairs(table);
+        fill_skips(table);
+    }
+}

@@ -1,0 +1,99 @@
+/* A test of the Huffman decoder where it is used: whether the library that was found shows the same pixels with it.
+
+   The photos are made by libjpeg-turbo itself: noise, so that all kinds of codes occur, which grows from nothing. */
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "_decoder.h"
+#include "_huffman.h"
+
+typedef struct {
+    struct jpeg_error_mgr errors;
+    jmp_buf on_error;
+} Errors;
+
+enum {
+    HEIGHT = 70,
+    WIDTH = 90,
+    SHOWN_SIDE = 20
+};
+
+static void fail(j_common_ptr info) {
+    longjmp(((Errors *)info->err)->on_error, 1);
+}
+
+typedef struct {
+    int num_colours, sampling, quality;
+    unsigned restart_interval;
+    int denominator;    /* what it is decoded at */
+} Case;
+
+/* Returns 0 where memory is short. The caller frees `*data`. */
+static int make_photo(const Case *like, uint8_t **data, unsigned long *num_bytes) {
+    struct jpeg_compress_struct info;
+    Errors errors;
+    memset(&info, 0, sizeof info);
+    info.err = jpeg_std_error(&errors.errors);
+    errors.errors.error_exit = fail;
+    if (setjmp(errors.on_error)) {
+        jpeg_destroy_compress(&info);
+        return 0;
+    }
+    jpeg_create_compress(&info);
+    jpeg_mem_dest(&info, data, num_bytes);
+    info.image_width = WIDTH;
+    info.image_height = HEIGHT;
+    info.input_components = like->num_colours;
+    info.in_color_space = like->num_colours == 3 ? JCS_RGB : JCS_GRAYSCALE;
+    jpeg_set_defaults(&info);
+    jpeg_set_quality(&info, like->quality, TRUE);
+    info.comp_info[0].h_samp_factor = info.comp_info[0].v_samp_factor = like->sampling;
+    info.restart_interval = like->restart_interval;
+    jpeg_start_compress(&info, TRUE);
+    uint8_t row[3 * WIDTH];
+    JSAMPROW rows[] = {row};
+    uint32_t noise = 1;
+    for (int y = 0; y < HEIGHT; y++) {
+        for (int x = 0; x < like->num_colours * WIDTH; x++) {
+            noise = noise * 1664525 + 1013904223;  /* Numerical Recipes' generator */
+            row[x] = (uint8_t)(128 + (int)(noise >> 24) * y / HEIGHT);
+        }
+        jpeg_write_scanlines(&info, rows, 1);
+    }
+    jpeg_finish_compress(&info);
+    jpeg_destroy_compress(&info);
+    return 1;
+}
+
+static int agree(Decoder *with, Decoder *without, const Case *on) {
+    uint8_t *data = NULL, pixels[2][3 * SHOWN_SIDE * SHOWN_SIDE];
+    unsigned long num_bytes = 0;
+    int height = (HEIGHT + on->denominator - 1) / on->denominator;
+    int width = (WIDTH + on->denominator - 1) / on->denominator;
+    View view = {
+        .stored_height = HEIGHT, .stored_width = WIDTH, .denominator = on->denominator,
+        .top = height / 2, .left = width / 3, .height = height / 3, .width = width / 3,
+        .full_height = SHOWN_SIDE, .full_width = SHOWN_SIDE, .out_height = SHOWN_SIDE, .out_width = SHOWN_SIDE};
+    int is_same = make_photo(on, &data, &num_bytes)
+        && decode_view(with, data, num_bytes, &view, pixels[0]) && with->is_huffman_used
+        && decode_view(without, data, num_bytes, &view, pixels[1]) && memcmp(pixels[0], pixels[1], sizeof pixels[0]) == 0;
+    free(data);
+    return is_same;
+}
+
+int huffman_agrees(void) {
+    static const Case cases[] = {{3, 2, 90, 0, 1}, {3, 1, 100, 7, 1}, {1, 1, 75, 0, 1}, {3, 2, 95, 0, 2}, {3, 1, 80, 0, 8}};
+    Decoder *with = new_decoder(1), *without = new_decoder(0);
+    int is_same = with != NULL && without != NULL;
+    for (size_t number = 0; is_same && number < sizeof cases / sizeof *cases; number++) {
+        is_same = agree(with, without, &cases[number]);
+    }
+    if (with != NULL) {
+        free_decoder(with);
+    }
+    if (without != NULL) {
+        free_decoder(without);
+    }
+    return is_same;
+}
