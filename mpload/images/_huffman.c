@@ -30,7 +30,13 @@ struct jpeg_entropy_decoder {
 #endif
 
 enum {
-    NO_CODE = 1 << 30  /* as many bits are said to be missing after a code that is none */
+    FILLED_BITS = 56,   /* at least, after `fill` */
+    PAIRS_A_FILL = FILLED_BITS / PAIR_BITS,
+    SKIPS_A_FILL = FILLED_BITS / MAX_SKIPPED_BITS,
+    PAIRS_AFTER_DC = (FILLED_BITS - MAX_CODE_BITS - 15) / PAIR_BITS,
+    SKIPS_AFTER_DC = (FILLED_BITS - MAX_CODE_BITS - 15) / MAX_SKIPPED_BITS,
+    WORTH_TABLES_BYTES = 10000,     /* of a scan: making its tables (35 us) saves as much time; below, the second wins */
+    NO_CODE = 1 << 30   /* as many bits are said to be missing after a code that is none */
 };
 
 /* Where a place lies in a block, row by row. A run may lead up to 15 places beyond the last; libjpeg lets that be. */
@@ -53,8 +59,8 @@ static inline void use_bits(BitReader *bits, int count) {
 
 /* Byte by byte, for there is a 0xFF: a zero after it only says that it is no marker. At a marker, or at the data's end,
    zeros are made up. */
-static void fill_by_bytes(BitReader *bits) {
-    while (bits->count < 56) {
+static __attribute__((noinline)) void fill_by_bytes(BitReader *bits) {
+    while (bits->count < FILLED_BITS) {
         const uint8_t *next = bits->next;
         uint8_t byte = 0;
         if (next < bits->end && *next != 0xFF) {
@@ -66,12 +72,12 @@ static void fill_by_bytes(BitReader *bits) {
         } else {
             bits->missing += 8;
         }
-        bits->window |= (uint64_t)byte << (56 - bits->count);
+        bits->window |= (uint64_t)byte << (FILLED_BITS - bits->count);
         bits->count += 8;
     }
 }
 
-/* Have at least 56 bits in the window, enough for a code (16) and its value (15), or for two prefixes. */
+/* Have at least FILLED_BITS in the window; eight bytes are taken at a time. */
 static inline void fill(BitReader *bits) {
     if (bits->end - bits->next >= 8) {
         const uint8_t *b = bits->next;
@@ -82,11 +88,13 @@ static inline void fill(BitReader *bits) {
             /* Part of one more byte may get in below those that are counted. It gets in again, over itself, next time. */
             bits->window |= bytes >> bits->count;
             bits->next += (63 - bits->count) >> 3;
-            bits->count |= 56;
+            bits->count |= FILLED_BITS;
             return;
         }
     }
-    fill_by_bytes(bits);
+    BitReader copy = *bits;  /* only the copy has an address: `bits` itself stays in registers */
+    fill_by_bytes(&copy);
+    *bits = copy;
 }
 
 /* The value that a size's bits stand for: one that begins with 0 is negative. */
@@ -97,35 +105,23 @@ static inline int take_value(BitReader *bits, int size) {
     return is_negative ? value - (1 << size) + 1 : value;
 }
 
-/* A symbol; -1 where no code begins so. */
+/* A symbol; 0 where no code begins so, which ends a block. */
 static inline int take_symbol(BitReader *bits, const Codes *codes) {
     Code code = find_code(codes, (unsigned)first_bits(bits, MAX_CODE_BITS));
-    if (code.bits == 0) {
-        bits->missing = NO_CODE;
-        return -1;
-    }
     use_bits(bits, code.bits);
+    bits->missing = code.bits != 0 ? bits->missing : NO_CODE;
     return code.symbol;
-}
-
-static inline unsigned take_difference(BitReader *bits, const Codes *codes) {
-    fill(bits);
-    int size = take_symbol(bits, codes);
-    return size <= 0 ? 0 : (unsigned)take_value(bits, size);
 }
 
 /* One AC coefficient at most, whatever its bits; all that the tables do not know comes here. Returns its place, or one
    after the last where the block ends. `block` is NULL where it is skipped. */
-static int take_one(BitReader *bits, const Codes *codes, int place, JCOEF *block) {
-    int symbol = take_symbol(bits, codes);
-    if (symbol < 0) {
-        return ENDS_BLOCK;
-    }
-    int run = symbol >> 4, size = symbol & 15;
+static inline unsigned take_one(BitReader *bits, const Codes *codes, unsigned place, JCOEF *block) {
+    fill(bits);
+    int symbol = take_symbol(bits, codes), run = symbol >> 4, size = symbol & 15;
     if (size == 0) {
         return run == 15 ? place + 16 : ENDS_BLOCK;
     }
-    place += run + 1;
+    place += (unsigned)run + 1;
     int value = take_value(bits, size);
     if (block != NULL) {
         block[IN_BLOCK[place]] = (JCOEF)value;
@@ -133,33 +129,40 @@ static int take_one(BitReader *bits, const Codes *codes, int place, JCOEF *block
     return place;
 }
 
+/* The AC coefficients of a block, right after its DC. Few fills: each makes the next lookup wait. The window is full again
+   afterwards, for the next block's DC. */
 static inline void take_block(BitReader *bits, const AcTable *table, JCOEF *block) {
-    int place = 0;  /* of the last coefficient */
-    while (place < LAST_PLACE) {
-        fill(bits);
-        Pair pair = table->pairs[first_bits(bits, PAIR_BITS)];
-        if (place + (pair.advance & ADVANCE_MASK) > LAST_PLACE) {
-            place = take_one(bits, &table->codes, place, block);
-            continue;
+    unsigned place = 0;  /* of the last coefficient */
+    for (int left = PAIRS_AFTER_DC; place < LAST_PLACE; left = PAIRS_A_FILL) {
+        for (; left > 0 && place < LAST_PLACE; left--) {
+            const Pair *pair = &table->pairs[first_bits(bits, PAIR_BITS)];
+            if (place + (pair->advance & ADVANCE_MASK) > LAST_PLACE) {
+                place = take_one(bits, &table->codes, place, block);
+                break;
+            }
+            block[IN_BLOCK[place + pair->places[0]]] = pair->values[0];
+            block[IN_BLOCK[place + pair->places[1]]] = pair->values[1];
+            use_bits(bits, pair->bits);
+            place += pair->advance;
         }
-        block[IN_BLOCK[place + pair.places[0]]] = pair.values[0];
-        block[IN_BLOCK[place + pair.places[1]]] = pair.values[1];
-        use_bits(bits, pair.bits);
-        place += pair.advance;
+        fill(bits);
     }
 }
 
 static inline void skip_block(BitReader *bits, const AcTable *table) {
-    int place = 0;
-    while (place < LAST_PLACE) {
-        fill(bits);
-        Skip skip = table->skips[1 << SKIP_BITS | first_bits(bits, SKIP_BITS)];
-        if (place + (skip.advance & ADVANCE_MASK) > LAST_PLACE) {
-            place = take_one(bits, &table->codes, place, NULL);
-            continue;
+    const Skip *skips = table->skips + (1 << SKIP_BITS);
+    unsigned place = 0;
+    for (int left = SKIPS_AFTER_DC; place < LAST_PLACE; left = SKIPS_A_FILL) {
+        for (; left > 0 && place < LAST_PLACE; left--) {
+            Skip skip = skips[first_bits(bits, SKIP_BITS)];
+            if (place + (skip.advance & ADVANCE_MASK) > LAST_PLACE) {
+                place = take_one(bits, &table->codes, place, NULL);
+                break;
+            }
+            use_bits(bits, skip.bits);
+            place += skip.advance;
         }
-        use_bits(bits, skip.bits);
-        place += skip.advance;
+        fill(bits);
     }
 }
 
@@ -195,9 +198,10 @@ static boolean decode_mcu(j_decompress_ptr info, JBLOCKROW *blocks) {
     int is_shown = blocks != NULL && huffman->first_shown <= huffman->column && huffman->column < huffman->end_shown;
     huffman->column = huffman->column + 1 < huffman->num_columns ? huffman->column + 1 : 0;
     BitReader bits = huffman->bits;  /* in registers */
+    fill(&bits);
     for (int number = 0; number < huffman->num_blocks; number++) {
         const BlockPlan *plan = &huffman->blocks[number];
-        *plan->predictor += take_difference(&bits, plan->dc);
+        *plan->predictor += (unsigned)take_value(&bits, take_symbol(&bits, plan->dc));
         if (is_shown) {
             (*blocks[number])[0] = (JCOEF)*plan->predictor;
         }
@@ -220,19 +224,32 @@ static int is_understood(j_decompress_ptr info) {
         && info->Ah == 0 && info->Al == 0 && info->data_precision == 8 && info->unread_marker == 0;
 }
 
+/* Returns 0 where new tables would cost more than they save. They are made when they come a second time. */
+static int prepare_tables(Huffman *huffman, j_decompress_ptr info) {
+    int are_ready = 1, at_once = info->src->bytes_in_buffer >= WORTH_TABLES_BYTES;
+    unsigned prepared = 0;  /* a bit for each AC table: components may share one */
+    for (int component = 0; component < info->comps_in_scan; component++) {
+        int dc = info->cur_comp_info[component]->dc_tbl_no, ac = info->cur_comp_info[component]->ac_tbl_no;
+        prepare_dc_table(&huffman->dc_tables[dc], info->dc_huff_tbl_ptrs[dc]);
+        if (!(prepared >> ac & 1)) {
+            are_ready &= prepare_ac_table(&huffman->ac_tables[ac], info->ac_huff_tbl_ptrs[ac], at_once);
+            prepared |= 1U << ac;
+        }
+    }
+    return are_ready;
+}
+
 int take_over(Huffman *huffman, j_decompress_ptr info, JDIMENSION left, JDIMENSION right) {
-    if (!is_understood(info)) {
+    if (!is_understood(info) || !prepare_tables(huffman, info)) {
         return 0;
     }
     huffman->num_blocks = info->blocks_in_MCU;
     for (int number = 0; number < info->blocks_in_MCU; number++) {
         int component = info->MCU_membership[number];
         const jpeg_component_info *about = info->cur_comp_info[component];
-        Codes *dc = &huffman->dc_tables[about->dc_tbl_no];
-        AcTable *ac = &huffman->ac_tables[about->ac_tbl_no];
-        fill_dc_table(dc, info->dc_huff_tbl_ptrs[about->dc_tbl_no]);
-        fill_ac_table(ac, info->ac_huff_tbl_ptrs[about->ac_tbl_no]);
-        huffman->blocks[number] = (BlockPlan){dc, ac, &huffman->predictors[component], SCALED_SIZE(about) > 1};
+        huffman->blocks[number] = (BlockPlan){
+            &huffman->dc_tables[about->dc_tbl_no], &huffman->ac_tables[about->ac_tbl_no],
+            &huffman->predictors[component], SCALED_SIZE(about) > 1};
     }
     memset(huffman->predictors, 0, sizeof huffman->predictors);
     const uint8_t *data = info->src->next_input_byte;

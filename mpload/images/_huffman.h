@@ -22,7 +22,8 @@ enum {
     MAX_CODE_BITS = 16,
     CODE_BITS = 9,      /* prefix in Codes: most codes are no longer */
     PAIR_BITS = 11,     /* prefix in AcTable.pairs */
-    SKIP_BITS = 12,     /* prefix in AcTable.skips */
+    SKIP_BITS = 11,     /* prefix in AcTable.skips */
+    MAX_SKIPPED_BITS = 18,  /* by one lookup there; the value of the last symbol may lie beyond the prefix */
     LAST_PLACE = 63,
     ENDS_BLOCK = 128,   /* added to an advance */
     ADVANCE_MASK = 127,
@@ -36,8 +37,8 @@ typedef struct {
 
 /* The codes of one table in the file. */
 typedef struct {
-    int is_filled;      /* else all are zeros, which a file's table may be too */
-    uint8_t counts[MAX_CODE_BITS + 1], symbols[256];   /* as the file gives them; [length], and in order of the codes */
+    uint8_t counts[MAX_CODE_BITS + 1], symbols[256];    /* as the file gives them: [length], and in order of the codes */
+    int is_filled;      /* what follows, and the tables that are made of it */
     uint32_t limits[MAX_CODE_BITS + 1];  /* [length] 16-bit prefixes below this begin with a code of at most that length */
     int offsets[MAX_CODE_BITS + 1];      /* [length] add to a code of that length: its place in `symbols` */
     Code prefixes[1 << CODE_BITS];
@@ -95,14 +96,16 @@ typedef struct Huffman {
 /* Take over from libjpeg-turbo after `jpeg_start_decompress`, before rows are read or skipped. Only the pixels from column
    `left` to column `right` of the (scaled) image will be used.
 
-   Returns 0 where the scan is not of the kind that is understood here; nothing has changed then. What turns out not to be
-   plain and whole later ends by libjpeg's `error_exit`: let libjpeg-turbo alone decode that file, from its start. */
+   Returns 0 where libjpeg-turbo goes on as before: the scan is not of the kind that is understood here, or it is short and
+   its tables are new. What turns out not to be plain and whole later ends by libjpeg's `error_exit`: let libjpeg-turbo alone
+   decode that file, from its start. */
 int take_over(Huffman *huffman, j_decompress_ptr info, JDIMENSION left, JDIMENSION right);
 
-/* Make the tables for those of the file. Tables that are the same as before are kept. libjpeg-turbo must have checked
-   them: its `jpeg_start_decompress` refuses codes that overlap, and sizes over 15 for DC. */
-void fill_dc_table(Codes *codes, const JHUFF_TBL *from);
-void fill_ac_table(AcTable *table, const JHUFF_TBL *from);
+/* Have a table for that of the file, which libjpeg-turbo must have checked: its `jpeg_start_decompress` refuses codes that
+   overlap, and sizes over 15 for DC. A table that is there already is kept. A new one for AC is only noted, and 0 returned,
+   unless it shall be made at once. */
+void prepare_dc_table(Codes *codes, const JHUFF_TBL *from);
+int prepare_ac_table(AcTable *table, const JHUFF_TBL *from, int at_once);
 
 /* The code that a prefix of 16 bits begins with, where it is longer than CODE_BITS. */
 Code find_long_code(const Codes *codes, unsigned prefix);

@@ -23,19 +23,22 @@ Code find_long_code(const Codes *codes, unsigned prefix) {
     return (Code){0, 0};
 }
 
-/* Returns 0 where they are those of the file already. */
-static int fill_codes(Codes *codes, const JHUFF_TBL *from) {
-    int num_codes = 0;
+static int is_same(const Codes *codes, const JHUFF_TBL *from) {
+    size_t num_codes = 0;
     for (int length = 1; length <= MAX_CODE_BITS; length++) {
         num_codes += from->bits[length];
     }
-    if (codes->is_filled && memcmp(codes->counts + 1, from->bits + 1, MAX_CODE_BITS) == 0
-        && memcmp(codes->symbols, from->huffval, (size_t)num_codes) == 0) {
-        return 0;
-    }
-    codes->is_filled = 1;
-    memcpy(codes->counts + 1, from->bits + 1, MAX_CODE_BITS);
+    return memcmp(codes->counts, from->bits, sizeof codes->counts) == 0
+        && memcmp(codes->symbols, from->huffval, num_codes) == 0;
+}
+
+static void note(Codes *codes, const JHUFF_TBL *from) {
+    memcpy(codes->counts, from->bits, sizeof codes->counts);
     memcpy(codes->symbols, from->huffval, sizeof codes->symbols);
+    codes->is_filled = 0;
+}
+
+static void fill_codes(Codes *codes) {
     memset(codes->prefixes, 0, sizeof codes->prefixes);
     unsigned code = 0;
     int place = 0;
@@ -49,11 +52,14 @@ static int fill_codes(Codes *codes, const JHUFF_TBL *from) {
         }
         codes->limits[length] = code << (MAX_CODE_BITS - length);
     }
-    return 1;
+    codes->is_filled = 1;
 }
 
-void fill_dc_table(Codes *codes, const JHUFF_TBL *from) {
-    fill_codes(codes, from);
+void prepare_dc_table(Codes *codes, const JHUFF_TBL *from) {
+    if (!codes->is_filled || !is_same(codes, from)) {
+        note(codes, from);
+        fill_codes(codes);
+    }
 }
 
 /* How far a symbol leads from the last coefficient. */
@@ -128,12 +134,14 @@ static void fill_skips(AcTable *table) {
         for (unsigned prefix = 0; prefix < 1U << num_bits; prefix++) {
             Code code = find_code(&table->codes, prefix << (MAX_CODE_BITS - num_bits));
             Skip skip = {0, NO_ADVANCE};
-            if (code.bits != 0 && code.bits <= num_bits) {
-                skip = (Skip){(uint8_t)(code.bits + (code.symbol & 15)), (uint8_t)advance_of(code.symbol)};
-                int rest_bits = num_bits - skip.bits;
+            int used = code.bits + (code.symbol & 15);
+            if (code.bits != 0 && code.bits <= num_bits && used <= MAX_SKIPPED_BITS) {
+                skip = (Skip){(uint8_t)used, (uint8_t)advance_of(code.symbol)};
+                int rest_bits = num_bits - used;
                 if (rest_bits > 0 && !(skip.advance & ENDS_BLOCK)) {
                     Skip rest = skips[1U << rest_bits | (prefix & ((1U << rest_bits) - 1))];
-                    if (skip.advance + (rest.advance & ADVANCE_MASK) <= LAST_PLACE) {
+                    if (skip.advance + (rest.advance & ADVANCE_MASK) <= LAST_PLACE
+                        && used + rest.bits <= MAX_SKIPPED_BITS) {
                         skip.bits += rest.bits;
                         skip.advance += rest.advance;
                     }
@@ -144,9 +152,18 @@ static void fill_skips(AcTable *table) {
     }
 }
 
-void fill_ac_table(AcTable *table, const JHUFF_TBL *from) {
-    if (fill_codes(&table->codes, from)) {
+int prepare_ac_table(AcTable *table, const JHUFF_TBL *from, int at_once) {
+    Codes *codes = &table->codes;
+    if (!is_same(codes, from)) {
+        note(codes, from);
+        if (!at_once) {
+            return 0;
+        }
+    }
+    if (!codes->is_filled) {
+        fill_codes(codes);
         fill_pairs(table);
         fill_skips(table);
     }
+    return 1;
 }

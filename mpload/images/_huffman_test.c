@@ -76,6 +76,7 @@ static int agree(Decoder *with, Decoder *without, const Case *on) {
         .top = height / 2, .left = width / 3, .height = height / 3, .width = width / 3,
         .full_height = SHOWN_SIDE, .full_width = SHOWN_SIDE, .out_height = SHOWN_SIDE, .out_width = SHOWN_SIDE};
     int is_same = make_photo(on, &data, &num_bytes)
+        && decode_view(with, data, num_bytes, &view, pixels[0])  /* a small photo's tables are made the second time */
         && decode_view(with, data, num_bytes, &view, pixels[0]) && with->is_huffman_used
         && decode_view(without, data, num_bytes, &view, pixels[1]) && memcmp(pixels[0], pixels[1], sizeof pixels[0]) == 0;
     free(data);

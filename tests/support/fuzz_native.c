@@ -54,6 +54,7 @@ static void decode_both_ways(const uint8_t *data, size_t num_bytes, const View *
     uint8_t *copy = allocate(num_bytes);  /* so that a byte too many is seen */
     uint8_t *ours = allocate(result_bytes), *theirs = allocate(result_bytes);
     memcpy(copy, data, num_bytes);
+    decode_view(with_huffman, copy, num_bytes, view, ours);  /* its tables are made when they come a second time */
     int is_ours = decode_view(with_huffman, copy, num_bytes, view, ours);
     int is_theirs = decode_view(without_huffman, copy, num_bytes, view, theirs);
     num_decoded += is_theirs;
