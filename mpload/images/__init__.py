@@ -1,17 +1,20 @@
 """Decodes images: from a file's bytes to pixels.
 
 ```
-image        open_image: finds an image's format and size before it decodes a pixel
-claims       Claim: how a decoder requests memory before it allocates it
-limits       Limits: which files are refused
-jpeg         decodes JPEG with the native decoder, otherwise with simplejpeg or OpenCV
-jpeg_header  reads size and orientation from a JPEG's header
-resize       View: the part of an image to show; resizes it
-decoders     the values of decode=: RandomResizedCrop, ResizeCenterCrop, ImageDecoder, RawBytes, NumpyDecoder
-gpu_decode   GpuDecode: the worker chooses the crop, the device decodes
-shrink       makes smaller JPEGs, for packs and caches
-_jpeg        the native decoder (C, optional): its Python module
-_decoder     decodes rows and columns of a JPEG through libjpeg-turbo (C)
-_resize      resizes those rows (C)
+image            open_image: finds an image's format and size before it decodes a pixel
+claims           Claim: how a decoder requests memory before it allocates it
+limits           Limits: which files are refused
+jpeg             decodes JPEG with the native decoder, otherwise with simplejpeg or OpenCV
+jpeg_header      reads size and orientation from a JPEG's header
+resize           View: the part of an image to show; resizes it
+decoders         the values of decode=: RandomResizedCrop, ResizeCenterCrop, ImageDecoder, RawBytes, NumpyDecoder
+gpu_decode       GpuDecode: the worker chooses the crop, the device decodes
+shrink           makes smaller JPEGs, for packs and caches
+_jpeg            the native decoder (C, optional): its Python module
+_decoder         decodes rows and columns of a JPEG through libjpeg-turbo (C)
+_huffman         decodes Huffman codes faster than libjpeg-turbo (C)
+_huffman_tables  tables that decode several codes at a time (C)
+_huffman_test    the self-test: compares the pixels with libjpeg-turbo's (C)
+_resize          resizes those rows (C)
 ```
 """

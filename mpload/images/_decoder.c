@@ -85,7 +85,9 @@ void free_decoder(Decoder *decoder) {
     free(decoder);
 }
 
-/* A file that breaks off below the last row that was read is truncated all the same. */
+/* Whether the file has an end marker: a file that breaks off below the last decoded row is truncated too. mpload's
+   Huffman decoder leaves `next_input_byte` where the scan begins, but accepts no scan with an end marker before the
+   last row. */
 static int has_end(struct jpeg_decompress_struct *info) {
     if (info->unread_marker == 0xD9 || jpeg_input_complete(info)) {
         return 1;
@@ -99,7 +101,8 @@ static int has_end(struct jpeg_decompress_struct *info) {
     return 0;
 }
 
-/* libjpeg keeps the tables of the last photo for those that come without. Here no photo depends on another. */
+/* libjpeg uses the tables of the last photo for a photo without tables. Empty them, so that no photo depends on
+   another. */
 static void forget_tables(struct jpeg_decompress_struct *info) {
     for (int number = 0; number < NUM_HUFF_TBLS; number++) {
         JHUFF_TBL *tables[] = {info->dc_huff_tbl_ptrs[number], info->ac_huff_tbl_ptrs[number]};
@@ -121,7 +124,7 @@ static int has_codes(const JHUFF_TBL *table) {
     return table != NULL && memcmp(table->bits, none, sizeof none) != 0;
 }
 
-/* Whether the components of the first scan have theirs. */
+/* Whether the file has tables for the components of the first scan. */
 static int has_tables(const struct jpeg_decompress_struct *info) {
     for (int number = 0; number < info->comps_in_scan; number++) {
         const jpeg_component_info *component = info->cur_comp_info[number];
@@ -169,7 +172,8 @@ static int read_block(Decoder *decoder, JSAMPROW *pointers, int wanted) {
     return wanted;
 }
 
-/* Rows of the result that are neither resized nor mirrored. */
+/* Write rows of the result that are neither resized nor mirrored; the first pixel is at `offset` bytes of a decoded
+   row. */
 static void copy_rows(Decoder *decoder, const View *view, JSAMPROW *pointers, size_t offset, uint8_t *out) {
     size_t row_bytes = (size_t)view->out_width * 3;
     for (int y = 0; y < view->out_height;) {
@@ -180,7 +184,7 @@ static void copy_rows(Decoder *decoder, const View *view, JSAMPROW *pointers, si
     }
 }
 
-/* Without `huffman`, libjpeg-turbo decodes the Huffman codes. */
+/* If `huffman` is NULL, libjpeg-turbo decodes the Huffman codes. */
 static void decode_rows(Decoder *decoder, Huffman *huffman, const View *view, uint8_t *out) {
     struct jpeg_decompress_struct *info = &decoder->info;
     JDIMENSION first_column = (JDIMENSION)(view->left + decoder->columns.first);
@@ -261,7 +265,7 @@ static int try_view(
 
 int decode_view(Decoder *decoder, const uint8_t *data, size_t num_bytes, const View *view, uint8_t *out) {
     return try_view(decoder, decoder->huffman, data, num_bytes, view, out)
-        /* What is wrong, if anything, libjpeg-turbo says in its own words: it begins again, alone. */
+        /* libjpeg-turbo alone decides whether the file is damaged, and in which words. */
         || (decoder->is_huffman_used && try_view(decoder, NULL, data, num_bytes, view, out));
 }
 

@@ -1,9 +1,9 @@
-/* The native decoder's types, and what its files ask of each other.
+/* The native decoder: its types, and the functions that its files call in each other.
 
-   _jpeg.c     the Python module
-   _decoder.c  libjpeg-turbo reads the rows and columns that a view needs
-   _huffman.h  its Huffman codes are decoded here, which is faster; with three files of its own
-   _resize.c   those rows become rows of the result */
+   _jpeg.c      the Python module
+   _decoder.c   decodes the rows and columns that a view needs, with libjpeg-turbo
+   _huffman*.c  decode Huffman codes faster than libjpeg-turbo does; see _huffman.h
+   _resize.c    turns decoded rows into rows of the result */
 
 #ifndef MPLOAD_DECODER_H
 #define MPLOAD_DECODER_H
@@ -56,24 +56,24 @@ typedef struct Decoder {
     uint16_t *lanes;        /* [out_width][pairs][8]: the weights of columns as `resize_row` wants them */
     uint32_t *offsets;      /* [out_width]: the byte of a row of the block where a column's first pixel begins */
     size_t block_bytes, ring_bytes, lanes_bytes, offsets_bytes;
-    struct Huffman *huffman;    /* NULL: libjpeg-turbo decodes all Huffman codes */
-    int is_huffman_used;        /* for the last photo; not where that was decoded anew by libjpeg-turbo alone */
+    struct Huffman *huffman;    /* NULL if libjpeg-turbo decodes all Huffman codes */
+    int is_huffman_used;        /* whether `huffman` decoded the last photo */
     struct Decoder *next;   /* in the list of those at rest */
 } Decoder;
 
 /* _decoder.c */
 
-/* Returns NULL where memory is short. */
+/* Returns NULL if memory runs out. */
 Decoder *new_decoder(int with_huffman);
 void free_decoder(Decoder *decoder);
 
-/* Whether all numbers are in their ranges; `decode_view` demands it. */
+/* Whether all numbers are in range, as `decode_view` requires. */
 int is_view(const View *view);
 
 /* Write uint8 RGB [out_height, out_width, 3]. Returns 1, or 0 where it is declined; `decoder->cause` then says why. */
 int decode_view(Decoder *decoder, const uint8_t *data, size_t num_bytes, const View *view, uint8_t *out);
 
-/* Give up this picture: `decode_view` returns 0. */
+/* Make `decode_view` return 0. */
 _Noreturn void decline(Decoder *decoder, const char *cause);
 
 /* Buffers grow and are kept: after the largest image nothing is allocated here. */
@@ -86,7 +86,8 @@ void *grow(Decoder *decoder, void *buffer, size_t *held_bytes, size_t bytes);
 /* Pixel centres lie at halves; a triangle of half-width `support` is laid over them and cut off at the box's edges. */
 void fill_axis(Decoder *decoder, Axis *axis, int length, int full, int out_first, int count, int antialias);
 
-/* Two pixels of a row are taken at a time, six bytes of a load of eight. A row begins with column `origin` of the box. */
+/* Two pixels of a row are taken at a time, six bytes of a load of eight. A row begins with column `origin` of the
+   box. */
 void fill_lanes(Decoder *decoder, int count, int mirror, int origin);
 
 /* Resize a row of the source horizontally to `count` pixels of 3 x 16 bits. */

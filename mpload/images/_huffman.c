@@ -1,12 +1,17 @@
-/* Huffman decoding of a scan: sequential, 8 bits, all components in one scan, with or without restarts.
+/* The Huffman decoder: sequential JPEGs with 8 bits a sample and one scan, with or without restart markers.
 
-   It stands behind `decode_mcu`, the one method that libjpeg-turbo calls for the coefficients of an MCU (a square of
-   blocks: one to four per component). libjpeg-turbo reads the headers before, and makes pixels of the coefficients.
+   libjpeg-turbo calls one method, `decode_mcu`, for the coefficients of each MCU: the smallest unit of a scan, a few
+   blocks of every component. This file provides another `decode_mcu`. libjpeg-turbo still reads the headers and turns
+   the coefficients into pixels.
 
-   It is faster because a lookup gives up to two coefficients, or skips several in rows and columns that nobody needs,
-   and because bytes reach the window eight at a time. It is never more lenient: at a code that is none, a bit that is
-   missing, a marker that is not the expected one, it gives up, and the caller has libjpeg-turbo decode the file anew. */
+   Three things make it faster. One lookup decodes up to two coefficients with their values. In rows and columns that
+   the result does not show, one lookup skips several coefficients. And the window is refilled eight bytes at a time.
 
+   It accepts nothing that libjpeg-turbo would refuse or warn of. When anything is wrong (an undefined code, data that
+   ends early, an unexpected marker), it gives up, and the caller lets libjpeg-turbo alone decode the file from its
+   start. */
+
+#include <stdlib.h>
 #include <string.h>
 
 #include <jerror.h>
@@ -14,8 +19,9 @@
 #include "_decoder.h"
 #include "_huffman.h"
 
-/* How libjpeg-turbo's private struct begins, from 1.0 to 3.2, in jpegint.h; as in IJG's libjpeg since 6b. What follows is
-   not touched. It calls `decode_mcu` with zeroed blocks, or with NULL in rows that `jpeg_skip_scanlines` skips. */
+/* The first two members of a private struct of libjpeg-turbo, as declared in its jpegint.h from version 1.0 to 3.2. The
+   other members are not used. libjpeg-turbo calls `decode_mcu` with blocks filled with zeros, or with NULL in rows that
+   `jpeg_skip_scanlines` skips; in single-scan files the first call comes after `jpeg_start_decompress` has returned. */
 struct jpeg_entropy_decoder {
     void (*start_pass)(j_decompress_ptr info);
     boolean (*decode_mcu)(j_decompress_ptr info, JBLOCKROW *blocks);
@@ -30,16 +36,19 @@ struct jpeg_entropy_decoder {
 #endif
 
 enum {
-    FILLED_BITS = 56,   /* at least, after `fill` */
+    FILLED_BITS = 56,       /* minimum in the window after `fill` */
+    MAX_VALUE_BITS = 15,
+    LEFT_AFTER_DC = FILLED_BITS - MAX_CODE_BITS - MAX_VALUE_BITS,
     PAIRS_A_FILL = FILLED_BITS / PAIR_BITS,
     SKIPS_A_FILL = FILLED_BITS / MAX_SKIPPED_BITS,
-    PAIRS_AFTER_DC = (FILLED_BITS - MAX_CODE_BITS - 15) / PAIR_BITS,
-    SKIPS_AFTER_DC = (FILLED_BITS - MAX_CODE_BITS - 15) / MAX_SKIPPED_BITS,
-    WORTH_TABLES_BYTES = 10000,     /* of a scan: making its tables (35 us) saves as much time; below, the second wins */
-    NO_CODE = 1 << 30   /* as many bits are said to be missing after a code that is none */
+    PAIRS_AFTER_DC = LEFT_AFTER_DC / PAIR_BITS,
+    SKIPS_AFTER_DC = LEFT_AFTER_DC / MAX_SKIPPED_BITS,
+    LONG_SCAN_BYTES = 10000,    /* here new tables save about as much time as making them takes, 35 us */
+    UNDEFINED_CODE = 1 << 30    /* the value of `missing` after such a code: more than a window ever holds */
 };
 
-/* Where a place lies in a block, row by row. A run may lead up to 15 places beyond the last; libjpeg lets that be. */
+/* From a place to the index in a block, which is stored row by row. In damaged files a run may lead up to 15 places
+   beyond the last; like libjpeg, this stores such a value in the last place. */
 static const uint8_t IN_BLOCK[LAST_PLACE + 1 + 15] = {
     0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,
     12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6,  7,  14, 21, 28,
@@ -57,8 +66,8 @@ static inline void use_bits(BitReader *bits, int count) {
     bits->count -= count;
 }
 
-/* Byte by byte, for there is a 0xFF: a zero after it only says that it is no marker. At a marker, or at the data's end,
-   zeros are made up. */
+/* The slow way, byte by byte. The encoder puts a zero after each data byte 0xFF, to tell it from a marker; that zero is
+   dropped. At a marker or at the end of the data, the window is filled up with zeros, which count as missing. */
 static __attribute__((noinline)) void fill_by_bytes(BitReader *bits) {
     while (bits->count < FILLED_BITS) {
         const uint8_t *next = bits->next;
@@ -77,27 +86,28 @@ static __attribute__((noinline)) void fill_by_bytes(BitReader *bits) {
     }
 }
 
-/* Have at least FILLED_BITS in the window; eight bytes are taken at a time. */
+/* Bring the window to at least FILLED_BITS. */
 static inline void fill(BitReader *bits) {
     if (bits->end - bits->next >= 8) {
         const uint8_t *b = bits->next;
         uint64_t bytes = (uint64_t)b[0] << 56 | (uint64_t)b[1] << 48 | (uint64_t)b[2] << 40 | (uint64_t)b[3] << 32
             | (uint64_t)b[4] << 24 | (uint64_t)b[5] << 16 | (uint64_t)b[6] << 8 | b[7];
         uint64_t ones = 0x0101010101010101, tops = 0x8080808080808080;
-        if ((bytes & tops & (~bytes - ones)) == 0) {  /* none is 0xFF */
-            /* Part of one more byte may get in below those that are counted. It gets in again, over itself, next time. */
+        if ((bytes & tops & (~bytes - ones)) == 0) {  /* no byte is 0xFF */
+            /* This may also set some uncounted bits, from the byte at the new `next`. The next fill sets them again, to
+               the same values. */
             bits->window |= bytes >> bits->count;
             bits->next += (63 - bits->count) >> 3;
             bits->count |= FILLED_BITS;
             return;
         }
     }
-    BitReader copy = *bits;  /* only the copy has an address: `bits` itself stays in registers */
+    BitReader copy = *bits;  /* only the copy's address is taken, so that `bits` can stay in registers */
     fill_by_bytes(&copy);
     *bits = copy;
 }
 
-/* The value that a size's bits stand for: one that begins with 0 is negative. */
+/* The next `size` bits as a signed value: negative if the first bit is 0. A size of 0 gives 0. */
 static inline int take_value(BitReader *bits, int size) {
     int value = (int)(bits->window >> 1 >> (63 - size));
     int is_negative = !(bits->window >> 63);
@@ -105,16 +115,16 @@ static inline int take_value(BitReader *bits, int size) {
     return is_negative ? value - (1 << size) + 1 : value;
 }
 
-/* A symbol; 0 where no code begins so, which ends a block. */
+/* The next symbol. An undefined code counts as missing bits and gives 0, which ends an AC block. */
 static inline int take_symbol(BitReader *bits, const Codes *codes) {
     Code code = find_code(codes, (unsigned)first_bits(bits, MAX_CODE_BITS));
     use_bits(bits, code.bits);
-    bits->missing = code.bits != 0 ? bits->missing : NO_CODE;
+    bits->missing = code.bits != 0 ? bits->missing : UNDEFINED_CODE;
     return code.symbol;
 }
 
-/* One AC coefficient at most, whatever its bits; all that the tables do not know comes here. Returns its place, or one
-   after the last where the block ends. `block` is NULL where it is skipped. */
+/* One AC symbol and its value, for prefixes that the tables do not cover. `block` is NULL if the block is skipped.
+   Returns the new place, or ENDS_BLOCK. */
 static inline unsigned take_one(BitReader *bits, const Codes *codes, unsigned place, JCOEF *block) {
     fill(bits);
     int symbol = take_symbol(bits, codes), run = symbol >> 4, size = symbol & 15;
@@ -129,8 +139,8 @@ static inline unsigned take_one(BitReader *bits, const Codes *codes, unsigned pl
     return place;
 }
 
-/* The AC coefficients of a block, right after its DC. Few fills: each makes the next lookup wait. The window is full again
-   afterwards, for the next block's DC. */
+/* Decode the AC coefficients of a block, right after its DC coefficient. There are several lookups for each fill, since
+   the next lookup has to wait for a fill. At the end the window is filled for the next block's DC coefficient. */
 static inline void take_block(BitReader *bits, const AcTable *table, JCOEF *block) {
     unsigned place = 0;  /* of the last coefficient */
     for (int left = PAIRS_AFTER_DC; place < LAST_PLACE; left = PAIRS_A_FILL) {
@@ -149,6 +159,7 @@ static inline void take_block(BitReader *bits, const AcTable *table, JCOEF *bloc
     }
 }
 
+/* As `take_block`, without storing anything. */
 static inline void skip_block(BitReader *bits, const AcTable *table) {
     const Skip *skips = table->skips + (1 << SKIP_BITS);
     unsigned place = 0;
@@ -166,13 +177,14 @@ static inline void skip_block(BitReader *bits, const AcTable *table) {
     }
 }
 
-/* As a libjpeg error, of which nobody reads the words: the caller has libjpeg-turbo decode the file, and say its own. */
-static void give_up(j_decompress_ptr info) {
+/* Raise a libjpeg error. Its message is never shown: libjpeg-turbo decodes the file again, and its messages count. */
+static _Noreturn void give_up(j_decompress_ptr info) {
     info->err->msg_code = JWRN_HUFF_BAD_CODE;
     info->err->error_exit((j_common_ptr)info);
+    abort();  /* not reached: it jumps */
 }
 
-/* Returns 0 unless the next marker is the expected one, after nothing but the bits that fill up the last byte. */
+/* Go on after a restart marker. Returns 0 unless the expected marker follows, after fewer than 8 unused bits. */
 static int pass_restart(Huffman *huffman) {
     BitReader *bits = &huffman->bits;
     fill(bits);
@@ -197,7 +209,7 @@ static boolean decode_mcu(j_decompress_ptr info, JBLOCKROW *blocks) {
     }
     int is_shown = blocks != NULL && huffman->first_shown <= huffman->column && huffman->column < huffman->end_shown;
     huffman->column = huffman->column + 1 < huffman->num_columns ? huffman->column + 1 : 0;
-    BitReader bits = huffman->bits;  /* in registers */
+    BitReader bits = huffman->bits;  /* a copy that can stay in registers */
     fill(&bits);
     for (int number = 0; number < huffman->num_blocks; number++) {
         const BlockPlan *plan = &huffman->blocks[number];
@@ -212,7 +224,7 @@ static boolean decode_mcu(j_decompress_ptr info, JBLOCKROW *blocks) {
         }
     }
     huffman->bits = bits;
-    if (bits.count < bits.missing) {  /* bits were used that the data does not have */
+    if (bits.count < bits.missing) {  /* missing bits are used last */
         give_up(info);
     }
     return TRUE;
@@ -220,16 +232,20 @@ static boolean decode_mcu(j_decompress_ptr info, JBLOCKROW *blocks) {
 
 static int is_understood(j_decompress_ptr info) {
     return !info->progressive_mode && !info->arith_code && !jpeg_has_multiple_scans(info)
-        && info->comps_in_scan == info->num_components && info->Ss == 0 && info->Se == LAST_PLACE  /* not lossless */
+        && info->comps_in_scan == info->num_components && info->Ss == 0 && info->Se == LAST_PLACE
         && info->Ah == 0 && info->Al == 0 && info->data_precision == 8 && info->unread_marker == 0;
 }
 
-/* Returns 0 where new tables would cost more than they save. They are made when they come a second time. */
+/* Returns 0 if the scan is short and its tables are new: making them would take longer than they save. They are made
+   when the next photo has the same ones, as in data sets that one program wrote. */
 static int prepare_tables(Huffman *huffman, j_decompress_ptr info) {
-    int are_ready = 1, at_once = info->src->bytes_in_buffer >= WORTH_TABLES_BYTES;
-    unsigned prepared = 0;  /* a bit for each AC table: components may share one */
+    int are_ready = 1, at_once = info->src->bytes_in_buffer >= LONG_SCAN_BYTES;
+    unsigned prepared = 0;  /* a bit for each AC table, since components may share one */
     for (int component = 0; component < info->comps_in_scan; component++) {
         int dc = info->cur_comp_info[component]->dc_tbl_no, ac = info->cur_comp_info[component]->ac_tbl_no;
+        if (!is_legal(info->dc_huff_tbl_ptrs[dc], 15) || !is_legal(info->ac_huff_tbl_ptrs[ac], 255)) {
+            return 0;
+        }
         prepare_dc_table(&huffman->dc_tables[dc], info->dc_huff_tbl_ptrs[dc]);
         if (!(prepared >> ac & 1)) {
             are_ready &= prepare_ac_table(&huffman->ac_tables[ac], info->ac_huff_tbl_ptrs[ac], at_once);

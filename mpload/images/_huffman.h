@@ -1,13 +1,14 @@
-/* Huffman decoding of a JPEG's scan, in libjpeg-turbo's place.
+/* Huffman decoding of a JPEG's scan in place of libjpeg-turbo's, which is slower.
 
-   _huffman_tables.c  tables made from those in the file
-   _huffman.c         the bits of a scan, read with these tables
-   _huffman_test.c    whether all of it agrees with libjpeg-turbo
+   _huffman_tables.c  builds lookup tables from the tables in the file
+   _huffman.c         decodes a scan with them
+   _huffman_test.c    tests whether the pixels are the same as with libjpeg-turbo's decoder
 
    Words: a *symbol* is what a Huffman code stands for. For the first coefficient of a block (DC) it is the size in bits
-   of a difference. For the others (AC) it is a run of zeros and the size in bits of the value after them; two of these
-   symbols are special: the end of the block, and a run of 16 zeros. The bits of the value follow the code. A *place* is a
-   coefficient's number in zigzag order, 0 to 63. A *prefix* is the next few bits of the scan, whatever they mean. */
+   of the difference from the block before. For the other coefficients (AC) it is a number of zeros to skip (the run)
+   and the size in bits of the value after them. The bits of the value follow the code. Two AC symbols have no value:
+   the end of the block, and a run of 16 zeros. A *place* is the number of a coefficient in zigzag order, 0 to 63. A
+   *prefix* is the next few bits of the scan, the index of a lookup table. */
 
 #ifndef MPLOAD_HUFFMAN_H
 #define MPLOAD_HUFFMAN_H
@@ -20,41 +21,43 @@
 
 enum {
     MAX_CODE_BITS = 16,
-    CODE_BITS = 9,      /* prefix in Codes: most codes are no longer */
-    PAIR_BITS = 11,     /* prefix in AcTable.pairs */
-    SKIP_BITS = 11,     /* prefix in AcTable.skips */
-    MAX_SKIPPED_BITS = 18,  /* by one lookup there; the value of the last symbol may lie beyond the prefix */
+    CODE_BITS = 9,          /* length of a prefix in Codes; few codes are longer */
+    PAIR_BITS = 11,         /* length of a prefix in AcTable.pairs */
+    SKIP_BITS = 11,         /* length of a prefix in AcTable.skips */
+    MAX_SKIPPED_BITS = 18,  /* more than SKIP_BITS, since the last symbol's value may lie beyond the prefix */
     LAST_PLACE = 63,
-    ENDS_BLOCK = 128,   /* added to an advance */
+    ENDS_BLOCK = 128,       /* flag in an advance */
     ADVANCE_MASK = 127,
-    NO_ADVANCE = 127    /* too far for any block: the table does not know this prefix */
+    NO_ADVANCE = 127        /* the table does not cover this prefix; larger than any block */
 };
 
 typedef struct {
-    uint8_t bits;       /* length of the code; 0: no code, or a longer one */
+    uint8_t bits;       /* length of the code; 0 if it is undefined or too long for the table */
     uint8_t symbol;
 } Code;
 
 /* The codes of one table in the file. */
 typedef struct {
-    uint8_t counts[MAX_CODE_BITS + 1], symbols[256];    /* as the file gives them: [length], and in order of the codes */
-    int is_filled;      /* what follows, and the tables that are made of it */
-    uint32_t limits[MAX_CODE_BITS + 1];  /* [length] 16-bit prefixes below this begin with a code of at most that length */
-    int offsets[MAX_CODE_BITS + 1];      /* [length] add to a code of that length: its place in `symbols` */
+    uint8_t counts[MAX_CODE_BITS + 1];      /* [length] number of codes of that length, as in the file */
+    uint8_t symbols[256];                   /* in the order of their codes, as in the file */
+    int is_filled;                          /* whether the members below, and tables derived from them, are filled in */
+    uint32_t limits[MAX_CODE_BITS + 1];     /* [length] 16-bit prefixes below it begin with a code of at most that length */
+    int offsets[MAX_CODE_BITS + 1];         /* [length] a code of that length plus this is its index in `symbols` */
     Code prefixes[1 << CODE_BITS];
 } Codes;
 
-/* What a prefix says in full: one or two coefficients with their values, and whether the block ends after them.
+/* All that a prefix holds: one or two coefficients with their values, and perhaps the end of the block.
 
-   A prefix with one coefficient gives it twice, one that only ends the block gives a zero: the reader always stores two. */
+   The decoder always stores two values, which saves a branch. So an entry with one coefficient repeats it, and one that
+   only ends the block stores a zero. */
 typedef struct {
     int16_t values[2];
-    uint8_t places[2];  /* relative to the last coefficient */
-    uint8_t bits;       /* of the prefix that are used up */
-    uint8_t advance;    /* how far the block must reach for all of this to lie in it, perhaps with ENDS_BLOCK */
+    uint8_t places[2];  /* relative to the coefficient before */
+    uint8_t bits;       /* number of bits decoded */
+    uint8_t advance;    /* number of places needed in the block for all of it, with ENDS_BLOCK if the block ends */
 } Pair;
 
-/* As many symbols as a prefix holds; the bits of the last one's value may lie beyond the prefix. */
+/* As many symbols as a prefix holds. Members are as in Pair. */
 typedef struct {
     uint8_t bits, advance;
 } Skip;
@@ -62,52 +65,55 @@ typedef struct {
 typedef struct {
     Codes codes;
     Pair pairs[1 << PAIR_BITS];
-    Skip skips[2 << SKIP_BITS];  /* the second half; the first serves to make it */
+    Skip skips[2 << SKIP_BITS];     /* [1 << SKIP_BITS | prefix]; the first half holds shorter prefixes */
 } AcTable;
 
-/* The bits of a scan, from its first byte to the next marker. */
+/* The bits of a scan up to the next marker. */
 typedef struct {
-    uint64_t window;            /* the next bits, the first one on top */
-    int count;                  /* how many of them may be used */
-    int missing;                /* how many of these were made up, since the data has ended */
-    const uint8_t *next, *end;  /* the bytes that are not in the window yet */
+    uint64_t window;            /* the next bits; the first is the most significant */
+    int count;                  /* number of bits in the window */
+    int missing;                /* number of those, at their end, that the data does not have */
+    const uint8_t *next, *end;  /* bytes that are not in the window yet */
 } BitReader;
 
 typedef struct {
     const Codes *dc;
     const AcTable *ac;
-    uint32_t *predictor;        /* the last DC coefficient of the component; its sums may overflow */
-    int needs_ac;               /* not at 1/8 of the size, where a block is one pixel */
+    uint32_t *predictor;        /* the component's last DC coefficient; unsigned, as damaged files overflow it */
+    int needs_ac;               /* 0 if the block becomes one pixel, as at 1/8 of the size */
 } BlockPlan;
 
 typedef struct Huffman {
     BitReader bits;
     BlockPlan blocks[D_MAX_BLOCKS_IN_MCU];
-    int num_blocks;                             /* in an MCU, which is what one call decodes */
+    int num_blocks;                             /* in an MCU */
     uint32_t predictors[MAX_COMPS_IN_SCAN];
-    unsigned column, num_columns;               /* of the next MCU; in a row */
-    unsigned first_shown, end_shown;            /* columns beside these are only skipped */
-    unsigned restart_interval, until_restart;   /* in MCUs; an interval of 0: no restarts */
-    int next_restart;                           /* number of the next marker, 0 to 7 */
-    Codes dc_tables[NUM_HUFF_TBLS];             /* kept from photo to photo: */
-    AcTable ac_tables[NUM_HUFF_TBLS];           /* most have the same tables as the one before */
+    unsigned column, num_columns;               /* column of the next MCU; MCUs in a row */
+    unsigned first_shown, end_shown;            /* other columns are skipped */
+    unsigned restart_interval, until_restart;   /* in MCUs; the interval is 0 if there are no restart markers */
+    int next_restart;                           /* number of the next restart marker, 0 to 7 */
+    Codes dc_tables[NUM_HUFF_TBLS];             /* kept for the next photo, which often has the same tables */
+    AcTable ac_tables[NUM_HUFF_TBLS];
 } Huffman;
 
-/* Take over from libjpeg-turbo after `jpeg_start_decompress`, before rows are read or skipped. Only the pixels from column
-   `left` to column `right` of the (scaled) image will be used.
+/* Replace libjpeg-turbo's `decode_mcu`. Call it after `jpeg_start_decompress` and before rows are read or skipped;
+   pixels left of column `left` and from column `right` of the scaled image on are not needed.
 
-   Returns 0 where libjpeg-turbo goes on as before: the scan is not of the kind that is understood here, or it is short and
-   its tables are new. What turns out not to be plain and whole later ends by libjpeg's `error_exit`: let libjpeg-turbo alone
-   decode that file, from its start. */
+   Returns 0, and changes nothing of `info`, if the scan is of another kind, or if it is short and its tables are new.
+   If something turns out to be wrong later, libjpeg's `error_exit` is called: then decode the file again without
+   this. */
 int take_over(Huffman *huffman, j_decompress_ptr info, JDIMENSION left, JDIMENSION right);
 
-/* Have a table for that of the file, which libjpeg-turbo must have checked: its `jpeg_start_decompress` refuses codes that
-   overlap, and sizes over 15 for DC. A table that is there already is kept. A new one for AC is only noted, and 0 returned,
-   unless it shall be made at once. */
+/* Whether no two codes overlap and no symbol exceeds `max_symbol`. libjpeg-turbo has refused other tables already; this
+   makes sure that no table is written out of bounds. */
+int is_legal(const JHUFF_TBL *table, int max_symbol);
+
+/* Build a lookup table, unless it is the same as for the last photo. An AC table of a new photo is built only if
+   `at_once`, or when it comes a second time; until then the result is 0. */
 void prepare_dc_table(Codes *codes, const JHUFF_TBL *from);
 int prepare_ac_table(AcTable *table, const JHUFF_TBL *from, int at_once);
 
-/* The code that a prefix of 16 bits begins with, where it is longer than CODE_BITS. */
+/* The code at the beginning of a 16-bit prefix, if it is longer than CODE_BITS. */
 Code find_long_code(const Codes *codes, unsigned prefix);
 
 static inline Code find_code(const Codes *codes, unsigned prefix) {
@@ -115,7 +121,7 @@ static inline Code find_code(const Codes *codes, unsigned prefix) {
     return code.bits != 0 ? code : find_long_code(codes, prefix);
 }
 
-/* Whether made-up photos show the same pixels with and without this decoder. */
+/* Whether a few generated photos have the same pixels with this decoder as with libjpeg-turbo's. */
 int huffman_agrees(void);
 
 #endif

@@ -1,13 +1,14 @@
-/* Tables for decoding Huffman codes many bits at a time.
+/* Lookup tables for Huffman codes, built from the tables in a JPEG.
 
-   JPEG's codes are canonical: they are given out in order of length, each the one before plus 1. So codes of one length
-   are consecutive numbers, and all prefixes that begin with the same code are consecutive too. */
+   JPEG's codes are canonical: a file gives the number of codes of each length, and each code is the one before it plus
+   1, with zeros appended where the length grows. So the codes of one length are consecutive numbers, and the prefixes
+   that begin with a code are consecutive too. */
 
 #include <string.h>
 
 #include "_huffman.h"
 
-/* One AC symbol with its value; `bits` is 0 where the prefix does not hold all of it. */
+/* One AC symbol with its value. `bits` is 0 if the prefix does not hold all of it; `advance` is as in Pair. */
 typedef struct {
     int16_t value;
     uint8_t bits, advance;
@@ -21,6 +22,23 @@ Code find_long_code(const Codes *codes, unsigned prefix) {
         }
     }
     return (Code){0, 0};
+}
+
+int is_legal(const JHUFF_TBL *table, int max_symbol) {
+    int place = 0;
+    unsigned code = 0;
+    for (int length = 1; length <= MAX_CODE_BITS; length++, code <<= 1) {
+        code += table->bits[length];  /* the last code of this length plus 1 */
+        for (int number = 0; number < table->bits[length]; number++, place++) {
+            if (place == 256 || table->huffval[place] > max_symbol) {
+                return 0;
+            }
+        }
+        if (code > 1U << length) {
+            return 0;
+        }
+    }
+    return 1;
 }
 
 static int is_same(const Codes *codes, const JHUFF_TBL *from) {
@@ -62,20 +80,20 @@ void prepare_dc_table(Codes *codes, const JHUFF_TBL *from) {
     }
 }
 
-/* How far a symbol leads from the last coefficient. */
+/* The `advance` of a symbol, as in Pair. */
 static int advance_of(int symbol) {
     int run = symbol >> 4, size = symbol & 15;
     return size != 0 || run == 15 ? run + 1 : 1 + ENDS_BLOCK;
 }
 
-/* Prefixes of PAIR_BITS in their order: by code, then by value. */
+/* Fill [1 << PAIR_BITS] singles in order: by code, then by value, then by the bits that follow. */
 static void fill_singles(const Codes *codes, Single *singles) {
     Single *next = singles;
     int place = 0;
     for (int length = 1; length <= PAIR_BITS; length++) {
         for (int number = 0; number < codes->counts[length]; number++, place++) {
             int symbol = codes->symbols[place], size = symbol & 15, rest = PAIR_BITS - length - size;
-            if (rest < 0) {  /* no room for the value */
+            if (rest < 0) {  /* the prefix has no room for the value */
                 next += 1 << (PAIR_BITS - length);
                 continue;
             }
@@ -92,7 +110,7 @@ static void fill_singles(const Codes *codes, Single *singles) {
     }
 }
 
-/* The symbol after the first `used` bits of a prefix; `bits` is 0 where the prefix does not hold all of it. */
+/* The single after the first `used` bits of a prefix. */
 static Single single_after(const Single *singles, int prefix, int used) {
     Single single = singles[prefix << used & ((1 << PAIR_BITS) - 1)];
     return single.bits <= PAIR_BITS - used ? single : (Single){0, 0, 0};
@@ -112,7 +130,7 @@ static void fill_pairs(AcTable *table) {
         for (int more = 0; more < 2 && single.bits != 0 && !(pair.advance & ENDS_BLOCK); more++) {
             single = single_after(singles, prefix, pair.bits);
             if (single.bits == 0 || (more == 1 && !(single.advance & ENDS_BLOCK))) {
-                break;  /* after two coefficients, only the block's end has room */
+                break;  /* an entry holds two values; only the end of the block may follow */
             }
             pair.bits += single.bits;
             pair.advance += single.advance;
@@ -125,8 +143,8 @@ static void fill_pairs(AcTable *table) {
     }
 }
 
-/* Skips for prefixes of n bits begin at 1 << n. What follows a prefix's first symbol is a shorter prefix: its skip is
-   known already. */
+/* Entries for prefixes of n bits begin at index 1 << n. The bits after a prefix's first symbol are a shorter prefix,
+   whose entry exists already. */
 static void fill_skips(AcTable *table) {
     Skip *skips = table->skips;
     skips[1] = (Skip){0, NO_ADVANCE};

@@ -1,6 +1,8 @@
-/* A test of the Huffman decoder where it is used: whether the library that was found shows the same pixels with it.
+/* The self-test of the Huffman decoder, run at import: the installed libjpeg-turbo may differ from those it was tested
+   with.
 
-   The photos are made by libjpeg-turbo itself: noise, so that all kinds of codes occur, which grows from nothing. */
+   The test photos are encoded by libjpeg-turbo. They show noise that grows from top to bottom, so that all kinds of
+   codes occur. */
 
 #include <stdlib.h>
 #include <string.h>
@@ -26,10 +28,10 @@ static void fail(j_common_ptr info) {
 typedef struct {
     int num_colours, sampling, quality;
     unsigned restart_interval;
-    int denominator;    /* what it is decoded at */
+    int denominator;    /* decoded at 1/denominator of the size */
 } Case;
 
-/* Returns 0 where memory is short. The caller frees `*data`. */
+/* Returns 0 if memory runs out. The caller frees `*data`. */
 static int make_photo(const Case *like, uint8_t **data, unsigned long *num_bytes) {
     struct jpeg_compress_struct info;
     Errors errors;
@@ -56,7 +58,7 @@ static int make_photo(const Case *like, uint8_t **data, unsigned long *num_bytes
     uint32_t noise = 1;
     for (int y = 0; y < HEIGHT; y++) {
         for (int x = 0; x < like->num_colours * WIDTH; x++) {
-            noise = noise * 1664525 + 1013904223;  /* Numerical Recipes' generator */
+            noise = noise * 1664525 + 1013904223;  /* the generator of Numerical Recipes */
             row[x] = (uint8_t)(128 + (int)(noise >> 24) * y / HEIGHT);
         }
         jpeg_write_scanlines(&info, rows, 1);
@@ -76,15 +78,17 @@ static int agree(Decoder *with, Decoder *without, const Case *on) {
         .top = height / 2, .left = width / 3, .height = height / 3, .width = width / 3,
         .full_height = SHOWN_SIDE, .full_width = SHOWN_SIDE, .out_height = SHOWN_SIDE, .out_width = SHOWN_SIDE};
     int is_same = make_photo(on, &data, &num_bytes)
-        && decode_view(with, data, num_bytes, &view, pixels[0])  /* a small photo's tables are made the second time */
+        && decode_view(with, data, num_bytes, &view, pixels[0])  /* only notes the tables */
         && decode_view(with, data, num_bytes, &view, pixels[0]) && with->is_huffman_used
-        && decode_view(without, data, num_bytes, &view, pixels[1]) && memcmp(pixels[0], pixels[1], sizeof pixels[0]) == 0;
+        && decode_view(without, data, num_bytes, &view, pixels[1])
+        && memcmp(pixels[0], pixels[1], sizeof pixels[0]) == 0;
     free(data);
     return is_same;
 }
 
 int huffman_agrees(void) {
-    static const Case cases[] = {{3, 2, 90, 0, 1}, {3, 1, 100, 7, 1}, {1, 1, 75, 0, 1}, {3, 2, 95, 0, 2}, {3, 1, 80, 0, 8}};
+    static const Case cases[] = {
+        {3, 2, 90, 0, 1}, {3, 1, 100, 7, 1}, {1, 1, 75, 0, 1}, {3, 2, 95, 0, 2}, {3, 1, 80, 0, 8}};
     Decoder *with = new_decoder(1), *without = new_decoder(0);
     int is_same = with != NULL && without != NULL;
     for (size_t number = 0; is_same && number < sizeof cases / sizeof *cases; number++) {

@@ -12,7 +12,7 @@
 
 typedef struct {
     Decoder *at_rest;   /* as many as have ever been at work at one time; whoever holds the GIL may take one */
-    int with_huffman;   /* that is ours; else libjpeg-turbo's */
+    int with_huffman;   /* mpload's Huffman decoder; else libjpeg-turbo's */
 } State;
 
 static PyObject *write_pixels(PyObject *module, Py_buffer *data, Py_buffer *out, View *view) {
@@ -91,15 +91,16 @@ static PyObject *decode(PyObject *module, PyObject *args) {
 }
 
 static int start_module(PyObject *module) {
+    State *state = PyModule_GetState(module);
+    const char *without = getenv("MPLOAD_LIBJPEG_HUFFMAN");
+    state->with_huffman = (without == NULL || strcmp(without, "1") != 0) && huffman_agrees();
     char version[32];
     int number = LIBJPEG_TURBO_VERSION_NUMBER;  /* 2001005 is 2.1.5 */
     snprintf(version, sizeof version, "%d.%d.%d", number / 1000000, number / 1000 % 1000, number % 1000);
-    const char *is_off = getenv("MPLOAD_LIBJPEG_HUFFMAN");
-    State *state = PyModule_GetState(module);
-    state->with_huffman = (is_off == NULL || strcmp(is_off, "1") != 0) && huffman_agrees();
-    PyObject *with_huffman = state->with_huffman ? Py_True : Py_False;
-    return PyModule_AddObjectRef(module, "WITH_HUFFMAN", with_huffman) < 0
-        ? -1 : PyModule_AddStringConstant(module, "LIBJPEG_TURBO_VERSION", version);
+    if (PyModule_AddObjectRef(module, "WITH_HUFFMAN", state->with_huffman ? Py_True : Py_False) < 0) {
+        return -1;
+    }
+    return PyModule_AddStringConstant(module, "LIBJPEG_TURBO_VERSION", version);
 }
 
 static void free_module(void *module) {

@@ -29,6 +29,7 @@ __all__ = [
     "check_backend",
     "decode_with_opencv",
     "jpeg_backend",
+    "jpeg_codec",
     "open_jpeg",
 ]
 
@@ -78,6 +79,8 @@ class _Native(Protocol):
     """The module `mpload.images._jpeg`."""
 
     LIBJPEG_TURBO_VERSION: str
+    WITH_HUFFMAN: bool
+    """Whether it decodes the Huffman codes of plain JPEGs itself, which is faster. The pixels are the same."""
 
     def decode(self, data: ImageBytes, view: StoredView, out: Pixels) -> str | None:
         """Write a view into `out`, C-contiguous uint8 [height, width, 3]; return None, or why it was declined."""
@@ -94,9 +97,23 @@ def _find_native() -> _Native | None:
 _NATIVE: Final = _find_native()
 
 
-def jpeg_backend() -> str:
-    """Return what decodes JPEGs here: `native (libjpeg-turbo 3.1.0)`, or `simplejpeg`."""
+def jpeg_codec() -> str:
+    """Return what the pixels of decoded JPEGs depend on: `native (libjpeg-turbo 3.1.0)`, or `simplejpeg`."""
     return "simplejpeg" if _NATIVE is None else f"native (libjpeg-turbo {_NATIVE.LIBJPEG_TURBO_VERSION})"
+
+
+def jpeg_backend() -> str:
+    """Return what decodes JPEGs here: `native (libjpeg-turbo 3.1.0)`, or `simplejpeg`.
+
+    The native decoder decodes Huffman codes itself, faster than libjpeg-turbo does. With the environment variable
+    `MPLOAD_LIBJPEG_HUFFMAN=1`, or if a self-test at import finds pixels that differ from libjpeg-turbo's, it leaves the
+    codes to libjpeg-turbo. The answer then is
+    `native (libjpeg-turbo 3.1.0, slower: without mpload's Huffman decoder)`.
+    """
+    codec = jpeg_codec()
+    if _NATIVE is None or _NATIVE.WITH_HUFFMAN:
+        return codec
+    return f"{codec.removesuffix(')')}, slower: without mpload's Huffman decoder)"
 
 
 def check_backend(name: str) -> None:
@@ -269,6 +286,10 @@ class Jpeg:
         cause = "its header is unusual, and OpenCV cannot decode it"
         is_plain = self.has_one_scan and colors not in _OF_INKS
         self.claim(PLAIN_PIXEL_BYTES * num_pixels // denominator**2 if is_plain else PEAK_PIXEL_BYTES * num_pixels)
+        if self.native is not None and is_plain:
+            pixels = self._decode_natively(self.native, denominator)
+            if pixels is not None:
+                return pixels
         if colors is not None:
             try:
                 return self._decode(colors, denominator, strict=True)
@@ -287,6 +308,16 @@ class Jpeg:
             return decoded
         height, width = (-(-side // denominator) for side in decoded.shape[:2])
         return np.asarray(cv2.resize(decoded, (width, height), interpolation=cv2.INTER_AREA), np.uint8)
+
+    def _decode_natively(self, native: _Native, denominator: int) -> Pixels | None:
+        """Decode to RGB at 1 / `denominator` of the size, as simplejpeg does; return None if `native` declines."""
+        height, width = (-(-side // denominator) for side in self.stored_size)
+        pixels = np.empty((height, width, 3), np.uint8)
+        whole = Box(top=0, left=0, height=height, width=width)
+        view = StoredView(
+            self.stored_size, denominator, whole, full=(height, width), corner=(0, 0), mirror=False, antialias=False
+        )
+        return pixels if native.decode(self.data, view, pixels) is None else None
 
     def _decode(self, colors: str, denominator: int, *, strict: bool) -> Pixels:
         is_cmyk = colors in _OF_INKS

@@ -7,12 +7,12 @@ import numpy as np
 import simplejpeg  # type: ignore[import-untyped]
 
 from mpload.images.image import Image
-from mpload.images.jpeg import Jpeg, jpeg_backend
+from mpload.images.jpeg import Jpeg, jpeg_codec
 from mpload.images.resize import Box, Pixels, View
 
 __all__ = ["SHRUNK_BY", "shrunk_jpeg"]
 
-SHRUNK_BY = f"{jpeg_backend()} simplejpeg-{version('simplejpeg')} opencv-{cv2.__version__}"
+SHRUNK_BY = f"{jpeg_codec()} simplejpeg-{version('simplejpeg')} opencv-{cv2.__version__}"
 """Decoder, encoder and resizer with their versions, which a copy's bytes depend on: others may round differently."""
 
 

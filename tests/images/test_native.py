@@ -394,7 +394,9 @@ def test_a_backend_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append(arguments)
         return "not today"
 
-    monkeypatch.setattr(jpeg, "_NATIVE", SimpleNamespace(LIBJPEG_TURBO_VERSION="9.8.7", decode=refuse))
+    monkeypatch.setattr(
+        jpeg, "_NATIVE", SimpleNamespace(LIBJPEG_TURBO_VERSION="9.8.7", WITH_HUFFMAN=True, decode=refuse)
+    )
     assert jpeg_backend() == "native (libjpeg-turbo 9.8.7)"
     ResizeCenterCrop(64, backend="simplejpeg")(data)
     plain = RandomResizedCrop(64, backend="simplejpeg")(data, np.random.default_rng(0))

@@ -1,0 +1,237 @@
+"""mpload's own Huffman decoder: the same pixels, errors and words as libjpeg-turbo's, only faster."""
+
+import ctypes
+import importlib.util
+import mmap
+import shutil
+import subprocess
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import simplejpeg  # type: ignore[import-untyped]
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from PIL import Image
+
+from mpload.errors import DecodeError
+from mpload.images import jpeg
+from mpload.images.decoders import ImageDecoder, ResizeCenterCrop, jpeg_backend
+from mpload.images.image import open_image
+from mpload.images.jpeg import Jpeg, StoredView
+from mpload.images.limits import Limits
+from mpload.images.resize import Box
+from mpload.images.shrink import SHRUNK_BY
+from tests.support.fuzz_seeds import write_seeds
+from tests.support.photos import encode, photo
+
+PROJECT = Path(__file__).parents[2]
+PAGE = mmap.PAGESIZE
+NATIVE: Any = jpeg._NATIVE
+VARIETIES: dict[str, dict[str, Any]] = {
+    "420": {"subsampling": "4:2:0"},
+    "422": {"subsampling": "4:2:2"},
+    "444": {"subsampling": "4:4:4"},
+    "440": {},
+    "411": {},
+    "optimised": {"optimize": True},
+    "restarts": {"restart_marker_blocks": 5},
+    "restart rows": {"restart_marker_rows": 1, "subsampling": "4:4:4"},
+    "rgb": {"keep_rgb": True},
+    "gray": {},
+    "gray restarts": {"restart_marker_blocks": 3},
+}
+
+pytestmark = pytest.mark.skipif(
+    not getattr(NATIVE, "WITH_HUFFMAN", False), reason="the native decoder is not built, or without Huffman decoder"
+)
+
+
+def make(variety: str, height: int, width: int, *, seed: int, quality: int) -> bytes:
+    pixels = photo(height, width, np.random.default_rng(seed))
+    if variety in {"440", "411"}:
+        return bytes(simplejpeg.encode_jpeg(pixels, quality=quality, colorsubsampling=variety))
+    image = Image.fromarray(pixels)
+    image = image.convert("L") if variety.startswith("gray") else image
+    return encode(image, "JPEG", quality=quality, **VARIETIES[variety])
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[ModuleType]:
+    """The native decoder a second time, with the environment variable that switches its Huffman decoder off."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MPLOAD_LIBJPEG_HUFFMAN", "1")
+        module = importlib.util.module_from_spec(NATIVE.__spec__)
+        NATIVE.__spec__.loader.exec_module(module)
+        yield module
+
+
+@pytest.fixture(scope="module")
+def seeds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in write_seeds(tmp_path_factory.mktemp("seeds"))}
+
+
+def outcome(module: Any, data: bytes | memoryview, view: StoredView, size: tuple[int, int]) -> str | bytes:
+    """Return the pixels, or why they were declined."""
+    out = np.zeros((*size, 3), np.uint8)
+    cause: str | None = module.decode(data, view, out)
+    return out.tobytes() if cause is None else cause
+
+
+def view_of_all(height: int, width: int, denominator: int = 1) -> tuple[StoredView, tuple[int, int]]:
+    scaled = -(-height // denominator), -(-width // denominator)
+    whole = Box(top=0, left=0, height=scaled[0], width=scaled[1])
+    view = StoredView((height, width), denominator, whole, scaled, (0, 0), mirror=False, antialias=False)
+    return view, scaled
+
+
+@st.composite
+def views(draw: st.DrawFn, height: int, width: int) -> tuple[StoredView, tuple[int, int]]:
+    """Any box at any scale; resized, mirrored, or as it is."""
+    denominator = draw(st.sampled_from((1, 2, 4, 8)))
+    rows, columns = -(-height // denominator), -(-width // denominator)
+    box_height, box_width = draw(st.integers(1, rows)), draw(st.integers(1, columns))
+    top, left = draw(st.integers(0, rows - box_height)), draw(st.integers(0, columns - box_width))
+    full = draw(st.sampled_from(((box_height, box_width), (24, 24), (60, 7))))
+    box = Box(top=top, left=left, height=box_height, width=box_width)
+    mirror, antialias = draw(st.booleans()), draw(st.booleans())
+    return StoredView((height, width), denominator, box, full, (0, 0), mirror, antialias), full
+
+
+@pytest.mark.parametrize("variety", VARIETIES)
+@settings(max_examples=60)
+@given(data=st.data())
+def test_any_crop_has_the_pixels_that_libjpeg_turbo_alone_gives_it(
+    plain: ModuleType, variety: str, data: st.DataObject
+) -> None:
+    height, width = data.draw(st.integers(1, 150)), data.draw(st.integers(1, 150))
+    seed, quality = data.draw(st.integers(0, 5)), data.draw(st.sampled_from((20, 75, 92, 100)))
+    file = make(variety, height, width, seed=seed, quality=quality)
+    for _ in range(3):
+        view, size = data.draw(views(height, width))
+        expected = outcome(plain, file, view, size)
+        assert outcome(NATIVE, file, view, size) == expected  # perhaps by libjpeg-turbo: new tables are only noted
+        assert outcome(NATIVE, file, view, size) == expected
+
+
+@settings(max_examples=400)
+@given(data=st.data())
+def test_damage_has_the_same_outcome_in_the_same_words(
+    plain: ModuleType, seeds: dict[str, bytes], data: st.DataObject
+) -> None:
+    name = data.draw(st.sampled_from(sorted(seeds)))
+    file = bytearray(seeds[name])
+    for _ in range(data.draw(st.integers(0, 4))):
+        at = data.draw(st.integers(0, len(file) - 1))
+        put = data.draw(st.sampled_from((b"\xff", b"\x00", b"\xff\xd0", b"\xff\xd9", b"\xff\xff", b"\x7f")))
+        file[at : at + len(put)] = put
+    file = file[: data.draw(st.sampled_from((len(file), len(file), len(file) * 2 // 3)))]
+    try:
+        image = open_image(bytes(file), limits=Limits(max_pixels=100_000))
+    except DecodeError:
+        return
+    if isinstance(image, Jpeg):
+        view, size = data.draw(views(*image.stored_size))
+        expected = outcome(plain, bytes(file), view, size)
+        for _ in range(2):
+            assert outcome(NATIVE, bytes(file), view, size) == expected
+
+
+@pytest.mark.parametrize("variety", ["420", "restarts", "gray"])
+def test_no_byte_behind_a_file_is_read_wherever_it_breaks_off(plain: ModuleType, variety: str) -> None:
+    file = make(variety, 40, 50, seed=3, quality=90)
+    view, size = view_of_all(40, 50)
+    outcome(NATIVE, file, view, size)  # its tables are noted, so that they are used from now on
+    num_pages = -(-len(file) // PAGE)
+    pages = mmap.mmap(-1, (num_pages + 1) * PAGE)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mprotect(ctypes.c_void_p(start + num_pages * PAGE), PAGE, 0) == 0  # a read there is a SIGSEGV
+    end = num_pages * PAGE
+    for length in range(file.index(b"\xff\xda"), len(file) + 1):
+        pages[end - length : end] = file[:length]
+        with memoryview(pages)[end - length : end] as data:
+            assert outcome(NATIVE, data, view, size) == outcome(plain, data, view, size)
+
+
+@pytest.mark.parametrize("variety", VARIETIES)
+def test_whole_pictures_are_those_of_simplejpeg(variety: str) -> None:
+    for seed, (height, width) in enumerate(((1, 1), (37, 90), (200, 131))):
+        file = make(variety, height, width, seed=seed, quality=90)
+        for denominator in (1, 2, 4, 8):
+            view, size = view_of_all(height, width, denominator)
+            least = {"min_height": size[0], "min_width": size[1], "min_factor": denominator}
+            pixels = simplejpeg.decode_jpeg(file, "RGB", **least)
+            for _ in range(2):
+                assert outcome(NATIVE, file, view, size) == pixels.tobytes()
+        np.testing.assert_array_equal(ImageDecoder()(file), simplejpeg.decode_jpeg(file, "RGB"))
+
+
+def test_whole_pictures_are_decoded_natively(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = make("420", 60, 80, seed=0, quality=90)
+    expected = ImageDecoder()(file)
+    monkeypatch.setattr(simplejpeg, "decode_jpeg", None)
+    np.testing.assert_array_equal(ImageDecoder()(file), expected)
+
+
+def test_no_photo_depends_on_the_one_before(seeds: dict[str, bytes]) -> None:
+    """libjpeg keeps tables for files that come without; those of another photo make noise."""
+
+    def middle(name: str) -> NDArray[np.uint8]:
+        return ResizeCenterCrop(32)(seeds[name])
+
+    alone = ResizeCenterCrop(32, backend="simplejpeg")(seeds["no_tables.jpg"])
+    for name in ("optimised.jpg", "gray.jpg", "noise.jpg"):
+        middle(name)
+        np.testing.assert_array_equal(middle("no_tables.jpg"), alone)
+
+
+def test_tables_that_change_from_photo_to_photo_are_never_mixed_up(plain: ModuleType) -> None:
+    files = [make("optimised", 80 + seed, 90, seed=seed, quality=60 + 10 * seed) for seed in range(4)]
+    files += [make("gray", 80, 90, seed=0, quality=100), make("444", 300, 300, seed=1, quality=98)]
+    for file in chain(files, files[::-1], files[:2] * 3, files):
+        view, size = view_of_all(*simplejpeg.decode_jpeg_header(file)[:2])
+        assert outcome(NATIVE, file, view, size) == outcome(plain, file, view, size)
+
+
+def test_the_backend_says_where_libjpeg_turbo_decodes_huffman_codes(
+    plain: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not plain.WITH_HUFFMAN
+    assert "Huffman" not in jpeg_backend()
+    assert jpeg_backend() in SHRUNK_BY
+    monkeypatch.setattr(jpeg, "_NATIVE", plain)
+    version = NATIVE.LIBJPEG_TURBO_VERSION
+    assert jpeg_backend() == f"native (libjpeg-turbo {version}, slower: without mpload's Huffman decoder)"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("take_over", "agrees"),
+    [
+        ("return take_over_indeed(huffman, info, left, right);", True),
+        ("return 0;", False),
+        ("return take_over_indeed(huffman, info, left + 40, right);", False),
+        ("int taken = take_over_indeed(huffman, info, left, right); huffman->predictors[0]++; return taken;", False),
+    ],
+)
+def test_the_self_test_finds_a_decoder_that_is_not_used_or_wrong(tmp_path: Path, take_over: str, agrees: bool) -> None:
+    if shutil.which("gcc") is None:
+        pytest.skip("gcc is missing")
+    images = PROJECT / "mpload" / "images"
+    (tmp_path / "main.c").write_text(f"""
+        #define take_over take_over_indeed
+        #include "_huffman.c"
+        #undef take_over
+        int take_over(Huffman *huffman, j_decompress_ptr info, JDIMENSION left, JDIMENSION right) {{ {take_over} }}
+        int main(void) {{ return huffman_agrees(); }}
+    """)
+    sources = [tmp_path / "main.c", *sorted({*images.glob("_*.c")} - {images / "_jpeg.c", images / "_huffman.c"})]
+    program = tmp_path / "self_test"
+    subprocess.run(["gcc", f"-I{images}", *sources, "-ljpeg", "-lm", "-o", program], check=True, timeout=100)
+    assert subprocess.run([program], check=False, timeout=100).returncode == agrees
