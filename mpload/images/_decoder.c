@@ -1,11 +1,12 @@
-/* Decode part of a JPEG, resize it and mirror it, straight into the caller's pixels.
+/* Decode part of a JPEG, resize it and mirror it, and write the result straight into the caller's array.
 
-   Only the rows and columns that the result needs are decoded; libjpeg-turbo stops after the last of them. Each row of
-   the source is resized horizontally once, into one of a few buffers, and these are mixed into rows of the result.
+   Only the rows and columns that the result needs are decoded, and decoding stops after the last of these rows. Each
+   source row is resized horizontally once, into one of a few row buffers. Rows of the result are mixed from these.
 
-   What is unusual is declined: CMYK, more or fewer than 8 bits, damage, anything that libjpeg warns of. The caller then
-   takes its slower way, which knows what to do or what to say. Upsampling is always the smooth ("fancy") kind: with
-   the plain kind libjpeg-turbo 2.1 shows wrong pixels, or crashes, where rows or columns are left out. */
+   Unusual files are declined: CMYK, more or fewer than 8 bits per sample, damage, and anything that makes libjpeg warn.
+   The caller then uses a slower decoder, which handles the file or reports what is wrong. Upsampling is always smooth
+   ("fancy"): the plain kind in libjpeg-turbo 2.1 produces wrong pixels, or crashes, when rows or columns are left
+   out. */
 
 #include <stdlib.h>
 #include <string.h>
@@ -14,8 +15,8 @@
 #include "_huffman.h"
 
 enum {
-    BLOCK_ROWS = 8,     /* rows asked of libjpeg at a time */
-    MARGIN = 2          /* columns that smooth upsampling looks at beyond a pixel */
+    BLOCK_ROWS = 8,     /* rows requested from libjpeg at a time */
+    MARGIN = 2          /* neighbouring columns that smooth upsampling uses on each side */
 };
 
 static void fail(j_common_ptr common) {
@@ -25,8 +26,8 @@ static void fail(j_common_ptr common) {
 }
 
 static void on_message(j_common_ptr common, int level) {
-    if (level < 0) {  /* a warning: the slower way judges whether it harms the pixels */
-        fail(common);  /* and nothing is ever printed */
+    if (level < 0) {  /* a warning: the slower decoder judges whether it affects the pixels */
+        fail(common);  /* other messages are dropped */
     }
 }
 
@@ -159,7 +160,7 @@ static void check_header(Decoder *decoder, const View *view) {
     }
 }
 
-/* Many rows are read before the first is looked at: a processor waits where it loads what it has only just stored. */
+/* Decode several rows before the first is used: a processor stalls when it loads what it has only just stored. */
 static int read_block(Decoder *decoder, JSAMPROW *pointers, int wanted) {
     wanted = wanted < BLOCK_ROWS ? wanted : BLOCK_ROWS;
     for (int got = 0; got < wanted;) {
@@ -192,7 +193,7 @@ static void decode_rows(Decoder *decoder, Huffman *huffman, const View *view, ui
     first_column = first_column < MARGIN ? 0 : first_column - MARGIN;
     JDIMENSION num_columns = (end_column > info->output_width ? info->output_width : end_column) - first_column;
     if (num_columns < info->output_width) {
-        jpeg_crop_scanline(info, &first_column, &num_columns);  /* which begins where a block does */
+        jpeg_crop_scanline(info, &first_column, &num_columns);  /* moves it left, to a block's start */
     }
     decoder->is_huffman_used = huffman != NULL && take_over(huffman, info, first_column, first_column + num_columns);
 

@@ -19,29 +19,30 @@
 #endif
 
 enum {
-    MAX_TAPS = 64,      /* of one output pixel along one axis; more is declined */
-    PADDING_BYTES = 256, /* that may be read, or written, after a row's end: more than MAX_TAPS pixels */
+    MAX_TAPS = 64,          /* source pixels for one pixel of the result, along one axis; more is declined */
+    PADDING_BYTES = 256,    /* after each row, where code may read or write: more than MAX_TAPS pixels */
     MAX_SIDE = 65535
 };
 
-/* `StoredView` in Python, which has no size of the result: that of its array is taken. */
+/* `StoredView` in Python, plus the size of the result, which Python gives by the array. */
 typedef struct {
-    int stored_height, stored_width;      /* of the whole image: another size is declined */
+    int stored_height, stored_width;      /* size of the whole image; images of other sizes are declined */
     int denominator;                      /* the image is decoded at 1/denominator of its size: 1, 2, 4 or 8 */
     int top, left, height, width;         /* the box, in pixels of the image at that scale */
-    int full_height, full_width;          /* what the box is resized to */
-    int out_top, out_left;                /* where in that the result begins */
-    int out_height, out_width;            /* of the result */
-    int mirror, antialias;                /* left to right; a filter as wide as what a result's pixel covers */
+    int full_height, full_width;          /* size that the box is resized to */
+    int out_top, out_left;                /* top left corner of the result in the resized box */
+    int out_height, out_width;            /* size of the result */
+    int mirror;                           /* swap left and right */
+    int antialias;                        /* average all source pixels that a pixel of the result covers */
 } View;
 
-/* For each pixel of the result along one axis: which pixels of the box it is mixed from, and how much of each. */
+/* For each pixel of the result along one axis: the pixels of the box that it is mixed from, and their weights. */
 typedef struct {
-    int taps;           /* the most that a pixel has */
-    int first, end;     /* the pixels of the box that are needed at all */
-    int *starts;        /* [count] the first one of each */
-    int *ends;          /* [count] after the last one of each */
-    uint16_t *weights;  /* [count][taps], of 65536; zeros follow the last */
+    int taps;           /* maximum number of source pixels */
+    int first, end;     /* range of the box's pixels that the whole result needs */
+    int *starts;        /* [count] first source pixel */
+    int *ends;          /* [count] last source pixel plus 1 */
+    uint16_t *weights;  /* [count][taps] in units of 1/65536; unused taps are 0 */
     size_t starts_bytes, ends_bytes, weights_bytes;
 } Axis;
 
@@ -51,14 +52,14 @@ typedef struct Decoder {
     jmp_buf on_error;
     char cause[JMSG_LENGTH_MAX];
     Axis rows, columns;
-    uint8_t *block;         /* BLOCK_ROWS rows as libjpeg writes them */
-    uint16_t *ring;         /* rows.taps rows, resized horizontally; 8 bits before the point and 8 after it */
-    uint16_t *lanes;        /* [out_width][pairs][8]: the weights of columns as `resize_row` wants them */
-    uint32_t *offsets;      /* [out_width]: the byte of a row of the block where a column's first pixel begins */
+    uint8_t *block;         /* BLOCK_ROWS decoded rows */
+    uint16_t *ring;         /* rows.taps rows, resized horizontally, in units of 1/256 */
+    uint16_t *lanes;        /* [out_width][pairs][8] weights of columns, in the order that `resize_row` loads them */
+    uint32_t *offsets;      /* [out_width] byte offset of a column's first source pixel in a decoded row */
     size_t block_bytes, ring_bytes, lanes_bytes, offsets_bytes;
     struct Huffman *huffman;    /* NULL if libjpeg-turbo decodes all Huffman codes */
     int is_huffman_used;        /* whether `huffman` decoded the last photo */
-    struct Decoder *next;   /* in the list of those at rest */
+    struct Decoder *next;   /* in the module's list of idle decoders */
 } Decoder;
 
 /* _decoder.c */
@@ -70,30 +71,31 @@ void free_decoder(Decoder *decoder);
 /* Whether all numbers are in range, as `decode_view` requires. */
 int is_view(const View *view);
 
-/* Write uint8 RGB [out_height, out_width, 3]. Returns 1, or 0 where it is declined; `decoder->cause` then says why. */
+/* Write uint8 RGB [out_height, out_width, 3] to `out`. Returns 0 if the file is declined; `decoder->cause` then says
+   why. */
 int decode_view(Decoder *decoder, const uint8_t *data, size_t num_bytes, const View *view, uint8_t *out);
 
 /* Make `decode_view` return 0. */
 _Noreturn void decline(Decoder *decoder, const char *cause);
 
-/* Buffers grow and are kept: after the largest image nothing is allocated here. */
+/* Enlarge a buffer if needed. Buffers never shrink, so after the largest image nothing is allocated. */
 void *grow(Decoder *decoder, void *buffer, size_t *held_bytes, size_t bytes);
 
 #define GROW(decoder, buffer, bytes) ((buffer) = grow((decoder), (buffer), &buffer##_bytes, (bytes)))
 
 /* _resize.c */
 
-/* Pixel centres lie at halves; a triangle of half-width `support` is laid over them and cut off at the box's edges. */
+/* Fill in the pixels and weights for `count` pixels, from `out_first` on, of a box of `length` pixels resized to `full`
+   pixels. The filter is a triangle; what lies outside of the box has no weight. */
 void fill_axis(Decoder *decoder, Axis *axis, int length, int full, int out_first, int count, int antialias);
 
-/* Two pixels of a row are taken at a time, six bytes of a load of eight. A row begins with column `origin` of the
-   box. */
+/* Prepare the weights of `count` columns for `resize_row`. Decoded rows begin with column `origin` of the box. */
 void fill_lanes(Decoder *decoder, int count, int mirror, int origin);
 
-/* Resize a row of the source horizontally to `count` pixels of 3 x 16 bits. */
+/* Resize a decoded row horizontally to `count` pixels of 3 x 16 bits. */
 void resize_row(const Decoder *decoder, const uint8_t *source, int count, uint16_t *result);
 
-/* Mix rows of the ring, which are `stride` apart, to the `count` bytes of row `out` of the result. */
+/* Mix rows of the ring, `stride` values apart, to the `count` bytes of row `out` of the result. */
 void mix_rows(Decoder *decoder, int out, size_t stride, size_t count, uint8_t *restrict result);
 
 #endif

@@ -110,9 +110,9 @@ static inline void fill(BitReader *bits) {
 /* The next `size` bits as a signed value: negative if the first bit is 0. A size of 0 gives 0. */
 static inline int take_value(BitReader *bits, int size) {
     int value = (int)(bits->window >> 1 >> (63 - size));
-    int is_negative = !(bits->window >> 63);
+    int is_negative = 1 - (int)(bits->window >> 63);
     use_bits(bits, size);
-    return is_negative ? value - (1 << size) + 1 : value;
+    return value - (((1 << size) - 1) & -is_negative);  /* no branch: signs cannot be predicted */
 }
 
 /* The next symbol. An undefined code counts as missing bits and gives 0, which ends an AC block. */

@@ -41,7 +41,7 @@ typedef struct {
     uint8_t counts[MAX_CODE_BITS + 1];      /* [length] number of codes of that length, as in the file */
     uint8_t symbols[256];                   /* in the order of their codes, as in the file */
     int is_filled;                          /* whether the members below, and tables derived from them, are filled in */
-    uint32_t limits[MAX_CODE_BITS + 1];     /* [length] 16-bit prefixes below it begin with a code of at most that length */
+    uint32_t limits[MAX_CODE_BITS + 1];     /* [length] 16-bit prefixes below it begin with a code up to this length */
     int offsets[MAX_CODE_BITS + 1];         /* [length] a code of that length plus this is its index in `symbols` */
     Code prefixes[1 << CODE_BITS];
 } Codes;

@@ -143,6 +143,16 @@ static void fill_pairs(AcTable *table) {
     }
 }
 
+/* The first symbol of a prefix of `num_bits`. */
+static Skip first_skip(const Codes *codes, unsigned prefix, int num_bits) {
+    Code code = find_code(codes, prefix << (MAX_CODE_BITS - num_bits));
+    int used = code.bits + (code.symbol & 15);
+    if (code.bits == 0 || code.bits > num_bits || used > MAX_SKIPPED_BITS) {
+        return (Skip){0, NO_ADVANCE};
+    }
+    return (Skip){(uint8_t)used, (uint8_t)advance_of(code.symbol)};
+}
+
 /* Entries for prefixes of n bits begin at index 1 << n. The bits after a prefix's first symbol are a shorter prefix,
    whose entry exists already. */
 static void fill_skips(AcTable *table) {
@@ -150,19 +160,14 @@ static void fill_skips(AcTable *table) {
     skips[1] = (Skip){0, NO_ADVANCE};
     for (int num_bits = 1; num_bits <= SKIP_BITS; num_bits++) {
         for (unsigned prefix = 0; prefix < 1U << num_bits; prefix++) {
-            Code code = find_code(&table->codes, prefix << (MAX_CODE_BITS - num_bits));
-            Skip skip = {0, NO_ADVANCE};
-            int used = code.bits + (code.symbol & 15);
-            if (code.bits != 0 && code.bits <= num_bits && used <= MAX_SKIPPED_BITS) {
-                skip = (Skip){(uint8_t)used, (uint8_t)advance_of(code.symbol)};
-                int rest_bits = num_bits - used;
-                if (rest_bits > 0 && !(skip.advance & ENDS_BLOCK)) {
-                    Skip rest = skips[1U << rest_bits | (prefix & ((1U << rest_bits) - 1))];
-                    if (skip.advance + (rest.advance & ADVANCE_MASK) <= LAST_PLACE
-                        && used + rest.bits <= MAX_SKIPPED_BITS) {
-                        skip.bits += rest.bits;
-                        skip.advance += rest.advance;
-                    }
+            Skip skip = first_skip(&table->codes, prefix, num_bits);
+            int rest_bits = num_bits - skip.bits;
+            if (skip.bits != 0 && rest_bits > 0 && !(skip.advance & ENDS_BLOCK)) {
+                Skip rest = skips[1U << rest_bits | (prefix & ((1U << rest_bits) - 1))];
+                if (skip.advance + (rest.advance & ADVANCE_MASK) <= LAST_PLACE
+                    && skip.bits + rest.bits <= MAX_SKIPPED_BITS) {
+                    skip.bits += rest.bits;
+                    skip.advance += rest.advance;
                 }
             }
             skips[1U << num_bits | prefix] = skip;

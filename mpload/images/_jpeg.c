@@ -1,4 +1,4 @@
-/* The module `mpload.images._jpeg`: `decode`, and the decoders at rest. */
+/* The Python module `mpload.images._jpeg`. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -11,8 +11,8 @@
 #include "_huffman.h"
 
 typedef struct {
-    Decoder *at_rest;   /* as many as have ever been at work at one time; whoever holds the GIL may take one */
-    int with_huffman;   /* mpload's Huffman decoder; else libjpeg-turbo's */
+    Decoder *at_rest;   /* list of idle decoders; guarded by the GIL */
+    int with_huffman;   /* whether decoders use mpload's Huffman decoder */
 } State;
 
 static PyObject *write_pixels(PyObject *module, Py_buffer *data, Py_buffer *out, View *view) {
@@ -54,7 +54,7 @@ static int read_ints(PyObject *tuple, Py_ssize_t count, int *const *ints) {
         if (value == -1 && PyErr_Occurred()) {
             return 0;
         }
-        *ints[place] = value < 0 || value > INT_MAX ? -1 : (int)value;  /* `is_view` refuses what is negative */
+        *ints[place] = value < 0 || value > INT_MAX ? -1 : (int)value;  /* `is_view` refuses negative numbers */
     }
     return 1;
 }
@@ -72,8 +72,8 @@ static int read_view(PyObject *from, View *view) {  /* faster than nested format
 
 PyDoc_STRVAR(decode_doc,
 "decode(data, view, out)\n--\n\n"
-"Write a view of a JPEG, as `mpload.images.jpeg.StoredView` says, into `out`, uint8 [height, width, 3], C-contiguous.\n\n"
-"Returns None, or why it was declined; `out` then holds anything.");
+"Write a view of a JPEG, a `mpload.images.jpeg.StoredView`, to `out`, uint8 [height, width, 3], C-contiguous.\n\n"
+"Returns None, or the reason if the file is declined; the contents of `out` are then undefined.");
 
 static PyObject *decode(PyObject *module, PyObject *args) {
     Py_buffer data, out;

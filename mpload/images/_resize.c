@@ -1,4 +1,6 @@
-/* The resizing arithmetic: weights along an axis, rows resized horizontally, and rows mixed vertically. */
+/* The resizing arithmetic. A triangle filter is applied to rows first, then to columns; pixel centres lie at halves.
+
+   Rows are resized two source pixels at a time: six bytes of an eight-byte load. */
 
 #include <math.h>
 #include <string.h>
@@ -25,7 +27,7 @@ void fill_axis(Decoder *decoder, Axis *axis, int length, int full, int out_first
         int start = (int)floor(centre - support + 0.5), end = (int)floor(centre + support + 0.5);
         start = start < 0 ? 0 : start;
         end = end > length ? length : end;
-        end = end > start + taps ? start + taps : end;  /* rounding: what is cut off weighs next to nothing */
+        end = end > start + taps ? start + taps : end;  /* drops what rounding added; its weight is close to 0 */
         double sum = 0, exact[MAX_TAPS];
         for (int at = start; at < end; at++) {
             double weight = 1 - fabs(at + 0.5 - centre) / support;
@@ -41,7 +43,7 @@ void fill_axis(Decoder *decoder, Axis *axis, int length, int full, int out_first
             left_over -= weights[tap];
             largest = exact[tap] > exact[largest] ? tap : largest;
         }
-        left_over += weights[largest];  /* so that all together make 1, or as near to it as 16 bits hold */
+        left_over += weights[largest];  /* so that the sum is 1, or as close to it as 16 bits allow */
         weights[largest] = (uint16_t)(left_over > 65535 ? 65535 : left_over);
         axis->starts[out] = start;
         axis->ends[out] = end;
@@ -69,7 +71,6 @@ void fill_lanes(Decoder *decoder, int count, int mirror, int origin) {
     }
 }
 
-/* Mix the pixels of `source` to `count` pixels of 3 x 16 bits. */
 static inline void resize_row_by(
     const uint8_t *source, const uint32_t *offsets, const uint16_t *lanes, int pairs, int count, uint16_t *result
 ) {
@@ -82,7 +83,7 @@ static inline void resize_row_by(
             sum = _mm_add_epi16(sum, _mm_mulhi_epu16(wide, _mm_loadu_si128((const __m128i *)lanes)));
         }
         sum = _mm_add_epi16(sum, _mm_srli_si128(sum, 6));
-        _mm_storel_epi64((__m128i *)(result + 3 * (size_t)out), sum);  /* the fourth is overwritten by the next */
+        _mm_storel_epi64((__m128i *)(result + 3 * (size_t)out), sum);  /* the next pixel overwrites the fourth value */
 #else
         uint32_t sums[3] = {0, 0, 0};
         for (int pair = 0; pair < pairs; pair++, pixels += 6, lanes += 8) {
@@ -98,7 +99,7 @@ static inline void resize_row_by(
 }
 
 void resize_row(const Decoder *decoder, const uint8_t *source, int count, uint16_t *result) {
-    if (decoder->columns.taps == 2) {  /* known to the compiler: no inner loop */
+    if (decoder->columns.taps == 2) {  /* a constant, so that the compiler removes the inner loop */
         resize_row_by(source, decoder->offsets, decoder->lanes, 1, count, result);
     } else {
         resize_row_by(source, decoder->offsets, decoder->lanes, (decoder->columns.taps + 1) / 2, count, result);

@@ -1,8 +1,8 @@
-"""JPEG: decoded by the native module where it was built, else and in all unusual cases by simplejpeg, last by OpenCV.
+"""JPEG: decoded by the native module if it was built, else and in all unusual cases by simplejpeg, and last by OpenCV.
 
-Both are libjpeg-turbo. The native module decodes no more than a view needs; what it declines (CMYK, damage, anything
-that libjpeg warns of) goes the other way, so that errors and odd files are the same with and without it. Damage to rows
-below the last one that a view needs is not seen; a file that breaks off there is.
+The first two use libjpeg-turbo. The native module decodes no more than a view needs. Files that it declines (CMYK,
+damage, anything that libjpeg warns about) go to simplejpeg, so that errors and odd files are the same with and without
+the native module. Damage below the last row that a view needs is not noticed; a file that breaks off there is.
 """
 
 import warnings
@@ -34,11 +34,11 @@ __all__ = [
 ]
 
 Backend = Literal["auto", "native", "simplejpeg"]
-"""What decodes JPEGs: the native module where there is one; it or an error; simplejpeg."""
+"""What decodes JPEGs: the native module if it was built, else simplejpeg; the native module or an error; simplejpeg."""
 BACKENDS: Final = ("auto", "native", "simplejpeg")
 
-# What libjpeg-turbo says of a picture that is damaged. What else it complains of (bytes between two segments, an odd
-# version number) leaves the pixels whole, and other decoders pass it over.
+# libjpeg-turbo's messages for pictures that are damaged. Its other complaints (bytes between two segments, an odd
+# version number) do not concern the pixels, and other decoders ignore them.
 _TRUNCATED = "Premature end of JPEG"
 _DAMAGE = (
     "premature end of data segment",
@@ -50,19 +50,19 @@ _DAMAGE = (
 _NOT_NEEDED = "extraneous bytes before marker 0xd9"
 _OF_INKS = frozenset({"CMYK", "YCCK"})
 _STRIP_ROWS = 64
-_MARGIN_ROWS = 4  # upsampling looks at the rows below
+_MARGIN_ROWS = 4  # upsampling uses rows below
 
 
 class StoredView(NamedTuple):
-    """A view of a JPEG as it is stored, decoded at a scale: what the native decoder draws, `View` in its source.
+    """A view of a JPEG as it is stored, decoded at a scale. The native decoder draws it; its source calls it `View`.
 
     Attributes:
-        size: Height and width of the whole image; a picture of another size is declined.
+        size: Height and width of the whole image; images of other sizes are declined.
         denominator: The image is decoded at 1 / `denominator` of its size: 1, 2, 4 or 8.
-        box: In the image at that scale.
+        box: The part to show, in pixels of the image at that scale.
         full: Height and width that the box is resized to.
-        corner: Top and left of the result in what results; its size is that of the array it is written to.
-        mirror: Left to right.
+        corner: Top and left of the result in the resized box. The size of the result is that of the output array.
+        mirror: Swap left and right.
         antialias: As in `View`.
     """
 
@@ -83,14 +83,14 @@ class _Native(Protocol):
     """Whether it decodes the Huffman codes of plain JPEGs itself, which is faster. The pixels are the same."""
 
     def decode(self, data: ImageBytes, view: StoredView, out: Pixels) -> str | None:
-        """Write a view into `out`, C-contiguous uint8 [height, width, 3]; return None, or why it was declined."""
+        """Write a view to `out`, C-contiguous uint8 [height, width, 3]; return None, or the reason for declining it."""
         ...
 
 
 def _find_native() -> _Native | None:
     try:
         return cast("_Native", import_module("mpload.images._jpeg"))
-    except ImportError:  # not built, or its libjpeg is not there
+    except ImportError:  # it was not built, or its libjpeg is missing
         return None
 
 
@@ -117,7 +117,7 @@ def jpeg_backend() -> str:
 
 
 def check_backend(name: str) -> None:
-    """Raise `ArgumentError` where `name` is no backend, or is not installed; warn where `"auto"` is the slow one."""
+    """Raise `ArgumentError` if `name` is not an installed backend; warn if `"auto"` means the slow one."""
     if name not in BACKENDS:
         raise ArgumentError(f"backend must be one of {', '.join(map(repr, BACKENDS))}, got {name!r}")
     if _NATIVE is not None:
@@ -136,26 +136,26 @@ _HOW_TO_BUILD = (
 )
 
 
-@cache  # Python forgets which warnings it has shown whenever any library changes the filters
+@cache  # Python shows warnings again whenever any library changes the filters
 def _warn_of_slow_decoding() -> None:
     warnings.warn(
         "JPEGs are decoded by simplejpeg, as mpload was installed without its native decoder: a crop takes 1.1 to 1.2 "
         "times as long, 2.2 to 2.3 times as long with antialias=True. "  # benchmarks/records/decode.jsonl
         f"{_HOW_TO_BUILD}, or set backend='simplejpeg' to hide this warning",
         MploadWarning,
-        stacklevel=5,  # the line that makes a decoder
+        stacklevel=5,  # the line that constructs a decoder
     )
 
 
 def open_jpeg(data: ImageBytes, *, upright: bool, limits: Limits, backend: Backend, claim: Claim) -> "Jpeg":
-    """Read the header of a JPEG, and no more. Arguments are those of `open_image`.
+    """Read only the header of a JPEG. The arguments are those of `open_image`.
 
     Raises:
         DecodeError: The header gives no size, or the image exceeds `limits`.
     """
     height, width, orientation, frame, has_one_scan = read_header(data)
     limits.check_size("JPEG", height, width, len(data))
-    if not frame and has_more_scans(data, limits.max_scans):  # else it has one
+    if not frame and has_more_scans(data, limits.max_scans):  # plain ones have one
         raise DecodeError(f"the JPEG has more than max_scans={limits.max_scans} scans")
     return Jpeg(
         data=data,
@@ -169,22 +169,22 @@ def open_jpeg(data: ImageBytes, *, upright: bool, limits: Limits, backend: Backe
     )
 
 
-@dataclass(slots=True, kw_only=True)  # frozen ones take longer to make
+@dataclass(slots=True, kw_only=True)  # not frozen: that takes longer to construct
 class Jpeg:
-    """A JPEG of which only the header is read: what is decoded may depend on its size."""
+    """A JPEG whose header was read. Its size is known before any pixel is decoded."""
 
     data: ImageBytes
     stored_size: tuple[int, int]
-    """Height and width in pixels, before it is turned."""
+    """Height and width in pixels, before the EXIF orientation is applied."""
     orientation: int
-    """As EXIF numbers them, 1 to 8."""
+    """EXIF's number, 1 to 8."""
     frame: int
-    """Where the frame's header begins; 0 where the picture is not stored as plainly as `JpegHeader` says."""
+    """Offset of the frame header in bytes; 0 if the picture is not stored plainly, as `JpegHeader` explains."""
     has_one_scan: bool
-    """Whether the picture is stored in one go, so that its rows can be decoded without keeping the whole of it."""
+    """Whether all of the picture is in one scan, so that rows can be decoded without keeping all of them in memory."""
     allow_truncated: bool
     native: _Native | None
-    """What `draw` asks first."""
+    """The decoder that is tried first."""
     claim: Claim
 
     @property
@@ -199,16 +199,16 @@ class Jpeg:
 
     @property
     def colors(self) -> str | None:
-        """As simplejpeg names them; None where it cannot read the header, which others then may."""
+        """The colour space in simplejpeg's words; None if simplejpeg cannot read the header (OpenCV may be able to)."""
         header = libjpeg_header(self.data)
         return None if header is None else header[2]
 
     def pixels(self) -> Pixels:
-        """Return the whole image, uint8 RGB [height, width, 3]; may be a view that is not contiguous."""
+        """Return the whole image, uint8 RGB [height, width, 3]; it may be a view that is not contiguous."""
         return _oriented(self._stored_pixels(denominator=1), self.orientation)
 
     def region(self, box: Box, *, at_least: tuple[int, int]) -> Pixels:
-        """Return what `box` frames, at a scale that leaves it at least that high and wide if it is now."""
+        """Return the pixels in `box`, perhaps at a smaller scale, but no smaller than `at_least` unless `box` is."""
         denominator = _denominator(box, at_least)
         scaled = self._scaled_box(box, denominator)
         pixels = self._first_rows(scaled.top + scaled.height, denominator)
@@ -216,14 +216,14 @@ class Jpeg:
         return region if self.orientation == 1 else np.ascontiguousarray(_oriented(region, self.orientation))
 
     def draw(self, view: View, out: Pixels) -> None:
-        """Write what `view` shows into `out`, C-contiguous uint8 [height, width, 3] of the view's window."""
-        if not self.has_one_scan:  # the native decoder keeps the whole picture too, though it makes few pixels
+        """Write `view` to `out`, C-contiguous uint8 [height, width, 3] of the view's window."""
+        if not self.has_one_scan:  # the native decoder then keeps all coefficients, however few pixels are needed
             self.claim(PEAK_PIXEL_BYTES * self.stored_size[0] * self.stored_size[1])
         if self.native is None or not self._draw_natively(self.native, view, out):
             resize_into(out, self.region(view.box, at_least=view.full), view, claim=self.claim)
 
     def stored_view(self, view: View) -> StoredView:
-        """Return `view` of the image as it is stored; one of a turned image is not mirrored."""
+        """Return `view` in terms of the stored image. If the image has to be turned, the result is not mirrored."""
         box, full, window, mirror, antialias = view
         denominator = _denominator(box, full)
         box = self._scaled_box(box, denominator)
@@ -245,7 +245,7 @@ class Jpeg:
         return True
 
     def _scaled_box(self, box: Box, denominator: int) -> Box:
-        """Return where `box` lies in the image as it is stored, decoded at 1 / `denominator` of its size."""
+        """Return the position of `box` in the stored image decoded at 1 / `denominator` of its size."""
         if self.orientation != 1:
             box = _stored_box(box, self.orientation, self.height, self.width)
         if denominator == 1:
@@ -255,10 +255,10 @@ class Jpeg:
         return Box(top=top, left=left, height=height, width=width)
 
     def _first_rows(self, num_rows: int, denominator: int) -> Pixels | None:
-        """Decode no more than `num_rows` at that scale, by a header that gives no more; None where that cannot be done.
+        """Decode only the first `num_rows` at that scale, by a header with a smaller height; return None if that fails.
 
-        libjpeg-turbo then complains of the bytes that it did not need, but only when all rows are written and the end
-        of the file is found.
+        libjpeg-turbo then complains about the bytes that it did not need, but only after it has written all rows and
+        found the end of the file.
         """
         height = (num_rows + _MARGIN_ROWS) * denominator
         if self.frame == 0 or height >= self.stored_size[0]:
@@ -281,7 +281,7 @@ class Jpeg:
         return pixels
 
     def _stored_pixels(self, *, denominator: int) -> Pixels:
-        """Decode to RGB, at 1, 1/2, 1/4 or 1/8 of the size (other scales take longer than 1)."""
+        """Decode to RGB, at 1, 1/2, 1/4 or 1/8 of the size (other scales take longer than full size)."""
         colors, num_pixels = self.colors, self.stored_size[0] * self.stored_size[1]
         cause = "its header is unusual, and OpenCV cannot decode it"
         is_plain = self.has_one_scan and colors not in _OF_INKS
@@ -333,7 +333,7 @@ class Jpeg:
 
 
 def decode_with_opencv(data: ImageBytes, flags: int) -> Pixels | None:
-    """Return the image, uint8 RGB [height, width, 3]; None where OpenCV cannot decode it."""
+    """Return the image, uint8 RGB [height, width, 3]; None if OpenCV cannot decode it."""
     try:
         pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
     except cv2.error:
@@ -344,9 +344,9 @@ def decode_with_opencv(data: ImageBytes, flags: int) -> Pixels | None:
 
 
 def _rgb_from_cmyk(inverted: Pixels) -> Pixels:
-    """Convert as Pillow does: CMYK is stored inverted, as Photoshop began, and inks are multiplied."""
+    """Convert CMYK as Pillow does: it is stored inverted, a convention of Photoshop's, and inks are multiplied."""
     rgb = np.empty((*inverted.shape[:2], 3), np.uint8)
-    for top in range(0, len(rgb), _STRIP_ROWS):  # steps between take several times as much as the result
+    for top in range(0, len(rgb), _STRIP_ROWS):  # in strips, since the temporary arrays are larger than the result
         rows = slice(top, top + _STRIP_ROWS)
         black = inverted[rows, :, 3:].astype(np.uint16)
         product = (255 - inverted[rows, :, :3]) * black + 128
@@ -355,14 +355,14 @@ def _rgb_from_cmyk(inverted: Pixels) -> Pixels:
 
 
 def _oriented(pixels: Pixels, orientation: int) -> Pixels:
-    """Return the view of stored `pixels` that is upright; orientations as EXIF numbers them."""
+    """Return an upright view of stored `pixels`; `orientation` is EXIF's number."""
     if orientation >= 5:
         pixels = pixels.transpose(1, 0, 2)
     return pixels[:: -1 if orientation in {3, 4, 7, 8} else 1, :: -1 if orientation in {2, 3, 6, 7} else 1]
 
 
 def _stored_box(box: Box, orientation: int, height: int, width: int) -> Box:
-    """Return what `_oriented` would turn into `box` of an image that is `height` x `width` as it is shown."""
+    """Return the box in the stored image that `_oriented` turns into `box` of the shown image, `height` x `width`."""
     if orientation in {3, 4, 7, 8}:
         box = box._replace(top=height - box.top - box.height)
     if orientation in {2, 3, 6, 7}:
