@@ -19,7 +19,7 @@
 #include "_decoder.h"
 #include "_huffman.h"
 
-/* The first two members of a private struct of libjpeg-turbo, as declared in its jpegint.h from version 1.0 to 3.2. The
+/* The first two members of a private struct of libjpeg-turbo, as declared in its jpegint.h from version 2.0 to 3.2. The
    other members are not used. libjpeg-turbo calls `decode_mcu` with blocks filled with zeros, or with NULL in rows that
    `jpeg_skip_scanlines` skips; in single-scan files the first call comes after `jpeg_start_decompress` has returned. */
 struct jpeg_entropy_decoder {
