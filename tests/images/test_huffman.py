@@ -195,12 +195,12 @@ def test_no_photo_depends_on_the_one_before(seeds: dict[str, bytes]) -> None:
 
 def test_tables_that_change_from_photo_to_photo_are_never_mixed_up(plain: ModuleType) -> None:
     files = [make("optimised", 80 + seed, 90, seed=seed, quality=60 + 10 * seed) for seed in range(4)]
-    file = bytearray(make("420", 100, 120, seed=0, quality=50))
-    symbols = file.index(b"\x10", file.index(b"\xff\xc4\x00\xb5")) + 17  # of the first AC table
-    first, second = file.index(0x01, symbols), file.index(0x11, symbols)
-    swapped = bytearray(file)  # as well a file, whose codes have the same lengths
-    swapped[first], swapped[second] = file[second], file[first]
-    files += [bytes(file), bytes(file), bytes(swapped), bytes(swapped)]
+    standard = make("420", 100, 120, seed=0, quality=50)
+    symbols = standard.index(b"\x10", standard.index(b"\xff\xc4\x00\xb5")) + 17  # of the first AC table
+    first, second = standard.index(0x01, symbols), standard.index(0x11, symbols)
+    swapped = bytearray(standard)  # another file whose codes have the same lengths
+    swapped[first], swapped[second] = standard[second], standard[first]
+    files += [standard, standard, bytes(swapped), bytes(swapped)]
     files += [make("gray", 80, 90, seed=0, quality=100), make("444", 300, 300, seed=1, quality=98)]
     for file in chain(files, files[::-1], files[:2] * 3, files):
         view, size = view_of_all(*simplejpeg.decode_jpeg_header(file)[:2])
