@@ -1,6 +1,7 @@
 """`MPDataset`: an index as an iterable dataset, with or without a DataLoader."""
 
 import os
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,12 +13,12 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 from typing_extensions import TypeVar
 
-from mpload.errors import ArgumentError, StateError
+from mpload.errors import ArgumentError, MploadWarning, StateError
 from mpload.images.decoders import ImageDecoder
 from mpload.index.index import Index, Record
 from mpload.index.opening import open_index
 from mpload.loader.epochs import Epoch, EpochTable
-from mpload.loader.frameworks import Reader, reader, samples_of_a_batch
+from mpload.loader.frameworks import Reader, reader, samples_of_a_batch, stacks_batches
 from mpload.loader.index_run import IndexRun
 from mpload.plan.batching import Batching
 from mpload.plan.order import OrderChoice, Sequential, Shuffle
@@ -187,6 +188,13 @@ class MPDataset(IterableDataset[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         info = get_worker_info()
         worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
+        if self.batch_size and worker == 0 and stacks_batches():
+            warnings.warn(
+                f"this DataLoader stacks batches of {self.batch_size} samples, because its batch_size is not None. "
+                "Write DataLoader(dataset, batch_size=None)",
+                MploadWarning,
+                stacklevel=2,
+            )
         epoch = self._run.epochs.begin(worker=worker, num_workers=num_workers)
         first = worker if self.batch_size else 0
         self._cursor = _Cursor(epoch=epoch, next_batch=first, is_read_ahead=reader() is not Reader.PLAIN)

@@ -11,7 +11,7 @@ from mpload.plan.plan import Plan, Tail
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["AccelerateIteration", "Reader", "is_accelerate_used", "reader", "samples_of_a_batch"]
+__all__ = ["AccelerateIteration", "Reader", "is_accelerate_used", "reader", "samples_of_a_batch", "stacks_batches"]
 
 
 class Reader(Enum):
@@ -66,6 +66,18 @@ def samples_of_a_batch() -> int:
                 return len(wanted) if isinstance(wanted, list) else 1
         frame = frame.f_back
     return 1
+
+
+def stacks_batches() -> bool:
+    """Return whether a DataLoader is opening this dataset that will stack its items with the default `collate_fn`."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  the documented way to the call stack
+    while frame is not None:
+        place = frame.f_globals.get("__name__"), frame.f_code.co_qualname
+        if place == ("torch.utils.data._utils.fetch", "_IterableDatasetFetcher.__init__"):
+            collate = frame.f_locals["collate_fn"]
+            return frame.f_locals["auto_collation"] and collate.__module__ == "torch.utils.data._utils.collate"
+        frame = frame.f_back
+    return False
 
 
 def is_accelerate_used() -> bool:
