@@ -39,12 +39,9 @@ def reader() -> Reader:
     Accelerate, and therefore the Hugging Face Trainer, splits the samples of an IterableDataset among the ranks without
     telling the dataset. Forked workers of a DataLoader still have the call stack of their parent.
     """
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  the documented way to the call stack
-    while frame is not None:
-        name = frame.f_code.co_qualname.partition(".")[0]
-        if found := _READERS.get((frame.f_globals.get("__name__", ""), name)):
+    for module, function, _ in _callers():
+        if found := _READERS.get((module, function.partition(".")[0])):
             return found
-        frame = frame.f_back
     return Reader.PLAIN
 
 
@@ -54,9 +51,8 @@ def samples_of_a_batch() -> int:
     A DataLoader worker requests samples one by one and collects them into batches. Each worker must get the samples of
     whole batches: otherwise there would be more batches than `len` says, and frameworks stop at `len`.
     """
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  the documented way to the call stack
-    while frame is not None:
-        match frame.f_globals.get("__name__"), frame.f_code.co_qualname:
+    for module, function, frame in _callers():
+        match module, function:
             case (("accelerate.data_loader" | "transformers.trainer_pt_utils"), "IterableDatasetShard.__iter__"):
                 shard = frame.f_locals["self"]  # it collects a batch for all ranks
                 is_split = getattr(shard, "split_batches", False)
@@ -64,20 +60,24 @@ def samples_of_a_batch() -> int:
             case "torch.utils.data._utils.fetch", "_IterableDatasetFetcher.fetch":
                 wanted = frame.f_locals["possibly_batched_index"]
                 return len(wanted) if isinstance(wanted, list) else 1
-        frame = frame.f_back
     return 1
 
 
 def stacks_batches() -> bool:
     """Return whether a DataLoader is opening this dataset that will stack its items with the default `collate_fn`."""
+    for module, function, frame in _callers():
+        if (module, function) == ("torch.utils.data._utils.fetch", "_IterableDatasetFetcher.__init__"):
+            is_default = frame.f_locals["collate_fn"].__module__ == "torch.utils.data._utils.collate"
+            return is_default and bool(frame.f_locals["auto_collation"])
+    return False
+
+
+def _callers() -> "Iterator[tuple[str, str, FrameType]]":
+    """Yield the module, the function and the frame of each caller, the innermost first."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  the documented way to the call stack
     while frame is not None:
-        place = frame.f_globals.get("__name__"), frame.f_code.co_qualname
-        if place == ("torch.utils.data._utils.fetch", "_IterableDatasetFetcher.__init__"):
-            collate = frame.f_locals["collate_fn"]
-            return frame.f_locals["auto_collation"] and collate.__module__ == "torch.utils.data._utils.collate"
+        yield frame.f_globals.get("__name__", ""), frame.f_code.co_qualname, frame
         frame = frame.f_back
-    return False
 
 
 def is_accelerate_used() -> bool:
