@@ -11,11 +11,6 @@ from tests.support.batches import ids, numbers
 from tests.support.transport_works import is_alive, wait_until
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("numbers")
-
-
 @pytest.mark.processes
 def test_a_loader_with_a_device_behaves_like_any_loader(folder: Path) -> None:
     expected = ids(numbers(folder, 103))

@@ -1,4 +1,4 @@
-"""Datasets of numbers, and helpers to read and compare their batches."""
+"""Datasets of numbers and of crops, and helpers to read and compare their batches."""
 
 import itertools
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpload import MPDataset, Topology
+from mpload import Index, MPDataset, RandomResizedCrop, Topology
 from tests.support.decoders import number_in
 
 Batches = list[list[int]]
@@ -26,6 +26,11 @@ def numbers_index(folder: Path, num_samples: int) -> Path:
 def numbers(folder: Path, num_samples: int, **options: Any) -> MPDataset:
     options = {"batch_size": 4, "shuffle": True, "seed": 7, "topology": Topology(), **options}
     return MPDataset(numbers_index(folder, num_samples), decode=number_in, **options)
+
+
+def crops(index: Path | Index, **options: Any) -> MPDataset:
+    options = {"batch_size": 4, "shuffle": True, "topology": Topology(), **options}
+    return MPDataset(index, decode=RandomResizedCrop(64), **options)
 
 
 def ids(batches: Any) -> Batches:
