@@ -91,7 +91,7 @@ def test_a_state_of_another_index_order_or_format_is_refused(folder: Path) -> No
     dataset = numbers(folder, 50)
     state = dataset.state_dict()
     for other in (numbers(folder, 51), numbers(folder, 50, shuffle=False)):
-        with pytest.raises(StateError, match=r"another index|in order 'shuffle', this run has 'sequential'"):
+        with pytest.raises(StateError, match=r"another index|with order 'shuffle', but this run uses 'sequential'"):
             other.load_state_dict(state)
     with pytest.raises(StateError, match="format version 99"):
         dataset.load_state_dict(state | {"version": 99})

@@ -96,6 +96,6 @@ def test_a_transform_that_returns_different_shapes_is_refused(photos: Path) -> N
     )  # fmt: skip
     with (
         MPLoader(dataset, num_workers=1) as loader,
-        pytest.raises(SampleError, match="Make the transform return one shape"),
+        pytest.raises(SampleError, match="Make the transform return the same shape"),
     ):
         list(loader)
