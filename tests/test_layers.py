@@ -1,4 +1,4 @@
-"""Imports point down only, and only some packages may import torch."""
+"""Imports point down only, only some packages may import torch, and no file is too long to read."""
 
 import ast
 import re
@@ -169,6 +169,13 @@ def test_importing_mpload_loads_nothing_heavy() -> None:
 @pytest.mark.parametrize("module", ["cli.main", "samples.pipeline", "index.opening", "plan.topology"])
 def test_modules_that_need_no_torch_do_not_import_it(module: str) -> None:
     assert "torch" not in loaded_by(f"import mpload.{module}")
+
+
+@pytest.mark.parametrize("folder", ["mpload", "tests", "benchmarks", "examples", "docs"])
+def test_no_source_file_has_more_than_400_lines(folder: str) -> None:
+    files = [path for path in (PACKAGE.parent / folder).rglob("*") if path.suffix in {".py", ".pyi", ".c", ".h"}]
+    lengths = {str(path): len(path.read_text(encoding="utf-8").splitlines()) for path in files}
+    assert [path for path, length in lengths.items() if length > 400] == []
 
 
 def test_no_test_module_imports_another() -> None:
