@@ -1,14 +1,11 @@
 """Works for the tests of the transport: the content of each sample is a function of its task and position."""
 
 import ctypes
-import fcntl
 import gc
 import os
 import signal
 import sys
-import termios
 import time
-from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +18,7 @@ from mpload.transport.batches import BatchTask
 from mpload.transport.pool import WorkerPool
 from mpload.transport.slots import Field, RaggedField, SlotLayout
 from mpload.transport.worker import ChunkReport
+from tests.support.boards import num_unread
 
 LAYOUT = SlotLayout(
     num_samples=32,
@@ -123,9 +121,7 @@ def pid_of(pool: WorkerPool, name: str) -> int:
 
 def are_asleep(pool: WorkerPool) -> bool:
     """Whether all workers are idle, without a byte in the pipe that would cause a spurious wake-up."""
-    num_unread = array("i", [0])
-    fcntl.ioctl(pool._board.fds.tokens, termios.FIONREAD, num_unread)
-    return pool._crew.are_idle() and not num_unread[0]
+    return not num_unread(pool._board) and pool._crew.are_idle()
 
 
 def open_files() -> dict[str, str]:

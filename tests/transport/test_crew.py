@@ -70,3 +70,12 @@ def test_a_worker_whose_number_was_refused_before_has_the_full_time_to_start() -
         for _ in range(5):  # now it is stuck
             crew.check()
         assert zygote.killed == [1]
+
+
+def test_time_without_observations_does_not_count() -> None:
+    now = 100.0
+    clock = ObservedClock(lambda: now)
+    now += 0.5
+    assert clock.observe() == 0.5
+    now += 3600
+    assert clock.observe() == 1.5

@@ -1,0 +1,43 @@
+"""Answers of workers survive encoding and fit into a message, whatever their failures say."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpload.errors import DecodeError
+from mpload.transport.messages import MAX_COUNTS, Answer, Failure, Tally, cause_of
+
+DETAILS = st.dictionaries(st.text(max_size=9), st.none() | st.integers() | st.text(max_size=9), max_size=3)
+
+
+@given(st.lists(st.tuples(st.integers(0, 1000), st.text(max_size=50), DETAILS), max_size=16))
+def test_answers_survive_encoding(failures: list[tuple[int, str, dict[str, Any]]]) -> None:
+    answer = Answer(
+        worker=3,
+        serial=1 << 60,
+        tally=Tally(num_samples=1, busy_ns=2, counts=list(range(3, 3 + MAX_COUNTS))),
+        failures=tuple(Failure(sample=s, cause=c, details=d) for s, c, d in failures),
+    )
+    assert Answer.decode(answer.encode()) == answer
+
+
+def test_an_answer_fits_a_message_whatever_its_failures_say() -> None:
+    failures = tuple(Failure(sample=n, cause="\U0001f600" * 10**6, details={"x": "y" * 10**6}) for n in range(64))
+    assert len(Answer(worker=0, serial=1, failures=failures).encode()) < 200_000
+
+
+def test_samples_that_fail_alike_all_keep_their_causes() -> None:
+    failures = tuple(
+        Failure(sample=n, cause=f"{n}: " + "as the others do " * 20, details={"traceback": f"line {n}\n" * 100})
+        for n in range(256)
+    )
+    answer = Answer(worker=0, serial=1, failures=failures)
+    message = answer.encode()
+    assert len(message) < 200_000
+    assert Answer.decode(message) == answer
+
+
+def test_a_cause_names_the_type_of_errors_that_are_not_ours() -> None:
+    assert cause_of(ValueError("no")) == "ValueError: no"
+    assert cause_of(DecodeError("no JPEG")) == "no JPEG"
