@@ -54,3 +54,8 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(itertools.starmap(same, zip(a, b, strict=True)))
     return bool(a == b)
+
+
+def plain(batches: Any) -> list[tuple[list[bytes], list[int]]]:
+    """Return the data and labels of each batch as lists."""
+    return [(data, labels.tolist()) for data, labels in batches]

@@ -4,6 +4,7 @@ import importlib.util
 from functools import cache
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -11,7 +12,9 @@ import simplejpeg  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 from PIL import Image
 
-__all__ = ["encode", "make_photo_tree", "make_special_photos", "photo"]
+__all__ = ["Photos", "distance", "encode", "make_photo_tree", "make_special_photos", "photo"]
+
+Photos = dict[str, Path]
 
 _FILES = (
     ("skimage", "data/astronaut.png"),
@@ -97,7 +100,7 @@ def encode(image: Image.Image, kind: str, **options: object) -> bytes:
     return file.getvalue()
 
 
-def make_special_photos(root: Path) -> dict[str, Path]:
+def make_special_photos(root: Path) -> Photos:
     """Write one file of each kind into the folder `root`; return their paths by kind.
 
     All files show the same photograph, stored 200 pixels high and 300 wide.
@@ -144,3 +147,9 @@ def make_special_photos(root: Path) -> dict[str, Path]:
     for name, data in files.items():
         (root / name).write_bytes(data)
     return {name.partition(".")[0]: root / name for name in files}
+
+
+def distance(a: NDArray[np.uint8], b: NDArray[Any]) -> int:
+    """Return the largest difference between two images of the same shape."""
+    assert a.shape == b.shape
+    return int(np.abs(a.astype(int) - b).max())

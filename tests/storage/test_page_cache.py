@@ -1,0 +1,169 @@
+"""The page cache: spans and blocks are brought in before they are needed, and dropped afterwards if so configured."""
+
+import ctypes
+import itertools
+import mmap
+import os
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpload import BlockShuffle, MPDataset, MPLoader, RawBytes, Topology
+from mpload.errors import ArgumentError
+from mpload.storage.local import LocalStorage
+from mpload.storage.ranges import ByteRange
+from tests.support.batches import plain
+from tests.support.storages import FILE, SlowPages, span
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs fork and the page cache of Linux")
+
+
+def resident_pages(path: Path) -> int:
+    """Return how many pages of a file are in the page cache."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as view:
+        num_pages = -(-len(view) // mmap.PAGESIZE)
+        found = (ctypes.c_ubyte * num_pages)()
+        start = ctypes.c_char.from_buffer(view)
+        code = libc.mincore(ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(len(view)), found)
+        del start
+        assert code == 0, os.strerror(ctypes.get_errno())
+        return sum(page & 1 for page in found)
+
+
+def drop_all(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())  # dirty pages cannot be dropped
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    path = tmp_path / "shard"
+    path.write_bytes(FILE * 10)
+    drop_all(path)
+    if resident_pages(path):
+        pytest.skip("this file system is in memory (tmpfs)")
+    return path
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_page_cache_is_kept_or_dropped_as_configured(written: Path, is_whole: bool) -> None:
+    num_bytes = written.stat().st_size
+    ranges = [ByteRange("shard")] if is_whole else [span(at, 7_000) for at in range(0, num_bytes - 7_000, 7_000)]
+    data = LocalStorage(written.parent).read(ranges)
+    assert resident_pages(written) > num_bytes // mmap.PAGESIZE * 0.9
+    drop_all(written)
+    with LocalStorage(written.parent, page_cache="drop") as storage:
+        assert storage.read(ranges) == data
+        assert resident_pages(written) <= (0 if is_whole else 2)
+        assert storage.read(ranges) == data
+
+
+def test_prefetch_caches_a_span_and_forget_frees_it_if_so_configured(written: Path) -> None:
+    item = span(100_000, 500_000)
+    num_pages = 500_000 // mmap.PAGESIZE
+    with LocalStorage(written.parent) as keeping, LocalStorage(written.parent, page_cache="drop") as dropping:
+        dropping.prefetch(item)
+        assert num_pages <= resident_pages(written) < 2 * num_pages
+        data = dropping.read([span(200_000, 1000)])
+        keeping.forget(item)
+        assert resident_pages(written) >= num_pages
+        dropping.forget(item)
+        assert resident_pages(written) <= 2
+        assert dropping.read([span(200_000, 1000)]) == data == keeping.read([span(200_000, 1000)])
+
+
+def test_prefetch_caches_all_of_a_span_whose_ends_are_cached_already(written: Path) -> None:
+    """Reading neighbouring spans caches the ends, because neighbours share pages."""
+    with LocalStorage(written.parent, page_cache="drop") as storage:
+        storage.prefetch(span(100_000, 1))
+        storage.prefetch(span(599_999, 1))
+        assert resident_pages(written) <= 4
+        storage.prefetch(span(100_000, 500_000))
+        assert resident_pages(written) >= 500_000 // mmap.PAGESIZE
+        storage.prefetch(span(100_000, 1 << 60))  # from a broken line of an index; only the shard itself is cached
+        assert resident_pages(written) >= (written.stat().st_size - 100_000) // mmap.PAGESIZE
+
+
+def test_an_unknown_page_cache_choice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match='"keep" or "drop"'):
+        LocalStorage(tmp_path, page_cache="some")
+
+
+# --- whole blocks
+
+
+@settings(max_examples=150)
+@given(
+    num_samples=st.integers(1, 400),
+    block_samples=st.integers(1, 40),
+    window_blocks=st.integers(1, 6),
+    cuts=st.lists(st.integers(0, 400), max_size=20),
+    start=st.integers(0, 399),
+)
+def test_each_block_is_due_once_and_before_it_is_needed(
+    num_samples: int, block_samples: int, window_blocks: int, cuts: list[int], start: int
+) -> None:
+    choice = BlockShuffle(block_samples=block_samples, window_blocks=window_blocks)
+    order = choice.order(num_samples=num_samples, seed=1, epoch=2)
+    start = start % num_samples
+    bounds = sorted({start, num_samples, *(cut for cut in cuts if start < cut < num_samples)})
+    came: list[range] = []
+    done: set[int] = set()
+    num_done = 0
+    for first, last in itertools.pairwise(bounds):
+        coming, gone = order.due_blocks(first, last, is_first=first == start)  # type: ignore[attr-defined]
+        came += coming
+        num_done += len(gone)
+        wanted = set(order.sample_ids(np.arange(first, last)).tolist())
+        if not start:  # a run resumed inside a window may miss a block at its edge, as due blocks are only hints
+            assert wanted <= {sample_id for block in came for sample_id in block}
+        assert not wanted & done
+        done |= {sample_id for block in gone for sample_id in block}
+    if not start:
+        assert sorted(sample_id for block in came for sample_id in block) == list(range(num_samples))
+        assert num_done == max(0, -(-num_samples // block_samples) - window_blocks)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("page_cache", ["keep", "drop"])
+def test_blocks_of_shards_are_read_whole_and_batches_stay_the_same(tmp_path: Path, page_cache: str) -> None:
+    num_samples, sample_bytes = 600, 5000
+    shard = tmp_path / "shard"
+    shard.write_bytes(random.Random(0).randbytes(num_samples * sample_bytes))
+    lines = [f"{number * sample_bytes}+{sample_bytes}@shard\t{number}\n" for number in range(num_samples)]
+    (tmp_path / "all.txt").write_text("#mpload 1\n#columns data:span label:int\n" + "".join(lines))
+    drop_all(shard)
+    if resident_pages(shard):
+        pytest.skip("this file system is in memory (tmpfs)")
+
+    def dataset(storage: Any) -> MPDataset:
+        return MPDataset(
+            tmp_path / "all.txt",
+            decode=RawBytes(),
+            batch_size=8,
+            shuffle=BlockShuffle(block_samples=25, window_blocks=2),
+            topology=Topology(),
+            storage=storage,
+        )
+
+    peak = 0
+    with MPLoader(dataset(SlowPages(tmp_path, page_cache=page_cache)), num_workers=2) as loader:
+        found = []
+        for batch in loader:
+            found += plain([batch])
+            peak = max(peak, resident_pages(shard))
+    num_pages = num_samples * sample_bytes // mmap.PAGESIZE
+    drop_all(shard)
+    assert found == plain(dataset(None))
+    if page_cache == "keep":
+        assert peak > 0.9 * num_pages
+    else:
+        assert 2 * 25 * sample_bytes // mmap.PAGESIZE < peak < 0.9 * num_pages
