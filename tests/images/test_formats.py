@@ -1,7 +1,6 @@
 """Files in every format and variety have the same pixels as in Pillow, whichever decoder is used."""
 
 from io import BytesIO
-from typing import Any
 
 import cv2
 import numpy as np
@@ -15,6 +14,7 @@ from mpload.images.limits import Limits
 from mpload.units import MIB
 from tests.golden.make_formats import FOLDER, make_files
 from tests.support.fuzz_decode import fuzz
+from tests.support.photos import distance
 
 FILES = {path.name: path.read_bytes() for path in sorted(FOLDER.iterdir())}
 TRUNCATED = {"jpeg_truncated.jpg", "png_truncated.png"}
@@ -32,11 +32,6 @@ def pillow(data: bytes) -> NDArray[np.uint8]:
             upper = (np.asarray(image) >> 8).astype(np.uint8)
             return np.dstack([upper] * 3)
         return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
-
-
-def distance(a: NDArray[np.uint8], b: NDArray[Any]) -> int:
-    assert a.shape == b.shape
-    return int(np.abs(a.astype(int) - b).max())
 
 
 def test_the_script_makes_exactly_the_golden_files() -> None:

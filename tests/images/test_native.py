@@ -1,14 +1,11 @@
 """Both backends draw the same views: the native decoder, which decodes only what it needs, and simplejpeg."""
 
 import os
-import shutil
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,15 +20,14 @@ from mpload.errors import ArgumentError, DecodeError
 from mpload.images import jpeg
 from mpload.images.decoders import ImageDecoder, RandomResizedCrop, ResizeCenterCrop, jpeg_backend, random_crop_box
 from mpload.images.image import open_image
-from mpload.images.jpeg import Jpeg
 from mpload.images.limits import Limits
 from mpload.images.resize import Box, View
 from mpload.memory.usage import anonymous_bytes
 from mpload.units import MIB
 from tests.golden.make_formats import FOLDER
-from tests.support.photos import encode, photo
+from tests.support.native import needs_native
+from tests.support.photos import distance, encode, photo
 
-PROJECT = Path(__file__).parents[2]
 GOLDEN = {path.name: path.read_bytes() for path in sorted(FOLDER.iterdir())}
 WHOLE = sorted(GOLDEN.keys() - {"jpeg_truncated.jpg", "png_truncated.png"})
 VARIETIES: dict[str, dict[str, Any]] = {
@@ -45,7 +41,6 @@ VARIETIES: dict[str, dict[str, Any]] = {
     "rgb": {"keep_rgb": True},
     "gray": {},
 }
-needs_native = pytest.mark.skipif(not jpeg_backend().startswith("native"), reason="the native decoder is not built")
 
 
 def make(variety: str, height: int, width: int, seed: int) -> bytes:
@@ -54,11 +49,6 @@ def make(variety: str, height: int, width: int, seed: int) -> bytes:
         return bytes(simplejpeg.encode_jpeg(pixels, quality=90, colorsubsampling=variety))
     image = Image.fromarray(pixels)
     return encode(image.convert("L") if variety == "gray" else image, "JPEG", quality=90, **VARIETIES[variety])
-
-
-def distance(a: NDArray[np.uint8], b: NDArray[Any]) -> int:
-    assert a.shape == b.shape
-    return int(np.abs(a.astype(int) - b).max())
 
 
 def draw(data: bytes, view: View, name: str = "auto", **options: Any) -> NDArray[np.uint8]:
@@ -159,86 +149,6 @@ def test_backends_agree_on_every_golden_file(name: str, antialias: bool) -> None
         crops = [RandomResizedCrop(size, antialias=antialias, backend=each) for each in ("native", "simplejpeg")]
         for seed in range(8):
             assert distance(*(crop(data, np.random.default_rng(seed)) for crop in crops)) <= 2
-
-
-@needs_native
-@pytest.mark.parametrize("name", [name for name in WHOLE if name.startswith("jpeg")])
-def test_the_native_decoder_declines_only_cmyk_files(name: str) -> None:
-    data = GOLDEN[name]
-    cause = decode_natively(data)
-    assert cause == ("its colours are not RGB, YCbCr or gray" if name in {"jpeg_cmyk.jpg", "jpeg_ycck.jpg"} else None)
-
-
-def decode_natively(data: bytes, out: Any = None, **changes: Any) -> str | None:
-    image = open_image(data)
-    assert isinstance(image, Jpeg)
-    box = Box(top=0, left=0, height=image.height, width=image.width)
-    view = image.stored_view(View(box=box, full=(20, 30)))._replace(**changes)
-    assert jpeg._NATIVE is not None
-    if out is None:
-        out = np.zeros((30, 20, 3) if image.orientation >= 5 else (20, 30, 3), np.uint8)
-    return jpeg._NATIVE.decode(data, view, out)
-
-
-@needs_native
-@pytest.mark.parametrize(
-    ("changes", "cause"),
-    [
-        ({"size": (41, 56)}, "its size is not the expected one"),
-        ({"box": (1, 0, 40, 56)}, "the box lies outside of it"),
-        ({"box": (0, 2**31 - 1, 40, 56)}, "the box lies outside of it"),
-        ({"denominator": 8}, "the box lies outside of it"),
-    ],
-)
-def test_a_view_that_does_not_fit_the_image_is_declined(changes: dict[str, Any], cause: str) -> None:
-    assert decode_natively(GOLDEN["jpeg_420.jpg"], **changes) == cause
-
-
-@needs_native
-@pytest.mark.parametrize("changes", [{"box": (0, 0, 40)}, {"size": "ab"}, {"full": (20.0, 30)}, {"denominator": None}])
-def test_a_view_with_wrong_types_is_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(TypeError):
-        decode_natively(GOLDEN["jpeg_420.jpg"], **changes)
-
-
-@needs_native
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"denominator": 3},
-        {"denominator": 0},
-        {"box": (-1, 0, 40, 56)},
-        {"box": (0, 0, 0, 56)},
-        {"box": (0, 0, 40, -5)},
-        {"full": (19, 30)},
-        {"full": (20, 2**31 - 1)},
-        {"corner": (1, 0)},
-        {"corner": (0, -1)},
-        {"size": (40, 70_000)},
-    ],
-)
-def test_a_view_with_numbers_out_of_range_is_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="a number of the view is out of range"):
-        decode_natively(GOLDEN["jpeg_420.jpg"], **changes)
-
-
-@needs_native
-@pytest.mark.parametrize(
-    "out",
-    [np.zeros((20, 30), np.uint8), np.zeros((20, 30, 4), np.uint8), np.zeros((20, 30, 3), np.uint16), bytearray(1800)],
-)
-def test_an_output_of_another_shape_or_type_is_refused(out: Any) -> None:
-    with pytest.raises(ValueError, match="out must be uint8"):
-        decode_natively(GOLDEN["jpeg_420.jpg"], out)
-
-
-@needs_native
-def test_a_read_only_or_strided_output_is_refused() -> None:
-    frozen = np.zeros((20, 30, 3), np.uint8)
-    frozen.flags.writeable = False
-    for out in (frozen, np.zeros((30, 20, 3), np.uint8).transpose(1, 0, 2)):
-        with pytest.raises((ValueError, BufferError)):
-            decode_natively(GOLDEN["jpeg_420.jpg"], out)
 
 
 @pytest.mark.parametrize("name", ["auto", "simplejpeg"])
@@ -414,64 +324,6 @@ def test_the_native_backend_is_an_error_if_it_is_not_built(monkeypatch: pytest.M
         RandomResizedCrop(64, backend="native")
     with pytest.raises(ArgumentError, match="backend must be one of 'auto', 'native', 'simplejpeg', got 'turbo'"):
         ResizeCenterCrop(64, backend="turbo")  # type: ignore[arg-type]
-
-
-def has_headers() -> bool:
-    return subprocess.run(
-        ["gcc", "-fsyntax-only", "-x", "c", "-"], input="#include <stdio.h>\n#include <jpeglib.h>\n", text=True,
-        stderr=subprocess.DEVNULL, check=False,
-    ).returncode == 0  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def gcc() -> None:
-    if shutil.which("gcc") is None or not has_headers():
-        pytest.skip("gcc or libjpeg-turbo's headers are missing (apt install gcc libjpeg62-turbo-dev)")
-
-
-def build(folder: Path, **environment: str) -> list[Path]:
-    command = [sys.executable, "setup.py", "--quiet", "build_ext", f"--build-temp={folder}", f"--build-lib={folder}"]
-    environment = {"PATH": "/usr/bin:/bin", **environment}
-    subprocess.run(command, cwd=PROJECT, env=environment, check=True, capture_output=True, timeout=100)
-    return sorted(folder.rglob("*.so"))
-
-
-@pytest.mark.processes
-@pytest.mark.usefixtures("gcc")
-def test_the_native_modules_are_built_if_a_compiler_is_available(tmp_path: Path) -> None:
-    modules = build(tmp_path)
-    assert [module.name.partition(".")[0] for module in modules] == ["_jpeg", "_files"]
-    folders = [str(module.parent) for module in modules]
-    code = f"""import sys; sys.path[:0] = {folders!r}
-import _files, _jpeg; _files.open_beneath(0, ""); print(_jpeg.LIBJPEG_TURBO_VERSION)"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.count(".") == 2
-
-
-@pytest.mark.processes
-def test_native_modules_are_left_out_if_they_cannot_be_built(tmp_path: Path) -> None:
-    assert build(tmp_path, CC="false") == []
-
-
-@pytest.mark.processes
-@pytest.mark.usefixtures("gcc")
-def test_no_damaged_file_or_view_makes_the_native_decoder_access_foreign_memory(tmp_path: Path) -> None:
-    fuzzer = tmp_path / "fuzz"
-    flags = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-DOWN_MAIN"]
-    images = PROJECT / "mpload" / "images"
-    sources = [PROJECT / "tests" / "support" / "fuzz_native.c", *sorted({*images.glob("_*.c")} - {images / "_jpeg.c"})]
-    built = subprocess.run(
-        ["gcc", *flags, *sources, "-ljpeg", "-lm", "-o", str(fuzzer)],
-        capture_output=True, text=True, check=False, timeout=100,
-    )  # fmt: skip
-    if "cannot find" in built.stderr:
-        pytest.skip("gcc comes without its sanitizers here")
-    assert built.returncode == 0, built.stderr
-    seeds = sorted(FOLDER.glob("jpeg*"))
-    done = subprocess.run([fuzzer, "3", "0", *seeds], capture_output=True, text=True, check=False, timeout=100)
-    assert done.returncode == 0, done.stdout + done.stderr
-    num_inputs = int(done.stdout.split()[0])
-    assert num_inputs > 1000
 
 
 def test_a_png_is_drawn_by_the_same_rules_as_a_jpeg() -> None:

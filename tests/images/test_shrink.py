@@ -9,12 +9,12 @@ from PIL import Image, ImageOps
 
 from mpload.errors import DecodeError
 from mpload.images.image import open_image
-from mpload.images.jpeg import Backend, jpeg_backend
+from mpload.images.jpeg import Backend
 from mpload.images.shrink import shrunk_jpeg
 from mpload.samples.cache.compact import compact
+from tests.support.native import needs_native
 from tests.support.photos import encode, photo
 
-needs_native = pytest.mark.skipif(jpeg_backend() == "simplejpeg", reason="the native module is not built")
 BACKENDS = ["simplejpeg", pytest.param("native", marks=needs_native)]
 SIZES = [((75, 100), (48, 64)), ((100, 75), (64, 48)), ((400, 500), (48, 60)), ((49, 900), (48, 882)), ((48, 60), None)]
 
