@@ -167,7 +167,7 @@ def test_a_sample_stays_in_its_part_when_data_are_added(tmp_path: Path) -> None:
     ("split", "message"),
     [
         ([0.9, 0.2], "must sum to 1"),
-        ([0.9], "must sum to 1, got .* Give every part"),
+        ([0.9], "must sum to 1, got .* Name the rest too"),
         ([], r"must be in \(0, 1\]"),
         ([1.0, 0.0], r"must be in \(0, 1\]"),
         ([float("nan")], r"must be in \(0, 1\]"),

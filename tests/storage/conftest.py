@@ -9,9 +9,9 @@ from mpload.storage import local
 from tests.support.s3 import S3, s3_environment, s3_server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def running_s3() -> Iterator[S3]:
-    """Start one server for all tests, because starting it takes seconds."""
+    """Start one server for these tests, because starting it takes seconds. Tests of other packages count processes."""
     with s3_server() as server:
         yield server
 

@@ -88,7 +88,7 @@ def test_a_row_without_an_image_or_a_label_is_an_error_that_names_it(tmp_path: P
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     no_image = pa.table({"image": pa.array([{"bytes": image(1), "path": "a"}, {"bytes": None, "path": "b"}], kind)})
     write_arrow(tmp_path / "a.arrow", no_image)
-    with pytest.raises(ArgumentError, match=r"row 1 has no value in column 'image'\. Where images are paths"):
+    with pytest.raises(ArgumentError, match=r"row 1 has no value in column 'image'\. If images are given as paths"):
         build_index(tmp_path / "a.arrow", tmp_path / "x.txt")
     pq.write_table(no_image, tmp_path / "a.parquet")
     made = build_index(tmp_path / "a.parquet", tmp_path / "x.txt")
