@@ -185,6 +185,12 @@ static void copy_rows(Decoder *decoder, const View *view, JSAMPROW *pointers, si
     }
 }
 
+/* Whether `jpeg_crop_scanline` works. If a colour has less than half of the rows or columns (4:1:0, 4:1:1), libjpeg-turbo
+   2.1 may leave parts of a row uninitialized at a smaller scale, and may change its upsampling in a narrow crop. */
+static int can_leave_out_columns(const struct jpeg_decompress_struct *info) {
+    return info->max_h_samp_factor <= 2 && info->max_v_samp_factor <= 2;
+}
+
 /* If `huffman` is NULL, libjpeg-turbo decodes the Huffman codes. */
 static void decode_rows(Decoder *decoder, Huffman *huffman, const View *view, uint8_t *out) {
     struct jpeg_decompress_struct *info = &decoder->info;
@@ -192,6 +198,10 @@ static void decode_rows(Decoder *decoder, Huffman *huffman, const View *view, ui
     JDIMENSION end_column = (JDIMENSION)(view->left + decoder->columns.end) + MARGIN;
     first_column = first_column < MARGIN ? 0 : first_column - MARGIN;
     JDIMENSION num_columns = (end_column > info->output_width ? info->output_width : end_column) - first_column;
+    if (!can_leave_out_columns(info)) {
+        first_column = 0;
+        num_columns = info->output_width;
+    }
     if (num_columns < info->output_width) {
         jpeg_crop_scanline(info, &first_column, &num_columns);  /* moves it left, to a block's start */
     }

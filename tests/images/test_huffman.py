@@ -174,6 +174,28 @@ def test_whole_pictures_are_those_of_simplejpeg(variety: str) -> None:
         np.testing.assert_array_equal(ImageDecoder()(file), simplejpeg.decode_jpeg(file, "RGB"))
 
 
+@pytest.mark.parametrize("factors", [(0x42, 0x11, 0x11), (0x24, 0x11, 0x11), (0x22, 0x41, 0x12)])
+@pytest.mark.parametrize("denominator", [1, 2, 4, 8])
+def test_crops_are_parts_of_the_whole_picture_at_rare_samplings(
+    plain: ModuleType, factors: tuple[int, ...], denominator: int
+) -> None:
+    """No encoder here writes these: the blocks of a gray picture of 80 x 160 get another header."""
+    gray = make("gray", 80, 160, seed=0, quality=90)
+    frame, scan = gray.index(b"\xff\xc0"), gray.index(b"\xff\xda")
+    components = b"".join(bytes([number, factor, 0]) for number, factor in enumerate(factors, 1))
+    header = b"\xff\xc0\0\x11\x08\0\x40\0\xa0\x03" + components  # 64 x 160 pixels
+    start = b"\xff\xda\0\x0c\x03\1\0\2\0\3\0\0\x3f\0"
+    file = gray[:frame] + header + gray[frame + 13 : scan] + start + gray[scan + 10 :]
+    view, (height, width) = view_of_all(64, 160, denominator)
+    whole = np.zeros((height, width, 3), np.uint8)
+    assert plain.decode(file, view, whole) is None
+    for left, columns in ((0, 1), (1, 1), (1, width - 2), (width // 3, width // 2), (width - 2, 2)):
+        box = Box(top=1, left=left, height=height - 1, width=columns)
+        crop = view._replace(box=box, full=(box.height, box.width))
+        for module in (plain, NATIVE, NATIVE):
+            assert outcome(module, file, crop, crop.full) == box.of(whole).tobytes()
+
+
 def test_whole_pictures_are_decoded_natively(monkeypatch: pytest.MonkeyPatch) -> None:
     file = make("420", 60, 80, seed=0, quality=90)
     expected = ImageDecoder()(file)
