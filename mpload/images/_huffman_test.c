@@ -18,7 +18,8 @@ typedef struct {
 enum {
     HEIGHT = 70,
     WIDTH = 90,
-    SHOWN_SIDE = 20
+    SHOWN_SIDE = 20,
+    PHOTO_BYTES = 2 * 3 * HEIGHT * WIDTH    /* no photo is longer, once encoded */
 };
 
 static void fail(j_common_ptr info) {
@@ -31,10 +32,12 @@ typedef struct {
     int denominator;    /* decoded at 1/denominator of the size */
 } Case;
 
-/* Returns 0 if memory runs out. The caller frees `*data`. */
-static int make_photo(const Case *like, uint8_t **data, unsigned long *num_bytes) {
+/* Write a JPEG to `data` and return its length; returns 0 if memory runs out. (libjpeg could allocate `data` itself, but
+   would leave a pointer to freed memory if that fails.) */
+static size_t make_photo(const Case *like, uint8_t *data) {
     struct jpeg_compress_struct info;
     Errors errors;
+    unsigned long num_bytes = PHOTO_BYTES;
     memset(&info, 0, sizeof info);
     info.err = jpeg_std_error(&errors.errors);
     errors.errors.error_exit = fail;
@@ -43,7 +46,7 @@ static int make_photo(const Case *like, uint8_t **data, unsigned long *num_bytes
         return 0;
     }
     jpeg_create_compress(&info);
-    jpeg_mem_dest(&info, data, num_bytes);
+    jpeg_mem_dest(&info, &data, &num_bytes);
     info.image_width = WIDTH;
     info.image_height = HEIGHT;
     info.input_components = like->num_colours;
@@ -65,25 +68,23 @@ static int make_photo(const Case *like, uint8_t **data, unsigned long *num_bytes
     }
     jpeg_finish_compress(&info);
     jpeg_destroy_compress(&info);
-    return 1;
+    return num_bytes <= PHOTO_BYTES ? num_bytes : 0;
 }
 
 static int agree(Decoder *with, Decoder *without, const Case *on) {
-    uint8_t *data = NULL, pixels[2][3 * SHOWN_SIDE * SHOWN_SIDE];
-    unsigned long num_bytes = 0;
+    uint8_t data[PHOTO_BYTES], pixels[2][3 * SHOWN_SIDE * SHOWN_SIDE];
+    size_t num_bytes = make_photo(on, data);
     int height = (HEIGHT + on->denominator - 1) / on->denominator;
     int width = (WIDTH + on->denominator - 1) / on->denominator;
     View view = {
         .stored_height = HEIGHT, .stored_width = WIDTH, .denominator = on->denominator,
         .top = height / 2, .left = width / 3, .height = height / 3, .width = width / 3,
         .full_height = SHOWN_SIDE, .full_width = SHOWN_SIDE, .out_height = SHOWN_SIDE, .out_width = SHOWN_SIDE};
-    int is_same = make_photo(on, &data, &num_bytes)
+    return num_bytes != 0
         && decode_view(with, data, num_bytes, &view, pixels[0])  /* only notes the tables */
         && decode_view(with, data, num_bytes, &view, pixels[0]) && with->is_huffman_used
         && decode_view(without, data, num_bytes, &view, pixels[1])
         && memcmp(pixels[0], pixels[1], sizeof pixels[0]) == 0;
-    free(data);
-    return is_same;
 }
 
 int huffman_agrees(void) {

@@ -3,6 +3,7 @@
 import ctypes
 import importlib.util
 import mmap
+import platform
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -265,3 +266,29 @@ def test_the_self_test_finds_a_decoder_that_is_not_used_or_wrong(tmp_path: Path,
     program = tmp_path / "self_test"
     subprocess.run(["gcc", f"-I{images}", *sources, "-ljpeg", "-lm", "-o", program], check=True, timeout=100)
     assert subprocess.run([program], check=False, timeout=100).returncode == agrees
+
+
+@pytest.mark.processes
+def test_the_self_test_survives_any_allocation_that_fails(tmp_path: Path) -> None:
+    if shutil.which("gcc") is None or platform.libc_ver()[0] != "glibc":
+        pytest.skip("gcc or glibc is missing")
+    images = PROJECT / "mpload" / "images"
+    (tmp_path / "main.c").write_text("""
+        #include <stdlib.h>
+        #include "_huffman.h"
+        void *__libc_malloc(size_t bytes);
+        static int until_failure = -1;  /* never */
+        void *malloc(size_t bytes) { return until_failure-- == 0 ? NULL : __libc_malloc(bytes); }
+        int main(void) {
+            for (int number = 0; number < 200; number++) {
+                until_failure = number;
+                huffman_agrees();
+            }
+            until_failure = -1;
+            return huffman_agrees();
+        }
+    """)
+    sources = [tmp_path / "main.c", *sorted({*images.glob("_*.c")} - {images / "_jpeg.c"})]
+    program = tmp_path / "self_test"
+    subprocess.run(["gcc", f"-I{images}", *sources, "-ljpeg", "-lm", "-o", program], check=True, timeout=100)
+    assert subprocess.run([program], check=False, timeout=100).returncode == 1
