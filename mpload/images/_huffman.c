@@ -39,10 +39,10 @@ enum {
     FILLED_BITS = 56,       /* minimum in the window after `fill` */
     MAX_VALUE_BITS = 15,
     LEFT_AFTER_DC = FILLED_BITS - MAX_CODE_BITS - MAX_VALUE_BITS,
-    PAIRS_A_FILL = FILLED_BITS / PAIR_BITS,
-    SKIPS_A_FILL = FILLED_BITS / MAX_SKIPPED_BITS,
-    PAIRS_AFTER_DC = LEFT_AFTER_DC / PAIR_BITS,
-    SKIPS_AFTER_DC = LEFT_AFTER_DC / MAX_SKIPPED_BITS,
+    PAIRS_A_FILL = FILLED_BITS / PAIR_BITS,             /* 5 */
+    SKIPS_A_FILL = FILLED_BITS / MAX_SKIPPED_BITS,      /* 3 */
+    PAIRS_AFTER_DC = LEFT_AFTER_DC / PAIR_BITS,         /* 2 */
+    SKIPS_AFTER_DC = LEFT_AFTER_DC / MAX_SKIPPED_BITS,  /* 1 */
     LONG_SCAN_BYTES = 10000,    /* here new tables save about as much time as making them takes, 35 us */
     UNDEFINED_CODE = 1 << 30    /* the value of `missing` after such a code: more than a window ever holds */
 };
@@ -96,7 +96,7 @@ static inline void fill(BitReader *bits) {
         if ((bytes & tops & (~bytes - ones)) == 0) {  /* no byte is 0xFF */
             /* This may also set some uncounted bits, from the byte at the new `next`. The next fill sets them again, to
                the same values. */
-            bits->window |= bytes >> bits->count;
+            bits->window |= bytes >> bits->count;  /* as many whole bytes as fit, then at least 56 bits */
             bits->next += (63 - bits->count) >> 3;
             bits->count |= FILLED_BITS;
             return;
@@ -239,7 +239,7 @@ static int is_understood(j_decompress_ptr info) {
 /* Returns 0 if the scan is short and its tables are new: making them would take longer than they save. They are made
    when the next photo has the same ones, as in data sets that one program wrote. */
 static int prepare_tables(Huffman *huffman, j_decompress_ptr info) {
-    int are_ready = 1, at_once = info->src->bytes_in_buffer >= LONG_SCAN_BYTES;
+    int are_ready = 1, at_once = info->src->bytes_in_buffer >= LONG_SCAN_BYTES;  /* up to the end of the file */
     unsigned prepared = 0;  /* a bit for each AC table, since components may share one */
     for (int component = 0; component < info->comps_in_scan; component++) {
         int dc = info->cur_comp_info[component]->dc_tbl_no, ac = info->cur_comp_info[component]->ac_tbl_no;

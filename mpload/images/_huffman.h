@@ -26,7 +26,7 @@ enum {
     SKIP_BITS = 11,         /* length of a prefix in AcTable.skips */
     MAX_SKIPPED_BITS = 18,  /* more than SKIP_BITS, since the last symbol's value may lie beyond the prefix */
     LAST_PLACE = 63,
-    ENDS_BLOCK = 128,       /* flag in an advance */
+    ENDS_BLOCK = 128,       /* flag in an advance; added to a place, it exceeds LAST_PLACE, which ends the loop */
     ADVANCE_MASK = 127,
     NO_ADVANCE = 127        /* the table does not cover this prefix; larger than any block */
 };
@@ -72,7 +72,8 @@ typedef struct {
 typedef struct {
     uint64_t window;            /* the next bits; the first is the most significant */
     int count;                  /* number of bits in the window */
-    int missing;                /* number of those, at their end, that the data does not have */
+    int missing;                /* number of those, at their end, that the data does not have. It only grows, so
+                                   count < missing means that a missing bit was used */
     const uint8_t *next, *end;  /* bytes that are not in the window yet */
 } BitReader;
 
@@ -108,8 +109,8 @@ int take_over(Huffman *huffman, j_decompress_ptr info, JDIMENSION left, JDIMENSI
    makes sure that no table is written out of bounds. */
 int is_legal(const JHUFF_TBL *table, int max_symbol);
 
-/* Build a lookup table, unless it is the same as for the last photo. An AC table of a new photo is built only if
-   `at_once`, or when it comes a second time; until then the result is 0. */
+/* Build a lookup table from a legal table, unless it is the same as for the last photo. An AC table of a new photo is
+   built only if `at_once`, or when it comes a second time; until then the result is 0. */
 void prepare_dc_table(Codes *codes, const JHUFF_TBL *from);
 int prepare_ac_table(AcTable *table, const JHUFF_TBL *from, int at_once);
 
