@@ -17,6 +17,7 @@ __all__ = [
     "format_seconds",
     "html_table",
     "parse_bytes",
+    "printable",
 ]
 
 KIB = 1 << 10
@@ -93,3 +94,8 @@ def html_table(title: str, facts: Mapping[str, str]) -> str:
     cell = "style='text-align: left'"
     rows = (f"<tr><th {cell}>{escape(name)}</th><td {cell}>{escape(value)}</td></tr>" for name, value in facts.items())
     return f"<table><caption {cell}>{escape(title)}</caption>{''.join(rows)}</table>"
+
+
+def printable(path: str) -> str:
+    r"""Return `path` in a form that can be printed and logged: bytes that are not UTF-8 become `\udcff`."""
+    return path.encode("utf-8", "backslashreplace").decode()

@@ -15,10 +15,10 @@ from mpload.index.lookup import SidecarFile
 from mpload.index.sidecar import Progress
 from mpload.index.text import read_header
 from mpload.ingest.lists import Line, read_lines
-from mpload.ingest.rows import printable
 from mpload.ingest.threads import map_in_threads
 from mpload.storage.local import LocalStorage
 from mpload.storage.ranges import LmdbValue, RowValue, Span
+from mpload.units import printable
 
 __all__ = ["Finding", "check_index", "check_lines"]
 

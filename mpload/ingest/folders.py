@@ -20,9 +20,10 @@ from mpload.errors import ArgumentError, StorageError
 from mpload.index.columns import Cell, ColumnType, parse_columns
 from mpload.ingest.buckets import RemoteWalk
 from mpload.ingest.folder_options import FolderOptions
-from mpload.ingest.rows import LeftOut, Reason, Rows, printable, rename_columns, root_and_prefix
+from mpload.ingest.rows import LeftOut, Reason, Rows, rename_columns, root_and_prefix
 from mpload.ingest.sorting import sorted_strings
 from mpload.ingest.tars import open_tars, refuse_compressed_name
+from mpload.units import printable
 
 __all__ = ["open_folder"]
 

@@ -15,7 +15,7 @@ from itertools import chain
 
 from mpload.errors import ArgumentError
 from mpload.index.columns import Cell, Column, ColumnType
-from mpload.ingest.rows import printable
+from mpload.units import printable
 
 __all__ = ["Member", "Sample", "column_name", "found_columns", "group_members", "label_in", "split_name"]
 

@@ -12,9 +12,9 @@ from mpload.index.columns import Cell, ColumnType
 from mpload.index.index import Index, Record, header_of, sidecar_of
 from mpload.index.lookup import SidecarFile, SidecarLayout
 from mpload.index.sidecar import Progress, rewrite_sidecar
-from mpload.ingest.rows import printable
 from mpload.ingest.threads import map_in_threads
 from mpload.storage.ranges import Span
+from mpload.units import printable
 
 __all__ = ["measure_sizes"]
 

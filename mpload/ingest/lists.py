@@ -10,9 +10,9 @@ from mpload.errors import IndexFormatError
 from mpload.index.columns import Cell, parse_columns, path_of
 from mpload.index.opening import root_of
 from mpload.index.text import MAX_LINE_BYTES, Dialect, Header, check_label, parse_line, read_header
-from mpload.ingest.rows import Rows, absolute, is_outside, printable, with_prefix
+from mpload.ingest.rows import Rows, absolute, is_outside, with_prefix
 from mpload.storage.remote import check_url, is_url
-from mpload.units import MIB
+from mpload.units import MIB, printable
 
 __all__ = ["Line", "open_list", "read_lines"]
 

@@ -15,10 +15,11 @@ from pathlib import Path
 from mpload.errors import ArgumentError
 from mpload.index.columns import Cell, ColumnType, parse_columns
 from mpload.ingest.grouping import Member, Sample, column_name, found_columns, group_members, label_in, split_name
-from mpload.ingest.rows import LeftOut, Reason, Rows, printable, rename_columns, root_and_prefix
+from mpload.ingest.rows import LeftOut, Reason, Rows, rename_columns, root_and_prefix
 from mpload.ingest.signatures import looks_like_image
 from mpload.storage.lmdb_scan import scan_lmdb
 from mpload.storage.ranges import LmdbValue
+from mpload.units import printable
 
 __all__ = ["LMDB_MAGIC", "data_file", "open_lmdb_rows"]
 

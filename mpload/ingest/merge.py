@@ -10,8 +10,9 @@ from mpload.index.opening import open_index, root_of
 from mpload.index.sidecar import Progress
 from mpload.index.text import Header, read_header
 from mpload.ingest.lists import open_list
-from mpload.ingest.rows import Rows, absolute, printable
+from mpload.ingest.rows import Rows, absolute
 from mpload.ingest.writing import check_out, write_texts
+from mpload.units import printable
 
 __all__ = ["merge_indexes"]
 

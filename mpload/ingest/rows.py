@@ -10,6 +10,7 @@ from pathlib import Path
 from mpload.errors import ArgumentError
 from mpload.index.columns import Cell, Column, format_columns, parse_columns, path_of
 from mpload.storage.ranges import ByteRange
+from mpload.units import printable
 
 __all__ = [
     "LeftOut",
@@ -17,7 +18,6 @@ __all__ = [
     "Rows",
     "absolute",
     "is_outside",
-    "printable",
     "rename_columns",
     "root_and_prefix",
     "with_prefix",
@@ -133,8 +133,3 @@ def rename_columns(found: tuple[Column, ...], columns: str | None) -> tuple[Colu
             "Only the names may differ, not the number and types"
         )
     return wanted
-
-
-def printable(path: str) -> str:
-    r"""Return `path` in printable form, with bytes that are not UTF-8 written as `\udcff`."""
-    return path.encode("utf-8", "backslashreplace").decode()

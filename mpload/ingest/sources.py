@@ -11,11 +11,12 @@ from mpload.ingest.folder_options import FolderOptions
 from mpload.ingest.folders import open_folder
 from mpload.ingest.lists import open_list
 from mpload.ingest.lmdbs import data_file, open_lmdb_rows
-from mpload.ingest.rows import Rows, absolute, printable
+from mpload.ingest.rows import Rows, absolute
 from mpload.ingest.tables import open_arrows, open_parquets
 from mpload.ingest.tars import open_tars, refuse_compressed, refuse_compressed_name
 from mpload.ingest.tfrecords import is_tfrecord, open_tfrecords
 from mpload.storage.remote import check_url
+from mpload.units import printable
 
 __all__ = ["SourcePath", "open_source", "source_paths"]
 

@@ -21,8 +21,9 @@ import pyarrow.parquet as pq
 
 from mpload.errors import ArgumentError, StorageError
 from mpload.index.columns import Cell, Column, ColumnType
-from mpload.ingest.rows import Rows, printable, rename_columns, root_and_prefix
+from mpload.ingest.rows import Rows, rename_columns, root_and_prefix
 from mpload.storage.ranges import RowValue, Span
+from mpload.units import printable
 
 __all__ = ["open_arrows", "open_parquets"]
 

@@ -15,9 +15,9 @@ from typing import BinaryIO
 from mpload.errors import ArgumentError, StorageError
 from mpload.index.columns import ColumnType
 from mpload.ingest.grouping import Member, Sample, column_name, found_columns, group_members, label_in, split_name
-from mpload.ingest.rows import LeftOut, Reason, Rows, printable, rename_columns, root_and_prefix
+from mpload.ingest.rows import LeftOut, Reason, Rows, rename_columns, root_and_prefix
 from mpload.storage.ranges import Span
-from mpload.units import MIB
+from mpload.units import MIB, printable
 
 __all__ = ["open_tars", "refuse_compressed", "refuse_compressed_name"]
 

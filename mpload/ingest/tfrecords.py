@@ -17,10 +17,10 @@ from typing import BinaryIO
 
 from mpload.errors import ArgumentError, StorageError
 from mpload.index.columns import Cell, Column, ColumnType
-from mpload.ingest.rows import Rows, printable, rename_columns, root_and_prefix
+from mpload.ingest.rows import Rows, rename_columns, root_and_prefix
 from mpload.ingest.signatures import looks_like_image
 from mpload.storage.ranges import Span
-from mpload.units import MIB
+from mpload.units import MIB, printable
 
 __all__ = ["Example", "is_tfrecord", "open_tfrecords", "read_example"]
 

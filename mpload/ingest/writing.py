@@ -10,9 +10,9 @@ from typing import BinaryIO
 from mpload.errors import ArgumentError, MploadError, StorageError
 from mpload.index.sidecar import Progress
 from mpload.index.text import format_header, format_line
-from mpload.ingest.rows import Rows, printable
+from mpload.ingest.rows import Rows
 from mpload.ingest.splitting import Split, part_of
-from mpload.units import MIB
+from mpload.units import MIB, printable
 
 __all__ = ["check_out", "new_file", "new_path", "write_texts"]
 

@@ -3,8 +3,9 @@
 import os
 
 from mpload.errors import OutsideRootError, StorageError
+from mpload.units import printable
 
-__all__ = ["outside_root", "real_path", "shown"]
+__all__ = ["outside_root", "real_path"]
 
 
 def real_path(root: str, path: str, *, allow_outside_root: bool) -> str:
@@ -31,12 +32,7 @@ def real_path(root: str, path: str, *, allow_outside_root: bool) -> str:
 def outside_root(path: str, real: str, root: str) -> OutsideRootError:
     """Return the error for a `path` that leads to `real`, which lies outside `root`."""
     return OutsideRootError(
-        f"{shown(path)}: leads to {shown(real)}, outside of the root {shown(root)}. "
+        f"{printable(path)}: leads to {printable(real)}, outside of the root {printable(root)}. "
         "Set #root of the index to a folder that holds all files or, if you trust the index, open it by "
         "open_index(..., allow_outside_root=True)"
     )
-
-
-def shown(path: str) -> str:
-    r"""Return `path` in a form that can be printed and logged. Bytes that are not UTF-8 become `\udcff`."""
-    return path.encode("utf-8", "backslashreplace").decode()

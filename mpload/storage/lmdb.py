@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpload.errors import ArgumentError, StorageError
-from mpload.storage.confined import real_path, shown
+from mpload.storage.confined import real_path
 from mpload.storage.ranges import ByteRange, LmdbValue
-from mpload.units import format_count
+from mpload.units import format_count, printable
 
 if TYPE_CHECKING:
     import lmdb
@@ -102,13 +102,15 @@ def open_lmdb(path: str) -> LmdbFile:
         raise ArgumentError(f"{path}: reading LMDB takes the package lmdb: {_INSTALL}") from error
     try:
         if Path(path).is_dir():
-            raise StorageError(f"{shown(path)}: is a directory. Name the data file in it: {shown(path)}/data.mdb")
+            raise StorageError(
+                f"{printable(path)}: is a directory. Name the data file in it: {printable(path)}/data.mdb"
+            )
         facts = Path(path).stat()
     except (OSError, ValueError) as error:
         if isinstance(error, StorageError):
             raise
         result = StorageError(
-            f"{shown(path)}: {getattr(error, 'strerror', None) or error}. "
+            f"{printable(path)}: {getattr(error, 'strerror', None) or error}. "
             "Does #root of the index point to the right folder, and was the file moved or deleted?"
         )
         result.errno = getattr(error, "errno", None)
@@ -122,13 +124,15 @@ def open_lmdb(path: str) -> LmdbFile:
         try:
             environment = lmdb.open(path, subdir=False, readonly=True, lock=False, readahead=False, max_spare_txns=16)
         except (lmdb.Error, OSError) as error:
-            raise StorageError(f"{shown(path)}: cannot be opened as LMDB: {shown(str(error))}. {COPY_IT}") from error
+            raise StorageError(
+                f"{printable(path)}: cannot be opened as LMDB: {printable(str(error))}. {COPY_IT}"
+            ) from error
         # Reading past the end of a mapped file kills the process, so check that the file holds all its pages.
         num_bytes = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
         if facts.st_size < num_bytes:
             environment.close()  # the error's traceback would keep it open
             raise StorageError(
-                f"{shown(path)}: has {format_count(facts.st_size)} bytes, but its pages take "
+                f"{printable(path)}: has {format_count(facts.st_size)} bytes, but its pages take "
                 f"{format_count(num_bytes)}. {COPY_IT}"
             )
         found = _open_files[facts.st_dev, facts.st_ino] = LmdbFile(path, environment)
@@ -192,15 +196,16 @@ class LmdbStorage:
         try:
             value = file.get(item.key)
         except lmdb.Error as error:  # the key is empty or too long, or a page is damaged
-            raise StorageError(f"{shown(item.path)}: key {item.key!r:.80} cannot be read: {error}") from error
+            raise StorageError(f"{printable(item.path)}: key {item.key!r:.80} cannot be read: {error}") from error
         if value is None:
             raise StorageError(
-                f"{shown(item.path)}: has no key {item.key!r:.80}. If the file was rewritten, build the index again"
+                f"{printable(item.path)}: has no key {item.key!r:.80}. If the file was rewritten, build the index again"
             )
         if self._max_bytes is not None and len(value) > self._max_bytes:
             raise StorageError(
-                f"{shown(item.path)}: key {item.key!r:.80} is not read: its {format_count(len(value))} bytes exceed "
-                f"max_bytes={format_count(self._max_bytes)}. Raise that limit, or remove the sample from the index"
+                f"{printable(item.path)}: key {item.key!r:.80} is not read: its {format_count(len(value))} bytes "
+                f"exceed max_bytes={format_count(self._max_bytes)}. Raise that limit, or "
+                "remove the sample from the index"
             )
         return value
 

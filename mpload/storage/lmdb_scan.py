@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import IO
 
 from mpload.errors import ArgumentError, MploadError, StorageError
-from mpload.storage.confined import shown
 from mpload.storage.lmdb import COPY_IT, open_lmdb
+from mpload.units import printable
 
 __all__ = ["HEAD_BYTES", "main", "scan_lmdb"]
 
@@ -64,8 +64,8 @@ def scan_lmdb(path: str, *, whole: Sequence[str]) -> Generator[tuple[bytes, byte
             errors.seek(0)
             message = errors.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
             raise StorageError(
-                f"{shown(path)}: the process that read it ended by {_name(status)}{message and f' ({message})'}, as "
-                f"liblmdb does over a damaged file. {COPY_IT}"
+                f"{printable(path)}: the process that read it ended by {_name(status)}{message and f' ({message})'}, "
+                f"as liblmdb does over a damaged file. {COPY_IT}"
             ) from None
         finally:
             child.kill()
@@ -126,7 +126,7 @@ def _send(out: IO[bytes], path: str, whole: tuple[bytes, ...]) -> None:
                 if num_left < 0:
                     raise lmdb.CorruptedError("it holds more keys than its header says")
     except lmdb.Error as error:
-        raise StorageError(f"{shown(path)}: is a damaged LMDB: {error}. {COPY_IT}") from error
+        raise StorageError(f"{printable(path)}: is a damaged LMDB: {error}. {COPY_IT}") from error
 
 
 if __name__ == "__main__":

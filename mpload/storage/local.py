@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError, StorageError
-from mpload.storage.confined import outside_root, shown
+from mpload.storage.confined import outside_root
 from mpload.storage.protocols import Room
 from mpload.storage.ranges import ByteRange
-from mpload.units import format_count
+from mpload.units import format_count, printable
 
 __all__ = ["LocalStorage", "PageCache"]
 
@@ -217,7 +217,7 @@ class LocalStorage:
             os.close(descriptor)
         if len(data) < num_bytes:
             raise StorageError(
-                f"{shown(path)}: shrank while it was read, from {format_count(num_bytes)} to "
+                f"{printable(path)}: shrank while it was read, from {format_count(num_bytes)} to "
                 f"{format_count(len(data))} bytes. Do not change files while a job reads them",
             )
         return data
@@ -237,7 +237,7 @@ class LocalStorage:
             raise _storage_error(path, error) from error
         if data is None or len(data) < length_bytes:
             raise StorageError(
-                f"{shown(path)}: the span {offset_bytes}+{length_bytes} ends at byte {format_count(end)}, but the "
+                f"{printable(path)}: the span {offset_bytes}+{length_bytes} ends at byte {format_count(end)}, but the "
                 f"shard has {format_count(shard_bytes)} bytes. Is its copy complete? If so, build the index again",
             )
         return data
@@ -245,7 +245,7 @@ class LocalStorage:
     def _check_size(self, path: str, num_bytes: int) -> None:
         if self._max_bytes is not None and num_bytes > self._max_bytes:
             raise StorageError(
-                f"{shown(path)}: is not read: its {format_count(num_bytes)} bytes exceed "
+                f"{printable(path)}: is not read: its {format_count(num_bytes)} bytes exceed "
                 f"max_bytes={format_count(self._max_bytes)}. Raise that limit, or remove the sample from the index"
             )
 
@@ -336,7 +336,9 @@ def _size_of_regular(descriptor: int, path: str) -> int:
     except OSError as error:
         raise _storage_error(path, error) from error
     if not stat.S_ISREG(facts.st_mode):
-        raise StorageError(f"{shown(path)}: is a device, pipe or socket, not a regular file. Remove it from the index")
+        raise StorageError(
+            f"{printable(path)}: is a device, pipe or socket, not a regular file. Remove it from the index"
+        )
     return facts.st_size
 
 
@@ -366,6 +368,6 @@ def _read_at(descriptor: int, offset_bytes: int, length_bytes: int) -> bytes:
 
 def _storage_error(path: str, error: OSError) -> StorageError:
     next_step = _NEXT_STEPS.get(error.errno or 0, "")
-    result = StorageError(f"{shown(path)}: {error.strerror or error}. {next_step}".rstrip())
+    result = StorageError(f"{printable(path)}: {error.strerror or error}. {next_step}".rstrip())
     result.errno = error.errno
     return result

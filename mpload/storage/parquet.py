@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from mpload.errors import StorageError
-from mpload.storage.confined import real_path, shown
+from mpload.storage.confined import real_path
 from mpload.storage.ranges import ByteRange, RowValue
-from mpload.units import MIB, format_count
+from mpload.units import MIB, format_count, printable
 
 __all__ = ["ParquetStorage"]
 
@@ -69,7 +69,7 @@ class ParquetStorage:
 
     def _value(self, item: ByteRange) -> bytes:
         assert isinstance(item, RowValue)
-        where = f"{shown(item.path)}: row {item.row} of row group {item.row_group}"
+        where = f"{printable(item.path)}: row {item.row} of row group {item.row_group}"
         values = self._group(item, where)
         if item.row >= len(values):
             raise StorageError(f"{where} does not exist. {_REBUILD}")
@@ -101,16 +101,18 @@ class ParquetStorage:
             if isinstance(error, StorageError):
                 raise
             cause = str(error).splitlines()[0] if str(error) else type(error).__name__
-            result = StorageError(f"{where}: cannot be read: {shown(cause)}. {_REBUILD}")
+            result = StorageError(f"{where}: cannot be read: {printable(cause)}. {_REBUILD}")
             result.errno = getattr(error, "errno", None)
             raise result from error
         if not table.num_columns:
-            raise StorageError(f"{shown(item.path)}: has no column {item.column!r}. {_REBUILD}")
+            raise StorageError(f"{printable(item.path)}: has no column {item.column!r}. {_REBUILD}")
         values = table.column(0)
         while pa.types.is_struct(values.type):  # of its fields, only the requested one was read
             values = values.flatten()[0]
         if not (pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type)):
-            raise StorageError(f"{shown(item.path)}: column {item.column!r} holds {values.type}, not bytes. {_REBUILD}")
+            raise StorageError(
+                f"{printable(item.path)}: column {item.column!r} holds {values.type}, not bytes. {_REBUILD}"
+            )
         self._groups[key] = values
         held_bytes = sum(kept.nbytes for kept in self._groups.values())
         while held_bytes > self._kept_bytes and len(self._groups) > 1:
