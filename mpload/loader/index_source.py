@@ -91,7 +91,7 @@ class IndexSource:
         Raises:
             SampleError, TooManyBadSamples: a sample failed, and the error policy of the dataset says to raise.
         """
-        self._run.pipeline.bad.saw(filled.task.num_samples, epoch=epoch.number)
+        self._run.pipeline.bad.count(filled.task.num_samples, epoch=epoch.number)
         kept = self._kept(filled) if filled.failures else None
         return self._run.present(columns_of(self._forms, filled.arrays, kept))
 
@@ -140,5 +140,5 @@ class IndexSource:
         bad = pipeline.describe(pipeline.index[sample_id], cause)
         if pipeline.policy.action is ErrorAction.RAISE:
             raise SampleError(str(bad))
-        pipeline.bad.saw(0, epoch=epoch)
+        pipeline.bad.count(0, epoch=epoch)
         pipeline.bad.add(bad)

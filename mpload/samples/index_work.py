@@ -19,7 +19,7 @@ from mpload.plan.batching import Batching
 from mpload.samples.batch import Sample
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import BadSample
-from mpload.transport.messages import Tally, told_of
+from mpload.transport.messages import Tally, details_of
 from mpload.transport.ragged import RaggedArray
 from mpload.transport.worker import ChunkReport
 
@@ -174,7 +174,7 @@ def _report_bad(report: ChunkReport, place: int, bad: Sequence[BadSample], *, is
     """Report a skipped or substituted sample to the parent, which counts over all workers."""
     details = {"substituted" if is_made else "skipped": True, "bad": [(each.sample_id, each.cause) for each in bad]}
     error = bad[0].error
-    report.failed(place, bad[0].cause, details if error is None else details | told_of(error))
+    report.failed(place, bad[0].cause, details if error is None else details | details_of(error))
 
 
 def _room(array: RaggedArray, place: int, num_bytes: int) -> NDArray[np.uint8]:

@@ -226,7 +226,7 @@ class Pipeline:
         if self._rng is None or (self._rng.seed, self._rng.epoch) != (seed, epoch):
             self._rng = SampleRng(seed=seed, epoch=epoch)
         if on_bad is None:
-            self.bad.saw(1, epoch=epoch)
+            self.bad.count(1, epoch=epoch)
             on_bad = self.bad.add
         try:
             return record.sample_id, self._make(record, self._rng, outs, rooms, store)

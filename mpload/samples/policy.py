@@ -91,7 +91,7 @@ class BadSamples:
         self._num_seen = 0
         self._num_bad = 0
 
-    def saw(self, num_samples: int, *, epoch: int) -> None:
+    def count(self, num_samples: int, *, epoch: int) -> None:
         """Count requested samples: the denominator of the error rate, which starts at 0 in each epoch."""
         if epoch != self._epoch:
             self._epoch, self._num_seen, self._num_bad = epoch, 0, 0

@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 from mpload.errors import ArgumentError, OutsideRootError, StorageError
 from mpload.storage.listing import Object, is_plain, list_in_parts
 from mpload.storage.ranges import ByteRange
-from mpload.units import format_count
+from mpload.units import format_count, printable
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -126,7 +126,7 @@ class RemoteStorage:
             raise failure
         if item.length_bytes is not None and len(data) < item.length_bytes:
             raise StorageError(
-                f"{_shown(url)}: the span {item.offset_bytes}+{item.length_bytes} ends at byte "
+                f"{_redacted(url)}: the span {item.offset_bytes}+{item.length_bytes} ends at byte "
                 f"{format_count(item.offset_bytes + item.length_bytes)}, past the end of the object. Was it uploaded "
                 "completely? If so, build the index again"
             )
@@ -144,15 +144,15 @@ class RemoteStorage:
         if not is_url(path):
             if path[:1] == "/" or ".." in path.split("/"):
                 raise OutsideRootError(
-                    f"{_shown(path)}: leads outside of the root {self._root}. Fix this line of the index"
+                    f"{_redacted(path)}: leads outside of the root {self._root}. Fix this line of the index"
                 )
             if not path or not is_url(self._root):
-                raise StorageError(f"{_shown(path)!r} is not a URL. Fix this line of the index")
+                raise StorageError(f"{_redacted(path)!r} is not a URL. Fix this line of the index")
             return f"{self._root}/{path}"
         check_url(path)
         if not self._allow_outside_root and (not path.startswith(f"{self._root}/") or ".." in path.split("/")):
             raise OutsideRootError(
-                f"{_shown(path)}: lies outside of the root {self._root}. Set #root of the index to a URL that holds "
+                f"{_redacted(path)}: lies outside of the root {self._root}. Set #root of the index to a URL that holds "
                 "all objects or, if you trust the index, open it by open_index(..., allow_outside_root=True)"
             )
         return path
@@ -160,7 +160,7 @@ class RemoteStorage:
     def _check_size(self, url: str, num_bytes: int) -> None:
         if self._max_bytes is not None and num_bytes > self._max_bytes:
             raise StorageError(
-                f"{_shown(url)}: is not read: its {format_count(num_bytes)} bytes exceed "
+                f"{_redacted(url)}: is not read: its {format_count(num_bytes)} bytes exceed "
                 f"max_bytes={format_count(self._max_bytes)}. Raise that limit, or remove the sample from the index"
             )
 
@@ -193,10 +193,10 @@ def check_url(url: str) -> None:
     """Raise `ArgumentError` unless `url` can be read and contains no secret."""
     parts = urlsplit(url)
     if parts.scheme not in _SCHEMES or not parts.netloc:
-        raise ArgumentError(f"{_shown(url)}: is not a URL with scheme {', '.join(_SCHEMES[:-1])} or {_SCHEMES[-1]}")
+        raise ArgumentError(f"{_redacted(url)}: is not a URL with scheme {', '.join(_SCHEMES[:-1])} or {_SCHEMES[-1]}")
     if "@" in parts.netloc or (parts.query and parts.scheme.startswith("http")):
         raise ArgumentError(
-            f"{_shown(url)}: contains a password, or a query that may be a signature. An index must not contain "
+            f"{_redacted(url)}: contains a password, or a query that may be a signature. An index must not contain "
             "secrets: write s3://BUCKET/KEY, and pass credentials in the provider's environment variables"
         )
 
@@ -236,7 +236,7 @@ def list_objects(url: str) -> Iterator[tuple[str, int]]:
         else:
             yield from chain.from_iterable(pages_after(""))
     except StorageError as error:
-        failure = StorageError(f"{_shown(url)}: {error}")
+        failure = StorageError(f"{_redacted(url)}: {error}")
     except Exception as error:  # noqa: BLE001  as above
         failure = _failure(url, error)
     if failure is not None:
@@ -248,13 +248,13 @@ def _obstore(url: str) -> Any:
         import obstore  # noqa: PLC0415  an optional package
     except ImportError as error:
         raise ArgumentError(
-            f"{_shown(url)}: reading URLs takes the package obstore: pip install 'mpload[remote]'"
+            f"{_redacted(url)}: reading URLs takes the package obstore: pip install 'mpload[remote]'"
         ) from error
     if _Runtime.pid is None:
         _Runtime.pid = os.getpid()
     if _Runtime.pid != os.getpid():
         raise StorageError(
-            f"{_shown(url)}: this process was forked from one that had already read URLs, so it lacks obstore's "
+            f"{_redacted(url)}: this process was forked from one that had already read URLs, so it lacks obstore's "
             "threads. Use MPLoader, or DataLoader(..., multiprocessing_context='spawn')"
         )
     return obstore
@@ -282,7 +282,7 @@ def _open_bucket(
         try:
             from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415  an optional package
         except ImportError as error:
-            raise ArgumentError(f"{_shown(url)}: AWS_PROFILE takes the package boto3: pip install boto3") from error
+            raise ArgumentError(f"{_redacted(url)}: AWS_PROFILE takes the package boto3: pip install boto3") from error
         more["credential_provider"] = Boto3CredentialProvider()
     failure = None
     try:
@@ -322,10 +322,10 @@ def _failure(url: str, error: Exception) -> StorageError:
         cause = f"{found}, in every attempt. Check the network and the endpoint"
     else:
         cause = f"cannot be read ({type(error).__name__})"
-    return StorageError(f"{_shown(url)}: {cause}")
+    return StorageError(f"{_redacted(url)}: {cause}")
 
 
-def _shown(url: str) -> str:
+def _redacted(url: str) -> str:
     """Return a URL without its password and query, so that it can be printed."""
     plain = re.sub(r"(://)[^/@]*@", r"\1", url.partition("?")[0] if url.startswith("http") else url)
-    return plain.encode("utf-8", "backslashreplace").decode()
+    return printable(plain)

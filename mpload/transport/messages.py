@@ -14,7 +14,7 @@ from typing import Any
 from mpload import errors
 from mpload.errors import SampleError, WorkerError, WorkerTraceback, cause_of
 
-__all__ = ["MAX_COUNTS", "Answer", "Failure", "Tally", "cannot_open", "cause_of", "told_of"]
+__all__ = ["MAX_COUNTS", "Answer", "Failure", "Tally", "cannot_open", "cause_of", "details_of"]
 
 MAX_COUNTS = 8
 """Number of counters that a work may use."""
@@ -80,7 +80,7 @@ class Failure:
         return trace
 
 
-def told_of(error: BaseException) -> dict[str, Any]:
+def details_of(error: BaseException) -> dict[str, Any]:
     """Return the details of a `Failure` from which `Failure.origin` rebuilds `error`."""
     if isinstance(error, SampleError) and error.__cause__ is not None:
         error = error.__cause__

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from mpload.transport.board import BoardFds, WorkerBoard
 from mpload.transport.chunks import Chunk
 from mpload.transport.kernel import die_with_parent, prefer_for_oom_kill, set_process_name
-from mpload.transport.messages import Answer, Failure, Tally, cause_of, told_of
+from mpload.transport.messages import Answer, Failure, Tally, cause_of, details_of
 from mpload.transport.ragged import RaggedArray
 from mpload.transport.ring import SlotArrays, SlotRing, blank
 from mpload.transport.slots import SlotLayout
@@ -140,7 +140,7 @@ def run_worker(number: int, place: Workplace, *, parent_pid: int) -> int:
 
 def report_cannot_open(number: int, answers: socket.socket, error: BaseException) -> None:
     """Report to the parent, from the handler of `error`, that worker `number` cannot start its work."""
-    failure = Failure(sample=-1, cause=cause_of(error), details=told_of(error))
+    failure = Failure(sample=-1, cause=cause_of(error), details=details_of(error))
     answers.send(Answer(worker=number, serial=0, failures=(failure,)).encode())
 
 
@@ -186,7 +186,7 @@ def _fill_range(work: Work, task: tuple[int, ...], arrays: SlotArrays, samples: 
 
 def _fail(arrays: SlotArrays, sample: int, error: BaseException, report: ChunkReport) -> None:
     blank(arrays, sample)
-    report.failed(sample, cause_of(error), told_of(error))
+    report.failed(sample, cause_of(error), details_of(error))
 
 
 def _use_one_thread() -> None:
