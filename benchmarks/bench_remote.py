@@ -146,11 +146,11 @@ def main() -> None:
         print(json.dumps(measure(**json.loads(arguments.case))))
         return
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    from tests.support.s3 import s3_server
+    from tests.support.s3 import s3_environment, s3_server
 
     num_reads = 100 if arguments.quick else 600
     found: dict[str, list[dict[str, float]]] = {client: [] for client in CLIENTS}
-    with s3_server() as server:
+    with s3_server() as server, s3_environment(server.endpoint):
         data = random.Random(0).randbytes(RANGE_BYTES * RANGES_PER_OBJECT)
         server.put({key(number): data for number in range(NUM_OBJECTS)})
         for _ in range(1 if arguments.quick else REPETITIONS):
