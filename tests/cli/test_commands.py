@@ -218,7 +218,10 @@ def test_a_wrong_path_is_reported_in_one_clear_line(tmp_path: Path, arguments: l
         ([], "Usage"),
         (["frobnicate"], "No such command"),
         (["index", "."], "--out"),
-        (["index", ".", "-o", "out.txt", "--workers", "none"], "for '--workers': 'none' should be a valid integer\n"),
+        (
+            ["index", ".", "-o", "out.txt", "--workers", "none"],
+            "'--workers'.*: 'none' (should be|is not) a valid int",
+        ),
         (["index", ".", "-o", "out.txt", "--split", "0.9,some"], "--split '0.9,some'"),
         (
             ["index", ".", "-o", "out.txt", "--split", "0.9,0.3"],
@@ -227,23 +230,24 @@ def test_a_wrong_path_is_reported_in_one_clear_line(tmp_path: Path, arguments: l
         (["index", ".", "-o", "out.txt", "--split", "train=0.9,0.1"], "a name of its own"),
         (["inspect", "x.txt", "--report", "y"], "Add --check"),
         (["inspect", "photo.txt", "--grid", "sheet.gif"], "sheet.png or sheet.html"),
-        (["top", "1", "--interval", "-1"], "for '--interval': '-1' should be greater than or equal to 0.1\n"),
+        (["top", "1", "--interval", "-1"], "for '--interval'.*: '?-1.*(greater than or equal to |x>=)0.1"),
         (
             ["top", "notapid"],
-            "Try 'mpload top -h' for help.\n\nError: Invalid value for 'PID': 'notapid' should be a valid integer\n",
+            "Try 'mpload top -h' for help.\n\nError: Invalid value for 'PID': 'notapid' (should be|is not) a valid",
         ),
-        (["top", "0"], "'0' should be greater than or equal to 1\n"),
-        (["monitor", "--pid", "0"], "for '--pid': '0' should be greater than or equal to 1\n"),
-        (["pack", "x.txt", "-o", "y", "--format", "zip"], "for '--format': 'zip' is not one of 'tar', 'lmdb'."),
+        (["top", "0"], "'PID'.*: '?0.*(greater than or equal to |x>=)1"),
+        (["monitor", "--pid", "0"], "for '--pid'.*: '?0.*(greater than or equal to |x>=)1"),
+        (["pack", "x.txt", "-o", "y", "--format", "zip"], "for '--format'.*: 'zip' is not one of 'tar', 'lmdb'"),
         (["tune", "photo.txt", "--batch-size", "x"], "--batch-size 'x': not a list of whole numbers. Separate several"),
     ],
 )
 def test_wrong_usage_is_explained_and_exits_with_2(tmp_path: Path, arguments: list[str], message: str) -> None:
+    """`message` is a regular expression, because versions of typer word their rules in two ways."""
     cv2.imwrite(str(tmp_path / "photo.png"), np.zeros((90, 120, 3), np.uint8))
     (tmp_path / "photo.txt").write_text("photo.png\n")
     ran = mpload(*arguments, cwd=tmp_path)
     assert ran.returncode == 2
-    assert message in ran.stdout + ran.stderr
+    assert re.search(message, ran.stdout + ran.stderr), ran
     assert "Traceback" not in ran.stderr
     assert "Value error" not in ran.stderr
 
