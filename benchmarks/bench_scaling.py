@@ -105,7 +105,7 @@ def simulate(costs: Costs, storage: Storage, *, num_cores: int, num_gpus: int, n
         taken[gpu] += 1
         start = max(now, handed[gpu][batch])
         storage_free = max(storage_free, start) + read_seconds
-        # The next chunk is read while one is decoded, so a worker waits only as far as storage is slower than decoding.
+        # The next chunk is read while one is decoded, so a worker waits only if storage is slower than decoding.
         end = max(storage_free + waits - work, start) + work
         done[gpu].append(end)
         heapq.heappush(workers, (end, gpu))

@@ -29,6 +29,7 @@ from tests.support.batches import flat, ids, numbers, numbers_index
 from tests.support.containers import memory_container
 from tests.support.faults import FAULTS, OneByte, OneNumber, every_fourth_is_bad, with_clock_jumps, with_noise
 from tests.support.programs import REPOSITORY
+from tests.support.threads import in_background
 from tests.support.transport_works import leaves_nothing
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
@@ -164,22 +165,17 @@ def disturbed(loader: MPLoader, disturb: Callable[[MPLoader, random.Random], Non
 
     Otherwise, on a busy machine, no worker would live long enough to make a batch, and samples would be blamed.
     """
-    end, chance = threading.Event(), random.Random(0)
+    chance = random.Random(0)
 
-    def run() -> None:
+    def run(end: threading.Event) -> None:
         num_batches = -1
         while not end.wait(chance.uniform(0, 2 * seconds)):
             if loader._pool is not None and loader._pool.stats.num_batches > num_batches:
                 num_batches = loader._pool.stats.num_batches
                 disturb(loader, chance)
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
+    with in_background(run):
         yield
-    finally:
-        end.set()
-        thread.join()
 
 
 def same_bits(left: Sequence[Sequence[torch.Tensor]], right: Sequence[Sequence[torch.Tensor]]) -> bool:

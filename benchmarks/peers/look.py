@@ -62,7 +62,7 @@ class Look:
 
 
 def _as_array(images: Any, dtype: Any = None) -> Any:
-    """Return images as an array, whatever type the loader delivers."""
+    """Return images as an array; loaders deliver several types."""
     if isinstance(images, bytes):
         return np.frombuffer(images, np.uint8)
     if hasattr(images, "as_array"):  # DALI's

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from mpload.transport.batches import PoolOptions
 from mpload.transport.pool import WorkerPool
+from tests.support.threads import in_background
 from tests.support.transport_works import assert_right, tasks
 
 SEVERAL = PoolOptions(max_restarts=100_000)
@@ -29,22 +30,16 @@ def disturbed(
 
     It waits for a new batch before each call. On a busy machine no worker would otherwise live long enough to make one.
     """
-    end = threading.Event()
 
-    def run() -> None:
+    def run(end: threading.Event) -> None:
         num_batches = -1
         while not end.wait(every_seconds + random.uniform(0, jitter_seconds)):
             if pool.stats.num_batches > num_batches:
                 num_batches = pool.stats.num_batches
                 disturb(dict(pool.pids))
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
+    with in_background(run):
         yield
-    finally:
-        end.set()
-        thread.join()
 
 
 def check_stream(pool: WorkerPool, num_batches: int) -> None:

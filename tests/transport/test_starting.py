@@ -20,6 +20,7 @@ from mpload.transport.kernel import thread_names
 from mpload.transport.launch import ZygoteProcess
 from mpload.transport.pool import WorkerPool
 from tests.support.programs import REPOSITORY, run_script
+from tests.support.threads import in_background
 from tests.support.transport_works import (
     LAYOUT,
     Numbers,
@@ -36,9 +37,9 @@ from tests.support.transport_works import (
 @contextmanager
 def first_children_killed(num_kills: int, chance: random.Random, *, within_seconds: float) -> Iterator[None]:
     """Kill `num_kills` children of this process, one after another, each at a random moment after its start."""
-    end, before = threading.Event(), children()
+    before = children()
 
-    def run() -> None:
+    def run(end: threading.Event) -> None:
         for _ in range(num_kills):
             while not (found := children() - before):
                 if end.wait(0.001):
@@ -51,13 +52,8 @@ def first_children_killed(num_kills: int, chance: random.Random, *, within_secon
                 continue
             wait_until(lambda pid=pid: not is_alive(pid))  # type: ignore[misc]
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
+    with in_background(run):
         yield
-    finally:
-        end.set()
-        thread.join()
 
 
 @pytest.mark.processes

@@ -22,5 +22,5 @@ There is one folder per data set, format version and form. Its files:
 - `about.json`: describes the data set, for `mpload cache info`.
 
 An entry is written first; then its place is published in a single 8-byte write. An entry is used only if its keyed
-checksums match. Whatever a crash, a full disk or another program leaves behind is therefore a miss.
+checksums match. Data that a crash, a full disk or another program has damaged is therefore a miss.
 """
