@@ -16,7 +16,8 @@
 
 enum {
     BLOCK_ROWS = 8,     /* rows requested from libjpeg at a time */
-    MARGIN = 2          /* neighbouring columns that smooth upsampling uses on each side */
+    MARGIN = 2,         /* neighbouring columns that smooth upsampling uses on each side */
+    UNALIGNED_BYTES = 8 /* from a multiple of 16 to a decoded row: libjpeg-turbo writes aligned rows past the caches */
 };
 
 static void fail(j_common_ptr common) {
@@ -207,13 +208,13 @@ static void decode_rows(Decoder *decoder, Huffman *huffman, const View *view, ui
     }
     decoder->is_huffman_used = huffman != NULL && take_over(huffman, info, first_column, first_column + num_columns);
 
-    size_t row_bytes = (size_t)info->output_width * 3 + PADDING_BYTES;
+    size_t row_bytes = ((size_t)info->output_width * 3 + PADDING_BYTES + 15) / 16 * 16;
     size_t stride = (size_t)view->out_width * 3 + PADDING_BYTES;
-    GROW(decoder, decoder->block, row_bytes * BLOCK_ROWS);
+    GROW(decoder, decoder->block, UNALIGNED_BYTES + row_bytes * BLOCK_ROWS);
     GROW(decoder, decoder->ring, stride * (size_t)(decoder->rows.taps + 1) * sizeof(uint16_t));
     JSAMPROW pointers[BLOCK_ROWS];
     for (int row = 0; row < BLOCK_ROWS; row++) {
-        pointers[row] = decoder->block + row_bytes * (size_t)row;
+        pointers[row] = decoder->block + UNALIGNED_BYTES + row_bytes * (size_t)row;
     }
 
     int next = decoder->rows.first, in_block = 0, block_rows = 0;

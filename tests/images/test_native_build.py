@@ -68,3 +68,42 @@ def test_no_damaged_file_or_view_makes_the_native_decoder_access_foreign_memory(
     assert done.returncode == 0, done.stdout + done.stderr
     num_inputs = int(done.stdout.split()[0])
     assert num_inputs > 1000
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("gcc")
+def test_decoded_rows_are_never_aligned(tmp_path: Path) -> None:
+    """libjpeg-turbo writes aligned rows past the caches, so reading them for the resize would take long."""
+    (tmp_path / "main.c").write_text("""
+        #include "_decoder.h"
+        static int num_rows, num_aligned;
+        static JDIMENSION read_rows(j_decompress_ptr info, JSAMPARRAY rows, JDIMENSION count) {
+            for (JDIMENSION row = 0; row < count; row++, num_rows++) {
+                num_aligned += (uintptr_t)rows[row] % 16 == 0;
+            }
+            return jpeg_read_scanlines(info, rows, count);
+        }
+        #define jpeg_read_scanlines read_rows
+        #include "_decoder.c"
+        int main(int argc, char **argv) {
+            static uint8_t data[1 << 20], out[3 * 10 * 10];
+            FILE *file = argc == 2 ? fopen(argv[1], "rb") : NULL;
+            size_t num_bytes = file == NULL ? 0 : fread(data, 1, sizeof data, file);
+            for (int width = 1; width <= 56; width++) {
+                Decoder *decoder = new_decoder(1);
+                View view = {40, 56, 1, 0, 0, 40, width, 10, 10, 0, 0, 10, 10, 0, 0};
+                if (decoder == NULL || !decode_view(decoder, data, num_bytes, &view, out)) {
+                    return 2;
+                }
+                free_decoder(decoder);
+            }
+            printf("%d of %d rows are aligned", num_aligned, num_rows);
+            return num_rows < 56 * 40;
+        }
+    """)
+    images = PROJECT / "mpload" / "images"
+    sources = [tmp_path / "main.c", *sorted({*images.glob("_*.c")} - {images / "_jpeg.c", images / "_decoder.c"})]
+    program = tmp_path / "rows"
+    subprocess.run(["gcc", f"-I{images}", *sources, "-ljpeg", "-lm", "-o", program], check=True, timeout=100)
+    done = subprocess.run([program, FOLDER / "jpeg_444.jpg"], capture_output=True, text=True, check=True, timeout=100)
+    assert done.stdout.startswith("0 of ")
