@@ -16,5 +16,6 @@ _huffman         decodes Huffman codes faster than libjpeg-turbo (C)
 _huffman_tables  tables that decode several codes at a time (C)
 _huffman_test    the self-test: compares the pixels with libjpeg-turbo's (C)
 _resize          resizes those rows (C)
+_resize_simd     faster loops for it, with AVX2, SSE2 or NEON instructions (C)
 ```
 """

@@ -60,6 +60,7 @@ static int set_up(Decoder *decoder) {
         return 0;
     }
     jpeg_create_decompress(&decoder->info);
+    decoder->simd = best_simd(NULL);
     return 1;
 }
 
@@ -80,7 +81,7 @@ void free_decoder(Decoder *decoder) {
     jpeg_destroy_decompress(&decoder->info);
     void *buffers[] = {decoder->rows.starts, decoder->rows.ends, decoder->rows.weights, decoder->columns.starts,
                        decoder->columns.ends, decoder->columns.weights, decoder->block, decoder->ring, decoder->lanes,
-                       decoder->offsets, decoder->huffman};
+                       decoder->offsets, decoder->windows, decoder->picks, decoder->huffman};
     for (size_t number = 0; number < sizeof buffers / sizeof *buffers; number++) {
         free(buffers[number]);
     }

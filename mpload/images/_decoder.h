@@ -3,7 +3,7 @@
    _jpeg.c      the Python module
    _decoder.c   decodes the rows and columns that a view needs, with libjpeg-turbo
    _huffman*.c  decode Huffman codes faster than libjpeg-turbo does; see _huffman.h
-   _resize.c    turns decoded rows into rows of the result */
+   _resize*.c   turn decoded rows into rows of the result */
 
 #ifndef MPLOAD_DECODER_H
 #define MPLOAD_DECODER_H
@@ -21,7 +21,12 @@
 enum {
     MAX_TAPS = 64,          /* source pixels for one pixel of the result, along one axis; more is declined */
     PADDING_BYTES = 256,    /* after each row, where code may read or write: more than MAX_TAPS pixels */
-    MAX_SIDE = 65535
+    MAX_SIDE = 65535,
+    COLUMN_LANES = 4,       /* lanes of 16 bits for the 3 colours of a column; the last is empty */
+    GROUP_COLUMNS = 4,      /* columns that are resized together */
+    GROUP_LANES = GROUP_COLUMNS * COLUMN_LANES,
+    WINDOW_BYTES = 16,
+    NO_BYTE = 128           /* in `picks`: the byte is 0 */
 };
 
 /* `StoredView` in Python, plus the size of the result, which Python gives by the array. */
@@ -46,6 +51,9 @@ typedef struct {
     size_t starts_bytes, ends_bytes, weights_bytes;
 } Axis;
 
+/* The instructions that rows are resized with. */
+typedef enum { PLAIN, SSE2, NEON, AVX2 } Simd;
+
 typedef struct Decoder {
     struct jpeg_decompress_struct info;
     struct jpeg_error_mgr errors;
@@ -54,9 +62,14 @@ typedef struct Decoder {
     Axis rows, columns;
     uint8_t *block;         /* BLOCK_ROWS decoded rows */
     uint16_t *ring;         /* rows.taps rows, resized horizontally, in units of 1/256 */
-    uint16_t *lanes;        /* [out_width][pairs][8] weights of columns, in the order that `resize_row` loads them */
-    uint32_t *offsets;      /* [out_width] byte offset of a column's first source pixel in a decoded row */
-    size_t block_bytes, ring_bytes, lanes_bytes, offsets_bytes;
+    Simd simd;
+    int column_taps;        /* maximum number of source pixels for a column of the result */
+    uint16_t *lanes;        /* [groups][column_taps][GROUP_COLUMNS][COLUMN_LANES] weights of the result's columns */
+    uint32_t *offsets;      /* [columns] byte offset of a column's first source pixel in a decoded row */
+    uint32_t *windows;      /* [pairs] the smaller offset of two columns; for AVX2, as are the next two members */
+    uint8_t *picks;         /* [pairs][WINDOW_BYTES] for each byte of a pair's lanes, its place in the window */
+    int are_pairs_near;     /* whether the first pixels of each pair lie in one window */
+    size_t block_bytes, ring_bytes, lanes_bytes, offsets_bytes, windows_bytes, picks_bytes;
     struct Huffman *huffman;    /* NULL if libjpeg-turbo decodes all Huffman codes */
     int is_huffman_used;        /* whether `huffman` decoded the last photo */
     struct Decoder *next;   /* in the module's list of idle decoders */
@@ -89,6 +102,12 @@ void *grow(Decoder *decoder, void *buffer, size_t *held_bytes, size_t bytes);
    pixels. The filter is a triangle; what lies outside of the box has no weight. */
 void fill_axis(Decoder *decoder, Axis *axis, int length, int full, int out_first, int count, int antialias);
 
+/* Where the weights of a column of the result begin in `lanes`; those for its next tap are GROUP_LANES further. */
+static inline size_t first_lane(int out, int column_taps) {
+    return (size_t)(out / GROUP_COLUMNS) * (size_t)column_taps * GROUP_LANES
+        + (size_t)(out % GROUP_COLUMNS) * COLUMN_LANES;
+}
+
 /* Prepare the weights of `count` columns for `resize_row`. Decoded rows begin with column `origin` of the box. */
 void fill_lanes(Decoder *decoder, int count, int mirror, int origin);
 
@@ -97,5 +116,17 @@ void resize_row(const Decoder *decoder, const uint8_t *source, int count, uint16
 
 /* Mix rows of the ring, `stride` values apart, to the `count` bytes of row `out` of the result. */
 void mix_rows(Decoder *decoder, int out, size_t stride, size_t count, uint8_t *restrict result);
+
+/* _resize_simd.c */
+
+extern const char *const simd_names[];  /* [Simd] */
+
+/* The fastest instructions of this processor; but PLAIN, SSE2 or NEON if `at_most`, which may be NULL, names these. */
+Simd best_simd(const char *at_most);
+
+/* `resize_row` unless `simd` is PLAIN, and a part of `mix_rows` if it is AVX2. */
+void resize_row_simd(const Decoder *decoder, const uint8_t *source, int count, uint16_t *result);
+void mix_rows_avx2(
+    const uint16_t *const *rows, const uint16_t *weights, int taps, size_t count, uint8_t *result);
 
 #endif

@@ -13,6 +13,7 @@
 typedef struct {
     Decoder *at_rest;   /* list of idle decoders; guarded by the GIL */
     int with_huffman;   /* whether decoders use mpload's Huffman decoder */
+    Simd simd;
 } State;
 
 static PyObject *write_pixels(PyObject *module, Py_buffer *data, Py_buffer *out, View *view) {
@@ -34,6 +35,7 @@ static PyObject *write_pixels(PyObject *module, Py_buffer *data, Py_buffer *out,
     } else if ((decoder = new_decoder(state->with_huffman)) == NULL) {
         return PyErr_NoMemory();
     }
+    decoder->simd = state->simd;
     int done;
     Py_BEGIN_ALLOW_THREADS
     done = decode_view(decoder, data->buf, (size_t)data->len, view, out->buf);
@@ -94,10 +96,12 @@ static int start_module(PyObject *module) {
     State *state = PyModule_GetState(module);
     const char *without = getenv("MPLOAD_LIBJPEG_HUFFMAN");
     state->with_huffman = (without == NULL || strcmp(without, "1") != 0) && huffman_agrees();
+    state->simd = best_simd(getenv("MPLOAD_SIMD"));
     char version[32];
     int number = LIBJPEG_TURBO_VERSION_NUMBER;  /* 2001005 is 2.1.5 */
     snprintf(version, sizeof version, "%d.%d.%d", number / 1000000, number / 1000 % 1000, number % 1000);
-    if (PyModule_AddObjectRef(module, "WITH_HUFFMAN", state->with_huffman ? Py_True : Py_False) < 0) {
+    if (PyModule_AddObjectRef(module, "WITH_HUFFMAN", state->with_huffman ? Py_True : Py_False) < 0
+        || PyModule_AddStringConstant(module, "SIMD", simd_names[state->simd]) < 0) {
         return -1;
     }
     return PyModule_AddStringConstant(module, "LIBJPEG_TURBO_VERSION", version);

@@ -1,13 +1,10 @@
 /* The resizing arithmetic. A triangle filter is applied to rows first, then to columns; pixel centres lie at halves.
 
-   Rows are resized two source pixels at a time: six bytes of an eight-byte load. */
+   The product of a value and its weight is rounded down to 1/256 before products are added. _resize_simd.c has faster
+   loops with the same results. */
 
 #include <math.h>
 #include <string.h>
-
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
 
 #include "_decoder.h"
 
@@ -24,85 +21,107 @@ void fill_axis(Decoder *decoder, Axis *axis, int length, int full, int out_first
     axis->taps = taps;
     for (int out = 0; out < count; out++) {
         double centre = (out_first + out + 0.5) * scale;
-        int start = (int)floor(centre - support + 0.5), end = (int)floor(centre + support + 0.5);
+        int start = (int)(centre - support + 0.5), end = (int)(centre + support + 0.5);
         start = start < 0 ? 0 : start;
         end = end > length ? length : end;
         end = end > start + taps ? start + taps : end;  /* drops what rounding added; its weight is close to 0 */
+        axis->starts[out] = start;
+        axis->ends[out] = end;
         double sum = 0, exact[MAX_TAPS];
-        for (int at = start; at < end; at++) {
-            double weight = 1 - fabs(at + 0.5 - centre) / support;
-            exact[at - start] = weight > 0 ? weight : 0;
-            sum += exact[at - start];
+        int num = end - start, left_over = 65536, largest = 0;
+        for (int tap = 0; tap < num; tap++) {
+            double distance = fabs(start + tap + 0.5 - centre);
+            double weight = 1 - (support > 1 ? distance / support : distance);
+            exact[tap] = weight > 0 ? weight : 0;
+            sum += exact[tap];
         }
         uint16_t *weights = axis->weights + (size_t)out * (size_t)taps;
-        int left_over = 65536, largest = 0;
-        memset(weights, 0, (size_t)taps * sizeof *weights);
-        for (int tap = 0; tap < end - start; tap++) {
+        for (int tap = 0; tap < num; tap++) {
             int weight = (int)(exact[tap] / sum * 65536);
             weights[tap] = (uint16_t)(weight > 65535 ? 65535 : weight);
             left_over -= weights[tap];
             largest = exact[tap] > exact[largest] ? tap : largest;
         }
+        for (int tap = num; tap < taps; tap++) {
+            weights[tap] = 0;
+        }
         left_over += weights[largest];  /* so that the sum is 1, or as close to it as 16 bits allow */
         weights[largest] = (uint16_t)(left_over > 65535 ? 65535 : left_over);
-        axis->starts[out] = start;
-        axis->ends[out] = end;
     }
     axis->first = axis->starts[0];
     axis->end = axis->ends[count - 1];
 }
 
+/* Choose the bytes of a window that a pair of columns takes. Returns 0 if the columns lie too far apart. */
+static int fill_pair(Decoder *decoder, int pair) {
+    const uint32_t *offsets = decoder->offsets + 2 * (size_t)pair;
+    uint32_t window = offsets[0] < offsets[1] ? offsets[0] : offsets[1];
+    uint8_t *picks = decoder->picks + (size_t)pair * WINDOW_BYTES;
+    decoder->windows[pair] = window;
+    memset(picks, NO_BYTE, WINDOW_BYTES);
+    for (int column = 0; column < 2; column++, picks += 2 * COLUMN_LANES) {
+        uint32_t at = offsets[column] - window;
+        if (at > WINDOW_BYTES - 6) {  /* two pixels */
+            return 0;
+        }
+        for (int colour = 0; colour < 3; colour++) {  /* into the upper byte of a lane */
+            picks[2 * colour + 1] = (uint8_t)(at + (uint32_t)colour);
+        }
+    }
+    return 1;
+}
+
 void fill_lanes(Decoder *decoder, int count, int mirror, int origin) {
     const Axis *columns = &decoder->columns;
-    int pairs = (columns->taps + 1) / 2;
-    GROW(decoder, decoder->lanes, (size_t)count * (size_t)pairs * 8 * sizeof(uint16_t));
-    GROW(decoder, decoder->offsets, (size_t)count * sizeof(uint32_t));
-    uint16_t *lanes = decoder->lanes;
+    size_t num_groups = ((size_t)count + GROUP_COLUMNS - 1) / GROUP_COLUMNS, num_columns = num_groups * GROUP_COLUMNS;
+    int taps = 2;  /* an even number, as few as all columns can do with */
+    for (int column = 0; column < count; column++) {
+        int used = columns->ends[column] - columns->starts[column];
+        taps = used > taps ? (used + 1) / 2 * 2 : taps;
+    }
+    size_t num_lanes = num_groups * (size_t)taps * GROUP_LANES;
+    GROW(decoder, decoder->lanes, num_lanes * sizeof *decoder->lanes);
+    GROW(decoder, decoder->offsets, num_columns * sizeof *decoder->offsets);
+    GROW(decoder, decoder->windows, num_columns / 2 * sizeof *decoder->windows);
+    GROW(decoder, decoder->picks, num_columns / 2 * WINDOW_BYTES);
+    memset(decoder->lanes, 0, num_lanes * sizeof *decoder->lanes);
+    decoder->column_taps = taps;
     for (int out = 0; out < count; out++) {
         int column = mirror ? count - 1 - out : out;
         const uint16_t *weights = columns->weights + (size_t)column * (size_t)columns->taps;
+        uint16_t *lanes = decoder->lanes + first_lane(out, taps);
         decoder->offsets[out] = 3 * (uint32_t)(columns->starts[column] - origin);
-        for (int pair = 0; pair < pairs; pair++, lanes += 8) {
-            uint16_t second = 2 * pair + 1 < columns->taps ? weights[2 * pair + 1] : 0;
-            for (int lane = 0; lane < 8; lane++) {
-                lanes[lane] = lane < 3 ? weights[2 * pair] : lane < 6 ? second : 0;
-            }
+        for (int tap = 0; tap < taps; tap++, lanes += GROUP_LANES) {
+            lanes[0] = lanes[1] = lanes[2] = tap < columns->taps ? weights[tap] : 0;
         }
     }
-}
-
-static inline void resize_row_by(
-    const uint8_t *source, const uint32_t *offsets, const uint16_t *lanes, int pairs, int count, uint16_t *result
-) {
-    for (int out = 0; out < count; out++) {
-        const uint8_t *pixels = source + offsets[out];
-#ifdef __SSE2__
-        __m128i sum = _mm_setzero_si128();
-        for (int pair = 0; pair < pairs; pair++, pixels += 6, lanes += 8) {
-            __m128i wide = _mm_unpacklo_epi8(_mm_setzero_si128(), _mm_loadl_epi64((const __m128i *)pixels));
-            sum = _mm_add_epi16(sum, _mm_mulhi_epu16(wide, _mm_loadu_si128((const __m128i *)lanes)));
-        }
-        sum = _mm_add_epi16(sum, _mm_srli_si128(sum, 6));
-        _mm_storel_epi64((__m128i *)(result + 3 * (size_t)out), sum);  /* the next pixel overwrites the fourth value */
-#else
-        uint32_t sums[3] = {0, 0, 0};
-        for (int pair = 0; pair < pairs; pair++, pixels += 6, lanes += 8) {
-            for (int colour = 0; colour < 3; colour++) {
-                sums[colour] += (uint32_t)pixels[colour] * lanes[0] + (uint32_t)pixels[colour + 3] * lanes[3];
-            }
-        }
-        for (int colour = 0; colour < 3; colour++) {
-            result[3 * (size_t)out + colour] = (uint16_t)(sums[colour] >> 8);
-        }
-#endif
+    for (size_t out = (size_t)count; out < num_columns; out++) {  /* fill up the last group; the weights are 0 */
+        decoder->offsets[out] = decoder->offsets[count - 1];
+    }
+    decoder->are_pairs_near = 1;
+    for (int pair = 0; pair < (int)num_columns / 2 && decoder->are_pairs_near; pair++) {
+        decoder->are_pairs_near = fill_pair(decoder, pair);
     }
 }
 
 void resize_row(const Decoder *decoder, const uint8_t *source, int count, uint16_t *result) {
-    if (decoder->columns.taps == 2) {  /* a constant, so that the compiler removes the inner loop */
-        resize_row_by(source, decoder->offsets, decoder->lanes, 1, count, result);
-    } else {
-        resize_row_by(source, decoder->offsets, decoder->lanes, (decoder->columns.taps + 1) / 2, count, result);
+    if (decoder->simd != PLAIN) {
+        resize_row_simd(decoder, source, count, result);
+        return;
+    }
+    for (int out = 0; out < count; out++) {
+        const uint8_t *pixels = source + decoder->offsets[out];
+        const uint16_t *weights = decoder->lanes + first_lane(out, decoder->column_taps);
+        unsigned red = 0, green = 0, blue = 0;
+        for (int tap = 0; tap < decoder->column_taps; tap++, pixels += 3, weights += GROUP_LANES) {
+            unsigned weight = *weights;
+            red += pixels[0] * weight >> 8;
+            green += pixels[1] * weight >> 8;
+            blue += pixels[2] * weight >> 8;
+        }
+        result[3 * (size_t)out] = (uint16_t)red;
+        result[3 * (size_t)out + 1] = (uint16_t)green;
+        result[3 * (size_t)out + 2] = (uint16_t)blue;
     }
 }
 
@@ -115,26 +134,36 @@ static void mix_two(const uint16_t *a, const uint16_t *b, const uint16_t *weight
     }
 }
 
-void mix_rows(Decoder *decoder, int out, size_t stride, size_t count, uint8_t *restrict result) {
-    const Axis *rows = &decoder->rows;
-    const uint16_t *weights = rows->weights + (size_t)out * (size_t)rows->taps;
-    int start = rows->starts[out], num = rows->ends[out] - start;
-    const uint16_t *ring = decoder->ring;
-    if (num <= 2) {
-        const uint16_t *first = ring + stride * (size_t)(start % rows->taps);
-        mix_two(first, num == 2 ? ring + stride * (size_t)((start + 1) % rows->taps) : first, weights, count, result);
-        return;
-    }
-    uint16_t *restrict sums = decoder->ring + stride * (size_t)rows->taps;  /* the row after the ring */
+/* The loop over taps is outside, since compilers use SIMD instructions for a loop over the values of a row. */
+static void mix_many(
+    const uint16_t *const *rows, const uint16_t *weights, int taps, size_t count, uint16_t *restrict sums,
+    uint8_t *restrict out
+) {
     memset(sums, 0, count * sizeof *sums);
-    for (int tap = 0; tap < num; tap++) {
-        const uint16_t *row = ring + stride * (size_t)((start + tap) % rows->taps);
+    for (int tap = 0; tap < taps; tap++) {
+        const uint16_t *row = rows[tap];
         uint16_t weight = weights[tap];
         for (size_t at = 0; at < count; at++) {
             sums[at] = (uint16_t)(sums[at] + PART(row[at], weight));
         }
     }
     for (size_t at = 0; at < count; at++) {
-        result[at] = (uint8_t)((uint16_t)(sums[at] + 128) >> 8);
+        out[at] = (uint8_t)((uint16_t)(sums[at] + 128) >> 8);
+    }
+}
+
+void mix_rows(Decoder *decoder, int out, size_t stride, size_t count, uint8_t *restrict result) {
+    const Axis *axis = &decoder->rows;
+    const uint16_t *rows[MAX_TAPS], *weights = axis->weights + (size_t)out * (size_t)axis->taps;
+    int taps = axis->ends[out] - axis->starts[out];
+    for (int tap = 0; tap < taps; tap++) {
+        rows[tap] = decoder->ring + stride * (size_t)((axis->starts[out] + tap) % axis->taps);
+    }
+    if (decoder->simd == AVX2) {
+        mix_rows_avx2(rows, weights, taps, count, result);
+    } else if (taps <= 2) {
+        mix_two(rows[0], rows[taps - 1], weights, count, result);
+    } else {
+        mix_many(rows, weights, taps, count, decoder->ring + stride * (size_t)axis->taps, result);
     }
 }

@@ -81,6 +81,8 @@ class _Native(Protocol):
     LIBJPEG_TURBO_VERSION: str
     WITH_HUFFMAN: bool
     """Whether it decodes the Huffman codes of plain JPEGs itself, which is faster. The pixels are the same."""
+    SIMD: str
+    """The instructions that it resizes with: `avx2`, `sse2`, `neon` or `plain`. The pixels are the same."""
 
     def decode(self, data: ImageBytes, view: StoredView, out: Pixels) -> str | None:
         """Write a view to `out`, C-contiguous uint8 [height, width, 3]; return None, or the reason for declining it."""

@@ -1,5 +1,5 @@
 /* Damaged files, and any view of them, through the native decoder: no error of memory, and the same pixels or the same
-   cause whether Huffman codes are decoded by mpload or by libjpeg-turbo.
+   cause whether Huffman codes are decoded by mpload or by libjpeg-turbo, and with or without SIMD instructions.
 
        FILES="tests/support/fuzz_native.c mpload/images/_[dhr]*.c"
    With libFuzzer, guided by coverage (best with a libjpeg-turbo that is built with the same flags, WITH_SIMD=0):
@@ -78,6 +78,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t num_bytes) {
     if (num_bytes < VIEW_BYTES || with_huffman == NULL || without_huffman == NULL) {
         return 0;
     }
+    without_huffman->simd = PLAIN;
     const uint8_t *input = data + num_bytes - VIEW_BYTES;
     int height, width;
     if (!read_size(data, num_bytes, &height, &width) || (long)height * width > MAX_PIXELS) {
