@@ -13,6 +13,9 @@ of all rounds, and the median over whole rounds. Ratios are computed from the be
 - simplejpeg: full decode, cv2.resize of the crop, cv2.flip.
 - mpload_simplejpeg, mpload_native: a complete `Pipeline`, from sample_ids to the slot; `_antialias`: with
   antialias=True.
+- mpload_libjpeg_huffman, mpload_without_avx2: as mpload_native, in processes of their own, in which libjpeg-turbo
+  decodes the Huffman codes (MPLOAD_LIBJPEG_HUFFMAN=1), or rows are resized with SSE2 (MPLOAD_SIMD=sse2); `_antialias`
+  as above. They show what mpload's Huffman decoder and AVX2 gain.
 - limit: the C code of the native decoder in a loop in C, over the same files and crops, without Python (its own
   process).
 
@@ -21,13 +24,15 @@ Records: benchmarks/records/decode.jsonl.
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +62,11 @@ IMAGES = Path(__file__).parents[1] / "mpload" / "images"
 SOURCES = (Path(__file__).with_name("decode_limit.c"), *sorted({*IMAGES.glob("_*.c")} - {IMAGES / "_jpeg.c"}))
 Turn = Callable[[int, int], int]
 """Makes the images from first to last (exclusive), and returns the CPU time in nanoseconds."""
+SWITCHED_OFF = {
+    "mpload_libjpeg_huffman": {"MPLOAD_LIBJPEG_HUFFMAN": "1"},
+    "mpload_without_avx2": {"MPLOAD_SIMD": "sse2"},
+}
+"""Contestants, and the environment variables that switch a part of the native decoder off."""
 
 
 class Views:
@@ -150,11 +160,11 @@ def compile_limit(folder: Path) -> Path:
 
 
 @contextmanager
-def limit(views: Views, program: Path) -> Iterator[Turn]:
-    """Run the loop in C in its own process."""
-    crops = program.with_name("views")
-    crops.write_text("".join(views.lines))
-    with subprocess.Popen([program, crops], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+def elsewhere(*command: str | Path, **environment: str) -> Iterator[Turn]:
+    """Run a program that makes images in a process of its own, for each line "first last" that it reads."""
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | environment
+    ) as process:
         requests, answers = process.stdin, process.stdout
         assert requests is not None
         assert answers is not None
@@ -164,9 +174,25 @@ def limit(views: Views, program: Path) -> Iterator[Turn]:
             requests.flush()
             return int(answers.readline())
 
-        turn(0, 0)  # wait until the program has read the list
+        turn(0, 0)  # wait until the program is ready
         yield turn
         requests.close()
+
+
+def limit(views: Views, program: Path) -> AbstractContextManager[Turn]:
+    """Run the loop in C."""
+    crops = program.with_name("views")
+    crops.write_text("".join(views.lines))
+    return elsewhere(program, crops)
+
+
+def serve_turns(listing: Path, *, antialias: bool) -> None:
+    """Be the program that `elsewhere` runs: make images as `mpload_native` does."""
+    decode = RandomResizedCrop(SIZE, backend="native", antialias=antialias)
+    turn = ours(Pipeline(index=open_index(listing), decode=decode, policy=ErrorPolicy()))
+    for line in sys.stdin:
+        first, last = map(int, line.split())
+        print(turn(first, last), flush=True)
 
 
 def measure(contestants: dict[str, Turn], *, num_images: int, rounds: int) -> dict[str, Any]:
@@ -199,13 +225,19 @@ def check_pixels(views: Views, pipelines: Sequence[Pipeline], number: int) -> No
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer images; write no record")
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--antialias", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.serve is not None:
+        serve_turns(arguments.serve, antialias=arguments.antialias)
+        return
     num_images, rounds = (100, 2) if arguments.quick else (500, 6)
     cv2.setNumThreads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_photo_tree(folder / "photos", num_images=num_images, num_classes=1, seed=0, grain=10)
-        index = open_index(build_index(folder / "photos", folder / "photos.txt"))
+        listing = build_index(folder / "photos", folder / "photos.txt")
+        index = open_index(listing)
 
         def pipeline(decode: RandomResizedCrop) -> Pipeline:
             return Pipeline(index=index, decode=decode, policy=ErrorPolicy())
@@ -224,13 +256,19 @@ def main() -> None:
             check_pixels(views, [each for name, each in pipelines.items() if "antialias" not in name], number)
         contestants = {"pil": pil(views), "opencv": opencv(views), "simplejpeg": full_decode(views)}
         contestants |= {name: ours(each) for name, each in pipelines.items()}
-        if is_native:
-            with limit(views, compile_limit(folder)) as in_c:
-                found = measure({**contestants, "limit": in_c}, num_images=num_images, rounds=rounds)
-        else:
+        with ExitStack() as others:
+            if is_native:
+                for contestant, environment in SWITCHED_OFF.items():
+                    command = (sys.executable, __file__, "--serve", str(listing))
+                    contestants[contestant] = others.enter_context(elsewhere(*command, **environment))
+                    antialiased = elsewhere(*command, "--antialias", **environment)
+                    contestants[f"{contestant}_antialias"] = others.enter_context(antialiased)
+                contestants["limit"] = others.enter_context(limit(views, compile_limit(folder)))
             found = measure(contestants, num_images=num_images, rounds=rounds)
         mean_bytes = round(statistics.mean(path.stat().st_size for path in views.paths))
     case = {"num_images": num_images, "mean_bytes": mean_bytes, "rounds": rounds, "backend": jpeg_backend()}
+    if is_native:
+        case["simd"] = import_module("mpload.images._jpeg").SIMD
     best = {name: times.min(axis=0).mean() for name, times in found.items()}
     for name, times in found.items():
         figures = {"best_us": best[name], "median_us": statistics.median(times.mean(axis=1))}
