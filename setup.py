@@ -5,7 +5,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-JPEG_FILES = ("_decoder", "_huffman", "_huffman_tables", "_huffman_test", "_resize", "_resize_simd")
+JPEG_FILES = ("_decoder", "_huffman", "_huffman_tables", "_huffman_test", "_resize", "_resize_simd", "_rows")
 
 stable_abi = not sysconfig.get_config_var("Py_GIL_DISABLED")  # free-threaded Pythons have none
 

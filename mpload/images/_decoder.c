@@ -79,6 +79,9 @@ Decoder *new_decoder(int with_huffman) {
 
 void free_decoder(Decoder *decoder) {
     jpeg_destroy_decompress(&decoder->info);
+    if (decoder->huffman != NULL) {
+        free_rows(&decoder->huffman->rows);
+    }
     void *buffers[] = {decoder->rows.starts, decoder->rows.ends, decoder->rows.weights, decoder->columns.starts,
                        decoder->columns.ends, decoder->columns.weights, decoder->block, decoder->ring, decoder->lanes,
                        decoder->offsets, decoder->windows, decoder->picks, decoder->huffman};
@@ -276,10 +279,42 @@ static int try_view(
     return 1;
 }
 
-int decode_view(Decoder *decoder, const uint8_t *data, size_t num_bytes, const View *view, uint8_t *out) {
+static int decode(
+    Decoder *decoder, RowsMode mode, const uint8_t *data, size_t num_bytes, const View *view, uint8_t *out
+) {
+    if (decoder->huffman != NULL) {
+        decoder->huffman->rows.mode = mode;
+    }
     return try_view(decoder, decoder->huffman, data, num_bytes, view, out)
         /* libjpeg-turbo alone decides whether the file is damaged, and in which words. */
         || (decoder->is_huffman_used && try_view(decoder, NULL, data, num_bytes, view, out));
+}
+
+int decode_view(Decoder *decoder, const uint8_t *data, size_t num_bytes, const View *view, uint8_t *out) {
+    return decode(decoder, NO_ROWS, data, num_bytes, view, out);
+}
+
+int decode_view_with_rows(
+    Decoder *decoder, const uint8_t *data, size_t num_bytes, const View *view, const uint8_t *entry,
+    size_t entry_bytes, uint8_t *out
+) {
+    Huffman *huffman = decoder->huffman;
+    if (huffman == NULL) {
+        return decode_view(decoder, data, num_bytes, view, out);
+    }
+    Rows *rows = &huffman->rows;
+    rows->entry_bytes = 0;
+    if (read_rows(rows, entry, entry_bytes, data, num_bytes)) {
+        rows->mode = USE_ROWS;
+        if (try_view(decoder, huffman, data, num_bytes, view, out)) {
+            return 1;
+        }
+    }
+    int is_made = decode(decoder, NOTE_ROWS, data, num_bytes, view, out);
+    if (is_made && decoder->is_huffman_used && rows->mode == NOTE_ROWS && skip_rest(huffman)) {
+        make_entry(rows, data, num_bytes);
+    }
+    return is_made;
 }
 
 int is_view(const View *view) {

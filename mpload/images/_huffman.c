@@ -199,34 +199,110 @@ static int pass_restart(Huffman *huffman) {
     return 1;
 }
 
-static boolean decode_mcu(j_decompress_ptr info, JBLOCKROW *blocks) {
-    Huffman *huffman = ((Decoder *)info->client_data)->huffman;
+static inline void advance(unsigned *row, unsigned *column, unsigned num_columns) {
+    if (++*column == num_columns) {
+        *column = 0;
+        *row += 1;
+    }
+}
+
+/* The position of the next bit of the scan. */
+static uint64_t position_of(const Huffman *huffman) {
+    const BitReader *bits = &huffman->bits;
+    const uint8_t *at = bits->next;
+    int unread = bits->count - bits->missing;
+    for (int left = unread; left > 0; left -= 8) {  /* back over the bytes in the window */
+        at -= at - huffman->scan >= 2 && at[-1] == 0 && at[-2] == 0xFF ? 2 : 1;
+    }
+    return (uint64_t)(at - huffman->scan) * 8 + (unsigned)(-unread & 7);
+}
+
+/* Go to the start of a row below the first. */
+static int go_to_row(Huffman *huffman, unsigned row) {
+    const RowStart *start = &huffman->rows.starts[row];
+    if (start->position / 8 > (size_t)(huffman->bits.end - huffman->scan)) {
+        return 0;
+    }
+    BitReader bits = {.next = huffman->scan + start->position / 8, .end = huffman->bits.end};
+    fill(&bits);
+    use_bits(&bits, (int)(start->position % 8));
+    huffman->bits = bits;
+    memcpy(huffman->predictors, start->predictors, sizeof huffman->predictors);
+    huffman->row = row;
+    huffman->column = 0;
+    if (huffman->restart_interval != 0) {
+        unsigned num_before = row * huffman->num_columns, passed = (num_before - 1) / huffman->restart_interval;
+        huffman->until_restart = (passed + 1) * huffman->restart_interval - num_before;
+        huffman->next_restart = (int)(passed % 8);
+    }
+    return 1;
+}
+
+/* Decode an MCU, or skip it if `blocks` is NULL. Returns 0 if something is wrong. */
+static int take_mcu(Huffman *huffman, JBLOCKROW *blocks) {
+    if (huffman->column == 0 && huffman->rows.mode == NOTE_ROWS && huffman->row < huffman->num_rows) {
+        RowStart *start = &huffman->rows.starts[huffman->row];
+        start->position = position_of(huffman);
+        memcpy(start->predictors, huffman->predictors, sizeof start->predictors);
+    }
     if (huffman->restart_interval != 0) {
         if (huffman->until_restart == 0 && !pass_restart(huffman)) {
-            give_up(info);
+            return 0;
         }
         huffman->until_restart--;
     }
-    int is_shown = blocks != NULL && huffman->first_shown <= huffman->column && huffman->column < huffman->end_shown;
-    huffman->column = huffman->column + 1 < huffman->num_columns ? huffman->column + 1 : 0;
+    advance(&huffman->row, &huffman->column, huffman->num_columns);
     BitReader bits = huffman->bits;  /* a copy that can stay in registers */
     fill(&bits);
     for (int number = 0; number < huffman->num_blocks; number++) {
         const BlockPlan *plan = &huffman->blocks[number];
         *plan->predictor += (unsigned)take_value(&bits, take_symbol(&bits, plan->dc));
-        if (is_shown) {
+        if (blocks != NULL) {
             (*blocks[number])[0] = (JCOEF)*plan->predictor;
         }
-        if (is_shown && plan->needs_ac) {
+        if (blocks != NULL && plan->needs_ac) {
             take_block(&bits, plan->ac, *blocks[number]);
         } else {
             skip_block(&bits, plan->ac);
         }
     }
     huffman->bits = bits;
-    if (bits.count < bits.missing) {  /* missing bits are used last */
+    return bits.count >= bits.missing;  /* missing bits are used last */
+}
+
+/* Skip the MCUs before the one that libjpeg-turbo asks for, from the start of its row if that is known. */
+static int catch_up(Huffman *huffman) {
+    unsigned row = huffman->asked_row, column = huffman->asked_column;
+    if (huffman->rows.mode == USE_ROWS && huffman->row < row && row < huffman->num_rows && !go_to_row(huffman, row)) {
+        return 0;
+    }
+    while (huffman->row != row || huffman->column != column) {
+        if (!take_mcu(huffman, NULL)) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+int skip_rest(Huffman *huffman) {
+    while (huffman->row < huffman->num_rows) {
+        if (!take_mcu(huffman, NULL)) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* MCUs in skipped rows are left to `catch_up`. So are those in other columns, if the starts of rows are known: then
+   those right of the last column are never decoded. Without the starts they are decoded, to notice damage. */
+static boolean decode_mcu(j_decompress_ptr info, JBLOCKROW *blocks) {
+    Huffman *huffman = ((Decoder *)info->client_data)->huffman;
+    int is_shown = huffman->first_shown <= huffman->asked_column && huffman->asked_column < huffman->end_shown;
+    if (blocks != NULL && (is_shown || huffman->rows.mode != USE_ROWS)
+        && (!catch_up(huffman) || !take_mcu(huffman, is_shown ? blocks : NULL))) {
         give_up(info);
     }
+    advance(&huffman->asked_row, &huffman->asked_column, huffman->num_columns);
     return TRUE;
 }
 
@@ -255,6 +331,16 @@ static int prepare_tables(Huffman *huffman, j_decompress_ptr info) {
     return are_ready;
 }
 
+/* Decide what to do with the starts of rows in this scan. */
+static void prepare_rows(Rows *rows, unsigned num_rows, unsigned num_components) {
+    if (rows->mode == USE_ROWS && (rows->num_rows != num_rows || rows->num_components != num_components)) {
+        rows->mode = NO_ROWS;
+    }
+    if (rows->mode == NOTE_ROWS && !reserve_rows(rows, num_rows, num_components)) {
+        rows->mode = NO_ROWS;
+    }
+}
+
 int take_over(Huffman *huffman, j_decompress_ptr info, JDIMENSION left, JDIMENSION right) {
     if (!is_understood(info) || !prepare_tables(huffman, info)) {
         return 0;
@@ -269,12 +355,15 @@ int take_over(Huffman *huffman, j_decompress_ptr info, JDIMENSION left, JDIMENSI
     }
     memset(huffman->predictors, 0, sizeof huffman->predictors);
     const uint8_t *data = info->src->next_input_byte;
+    huffman->scan = data;
     huffman->bits = (BitReader){.next = data, .end = data + info->src->bytes_in_buffer};
     huffman->restart_interval = huffman->until_restart = info->restart_interval;
     huffman->next_restart = 0;
     unsigned mcu_width = (unsigned)(MIN_SCALED_SIZE(info) * (info->comps_in_scan > 1 ? info->max_h_samp_factor : 1));
-    huffman->column = 0;
+    huffman->row = huffman->column = huffman->asked_row = huffman->asked_column = 0;
+    huffman->num_rows = info->MCU_rows_in_scan;
     huffman->num_columns = info->MCUs_per_row;
+    prepare_rows(&huffman->rows, huffman->num_rows, (unsigned)info->comps_in_scan);
     huffman->first_shown = left / mcu_width;
     huffman->end_shown = (right + mcu_width - 1) / mcu_width;
     info->entropy->decode_mcu = decode_mcu;

@@ -2,6 +2,7 @@
 
    _huffman_tables.c  builds lookup tables from the tables in the file
    _huffman.c         decodes a scan with them
+   _rows.c            keeps where the rows of MCUs begin; see _rows.h
    _huffman_test.c    tests whether the pixels are the same as with libjpeg-turbo's decoder
 
    Words: a *symbol* is what a Huffman code stands for. For the first coefficient of a block (DC) it is the size in bits
@@ -18,6 +19,8 @@
 #include <stdio.h>
 
 #include <jpeglib.h>
+
+#include "_rows.h"
 
 enum {
     MAX_CODE_BITS = 16,
@@ -89,7 +92,11 @@ typedef struct Huffman {
     BlockPlan blocks[D_MAX_BLOCKS_IN_MCU];
     int num_blocks;                             /* in an MCU */
     uint32_t predictors[MAX_COMPS_IN_SCAN];
+    const uint8_t *scan;                        /* its first byte */
+    unsigned row, num_rows;                     /* row of the next MCU; rows of MCUs */
     unsigned column, num_columns;               /* column of the next MCU; MCUs in a row */
+    unsigned asked_row, asked_column;           /* of the MCU that libjpeg-turbo asks for next, which may lie behind */
+    Rows rows;                                  /* where rows begin, if that is known or wanted */
     unsigned first_shown, end_shown;            /* other columns are skipped */
     unsigned restart_interval, until_restart;   /* in MCUs; the interval is 0 if there are no restart markers */
     int next_restart;                           /* number of the next restart marker, 0 to 7 */
@@ -104,6 +111,9 @@ typedef struct Huffman {
    If something turns out to be wrong later, libjpeg's `error_exit` is called: then decode the file again without
    this. */
 int take_over(Huffman *huffman, j_decompress_ptr info, JDIMENSION left, JDIMENSION right);
+
+/* Skip the rest of the scan, so that the starts of all rows are noted. Returns 0 if something is wrong with it. */
+int skip_rest(Huffman *huffman);
 
 /* Whether no two codes overlap and no symbol exceeds `max_symbol`. libjpeg-turbo has refused other tables already; this
    makes sure that no table is written out of bounds. */

@@ -71,6 +71,15 @@ static size_t make_photo(const Case *like, uint8_t *data) {
     return num_bytes <= PHOTO_BYTES ? num_bytes : 0;
 }
 
+/* Decode with the entry that was made just before. */
+static int uses_rows(Decoder *decoder, const uint8_t *data, size_t num_bytes, const View *view, uint8_t *pixels) {
+    const Rows *rows = &decoder->huffman->rows;
+    memset(pixels, 0, 3 * SHOWN_SIDE * SHOWN_SIDE);
+    return rows->entry_bytes != 0
+        && decode_view_with_rows(decoder, data, num_bytes, view, rows->entry, rows->entry_bytes, pixels)
+        && rows->entry_bytes == 0;
+}
+
 static int agree(Decoder *with, Decoder *without, const Case *on) {
     uint8_t data[PHOTO_BYTES], pixels[2][3 * SHOWN_SIDE * SHOWN_SIDE];
     size_t num_bytes = make_photo(on, data);
@@ -82,8 +91,10 @@ static int agree(Decoder *with, Decoder *without, const Case *on) {
         .full_height = SHOWN_SIDE, .full_width = SHOWN_SIDE, .out_height = SHOWN_SIDE, .out_width = SHOWN_SIDE};
     return num_bytes != 0
         && decode_view(with, data, num_bytes, &view, pixels[0])  /* only notes the tables */
-        && decode_view(with, data, num_bytes, &view, pixels[0]) && with->is_huffman_used
+        && decode_view_with_rows(with, data, num_bytes, &view, data, 0, pixels[0]) && with->is_huffman_used
         && decode_view(without, data, num_bytes, &view, pixels[1])
+        && memcmp(pixels[0], pixels[1], sizeof pixels[0]) == 0
+        && uses_rows(with, data, num_bytes, &view, pixels[0])
         && memcmp(pixels[0], pixels[1], sizeof pixels[0]) == 0;
 }
 

@@ -16,7 +16,17 @@ typedef struct {
     Simd simd;
 } State;
 
-static PyObject *write_pixels(PyObject *module, Py_buffer *data, Py_buffer *out, View *view) {
+/* None, or the entry that was made. */
+static PyObject *made_entry(const Decoder *decoder) {
+    const Rows *rows = decoder->huffman == NULL ? NULL : &decoder->huffman->rows;
+    if (rows == NULL || rows->entry_bytes == 0) {
+        return Py_NewRef(Py_None);
+    }
+    return PyBytes_FromStringAndSize((const char *)rows->entry, (Py_ssize_t)rows->entry_bytes);
+}
+
+/* `entry->buf` is NULL if no entry is wanted. */
+static PyObject *write_pixels(PyObject *module, Py_buffer *data, Py_buffer *out, View *view, Py_buffer *entry) {
     if (out->ndim != 3 || out->itemsize != 1 || out->shape[2] != 3 || out->shape[0] > MAX_SIDE
         || out->shape[1] > MAX_SIDE) {
         PyErr_SetString(PyExc_ValueError, "out must be uint8 [height, width, 3]");
@@ -38,9 +48,15 @@ static PyObject *write_pixels(PyObject *module, Py_buffer *data, Py_buffer *out,
     decoder->simd = state->simd;
     int done;
     Py_BEGIN_ALLOW_THREADS
-    done = decode_view(decoder, data->buf, (size_t)data->len, view, out->buf);
+    if (entry->buf == NULL) {
+        done = decode_view(decoder, data->buf, (size_t)data->len, view, out->buf);
+    } else {
+        done = decode_view_with_rows(
+            decoder, data->buf, (size_t)data->len, view, entry->buf, (size_t)entry->len, out->buf);
+    }
     Py_END_ALLOW_THREADS
-    PyObject *result = done ? Py_NewRef(Py_None) : PyUnicode_DecodeLocale(decoder->cause, "surrogateescape");
+    PyObject *result = !done ? PyUnicode_DecodeLocale(decoder->cause, "surrogateescape")
+        : entry->buf == NULL ? Py_NewRef(Py_None) : made_entry(decoder);
     decoder->next = state->at_rest;
     state->at_rest = decoder;
     return result;
@@ -73,21 +89,24 @@ static int read_view(PyObject *from, View *view) {  /* faster than nested format
 }
 
 PyDoc_STRVAR(decode_doc,
-"decode(data, view, out)\n--\n\n"
+"decode(data, view, out, entry=None)\n--\n\n"
 "Write a view of a JPEG, a `mpload.images.jpeg.StoredView`, to `out`, uint8 [height, width, 3], C-contiguous.\n\n"
-"Returns None, or the reason if the file is declined; the contents of `out` are then undefined.");
+"Returns None, or the reason if the file is declined; the contents of `out` are then undefined.\n\n"
+"With an `entry` of the same photo, rows above the view are not decoded. If it is of another photo, damaged or empty,\n"
+"a new entry, bytes, is returned instead of None where one can be made.");
 
 static PyObject *decode(PyObject *module, PyObject *args) {
-    Py_buffer data, out;
+    Py_buffer data, out, entry = {0};
     View view;
     PyObject *numbers, *target, *result = NULL;
-    if (!PyArg_ParseTuple(args, "y*O!O:decode", &data, &PyTuple_Type, &numbers, &target)) {
+    if (!PyArg_ParseTuple(args, "y*O!O|z*:decode", &data, &PyTuple_Type, &numbers, &target, &entry)) {
         return NULL;
     }
     if (read_view(numbers, &view) && PyObject_GetBuffer(target, &out, PyBUF_WRITABLE | PyBUF_ND) == 0) {
-        result = write_pixels(module, &data, &out, &view);
+        result = write_pixels(module, &data, &out, &view, &entry);
         PyBuffer_Release(&out);
     }
+    PyBuffer_Release(&entry);
     PyBuffer_Release(&data);
     return result;
 }

@@ -1,5 +1,6 @@
 /* Damaged files, and any view of them, through the native decoder: no error of memory, and the same pixels or the same
-   cause whether Huffman codes are decoded by mpload or by libjpeg-turbo, and with or without SIMD instructions.
+   cause whether Huffman codes are decoded by mpload or by libjpeg-turbo, with or without SIMD instructions, and with or
+   without the starts of rows.
 
        FILES="tests/support/fuzz_native.c mpload/images/_[dhr]*.c"
    With libFuzzer, guided by coverage (best with a libjpeg-turbo that is built with the same flags, WITH_SIMD=0):
@@ -16,11 +17,12 @@
 #include <string.h>
 
 #include "../../mpload/images/_decoder.h"
+#include "../../mpload/images/_huffman.h"
 
 enum { VIEW_BYTES = 16, MAX_PIXELS = 300000, MAX_RESULT = 256 };
 
 static Decoder *with_huffman, *without_huffman;
-static long num_decoded, num_huffman_decoded;
+static long num_decoded, num_huffman_decoded, num_entries;
 
 static int pick(const uint8_t *bytes, int low, int high) {
     return low + (bytes[0] << 8 | bytes[1]) % (high - low + 1);
@@ -49,22 +51,85 @@ static void *allocate(size_t num_bytes) {
     return bytes;
 }
 
-static void decode_both_ways(const uint8_t *data, size_t num_bytes, const View *view) {
+/* What libjpeg-turbo alone makes of a file. */
+typedef struct {
+    const uint8_t *data;
+    size_t num_bytes;
+    const View *view;
+    uint8_t *pixels;
+    size_t result_bytes;
+    int is_made;
+} Expected;
+
+static void compare(const Expected *expected, int is_made, const uint8_t *pixels) {
+    if (is_made != expected->is_made || memcmp(pixels, expected->pixels, is_made ? expected->result_bytes : 0) != 0
+        || (!is_made && strcmp(with_huffman->cause, without_huffman->cause) != 0)) {
+        fprintf(stderr, "the two ways disagree: %s; %s\n", is_made ? "pixels" : with_huffman->cause,
+                expected->is_made ? "pixels" : without_huffman->cause);
+        abort();
+    }
+}
+
+static int decode_with_entry(const Expected *expected, const uint8_t *entry, size_t entry_bytes, uint8_t *pixels) {
+    uint8_t *copy = allocate(entry_bytes);
+    memcpy(copy, entry, entry_bytes);
+    int is_made = decode_view_with_rows(
+        with_huffman, expected->data, expected->num_bytes, expected->view, copy, entry_bytes, pixels);
+    free(copy);
+    return is_made;
+}
+
+/* The pixels are the same with a valid entry and with a damaged one. A forged one does no harm to memory. */
+static void decode_with_entries(const Expected *expected, uint8_t *pixels, uint32_t dice) {
+    Rows *rows = &with_huffman->huffman->rows;
+    compare(expected, decode_with_entry(expected, (const uint8_t *)"", 0, pixels), pixels);
+    size_t entry_bytes = rows->entry_bytes;
+    if (entry_bytes == 0) {
+        return;
+    }
+    num_entries++;
+    uint8_t *entry = allocate(entry_bytes);
+    memcpy(entry, rows->entry, entry_bytes);
+    compare(expected, decode_with_entry(expected, entry, entry_bytes, pixels), pixels);
+    if (rows->entry_bytes != 0 && with_huffman->is_huffman_used) {
+        fprintf(stderr, "an entry was refused\n");
+        abort();
+    }
+    entry[dice % entry_bytes] ^= (uint8_t)(1 << (dice >> 24) % 8);
+    compare(expected, decode_with_entry(expected, entry, entry_bytes - dice % 64 / 63, pixels), pixels);
+    free(entry);
+    unsigned num_wrong = 1 + dice % 3;
+    for (unsigned number = 0; number < num_wrong; number++) {
+        dice = dice * 1664525 + 1013904223;
+        RowStart *start = &rows->starts[(dice >> 8) % rows->num_rows];
+        uint64_t positions[] = {start->position + (dice >> 16) % 64, start->position - (dice >> 16) % 64, dice,
+                                expected->num_bytes * 8 - (dice >> 16) % 99, (uint64_t)dice << 32};
+        start->position = positions[(dice >> 3) % 5];
+        start->predictors[dice % MAX_ROW_COMPONENTS] += dice >> 12;
+    }
+    if (dice >> 31) {
+        rows->num_rows = dice % (rows->num_rows + 1);
+    }
+    make_entry(rows, expected->data, expected->num_bytes);
+    entry_bytes = rows->entry_bytes;
+    entry = allocate(entry_bytes);
+    memcpy(entry, rows->entry, entry_bytes);
+    decode_with_entry(expected, entry, entry_bytes, pixels);
+    free(entry);
+}
+
+static void decode_all_ways(const uint8_t *data, size_t num_bytes, const View *view, uint32_t dice) {
     size_t result_bytes = (size_t)view->out_height * (size_t)view->out_width * 3;
     uint8_t *copy = allocate(num_bytes);  /* so that a byte too many is seen */
     uint8_t *ours = allocate(result_bytes), *theirs = allocate(result_bytes);
     memcpy(copy, data, num_bytes);
+    Expected expected = {copy, num_bytes, view, theirs, result_bytes, 0};
+    expected.is_made = decode_view(without_huffman, copy, num_bytes, view, theirs);
     decode_view(with_huffman, copy, num_bytes, view, ours);  /* its tables are made when they come a second time */
-    int is_ours = decode_view(with_huffman, copy, num_bytes, view, ours);
-    int is_theirs = decode_view(without_huffman, copy, num_bytes, view, theirs);
-    num_decoded += is_theirs;
-    num_huffman_decoded += is_theirs && with_huffman->is_huffman_used;
-    if (is_ours != is_theirs || memcmp(ours, theirs, is_ours ? result_bytes : 0) != 0
-        || (!is_ours && strcmp(with_huffman->cause, without_huffman->cause) != 0)) {
-        fprintf(stderr, "the two ways disagree: %s; %s\n", is_ours ? "pixels" : with_huffman->cause,
-                is_theirs ? "pixels" : without_huffman->cause);
-        abort();
-    }
+    compare(&expected, decode_view(with_huffman, copy, num_bytes, view, ours), ours);
+    num_decoded += expected.is_made;
+    num_huffman_decoded += expected.is_made && with_huffman->is_huffman_used;
+    decode_with_entries(&expected, ours, dice);
     free(copy);
     free(ours);
     free(theirs);
@@ -106,7 +171,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t num_bytes) {
         view.out_top = view.out_left = view.mirror = 0;
     }
     if (is_view(&view)) {
-        decode_both_ways(data, num_bytes, &view);
+        uint32_t dice = 0;
+        for (int at = 0; at < VIEW_BYTES; at++) {
+            dice = dice * 16777619 ^ input[at];
+        }
+        decode_all_ways(data, num_bytes, &view, dice);
     }
     return 0;
 }
@@ -178,8 +247,8 @@ int main(int argc, char **argv) {
         free_decoder(with_huffman);
         free_decoder(without_huffman);
     }
-    printf("%ld inputs, %ld pictures, %ld of them without libjpeg-turbo's Huffman decoder\n", num_inputs, num_decoded,
-           num_huffman_decoded);
-    return num_huffman_decoded < num_inputs / 20;
+    printf("%ld inputs, %ld pictures, %ld of them without libjpeg-turbo's Huffman decoder, %ld with starts of rows\n",
+           num_inputs, num_decoded, num_huffman_decoded, num_entries);
+    return num_huffman_decoded < num_inputs / 20 || num_entries < num_inputs / 20;
 }
 #endif
