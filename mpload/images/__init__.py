@@ -6,6 +6,7 @@ claims           Claim: how a decoder requests memory before it allocates it
 limits           Limits: which files are refused
 jpeg             decodes JPEG with the native decoder, otherwise with simplejpeg or OpenCV
 jpeg_header      reads size and orientation from a JPEG's header
+row_starts       RowStarts: keeps where the rows of a JPEG begin
 resize           View: the part of an image to show; resizes it
 decoders         the values of decode=: RandomResizedCrop, ResizeCenterCrop, ImageDecoder, RawBytes, NumpyDecoder
 gpu_decode       GpuDecode: the worker chooses the crop, the device decodes
@@ -15,6 +16,7 @@ _decoder         decodes rows and columns of a JPEG through libjpeg-turbo (C)
 _huffman         decodes Huffman codes faster than libjpeg-turbo (C)
 _huffman_tables  tables that decode several codes at a time (C)
 _huffman_test    the self-test: compares the pixels with libjpeg-turbo's (C)
+_rows            the entry that tells where rows begin (C)
 _resize          resizes those rows (C)
 _resize_simd     faster loops for it, with AVX2, SSE2 or NEON instructions (C)
 ```

@@ -20,12 +20,14 @@ from mpload.images.claims import PEAK_PIXEL_BYTES, PLAIN_PIXEL_BYTES, Claim
 from mpload.images.jpeg_header import ImageBytes, has_more_scans, libjpeg_header, read_header
 from mpload.images.limits import Limits
 from mpload.images.resize import Box, Pixels, View, resize_into
+from mpload.images.row_starts import RowStarts
 
 __all__ = [
     "BACKENDS",
     "Backend",
     "Jpeg",
     "StoredView",
+    "can_note_rows",
     "check_backend",
     "decode_with_opencv",
     "jpeg_backend",
@@ -84,8 +86,11 @@ class _Native(Protocol):
     SIMD: str
     """The instructions that it resizes with: `avx2`, `sse2`, `neon` or `plain`. The pixels are the same."""
 
-    def decode(self, data: ImageBytes, view: StoredView, out: Pixels) -> str | None:
-        """Write a view to `out`, C-contiguous uint8 [height, width, 3]; return None, or the reason for declining it."""
+    def decode(self, data: ImageBytes, view: StoredView, out: Pixels, entry: bytes | None = None) -> bytes | str | None:
+        """Write a view to `out`, C-contiguous uint8 [height, width, 3].
+
+        Return None, or the reason for declining it as a `str`; if `entry` is not an entry of this file, its new one.
+        """
         ...
 
 
@@ -116,6 +121,11 @@ def jpeg_backend() -> str:
     if _NATIVE is None or _NATIVE.WITH_HUFFMAN:
         return codec
     return f"{codec.removesuffix(')')}, slower: without mpload's Huffman decoder)"
+
+
+def can_note_rows() -> bool:
+    """Return whether the decoder here notes where the rows of a JPEG begin."""
+    return _NATIVE is not None and _NATIVE.WITH_HUFFMAN
 
 
 def check_backend(name: str) -> None:
@@ -188,6 +198,8 @@ class Jpeg:
     native: _Native | None
     """The decoder that is tried first."""
     claim: Claim
+    rows: RowStarts | None = None
+    """Makes `draw` faster."""
 
     @property
     def height(self) -> int:
@@ -237,11 +249,16 @@ class Jpeg:
 
     def _draw_natively(self, native: _Native, view: View, out: Pixels) -> bool:
         stored = self.stored_view(view)
-        if self.orientation == 1:
-            return native.decode(self.data, stored, out) is None
-        pixels = np.empty(out.shape if self.orientation < 5 else (out.shape[1], out.shape[0], 3), np.uint8)
-        if native.decode(self.data, stored, pixels) is not None:
+        pixels = out
+        if self.orientation != 1:
+            pixels = np.empty(out.shape if self.orientation < 5 else (out.shape[1], out.shape[0], 3), np.uint8)
+        made = native.decode(self.data, stored, pixels, None if self.rows is None else self.rows.read())
+        if isinstance(made, str):
             return False
+        if made is not None and self.rows is not None:
+            self.rows.write(made)
+        if self.orientation == 1:
+            return True
         upright = _oriented(pixels, self.orientation)
         np.copyto(out, upright[:, ::-1] if view.mirror else upright)
         return True

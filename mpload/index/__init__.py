@@ -5,6 +5,7 @@ columns    column types and the cells that they hold: path, span, lmdb, row, int
 text       the text format: header, lines, escapes; plain lists too
 scan       one fast pass over a text for the line offsets, the labels and a digest
 sidecar    writes and checks the sidecar, an Arrow file with the results of a scan (the only module that uses pyarrow)
+derived    where files derived from a text are kept
 open_file  opens a text, and reads files by position
 lookup     reads the columns of a sidecar by position, without pyarrow
 index      Index: records and labels

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from mpload.errors import SidecarError
 from mpload.index.columns import format_columns
+from mpload.index.derived import derived_paths
 from mpload.index.lookup import BATCH_ROWS, DTYPES, BatchOffsets, SidecarFile, SidecarLayout, checks_of
 from mpload.index.scan import Scan
 from mpload.index.text import MAX_LINE_BYTES, Header
@@ -116,9 +117,7 @@ def _rows_of(scan: Scan) -> Iterator[_Rows]:
 
 
 def _candidates(text: Path) -> list[Path]:
-    """Return the possible paths of the sidecar: beside the text and, as a fallback, in the user's cache folder."""
-    name = hashlib.blake2b(os.fsencode(text.absolute()), digest_size=16).hexdigest()
-    return [text.with_name(text.name + ".mpx"), platformdirs.user_cache_path("mpload") / "sidecars" / f"{name}.mpx"]
+    return derived_paths(text, suffix=".mpx", folder="sidecars")
 
 
 @contextlib.contextmanager

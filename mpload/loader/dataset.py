@@ -27,6 +27,7 @@ from mpload.plan.topology import Topology
 from mpload.samples.cache.choice import PartialCache, open_cache
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy, policy_of
+from mpload.samples.row_index import find_row_index, make_row_index, uses_rows
 from mpload.storage.local import PageCache
 from mpload.storage.protocols import Storage
 from mpload.units import format_facts, html_table
@@ -74,6 +75,10 @@ class MPDataset(IterableDataset[Batch]):
         seed: seed of the order and of all random numbers, in [0, 2**63).
         topology: rank and world size. None calls `detect_topology()` when an iteration begins.
         cache: a `PartialCache`, which keeps a fixed part of the samples on a fast disk or in memory.
+        row_index: makes random and centre crops of JPEGs faster from the second epoch on, with the same pixels. True
+            notes during the first epoch where the rows of each JPEG begin, in a file beside the sidecar that takes 0.1
+            to 0.5 % of the JPEGs' size. None uses such a file if there is one (`mpload index --jpeg` makes it), and
+            False does not.
         on_error: `"raise"`, `"skip"`, `"substitute"`, or an `ErrorPolicy`.
         storage: reads the bytes, in place of the files below the root of the index. Any picklable object with a method
             `read(ranges: Sequence[ByteRange]) -> list[bytes]` will do. If it is slow, samples are read ahead by as many
@@ -112,6 +117,7 @@ class MPDataset(IterableDataset[Batch]):
         seed: int = 0,
         topology: Topology | None = None,
         cache: PartialCache | None = None,
+        row_index: bool | None = None,
         on_error: ErrorPolicy | Literal["raise", "skip", "substitute"] = "raise",
         storage: Storage | None = None,
         page_cache: PageCache | Literal["keep", "drop"] = PageCache.KEEP,
@@ -124,14 +130,19 @@ class MPDataset(IterableDataset[Batch]):
         _check_callable("transform", transform)
         if not (isinstance(shuffle, bool) or hasattr(shuffle, "order")):
             raise ArgumentError(f"shuffle must be True, False or an order such as BlockShuffle(), got {shuffle!r}")
+        index = index if isinstance(index, Index) else open_index(index)
+        rows = None
+        if row_index is not False and uses_rows(decode):
+            rows = make_row_index(index) if row_index else find_row_index(index)
         make_pipeline = partial(
             Pipeline,
-            index=index if isinstance(index, Index) else open_index(index),
+            index=index,
             decode=ImageDecoder() if decode is None else decode,
             transform=transform,
             policy=policy_of(on_error),
             storage=storage,
             page_cache=page_cache,
+            row_index=rows,
         )
         pipeline = make_pipeline()
         pipeline.refuse_masks()

@@ -8,6 +8,7 @@ transforms  the user's transforms, seeded for each sample
 policy      ErrorPolicy: how bad samples are handled
 batch       Batch: samples stacked column by column
 cache       PartialCache: a subset of the samples, kept on a fast disk or in memory
+row_index   RowIndex: where the rows of each JPEG begin, for faster crops
 counts      names of the workers' counters
 index_work  fills a slot with samples of an index
 map_work    fills a slot with samples of a map-style dataset

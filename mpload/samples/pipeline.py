@@ -22,6 +22,7 @@ from mpload.samples.counts import CACHE_HITS, CACHE_MISSES, DECODE_NS, READ_NS, 
 from mpload.samples.masks import PhotographsOnly
 from mpload.samples.policy import BadSample, BadSamples, ErrorAction, ErrorPolicy, substitute_for
 from mpload.samples.reading import SampleCache, storage_of
+from mpload.samples.row_index import RowIndex
 from mpload.samples.transforms import (
     GlobalGenerators,
     adapt_transform,
@@ -36,11 +37,10 @@ from mpload.storage.protocols import PageStorage, Room, RoomStorage, Storage
 from mpload.storage.ranges import ByteRange
 from mpload.storage.read_ahead import ReadAhead
 from mpload.transport.messages import MAX_COUNTS
-from mpload.units import KIB
 
 __all__ = ["Pipeline", "SampleCache"]
 
-_BLOCK_GAP_BYTES = 64 * KIB
+_BLOCK_GAP_BYTES = 1 << 16
 _DECODE, _TRANSFORM, _GLOBALS = 0, 1, 3  # streams of a sample's randomness; map-style datasets use 2
 _IMAGE_DECODERS = (ImageDecoder, RandomResizedCrop, ResizeCenterCrop, GpuDecode)
 _OUR_DECODERS = frozenset({*_IMAGE_DECODERS, RawBytes, NumpyDecoder})
@@ -64,6 +64,7 @@ class Pipeline:
         storage: Storage | None = None,
         page_cache: PageCache | str = PageCache.KEEP,
         cache: SampleCache | None = None,
+        row_index: RowIndex | None = None,
     ) -> None:
         self.index = index
         self.decode = decode
@@ -72,6 +73,7 @@ class Pipeline:
         self.storage = storage
         self.page_cache = page_cache
         self.cache = cache
+        self.row_index = row_index
         self.sources = [number for number, column in enumerate(index.columns) if column.type.is_source]
         self._decode_takes_rng = _takes(decode, "rng")
         self._decode_takes_claim = _takes(decode, "claim")
@@ -346,14 +348,14 @@ class Pipeline:
                 seed_generators(rng.for_sample(record.sample_id, stream=_GLOBALS))
             if self._may_draw_globally:
                 seed_opencv(seed=rng.seed, epoch=rng.epoch, sample_id=record.sample_id)
-            arguments: dict[str, Any] = {}
+            arguments: dict[str, Any] = {} if outs is None else {"out": outs[place]}
             if self._decode_takes_rng:
                 arguments["rng"] = rng.for_sample(record.sample_id, stream=_DECODE)
             if self._decode_takes_claim:
                 arguments["claim"] = self.claim
-            if outs is not None:
-                arguments["out"] = outs[place]
-            value = self.decode(data[place], **arguments)
+            rows = self.row_index
+            decode = self.decode if rows is None else rows.decoder(self.decode, record.sample_id, place)
+            value = decode(data[place], **arguments)
             decoded_ns = perf_counter_ns()
             counts[DECODE_NS] += decoded_ns - start_ns
             if self._transform is not None:

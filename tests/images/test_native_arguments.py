@@ -31,7 +31,9 @@ def decode_natively(data: bytes, out: Any = None, **changes: Any) -> str | None:
     assert jpeg._NATIVE is not None
     if out is None:
         out = np.zeros((30, 20, 3) if image.orientation >= 5 else (20, 30, 3), np.uint8)
-    return jpeg._NATIVE.decode(data, view, out)
+    cause = jpeg._NATIVE.decode(data, view, out)
+    assert not isinstance(cause, bytes)
+    return cause
 
 
 @needs_native

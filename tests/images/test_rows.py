@@ -97,7 +97,7 @@ def test_rows_begin_where_the_entry_says() -> None:
     numbers = entry_of(file, HIDDEN, (40, 50))[8:10] + bytes(2 * 49)
     first = draw(file, HIDDEN._replace(box=Box(top=0, left=90, height=8, width=50), full=(8, 50)), (8, 50))[0]
     entry = forged(entry_of(file, HIDDEN, (40, 50)), file, numbers)
-    assert draw(file, HIDDEN, (40, 50), entry) == (5 * bytes(first), None)
+    assert draw(file, HIDDEN, (40, 50), entry) == (5 * first, None)
 
 
 def test_a_photo_that_is_damaged_below_the_crop_has_no_entry() -> None:

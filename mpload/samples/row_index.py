@@ -1,0 +1,296 @@
+"""The row index: where the rows of each JPEG begin, so that later crops of it are decoded faster.
+
+An entry tells, for each row of blocks of a photo, where it begins in the file. With it, the native decoder decodes
+neither the rows above a crop nor the columns to the right of it. Entries take 0.1 to 0.5 % of the photos' size.
+
+There is one file per index, beside its sidecar or in the user's cache folder: a header page; 8 bytes for each photo,
+which are the place of its entry (offset, length, and how often it was made) or 0; then the entries, which all processes
+append. The file is sparse. It is read and written by position, not memory-mapped: a process is killed if it writes to a
+map of a sparse file on a full disk.
+
+An entry is written first; then its place is published in a single 8-byte write. An entry has a checksum that covers the
+photo too. Whatever a crash, a full disk, another program or a changed photo leaves behind therefore costs time, and
+never changes a pixel.
+"""
+
+import errno
+import os
+import warnings
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from mpload.errors import MploadWarning
+from mpload.images.claims import Claim, unclaimed
+from mpload.images.decoders import RandomResizedCrop, ResizeCenterCrop, center_view, random_view
+from mpload.images.image import open_image
+from mpload.images.jpeg import Jpeg, can_note_rows
+from mpload.images.jpeg_header import ImageBytes
+from mpload.images.resize import Pixels
+from mpload.images.row_starts import RowStarts
+from mpload.index.derived import derived_paths
+from mpload.index.index import Index
+from mpload.samples.cache.trusted import open_file, open_folder
+
+__all__ = ["RowIndex", "find_row_index", "make_row_index", "uses_rows"]
+
+_MAGIC = b"mprows01"
+_PAGE_BYTES = 4096
+_RUN_AT = 16  # offset in the header page
+_LENGTH_BITS, _TIMES_BITS = 16, 8
+_MAX_OFFSET = 1 << (64 - _LENGTH_BITS - _TIMES_BITS)
+_MAX_LENGTH = (1 << _LENGTH_BITS) - 1
+_MAX_TIMES = 8  # a photo whose bytes differ each time it is read must not fill the disk
+_SCANNED_PHOTOS = 1 << 20
+
+
+def uses_rows(decode: object) -> bool:
+    """Return whether a decoder is faster with a row index here."""
+    return type(decode) in {RandomResizedCrop, ResizeCenterCrop} and can_note_rows()
+
+
+def find_row_index(index: Index) -> "RowIndex | None":
+    """Return the row index of `index`, for reading only; None if there is none for its current state."""
+    for path in _candidates(index):
+        found = _row_index_at(path, index, is_filled=False)
+        if found.fits():
+            return found
+    return None
+
+
+def make_row_index(index: Index) -> "RowIndex | None":
+    """Return the row index of `index`, to be filled. Make it, or warn that it cannot be made and return None."""
+    candidates = [_row_index_at(path, index, is_filled=True) for path in _candidates(index)]
+    for candidate in candidates:
+        if candidate.fits():
+            return candidate
+    failures = []
+    for candidate in candidates:
+        try:
+            candidate.create()
+        except OSError as error:
+            failures.append(f"{candidate.path}: {error.strerror or error}")
+        else:
+            return candidate
+    warnings.warn(
+        f"no row index can be made ({'; '.join(failures)}). The job goes on without it. Make the folder of the index "
+        "writable, or set XDG_CACHE_HOME to a writable folder",
+        MploadWarning,
+        stacklevel=3,
+    )
+    return None
+
+
+def _candidates(index: Index) -> list[Path]:
+    return derived_paths(index.path, suffix=".mpr", folder="rows")
+
+
+def _row_index_at(path: Path, index: Index, *, is_filled: bool) -> "RowIndex":
+    num_sources = sum(column.type.is_source for column in index.columns)
+    words = f"{index.fingerprint}\0{len(index)}\0{num_sources}"
+    key = xxh3_64_intdigest(words.encode("utf-8", "surrogateescape"))
+    return RowIndex(path, num_samples=len(index), num_sources=num_sources, key=key, is_filled=is_filled)
+
+
+class RowIndex:
+    """The row index of one index. `find_row_index` and `make_row_index` return it.
+
+    Memory: constant.
+    Process: may be forked and pickled; each process opens the file when it makes its first sample. Not thread-safe.
+    """
+
+    def __init__(self, path: Path, *, num_samples: int, num_sources: int, key: int, is_filled: bool) -> None:
+        self.path = path
+        self.num_photos = num_samples * num_sources
+        self.is_filled = is_filled
+        """Whether entries are made where they are missing."""
+        self._num_sources = num_sources
+        self._head = _MAGIC + key.to_bytes(8, "little")
+        self._end_of_table = _PAGE_BYTES + 8 * self.num_photos
+        self._run = os.urandom(8)
+        self._files: _Files | None = None
+
+    def fits(self) -> bool:
+        """Return whether there is a file for the index in its current state."""
+        try:
+            files = _Files(self.path, is_written=False)
+            size = os.fstat(files.table).st_size
+            return os.pread(files.table, len(self._head), 0) == self._head and size >= self._end_of_table
+        except OSError:
+            return False
+
+    def create(self) -> None:
+        """Replace the file by one without entries.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        name = f".{self.path.name}.{os.urandom(4).hex()}"  # several processes may do this at once
+        folder = open_folder(self.path.parent)
+        try:
+            descriptor = open_file(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder=folder)
+            try:
+                if os.write(descriptor, self._head.ljust(_PAGE_BYTES, b"\0")) != _PAGE_BYTES:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.ftruncate(descriptor, self._end_of_table)
+                os.rename(name, self.path.name, src_dir_fd=folder, dst_dir_fd=folder)
+            except OSError:
+                with suppress(OSError):
+                    os.unlink(name, dir_fd=folder)
+                raise
+            finally:
+                os.close(descriptor)
+        finally:
+            os.close(folder)
+
+    def decoder(self, decode: Callable[..., Any], sample_id: int, place: int) -> Callable[..., Pixels]:
+        """Return `decode` for one photo, the sample's source number `place`; `uses_rows(decode)` must be true."""
+        return partial(_decode, decode, _PhotoRows(self, sample_id * self._num_sources + place))
+
+    def read(self, number: int) -> bytes | None:
+        """Return the entry of photo `number`; an empty one if it is to be made, None if it is not."""
+        try:
+            files = self._opened()
+            offset, length, num_times = _unpacked(os.pread(files.table, 8, _PAGE_BYTES + 8 * number))
+            if num_times >= _MAX_TIMES:
+                return None
+            if num_times:
+                return os.pread(files.table, length, offset)
+        except OSError as error:
+            self._stop(error)
+        return b"" if self.is_filled else None
+
+    def write(self, number: int, entry: bytes) -> None:
+        """Keep an entry of photo `number`."""
+        if not self.is_filled or len(entry) > _MAX_LENGTH:
+            return
+        try:
+            files = self._opened()
+            place = _PAGE_BYTES + 8 * number
+            num_times = _unpacked(os.pread(files.table, 8, place))[2] + 1
+            if os.write(files.end, entry) != len(entry):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            offset = os.lseek(files.end, 0, os.SEEK_CUR) - len(entry)  # where the kernel has appended it
+            if num_times <= _MAX_TIMES and offset < _MAX_OFFSET:
+                os.pwrite(files.table, _packed(offset, len(entry), num_times), place)
+        except OSError as error:
+            self._stop(error)
+
+    def num_entries(self) -> int:
+        """Return the number of photos that have an entry, in constant memory."""
+        files = self._opened()
+        num_entries = 0
+        for start in range(0, self.num_photos, _SCANNED_PHOTOS):
+            num_bytes = 8 * min(_SCANNED_PHOTOS, self.num_photos - start)
+            places = np.frombuffer(os.pread(files.table, num_bytes, _PAGE_BYTES + 8 * start), np.uint64)
+            num_entries += int(np.count_nonzero(places))
+        return num_entries
+
+    def used_bytes(self) -> int:
+        """Return the space on disk that the file takes."""
+        return self.path.stat().st_blocks * 512
+
+    def _opened(self) -> "_Files":
+        if self._files is None or self._files.pid != os.getpid():  # a fork shares the position where it appends
+            try:
+                self._files = _Files(self.path, is_written=self.is_filled)
+            except PermissionError:
+                self.is_filled = False
+                self._files = _Files(self.path, is_written=False)
+        return self._files
+
+    def _stop(self, error: OSError) -> None:
+        if not self.is_filled:
+            return
+        self.is_filled = False
+        try:
+            table = self._opened().table
+            is_told = (
+                os.pread(table, 8, _RUN_AT) == self._run
+            )  # two processes may ask at the same moment, and both warn
+            os.pwrite(table, self._run, _RUN_AT)
+        except OSError:
+            is_told = False
+        if not is_told:
+            warnings.warn(
+                f"{self.path}: {error.strerror or error}. The row index is not filled any further; the job goes on. "
+                "Free space there or allow writing, or leave out row_index=True",
+                MploadWarning,
+                stacklevel=2,
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_files": None}
+
+
+@dataclass(slots=True)
+class _PhotoRows:
+    """One photo in a row index."""
+
+    index: RowIndex
+    number: int
+
+    def read(self) -> bytes | None:
+        return self.index.read(self.number)
+
+    def write(self, entry: bytes) -> None:
+        self.index.write(self.number, entry)
+
+
+def _decode(
+    crop: Callable[..., Any],
+    rows: RowStarts,
+    data: ImageBytes,
+    *,
+    rng: np.random.Generator | None = None,
+    out: Pixels | None = None,
+    claim: Claim = unclaimed,
+) -> Pixels:
+    """Do what `crop` does, with the starts of the rows."""
+    assert isinstance(crop, RandomResizedCrop | ResizeCenterCrop), "there is no row index for other decoders"
+    image = open_image(data, upright=crop.exif_orientation, limits=crop.limits, backend=crop.backend, claim=claim)
+    if isinstance(image, Jpeg):
+        image.rows = rows
+    if isinstance(crop, RandomResizedCrop):
+        assert rng is not None, "a pipeline gives a generator to a decoder that takes one"
+        view = random_view(crop, image, rng)
+    else:
+        view = center_view(crop, image)
+    out = np.empty(crop.output_shape, np.uint8) if out is None else out
+    image.draw(view, out)
+    return out
+
+
+class _Files:
+    """The file, open in one process for as long as this object is referenced."""
+
+    def __init__(self, path: Path, *, is_written: bool) -> None:
+        self.pid = os.getpid()
+        self.table = self.end = -1
+        folder = open_folder(path.parent)
+        try:
+            self.table = open_file(path.name, os.O_RDWR if is_written else os.O_RDONLY, folder=folder)
+            weakref.finalize(self, os.close, self.table)
+            if is_written:
+                self.end = open_file(path.name, os.O_WRONLY | os.O_APPEND, folder=folder)
+                weakref.finalize(self, os.close, self.end)
+        finally:
+            os.close(folder)
+
+
+def _packed(offset: int, length: int, num_times: int) -> bytes:
+    return ((offset << _LENGTH_BITS | length) << _TIMES_BITS | num_times).to_bytes(8, "little")
+
+
+def _unpacked(place: bytes) -> tuple[int, int, int]:
+    """Return offset and length of an entry, and how often it was made; all are 0 if there is none."""
+    rest, num_times = divmod(int.from_bytes(place, "little"), 1 << _TIMES_BITS)
+    return *divmod(rest, 1 << _LENGTH_BITS), num_times
