@@ -179,7 +179,7 @@ class RowIndex:
             if os.write(files.end, entry) != len(entry):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             offset = os.lseek(files.end, 0, os.SEEK_CUR) - len(entry)  # where the kernel has appended it
-            if num_times <= _MAX_TIMES and offset < _MAX_OFFSET:
+            if num_times <= _MAX_TIMES and self._end_of_table <= offset < _MAX_OFFSET:
                 os.pwrite(files.table, _packed(offset, len(entry), num_times), place)
         except OSError as error:
             self._stop(error)

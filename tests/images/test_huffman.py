@@ -18,7 +18,6 @@ import simplejpeg  # type: ignore[import-untyped]
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from PIL import Image
 
 from mpload.errors import DecodeError
 from mpload.images import jpeg
@@ -29,35 +28,12 @@ from mpload.images.limits import Limits
 from mpload.images.resize import Box
 from mpload.images.shrink import SHRUNK_BY
 from tests.support.fuzz_seeds import write_seeds
-from tests.support.photos import encode, photo
+from tests.support.jpegs import NATIVE, VARIETIES, make, view_of_all, views
 
 PROJECT = Path(__file__).parents[2]
 PAGE = mmap.PAGESIZE
-NATIVE: Any = jpeg._NATIVE
-VARIETIES: dict[str, dict[str, Any]] = {
-    "420": {"subsampling": "4:2:0"},
-    "422": {"subsampling": "4:2:2"},
-    "444": {"subsampling": "4:4:4"},
-    "440": {},
-    "411": {},
-    "optimised": {"optimize": True},
-    "restarts": {"restart_marker_blocks": 5},
-    "restart rows": {"restart_marker_rows": 1, "subsampling": "4:4:4"},
-    "rgb": {"keep_rgb": True},
-    "gray": {},
-    "gray restarts": {"restart_marker_blocks": 3},
-}
 
 pytestmark = pytest.mark.skipif(NATIVE is None, reason="the native decoder is not built")
-
-
-def make(variety: str, height: int, width: int, *, seed: int, quality: int) -> bytes:
-    pixels = photo(height, width, np.random.default_rng(seed))
-    if variety in {"440", "411"}:
-        return bytes(simplejpeg.encode_jpeg(pixels, quality=quality, colorsubsampling=variety))
-    image = Image.fromarray(pixels)
-    image = image.convert("L") if variety.startswith("gray") else image
-    return encode(image, "JPEG", quality=quality, **VARIETIES[variety])
 
 
 @pytest.fixture(scope="module")
@@ -80,26 +56,6 @@ def outcome(module: Any, data: bytes | memoryview, view: StoredView, size: tuple
     out = np.zeros((*size, 3), np.uint8)
     cause: str | None = module.decode(data, view, out)
     return out.tobytes() if cause is None else cause
-
-
-def view_of_all(height: int, width: int, denominator: int = 1) -> tuple[StoredView, tuple[int, int]]:
-    scaled = -(-height // denominator), -(-width // denominator)
-    whole = Box(top=0, left=0, height=scaled[0], width=scaled[1])
-    view = StoredView((height, width), denominator, whole, scaled, (0, 0), mirror=False, antialias=False)
-    return view, scaled
-
-
-@st.composite
-def views(draw: st.DrawFn, height: int, width: int) -> tuple[StoredView, tuple[int, int]]:
-    """Any box at any scale; resized, mirrored, or as it is."""
-    denominator = draw(st.sampled_from((1, 2, 4, 8)))
-    rows, columns = -(-height // denominator), -(-width // denominator)
-    box_height, box_width = draw(st.integers(1, rows)), draw(st.integers(1, columns))
-    top, left = draw(st.integers(0, rows - box_height)), draw(st.integers(0, columns - box_width))
-    full = draw(st.sampled_from(((box_height, box_width), (24, 24), (60, 7))))
-    box = Box(top=top, left=left, height=box_height, width=box_width)
-    mirror, antialias = draw(st.booleans()), draw(st.booleans())
-    return StoredView((height, width), denominator, box, full, (0, 0), mirror, antialias), full
 
 
 def test_the_self_test_passes_with_the_installed_libjpeg_turbo() -> None:

@@ -10,7 +10,7 @@ from xxhash import xxh64_intdigest
 
 from mpload.images.jpeg import StoredView
 from mpload.images.resize import Box
-from tests.images.test_huffman import NATIVE, VARIETIES, make, view_of_all, views
+from tests.support.jpegs import NATIVE, VARIETIES, make, view_of_all, views
 from tests.support.photos import encode, photo
 
 pytestmark = pytest.mark.skipif(NATIVE is None or not NATIVE.WITH_HUFFMAN, reason="the native decoder is not built")
