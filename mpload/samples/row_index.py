@@ -213,9 +213,7 @@ class RowIndex:
         self.is_filled = False
         try:
             table = self._opened().table
-            is_told = (
-                os.pread(table, 8, _RUN_AT) == self._run
-            )  # two processes may ask at the same moment, and both warn
+            is_told = os.pread(table, 8, _RUN_AT) == self._run  # two processes may ask at once, and both warn
             os.pwrite(table, self._run, _RUN_AT)
         except OSError:
             is_told = False

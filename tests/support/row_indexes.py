@@ -49,8 +49,7 @@ def pipeline(index: Index, row_index: RowIndex | None, **options: Any) -> Pipeli
 def crops(made_by: Pipeline, *, epoch: int) -> NDArray[np.uint8]:
     """Return the crops of all photos, uint8 [n, 24, 24, 3]."""
     sample_ids = np.arange(len(made_by.index))
-    pixels: NDArray[np.uint8] = made_by.batch(sample_ids, seed=0, epoch=epoch).columns[0]
-    return pixels
+    return np.asarray(made_by.batch(sample_ids, seed=0, epoch=epoch).columns[0])
 
 
 def fill(index: Index, seed: int) -> None:
