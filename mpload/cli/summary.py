@@ -8,9 +8,19 @@ from numpy.typing import NDArray
 
 from mpload.index.columns import format_columns
 from mpload.index.index import Index, Record, header_of, sidecar_of
-from mpload.units import format_bytes, format_count
+from mpload.samples.row_index import RowIndex, find_row_index
+from mpload.units import format_bytes, format_count, format_counted
 
-__all__ = ["LabelCounts", "Sizes", "Summary", "count_labels", "measure_sizes", "summarise"]
+__all__ = [
+    "LabelCounts",
+    "Sizes",
+    "Summary",
+    "count_labels",
+    "measure_sizes",
+    "row_index_facts",
+    "row_index_text",
+    "summarise",
+]
 
 _MAX_LABELS = 1 << 22  # 32 MiB of counts
 _QUANTILE_SAMPLES = 1 << 20
@@ -50,6 +60,7 @@ class Summary:
     """Whether a sidecar that matches the index already existed."""
     text_bytes: int
     sidecar_bytes: int
+    row_index: RowIndex | None
     labels: LabelCounts | None
     sizes: Sizes | None
     records: tuple[Record, ...]
@@ -69,6 +80,7 @@ class Summary:
                 "was_fresh": self.sidecar_was_fresh,
                 "num_bytes": self.sidecar_bytes,
             },
+            "row_index": None if self.row_index is None else row_index_facts(self.row_index),
             "labels": None
             if labels is None
             else {
@@ -106,6 +118,8 @@ class Summary:
             f"sidecar      {format_bytes(self.sidecar_bytes)}, {self.sidecar_bytes / num_samples:.1f} bytes per sample",
             f"             {state}: {sidecar_of(index).path}",
         ]
+        if self.row_index is not None:
+            lines += [f"row index    {row_index_text(self.row_index)}", f"             {self.row_index.path}"]
         if self.sizes is not None:
             lines += _sizes_text(self.sizes, num_samples)
         if self.labels is not None:
@@ -131,10 +145,23 @@ def summarise(index: Index, *, is_fresh: bool, num_records: int) -> Summary:
         sidecar_was_fresh=is_fresh,
         text_bytes=index.path.stat().st_size,
         sidecar_bytes=sidecar_of(index).file_bytes,
+        row_index=find_row_index(index),
         labels=count_labels(index),
         sizes=measure_sizes(index),
         records=tuple(index[:num_records]),
     )
+
+
+def row_index_facts(rows: RowIndex) -> dict[str, Any]:
+    """Return the facts about a row index as values that JSON can hold."""
+    facts = {"num_photos": rows.num_photos, "num_entries": rows.num_entries(), "num_bytes": rows.used_bytes()}
+    return {"path": str(rows.path), **facts}
+
+
+def row_index_text(rows: RowIndex) -> str:
+    """Return the facts about a row index as text."""
+    num_entries, num_photos = format_count(rows.num_entries()), format_counted(rows.num_photos, "image")
+    return f"{format_bytes(rows.used_bytes())}, knows the rows of {num_entries} of {num_photos}"
 
 
 def count_labels(index: Index) -> LabelCounts | None:

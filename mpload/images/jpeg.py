@@ -24,6 +24,7 @@ from mpload.images.row_starts import RowStarts
 
 __all__ = [
     "BACKENDS",
+    "HOW_TO_BUILD",
     "Backend",
     "Jpeg",
     "StoredView",
@@ -136,13 +137,13 @@ def check_backend(name: str) -> None:
         return
     if name == "native":
         raise ArgumentError(
-            f"backend='native': the native decoder was not built. {_HOW_TO_BUILD}, or use backend='auto'"
+            f"backend='native': the native decoder was not built. {HOW_TO_BUILD}, or use backend='auto'"
         )
     if name == "auto":
         _warn_of_slow_decoding()
 
 
-_HOW_TO_BUILD = (
+HOW_TO_BUILD = (
     "Install a C compiler and libjpeg-turbo's headers (apt install gcc libjpeg62-turbo-dev), then install mpload again "
     "with pip's options --force-reinstall --no-deps --no-cache-dir"
 )
@@ -153,7 +154,7 @@ def _warn_of_slow_decoding() -> None:
     warnings.warn(
         "JPEGs are decoded by simplejpeg, as mpload was installed without its native decoder: a crop takes 1.1 to 1.2 "
         "times as long, 2.2 to 2.3 times as long with antialias=True. "  # benchmarks/records/decode.jsonl
-        f"{_HOW_TO_BUILD}, or set backend='simplejpeg' to hide this warning",
+        f"{HOW_TO_BUILD}, or set backend='simplejpeg' to hide this warning",
         MploadWarning,
         stacklevel=5,  # the line that constructs a decoder
     )

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from mpload.errors import MploadWarning
+from mpload.errors import MploadWarning, StorageError
 from mpload.images.claims import Claim, unclaimed
 from mpload.images.decoders import RandomResizedCrop, ResizeCenterCrop, center_view, random_view
 from mpload.images.image import open_image
@@ -39,7 +39,7 @@ from mpload.index.derived import derived_paths
 from mpload.index.index import Index
 from mpload.samples.cache.trusted import open_file, open_folder
 
-__all__ = ["RowIndex", "find_row_index", "make_row_index", "uses_rows"]
+__all__ = ["RowIndex", "create_row_index", "find_row_index", "make_row_index", "uses_rows"]
 
 _MAGIC = b"mprows01"
 _PAGE_BYTES = 4096
@@ -67,6 +67,19 @@ def find_row_index(index: Index) -> "RowIndex | None":
 
 def make_row_index(index: Index) -> "RowIndex | None":
     """Return the row index of `index`, to be filled. Make it, or warn that it cannot be made and return None."""
+    try:
+        return create_row_index(index)
+    except StorageError as error:
+        warnings.warn(f"{error}. The job goes on without it", MploadWarning, stacklevel=3)
+        return None
+
+
+def create_row_index(index: Index) -> "RowIndex":
+    """Return the row index of `index`, to be filled. Make it unless it exists.
+
+    Raises:
+        StorageError: It can be written neither beside the index nor in the user's cache folder.
+    """
     candidates = [_row_index_at(path, index, is_filled=True) for path in _candidates(index)]
     for candidate in candidates:
         if candidate.fits():
@@ -79,13 +92,10 @@ def make_row_index(index: Index) -> "RowIndex | None":
             failures.append(f"{candidate.path}: {error.strerror or error}")
         else:
             return candidate
-    warnings.warn(
-        f"no row index can be made ({'; '.join(failures)}). The job goes on without it. Make the folder of the index "
-        "writable, or set XDG_CACHE_HOME to a writable folder",
-        MploadWarning,
-        stacklevel=3,
+    raise StorageError(
+        f"no row index can be made ({'; '.join(failures)}). Make the folder of the index writable, or set "
+        "XDG_CACHE_HOME to a writable folder"
     )
-    return None
 
 
 def _candidates(index: Index) -> list[Path]:

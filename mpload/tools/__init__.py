@@ -8,6 +8,7 @@ tune      finds the fastest loader settings
 trials    runs a loader for a few seconds
 bench     benchmarks image decoders, and the memory of lists of samples
 pack      writes the samples of an index into tar shards or LMDB files
+rows      fills the row index ahead of training
 pictures  the common style of all figures and HTML pages
 ```
 """

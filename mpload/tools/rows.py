@@ -1,0 +1,90 @@
+"""Fills the row index of an index ahead of training, for `mpload index --jpeg`."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpload.errors import ArgumentError, MploadError
+from mpload.images.claims import unclaimed
+from mpload.images.decoders import RawBytes
+from mpload.images.jpeg import HOW_TO_BUILD, can_note_rows, open_jpeg
+from mpload.images.limits import Limits
+from mpload.images.resize import Box, View
+from mpload.index.columns import Cell, range_of
+from mpload.index.index import Index
+from mpload.ingest.threads import map_in_threads
+from mpload.samples.reading import storage_of
+from mpload.samples.row_index import RowIndex, create_row_index
+from mpload.storage.local import PageCache
+
+__all__ = ["note_rows"]
+
+_PIXEL = View(box=Box(top=0, left=0, height=1, width=1), full=(1, 1))
+
+
+def note_rows(index: Index, *, num_workers: int = 8, progress: Callable[[int], None] | None = None) -> RowIndex:
+    """Note where the rows of each JPEG begin. Files that cannot be read or decoded are left out.
+
+    Args:
+        index: An open index.
+        num_workers: The number of threads that read and decode.
+        progress: Called with the number of samples done so far.
+
+    Raises:
+        ArgumentError: The decoder here cannot note rows.
+        StorageError: The row index can be written neither beside the index nor in the user's cache folder.
+
+    Memory: two files per thread.
+    """
+    if not can_note_rows():
+        raise ArgumentError(f"the row index needs mpload's native decoder, which is missing or off. {HOW_TO_BUILD}")
+    rows = create_row_index(index)
+    storage = storage_of(index, RawBytes(), PageCache.KEEP)
+    sources = [number for number, column in enumerate(index.columns) if column.type.is_source]
+
+    def known() -> Iterator[tuple[int, Cell, bytes]]:
+        for record in index:
+            for number, source in enumerate(sources, record.sample_id * len(sources)):
+                yield number, record.cells[source], rows.read(number) or b""
+
+    def entry(photo: tuple[int, Cell, bytes]) -> tuple[int, bytes | None]:
+        number, cell, known = photo
+        try:
+            return number, _entry_of(storage.read([range_of(cell)])[0], known=known)
+        except MploadError:
+            return number, None
+
+    num_workers = min(num_workers, getattr(storage, "max_parallel_reads", 1))
+    for number, made in map_in_threads(entry, known(), num_workers=num_workers):
+        if made is not None:
+            rows.write(number, made)
+        if progress is not None:
+            progress(number // len(sources) + 1)
+    return rows
+
+
+@dataclass(slots=True)
+class _Entry:
+    """The entry of one JPEG, as the decoder reads and writes it."""
+
+    known: bytes
+    made: bytes | None = None
+
+    def read(self) -> bytes:
+        return self.known
+
+    def write(self, entry: bytes) -> None:
+        self.made = entry
+
+
+def _entry_of(data: bytes, *, known: bytes) -> bytes | None:
+    """Return the entry of a file; None if it has none, or if `known` is it."""
+    jpeg = open_jpeg(data, upright=False, limits=Limits(), backend="native", claim=unclaimed)
+    if not jpeg.has_one_scan:
+        return None
+    jpeg.rows = entry = _Entry(known)
+    for _ in range(2):  # tables of a small file are only noted when they come first
+        if entry.made is None:
+            jpeg.draw(_PIXEL, np.empty((1, 1, 3), np.uint8))
+    return entry.made
