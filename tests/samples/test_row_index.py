@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from mpload import ImageDecoder, MPDataset, MPLoader, RandomResizedCrop, ResizeCenterCrop, Topology
+from mpload import ImageDecoder, MPDataset, MPLoader, PartialCache, RandomResizedCrop, ResizeCenterCrop, Topology
 from mpload.errors import MploadWarning
 from mpload.images.decoders import jpeg_backend
 from mpload.images.jpeg import can_note_rows
@@ -22,7 +23,7 @@ from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import BadSample, policy_of
 from mpload.samples.row_index import RowIndex, find_row_index, make_row_index
 from tests.support.caches import overwrite
-from tests.support.photos import make_special_photos
+from tests.support.photos import encode, make_special_photos, photo
 from tests.support.row_indexes import NUM_PHOTOS, crops, pipeline, write_photos
 
 pytestmark = pytest.mark.skipif(not can_note_rows(), reason=f"JPEGs are decoded by {jpeg_backend()}")
@@ -123,12 +124,31 @@ def test_a_photo_that_changes_is_noted_again(text: Path) -> None:
         assert rows.read(0) != before
 
 
+@pytest.mark.parametrize("what", ["bytes", "resized"])
+def test_photos_in_a_cache_are_noted_as_the_cache_keeps_them(
+    text: Path, tmp_path: Path, what: Literal["bytes", "resized"]
+) -> None:
+    image = Image.fromarray(photo(500, 400, np.random.default_rng(0)))
+    (text.parent / "data" / "0.jpg").write_bytes(encode(image, "JPEG", quality=95))
+    with_rows, without = (
+        dataset(text, row_index=row_index, cache=PartialCache(tmp_path / "cache", fraction=0.6, what=what))
+        for row_index in (True, False)
+    )
+    for _ in range(3):
+        assert epoch_of(with_rows) == epoch_of(without)
+    rows = rows_of(with_rows)
+    assert rows is not None
+    before = rows.path.read_bytes()
+    assert epoch_of(with_rows) == epoch_of(without)
+    assert rows.path.read_bytes() == before
+
+
 def test_photos_that_differ_each_time_they_are_read_do_not_fill_the_disk(text: Path) -> None:
     rows = filled(text)
-    photo = text.parent / "data" / "0.jpg"
-    data = photo.read_bytes()
+    path = text.parent / "data" / "0.jpg"
+    data = path.read_bytes()
     for number in range(30):
-        photo.write_bytes(data + bytes([number]))
+        path.write_bytes(data + bytes([number]))
         assert_same_crops(text, rows, num_epochs=1)
         if number == 10:
             num_bytes = rows.path.stat().st_size
