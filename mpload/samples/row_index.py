@@ -125,6 +125,7 @@ class RowIndex:
         self._head = _MAGIC + key.to_bytes(8, "little")
         self._end_of_table = _PAGE_BYTES + 8 * self.num_photos
         self._run = os.urandom(8)
+        self._is_off = False
         self._files: _Files | None = None
 
     def fits(self) -> bool:
@@ -144,7 +145,7 @@ class RowIndex:
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         name = f".{self.path.name}.{os.urandom(4).hex()}"  # several processes may do this at once
-        folder = open_folder(self.path.parent)
+        folder = open_folder(self.path.parent.resolve())
         try:
             descriptor = open_file(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder=folder)
             try:
@@ -167,6 +168,8 @@ class RowIndex:
 
     def read(self, number: int) -> bytes | None:
         """Return the entry of photo `number`; an empty one if it is to be made, None if it is not."""
+        if self._is_off:
+            return None
         try:
             files = self._opened()
             offset, length, num_times = _unpacked(os.pread(files.table, 8, _PAGE_BYTES + 8 * number))
@@ -185,11 +188,11 @@ class RowIndex:
         try:
             files = self._opened()
             place = _PAGE_BYTES + 8 * number
-            num_times = _unpacked(os.pread(files.table, 8, place))[2] + 1
+            num_times = min(_unpacked(os.pread(files.table, 8, place))[2] + 1, _MAX_TIMES)
             if os.write(files.end, entry) != len(entry):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             offset = os.lseek(files.end, 0, os.SEEK_CUR) - len(entry)  # where the kernel has appended it
-            if num_times <= _MAX_TIMES and self._end_of_table <= offset < _MAX_OFFSET:
+            if self._end_of_table <= offset < _MAX_OFFSET:  # not if another program has cut the file off
                 os.pwrite(files.table, _packed(offset, len(entry), num_times), place)
         except OSError as error:
             self._stop(error)
@@ -212,13 +215,14 @@ class RowIndex:
         if self._files is None or self._files.pid != os.getpid():  # a fork shares the position where it appends
             try:
                 self._files = _Files(self.path, is_written=self.is_filled)
-            except PermissionError:
+            except OSError:  # perhaps it may be read only
                 self.is_filled = False
                 self._files = _Files(self.path, is_written=False)
         return self._files
 
     def _stop(self, error: OSError) -> None:
         if not self.is_filled:
+            self._is_off = True
             return
         self.is_filled = False
         try:
@@ -283,7 +287,7 @@ class _Files:
     def __init__(self, path: Path, *, is_written: bool) -> None:
         self.pid = os.getpid()
         self.table = self.end = -1
-        folder = open_folder(path.parent)
+        folder = open_folder(path.parent.resolve())
         try:
             self.table = open_file(path.name, os.O_RDWR if is_written else os.O_RDONLY, folder=folder)
             weakref.finalize(self, os.close, self.table)

@@ -43,17 +43,18 @@ def note_rows(index: Index, *, num_workers: int = 8, progress: Callable[[int], N
     storage = storage_of(index, RawBytes(), PageCache.KEEP)
     sources = [number for number, column in enumerate(index.columns) if column.type.is_source]
 
-    def known() -> Iterator[tuple[int, Cell, bytes]]:
+    def known() -> Iterator[tuple[int, Cell, bytes | None]]:
         for record in index:
             for number, source in enumerate(sources, record.sample_id * len(sources)):
-                yield number, record.cells[source], rows.read(number) or b""
+                yield number, record.cells[source], rows.read(number)
 
-    def entry(photo: tuple[int, Cell, bytes]) -> tuple[int, bytes | None]:
+    def entry(photo: tuple[int, Cell, bytes | None]) -> tuple[int, bytes | None]:
         number, cell, known = photo
         try:
-            return number, _entry_of(storage.read([range_of(cell)])[0], known=known)
+            made = None if known is None else _entry_of(storage.read([range_of(cell)])[0], known=known)
         except MploadError:
-            return number, None
+            made = None
+        return number, made
 
     num_workers = min(num_workers, getattr(storage, "max_parallel_reads", 1))
     for number, made in map_in_threads(entry, known(), num_workers=num_workers):

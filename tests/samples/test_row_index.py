@@ -191,6 +191,23 @@ def test_a_file_that_was_cut_off_is_replaced(text: Path) -> None:
     assert made.num_entries() == 0
 
 
+def test_a_file_that_was_deleted_costs_only_time(text: Path) -> None:
+    rows = filled(text)
+    rows.path.unlink()
+    assert_same_crops(text, rows)  # by a job that has it open
+    assert_same_crops(text, pickle.loads(pickle.dumps(rows)))
+    assert not rows.path.exists()
+
+
+def test_an_index_in_a_linked_folder_has_its_file_beside_it(text: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(text.parent)
+    epoch_of(dataset(link / text.name, row_index=True))
+    rows = find_row_index(open_index(text))
+    assert rows is not None
+    assert rows.num_entries() == NUM_PHOTOS
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_no_damage_to_the_file_changes_a_pixel(text: Path, seed: int) -> None:
     rows = filled(text)
