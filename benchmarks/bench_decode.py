@@ -12,7 +12,7 @@ of all rounds, and the median over whole rounds. Ratios are computed from the be
 - opencv: cv2.imdecode, then albumentations' RandomResizedCrop and HorizontalFlip.
 - simplejpeg: full decode, cv2.resize of the crop, cv2.flip.
 - mpload_simplejpeg, mpload_native: a complete `Pipeline`, from sample_ids to the slot; `_antialias`: with
-  antialias=True.
+  antialias=True; `_rows`: from the second epoch on with `row_index=True`.
 - mpload_libjpeg_huffman, mpload_without_avx2: as mpload_native, in processes of their own, in which libjpeg-turbo
   decodes the Huffman codes (MPLOAD_LIBJPEG_HUFFMAN=1), or rows are resized with SSE2 (MPLOAD_SIMD=sse2); `_antialias`
   as above. They show what mpload's Huffman decoder and AVX2 gain.
@@ -45,13 +45,15 @@ from records import write_record
 
 from mpload.images.decoders import RandomResizedCrop, jpeg_backend, random_crop_box
 from mpload.images.image import open_image
-from mpload.images.jpeg import Jpeg
+from mpload.images.jpeg import Jpeg, can_note_rows
 from mpload.images.resize import Box, View
 from mpload.index.opening import open_index
 from mpload.ingest.build import build_index
 from mpload.plan.sample_rng import SampleRng
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
+from mpload.samples.row_index import RowIndex
+from mpload.tools.rows import note_rows
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.support.photos import make_photo_tree
@@ -239,8 +241,8 @@ def main() -> None:
         listing = build_index(folder / "photos", folder / "photos.txt")
         index = open_index(listing)
 
-        def pipeline(decode: RandomResizedCrop) -> Pipeline:
-            return Pipeline(index=index, decode=decode, policy=ErrorPolicy())
+        def pipeline(decode: RandomResizedCrop, row_index: RowIndex | None = None) -> Pipeline:
+            return Pipeline(index=index, decode=decode, policy=ErrorPolicy(), row_index=row_index)
 
         python = pipeline(RandomResizedCrop(SIZE, backend="simplejpeg"))
         views = Views(python)
@@ -252,6 +254,8 @@ def main() -> None:
         if is_native:
             pipelines["mpload_native"] = pipeline(RandomResizedCrop(SIZE, backend="native"))
             pipelines["mpload_native_antialias"] = pipeline(RandomResizedCrop(SIZE, backend="native", antialias=True))
+        if can_note_rows():
+            pipelines["mpload_native_rows"] = pipeline(RandomResizedCrop(SIZE, backend="native"), note_rows(index))
         for number in range(0, num_images, 20):
             check_pixels(views, [each for name, each in pipelines.items() if "antialias" not in name], number)
         contestants = {"pil": pil(views), "opencv": opencv(views), "simplejpeg": full_decode(views)}
