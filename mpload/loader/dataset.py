@@ -27,7 +27,7 @@ from mpload.plan.topology import Topology
 from mpload.samples.cache.choice import PartialCache, open_cache
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy, policy_of
-from mpload.samples.row_index import find_row_index, make_row_index, uses_rows
+from mpload.samples.row_index import open_row_index
 from mpload.storage.local import PageCache
 from mpload.storage.protocols import Storage
 from mpload.units import format_facts, html_table
@@ -131,9 +131,6 @@ class MPDataset(IterableDataset[Batch]):
         if not (isinstance(shuffle, bool) or hasattr(shuffle, "order")):
             raise ArgumentError(f"shuffle must be True, False or an order such as BlockShuffle(), got {shuffle!r}")
         index = index if isinstance(index, Index) else open_index(index)
-        rows = None
-        if row_index is not False and uses_rows(decode):
-            rows = make_row_index(index) if row_index else find_row_index(index)
         make_pipeline = partial(
             Pipeline,
             index=index,
@@ -142,7 +139,7 @@ class MPDataset(IterableDataset[Batch]):
             policy=policy_of(on_error),
             storage=storage,
             page_cache=page_cache,
-            row_index=rows,
+            row_index=open_row_index(row_index, index, decode),
         )
         pipeline = make_pipeline()
         pipeline.refuse_masks()

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from mpload.errors import MploadWarning, StorageError
+from mpload.errors import ArgumentError, MploadWarning, StorageError
 from mpload.images.claims import Claim, unclaimed
 from mpload.images.decoders import RandomResizedCrop, ResizeCenterCrop, center_view, random_view
 from mpload.images.image import open_image
@@ -39,7 +39,7 @@ from mpload.index.derived import derived_paths
 from mpload.index.index import Index
 from mpload.samples.cache.trusted import open_file, open_folder
 
-__all__ = ["RowIndex", "create_row_index", "find_row_index", "make_row_index", "uses_rows"]
+__all__ = ["RowIndex", "create_row_index", "find_row_index", "make_row_index", "open_row_index"]
 
 _MAGIC = b"mprows01"
 _PAGE_BYTES = 4096
@@ -51,9 +51,21 @@ _MAX_TIMES = 8  # a photo whose bytes differ each time it is read must not fill 
 _SCANNED_PHOTOS = 1 << 20
 
 
-def uses_rows(decode: object) -> bool:
-    """Return whether a decoder is faster with a row index here."""
-    return type(decode) in {RandomResizedCrop, ResizeCenterCrop} and can_note_rows()
+def open_row_index(choice: bool | None, index: Index, decode: object) -> "RowIndex | None":
+    """Return the row index that `MPDataset(row_index=choice)` uses; None if it uses none.
+
+    Raises:
+        ArgumentError: A row index was chosen for a decoder that does not use it.
+    """
+    if type(decode) not in {RandomResizedCrop, ResizeCenterCrop}:
+        if choice:
+            raise ArgumentError(
+                f"row_index=True is for RandomResizedCrop and ResizeCenterCrop, got decode={decode!r:.80}. Leave it out"
+            )
+        return None
+    if choice is False or not can_note_rows():
+        return None
+    return make_row_index(index) if choice else find_row_index(index)
 
 
 def find_row_index(index: Index) -> "RowIndex | None":
@@ -70,7 +82,9 @@ def make_row_index(index: Index) -> "RowIndex | None":
     try:
         return create_row_index(index)
     except StorageError as error:
-        warnings.warn(f"{error}. The job goes on without it", MploadWarning, stacklevel=3)
+        warnings.warn(
+            f"{error}. The job goes on without it", MploadWarning, stacklevel=4
+        )  # the line that makes the dataset
         return None
 
 
@@ -163,7 +177,7 @@ class RowIndex:
             os.close(folder)
 
     def decoder(self, decode: Callable[..., Any], sample_id: int, place: int) -> Callable[..., Pixels]:
-        """Return `decode` for one photo, the sample's source number `place`; `uses_rows(decode)` must be true."""
+        """Return `decode` for one photo, the sample's source number `place`."""
         return partial(_decode, decode, _PhotoRows(self, sample_id * self._num_sources + place))
 
     def read(self, number: int) -> bytes | None:

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from mpload import ImageDecoder, MPDataset, MPLoader, PartialCache, RandomResizedCrop, ResizeCenterCrop, Topology
-from mpload.errors import MploadWarning
+from mpload.errors import ArgumentError, MploadWarning
 from mpload.images.decoders import jpeg_backend
 from mpload.images.jpeg import can_note_rows
 from mpload.index.opening import open_index
@@ -221,7 +221,10 @@ def test_only_row_index_true_makes_a_file_and_none_uses_it(text: Path) -> None:
     path = Path(f"{text}.mpr")
     assert rows_of(dataset(text)) is None
     assert rows_of(dataset(text, row_index=False)) is None
-    assert rows_of(dataset(text, row_index=True, decode=ImageDecoder())) is None
+    with pytest.raises(
+        ArgumentError, match="row_index=True is for RandomResizedCrop and ResizeCenterCrop, got decode="
+    ):
+        dataset(text, row_index=True, decode=ImageDecoder())
     assert not path.exists()
     epoch_of(dataset(text, row_index=True))
     before = path.read_bytes()
@@ -253,8 +256,9 @@ def test_where_the_folder_refuses_it_the_file_is_in_the_cache_folder(
     assert tmp_path / "cache" in rows.path.parents
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.warns(MploadWarning, match=r"no row index can be made .*all\.txt\.mpr: .*Not a directory"):
+    with pytest.warns(MploadWarning, match=r"no row index can be made .*all\.txt\.mpr: .*Not a directory") as caught:
         assert rows_of(dataset(text, row_index=True)) is None
+    assert Path(caught[0].filename) == Path(__file__)
 
 
 def test_a_full_disk_ends_filling_with_one_warning_for_all_workers(text: Path) -> None:
