@@ -77,13 +77,13 @@ def test_decoded_rows_are_never_aligned(tmp_path: Path) -> None:
     (tmp_path / "main.c").write_text("""
         #include "_decoder.h"
         static int num_rows, num_aligned;
-        static JDIMENSION read_rows(j_decompress_ptr info, JSAMPARRAY rows, JDIMENSION count) {
+        static JDIMENSION read_checked(j_decompress_ptr info, JSAMPARRAY rows, JDIMENSION count) {
             for (JDIMENSION row = 0; row < count; row++, num_rows++) {
                 num_aligned += (uintptr_t)rows[row] % 16 == 0;
             }
             return jpeg_read_scanlines(info, rows, count);
         }
-        #define jpeg_read_scanlines read_rows
+        #define jpeg_read_scanlines read_checked
         #include "_decoder.c"
         int main(int argc, char **argv) {
             static uint8_t data[1 << 20], out[3 * 10 * 10];
