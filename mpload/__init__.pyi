@@ -30,9 +30,9 @@ from mpload.images.limits import Limits as Limits
 from mpload.index.columns import Column as Column
 from mpload.index.columns import ColumnType as ColumnType
 from mpload.index.index import Index as Index
-from mpload.index.index import Record as Record
 from mpload.index.lookup import SidecarColumn as SidecarColumn
 from mpload.index.opening import open_index as open_index
+from mpload.index.record import Record as Record
 from mpload.ingest.build import build_index as build_index
 from mpload.ingest.folder_options import FolderOptions as FolderOptions
 from mpload.ingest.merge import merge_indexes as merge_indexes

@@ -2,8 +2,7 @@
 
 import hashlib
 import operator
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,40 +10,20 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mpload.errors import IndexChangedError, IndexFormatError
-from mpload.index.columns import Cell, Column, format_columns
+from mpload.index.columns import Column, format_columns
+from mpload.index.lines import Lines, cells_of
 from mpload.index.lookup import SidecarColumn, SidecarFile, SidecarLayout, check_sample_ids
 from mpload.index.open_file import OpenFile
-from mpload.index.text import MAX_LINE_BYTES, Header, line_parser, parse_line
+from mpload.index.record import Record
+from mpload.index.text import MAX_LINE_BYTES, Header
 from mpload.storage.merging import merge_nearby
 from mpload.units import KIB, MIB, format_count, format_facts, html_table
 
-__all__ = ["Index", "Record", "header_of", "sidecar_of"]
+__all__ = ["Index", "Record", "header_of", "lines_of", "sidecar_of"]
 
 _MAX_GAP_BYTES = 4 * KIB  # reading this many unneeded bytes costs less than another system call
 _MAX_READ_BYTES = MIB
 _FEW_PIECES = 64  # up to this many are read one by one, as planning merged reads would take longer
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One row of an index. `record["image"]` is a cell, and `record.sample_id` is the number of the row."""
-
-    sample_id: int
-    """Number of the row, starting at 0."""
-    cells: tuple[Cell, ...]
-    """One value per column: a path, a `Span`, an `LmdbValue`, a `RowValue`, a number or a string."""
-    columns: tuple[Column, ...]
-    """The columns of the index."""
-
-    def __getitem__(self, name: str) -> Cell:
-        for column, cell in zip(self.columns, self.cells, strict=True):
-            if column.name == name:
-                return cell
-        raise KeyError(f"{name!r} is not a column of the index; it has {format_columns(self.columns)}")
-
-    def __repr__(self) -> str:
-        cells = ", ".join(f"{column.name}={cell!r}" for column, cell in zip(self.columns, self.cells, strict=True))
-        return f"Record({self.sample_id}: {cells})"
 
 
 class Index:
@@ -129,20 +108,17 @@ class Index:
             IndexFormatError: a line breaks the format.
             SidecarError: the sidecar was truncated.
         """
-        ids = np.asarray(sample_ids, np.int64).reshape(-1)
-        check_sample_ids(ids, len(self))
-        lines = self._lines(ids)
-        columns, parse = self.columns, line_parser(self._header)
-        try:
-            return [
-                Record(sample_id, tuple(parse(line)), columns)
-                for sample_id, line in zip(ids.tolist(), lines, strict=True)
-            ]
-        except ValueError:
-            self._raise_first_fault(ids, lines)
-            raise
+        return lines_of(self, sample_ids).records()
 
-    def _lines(self, sample_ids: NDArray[np.int64]) -> list[bytes]:
+    def _lines(self, ids: NDArray[np.int64]) -> Lines:
+        check_sample_ids(ids, len(self))
+        lines = self._read_lines(ids)
+        ends = np.cumsum([0, *map(len, lines)], dtype=np.int64)
+        data, bounds = b"".join(lines), np.stack([ends[:-1], ends[1:]], axis=1)
+        cells = cells_of(data, bounds, self._header)
+        return Lines(sample_ids=ids, data=data, bounds=bounds, cells=cells, header=self._header, path=self.path)
+
+    def _read_lines(self, sample_ids: NDArray[np.int64]) -> list[bytes]:
         """Return the lines of `sample_ids` as raw bytes, without their newlines."""
         if not sample_ids.size:
             return []
@@ -182,13 +158,6 @@ class Index:
             "again, which rebuilds it"
         )
 
-    def _raise_first_fault(self, ids: NDArray[np.int64], lines: Sequence[bytes]) -> None:
-        for sample_id, line in zip(ids.tolist(), lines, strict=True):
-            try:
-                parse_line(self._header, line)
-            except ValueError as error:
-                raise IndexFormatError(f"{self.where(sample_id)}: {error}") from error
-
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key not in {"_text", "_sidecar_file"}}
 
@@ -213,6 +182,17 @@ class Index:
 def header_of(index: Index) -> Header:
     """Return the header of an index."""
     return index._header  # noqa: SLF001
+
+
+def lines_of(index: Index, sample_ids: ArrayLike) -> Lines:
+    """Return the lines of `sample_ids`, int64 [n] with values in [0, N), in the order of the ids.
+
+    Raises:
+        ArgumentError: an id is out of range.
+        IndexChangedError: the text was changed after it was opened.
+        SidecarError: the sidecar was truncated.
+    """
+    return index._lines(np.asarray(sample_ids, np.int64).reshape(-1))  # noqa: SLF001
 
 
 def sidecar_of(index: Index) -> SidecarLayout:
