@@ -29,6 +29,7 @@ setup(
     ext_modules=[
         extension("images._jpeg", beside=JPEG_FILES, libraries=("jpeg", "m")),
         extension("storage._files"),
+        extension("index._lines", beside=("_line_reads", "_line_cells")),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if stable_abi else {},
 )

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mpload.errors import IndexChangedError, IndexFormatError
 from mpload.index.columns import Column, format_columns
-from mpload.index.lines import Lines, cells_of
+from mpload.index.lines import NATIVE, Lines, cells_of
 from mpload.index.lookup import SidecarColumn, SidecarFile, SidecarLayout, check_sample_ids
 from mpload.index.open_file import OpenFile
 from mpload.index.record import Record
@@ -112,11 +112,22 @@ class Index:
 
     def _lines(self, ids: NDArray[np.int64]) -> Lines:
         check_sample_ids(ids, len(self))
-        lines = self._read_lines(ids)
-        ends = np.cumsum([0, *map(len, lines)], dtype=np.int64)
-        data, bounds = b"".join(lines), np.stack([ends[:-1], ends[1:]], axis=1)
+        bounds = np.empty((len(ids), 2), np.int64)
+        data = None if NATIVE is None else NATIVE.read(self._files(), np.ascontiguousarray(ids), bounds)
+        if data is None:
+            lines = self._read_lines(ids)
+            ends = np.cumsum([0, *map(len, lines)], dtype=np.int64)
+            data, bounds = b"".join(lines), np.stack([ends[:-1], ends[1:]], axis=1)
         cells = cells_of(data, bounds, self._header)
         return Lines(sample_ids=ids, data=data, bounds=bounds, cells=cells, header=self._header, path=self.path)
+
+    def _files(self) -> tuple[int, ...]:
+        """Return the files and where the lines are, as the native module wants them."""
+        rows = self._layout.columns["offset"]
+        return (
+            self._text.descriptor, self._sidecar_file.descriptor, len(self),
+            rows.first_bytes, rows.stride_bytes, rows.last_bytes, self._header.body_bytes, *self._stamp,
+        )  # fmt: skip
 
     def _read_lines(self, sample_ids: NDArray[np.int64]) -> list[bytes]:
         """Return the lines of `sample_ids` as raw bytes, without their newlines."""

@@ -1,11 +1,14 @@
 """`Lines`: the lines of many samples in one buffer, with their cells as arrays, for code that handles whole chunks.
 
-A line is only split here if it is simple: it has exactly one cell per column and no escapes. All other lines, and all
-numbers and spans that are not plain ASCII, are left to `Lines.record`, which parses them or reports their faults.
+Only simple lines are cut into cells: those with TABs between exactly one cell per column, and no escapes. All other
+lines, and numbers and spans that are not plain, are left to `Lines.record`, which parses them or reports their faults.
+Where the native module was not built, that is all of them.
 """
 
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import Final, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +17,32 @@ from mpload.errors import IndexFormatError
 from mpload.index.columns import ColumnType
 from mpload.index.record import Record
 from mpload.index.text import Dialect, Header, line_parser
-from mpload.storage.ranges import Span
 
-__all__ = ["Lines", "Spans"]
+__all__ = ["NATIVE", "Lines", "Spans", "cells_of"]
+
+
+class _Native(Protocol):
+    """The module `mpload.index._lines`."""
+
+    def read(
+        self, files: tuple[int, ...], sample_ids: NDArray[np.int64], bounds: NDArray[np.int64]
+    ) -> bytes | None: ...
+    def split(self, data: bytes, bounds: NDArray[np.int64], num_columns: int, cells: NDArray[np.int64]) -> None: ...
+    def integers(
+        self, data: bytes, cells: NDArray[np.int64], values: NDArray[np.int64], is_parsed: NDArray[np.bool_]
+    ) -> None: ...
+    def spans(self, data: bytes, cells: NDArray[np.int64], spans: NDArray[np.int64]) -> None: ...
+
+
+def _find_native() -> _Native | None:
+    try:
+        return cast("_Native", import_module("mpload.index._lines"))
+    except ImportError:  # the extension was not built
+        return None
+
+
+NATIVE: Final = _find_native()
+"""The native module; None where it was not built."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,7 +67,7 @@ class Lines:
     sample_ids: NDArray[np.int64]
     """int64 [n]: number of each line's sample."""
     data: bytes
-    """All lines, without their newlines."""
+    """Parts of the text that contain all lines."""
     bounds: NDArray[np.int64]
     """int64 [n, 2]: where each line starts and ends in `data`."""
     cells: NDArray[np.int64]
@@ -80,41 +106,27 @@ class Lines:
     def integers(self, column: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return the integers in a column, int64 [n], and whether each was parsed, bool [n]."""
         values, is_parsed = np.zeros(len(self), np.int64), np.zeros(len(self), np.bool_)
-        for place, (start, end) in enumerate(self.cells[:, column].tolist()):
-            text = self.data[start:end]
-            digits = text.removeprefix(b"-")
-            if start >= 0 and digits.isdigit() and len(digits) <= 19 and -(1 << 63) <= int(text) < 1 << 63:
-                values[place], is_parsed[place] = int(text), True
+        if NATIVE is not None:
+            NATIVE.integers(self.data, np.ascontiguousarray(self.cells[:, column]), values, is_parsed)
         return values, is_parsed
 
     def spans(self, column: int) -> Spans:
-        """Return what the cells of a column of type `path` or `span` name. All others must be parsed as records."""
-        offsets, lengths = np.zeros(len(self), np.int64), np.full(len(self), -1, np.int64)
-        paths = np.full((len(self), 2), -1, np.int64)
-        kind = self.header.columns[column].type
-        for place, (start, end) in enumerate(self.cells[:, column].tolist()):
-            if start < 0 or start == end:
-                continue
-            if kind is ColumnType.PATH:
-                paths[place] = start, end
-            elif kind is ColumnType.SPAN and self.data[start:end].partition(b"@")[0].isascii():
-                try:
-                    span = Span.parse(self.data[start:end].decode("utf-8", "surrogateescape"))
-                except ValueError:
-                    continue
-                offsets[place], lengths[place] = span.offset_bytes, span.length_bytes
-                paths[place] = self.data.index(b"@", start) + 1, end
-        return Spans(offsets=offsets, lengths=lengths, paths=paths)
+        """Return what the cells of a column name, if its type is `path` or `span`; `record` must parse all others."""
+        found = np.full((len(self), 4), -1, np.int64)
+        cells, kind = self.cells[:, column], self.header.columns[column].type
+        if kind is ColumnType.PATH:
+            found[:, 0] = 0
+            found[:, 2:] = np.where(cells[:, :1] < cells[:, 1:], cells, -1)
+        elif kind is ColumnType.SPAN and NATIVE is not None:
+            NATIVE.spans(self.data, np.ascontiguousarray(cells), found)
+        return Spans(offsets=found[:, 0], lengths=found[:, 1], paths=found[:, 2:])
 
 
 def cells_of(data: bytes, bounds: NDArray[np.int64], header: Header) -> NDArray[np.int64]:
-    """Return where the cells of each line start and end in `data`; -1 for the cells of lines that are not simple."""
-    cells = np.full((len(bounds), len(header.columns), 2), -1, np.int64)
-    if header.dialect in {Dialect.NATIVE, Dialect.TAB}:
-        for place, (start, end) in enumerate(bounds.tolist()):
-            line = data[start:end]
-            if line.count(b"\t") == len(header.columns) - 1 and not {*b"\\\0\r"} & {*line}:
-                ends = np.cumsum([len(text) + 1 for text in line.split(b"\t")]) + start
-                cells[place, :, 1] = ends - 1
-                cells[place, 0, 0], cells[place, 1:, 0] = start, ends[:-1]
+    """Return where the cells of the lines with these `bounds` start and end in `data`; see `Lines.cells`."""
+    shape = len(bounds), len(header.columns), 2
+    if NATIVE is None or header.dialect not in {Dialect.NATIVE, Dialect.TAB}:
+        return np.full(shape, -1, np.int64)
+    cells = np.empty(shape, np.int64)
+    NATIVE.split(data, bounds, len(header.columns), cells)
     return cells

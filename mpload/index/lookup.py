@@ -112,6 +112,11 @@ class SidecarFile:
             {name: SidecarColumn(self._file, layout, name) for name in layout.columns}
         )
 
+    @property
+    def descriptor(self) -> int:
+        """Descriptor of the open file."""
+        return self._file.descriptor
+
     def offsets(self, sample_ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the offsets of the lines of `sample_ids`, and the offsets of the lines that follow them.
 

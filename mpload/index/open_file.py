@@ -51,27 +51,27 @@ class OpenFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._descriptor = os.open(path, _OPEN_FLAGS)
+            self.descriptor = os.open(path, _OPEN_FLAGS)
         except OSError as error:
             raise self._error(error) from error
-        weakref.finalize(self, os.close, self._descriptor)
+        weakref.finalize(self, os.close, self.descriptor)
         self._lock = threading.Lock()
-        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+        if not stat.S_ISREG(os.fstat(self.descriptor).st_mode):
             raise self._error(OSError(errno.EINVAL, "is not a regular file"))
 
     def stamp(self) -> tuple[int, int]:
         """Return the size in bytes and the modification time in nanoseconds."""
-        status = os.fstat(self._descriptor)
+        status = os.fstat(self.descriptor)
         return status.st_size, status.st_mtime_ns
 
     def read(self, offset_bytes: int, num_bytes: int) -> bytes:
         """Return `num_bytes` bytes starting at `offset_bytes`, or fewer if the file ends first."""
         try:
             if hasattr(os, "pread"):
-                return os.pread(self._descriptor, num_bytes, offset_bytes)
+                return os.pread(self.descriptor, num_bytes, offset_bytes)
             with self._lock:  # Windows
-                os.lseek(self._descriptor, offset_bytes, os.SEEK_SET)
-                return os.read(self._descriptor, num_bytes)
+                os.lseek(self.descriptor, offset_bytes, os.SEEK_SET)
+                return os.read(self.descriptor, num_bytes)
         except OSError as error:
             raise self._error(error) from error
 

@@ -1,0 +1,192 @@
+/* Find the lines of samples and read them. Rows of the sidecar, and lines, that are near each other share a read. */
+
+#define _GNU_SOURCE
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "_lines.h"
+
+enum {
+    BATCH_BITS = 20,  /* a record batch of the sidecar has 2**20 rows */
+    ROW_BYTES = 8,
+    MAX_LINE_BYTES = 256 << 10,
+    SPARE_BYTES = 2 << 10,  /* reading this many unneeded bytes costs about as much as another system call */
+    MAX_ROWS = 2048,
+    MAX_RUN_BYTES = 1 << 20,
+};
+
+static int read_all(int file, void *to, int64_t num_bytes, int64_t offset) {
+    char *at = to;
+    while (num_bytes > 0) {
+        ssize_t count = pread(file, at, (size_t)num_bytes, offset);
+        if (count < 0 && errno == EINTR) {
+            continue;
+        }
+        if (count <= 0) {
+            return 0;
+        }
+        at += count;
+        offset += count;
+        num_bytes -= count;
+    }
+    return 1;
+}
+
+static int is_unchanged(const Files *files) {
+    struct stat facts;
+    return fstat(files->text, &facts) == 0 && facts.st_size == files->text_bytes
+        && (int64_t)facts.st_mtim.tv_sec * 1000000000 + facts.st_mtim.tv_nsec == files->text_mtime_ns;
+}
+
+static int compare(const void *a, const void *b) {
+    int64_t left = ((const Line *)a)->sample_id, right = ((const Line *)b)->sample_id;
+    return (left > right) - (left < right);
+}
+
+static int64_t batch_of(int64_t sample_id) {
+    return sample_id >> BATCH_BITS;
+}
+
+static int64_t row_offset(const Files *files, int64_t sample_id) {
+    uint64_t batch = (uint64_t)batch_of(sample_id), row = (uint64_t)sample_id & ((1 << BATCH_BITS) - 1);
+    uint64_t rows = sample_id >> BATCH_BITS < files->num_samples >> BATCH_BITS
+        ? (uint64_t)files->first_bytes + batch * (uint64_t)files->stride_bytes
+        : (uint64_t)files->last_bytes;
+    return (int64_t)(rows + row * ROW_BYTES);
+}
+
+static int read_offset_after(const Files *files, int64_t sample_id, int64_t *offset) {
+    *offset = files->text_bytes;
+    return sample_id + 1 == files->num_samples
+        || read_all(files->sidecar, offset, ROW_BYTES, row_offset(files, sample_id + 1));
+}
+
+/* Set where lines `begin` to `end` start and end. Their rows lie near each other in one record batch. */
+static int read_rows(const Files *files, Line *lines, size_t begin, size_t end) {
+    int64_t rows[MAX_ROWS];
+    int64_t first = lines[begin].sample_id, last = lines[end - 1].sample_id, after = last + 1;
+    int is_after_near = after < files->num_samples && batch_of(after) == batch_of(last);
+    int64_t num_rows = last - first + 1;
+    if (!read_all(files->sidecar, rows, (num_rows + is_after_near) * ROW_BYTES, row_offset(files, first))
+        || (!is_after_near && !read_offset_after(files, last, &rows[num_rows]))) {
+        return 0;
+    }
+    for (size_t number = begin; number < end; number++) {
+        Line *line = &lines[number];
+        line->start = rows[line->sample_id - first];
+        line->end = rows[line->sample_id - first + 1];
+        if (line->start < files->body_bytes || line->end <= line->start || line->end > files->text_bytes) {
+            return 0;
+        }
+        if (line->end - line->start > MAX_LINE_BYTES + 1) {  /* blank lines follow */
+            line->end = line->start + MAX_LINE_BYTES + 1;
+        }
+    }
+    return 1;
+}
+
+static int find_lines(const Files *files, Line *lines, size_t num_lines) {
+    for (size_t begin = 0, end; begin < num_lines; begin = end) {
+        int64_t first = lines[begin].sample_id;
+        for (end = begin + 1; end < num_lines; end++) {
+            int64_t next = lines[end].sample_id;
+            if (next - lines[end - 1].sample_id > SPARE_BYTES / ROW_BYTES || next - first > MAX_ROWS - 2
+                || batch_of(next) != batch_of(first)) {
+                break;
+            }
+        }
+        if (!read_rows(files, lines, begin, end)) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* The newline before a line is read too. Together with the newline at its end, it proves that the offsets are right. */
+static int64_t start_of(const Files *files, const Line *line) {
+    return line->start - (line->start > files->body_bytes);
+}
+
+static void plan_runs(const Files *files, Plan *plan, int64_t *bounds) {
+    Run *run = NULL;
+    for (size_t number = 0; number < plan->num_lines; number++) {
+        const Line *line = &plan->lines[number];
+        int64_t start = start_of(files, line), reach = run == NULL ? 0 : run->offset + run->length;
+        if (run == NULL || start < run->offset || start - reach > SPARE_BYTES
+            || line->end - run->offset > MAX_RUN_BYTES) {
+            plan->num_bytes += run == NULL ? 0 : run->length;
+            run = &plan->runs[plan->num_runs++];
+            *run = (Run){.offset = start, .length = line->end - start, .at = plan->num_bytes};
+        } else if (line->end > reach) {
+            run->length = line->end - run->offset;
+        }
+        bounds[2 * line->place] = run->at + line->start - run->offset;
+        bounds[2 * line->place + 1] = run->at + line->end - run->offset;
+    }
+    plan->num_bytes += run == NULL ? 0 : run->length;
+}
+
+int plan_lines(const Files *files, const int64_t *sample_ids, size_t num_lines, int64_t *bounds, Plan *plan) {
+    *plan = (Plan){
+        .lines = calloc(num_lines + 1, sizeof(Line)), .runs = calloc(num_lines + 1, sizeof(Run)), .num_lines = num_lines,
+    };
+    if (plan->lines == NULL || plan->runs == NULL || !is_unchanged(files)) {
+        return 0;
+    }
+    int is_sorted = 1;
+    for (size_t place = 0; place < num_lines; place++) {
+        if (sample_ids[place] < 0 || sample_ids[place] >= files->num_samples) {
+            return 0;
+        }
+        plan->lines[place] = (Line){.sample_id = sample_ids[place], .place = (int64_t)place};
+        is_sorted &= place == 0 || sample_ids[place - 1] <= sample_ids[place];
+    }
+    if (!is_sorted) {
+        qsort(plan->lines, num_lines, sizeof(Line), compare);
+    }
+    if (!find_lines(files, plan->lines, num_lines)) {
+        return 0;
+    }
+    plan_runs(files, plan, bounds);
+    return 1;
+}
+
+/* Cut the end of a line before its newline; return 0 if anything but blank lines follows. */
+static int cut(const char *data, int64_t start, int64_t *end) {
+    const char *newline = memchr(data + start, '\n', (size_t)(*end - start));
+    if (newline != NULL) {
+        for (const char *rest = newline + 1; rest < data + *end; rest++) {
+            if (memchr(" \t\n\r\v\f", *rest, 6) == NULL) {
+                return 0;
+            }
+        }
+        *end = newline - data;
+    }
+    return *end > start;
+}
+
+int read_lines(const Files *files, const Plan *plan, char *result, int64_t *bounds) {
+    for (size_t number = 0; number < plan->num_runs; number++) {
+        const Run *run = &plan->runs[number];
+        if (!read_all(files->text, result + run->at, run->length, run->offset)) {
+            return 0;
+        }
+    }
+    for (size_t number = 0; number < plan->num_lines; number++) {
+        const Line *line = &plan->lines[number];
+        int64_t *bound = &bounds[2 * line->place];
+        if ((line->start > files->body_bytes && result[bound[0] - 1] != '\n') || !cut(result, bound[0], &bound[1])) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+void free_plan(Plan *plan) {
+    free(plan->lines);
+    free(plan->runs);
+}

@@ -1,0 +1,46 @@
+/* The lines of many samples: found through the sidecar, read with few system calls, and cut into cells. */
+
+#ifndef MPLOAD_LINES_H
+#define MPLOAD_LINES_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* The text and the sidecar of an index: their descriptors, and where the sidecar holds the offsets of the lines. */
+typedef struct {
+    int text, sidecar;
+    int64_t num_samples, first_bytes, stride_bytes, last_bytes;
+    int64_t body_bytes, text_bytes, text_mtime_ns;
+} Files;
+
+typedef struct {
+    int64_t sample_id, place;  /* place in the request */
+    int64_t start, end;        /* in the text; the end is where the next line starts */
+} Line;
+
+typedef struct {
+    int64_t offset, length;  /* in the text */
+    int64_t at;              /* in the result */
+} Run;
+
+typedef struct {
+    Line *lines;  /* sorted by sample_id */
+    Run *runs;
+    size_t num_lines, num_runs;
+    int64_t num_bytes;  /* size of the result */
+} Plan;
+
+/* Each returns 0 if anything is unusual. Bounds are int64 [n, 2]: where each line starts and ends in the result. */
+int plan_lines(const Files *files, const int64_t *sample_ids, size_t num_lines, int64_t *bounds, Plan *plan);
+int read_lines(const Files *files, const Plan *plan, char *result, int64_t *bounds);
+void free_plan(Plan *plan);
+
+/* Cells are int64 [n, num_columns, 2]: where each cell starts and ends in the data; -1 if the line is not simple. */
+void split_lines(const char *data, int64_t num_bytes, const int64_t *bounds, size_t num_lines, size_t num_columns,
+                 int64_t *cells);
+
+/* Each returns whether the cell `text` to `end` was parsed. */
+int parse_integer(const char *text, const char *end, int64_t *value);
+int parse_span(const char *text, const char *end, int64_t *offset, int64_t *length, const char **path);
+
+#endif
