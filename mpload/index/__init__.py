@@ -1,15 +1,20 @@
 """The index: a text with one line per sample, and a sidecar that gives direct access to any line.
 
 ```
-columns    column types and the cells that they hold: path, span, lmdb, row, int, float, str
-text       the text format: header, lines, escapes; plain lists too
-scan       one fast pass over a text for the line offsets, the labels and a digest
-sidecar    writes and checks the sidecar, an Arrow file with the results of a scan (the only module that uses pyarrow)
-derived    where files derived from a text are kept
-open_file  opens a text, and reads files by position
-lookup     reads the columns of a sidecar by position, without pyarrow
-index      Index: records and labels
-opening    open_index: opens the index at a path
+columns      column types and the cells that they hold: path, span, lmdb, row, int, float, str
+text         the text format: header, lines, escapes; plain lists too
+scan         one fast pass over a text for the line offsets, the labels and a digest
+sidecar      writes and checks the sidecar, an Arrow file with the results of a scan (the only module that uses pyarrow)
+derived      where files derived from a text are kept
+open_file    opens a text, and reads files by position
+lookup       reads the columns of a sidecar by position, without pyarrow
+record       Record: one row
+lines        Lines: the lines of many samples in one buffer, with their cells as arrays
+_lines       the native module for lines (C, optional): its Python module
+_line_reads  finds lines through the sidecar and reads many with few system calls (C)
+_line_cells  cuts lines into cells, and parses integers and spans (C)
+index        Index: records and labels
+opening      open_index: opens the index at a path
 ```
 
 `mpload.ingest` builds indexes. This module imports nothing, so that a worker can unpickle an `Index` without pyarrow.

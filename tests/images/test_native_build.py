@@ -36,10 +36,10 @@ def build(folder: Path, **environment: str) -> list[Path]:
 @pytest.mark.usefixtures("gcc")
 def test_the_native_modules_are_built_if_a_compiler_is_available(tmp_path: Path) -> None:
     modules = build(tmp_path)
-    assert [module.name.partition(".")[0] for module in modules] == ["_jpeg", "_files"]
+    assert [module.name.partition(".")[0] for module in modules] == ["_jpeg", "_lines", "_files"]
     folders = [str(module.parent) for module in modules]
     code = f"""import sys; sys.path[:0] = {folders!r}
-import _files, _jpeg; _files.open_beneath(0, ""); print(_jpeg.LIBJPEG_TURBO_VERSION)"""
+import _files, _jpeg, _lines; _files.open_beneath(0, ""); print(_jpeg.LIBJPEG_TURBO_VERSION)"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.count(".") == 2
 
