@@ -16,7 +16,7 @@ from mpload.cli.lettering import Lettering
 from mpload.errors import MploadError
 from mpload.images.decoders import ImageDecoder
 from mpload.images.resize import Pixels
-from mpload.index.index import Index, Record, header_of
+from mpload.index.index import Index, Record, header_of, require_files
 from mpload.plan.order import Shuffle
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
@@ -129,6 +129,7 @@ def read_sheet(index: Index, *, num_tiles: int, seed: int) -> Sheet:
 
     The tile of an image that cannot be shown says why.
     """
+    require_files(index, what="a sheet of images")
     sources = [column.name for column in index.columns if column.type.is_source]
     num_samples = min(len(index), max(1, num_tiles // len(sources)))
     order = Shuffle().order(num_samples=len(index), seed=seed, epoch=0)

@@ -71,7 +71,7 @@ def parse_columns(text: str) -> tuple[Column, ...]:
     """Parse columns written as `image:path label:int`.
 
     Raises:
-        ArgumentError: a name or type is invalid, a name occurs twice, or no column is of a source type.
+        ArgumentError: a name or type is invalid, a name occurs twice, or there is no column.
     """
     columns = []
     for word in text.split():
@@ -82,10 +82,8 @@ def parse_columns(text: str) -> tuple[Column, ...]:
     names = [column.name for column in columns]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ArgumentError(f"column {twice[0]!r} occurs twice in {text!r}. Give every column a unique name")
-    if not any(column.type.is_source for column in columns):
-        raise ArgumentError(
-            f"columns {text!r} contain no column of files. Add one of type path, span, lmdb or row, such as image:path"
-        )
+    if not columns:
+        raise ArgumentError(f"columns {text!r} contain no column. Add one, such as image:path or text:str")
     return tuple(columns)
 
 

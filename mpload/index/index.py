@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mpload.errors import IndexChangedError, IndexFormatError
+from mpload.errors import ArgumentError, IndexChangedError, IndexFormatError
 from mpload.index.columns import Column, format_columns
 from mpload.index.lines import NATIVE, Lines, cells_of
 from mpload.index.lookup import SidecarColumn, SidecarFile, SidecarLayout, check_sample_ids
@@ -19,7 +19,7 @@ from mpload.index.text import MAX_LINE_BYTES, Header
 from mpload.storage.merging import merge_nearby
 from mpload.units import KIB, MIB, format_count, format_facts, html_table
 
-__all__ = ["Index", "Record", "header_of", "lines_of", "sidecar_of"]
+__all__ = ["Index", "Record", "header_of", "lines_of", "require_files", "sidecar_of"]
 
 _MAX_GAP_BYTES = 4 * KIB  # reading this many unneeded bytes costs less than another system call
 _MAX_READ_BYTES = MIB
@@ -193,6 +193,15 @@ class Index:
 def header_of(index: Index) -> Header:
     """Return the header of an index."""
     return index._header  # noqa: SLF001
+
+
+def require_files(index: Index, *, what: str) -> None:
+    """Raise `ArgumentError` if an index has no column of files. `what` is what cannot be used then."""
+    if not any(column.type.is_source for column in index.columns):
+        raise ArgumentError(
+            f"{index.path}: {what} is for files, but the columns '{format_columns(index.columns)}' contain none. Do "
+            "without it, or add a column of type path, span, lmdb or row, such as image:path"
+        )
 
 
 def lines_of(index: Index, sample_ids: ArrayLike) -> Lines:

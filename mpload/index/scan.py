@@ -186,7 +186,7 @@ def _scan_fast(text: NDArray[np.uint8], header: Header, buffer: bytearray) -> _S
             case ColumnType.ROW:
                 is_valid = _are_rows(text, first, end)
             case ColumnType.STR:
-                is_valid = True
+                is_valid = num_columns > 1 or bool((first < end).all())
         if not is_valid:
             return None
     if labels is not None and header.classes and labels.max() >= len(header.classes):

@@ -147,7 +147,7 @@ def format_line(cells: Sequence[Cell]) -> bytes:
     if b"\0" in line:
         raise ArgumentError(f"{cells[0]!r}: a cell must not contain a NUL byte")
     if line == b"\n":
-        raise ArgumentError("the line has only one cell, and it is empty. A sample needs a path")
+        raise ArgumentError("the line has only one cell, and it is empty. A sample needs a value")
     if len(line) > MAX_LINE_BYTES:
         raise ArgumentError(
             f"the line of {texts[0][:80]!r} has {len(line)} bytes, more than the limit of {MAX_LINE_BYTES}"
@@ -173,6 +173,8 @@ def line_parser(header: Header) -> Callable[[bytes], list[Cell]]:
         if b"\0" in line:
             raise ValueError(_NUL)
         texts = split(header, line)
+        if not line and len(columns) == 1 and columns[0][0].type is ColumnType.STR:
+            raise ValueError("is blank. Delete it, or add a second column, so that a line may hold an empty string")
         if len(texts) != len(columns):
             raise ValueError(
                 f"has {len(texts)} {'cell' if len(texts) == 1 else 'cells'}, where columns "

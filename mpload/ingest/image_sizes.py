@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError, SampleError
 from mpload.index.columns import Cell, ColumnType
-from mpload.index.index import Index, Record, header_of, sidecar_of
+from mpload.index.index import Index, Record, header_of, require_files, sidecar_of
 from mpload.index.lookup import SidecarFile, SidecarLayout
 from mpload.index.sidecar import Progress, rewrite_sidecar
 from mpload.ingest.threads import map_in_threads
@@ -33,11 +33,12 @@ def measure_sizes(index: Index, *, num_workers: int = 8, progress: Progress | No
         progress: called with the number of samples measured so far.
 
     Raises:
-        ArgumentError: the files are at a URL, or samples are LMDB values or Parquet rows.
+        ArgumentError: there are no files, they are at a URL, or samples are LMDB values or Parquet rows.
         SampleError: a file cannot be found.
 
     Memory: constant.
     """
+    require_files(index, what="the measurement of sizes")
     for column in index.columns:
         if column.type in {ColumnType.LMDB, ColumnType.ROW}:
             raise ArgumentError(f"{index.path}: sizes of {column.type} values cannot be measured. Build without sizes")

@@ -43,7 +43,7 @@ def write_texts(
     """
     paths = (out,) if split is None else split.paths(out)
     bounds = () if split is None else split.bounds
-    source = next(number for number, column in enumerate(rows.columns) if column.type.is_source)
+    source = next((number for number, column in enumerate(rows.columns) if column.type.is_source), 0)
     counts = [0] * len(paths)
     header = format_header(columns=rows.columns, root=_root(rows.root, out, relative=relative), classes=rows.classes)
     with ExitStack() as stack:

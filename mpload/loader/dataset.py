@@ -15,7 +15,7 @@ from typing_extensions import TypeVar
 
 from mpload.errors import ArgumentError, MploadWarning, StateError
 from mpload.images.decoders import ImageDecoder
-from mpload.index.index import Index, Record
+from mpload.index.index import Index, Record, require_files
 from mpload.index.opening import open_index
 from mpload.loader.epochs import Epoch, EpochTable
 from mpload.loader.frameworks import Reader, reader, samples_of_a_batch, stacks_batches
@@ -56,7 +56,8 @@ class MPDataset(IterableDataset[Batch]):
       sample. All other arrays keep their axes. An array counts as an image if it comes from `ImageDecoder`,
       `RandomResizedCrop`, `ResizeCenterCrop`, a decoder with an attribute `makes_images = True`, or a transform of
       albumentations, torchvision or kornia.
-    - int: int64 [B]; float: float64 [B]; str: a list. In a sample, the plain number or string.
+    - int: int64 [B]; float: float64 [B]; str: a list. In a sample, the plain number or string. An index may consist of
+      such columns only, and then takes no `decode`, `transform`, `cache` or `storage`.
 
     Args:
         index: a path to an index, or an `Index`.
@@ -130,16 +131,19 @@ class MPDataset(IterableDataset[Batch]):
         _check_callable("transform", transform)
         if not (isinstance(shuffle, bool) or hasattr(shuffle, "order")):
             raise ArgumentError(f"shuffle must be True, False or an order such as BlockShuffle(), got {shuffle!r}")
-        index = index if isinstance(index, Index) else open_index(index)
+        opened_index = index if isinstance(index, Index) else open_index(index)
+        for name, value in {"decode": decode, "transform": transform, "cache": cache, "storage": storage}.items():
+            if value is not None:
+                require_files(opened_index, what=name)
         make_pipeline = partial(
             Pipeline,
-            index=index,
+            index=opened_index,
             decode=ImageDecoder() if decode is None else decode,
             transform=transform,
             policy=policy_of(on_error),
             storage=storage,
             page_cache=page_cache,
-            row_index=open_row_index(row_index, index, decode),
+            row_index=open_row_index(row_index, opened_index, decode),
         )
         pipeline = make_pipeline()
         pipeline.refuse_masks()

@@ -27,12 +27,15 @@ class SampleCache(Protocol):
 
 
 def storage_of(index: Index, decode: Callable[..., Any], page_cache: PageCache | str) -> Storage:
-    """Open the storage of an index's sources; it refuses files that exceed the `max_bytes` of `decode`'s limits."""
+    """Open the storage of an index's sources; it refuses files that exceed the `max_bytes` of `decode`'s limits.
+
+    An index without sources gets a storage of local files, which reads nothing.
+    """
     limits = getattr(decode, "limits", None)
     kinds = {_RANGE_TYPES.get(column.type, ByteRange) for column in index.columns if column.type.is_source}
     return open_storage(
-        index.root,
-        kinds,
+        index.root if kinds else ".",
+        kinds or {ByteRange},
         allow_outside_root=index.allow_outside_root,
         max_bytes=limits.max_bytes if isinstance(limits, Limits) else None,
         page_cache=page_cache,

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from mpload.errors import ArgumentError
-from mpload.index.index import Index
+from mpload.index.index import Index, require_files
 from mpload.memory.budget import MIN_SLOTS, WORKER_BYTES, MemoryBudget
 from mpload.memory.machine import MemoryGauge, num_usable_cores
 from mpload.tools.trials import LoaderTrial, check_samples, run_loader
@@ -101,6 +101,7 @@ def tune(
     """
     if seconds <= 0 or not batch_sizes:
         raise ArgumentError(f"seconds must be positive and batch_sizes not empty, got {seconds} and {batch_sizes}")
+    require_files(index, what="mpload tune")
     check_samples(index, decode=decode, transform=transform)
     budget = MemoryBudget.parse(memory_budget, available_bytes=MemoryGauge().read().free_bytes)
     with TemporaryDirectory(prefix="mpload-tune-") as folder:

@@ -296,7 +296,8 @@ HEADERS = [
     (b"#mpload 2\n#columns image:path\na\n", r"index format '2' is not 1, .* Update mpload"),
     (b"#mpload 1\na\n", r"no '#columns' directive"),
     (b"#mpload 1\n#columns image\na\n", r"column 'image' is not NAME:TYPE"),
-    (b"#mpload 1\n#columns label:int\n1\n", r"contain no column of files\. Add one of type path, span, lmdb or row"),
+    (b"#mpload 1\n#columns \na\n", r"contain no column\. Add one, such as image:path or text:str"),
+    (b"#mpload 1\n#columns text:str\na\n\nb\n", r":4: is blank\. Delete it, or add a second column"),
     (b"#mpload 1\r\n#columns image:path\r\na\r\n", r":1: ends with CRLF"),
     (b"#mpload 1\n#root a\0b\n#columns image:path\na\n", r":2: contains a NUL byte"),
     (
@@ -326,7 +327,7 @@ def test_a_last_line_without_a_newline_is_read(tmp_path: Path) -> None:
 def test_writing_a_line_that_is_too_long_or_empty_is_refused() -> None:
     with pytest.raises(ArgumentError, match="more than the limit of 262144"):
         format_line(["x" * MAX_LINE_BYTES])
-    with pytest.raises(ArgumentError, match="A sample needs a path"):
+    with pytest.raises(ArgumentError, match="A sample needs a value"):
         format_line([""])
     with pytest.raises(ArgumentError, match="NUL"):
         format_line(["a\0b"])

@@ -16,7 +16,7 @@ import simplejpeg  # type: ignore[import-untyped]
 from mpload.errors import DecodeError, MploadError
 from mpload.images.decoders import ImageDecoder, RandomResizedCrop, jpeg_backend, random_crop_box
 from mpload.images.resize import Pixels
-from mpload.index.index import Index
+from mpload.index.index import Index, require_files
 from mpload.plan.order import Shuffle
 from mpload.plan.sample_rng import SampleRng
 from mpload.samples.pipeline import Pipeline
@@ -62,8 +62,10 @@ def read_images(index: Index, *, num_images: int, seed: int) -> list[bytes]:
     """Return the bytes of random samples, from the first column of files.
 
     Raises:
+        ArgumentError: The index has no column of files.
         SampleError: A file cannot be read.
     """
+    require_files(index, what="the benchmark of decoders")
     pipeline = Pipeline(index=index, decode=bytes, policy=ErrorPolicy())
     order = Shuffle().order(num_samples=len(index), seed=seed, epoch=0)
     ids = order.sample_ids(np.arange(min(num_images, len(index)), dtype=np.int64))

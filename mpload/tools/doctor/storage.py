@@ -15,7 +15,7 @@ import numpy as np
 from mpload.errors import MploadError
 from mpload.images.decoders import RawBytes
 from mpload.index.columns import range_of
-from mpload.index.index import Index, Record
+from mpload.index.index import Index, Record, require_files
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
 from mpload.storage.ranges import ByteRange, LmdbValue, RowValue
@@ -35,6 +35,7 @@ class Files:
     """The files of an index: reads them, evicts them from the page cache, and measures how much of them is cached."""
 
     def __init__(self, index: Index) -> None:
+        require_files(index, what="mpload doctor")
         self._index = index
         self._root = Path(index.root)
         self._sources = [number for number, column in enumerate(index.columns) if column.type.is_source]

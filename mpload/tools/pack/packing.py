@@ -27,7 +27,7 @@ from filelock import FileLock, Timeout
 from mpload.errors import ArgumentError, SampleError, StorageError
 from mpload.images.decoders import RawBytes
 from mpload.index.columns import Cell, Column, ColumnType
-from mpload.index.index import Index, Record
+from mpload.index.index import Index, Record, require_files
 from mpload.index.opening import open_index
 from mpload.index.text import Dialect, Header, format_line, parse_line
 from mpload.ingest.rows import Rows
@@ -282,6 +282,7 @@ class _Packer:
 def _prepare(index: str | os.PathLike[str] | Index, folder: Path, options: PackOptions) -> _Packer:
     """Read or write the manifest in the folder of a pack, and check that the folder belongs to this pack."""
     source = index if isinstance(index, Index) else open_index(index)
+    require_files(source, what="mpload pack")
     wanted = {"version": _VERSION, "index": source.fingerprint, **asdict(options)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
