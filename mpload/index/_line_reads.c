@@ -1,14 +1,24 @@
-/* Find the lines of samples and read them. Rows of the sidecar, and lines, that are near each other share a read. */
+/* Find the lines of samples and read them. Rows of the sidecar, and lines, that are near each other share a read.
+
+   First all reads are tried that the page cache can serve. For each of the others, the kernel is asked to load the
+   pages, and only then are they waited for: so the disk works on all of them at once. */
 
 #define _GNU_SOURCE
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "_lines.h"
+
+enum { IF_CACHED = 8 };  /* RWF_NOWAIT, which older headers lack */
+
+typedef enum { TRY, WAIT } Pass;
 
 enum {
     BATCH_BITS = 20,  /* a record batch of the sidecar has 2**20 rows */
@@ -17,6 +27,7 @@ enum {
     SPARE_BYTES = 2 << 10,  /* reading this many unneeded bytes costs about as much as another system call */
     MAX_ROWS = 2048,
     MAX_RUN_BYTES = 1 << 20,
+    MISSING = -1,
 };
 
 static int read_all(int file, void *to, int64_t num_bytes, int64_t offset) {
@@ -34,6 +45,22 @@ static int read_all(int file, void *to, int64_t num_bytes, int64_t offset) {
         num_bytes -= count;
     }
     return 1;
+}
+
+/* Read bytes that are in the page cache. Otherwise ask the kernel to load `num_asked` bytes, and return 0 at once. */
+static int read_cached(int file, void *to, int64_t num_bytes, int64_t offset, int64_t num_asked, size_t *num_missed) {
+#ifdef SYS_preadv2
+    struct iovec part = {to, (size_t)num_bytes};
+    long count = syscall(SYS_preadv2, file, &part, 1L, (long)offset, (long)(offset >> 32), (long)IF_CACHED);
+    if (count == num_bytes) {
+        return 1;
+    }
+    *num_missed += count >= 0 || errno == EAGAIN;  /* other errors: this file system cannot tell */
+    posix_fadvise(file, offset, num_asked, POSIX_FADV_WILLNEED);
+#else
+    (void)file, (void)to, (void)num_bytes, (void)offset, (void)num_asked, (void)num_missed;
+#endif
+    return 0;
 }
 
 static int is_unchanged(const Files *files) {
@@ -65,13 +92,21 @@ static int read_offset_after(const Files *files, int64_t sample_id, int64_t *off
         || read_all(files->sidecar, offset, ROW_BYTES, row_offset(files, sample_id + 1));
 }
 
-/* Set where lines `begin` to `end` start and end. Their rows lie near each other in one record batch. */
-static int read_rows(const Files *files, Line *lines, size_t begin, size_t end) {
+/* Set where lines `begin` to `end` start and end. Their rows lie near each other in one record batch. Lines whose rows
+   the page cache lacks are marked as missing in the first pass. */
+static int read_rows(const Files *files, Line *lines, size_t begin, size_t end, Pass pass, size_t *num_missed) {
     int64_t rows[MAX_ROWS];
     int64_t first = lines[begin].sample_id, last = lines[end - 1].sample_id, after = last + 1;
     int is_after_near = after < files->num_samples && batch_of(after) == batch_of(last);
-    int64_t num_rows = last - first + 1;
-    if (!read_all(files->sidecar, rows, (num_rows + is_after_near) * ROW_BYTES, row_offset(files, first))
+    int64_t num_rows = last - first + 1, num_bytes = (num_rows + is_after_near) * ROW_BYTES;
+    int64_t offset = row_offset(files, first);
+    if (pass == TRY && !read_cached(files->sidecar, rows, num_bytes, offset, num_bytes, num_missed)) {
+        for (size_t number = begin; number < end; number++) {
+            lines[number].start = MISSING;
+        }
+        return 1;
+    }
+    if ((pass == WAIT && !read_all(files->sidecar, rows, num_bytes, offset))
         || (!is_after_near && !read_offset_after(files, last, &rows[num_rows]))) {
         return 0;
     }
@@ -89,7 +124,7 @@ static int read_rows(const Files *files, Line *lines, size_t begin, size_t end) 
     return 1;
 }
 
-static int find_lines(const Files *files, Line *lines, size_t num_lines) {
+static int find_lines(const Files *files, Line *lines, size_t num_lines, Pass pass, size_t *num_missed) {
     for (size_t begin = 0, end; begin < num_lines; begin = end) {
         int64_t first = lines[begin].sample_id;
         for (end = begin + 1; end < num_lines; end++) {
@@ -99,7 +134,8 @@ static int find_lines(const Files *files, Line *lines, size_t num_lines) {
                 break;
             }
         }
-        if (!read_rows(files, lines, begin, end)) {
+        if ((pass == TRY || lines[begin].start == MISSING)
+            && !read_rows(files, lines, begin, end, pass, num_missed)) {
             return 0;
         }
     }
@@ -130,7 +166,8 @@ static void plan_runs(const Files *files, Plan *plan, int64_t *bounds) {
     plan->num_bytes += run == NULL ? 0 : run->length;
 }
 
-int plan_lines(const Files *files, const int64_t *sample_ids, size_t num_lines, int64_t *bounds, Plan *plan) {
+/* Find the lines whose rows are in the page cache, and ask for the rows of the others. */
+static int start_plan(const Files *files, const int64_t *sample_ids, size_t num_lines, Plan *plan) {
     *plan = (Plan){
         .lines = calloc(num_lines + 1, sizeof(Line)), .runs = calloc(num_lines + 1, sizeof(Run)), .num_lines = num_lines,
     };
@@ -148,11 +185,31 @@ int plan_lines(const Files *files, const int64_t *sample_ids, size_t num_lines, 
     if (!is_sorted) {
         qsort(plan->lines, num_lines, sizeof(Line), compare);
     }
-    if (!find_lines(files, plan->lines, num_lines)) {
+    return find_lines(files, plan->lines, num_lines, TRY, &plan->num_missed);
+}
+
+int plan_lines(const Files *files, const int64_t *sample_ids, size_t num_lines, int64_t *bounds, Plan *plan) {
+    if (!start_plan(files, sample_ids, num_lines, plan)
+        || !find_lines(files, plan->lines, num_lines, WAIT, &plan->num_missed)) {
         return 0;
     }
     plan_runs(files, plan, bounds);
     return 1;
+}
+
+size_t ask_for_lines(const Files *files, const int64_t *sample_ids, size_t num_lines) {
+    Plan plan;
+    if (start_plan(files, sample_ids, num_lines, &plan)) {
+        for (size_t number = 0; number < num_lines; number++) {
+            const Line *line = &plan.lines[number];
+            char first;
+            if (line->start != MISSING) {
+                read_cached(files->text, &first, 1, line->start, line->end - line->start, &plan.num_missed);
+            }
+        }
+    }
+    free_plan(&plan);
+    return plan.num_missed;
 }
 
 /* Cut the end of a line before its newline; return 0 if anything but blank lines follows. */
@@ -169,10 +226,15 @@ static int cut(const char *data, int64_t start, int64_t *end) {
     return *end > start;
 }
 
-int read_lines(const Files *files, const Plan *plan, char *result, int64_t *bounds) {
+int read_lines(const Files *files, Plan *plan, char *result, int64_t *bounds) {
+    for (size_t number = 0; number < plan->num_runs; number++) {
+        Run *run = &plan->runs[number];
+        run->is_missing = !read_cached(
+            files->text, result + run->at, run->length, run->offset, run->length, &plan->num_missed);
+    }
     for (size_t number = 0; number < plan->num_runs; number++) {
         const Run *run = &plan->runs[number];
-        if (!read_all(files->text, result + run->at, run->length, run->offset)) {
+        if (run->is_missing && !read_all(files->text, result + run->at, run->length, run->offset)) {
             return 0;
         }
     }

@@ -21,7 +21,7 @@ static int get_array(PyObject *from, Py_buffer *array, int is_writable, Py_ssize
     return 0;
 }
 
-static int is_read_in_full(const Files *files, const Plan *plan, PyObject *result, int64_t *bounds) {
+static int is_read_in_full(const Files *files, Plan *plan, PyObject *result, int64_t *bounds) {
     int is_read;
     char *bytes = PyBytes_AsString(result);
     Py_BEGIN_ALLOW_THREADS
@@ -42,7 +42,7 @@ static PyObject *planned_and_read(const Files *files, const Py_buffer *sample_id
         result = Py_NewRef(Py_None);
     }
     free_plan(&plan);
-    return result;
+    return result == NULL || result == Py_None ? result : Py_BuildValue("Nn", result, (Py_ssize_t)plan.num_missed);
 }
 
 static int read_files(PyObject *from, Files *files) {
@@ -63,8 +63,9 @@ static int read_files(PyObject *from, Files *files) {
 
 PyDoc_STRVAR(read_doc,
 "read(files, sample_ids, bounds)\n--\n\n"
-"Return bytes that contain the lines of `sample_ids`, int64 [n], and set their `bounds`, int64 [n, 2]: where each line\n"
-"starts and ends in the bytes. Returns None if anything is unusual, for example if a file has changed.\n\n"
+"Return bytes that contain the lines of `sample_ids`, int64 [n], and the number of reads that the page cache could not\n"
+"serve. Sets `bounds`, int64 [n, 2], to where each line starts and ends in the bytes. Returns None if anything is\n"
+"unusual, for example if a file has changed.\n\n"
 "`files` is a tuple of integers: the descriptors of the text and the sidecar; the number of samples; where the sidecar\n"
 "holds the offsets of the lines (first record batch, stride, last record batch); offset of the first line; size and\n"
 "modification time of the text.");
@@ -84,6 +85,28 @@ static PyObject *read_(PyObject *module, PyObject *args) {
     }
     PyBuffer_Release(&sample_ids);
     return result;
+}
+
+PyDoc_STRVAR(ask_doc,
+"ask(files, sample_ids)\n--\n\n"
+"Ask the kernel to load the lines of `sample_ids`, int64 [n], into the page cache, without waiting. Returns the number of\n"
+"reads that the page cache could not serve. Lines whose rows of the sidecar are loading must be asked for again.");
+
+static PyObject *ask(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *numbers, *from;
+    Files files;
+    Py_buffer sample_ids;
+    if (!PyArg_ParseTuple(args, "O!O:ask", &PyTuple_Type, &numbers, &from) || !read_files(numbers, &files)
+        || !get_array(from, &sample_ids, 0, 8, -1)) {
+        return NULL;
+    }
+    size_t num_missed;
+    Py_BEGIN_ALLOW_THREADS
+    num_missed = ask_for_lines(&files, sample_ids.buf, (size_t)(sample_ids.len / 8));
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&sample_ids);
+    return PyLong_FromSize_t(num_missed);
 }
 
 PyDoc_STRVAR(split_doc,
@@ -191,6 +214,7 @@ static PyObject *spans(PyObject *module, PyObject *args) {
 
 static PyMethodDef methods[] = {
     {"read", read_, METH_VARARGS, read_doc},
+    {"ask", ask, METH_VARARGS, ask_doc},
     {"split", split, METH_VARARGS, split_doc},
     {"integers", integers, METH_VARARGS, integers_doc},
     {"spans", spans, METH_VARARGS, spans_doc},

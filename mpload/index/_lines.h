@@ -21,6 +21,7 @@ typedef struct {
 typedef struct {
     int64_t offset, length;  /* in the text */
     int64_t at;              /* in the result */
+    int is_missing;          /* from the page cache */
 } Run;
 
 typedef struct {
@@ -28,12 +29,17 @@ typedef struct {
     Run *runs;
     size_t num_lines, num_runs;
     int64_t num_bytes;  /* size of the result */
+    size_t num_missed;  /* reads that the page cache could not serve */
 } Plan;
 
 /* Each returns 0 if anything is unusual. Bounds are int64 [n, 2]: where each line starts and ends in the result. */
 int plan_lines(const Files *files, const int64_t *sample_ids, size_t num_lines, int64_t *bounds, Plan *plan);
-int read_lines(const Files *files, const Plan *plan, char *result, int64_t *bounds);
+int read_lines(const Files *files, Plan *plan, char *result, int64_t *bounds);
 void free_plan(Plan *plan);
+
+/* Ask the kernel to load lines that will be read soon, without waiting; return how many reads the page cache could not
+   serve. The text of a line can only be asked for when its row of the sidecar is there, so ask again later. */
+size_t ask_for_lines(const Files *files, const int64_t *sample_ids, size_t num_lines);
 
 /* Cells are int64 [n, num_columns, 2]: where each cell starts and ends in the data; -1 if the line is not simple. */
 void split_lines(const char *data, int64_t num_bytes, const int64_t *bounds, size_t num_lines, size_t num_columns,

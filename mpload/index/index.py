@@ -2,7 +2,7 @@
 
 import hashlib
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from mpload.index.text import MAX_LINE_BYTES, Header
 from mpload.storage.merging import merge_nearby
 from mpload.units import KIB, MIB, format_count, format_facts, html_table
 
-__all__ = ["Index", "Record", "header_of", "lines_of", "require_files", "sidecar_of"]
+__all__ = ["Index", "Record", "header_of", "lines_of", "prefetch_lines", "require_files", "sidecar_of"]
 
 _MAX_GAP_BYTES = 4 * KIB  # reading this many unneeded bytes costs less than another system call
 _MAX_READ_BYTES = MIB
@@ -51,6 +51,7 @@ class Index:
         self._text = OpenFile(path)
         self._sidecar_file = SidecarFile(layout)
         self._stamp = self._text.stamp()
+        self._num_missed = 0
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -113,13 +114,19 @@ class Index:
     def _lines(self, ids: NDArray[np.int64]) -> Lines:
         check_sample_ids(ids, len(self))
         bounds = np.empty((len(ids), 2), np.int64)
-        data = None if NATIVE is None else NATIVE.read(self._files(), np.ascontiguousarray(ids), bounds)
-        if data is None:
+        read = None if NATIVE is None else NATIVE.read(self._files(), np.ascontiguousarray(ids), bounds)
+        if read is not None:
+            data, self._num_missed = read
+        else:
             lines = self._read_lines(ids)
             ends = np.cumsum([0, *map(len, lines)], dtype=np.int64)
             data, bounds = b"".join(lines), np.stack([ends[:-1], ends[1:]], axis=1)
         cells = cells_of(data, bounds, self._header)
         return Lines(sample_ids=ids, data=data, bounds=bounds, cells=cells, header=self._header, path=self.path)
+
+    def _prefetch(self, sample_ids: Callable[[], NDArray[np.int64]]) -> None:
+        if self._num_missed and NATIVE is not None:
+            self._num_missed = NATIVE.ask(self._files(), np.ascontiguousarray(sample_ids()))
 
     def _files(self) -> tuple[int, ...]:
         """Return the files and where the lines are, as the native module wants them."""
@@ -193,6 +200,15 @@ class Index:
 def header_of(index: Index) -> Header:
     """Return the header of an index."""
     return index._header  # noqa: SLF001
+
+
+def prefetch_lines(index: Index, sample_ids: Callable[[], NDArray[np.int64]]) -> None:
+    """Start to load lines that will be requested soon, if lines have had to be loaded lately; it does not wait.
+
+    Call it again before the lines are requested: the first call loads their rows of the sidecar, which say where they
+    are, and the second one loads the lines themselves. `sample_ids` returns int64 [n], and is called only if needed.
+    """
+    index._prefetch(sample_ids)  # noqa: SLF001
 
 
 def require_files(index: Index, *, what: str) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError, MploadError, SampleError
-from mpload.index.index import Record
+from mpload.index.index import Record, prefetch_lines
 from mpload.plan.batch_number import BatchNumber
 from mpload.plan.batching import Batching
 from mpload.samples.batch import Sample
@@ -26,6 +26,7 @@ from mpload.transport.worker import ChunkReport
 __all__ = ["PipelineWork", "described_sample"]
 
 _MAX_CHUNKS_AHEAD = 32
+_CHUNKS_PREFETCHED = 2  # of lines: first the rows of the sidecar, then, a chunk later, the lines themselves
 
 
 @runtime_checkable
@@ -77,6 +78,7 @@ class PipelineWork:
     ) -> None:
         """Make samples `first` to `last` (exclusive) of the batch `task`."""
         number = BatchNumber.of(task)
+        prefetch_lines(self.pipeline.index, lambda: self._upcoming_ids(report))
         pipeline = self.pipeline
         names = [column.name for column in pipeline.index.columns]
         writes, reads = pipeline.writes_in_place, pipeline.reads_in_place
@@ -128,6 +130,11 @@ class PipelineWork:
 
     def _records(self, task: tuple[int, ...], first: int, last: int) -> list[Record]:
         return self.pipeline.index.records(self.sample_ids(BatchNumber.of(task), first, last))
+
+    def _upcoming_ids(self, report: ChunkReport) -> NDArray[np.int64]:
+        chunks = report.upcoming(_CHUNKS_PREFETCHED)
+        ids = [self.sample_ids(BatchNumber.of(chunk.task), chunk.first, chunk.last) for chunk in chunks]
+        return np.concatenate(ids) if ids else np.empty(0, np.int64)
 
     def _plan_ahead(self, records: list[Record], report: ChunkReport) -> None:
         """Schedule read-ahead for this chunk's samples and, up to the read-ahead depth, for those of later chunks."""

@@ -5,10 +5,10 @@
 
 #define _GNU_SOURCE
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -101,6 +101,12 @@ static int read_some(const Files *files) {
         sample_ids[place] = first + any(reach) - (rand() % 200 == 0);
         sample_ids[place] -= sample_ids[place] >= files->num_samples && rand() % 200 ? files->num_samples : 0;
     }
+    if (rand() % 64 == 0) {  /* what is not in the page cache is read in a second pass */
+        fdatasync(files->text);
+        fdatasync(files->sidecar);
+        posix_fadvise(rand() % 2 ? files->text : files->sidecar, 0, 0, POSIX_FADV_DONTNEED);
+        ask_for_lines(files, sample_ids, num_lines);
+    }
     Plan plan;
     int is_read = plan_lines(files, sample_ids, num_lines, bounds, &plan);
     if (is_read) {
@@ -129,10 +135,14 @@ int main(int argc, char **argv) {
         return 1;
     }
     srand((unsigned)atol(argv[2]));
-    int text_file = memfd_create("text", 0), sidecar = memfd_create("sidecar", 0);
+    FILE *text_file = tmpfile(), *sidecar = tmpfile();
+    if (text_file == NULL || sidecar == NULL) {
+        perror("tmpfile");
+        return 1;
+    }
     long num_inputs = 0, num_read = 0;
     for (time_t end = time(NULL) + atol(argv[1]); time(NULL) < end;) {
-        Files files = make_files(text_file, sidecar);
+        Files files = make_files(fileno(text_file), fileno(sidecar));
         for (int times = 0; times < 8; times++, num_inputs++) {
             num_read += read_some(&files);
         }

@@ -12,16 +12,15 @@ from mpload.storage.ranges import ByteRange
 
 __all__ = ["LINE_BYTES", "NoFiles", "NoPixels", "write_list"]
 
-_HEAD = b"#mpload 1\n#columns image:path label:int\n"
 _LINE = b"n0000/000000000.JPEG\t100\n"
 LINE_BYTES: Final = len(_LINE)
 _BLOCK_SAMPLES = 1 << 20
 
 
-def write_list(path: Path, num_samples: int) -> None:
+def write_list(path: Path, num_samples: int, *, columns: str = "image:path label:int") -> None:
     """Write an index with lines of equal length. A path contains its sample's number; a label has three digits."""
     with path.open("wb") as file:
-        file.write(_HEAD)
+        file.write(f"#mpload 1\n#columns {columns}\n".encode())
         for start in range(0, num_samples, _BLOCK_SAMPLES):
             numbers = np.arange(start, min(start + _BLOCK_SAMPLES, num_samples))
             lines = np.tile(np.frombuffer(_LINE, np.uint8), (len(numbers), 1))
