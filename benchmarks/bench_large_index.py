@@ -73,7 +73,7 @@ def run(case: str, path: Path, *, seconds: float) -> float:
     processes = [
         subprocess.Popen([*command, str(part)], stdout=subprocess.PIPE, text=True) for part in range(num_processes)
     ]
-    rates = [json.loads(process.communicate()[0]) for process in processes]
+    rates: list[float] = [json.loads(process.communicate()[0]) for process in processes]
     return 1e6 / sum(rates)
 
 
