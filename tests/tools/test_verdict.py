@@ -4,6 +4,7 @@ import re
 import shlex
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpload import open_index
 from mpload.errors import ArgumentError
+from mpload.index.index import sidecar_of
 from mpload.tools.demand import Demand
 from mpload.tools.doctor.examine import Diagnosis
 from mpload.tools.doctor.facts import (
@@ -25,11 +28,13 @@ from mpload.tools.doctor.facts import (
     Temperature,
     Trial,
 )
+from mpload.tools.doctor.lookup import lookup_cost
 from mpload.tools.doctor.model import Limit, hit_share, predict
 from mpload.tools.doctor.remedies import remedies
 from mpload.tools.doctor.report import render_report
 from mpload.tools.doctor.verdict import Bottleneck, judge
 from mpload.units import GIB, KIB, MIB
+from tests.support.index_texts import make_text
 
 small = st.floats(1e-6, 0.1)
 costs = st.builds(Cost, cpu_seconds=small, wait_seconds=st.one_of(st.just(0.0), small))
@@ -84,6 +89,7 @@ def findings(draw: st.DrawFn) -> Findings:
         ),
         decode=draw(costs),
         transform=draw(costs),
+        lookup=draw(costs | st.just(Cost())),
         resized_decode=draw(st.one_of(st.none(), costs)),
         resized_bytes=draw(st.floats(1, 1e5)),
         trials=tuple(draw(st.lists(trials, max_size=4))),
@@ -278,6 +284,25 @@ def test_reading_shards_in_blocks_is_suggested_if_sequential_reads_are_faster() 
     assert first.gain == pytest.approx(15)
     assert "PartialCache" in second.text
     assert second.gain == pytest.approx(3200 / 100, rel=0.1)
+
+
+def test_blocks_are_suggested_if_lookups_in_a_large_index_limit_the_job() -> None:
+    found = replace(_plain(num_workers=8), lookup=Cost(cpu_seconds=1e-5, wait_seconds=0.05))
+    verdict = judge(found)
+    assert verdict.bottleneck is Bottleneck.INDEX
+    assert verdict.reason.endswith("BlockShuffle needs none of this")
+    assert next(stage for stage in verdict.stages if stage.name == "lookup").have
+    by_blocks = next(remedy for remedy in remedies(found, verdict) if "BlockShuffle" in remedy.text)
+    assert by_blocks.gain > 1.1
+    assert "look up in the index" in render_report(Diagnosis(findings=found, verdict=verdict, remedies=()), title="")
+    assert judge(_plain(num_workers=8)).bottleneck is not Bottleneck.INDEX
+
+
+def test_lookups_are_measured_only_if_the_index_does_not_fit_into_memory(tmp_path: Path) -> None:
+    index = open_index(make_text(tmp_path / "train.txt", 1000))
+    index_bytes = index.path.stat().st_size + sidecar_of(index).file_bytes
+    assert lookup_cost(index, memory_bytes=index_bytes, seed=0) == Cost()
+    assert lookup_cost(index, memory_bytes=index_bytes - 1, seed=0).seconds > 0
 
 
 def test_the_suggested_pack_command_can_be_pasted_into_a_shell() -> None:

@@ -13,6 +13,7 @@ from mpload.index.opening import open_index
 from mpload.tools.doctor.empty import EmptyDecoder, write_empty_index
 from mpload.tools.doctor.environment import read_environment
 from mpload.tools.doctor.facts import Cost, Findings, Job, StorageSpeed, Trial
+from mpload.tools.doctor.lookup import lookup_cost
 from mpload.tools.doctor.model import predict
 from mpload.tools.doctor.remedies import remedies
 from mpload.tools.doctor.samples import measure_samples
@@ -90,6 +91,7 @@ def examine(
         environment=environment,
         decode=costs.decode,
         transform=costs.transform,
+        lookup=lookup_cost(index, memory_bytes=environment.memory_free_bytes, seed=seed + 2),
         resized_short=costs.resized_short,
         resized_decode=costs.resized_decode,
         resized_bytes=costs.resized_bytes,

@@ -247,6 +247,8 @@ class Findings:
     environment: Environment
     decode: Cost
     transform: Cost = field(default_factory=Cost)
+    lookup: Cost = field(default_factory=Cost)
+    """The cost to look up a sample's line in an index that does not fit into memory; nothing for all others."""
     resized_short: int | None = None
     """The short side that images need for the crop, in pixels. None if they are not much larger than that."""
     resized_decode: Cost | None = None

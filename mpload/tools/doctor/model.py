@@ -60,9 +60,10 @@ def predict(findings: Findings) -> Rates:
         findings.storage.read.cpu_seconds
         + findings.decode.cpu_seconds
         + findings.transform.cpu_seconds
+        + findings.lookup.cpu_seconds
         + transport_seconds
     )
-    wait_seconds = findings.decode.wait_seconds + findings.transform.wait_seconds
+    wait_seconds = findings.decode.wait_seconds + findings.transform.wait_seconds + findings.lookup.wait_seconds
     if findings.storage.reads_per_worker == 1:
         wait_seconds += _read_wait_seconds(findings)
     device = math.inf

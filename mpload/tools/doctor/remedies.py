@@ -58,6 +58,9 @@ def _candidates(findings: Findings, bottleneck: Bottleneck) -> Iterator[_Candida
     yield from _larger_batches(findings)
     yield from _warm_cache(findings, bottleneck)
     yield from _sequential(findings)
+    if findings.lookup.seconds:
+        text = f"Visit neighbours together, whose lines are read from the index at once: {_BLOCKS}"
+        yield Remedy(text=text, gain=1), replace(findings, lookup=Cost())
     yield from _resized(findings)
     yield from _kept(findings)
     yield from _cheaper_transform(findings)

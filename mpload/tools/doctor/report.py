@@ -108,6 +108,8 @@ def _costs(findings: Findings) -> _Chart:
         ("decode", findings.decode),
         ("transform", findings.transform),
     ]
+    if findings.lookup.seconds:
+        costs.append(("look up in the index", findings.lookup))
     if findings.resized_decode is not None:
         costs.append(("decode shrunk images", findings.resized_decode))
     longest = max(cost.seconds for _, cost in costs) or 1.0

@@ -40,6 +40,8 @@ class Bottleneck(StrEnum):
     """The dataset fits into the page cache, but is not cached yet."""
     PAGE_CACHE = "page cache too small"
     """The dataset does not fit into the page cache, and new reads evict samples that are needed again."""
+    INDEX = "index larger than memory"
+    """Samples are visited in random order, and their lines are looked up on the disk."""
     WORKERS = "too few workers"
     DECODE = "decode"
     LARGE_IMAGES = "images larger than the crop needs"
@@ -56,6 +58,7 @@ _HEADLINES: Final = {
     Bottleneck.STORAGE: "Limited by storage",
     Bottleneck.COLD_CACHE: "Limited by storage until the dataset is in the page cache",
     Bottleneck.PAGE_CACHE: "Limited by storage, because the page cache is too small for the dataset",
+    Bottleneck.INDEX: "Limited by lookups in the index, which is larger than the memory",
     Bottleneck.WORKERS: "Limited by too few workers",
     Bottleneck.DECODE: "Limited by decoding",
     Bottleneck.LARGE_IMAGES: "Limited by decoding, because the images are larger than the crop needs",
@@ -71,6 +74,7 @@ _STAGE_NAMES: Final = {
     "decode": "Decoding",
     "transform": "The transform",
     "transport": "Transport",
+    "lookup": "Looking up the line",
 }
 
 
@@ -187,6 +191,8 @@ def _costs(findings: Findings) -> dict[str, Cost]:
         "transform": findings.transform,
         "transport": Cost(cpu_seconds=core_seconds_of_transport(findings)),
     }
+    if findings.lookup.seconds:
+        costs["lookup"] = findings.lookup
     cold = findings.storage.rate(Temperature.COLD, 1)
     if findings.storage.reads_per_worker == 1 and cold is not None:
         costs["read"] = Cost(wait_seconds=1 / cold)
@@ -200,6 +206,8 @@ def _slow_stage(findings: Findings, name: str, costs: dict[str, Cost]) -> tuple[
     match name:
         case "read":
             return Bottleneck.STORAGE, takes
+        case "lookup":
+            return Bottleneck.INDEX, f"{takes}. Neighbours share their lookups, so BlockShuffle needs none of this"
         case "transform":
             waits = f"; {findings.transform.wait_seconds / seconds:.0%} of this is waiting" if seconds else ""
             return Bottleneck.TRANSFORM, takes + waits
