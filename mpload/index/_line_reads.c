@@ -197,14 +197,21 @@ int plan_lines(const Files *files, const int64_t *sample_ids, size_t num_lines, 
     return 1;
 }
 
+/* Ask for a line of the text unless its first and its last byte are in the page cache. */
+static void ask_for_line(const Files *files, const Line *line, size_t *num_missed) {
+    char byte;
+    int64_t start = start_of(files, line);
+    if (read_cached(files->text, &byte, 1, start, line->end - start, num_missed)) {
+        read_cached(files->text, &byte, 1, line->end - 1, 1, num_missed);
+    }
+}
+
 size_t ask_for_lines(const Files *files, const int64_t *sample_ids, size_t num_lines) {
     Plan plan;
     if (start_plan(files, sample_ids, num_lines, &plan)) {
         for (size_t number = 0; number < num_lines; number++) {
-            const Line *line = &plan.lines[number];
-            char first;
-            if (line->start != MISSING) {
-                read_cached(files->text, &first, 1, line->start, line->end - line->start, &plan.num_missed);
+            if (plan.lines[number].start != MISSING) {
+                ask_for_line(files, &plan.lines[number], &plan.num_missed);
             }
         }
     }
