@@ -9,6 +9,7 @@ jpeg_header      reads size and orientation from a JPEG's header
 row_starts       RowStarts: keeps where the rows of a JPEG begin
 resize           View: the part of an image to show; resizes it
 decoders         the values of decode=: RandomResizedCrop, ResizeCenterCrop, ImageDecoder, RawBytes, NumpyDecoder
+many             decodes the samples of a whole chunk with one native call
 gpu_decode       GpuDecode: the worker chooses the crop, the device decodes
 shrink           makes smaller JPEGs, for packs and caches
 _jpeg            the native decoder (C, optional): its Python module

@@ -29,20 +29,21 @@ class SampleRng:
         May be pickled and forked. No state carries over from one sample to the next. Use it in one thread at a time.
     """
 
-    __slots__ = ("_bits", "_counter", "_generator", "_state", "epoch", "seed")
+    __slots__ = ("_bits", "_counter", "_generator", "_state", "epoch", "key", "seed")
 
     def __init__(self, *, seed: int, epoch: int) -> None:
         self.seed = seed
         self.epoch = epoch
         digest = hashlib.blake2b(b"%d %d" % (seed, epoch), digest_size=16, person=_VERSION).digest()
-        key = [int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")]
+        self.key = int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
+        """The key of the Philox generator."""
         self._bits = np.random.Philox(0)
         self._generator = np.random.Generator(self._bits)
         self._counter = [0, 0, 0, 0]
         # Typed as arrays, but NumPy reads plain lists three times as fast.
         self._state: Any = {
             "bit_generator": "Philox",
-            "state": {"counter": self._counter, "key": key},
+            "state": {"counter": self._counter, "key": list(self.key)},
             "buffer": [0, 0, 0, 0],
             "buffer_pos": 4,  # the buffer is empty
             "has_uint32": 0,
