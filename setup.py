@@ -28,7 +28,8 @@ def extension(name: str, *, beside: tuple[str, ...] = (), libraries: tuple[str, 
 setup(
     ext_modules=[
         extension("images._jpeg", beside=JPEG_FILES, libraries=("jpeg", "m")),
-        extension("storage._files"),
+        extension("storage._files", beside=("_read_many",)),
+        extension("transport._ragged"),
         extension("index._lines", beside=("_line_reads", "_line_cells")),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if stable_abi else {},

@@ -116,7 +116,7 @@ def cost_of(folder: Path, num_bytes: int, num_rounds: int) -> dict[str, float]:
     )
     paths = [[f"{number}.bin"] for number in range(NUM_FILES)]
     ranges = [[ByteRange(path[0])] for path in paths]
-    storage, ahead = pipeline._storage, pipeline.ahead  # noqa: SLF001
+    storage, ahead = pipeline.opened_storage, pipeline.ahead
 
     def hit(number: int) -> object:
         return whole.read(number, paths[number], lambda: storage.read(ranges[number]))

@@ -115,7 +115,7 @@ class Pipeline:
         if not guard.keeps_gray:
             guard.check_names()
         types = {self.index.columns[number].type for number in self.sources}
-        if self._files_guard is not None and types <= _FILES and isinstance(self._storage, LocalStorage):
+        if self._files_guard is not None and types <= _FILES and isinstance(self.opened_storage, LocalStorage):
             sample_ids = np.linspace(0, len(self.index) - 1, num=_NUM_CHECKED, dtype=np.int64)
             for record in self.index.records(sample_ids):
                 with suppress(StorageError):  # raised again when the sample is made
@@ -125,8 +125,9 @@ class Pipeline:
         self._transform = (
             None if self.transform is None else adapt_transform(self.transform, on_images=self._gives_images)
         )
-        self._storage = self.storage or storage_of(self.index, self.decode, self.page_cache)
-        self.ahead = ReadAhead(self._storage)
+        self.opened_storage = self.storage or storage_of(self.index, self.decode, self.page_cache)
+        """Where this process reads from."""
+        self.ahead = ReadAhead(self.opened_storage)
         self.bad = BadSamples(self.policy, index_path=self.index.path)
         self._rng: SampleRng | None = None
         self.claim: Claim = unclaimed
@@ -136,7 +137,7 @@ class Pipeline:
 
     def bound_read_ahead(self, max_bytes: int) -> None:
         """Bound the bytes that this process has read ahead but not yet used; call it before samples are made."""
-        self.ahead = ReadAhead(self._storage, max_bytes=max_bytes)
+        self.ahead = ReadAhead(self.opened_storage, max_bytes=max_bytes)
 
     def exclude_from_decoding(self, wait_ns: int) -> None:
         """Subtract a wait for memory from the decoding time of the current sample."""
@@ -265,7 +266,7 @@ class Pipeline:
 
     def _read_in_place(self, record: Record, rooms: Sequence[Room] | None) -> list[NDArray[np.uint8]]:
         rooms = rooms or [lambda num_bytes: np.empty(num_bytes, np.uint8)] * len(self.sources)
-        storage = self._storage
+        storage = self.opened_storage
         if self.cache is None and not self.ahead.is_active and isinstance(storage, RoomStorage):
             wanted = zip(self._ranges(record), rooms, strict=True)
             return self.ahead.measured(lambda: [storage.read_into(item, room) for item, room in wanted])
@@ -289,14 +290,14 @@ class Pipeline:
     @property
     def reads_blocks(self) -> bool:
         """Whether reading whole blocks of records pays off: reads have been slow, and the page cache can share them."""
-        return self.ahead.was_active and isinstance(self._storage, PageStorage)
+        return self.ahead.was_active and isinstance(self.opened_storage, PageStorage)
 
     def read_blocks(self, coming: Sequence[range], done: Sequence[range]) -> None:
         """Bring blocks of consecutive samples into the page cache, and evict blocks that are no longer needed.
 
         All processes of a machine share the page cache. Blocks are evicted with `page_cache="drop"` only.
         """
-        storage = self._storage
+        storage = self.opened_storage
         assert isinstance(storage, PageStorage)
         for act, blocks in (storage.prefetch, coming), (storage.forget, done):
             for sample_ids in blocks:
@@ -381,7 +382,7 @@ class Pipeline:
         self._start()
 
 
-_PER_PROCESS = frozenset({"_transform", "_storage", "ahead", "bad", "_rng", "claim", "_generators", "_counts"})
+_PER_PROCESS = frozenset({"_transform", "opened_storage", "ahead", "bad", "_rng", "claim", "_generators", "_counts"})
 
 
 def _declared_images(decode: Callable[..., Any]) -> bool | None:

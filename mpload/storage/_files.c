@@ -1,4 +1,5 @@
-/* Open a file below a folder and get its size, in one call instead of the three that Python needs.
+/* Open a file below a folder and get its size, in one call instead of the three that Python needs; or read many ranges
+   with one call.
 
    openat2 makes the kernel ensure that neither `..` nor a symbolic link leads outside the folder, even if a link is
    changed at the same time. open_file returns -1 in every unusual case: an error, a link to an absolute path, a folder,
@@ -14,6 +15,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "_read_many.h"
+
 #ifdef __linux__
 #include <sys/syscall.h>
 #endif
@@ -26,7 +29,7 @@ typedef struct {
 
 enum { NO_MAGIC_LINKS = 0x02, BENEATH = 0x08 };
 
-static int open_file(int folder, const char *path, int64_t *num_bytes) {
+int open_file(int folder, const char *path, int64_t *num_bytes) {
     /* Opening a FIFO must not block, and opening a terminal must not make it our controlling terminal. Neither is a
        regular file, so both are closed again below. */
     How how = {.flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, .resolve = NO_MAGIC_LINKS | BENEATH};
@@ -43,7 +46,7 @@ static int open_file(int folder, const char *path, int64_t *num_bytes) {
     return file;
 }
 #else
-static int open_file(int folder, const char *path, int64_t *num_bytes) {
+int open_file(int folder, const char *path, int64_t *num_bytes) {
     (void)folder, (void)path, (void)num_bytes;
     return -1;
 }
@@ -78,12 +81,108 @@ static PyObject *open_beneath(PyObject *module, PyObject *args) {
     return result;
 }
 
-static PyMethodDef methods[] = {{"open_beneath", open_beneath, METH_VARARGS, open_beneath_doc}, {NULL, NULL, 0, NULL}};
+enum { NUM_BUFFERS = 9 };  /* names, bounds, offsets, lengths, shards; area, starts, sizes, at */
+
+static int has_items(const Py_buffer *buffer, int64_t num_items) {
+    return buffer->len == num_items * (Py_ssize_t)sizeof(int64_t) && (uintptr_t)buffer->buf % sizeof(int64_t) == 0;
+}
+
+PyDoc_STRVAR(read_many_doc,
+"read_many(names, bounds, offsets, lengths, shards, area, starts, sizes, at, folder, max_bytes, step_bytes, slow_ns,\n"
+"          max_slow, first)\n--\n\n"
+"Read many ranges into `area`, and return how many are done, how many reads were slow, and the used part of `area`.\n\n"
+"`mpload.storage.many` explains the arguments.");
+
+static PyObject *read_ranges(PyObject *module, PyObject *args) {
+    (void)module;
+    Py_buffer all[NUM_BUFFERS] = {{0}};
+    ManyRanges ranges = {0};
+    ManyRead result = {0};
+    long long max_bytes, step_bytes, slow_ns, max_slow, first;
+    PyObject *at, *returned = NULL;
+    if (!PyArg_ParseTuple(
+            args, "y*y*y*y*y*w*w*w*OiLLLLL:read_many", &all[0], &all[1], &all[2], &all[3], &all[4], &all[5], &all[6],
+            &all[7], &at, &ranges.folder, &max_bytes, &step_bytes, &slow_ns, &max_slow, &first)) {
+        return NULL;
+    }
+    if (at != Py_None && PyObject_GetBuffer(at, &all[8], PyBUF_WRITABLE) != 0) {
+        goto release;
+    }
+    ranges.num_ranges = all[3].len / (Py_ssize_t)sizeof(int64_t);
+    if (!has_items(&all[1], 2 * ranges.num_ranges) || !has_items(&all[2], ranges.num_ranges)
+        || !has_items(&all[3], ranges.num_ranges) || !has_items(&all[4], ranges.num_ranges)
+        || !has_items(&all[6], ranges.num_ranges) || !has_items(&all[7], ranges.num_ranges)
+        || (at != Py_None && !has_items(&all[8], 1)) || step_bytes < 0
+        || (step_bytes > 0 && ranges.num_ranges > all[5].len / step_bytes)) {
+        PyErr_SetString(PyExc_ValueError, "arrays must be int64 and of equal length, and steps must fit into the area");
+        goto release;
+    }
+    ranges.names = all[0].buf;
+    ranges.num_name_bytes = all[0].len;
+    ranges.bounds = all[1].buf;
+    ranges.offsets = all[2].buf;
+    ranges.lengths = all[3].buf;
+    ranges.shards = all[4].buf;
+    ranges.area = all[5].buf;
+    ranges.area_bytes = all[5].len;
+    result.starts = all[6].buf;
+    result.sizes = all[7].buf;
+    ranges.at = at == Py_None ? NULL : all[8].buf;
+    ranges.max_bytes = max_bytes;
+    ranges.step_bytes = step_bytes;
+    ranges.slow_ns = slow_ns;
+    ranges.max_slow = max_slow;
+    ranges.first = first;
+    Py_BEGIN_ALLOW_THREADS
+    read_many(&ranges, &result);
+    Py_END_ALLOW_THREADS
+    returned = Py_BuildValue(
+        "LLL", (long long)result.num_done, (long long)result.num_slow, (long long)result.used_bytes);
+release:
+    for (int i = 0; i < NUM_BUFFERS; i++) {
+        if (all[i].obj != NULL) {
+            PyBuffer_Release(&all[i]);
+        }
+    }
+    return returned;
+}
+
+PyDoc_STRVAR(distinct_doc,
+"distinct(names, bounds, which, firsts)\n--\n\n"
+"Number the distinct names in `which`, write the place of the first of each to `firsts`, and return how many there are.");
+
+static PyObject *distinct(PyObject *module, PyObject *args) {
+    (void)module;
+    Py_buffer names, bounds, which, firsts;
+    PyObject *returned = NULL;
+    if (!PyArg_ParseTuple(args, "y*y*w*w*:distinct", &names, &bounds, &which, &firsts)) {
+        return NULL;
+    }
+    int64_t n = which.len / (Py_ssize_t)sizeof(int64_t), most = firsts.len / (Py_ssize_t)sizeof(int64_t);
+    if (!has_items(&bounds, 2 * n) || !has_items(&which, n) || !has_items(&firsts, most)) {
+        PyErr_SetString(PyExc_ValueError, "arrays must be int64, and bounds twice as long as the numbers");
+    } else {
+        returned = PyLong_FromLongLong(
+            distinct_names(names.buf, names.len, bounds.buf, n, most, which.buf, firsts.buf));
+    }
+    PyBuffer_Release(&names);
+    PyBuffer_Release(&bounds);
+    PyBuffer_Release(&which);
+    PyBuffer_Release(&firsts);
+    return returned;
+}
+
+static PyMethodDef methods[] = {
+    {"open_beneath", open_beneath, METH_VARARGS, open_beneath_doc},
+    {"read_many", read_ranges, METH_VARARGS, read_many_doc},
+    {"distinct", distinct, METH_VARARGS, distinct_doc},
+    {NULL, NULL, 0, NULL},
+};
 static PyModuleDef_Slot slots[] = {{0, NULL}};
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "mpload.storage._files",
-    .m_doc = "Opens files below a folder.",
+    .m_doc = "Opens and reads files below a folder.",
     .m_methods = methods,
     .m_slots = slots,
 };

@@ -4,19 +4,21 @@ import errno
 import mmap
 import os
 import stat
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import StrEnum, auto
-from importlib import import_module
 from pathlib import Path
-from typing import Final, Protocol, Self, TypeVar, cast
+from typing import Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError, StorageError
 from mpload.storage.confined import outside_root
+from mpload.storage.many import ManyRanges, ManyReader
+from mpload.storage.native import NATIVE
 from mpload.storage.protocols import Room
 from mpload.storage.ranges import ByteRange
 from mpload.units import format_count, printable
@@ -54,22 +56,6 @@ class PageCache(StrEnum):
     """The kernel decides. Data that fits is still cached when it is read again."""
     DROP = auto()
     """The cache is freed after each read. For data that does not fit, in containers that are charged for page cache."""
-
-
-class _Native(Protocol):
-    """The module `mpload.storage._files`."""
-
-    def open_beneath(self, folder: int, path: str) -> tuple[int, int] | None: ...
-
-
-def _find_native() -> _Native | None:
-    try:
-        return cast("_Native", import_module("mpload.storage._files"))
-    except ImportError:  # the extension was not built
-        return None
-
-
-_NATIVE: Final = _find_native()
 
 
 class _Open:
@@ -161,6 +147,22 @@ class LocalStorage:
         array = room(len(data))
         array[:] = np.frombuffer(data, np.uint8)
         return array
+
+    def many_reader(self, ranges: ManyRanges) -> ManyReader | None:
+        """Return what reads many ranges with native calls; None where that is impossible."""
+        if NATIVE is None or self._drops_pages or sys.getfilesystemencoding() != "utf-8":
+            return None
+        try:
+            folder = self._open_folder()
+        except OSError:
+            return None
+        return ManyReader(
+            ranges,
+            folder=folder,
+            open_shard=self._shard,
+            max_shards=self._max_open_files,
+            max_bytes=self._max_bytes,
+        )
 
     def prefetch(self, item: ByteRange) -> None:
         """Load a span into the page cache, with large reads.
@@ -289,13 +291,16 @@ class LocalStorage:
 
     def _open_beneath(self, path: str) -> tuple[int, int] | None:
         """Do the same as `_open` in one system call, which cannot leave the root. Return None if that is impossible."""
-        if _NATIVE is None or path[:1] == "/":
+        if NATIVE is None or path[:1] == "/":
             return None
         try:
-            folder = self._folder = self._folder or _Open(os.open(self._real_root, _FOLDER_FLAGS))
-            return _NATIVE.open_beneath(folder.descriptor, path)
+            return NATIVE.open_beneath(self._open_folder().descriptor, path)
         except (OSError, ValueError):  # the folder does not exist, or the path contains a NUL
             return None
+
+    def _open_folder(self) -> _Open:
+        folder = self._folder = self._folder or _Open(os.open(self._real_root, _FOLDER_FLAGS))
+        return folder
 
     def _check_inside(self, descriptor: int, path: str, full: str) -> None:
         try:

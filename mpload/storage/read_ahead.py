@@ -17,6 +17,7 @@ from typing import TypeVar, cast
 import numpy as np
 
 from mpload.errors import ArgumentError
+from mpload.storage.many import SLOW_NS, ManyRead
 from mpload.storage.merging import merge_nearby
 from mpload.storage.protocols import Storage
 from mpload.storage.ranges import ByteRange, Span
@@ -26,8 +27,6 @@ __all__ = ["DEFAULT_AHEAD_BYTES", "ReadAhead"]
 
 DEFAULT_AHEAD_BYTES = 16 * MIB
 
-_SLOW_NS = 200_000
-"""A read that takes longer than this is slow: it is worth a thread's overhead of about 50 microseconds."""
 _SLOW_SHARE = 1 / 8
 _MEMORY_READS = 32
 _FAST_PROBES = 8
@@ -248,22 +247,38 @@ class ReadAhead:
         start_ns = self._clock_ns()
         data = read()
         read_ns = self._clock_ns() - start_ns
-        self._num_watched = _MEMORY_READS if read_ns > _SLOW_NS else self._num_watched - 1
+        self._num_watched = _MEMORY_READS if read_ns > SLOW_NS else self._num_watched - 1
         if is_watched:
             self._judge(read_ns, has_waited=self._count_waits() > num_waits)
         return data
+
+    def measured_many(self, read: Callable[[], ManyRead]) -> ManyRead:
+        """Call `read`, which makes many reads, judge by the slow ones whether reads are slow, and return its result."""
+        num_waits = self._count_waits()
+        result = read()
+        num_slow = min(result.num_slow, self._count_waits() - num_waits)
+        num_reads = len(result.lengths)
+        if num_reads:
+            weight = 1 - (1 - 1 / _MEMORY_READS) ** num_reads
+            self._slow_share += (num_slow / num_reads - self._slow_share) * weight
+        if num_slow and self._slow_share > _SLOW_SHARE:
+            self._activate()
+        return result
+
+    def _activate(self) -> None:
+        self.is_active, self._num_fast_probes = self._is_possible, 0
+        self.was_active = self.was_active or self.is_active
 
     def _judge(self, read_ns: int, *, has_waited: bool) -> None:
         """Decide whether reads are slow, from one that was not read ahead.
 
         A read during which this thread never waited is not slow. If cores are scarce, other processes ran meanwhile.
         """
-        is_slow = has_waited and read_ns > _SLOW_NS
+        is_slow = has_waited and read_ns > SLOW_NS
         if not self.is_active:
             self._slow_share += (is_slow - self._slow_share) / _MEMORY_READS
             if is_slow and self._slow_share > _SLOW_SHARE:
-                self.is_active, self._num_fast_probes = self._is_possible, 0
-                self.was_active = self.was_active or self.is_active
+                self._activate()
             return
         self._next_probe_ns = self._clock_ns() + _PROBES_COST_ONE_IN * read_ns
         self._num_fast_probes = 0 if is_slow else self._num_fast_probes + 1

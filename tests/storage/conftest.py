@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mpload.storage import local
+from mpload.storage.native import NATIVE
 from tests.support.s3 import S3, s3_environment, s3_server
 
 
@@ -30,8 +31,8 @@ def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     Each test runs twice, with the native module and without it, because both must behave alike.
     """
     if request.param == "plain":
-        monkeypatch.setattr(local, "_NATIVE", None)
-    elif local._NATIVE is None:
+        monkeypatch.setattr(local, "NATIVE", None)
+    elif NATIVE is None:
         pytest.skip("the native module is not built")
     root = tmp_path / "root"
     (root / "a").mkdir(parents=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from mpload.errors import OutsideRootError, StorageError
-from mpload.storage import local
 from mpload.storage.local import LocalStorage
+from mpload.storage.native import NATIVE
 from mpload.storage.ranges import ByteRange
 from tests.support.storages import num_open_files
 
@@ -136,22 +136,22 @@ def test_no_link_leads_outside_the_root_however_fast_it_changes(root: Path) -> N
 
 @pytest.mark.parametrize("root", ["native"], indirect=True)
 def test_the_native_module_opens_regular_files_below_a_folder_and_nothing_else(root: Path) -> None:
-    assert local._NATIVE is not None
+    assert NATIVE is not None
     make_links(root)
     os.mkfifo(root / "pipe")
     before = num_open_files()
     folder = os.open(root, os.O_PATH | os.O_DIRECTORY)
     for path in "a/one.bin", "a/../a/one.bin", "inner_link":
-        opened = local._NATIVE.open_beneath(folder, path)
+        opened = NATIVE.open_beneath(folder, path)
         assert opened is not None
         assert (os.read(opened[0], 10), opened[1]) == (b"12345", 5)
         assert not os.get_inheritable(opened[0])
         os.close(opened[0])
     odd = "", "a", "pipe", "nowhere", "a/one.bin/x", "x" * 5000, "../secret", "file_link", "inner_folder/one.bin"
     for path in *odd, "absolute_link", "folder_link/secret", f"{root}/a/one.bin", "\udcff":
-        assert local._NATIVE.open_beneath(folder, path) is None, path
+        assert NATIVE.open_beneath(folder, path) is None, path
     os.close(folder)
-    assert local._NATIVE.open_beneath(folder, "a/one.bin") is None
+    assert NATIVE.open_beneath(folder, "a/one.bin") is None
     with pytest.raises(ValueError, match="null byte"):
-        local._NATIVE.open_beneath(0, "a\0b")
+        NATIVE.open_beneath(0, "a\0b")
     assert num_open_files() == before

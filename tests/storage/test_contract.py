@@ -16,6 +16,7 @@ from mpload.errors import StorageError
 from mpload.storage import local
 from mpload.storage.lmdb import LmdbStorage
 from mpload.storage.local import LocalStorage, PageCache
+from mpload.storage.native import NATIVE
 from mpload.storage.opening import open_storage
 from mpload.storage.parquet import ParquetStorage
 from mpload.storage.protocols import Storage
@@ -63,8 +64,8 @@ class TestLocalStorage(StorageContract):
     @pytest.fixture(params=["native", "plain"])
     def module(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
         if request.param == "plain":
-            monkeypatch.setattr(local, "_NATIVE", None)
-        elif local._NATIVE is None:
+            monkeypatch.setattr(local, "NATIVE", None)
+        elif NATIVE is None:
             pytest.skip("the native module is not built")
 
     @pytest.fixture(params=PageCache)

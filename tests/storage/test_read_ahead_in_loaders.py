@@ -142,6 +142,6 @@ def test_cached_samples_are_not_read_ahead(files: Path, tmp_path: Path) -> None:
 
 
 def test_local_files_are_read_through_the_page_cache_and_in_parallel(files: Path) -> None:
-    storage = slow(files, storage=None)._run.pipeline._storage
+    storage = slow(files, storage=None)._run.pipeline.opened_storage
     assert isinstance(storage, PageStorage)
     assert storage.max_parallel_reads > 1  # type: ignore[attr-defined]

@@ -1,0 +1,173 @@
+/* Read many ranges of files into one area. Whatever is unusual is declined: the caller reads such a range again with
+   slower Python code, which handles the case or raises an error that explains it. */
+
+#define _GNU_SOURCE
+#include "_read_many.h"
+
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { ALIGN_BYTES = 64, MAX_PATH_BYTES = 4096, MAX_READ_BYTES = 1 << 30 };
+enum { DECLINED = -1, IS_FULL = -2 };
+enum { WINDOW_BYTES = 1 << 16, MAX_GAP_BYTES = 4096 };
+
+/* Bytes of a shard that were read together, because spans of the chunk follow each other there. */
+typedef struct {
+    int64_t shard;  /* -1: none */
+    int64_t start, end;
+    uint8_t bytes[WINDOW_BYTES];
+} Window;
+
+static int64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+static int64_t read_at(int file, int64_t offset, uint8_t *to, int64_t num_bytes) {
+    int64_t done = 0;
+    while (done < num_bytes) {
+        int64_t left = num_bytes - done;
+        ssize_t got = pread(file, to + done, (size_t)(left < MAX_READ_BYTES ? left : MAX_READ_BYTES), offset + done);
+        if (got <= 0) {
+            return DECLINED;
+        }
+        done += got;
+    }
+    return num_bytes;
+}
+
+/* Return whether a range of this size may be read, and whether there is room for it. */
+static int64_t judged(const ManyRanges *ranges, int64_t num_bytes, int64_t start) {
+    int64_t most = ranges->step_bytes ? ranges->step_bytes : ranges->area_bytes;
+    if (num_bytes > ranges->max_bytes || num_bytes > most) {
+        return DECLINED;
+    }
+    return start > ranges->area_bytes || num_bytes > ranges->area_bytes - start ? IS_FULL : num_bytes;
+}
+
+/* Return the length of a name; 0 if there is none. */
+static int64_t name_length(const int64_t *bounds, int64_t num_name_bytes) {
+    return bounds[0] >= 0 && bounds[0] < bounds[1] && bounds[1] <= num_name_bytes ? bounds[1] - bounds[0] : 0;
+}
+
+static int64_t read_file(const ManyRanges *ranges, int64_t i, int64_t start) {
+    const int64_t *bounds = ranges->bounds + 2 * i;
+    int64_t length = name_length(bounds, ranges->num_name_bytes), num_bytes = 0;
+    char path[MAX_PATH_BYTES];
+    if (length == 0 || length >= MAX_PATH_BYTES || memchr(ranges->names + bounds[0], 0, (size_t)length) != NULL) {
+        return DECLINED;
+    }
+    memcpy(path, ranges->names + bounds[0], (size_t)length);
+    path[length] = 0;
+    int file = open_file(ranges->folder, path, &num_bytes);
+    if (file < 0) {
+        return DECLINED;
+    }
+    int64_t size = judged(ranges, num_bytes, start);
+    if (size > 0) {
+        size = read_at(file, 0, ranges->area + start, size);
+    }
+    close(file);
+    return size;
+}
+
+/* Return whether the next span of the chunk lies shortly behind this one. */
+static int is_followed(const ManyRanges *ranges, int64_t i) {
+    if (i + 1 >= ranges->num_ranges || ranges->shards[i + 1] != ranges->shards[i] || ranges->lengths[i + 1] < 0
+        || ranges->lengths[i + 1] > WINDOW_BYTES / 4 || ranges->offsets[i + 1] < ranges->offsets[i]) {
+        return 0;
+    }
+    return ranges->offsets[i + 1] - ranges->offsets[i] <= ranges->lengths[i] + MAX_GAP_BYTES;
+}
+
+/* Copy a short span from the window, which is filled first if that is worth it. Return whether this was done. */
+static int copy_span(const ManyRanges *ranges, int64_t i, uint8_t *to, Window *window) {
+    int64_t offset = ranges->offsets[i], num_bytes = ranges->lengths[i];
+    if (num_bytes > WINDOW_BYTES / 4) {
+        return 0;
+    }
+    int is_inside = window->shard == ranges->shards[i] && offset >= window->start && offset + num_bytes <= window->end;
+    if (!is_inside) {
+        if (!is_followed(ranges, i)) {
+            return 0;
+        }
+        ssize_t got = pread((int)ranges->shards[i], window->bytes, WINDOW_BYTES, offset);
+        window->shard = got < num_bytes ? -1 : ranges->shards[i];
+        window->start = offset;
+        window->end = got < num_bytes ? offset : offset + got;
+        if (window->shard < 0) {
+            return 0;
+        }
+    }
+    memcpy(to, window->bytes + (offset - window->start), (size_t)num_bytes);
+    return 1;
+}
+
+static int64_t read_span(const ManyRanges *ranges, int64_t i, int64_t start, Window *window) {
+    int64_t offset = ranges->offsets[i], shard = ranges->shards[i];
+    if (shard < 0 || shard > INT32_MAX || offset < 0 || offset > INT64_MAX - ranges->lengths[i]
+        || ranges->lengths[i] == 0) {  /* an empty one may lie behind the end of its shard, which no read would tell */
+        return DECLINED;
+    }
+    int64_t size = judged(ranges, ranges->lengths[i], start);
+    if (size < 0 || copy_span(ranges, i, ranges->area + start, window)) {
+        return size;
+    }
+    return read_at((int)shard, offset, ranges->area + start, size);
+}
+
+void read_many(const ManyRanges *ranges, ManyRead *result) {
+    Window window;
+    window.shard = -1;
+    int64_t next = 0, then_ns = now_ns(), i;
+    result->num_slow = 0;
+    for (i = 0; i < ranges->num_ranges && result->num_slow < ranges->max_slow; i++) {
+        int64_t start = ranges->step_bytes ? i * ranges->step_bytes : next;
+        if (ranges->at != NULL) {
+            *ranges->at = (int64_t)((uint64_t)ranges->first + (uint64_t)i);
+        }
+        int64_t size = ranges->lengths[i] < 0 ? read_file(ranges, i, start) : read_span(ranges, i, start, &window);
+        if (size == IS_FULL) {
+            break;
+        }
+        result->starts[i] = start;
+        result->sizes[i] = size;
+        if (size > 0) {
+            next = start + (size + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
+        }
+        int64_t read_ns = now_ns();
+        result->num_slow += read_ns - then_ns > ranges->slow_ns;
+        then_ns = read_ns;
+    }
+    result->num_done = i;
+    result->used_bytes = next;
+}
+
+int64_t distinct_names(
+    const char *names, int64_t num_name_bytes, const int64_t *bounds, int64_t n, int64_t max_distinct, int64_t *which,
+    int64_t *firsts) {
+    int64_t num_distinct = 0, latest = 0;
+    for (int64_t i = 0; i < n; i++) {
+        int64_t start = bounds[2 * i], length = name_length(bounds + 2 * i, num_name_bytes);
+        which[i] = -1;
+        if (length == 0) {
+            continue;
+        }
+        for (int64_t tried = 0; tried < num_distinct; tried++) {  /* the latest one first: neighbours often agree */
+            int64_t known = (latest + tried) % num_distinct;
+            const int64_t *other = bounds + 2 * firsts[known];
+            if (other[1] - other[0] == length && memcmp(names + other[0], names + start, (size_t)length) == 0) {
+                which[i] = known;
+                break;
+            }
+        }
+        if (which[i] < 0 && num_distinct < max_distinct) {
+            firsts[num_distinct] = i;
+            which[i] = num_distinct++;
+        }
+        latest = which[i] < 0 ? latest : which[i];
+    }
+    return num_distinct;
+}

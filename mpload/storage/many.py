@@ -1,0 +1,141 @@
+"""Reads the ranges of a whole chunk of samples into one area, with one native call.
+
+Such a call declines whatever is unusual: a file that cannot be opened beneath the root, a span that ends after its
+shard, a path that is absolute. The storage's own methods then read the range, or raise the error that explains it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpload.errors import StorageError
+from mpload.storage.native import NATIVE
+
+__all__ = ["SLOW_NS", "ManyRanges", "ManyRead", "ManyReader"]
+
+SLOW_NS: Final = 200_000
+"""A read that takes longer than this is slow: it is worth a thread's overhead of about 50 microseconds."""
+_MAX_SLOW_READS = 8  # so that the caller can soon begin to read ahead
+_MAX_BYTES = (1 << 63) - 1
+
+
+class _Open(Protocol):
+    """An open file or folder, which stays open while this object lives."""
+
+    descriptor: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ManyRanges:
+    """Whole files, or spans of shards."""
+
+    names: bytes
+    """The paths, among other bytes: UTF-8, or any other bytes that are the names of files."""
+    paths: NDArray[np.int64]
+    """int64 [n, 2]: where each path starts and ends in `names`; -1 for a range that is not to be read."""
+    offsets: NDArray[np.int64]
+    """int64 [n]: offset of the first byte."""
+    lengths: NDArray[np.int64]
+    """int64 [n]: number of bytes; -1 for a whole file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ManyRead:
+    """The outcome of one call, which may have read the first of its ranges only."""
+
+    starts: NDArray[np.int64]
+    """int64 [num_done]: where each range starts in the area."""
+    lengths: NDArray[np.int64]
+    """int64 [num_done]: the number of bytes of each range; -1 if it was declined."""
+    num_slow: int
+    """Number of slow reads."""
+    used_bytes: int
+    """Size of the used part of the area, a multiple of 64 bytes."""
+
+
+class ManyReader:
+    """Reads the ranges of one chunk. The shards that they need are opened first, each of them once.
+
+    Args:
+        ranges: the ranges.
+        folder: the root, which whole files are opened beneath.
+        open_shard: returns an open shard, by its path.
+        max_shards: greatest number of shards to use; spans of others are declined.
+        max_bytes: size of the largest range that may be read; None means no limit.
+    """
+
+    def __init__(
+        self,
+        ranges: ManyRanges,
+        *,
+        folder: _Open,
+        open_shard: Callable[[str], _Open],
+        max_shards: int,
+        max_bytes: int | None,
+    ) -> None:
+        self._ranges = ranges
+        self._folder = folder
+        self._max_bytes = _MAX_BYTES if max_bytes is None else max_bytes
+        self._open: list[_Open] = []  # keeps the shards open
+        self._shards = np.full(len(ranges.lengths), -1, np.int64)
+        if (ranges.lengths >= 0).any():
+            self._open_shards(open_shard, max_shards)
+
+    def _open_shards(self, open_shard: Callable[[str], _Open], max_shards: int) -> None:
+        assert NATIVE is not None
+        ranges, firsts = self._ranges, np.empty(max_shards, np.int64)
+        num_distinct = NATIVE.distinct(ranges.names, ranges.paths, self._shards, firsts)
+        descriptors = np.full(num_distinct + 1, -1, np.int64)  # the last one is for paths that have no number
+        for number, (start, end) in enumerate(ranges.paths[firsts[:num_distinct]].tolist()):
+            try:
+                self._open.append(open_shard(ranges.names[start:end].decode("utf-8", "surrogateescape")))
+            except StorageError:
+                continue
+            descriptors[number] = self._open[-1].descriptor
+        self._shards = descriptors[self._shards]
+
+    def read(
+        self,
+        area: NDArray[np.uint8],
+        *,
+        first: int = 0,
+        step_bytes: int = 0,
+        max_bytes: int | None = None,
+        at: "memoryview[int] | None" = None,
+        at_first: int = 0,
+    ) -> ManyRead:
+        """Read ranges into an area, as many as fit into it. Stop early after several slow reads.
+
+        Args:
+            area: uint8 [num_bytes], C-contiguous.
+            first: the range to begin with.
+            step_bytes: the distance between the places of two ranges in the area, for ranges of equal size; 0 places
+                each range behind the previous one, on a multiple of 64 bytes.
+            max_bytes: size of the largest range to read, if that is less than this reader's limit.
+            at: one int64, to which the number of the range that is next is written; None for nowhere.
+            at_first: the number of the range `first`.
+        """
+        assert NATIVE is not None
+        ranges = self._ranges
+        starts, lengths = np.empty((2, len(ranges.lengths) - first), np.int64)
+        num_done, num_slow, used_bytes = NATIVE.read_many(
+            ranges.names,
+            ranges.paths[first:],
+            ranges.offsets[first:],
+            ranges.lengths[first:],
+            self._shards[first:],
+            area,
+            starts,
+            lengths,
+            at,
+            self._folder.descriptor,
+            self._max_bytes if max_bytes is None else min(self._max_bytes, max_bytes),
+            step_bytes,
+            SLOW_NS,
+            _MAX_SLOW_READS,
+            at_first,
+        )
+        return ManyRead(starts=starts[:num_done], lengths=lengths[:num_done], num_slow=num_slow, used_bytes=used_bytes)

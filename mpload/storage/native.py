@@ -1,0 +1,44 @@
+"""The native module `mpload.storage._files`, if it was built."""
+
+from importlib import import_module
+from typing import Any, Final, Protocol, cast
+
+from numpy.typing import NDArray
+
+__all__ = ["NATIVE"]
+
+
+class _Native(Protocol):
+    def open_beneath(self, folder: int, path: str) -> tuple[int, int] | None: ...
+
+    def distinct(self, names: bytes, bounds: NDArray[Any], which: NDArray[Any], firsts: NDArray[Any]) -> int: ...
+
+    def read_many(
+        self,
+        names: bytes,
+        bounds: NDArray[Any],
+        offsets: NDArray[Any],
+        lengths: NDArray[Any],
+        shards: NDArray[Any],
+        area: NDArray[Any],
+        starts: NDArray[Any],
+        sizes: NDArray[Any],
+        at: "memoryview[int] | None",
+        folder: int,
+        max_bytes: int,
+        step_bytes: int,
+        slow_ns: int,
+        max_slow: int,
+        first: int,
+        /,
+    ) -> tuple[int, int, int]: ...
+
+
+def _find_native() -> _Native | None:
+    try:
+        return cast("_Native", import_module("mpload.storage._files"))
+    except ImportError:  # the extension was not built
+        return None
+
+
+NATIVE: Final = _find_native()
