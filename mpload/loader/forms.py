@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mpload.errors import SampleError
 from mpload.images.decoders import ImageDecoder, RawBytes
 from mpload.index.text import MAX_LINE_BYTES
-from mpload.samples.batch import DTYPES, stack
+from mpload.samples.batch import DTYPES
 from mpload.samples.index_work import described_sample
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.probe import Probe
@@ -96,14 +96,10 @@ def columns_of(forms: Sequence[Form], arrays: Mapping[str, Any], kept: NDArray[n
         if form.kind is Kind.ALIKE:
             columns.append(array if kept is None else array[kept])
             continue
-        values = list(array) if kept is None else [array[place] for place in kept.tolist()]
-        match form.kind:
-            case Kind.TEXT:
-                columns.append([value.tobytes().decode("utf-8", "surrogateescape") for value in values])
-            case Kind.BYTES:
-                columns.append([value.tobytes() for value in values])
-            case _:
-                columns.append(stack(values, None))
+        if form.kind is Kind.VARIED:
+            columns.append(array.stacked(kept))
+        else:
+            columns.append(array.strings(kept, as_text=form.kind is Kind.TEXT))
     return columns
 
 

@@ -15,6 +15,8 @@ def as_tensor(value: Any, *, are_images: bool) -> Any:
     returned unchanged.
     """
     if isinstance(value, list):
+        if not any(issubclass(kind, list | np.ndarray) for kind in {*map(type, value)}):  # strings, nearly always
+            return value
         return [as_tensor(each, are_images=are_images) for each in value]
     if not isinstance(value, np.ndarray):
         return value

@@ -3,7 +3,8 @@
 import math
 import resource
 from collections.abc import Iterator, Sequence
-from typing import Any
+from importlib import import_module
+from typing import Any, Final, Protocol, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,6 +14,34 @@ from mpload.transport.slots import ALIGN_BYTES, RaggedField, round_up
 from mpload.units import MIB, format_bytes
 
 __all__ = ["RaggedArray", "sample_room_bytes"]
+
+
+class _Native(Protocol):
+    """The module `mpload.transport._ragged`."""
+
+    def put(
+        self,
+        data: bytes,
+        bounds: NDArray[Any],
+        area: NDArray[Any],
+        max_bytes: int,
+        starts: NDArray[Any],
+        sizes: NDArray[Any],
+    ) -> int: ...
+
+    def gather(self, area: NDArray[Any], starts: NDArray[Any], num_bytes: int, out: NDArray[Any]) -> None: ...
+
+    def values(self, area: NDArray[Any], starts: NDArray[Any], sizes: NDArray[Any], is_text: bool) -> list[Any]: ...
+
+
+def _find_native() -> _Native | None:
+    try:
+        return cast("_Native", import_module("mpload.transport._ragged"))
+    except ImportError:  # the extension was not built
+        return None
+
+
+_NATIVE: Final = _find_native()
 
 _ADDRESS_BYTES = 1 << 45
 """Maximum address space that a loader reserves: a quarter of a process's address space on x86-64 and ARM."""
@@ -89,6 +118,76 @@ class RaggedArray:
         self._starts[sample], self._shapes[sample], self._newest = start, shape, sample
         self._next_bytes = start + round_up(num_bytes, ALIGN_BYTES)
         return self[sample]
+
+    @property
+    def area(self) -> NDArray[np.uint8]:
+        """The memory of all samples, uint8 [num_bytes]."""
+        return self._area
+
+    @property
+    def unused(self) -> NDArray[np.uint8]:
+        """The part of `area` that the samples begun, and not yet written, may use."""
+        return self._area[self._next_bytes : self._end_bytes]
+
+    def use(self, num_bytes: int) -> int:
+        """Take the first bytes of `unused`, a multiple of 64, for samples to `accept`; return where they are."""
+        start = self._next_bytes
+        self._next_bytes += num_bytes
+        self._newest = -1
+        return start
+
+    def accept(
+        self, first: int, starts: NDArray[np.int64], shapes: NDArray[np.int64], *, made: NDArray[np.bool_]
+    ) -> None:
+        """Set start and shape of samples that were written to `area`: of sample `first + i` where `made[i]` is true."""
+        self._starts[first : first + len(made)][made] = starts[made]
+        self._shapes[first : first + len(made)][made] = shapes[made]
+
+    def has_room(self, num_samples: int) -> bool:
+        """Whether so many samples of the greatest size still fit."""
+        return self._next_bytes + num_samples * self.field.room_bytes <= self._end_bytes
+
+    def put_many(self, first: int, data: bytes, bounds: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Write many samples of bytes, and return which were written; the others have no bounds, or are too large.
+
+        Args:
+            first: the first sample.
+            data: the bytes of all samples, among others.
+            bounds: int64 [n, 2], C-contiguous: where each sample starts and ends in `data`; -1 for none.
+        """
+        starts, sizes = np.full((2, len(bounds)), -1, np.int64)
+        if _NATIVE is not None:
+            used_bytes = _NATIVE.put(data, bounds, self.unused, self.field.max_sample_bytes, starts, sizes)
+            starts += self.use(used_bytes)
+        made = sizes >= 0
+        self.accept(first, starts, sizes[:, np.newaxis], made=made)
+        return made
+
+    def strings(self, kept: NDArray[np.int64] | None, *, as_text: bool) -> list[Any]:
+        """Return all samples, or those in `kept`, as `bytes`, or as `str` (from UTF-8, surrogateescape)."""
+        starts, sizes = self._starts, self._shapes[:, 0]
+        if kept is not None:
+            starts, sizes = starts[kept], sizes[kept]
+        if _NATIVE is not None:
+            return _NATIVE.values(self._area, np.ascontiguousarray(starts), np.ascontiguousarray(sizes), as_text)
+        parts = zip(starts.tolist(), sizes.tolist(), strict=True)
+        values = [self._area[start : start + size].tobytes() for start, size in parts]
+        return [value.decode("utf-8", "surrogateescape") for value in values] if as_text else values
+
+    def stacked(self, kept: NDArray[np.int64] | None) -> NDArray[Any] | list[NDArray[Any]]:
+        """Return all samples, or those in `kept`: copied to one array if all have one shape, else a list of views."""
+        starts, shapes = self._starts, self._shapes
+        if kept is not None:
+            starts, shapes = starts[kept], shapes[kept]
+        if not len(starts) or (shapes != shapes[0]).any():
+            return list(map(self._view, starts.tolist(), shapes.tolist()))
+        stacked = np.empty((len(starts), *shapes[0].tolist()), self._dtype)
+        if _NATIVE is not None and stacked.size:
+            num_bytes = stacked.nbytes // len(starts)
+            _NATIVE.gather(self._area, np.ascontiguousarray(starts), num_bytes, stacked.reshape(-1).view(np.uint8))
+        else:
+            np.stack([self._view(start, shapes[0].tolist()) for start in starts.tolist()], out=stacked)
+        return stacked
 
     def put(self, sample: int, value: bytes | ArrayLike) -> None:
         """Write sample `sample` from an array of the field's dtype, or from bytes."""
