@@ -11,6 +11,7 @@ cache       PartialCache: a subset of the samples, kept on a fast disk or in mem
 row_index   RowIndex: where the rows of each JPEG begin, for faster crops
 counts      names of the workers' counters
 index_work  fills a slot with samples of an index
+bulk        makes the samples of a whole chunk with a few native calls
 map_work    fills a slot with samples of a map-style dataset
 leaves      the values inside a sample made of nested containers
 probe       runs the user's code in a worker to learn the form of its samples

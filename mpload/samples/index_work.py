@@ -13,10 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError, MploadError, SampleError
-from mpload.index.index import Record, prefetch_lines
+from mpload.index.index import Record, lines_of, prefetch_lines
+from mpload.index.lines import Lines
 from mpload.plan.batch_number import BatchNumber
 from mpload.plan.batching import Batching
 from mpload.samples.batch import Sample
+from mpload.samples.bulk import BulkPipeline
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import BadSample
 from mpload.transport.messages import Tally, details_of
@@ -62,6 +64,7 @@ class PipelineWork:
     def open(self) -> None:
         """Prepare for read-ahead. Files are opened when they are first read."""
         self.pipeline.bound_read_ahead(self.read_ahead_bytes)
+        self._bulk = BulkPipeline.of(self.pipeline, arena_bytes=self.read_ahead_bytes)
         self._records_ahead: dict[tuple[tuple[int, ...], int, int], list[Record]] = {}
         self._reads_blocks = False
 
@@ -79,20 +82,41 @@ class PipelineWork:
         """Make samples `first` to `last` (exclusive) of the batch `task`."""
         number = BatchNumber.of(task)
         prefetch_lines(self.pipeline.index, lambda: self._upcoming_ids(report))
+        places: Sequence[int] = range(first, last)
+        records = self._records_ahead.pop((task, first, last), None)
+        if records is None:
+            lines = self._lines(task, first, last)
+            if self._bulk is not None and not self.pipeline.ahead.is_active:
+                left = self._bulk.make(lines, arrays, number=number, first=first, report=report)
+                places, records = [first + place for place in left], [lines.record(place) for place in left]
+            else:
+                records = lines.records()
+        if self.pipeline.reads_blocks and number.substitute < 0:
+            self._read_blocks(number, first, last)
+        if records:
+            if self.pipeline.ahead.is_active:
+                self._plan_ahead(records, report)
+            self._fill_one_by_one(number, arrays, places, records, report)
+        report.tally.add(Tally(counts=self.pipeline.take_counts()))
+
+    def _fill_one_by_one(
+        self,
+        number: BatchNumber,
+        arrays: Mapping[str, Any],
+        places: Sequence[int],
+        records: Sequence[Record],
+        report: ChunkReport,
+    ) -> None:
+        """Make the samples of `records` at `places` of a batch."""
         pipeline = self.pipeline
         names = [column.name for column in pipeline.index.columns]
         writes, reads = pipeline.writes_in_place, pipeline.reads_in_place
         in_place = pipeline.sources if writes or reads else ()
         targets = [arrays[names[column]] for column in in_place]
         to_store = [(column, name, arrays[name]) for column, name in enumerate(names) if column not in in_place]
-        records = self._records_ahead.pop((task, first, last), None) or self._records(task, first, last)
-        if pipeline.ahead.is_active:
-            self._plan_ahead(records, report)
-        if pipeline.reads_blocks and number.substitute < 0:
-            self._read_blocks(number, first, last)
         pipeline.claim = partial(_claim, pipeline, self.decode_bytes, report)
         with pipeline.lent_generators():
-            for place, record in enumerate(records, first):
+            for place, record in zip(places, records, strict=True):
                 report.at(place)
                 bad: list[BadSample] = []
                 is_made = (
@@ -109,7 +133,6 @@ class PipelineWork:
                 )  # keeps no reference to a large image while the next one is decoded
                 if bad:
                     _report_bad(report, place, bad, is_made=is_made)
-        report.tally.add(Tally(counts=pipeline.take_counts()))
 
     def _read_blocks(self, number: BatchNumber, first: int, last: int) -> None:
         """Prefetch the blocks that become due with this chunk, for all workers, and release those no longer needed."""
@@ -128,8 +151,8 @@ class PipelineWork:
             coming, done = order.due_blocks(start, int(positions[last - 1]) + 1, is_first=is_first)
             self.pipeline.read_blocks(coming, done)
 
-    def _records(self, task: tuple[int, ...], first: int, last: int) -> list[Record]:
-        return self.pipeline.index.records(self.sample_ids(BatchNumber.of(task), first, last))
+    def _lines(self, task: tuple[int, ...], first: int, last: int) -> Lines:
+        return lines_of(self.pipeline.index, self.sample_ids(BatchNumber.of(task), first, last))
 
     def _upcoming_ids(self, report: ChunkReport) -> NDArray[np.int64]:
         chunks = report.upcoming(_CHUNKS_PREFETCHED)
@@ -143,7 +166,7 @@ class PipelineWork:
         with suppress(MploadError):  # raised again when the chunk itself is made
             for chunk in report.upcoming(num_chunks):
                 key = chunk.task, chunk.first, chunk.last
-                self._records_ahead[key] = before.get(key) or self._records(*key)
+                self._records_ahead[key] = before.get(key) or self._lines(*key).records()
         self.pipeline.plan_ahead(chain(records, *self._records_ahead.values()))
 
 

@@ -217,6 +217,11 @@ class WorkerBoard:
         self._row = _ROWS + worker * _ROW_CELLS
         self._reader = worker + 1
 
+    @property
+    def sample(self) -> "memoryview[int]":
+        """The cell that `at` sets."""
+        return self._cells[self._row + _SAMPLE : self._row + _SAMPLE + 1]
+
     def take(self) -> tuple[int, "Chunk | None"] | None:
         """Wait for a chunk and return its serial number and the chunk, or None for the chunk if it was cancelled.
 

@@ -50,6 +50,8 @@ class ChunkReport:
     """Records which sample of the batch is next. It is blamed for a death, and the call is a sign of life."""
     upcoming: Callable[[int], list[Chunk]]
     """Reserves and returns up to so many chunks that this worker will most likely fill next, so it can read ahead."""
+    sample: "memoryview[int]"
+    """One int64, which `at` sets. Native code that makes many samples writes the number of each one there."""
     wait_for_turn: Callable[[], None]
     """Waits for this worker's turn to use much memory, which it keeps until its next sample or chunk."""
     tally: Tally = field(default_factory=Tally)
@@ -148,7 +150,10 @@ def _serve(number: int, place: Workplace) -> None:
     slots: dict[int, SlotArrays] = {}
     while (taken := place.board.take()) is not None:
         serial, chunk = taken
-        report = ChunkReport(at=place.board.at, upcoming=place.board.reserve, wait_for_turn=place.board.wait_for_turn)
+        board = place.board
+        report = ChunkReport(
+            at=board.at, upcoming=board.reserve, sample=board.sample, wait_for_turn=board.wait_for_turn
+        )
         if chunk is not None:
             start_ns = time.perf_counter_ns()
             if chunk.slot not in slots:

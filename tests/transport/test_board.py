@@ -55,7 +55,9 @@ def test_rows_show_the_state_of_each_worker(board: ParentBoard) -> None:
     assert worker.take() == (1, chunk(1))
     assert (board.row(4).is_filling, board.row(4).sample) == (True, None)
     worker.at(2)
-    assert board.row(4).sample == 2
+    assert board.row(4).sample == worker.sample[0] == 2
+    worker.sample[0] = 3  # as native code does
+    assert board.row(4).sample == 3
 
 
 def test_workers_exit_when_the_board_is_closed(board: ParentBoard) -> None:
