@@ -5,7 +5,10 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-JPEG_FILES = ("_decoder", "_huffman", "_huffman_tables", "_huffman_test", "_resize", "_resize_simd", "_rows")
+JPEG_FILES = (
+    "_decoder", "_huffman", "_huffman_tables", "_huffman_test", "_resize", "_resize_simd", "_rows", "_photos", "_header",
+    "_philox", "_crop"
+)  # fmt: skip
 
 stable_abi = not sysconfig.get_config_var("Py_GIL_DISABLED")  # free-threaded Pythons have none
 
@@ -19,7 +22,7 @@ def extension(name: str, *, beside: tuple[str, ...] = (), libraries: tuple[str, 
         depends=[str(header) for header in source.parent.glob("*.h")],
         libraries=list(libraries),
         define_macros=[("Py_LIMITED_API", "0x030B0000")] if stable_abi else [],
-        extra_compile_args=["-O3", "-fvisibility=hidden"],
+        extra_compile_args=["-O3", "-fvisibility=hidden", "-ffp-contract=off"],  # Python fuses no operations either
         py_limited_api=stable_abi,
         optional=True,
     )

@@ -1,6 +1,6 @@
 """What does a random crop of a photograph cost on one core, compared with PIL, OpenCV and the codec alone?
 
-    python benchmarks/bench_decode.py [--quick]
+    python benchmarks/bench_decode.py [--quick] [--short-side 256]
 
 Photographs of ImageNet's sizes (about 500 x 375, 105 KB) are read from the page cache, decoded, cropped at random,
 resized to 224 x 224, mirrored half of the time, and written into a batch. All contestants make the same crops, except
@@ -11,13 +11,15 @@ of all rounds, and the median over whole rounds. Ratios are computed from the be
 - pil: Image.open, crop, resize, transpose.
 - opencv: cv2.imdecode, then albumentations' RandomResizedCrop and HorizontalFlip.
 - simplejpeg: full decode, cv2.resize of the crop, cv2.flip.
-- mpload_simplejpeg, mpload_native: a complete `Pipeline`, from sample_ids to the slot; `_antialias`: with
-  antialias=True; `_rows`: from the second epoch on with `row_index=True`.
+- mpload_simplejpeg, mpload_native: all that a worker does, from sample_ids to the slot, in chunks of 25 images;
+  `_antialias`: with antialias=True; `_rows`: from the second epoch on with `row_index=True`.
 - mpload_libjpeg_huffman, mpload_without_avx2: as mpload_native, in processes of their own, in which libjpeg-turbo
   decodes the Huffman codes (MPLOAD_LIBJPEG_HUFFMAN=1), or rows are resized with SSE2 (MPLOAD_SIMD=sse2); `_antialias`
   as above. They show what mpload's Huffman decoder and AVX2 gain.
 - limit: the C code of the native decoder in a loop in C, over the same files and crops, without Python (its own
   process).
+
+With --short-side, the photographs are made smaller first, as `mpload pack` does, and take about 30 KB.
 
 Records: benchmarks/records/decode.jsonl.
 """
@@ -43,17 +45,27 @@ import simplejpeg  # type: ignore[import-untyped]
 from PIL import Image
 from records import write_record
 
-from mpload.images.decoders import RandomResizedCrop, jpeg_backend, random_crop_box
+from mpload.images.crops import random_crop_box
+from mpload.images.decoders import RandomResizedCrop, jpeg_backend
 from mpload.images.image import open_image
 from mpload.images.jpeg import Jpeg, can_note_rows
 from mpload.images.resize import Box, View
+from mpload.images.shrink import shrunk_jpeg
 from mpload.index.opening import open_index
 from mpload.ingest.build import build_index
+from mpload.plan.batch_number import BatchNumber
+from mpload.plan.batching import Batching
+from mpload.plan.order import Sequential
+from mpload.plan.plan import Tail
 from mpload.plan.sample_rng import SampleRng
+from mpload.plan.topology import Topology
+from mpload.samples.index_work import PipelineWork
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
 from mpload.samples.row_index import RowIndex
 from mpload.tools.rows import note_rows
+from mpload.transport.worker import ChunkReport
+from mpload.units import MIB
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.support.photos import make_photo_tree
@@ -143,12 +155,19 @@ def full_decode(views: Views) -> Turn:
 
 
 def ours(pipeline: Pipeline) -> Turn:
-    batch = np.zeros((TURN, SIZE, SIZE, 3), np.uint8)
+    """Return a `Turn` that makes chunks of a batch as a worker does."""
+    batching = Batching(num_samples=len(pipeline.index), batch_size=TURN, order=Sequential(), tail=Tail.RAGGED)
+    work = PipelineWork(pipeline=pipeline, batching=batching, read_ahead_bytes=8 * MIB, decode_bytes=1 << 30)
+    work.open()
+    image, label = (column.name for column in pipeline.index.columns)
+    arrays = {image: np.zeros((TURN, SIZE, SIZE, 3), np.uint8), label: np.zeros(TURN, np.int64)}
+    sample = np.zeros(1, np.int64).data
 
     def turn(first: int, last: int) -> int:
         start = time.thread_time_ns()
-        for place, record in enumerate(pipeline.index.records(np.arange(first, last))):
-            pipeline.sample(record, seed=0, epoch=0, outs=[batch[place]])
+        report = ChunkReport(at=lambda _: None, upcoming=lambda _: [], sample=sample, wait_for_turn=lambda: None)
+        number = BatchNumber(seed=0, epoch=0, start=0, batch=first // TURN, topology=Topology(rank=0, world_size=1))
+        work.fill(number.numbers, arrays, 0, last - first, report)
         return time.thread_time_ns() - start
 
     return turn
@@ -224,11 +243,20 @@ def check_pixels(views: Views, pipelines: Sequence[Pipeline], number: int) -> No
     assert np.abs(outs - outs[-1].astype(int)).mean() < 4
 
 
+def make_photos(folder: Path, *, num_images: int, short_side: int | None) -> None:
+    """Write the photographs, shrunk to a shorter side of `short_side` pixels if it is given."""
+    make_photo_tree(folder, num_images=num_images, num_classes=1, seed=0, grain=10)
+    if short_side is not None:
+        for path in folder.glob("*/*"):
+            path.write_bytes(shrunk_jpeg(open_image(path.read_bytes()), short_side=short_side, quality=90))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer images; write no record")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--antialias", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--short-side", type=int, metavar="PIXELS", help="make the photographs smaller first")
     arguments = parser.parse_args()
     if arguments.serve is not None:
         serve_turns(arguments.serve, antialias=arguments.antialias)
@@ -237,7 +265,7 @@ def main() -> None:
     cv2.setNumThreads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make_photo_tree(folder / "photos", num_images=num_images, num_classes=1, seed=0, grain=10)
+        make_photos(folder / "photos", num_images=num_images, short_side=arguments.short_side)
         listing = build_index(folder / "photos", folder / "photos.txt")
         index = open_index(listing)
 
@@ -273,6 +301,8 @@ def main() -> None:
     case = {"num_images": num_images, "mean_bytes": mean_bytes, "rounds": rounds, "backend": jpeg_backend()}
     if is_native:
         case["simd"] = import_module("mpload.images._jpeg").SIMD
+    if arguments.short_side is not None:
+        case["short_side"] = arguments.short_side
     best = {name: times.min(axis=0).mean() for name, times in found.items()}
     for name, times in found.items():
         figures = {"best_us": best[name], "median_us": statistics.median(times.mean(axis=1))}

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mpload import BlockShuffle, MPDataset, Topology
-from mpload.images.decoders import random_crop_box
+from mpload.images.crops import random_crop_box
 
 GOLDEN = Path(__file__).parent / "golden" / "batches.json"
 NUM_SAMPLES = 37

@@ -8,6 +8,7 @@ jpeg             decodes JPEG with the native decoder, otherwise with simplejpeg
 jpeg_header      reads size and orientation from a JPEG's header
 row_starts       RowStarts: keeps where the rows of a JPEG begin
 resize           View: the part of an image to show; resizes it
+crops            the part of an image that a random or centred crop shows
 decoders         the values of decode=: RandomResizedCrop, ResizeCenterCrop, ImageDecoder, RawBytes, NumpyDecoder
 many             decodes the samples of a whole chunk with one native call
 gpu_decode       GpuDecode: the worker chooses the crop, the device decodes
@@ -20,5 +21,9 @@ _huffman_test    the self-test: compares the pixels with libjpeg-turbo's (C)
 _rows            the entry that tells where rows begin (C)
 _resize          resizes those rows (C)
 _resize_simd     faster loops for it, with AVX2, SSE2 or NEON instructions (C)
+_photos          decodes many photos, each as the decoders do, with one call (C)
+_header          reads a JPEG's header as jpeg_header does (C)
+_philox          draws a sample's random numbers as SampleRng does (C)
+_crop            chooses the parts that crops show as crops and decoders do (C)
 ```
 """

@@ -9,12 +9,29 @@
 
 #include "_decoder.h"
 #include "_huffman.h"
+#include "_photos.h"
 
 typedef struct {
     Decoder *at_rest;   /* list of idle decoders; guarded by the GIL */
     int with_huffman;   /* whether decoders use mpload's Huffman decoder */
     Simd simd;
 } State;
+
+/* Returns NULL if memory runs out. */
+static Decoder *take_decoder(State *state) {
+    Decoder *decoder = state->at_rest;
+    if (decoder != NULL) {
+        state->at_rest = decoder->next;
+    } else if ((decoder = new_decoder(state->with_huffman)) != NULL) {
+        decoder->simd = state->simd;
+    }
+    return decoder;
+}
+
+static void put_back(State *state, Decoder *decoder) {
+    decoder->next = state->at_rest;
+    state->at_rest = decoder;
+}
 
 /* None, or the entry that was made. */
 static PyObject *made_entry(const Decoder *decoder) {
@@ -39,13 +56,10 @@ static PyObject *write_pixels(PyObject *module, Py_buffer *data, Py_buffer *out,
         return NULL;
     }
     State *state = PyModule_GetState(module);
-    Decoder *decoder = state->at_rest;
-    if (decoder != NULL) {
-        state->at_rest = decoder->next;
-    } else if ((decoder = new_decoder(state->with_huffman)) == NULL) {
+    Decoder *decoder = take_decoder(state);
+    if (decoder == NULL) {
         return PyErr_NoMemory();
     }
-    decoder->simd = state->simd;
     int done;
     Py_BEGIN_ALLOW_THREADS
     if (entry->buf == NULL) {
@@ -57,8 +71,7 @@ static PyObject *write_pixels(PyObject *module, Py_buffer *data, Py_buffer *out,
     Py_END_ALLOW_THREADS
     PyObject *result = !done ? PyUnicode_DecodeLocale(decoder->cause, "surrogateescape")
         : entry->buf == NULL ? Py_NewRef(Py_None) : made_entry(decoder);
-    decoder->next = state->at_rest;
-    state->at_rest = decoder;
+    put_back(state, decoder);
     return result;
 }
 
@@ -111,6 +124,107 @@ static PyObject *decode(PyObject *module, PyObject *args) {
     return result;
 }
 
+/* The buffers of `decode_many`, in the order of its arguments. */
+enum { AREA, STARTS, LENGTHS, SAMPLE_IDS, OUT, IS_MADE, NEXT, NUM_BUFFERS };
+
+/* The buffer as an array of `count` int64; NULL, with an error, if it is not one. */
+static void *as_int64(const Py_buffer *buffer, Py_ssize_t count) {
+    if (buffer->len != count * (Py_ssize_t)sizeof(int64_t) || (uintptr_t)buffer->buf % sizeof(int64_t) != 0) {
+        PyErr_Format(PyExc_ValueError, "int64 [%zd] is wanted, got %zd bytes, or a misaligned array", count, buffer->len);
+        return NULL;
+    }
+    return buffer->buf;
+}
+
+static int read_buffers(Py_buffer *buffers, Photos *photos) {
+    const Py_buffer *out = &buffers[OUT];
+    if (out->ndim != 4 || out->itemsize != 1 || out->shape[3] != 3 || out->shape[1] < 1 || out->shape[1] > MAX_SIDE
+        || out->shape[2] < 1 || out->shape[2] > MAX_SIDE || buffers[IS_MADE].len != out->shape[0]) {
+        PyErr_SetString(PyExc_ValueError, "out must be uint8 [n, height, width, 3], and is_made uint8 [n]");
+        return 0;
+    }
+    Py_ssize_t count = out->shape[0];
+    photos->count = (size_t)count;
+    photos->size[0] = (int)out->shape[1];
+    photos->size[1] = (int)out->shape[2];
+    photos->area = buffers[AREA].buf;
+    photos->area_bytes = (size_t)buffers[AREA].len;
+    photos->out = out->buf;
+    photos->is_made = buffers[IS_MADE].buf;
+    return (photos->starts = as_int64(&buffers[STARTS], count)) != NULL
+        && (photos->lengths = as_int64(&buffers[LENGTHS], count)) != NULL
+        && (photos->sample_ids = as_int64(&buffers[SAMPLE_IDS], count)) != NULL
+        && (buffers[NEXT].obj == NULL || (photos->next = as_int64(&buffers[NEXT], 1)) != NULL);
+}
+
+static int read_crop(PyObject *from, Photos *photos, RandomCrop *random) {
+    if (PyTuple_Size(from) == 1) {
+        return PyArg_ParseTuple(from, "i:ResizeCenterCrop", &photos->short_side);
+    }
+    photos->random = random;
+    return PyArg_ParseTuple(
+        from, "ddddddd:RandomResizedCrop", &random->scale[0], &random->scale[1], &random->ratio[0], &random->ratio[1],
+        &random->log_ratio[0], &random->log_ratio[1], &random->flip);
+}
+
+static int run_photos(PyObject *module, const Photos *photos) {
+    State *state = PyModule_GetState(module);
+    Decoder *decoder = take_decoder(state);
+    int done = 0;
+    if (decoder != NULL) {
+        Py_BEGIN_ALLOW_THREADS
+        done = decode_photos(decoder, photos);
+        Py_END_ALLOW_THREADS
+        put_back(state, decoder);
+    }
+    if (!done) {
+        PyErr_NoMemory();
+    }
+    return done;
+}
+
+PyDoc_STRVAR(decode_many_doc,
+"decode_many(area, starts, lengths, sample_ids, key, crop, antialias, upright, limits, out, is_made, next, first)\n"
+"--\n\n"
+"Decode many photos in `area` to `out`, uint8 [n, height, width, 3]; see mpload.images.many.\n\n"
+"starts, lengths, sample_ids: int64 [n]; photos with a negative length are left out.\n"
+"key: two integers below 2**64, of the random numbers.\n"
+"crop: (scale[0], scale[1], ratio[0], ratio[1], log(ratio[0]), log(ratio[1]), flip), or (short_side,).\n"
+"limits: (max_bytes, max_pixels, max_pixels_per_byte, max_scans).\n"
+"is_made: uint8 [n], set to 1 for photos that were decoded and to 0 for all others.\n"
+"next: int64 [1], which always holds `first` plus the number of the photo that is next; or None.");
+
+static PyObject *decode_many(PyObject *module, PyObject *args) {
+    Py_buffer buffers[NUM_BUFFERS];
+    Photos photos;
+    RandomCrop random;
+    PyObject *crop, *out, *next;
+    unsigned long long key[2];
+    long long limits[4], first;
+    memset(buffers, 0, sizeof buffers);
+    memset(&photos, 0, sizeof photos);
+    if (!PyArg_ParseTuple(
+            args, "y*y*y*y*(KK)O!pp(LLLL)Ow*OL:decode_many", &buffers[AREA], &buffers[STARTS], &buffers[LENGTHS],
+            &buffers[SAMPLE_IDS], &key[0], &key[1], &PyTuple_Type, &crop, &photos.antialias, &photos.is_upright,
+            &limits[0], &limits[1], &limits[2], &limits[3], &out, &buffers[IS_MADE], &next, &first)) {
+        return NULL;  /* it has released the buffers */
+    }
+    photos.key[0] = key[0];
+    photos.key[1] = key[1];
+    photos.max_bytes = limits[0];
+    photos.max_pixels = limits[1];
+    photos.max_pixels_per_byte = limits[2];
+    photos.max_scans = limits[3];
+    photos.first = first;
+    int done = read_crop(crop, &photos, &random) && PyObject_GetBuffer(out, &buffers[OUT], PyBUF_WRITABLE | PyBUF_ND) == 0
+        && (next == Py_None || PyObject_GetBuffer(next, &buffers[NEXT], PyBUF_WRITABLE) == 0)
+        && read_buffers(buffers, &photos) && run_photos(module, &photos);
+    for (int number = 0; number < NUM_BUFFERS; number++) {
+        PyBuffer_Release(&buffers[number]);  /* does nothing for one that was not taken */
+    }
+    return done ? Py_NewRef(Py_None) : NULL;
+}
+
 static int start_module(PyObject *module) {
     State *state = PyModule_GetState(module);
     const char *without = getenv("MPLOAD_LIBJPEG_HUFFMAN");
@@ -135,7 +249,11 @@ static void free_module(void *module) {
     }
 }
 
-static PyMethodDef methods[] = {{"decode", decode, METH_VARARGS, decode_doc}, {NULL, NULL, 0, NULL}};
+static PyMethodDef methods[] = {
+    {"decode", decode, METH_VARARGS, decode_doc},
+    {"decode_many", decode_many, METH_VARARGS, decode_many_doc},
+    {NULL, NULL, 0, NULL},
+};
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, start_module}, {0, NULL}};
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,

@@ -6,6 +6,7 @@ the native module. Damage below the last row that a view needs is not noticed; a
 """
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -33,6 +34,7 @@ __all__ = [
     "decode_with_opencv",
     "jpeg_backend",
     "jpeg_codec",
+    "native_decoder",
     "open_jpeg",
 ]
 
@@ -94,6 +96,9 @@ class _Native(Protocol):
         """
         ...
 
+    decode_many: Callable[..., None]
+    """Decodes many photos; see `mpload.images.many`."""
+
 
 def _find_native() -> _Native | None:
     try:
@@ -103,6 +108,11 @@ def _find_native() -> _Native | None:
 
 
 _NATIVE: Final = _find_native()
+
+
+def native_decoder(backend: Backend) -> _Native | None:
+    """Return the native module if `backend` tries it first, else None."""
+    return None if backend == "simplejpeg" else _NATIVE
 
 
 def jpeg_codec() -> str:
@@ -177,7 +187,7 @@ def open_jpeg(data: ImageBytes, *, upright: bool, limits: Limits, backend: Backe
         frame=frame,
         has_one_scan=has_one_scan,
         allow_truncated=limits.allow_truncated,
-        native=None if backend == "simplejpeg" else _NATIVE,
+        native=native_decoder(backend),
         claim=claim,
     )
 

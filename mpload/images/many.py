@@ -4,6 +4,7 @@ A call declines any sample that is unusual, and never raises because of one. The
 or raises its error. The values that a call makes equal those of the decoder to the bit.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DecodeMany", "EncodedSamples", "many_decoder", "row_bytes"]
+from mpload.images.decoders import RandomResizedCrop, ResizeCenterCrop, center_short_side
+from mpload.images.jpeg import native_decoder
+
+__all__ = ["DecodeMany", "EncodedSamples", "crop_numbers", "many_decoder", "row_bytes"]
+
+_MAX_SIDE = 65_535  # of a JPEG
+_MAX_RATIO = 1 << 53  # up to here, doubles hold all integers
+_MAX_BOUND = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,7 +51,8 @@ A row whose sample was declined holds anything.
 
 def many_decoder(decode: Callable[..., Any]) -> DecodeMany | None:
     """Return what decodes many samples as `decode` does, into rows of its `output_shape`; None if nothing can."""
-    del decode  # no decoder can yet
+    if type(decode) is RandomResizedCrop or type(decode) is ResizeCenterCrop:  # subclasses may decode differently
+        return _many_photos(decode)
     return None
 
 
@@ -51,3 +60,45 @@ def row_bytes(decode: Callable[..., Any]) -> int | None:
     """Return the size of every sample if its bytes can be read straight into a row of the batch; None otherwise."""
     del decode  # no decoder can yet
     return None
+
+
+def _many_photos(crop: RandomResizedCrop | ResizeCenterCrop) -> DecodeMany | None:
+    """Return what decodes many JPEGs; it declines all other formats, and JPEGs with several scans."""
+    native = native_decoder(crop.backend)
+    numbers = crop_numbers(crop)
+    if native is None or max(crop.output_shape) > _MAX_SIDE or numbers is None:
+        return None
+    limits = crop.limits
+    wanted = (limits.max_bytes, limits.max_pixels, limits.max_pixels_per_byte, limits.max_scans)
+    bounds = tuple(min(bound, _MAX_BOUND) for bound in wanted)
+
+    def decode_photos(samples: EncodedSamples, out: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        is_made = np.zeros(len(out), np.uint8)
+        native.decode_many(
+            samples.data,
+            samples.starts,
+            samples.lengths,
+            samples.sample_ids,
+            samples.key,
+            numbers,
+            crop.antialias,
+            crop.exif_orientation,
+            bounds,
+            out,
+            is_made,
+            samples.at,
+            samples.first,
+        )
+        return is_made
+
+    return decode_photos
+
+
+def crop_numbers(crop: RandomResizedCrop | ResizeCenterCrop) -> tuple[float, ...] | None:
+    """Return the crop's numbers as the native decoder wants them; None if they are too large for it."""
+    if isinstance(crop, ResizeCenterCrop):
+        short_side = center_short_side(crop)
+        return (short_side,) if short_side <= _MAX_SIDE else None
+    if max(crop.ratio) > _MAX_RATIO:
+        return None
+    return (*crop.scale, *crop.ratio, *map(math.log, crop.ratio), crop.flip)

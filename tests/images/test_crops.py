@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from scipy import stats  # type: ignore[import-untyped]
 
-from mpload.images.decoders import ImageDecoder, RandomResizedCrop, ResizeCenterCrop, random_crop_box
+from mpload.images.crops import random_crop_box
+from mpload.images.decoders import ImageDecoder, RandomResizedCrop, ResizeCenterCrop
 from mpload.images.image import open_image
 from mpload.images.resize import Box
 from tests.support.photos import Photos, distance, encode, photo

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile, ImageOps
 
 from mpload.errors import DecodeError
-from mpload.images.decoders import ImageDecoder, RandomResizedCrop, ResizeCenterCrop, random_crop_box
+from mpload.images.crops import random_crop_box
+from mpload.images.decoders import ImageDecoder, RandomResizedCrop, ResizeCenterCrop
 from mpload.images.limits import Limits
 from mpload.units import MIB
 from tests.golden.make_formats import FOLDER, make_files

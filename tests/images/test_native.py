@@ -18,7 +18,8 @@ from PIL import Image
 
 from mpload.errors import ArgumentError, DecodeError
 from mpload.images import jpeg
-from mpload.images.decoders import ImageDecoder, RandomResizedCrop, ResizeCenterCrop, jpeg_backend, random_crop_box
+from mpload.images.crops import random_crop_box
+from mpload.images.decoders import ImageDecoder, RandomResizedCrop, ResizeCenterCrop, jpeg_backend
 from mpload.images.image import open_image
 from mpload.images.limits import Limits
 from mpload.images.resize import Box, View

@@ -1,8 +1,8 @@
 /* Damaged files, and any view of them, through the native decoder: no error of memory, and the same pixels or the same
    cause whether Huffman codes are decoded by mpload or by libjpeg-turbo, with or without SIMD instructions, and with or
-   without the starts of rows.
+   without the starts of rows. Each file is also decoded as one of many photos.
 
-       FILES="tests/support/fuzz_native.c mpload/images/_[dhr]*.c"
+       FILES="tests/support/fuzz_native.c mpload/images/_[cdhpr]*.c"
    With libFuzzer, guided by coverage (best with a libjpeg-turbo that is built with the same flags, WITH_SIMD=0):
        clang -g -O1 -fsanitize=fuzzer,address,undefined $FILES -ljpeg -lm -o fuzz
        ./fuzz -max_len=20000 NEW_CORPUS SEEDS
@@ -18,11 +18,12 @@
 
 #include "../../mpload/images/_decoder.h"
 #include "../../mpload/images/_huffman.h"
+#include "../../mpload/images/_photos.h"
 
 enum { VIEW_BYTES = 16, MAX_PIXELS = 300000, MAX_RESULT = 256 };
 
 static Decoder *with_huffman, *without_huffman;
-static long num_decoded, num_huffman_decoded, num_entries;
+static long num_decoded, num_huffman_decoded, num_entries, num_photos;
 
 static int pick(const uint8_t *bytes, int low, int high) {
     return low + (bytes[0] << 8 | bytes[1]) % (high - low + 1);
@@ -135,6 +136,43 @@ static void decode_all_ways(const uint8_t *data, size_t num_bytes, const View *v
     free(theirs);
 }
 
+/* The file, and it again with a wrong start or length, as photos of a chunk. */
+static void decode_photos_both_ways(const uint8_t *data, size_t num_bytes, const uint8_t *input) {
+    RandomCrop random = {{0.08, 1}, {0.75, 1.5}, {-0.287682, 0.405465}, 0.5};
+    int64_t starts[] = {0, pick(input + 1, -300, 300)}, sample_ids[] = {input[3], input[4]};
+    int64_t lengths[] = {(int64_t)num_bytes, (int64_t)num_bytes + pick(input + 5, -300, 300)};
+    uint8_t *copy = allocate(num_bytes), made[2][2];
+    Photos photos = {
+        .area = memcpy(copy, data, num_bytes), .area_bytes = num_bytes, .starts = starts, .lengths = lengths,
+        .sample_ids = sample_ids, .count = 2, .key = {input[7], input[8]}, .random = input[0] & 1 ? &random : NULL,
+        .antialias = input[0] >> 1 & 1, .is_upright = input[0] >> 2 & 1, .max_bytes = 1 << 20, .max_pixels = MAX_PIXELS,
+        .max_pixels_per_byte = 100000, .max_scans = 1 + input[12] % 4,
+        .size = {1 + input[9] % 40, 1 + input[10] % 40}};
+    photos.short_side = 40 + input[11];
+    size_t result_bytes = (size_t)photos.size[0] * (size_t)photos.size[1] * 3;
+    uint8_t *results[] = {allocate(2 * result_bytes), allocate(2 * result_bytes)};
+    Decoder *decoders[] = {with_huffman, without_huffman};
+    for (int way = 0; way < 2; way++) {
+        photos.out = results[way];
+        photos.is_made = made[way];
+        if (!decode_photos(decoders[way], &photos)) {
+            abort();
+        }
+    }
+    for (int photo = 0; photo < 2; photo++) {
+        num_photos += made[0][photo];
+        size_t start = (size_t)photo * result_bytes;
+        if (made[0][photo] != made[1][photo]
+            || memcmp(results[0] + start, results[1] + start, made[0][photo] ? result_bytes : 0) != 0) {
+            fprintf(stderr, "the two ways disagree about a photo\n");
+            abort();
+        }
+    }
+    free(copy);
+    free(results[0]);
+    free(results[1]);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t num_bytes) {
     if (with_huffman == NULL) {
         with_huffman = new_decoder(1);
@@ -145,6 +183,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t num_bytes) {
     }
     without_huffman->simd = PLAIN;
     const uint8_t *input = data + num_bytes - VIEW_BYTES;
+    decode_photos_both_ways(data, num_bytes, input);
     int height, width;
     if (!read_size(data, num_bytes, &height, &width) || (long)height * width > MAX_PIXELS) {
         return 0;
@@ -247,8 +286,8 @@ int main(int argc, char **argv) {
         free_decoder(with_huffman);
         free_decoder(without_huffman);
     }
-    printf("%ld inputs, %ld pictures, %ld of them without libjpeg-turbo's Huffman decoder, %ld with starts of rows\n",
-           num_inputs, num_decoded, num_huffman_decoded, num_entries);
-    return num_huffman_decoded < num_inputs / 20 || num_entries < num_inputs / 20;
+    printf("%ld inputs, %ld pictures, %ld of them without libjpeg-turbo's Huffman decoder, %ld with starts of rows, "
+           "%ld photos of chunks\n", num_inputs, num_decoded, num_huffman_decoded, num_entries, num_photos);
+    return num_huffman_decoded < num_inputs / 20 || num_entries < num_inputs / 20 || num_photos < num_inputs / 20;
 }
 #endif

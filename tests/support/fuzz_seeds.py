@@ -11,6 +11,7 @@ import simplejpeg  # type: ignore[import-untyped]
 from PIL import Image
 
 from tests.golden.make_formats import FOLDER
+from tests.support.headers import exif, with_segments
 from tests.support.photos import encode, photo
 
 __all__ = ["write_seeds"]
@@ -56,6 +57,8 @@ def _made() -> dict[str, bytes]:
     made["no_codes"] = plain[: tables + 5] + bytes(16) + plain[tables + 21 :]  # then its symbols are damage, too
     made["no_tables"] = plain[:tables] + plain[scan:]
     made["empty_table"] = plain[:scan] + b"\xff\xc4\x00\x13\x10" + bytes(16) + plain[scan:]
+    for orientation in (1, 3, 6, 8):
+        made[f"turned_{orientation}"] = with_segments(plain, exif(orientation, little_endian=orientation % 2 == 1))
     made["no_end"] = plain[:-2]
     made["end_inside"] = plain[: scan + 400] + b"\xff\xd9" + plain[scan + 400 :]
     made["fill_bytes"] = plain[:-2] + b"\xff\xff\xff\xd9"

@@ -14,7 +14,8 @@ import numpy as np
 import simplejpeg  # type: ignore[import-untyped]
 
 from mpload.errors import DecodeError, MploadError
-from mpload.images.decoders import ImageDecoder, RandomResizedCrop, jpeg_backend, random_crop_box
+from mpload.images.crops import random_crop_box
+from mpload.images.decoders import ImageDecoder, RandomResizedCrop, jpeg_backend
 from mpload.images.resize import Pixels
 from mpload.index.index import Index, require_files
 from mpload.plan.order import Shuffle

@@ -1,0 +1,105 @@
+/* Decode the photos of a chunk, one after the other. */
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "_photos.h"
+
+enum { ALWAYS_PLAUSIBLE_PIXELS = 1 << 24 };
+
+/* `Limits.check_bytes` and `Limits.check_size`. */
+static int is_within_limits(const Photos *photos, const Header *header, int64_t num_bytes) {
+    int64_t num_pixels = (int64_t)header->height * header->width;
+    return num_bytes <= photos->max_bytes && num_pixels > 0 && num_pixels <= photos->max_pixels
+        && (num_pixels <= ALWAYS_PLAUSIBLE_PIXELS || num_pixels / num_bytes < photos->max_pixels_per_byte
+            || (num_pixels / num_bytes == photos->max_pixels_per_byte && num_pixels % num_bytes == 0));
+}
+
+/* Whether bytes like the start of a scan occur at most `max_scans` times. Python then searches no further either. */
+static int has_few_scans(const uint8_t *data, int64_t num_bytes, int64_t max_scans) {
+    const uint8_t *end = data + num_bytes;
+    for (const uint8_t *at = data; (at = memchr(at, 0xFF, (size_t)(end - at))) != NULL; at++) {
+        max_scans -= at + 1 < end && at[1] == 0xDA;
+    }
+    return max_scans >= 0;
+}
+
+/* Choose what to show of the photo, and how to decode that. */
+static int choose_view(const Photos *photos, const Header *header, int64_t sample_id, View *view, Shown *shown) {
+    int is_turned = header->orientation >= 5;
+    int height = is_turned ? header->width : header->height, width = is_turned ? header->height : header->width;
+    if (photos->random == NULL) {
+        if (!center_shown(photos->short_side, height, width, photos->size, shown)) {
+            return 0;
+        }
+    } else {
+        double draws[NUM_DRAWS];
+        draw_doubles(photos->key, (uint64_t)sample_id, draws, NUM_DRAWS);
+        if (!random_shown(photos->random, height, width, draws, photos->size, shown)) {
+            return 0;
+        }
+    }
+    stored_view(header, shown, view);
+    view->antialias = photos->antialias;
+    return is_view(view);
+}
+
+/* Turn stored pixels upright, mirror them if asked for, and write them to `out`, [size[0], size[1], 3]. */
+static void turn(const uint8_t *stored, int orientation, int mirror, const int size[2], uint8_t *out) {
+    int is_upside_down = orientation == 3 || orientation == 4 || orientation == 7 || orientation == 8;
+    int is_reversed = (orientation == 2 || orientation == 3 || orientation == 6 || orientation == 7) != mirror;
+    size_t down = orientation >= 5 ? 3 : 3 * (size_t)size[1], right = orientation >= 5 ? 3 * (size_t)size[0] : 3;
+    for (int y = 0; y < size[0]; y++) {
+        const uint8_t *row = stored + down * (size_t)(is_upside_down ? size[0] - 1 - y : y);
+        for (int x = 0; x < size[1]; x++, out += 3) {
+            memcpy(out, row + right * (size_t)(is_reversed ? size[1] - 1 - x : x), 3);
+        }
+    }
+}
+
+/* `turned` has room for one result, to decode photos that are then turned. */
+static int decode_photo(Decoder *decoder, const Photos *photos, size_t number, uint8_t *turned) {
+    int64_t start = photos->starts[number], num_bytes = photos->lengths[number];
+    if (start < 0 || num_bytes <= 0 || (uint64_t)start > photos->area_bytes
+        || (uint64_t)num_bytes > photos->area_bytes - (uint64_t)start) {
+        return 0;
+    }
+    const uint8_t *data = photos->area + start;
+    uint8_t *out = photos->out + number * (size_t)photos->size[0] * (size_t)photos->size[1] * 3;
+    Header header;
+    Shown shown;
+    View view;
+    if (!read_header(data, (size_t)num_bytes, &header) || !is_within_limits(photos, &header, num_bytes)
+        || (header.has_restarts && !has_few_scans(data, num_bytes, photos->max_scans))) {
+        return 0;
+    }
+    if (!photos->is_upright) {
+        header.orientation = 1;
+    }
+    if (!choose_view(photos, &header, photos->sample_ids[number], &view, &shown)) {
+        return 0;
+    }
+    if (header.orientation == 1) {
+        return decode_view(decoder, data, (size_t)num_bytes, &view, out);
+    }
+    if (!decode_view(decoder, data, (size_t)num_bytes, &view, turned)) {
+        return 0;
+    }
+    turn(turned, header.orientation, shown.mirror, photos->size, out);
+    return 1;
+}
+
+int decode_photos(Decoder *decoder, const Photos *photos) {
+    uint8_t *turned = malloc((size_t)photos->size[0] * (size_t)photos->size[1] * 3);
+    if (turned == NULL) {
+        return 0;
+    }
+    for (size_t number = 0; number < photos->count; number++) {
+        if (photos->next != NULL) {
+            __atomic_store_n(photos->next, photos->first + (int64_t)number, __ATOMIC_RELAXED);
+        }
+        photos->is_made[number] = (uint8_t)decode_photo(decoder, photos, number, turned);
+    }
+    free(turned);
+    return 1;
+}

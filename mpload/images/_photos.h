@@ -1,0 +1,87 @@
+/* Many photos decoded with one call: for each, all that Python does for a single photo, with the same results.
+
+   _header.c    reads a JPEG's header, as jpeg_header.py does
+   _philox.c    draws a sample's random numbers, as sample_rng.py and NumPy do
+   _crop.c      chooses what a crop shows, as decoders.py and jpeg.py do
+   _photos.c    decodes each photo of a chunk into its place
+
+   Every function returns 0 where it declines: in all unusual cases, and where Python would raise an error. The caller
+   then decodes that photo in Python, which handles the case or reports what is wrong. */
+
+#ifndef MPLOAD_PHOTOS_H
+#define MPLOAD_PHOTOS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "_decoder.h"
+
+enum {
+    NUM_TRIES = 10,                     /* to find a random crop that fits, as in torchvision */
+    NUM_DRAWS = 2 * NUM_TRIES + 3       /* random numbers for one photo: the tries, a position, and whether to mirror */
+};
+
+/* The header of a plain JPEG: one sequential scan with one or three components. */
+typedef struct {
+    int height, width;      /* of the stored image */
+    int orientation;        /* EXIF's number, 1 to 8 */
+    int has_restarts;       /* whether the header announces restart markers. Python then lets libjpeg find the size, so
+                               the size here is only correct if libjpeg decodes the file */
+} Header;
+
+int read_header(const uint8_t *data, size_t num_bytes, Header *header);
+
+/* Draw the first `count` doubles in [0, 1) of stream 0 of a sample. */
+void draw_doubles(const uint64_t key[2], uint64_t sample_id, double *draws, int count);
+
+typedef struct {
+    int top, left, height, width;
+} Box;
+
+/* `View` in Python: `box` of the upright image is resized to `full`, of which `window` is shown. */
+typedef struct {
+    Box box;
+    int full_height, full_width;
+    Box window;
+    int mirror;
+} Shown;
+
+/* The numbers of a RandomResizedCrop. The logarithms are Python's. */
+typedef struct {
+    double scale[2], ratio[2], log_ratio[2], flip;
+} RandomCrop;
+
+int random_shown(const RandomCrop *crop, int height, int width, const double *draws, const int size[2], Shown *shown);
+
+/* For a ResizeCenterCrop; `short_side` is the length of the resized image's shorter side. */
+int center_shown(int short_side, int height, int width, const int size[2], Shown *shown);
+
+/* As `Jpeg.stored_view` in Python: fill in all of `view` but `antialias`. If the image has to be turned, the view is not
+   mirrored. */
+void stored_view(const Header *header, const Shown *shown, View *view);
+
+/* The photos of a chunk, and how they are decoded. */
+typedef struct {
+    const uint8_t *area;            /* all files */
+    size_t area_bytes;
+    const int64_t *starts;          /* [count] where each file begins in the area */
+    const int64_t *lengths;         /* [count] its number of bytes; negative if the photo is left out */
+    const int64_t *sample_ids;      /* [count] */
+    size_t count;
+    uint64_t key[2];                /* of the random numbers */
+    const RandomCrop *random;       /* NULL for a ResizeCenterCrop */
+    int short_side;                 /* of a ResizeCenterCrop */
+    int antialias;
+    int is_upright;                 /* whether photos are turned as their EXIF data says */
+    int64_t max_bytes, max_pixels, max_pixels_per_byte, max_scans;  /* as in `Limits` */
+    int size[2];                    /* height and width of each result */
+    uint8_t *out;                   /* [count, height, width, 3] */
+    uint8_t *is_made;               /* [count] 1 if the photo was decoded, 0 if it was declined or left out */
+    int64_t *next;                  /* if not NULL: always the number of the photo that is decoded next or now */
+    int64_t first;                  /* number of the first photo */
+} Photos;
+
+/* Returns 0 if memory runs out. */
+int decode_photos(Decoder *decoder, const Photos *photos);
+
+#endif
