@@ -125,7 +125,7 @@ static PyObject *decode(PyObject *module, PyObject *args) {
 }
 
 /* The buffers of `decode_many`, in the order of its arguments. */
-enum { AREA, STARTS, LENGTHS, SAMPLE_IDS, OUT, IS_MADE, NEXT, NUM_BUFFERS };
+enum { AREA, STARTS, LENGTHS, SAMPLE_IDS, ENTRIES, ENTRY_BOUNDS, OUT, IS_MADE, NEXT, NUM_BUFFERS };
 
 /* The buffer as an array of `count` int64; NULL, with an error, if it is not one. */
 static void *as_int64(const Py_buffer *buffer, Py_ssize_t count) {
@@ -149,11 +149,15 @@ static int read_buffers(Py_buffer *buffers, Photos *photos) {
     photos->size[1] = (int)out->shape[2];
     photos->area = buffers[AREA].buf;
     photos->area_bytes = (size_t)buffers[AREA].len;
+    photos->entries = buffers[ENTRIES].buf;
+    photos->entries_bytes = (size_t)buffers[ENTRIES].len;
     photos->out = out->buf;
     photos->is_made = buffers[IS_MADE].buf;
     return (photos->starts = as_int64(&buffers[STARTS], count)) != NULL
         && (photos->lengths = as_int64(&buffers[LENGTHS], count)) != NULL
         && (photos->sample_ids = as_int64(&buffers[SAMPLE_IDS], count)) != NULL
+        && (photos->entries == NULL
+            || (photos->entry_bounds = as_int64(&buffers[ENTRY_BOUNDS], 2 * count)) != NULL)
         && (buffers[NEXT].obj == NULL || (photos->next = as_int64(&buffers[NEXT], 1)) != NULL);
 }
 
@@ -184,14 +188,17 @@ static int run_photos(PyObject *module, const Photos *photos) {
 }
 
 PyDoc_STRVAR(decode_many_doc,
-"decode_many(area, starts, lengths, sample_ids, key, crop, antialias, upright, limits, out, is_made, next, first)\n"
+"decode_many(area, starts, lengths, sample_ids, key, crop, antialias, upright, limits, entries,\n"
+"            entry_bounds, out, is_made, next, first)\n"
 "--\n\n"
 "Decode many photos in `area` to `out`, uint8 [n, height, width, 3]; see mpload.images.many.\n\n"
 "starts, lengths, sample_ids: int64 [n]; photos with a negative length are left out.\n"
 "key: two integers below 2**64, of the random numbers.\n"
 "crop: (scale[0], scale[1], ratio[0], ratio[1], log(ratio[0]), log(ratio[1]), flip), or (short_side,).\n"
 "limits: (max_bytes, max_pixels, max_pixels_per_byte, max_scans).\n"
-"is_made: uint8 [n], set to 1 for photos that were decoded and to 0 for all others.\n"
+"entries, entry_bounds: entries of the row index, side by side, and int64 [n, 2], the start and length of each photo's:\n"
+"a length of 0 if one is to be made, -1 to decode without; None, None without a row index.\n"
+"is_made: uint8 [n], set to 1 for photos that were decoded, to 2 if their entry was wrong, and to 0 for all others.\n"
 "next: int64 [1], which always holds `first` plus the number of the photo that is next; or None.");
 
 static PyObject *decode_many(PyObject *module, PyObject *args) {
@@ -204,9 +211,10 @@ static PyObject *decode_many(PyObject *module, PyObject *args) {
     memset(buffers, 0, sizeof buffers);
     memset(&photos, 0, sizeof photos);
     if (!PyArg_ParseTuple(
-            args, "y*y*y*y*(KK)O!pp(LLLL)Ow*OL:decode_many", &buffers[AREA], &buffers[STARTS], &buffers[LENGTHS],
+            args, "y*y*y*y*(KK)O!pp(LLLL)z*z*Ow*OL:decode_many", &buffers[AREA], &buffers[STARTS], &buffers[LENGTHS],
             &buffers[SAMPLE_IDS], &key[0], &key[1], &PyTuple_Type, &crop, &photos.antialias, &photos.is_upright,
-            &limits[0], &limits[1], &limits[2], &limits[3], &out, &buffers[IS_MADE], &next, &first)) {
+            &limits[0], &limits[1], &limits[2], &limits[3],
+            &buffers[ENTRIES], &buffers[ENTRY_BOUNDS], &out, &buffers[IS_MADE], &next, &first)) {
         return NULL;  /* it has released the buffers */
     }
     photos.key[0] = key[0];

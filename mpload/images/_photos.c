@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "_huffman.h"
 #include "_photos.h"
 
 enum { ALWAYS_PLAUSIBLE_PIXELS = 1 << 24 };
@@ -57,6 +58,25 @@ static void turn(const uint8_t *stored, int orientation, int mirror, const int s
     }
 }
 
+/* Decode with the photo's entry of the row index, if there is one; return as `is_made`. */
+static int decode_with_entry(
+    Decoder *decoder, const Photos *photos, size_t number, const uint8_t *data, size_t num_bytes, const View *view,
+    uint8_t *out
+) {
+    int64_t start = photos->entries == NULL ? 0 : photos->entry_bounds[2 * number];
+    int64_t entry_bytes = photos->entries == NULL ? -1 : photos->entry_bounds[2 * number + 1];
+    if (entry_bytes < 0) {
+        return decode_view(decoder, data, num_bytes, view, out);
+    }
+    if (entry_bytes == 0 || start < 0 || (uint64_t)start > photos->entries_bytes
+        || (uint64_t)entry_bytes > photos->entries_bytes - (uint64_t)start) {
+        return 0;
+    }
+    const uint8_t *entry = photos->entries + start;
+    int is_made = decode_view_with_rows(decoder, data, num_bytes, view, entry, (size_t)entry_bytes, out);
+    return is_made && decoder->huffman != NULL && decoder->huffman->rows.entry_bytes != 0 ? 2 : is_made;
+}
+
 /* `turned` has room for one result, to decode photos that are then turned. */
 static int decode_photo(Decoder *decoder, const Photos *photos, size_t number, uint8_t *turned) {
     int64_t start = photos->starts[number], num_bytes = photos->lengths[number];
@@ -80,13 +100,13 @@ static int decode_photo(Decoder *decoder, const Photos *photos, size_t number, u
         return 0;
     }
     if (header.orientation == 1) {
-        return decode_view(decoder, data, (size_t)num_bytes, &view, out);
+        return decode_with_entry(decoder, photos, number, data, (size_t)num_bytes, &view, out);
     }
-    if (!decode_view(decoder, data, (size_t)num_bytes, &view, turned)) {
-        return 0;
+    int is_made = decode_with_entry(decoder, photos, number, data, (size_t)num_bytes, &view, turned);
+    if (is_made) {
+        turn(turned, header.orientation, shown.mirror, photos->size, out);
     }
-    turn(turned, header.orientation, shown.mirror, photos->size, out);
-    return 1;
+    return is_made;
 }
 
 int decode_photos(Decoder *decoder, const Photos *photos) {

@@ -76,7 +76,12 @@ typedef struct {
     int64_t max_bytes, max_pixels, max_pixels_per_byte, max_scans;  /* as in `Limits` */
     int size[2];                    /* height and width of each result */
     uint8_t *out;                   /* [count, height, width, 3] */
-    uint8_t *is_made;               /* [count] 1 if the photo was decoded, 0 if it was declined or left out */
+    const uint8_t *entries;         /* entries of the row index side by side; NULL if there is no row index */
+    size_t entries_bytes;
+    const int64_t *entry_bounds;    /* [count][2] start and length of each photo's entry; a length of 0 if an entry is to
+                                       be made, which is declined, and a negative one to decode without an entry */
+    uint8_t *is_made;               /* [count] 1 if the photo was decoded; 2 if its entry proved to be of another photo;
+                                       0 if it was declined or left out */
     int64_t *next;                  /* if not NULL: always the number of the photo that is decoded next or now */
     int64_t first;                  /* number of the first photo */
 } Photos;

@@ -5,7 +5,7 @@ or raises its error. The values that a call makes equal those of the decoder to 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,10 +40,15 @@ class EncodedSamples:
     """Position of the first sample in its batch: sample `i` is number `first + i`."""
     at: "memoryview[int] | None"
     """One int64, to which the number of the sample that is next is written before each sample; None for nowhere."""
+    entries: Sequence[bytes | None] | None = None
+    """The samples' entries of the row index: an empty one if it is to be made, which declines the sample, and None to
+    decode without one. None if there is no row index."""
 
 
 DecodeMany = Callable[[EncodedSamples, NDArray[np.uint8]], NDArray[np.uint8]]
 """Decodes the samples into the rows of an array [n, *output_shape] and returns, as uint8 [n], 1 for each that was made.
+
+A sample that was made although its entry was of another file has a 2.
 
 A row whose sample was declined holds anything.
 """
@@ -74,6 +79,7 @@ def _many_photos(crop: RandomResizedCrop | ResizeCenterCrop) -> DecodeMany | Non
 
     def decode_photos(samples: EncodedSamples, out: NDArray[np.uint8]) -> NDArray[np.uint8]:
         is_made = np.zeros(len(out), np.uint8)
+        entries, entry_bounds = (None, None) if samples.entries is None else _side_by_side(samples.entries)
         native.decode_many(
             samples.data,
             samples.starts,
@@ -84,6 +90,8 @@ def _many_photos(crop: RandomResizedCrop | ResizeCenterCrop) -> DecodeMany | Non
             crop.antialias,
             crop.exif_orientation,
             bounds,
+            entries,
+            entry_bounds,
             out,
             is_made,
             samples.at,
@@ -92,6 +100,13 @@ def _many_photos(crop: RandomResizedCrop | ResizeCenterCrop) -> DecodeMany | Non
         return is_made
 
     return decode_photos
+
+
+def _side_by_side(entries: Sequence[bytes | None]) -> tuple[bytes, NDArray[np.int64]]:
+    """Return all entries in one area, and their bounds in it: start and length, int64 [n, 2]."""
+    lengths = np.array([-1 if entry is None else len(entry) for entry in entries], np.int64)
+    ends = np.cumsum(lengths.clip(0))
+    return b"".join(filter(None, entries)), np.stack([ends - lengths.clip(0), lengths], axis=1)
 
 
 def crop_numbers(crop: RandomResizedCrop | ResizeCenterCrop) -> tuple[float, ...] | None:

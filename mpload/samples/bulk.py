@@ -22,6 +22,7 @@ from mpload.plan.batch_number import BatchNumber
 from mpload.plan.sample_rng import SampleRng
 from mpload.samples.counts import DECODE_NS, READ_NS
 from mpload.samples.pipeline import Pipeline
+from mpload.samples.row_index import RowIndex
 from mpload.storage.local import LocalStorage
 from mpload.storage.many import ManyRanges, ManyRead, ManyReader
 from mpload.storage.native import NATIVE
@@ -130,7 +131,8 @@ def _maker_of_source(pipeline: Pipeline, arena_bytes: int) -> _Maker | None:
     if (num_bytes := row_bytes(decode)) is not None:
         return _Rows(reading=reading, row_bytes=num_bytes).make
     if (decode_many := many_decoder(decode)) is not None and len(pipeline.sources) == 1:
-        return _Images(reading=reading, decode_many=decode_many, arena=np.empty(arena_bytes, np.uint8)).make
+        arena = np.empty(arena_bytes, np.uint8)
+        return _Images(reading=reading, decode_many=decode_many, arena=arena, rows=pipeline.row_index).make
     return None
 
 
@@ -288,10 +290,14 @@ class _Images:
     reading: _Reading
     decode_many: DecodeMany
     arena: NDArray[np.uint8]
+    rows: RowIndex | None
 
     def make(self, chunk: _Chunk, column: int, array: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Make a column."""
         made = np.zeros(len(chunk.lines), np.bool_)
+        entries = None if self.rows is None else self.rows.read_many(chunk.lines.sample_ids)
+        if entries is not None and 2 * entries.count(b"") > len(entries):
+            return made  # most entries are to be made, which only samples that are made one by one do
         reader = self.reading.reader(chunk.lines, column)
         done = 0
         while reader is not None and done < len(made) and not self.reading.ahead.is_active:
@@ -306,8 +312,11 @@ class _Images:
                 key=chunk.key,
                 first=chunk.first + done,
                 at=chunk.report.sample,
+                entries=None if entries is None else entries[done:stop],
             )
-            made[done:stop] = self.decode_many(samples, array[chunk.first + done : chunk.first + stop]) != 0
+            is_made = self.decode_many(samples, array[chunk.first + done : chunk.first + stop])
+            # A sample whose entry is wrong is made again if that replaces the entry.
+            made[done:stop] = is_made == 1 if self.rows is not None and self.rows.is_filled else is_made != 0
             chunk.report.tally.counts[DECODE_NS] += perf_counter_ns() - start_ns
             done = stop
         return made

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from mpload.errors import ArgumentError, MploadWarning, StorageError
@@ -194,6 +195,10 @@ class RowIndex:
         except OSError as error:
             self._stop(error)
         return b"" if self.is_filled else None
+
+    def read_many(self, sample_ids: NDArray[np.int64]) -> list[bytes | None]:
+        """Return what `read` returns for the photo of each sample; the samples have one photo each."""
+        return [self.read(number) for number in sample_ids.tolist()]
 
     def write(self, number: int, entry: bytes) -> None:
         """Keep an entry of photo `number`."""

@@ -259,6 +259,7 @@ def test_other_decoders_decode_samples_one_by_one(decode: Callable[..., Any]) ->
         ("is_made", bytes(1)),
         ("at", np.zeros(2, np.int64)),
         ("at", bytes(8)),
+        ("entries", b""),
     ],
 )
 def test_wrong_arguments_are_refused(name: str, value: Any) -> None:
@@ -267,7 +268,8 @@ def test_wrong_arguments_are_refused(name: str, value: Any) -> None:
     number = np.zeros(1, np.int64)
     arguments: dict[str, Any] = {
         "area": b"", "starts": number, "lengths": number, "sample_ids": number, "key": (1, 2), "crop": (9,),
-        "antialias": False, "upright": True, "limits": (1, 1, 1, 1), "out": np.zeros((1, 8, 8, 3), np.uint8),
+        "antialias": False, "upright": True, "limits": (1, 1, 1, 1), "entries": None,
+        "entry_bounds": None, "out": np.zeros((1, 8, 8, 3), np.uint8),
         "is_made": np.ones(1, np.uint8), "at": None, "first": 0,
     }  # fmt: skip
     native.decode_many(*arguments.values())

@@ -136,41 +136,82 @@ static void decode_all_ways(const uint8_t *data, size_t num_bytes, const View *v
     free(theirs);
 }
 
-/* The file, and it again with a wrong start or length, as photos of a chunk. */
-static void decode_photos_both_ways(const uint8_t *data, size_t num_bytes, const uint8_t *input) {
+typedef struct {
+    uint8_t is_made[2];
+    uint8_t *pixels;
+} MadePhotos;
+
+static MadePhotos decode_photos_with(Decoder *decoder, Photos photos, size_t result_bytes) {
+    MadePhotos made = {.pixels = allocate(2 * result_bytes)};
+    photos.out = made.pixels;
+    photos.is_made = made.is_made;
+    if (!decode_photos(decoder, &photos)) {
+        abort();
+    }
+    return made;
+}
+
+/* Compare with the photos that `expected` holds, and free those of `made`. */
+static void compare_photos(const MadePhotos *expected, MadePhotos made, size_t result_bytes) {
+    for (size_t photo = 0; photo < 2; photo++) {
+        size_t start = photo * result_bytes;
+        if ((expected->is_made[photo] != 0) != (made.is_made[photo] != 0)
+            || memcmp(expected->pixels + start, made.pixels + start, made.is_made[photo] ? result_bytes : 0) != 0) {
+            fprintf(stderr, "the ways to decode a photo of a chunk disagree\n");
+            abort();
+        }
+    }
+    free(made.pixels);
+}
+
+/* The file, and it again with a wrong start or length, as photos of a chunk: without entries, with a wrong entry, and
+   with the right one. */
+static void decode_photos_all_ways(const uint8_t *data, size_t num_bytes, const uint8_t *input) {
     RandomCrop random = {{0.08, 1}, {0.75, 1.5}, {-0.287682, 0.405465}, 0.5};
     int64_t starts[] = {0, pick(input + 1, -300, 300)}, sample_ids[] = {input[3], input[4]};
     int64_t lengths[] = {(int64_t)num_bytes, (int64_t)num_bytes + pick(input + 5, -300, 300)};
-    uint8_t *copy = allocate(num_bytes), made[2][2];
+    uint8_t *copy = allocate(num_bytes);
     Photos photos = {
         .area = memcpy(copy, data, num_bytes), .area_bytes = num_bytes, .starts = starts, .lengths = lengths,
         .sample_ids = sample_ids, .count = 2, .key = {input[7], input[8]}, .random = input[0] & 1 ? &random : NULL,
         .antialias = input[0] >> 1 & 1, .is_upright = input[0] >> 2 & 1, .max_bytes = 1 << 20, .max_pixels = MAX_PIXELS,
-        .max_pixels_per_byte = 100000, .max_scans = 1 + input[12] % 4,
-        .size = {1 + input[9] % 40, 1 + input[10] % 40}};
+        .max_pixels_per_byte = 100000, .max_scans = 1 + input[12] % 4, .size = {1 + input[9] % 40, 1 + input[10] % 40}};
     photos.short_side = 40 + input[11];
     size_t result_bytes = (size_t)photos.size[0] * (size_t)photos.size[1] * 3;
-    uint8_t *results[] = {allocate(2 * result_bytes), allocate(2 * result_bytes)};
-    Decoder *decoders[] = {with_huffman, without_huffman};
-    for (int way = 0; way < 2; way++) {
-        photos.out = results[way];
-        photos.is_made = made[way];
-        if (!decode_photos(decoders[way], &photos)) {
+    MadePhotos expected = decode_photos_with(without_huffman, photos, result_bytes);
+    num_photos += expected.is_made[0] + expected.is_made[1];
+    compare_photos(&expected, decode_photos_with(with_huffman, photos, result_bytes), result_bytes);
+    if (expected.is_made[0]) {
+        const Rows *rows = &with_huffman->huffman->rows;
+        int64_t bounds[] = {0, 1, 0, -1};
+        photos.lengths = (int64_t[]){lengths[0], -1};  /* the second is left out, so that `rows` are those of the first */
+        free(decode_photos_with(with_huffman, photos, result_bytes).pixels);  /* its tables are made now */
+        expected.is_made[1] = 0;
+        photos.entries = input;
+        photos.entries_bytes = 1;
+        photos.entry_bounds = bounds;
+        compare_photos(&expected, decode_photos_with(with_huffman, photos, result_bytes), result_bytes);
+        size_t entry_bytes = rows->entry_bytes;
+        uint8_t *entry = allocate(entry_bytes + 1);
+        memcpy(entry, rows->entry_bytes ? rows->entry : input, entry_bytes);
+        photos.entries = entry;
+        photos.entries_bytes = entry_bytes;
+        bounds[1] = (int64_t)entry_bytes;
+        MadePhotos made = decode_photos_with(with_huffman, photos, result_bytes);
+        if (made.is_made[0] != (entry_bytes != 0)) {  /* an empty one is declined */
+            fprintf(stderr, "an entry of a chunk was refused\n");
             abort();
         }
-    }
-    for (int photo = 0; photo < 2; photo++) {
-        num_photos += made[0][photo];
-        size_t start = (size_t)photo * result_bytes;
-        if (made[0][photo] != made[1][photo]
-            || memcmp(results[0] + start, results[1] + start, made[0][photo] ? result_bytes : 0) != 0) {
-            fprintf(stderr, "the two ways disagree about a photo\n");
-            abort();
-        }
+        expected.is_made[0] = made.is_made[0];
+        compare_photos(&expected, made, result_bytes);
+        bounds[0] = pick(input + 13, -9, 9);
+        made = decode_photos_with(with_huffman, photos, result_bytes);
+        expected.is_made[0] = made.is_made[0];  /* a start outside of the entries is declined */
+        compare_photos(&expected, made, result_bytes);
+        free(entry);
     }
     free(copy);
-    free(results[0]);
-    free(results[1]);
+    free(expected.pixels);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t num_bytes) {
@@ -183,7 +224,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t num_bytes) {
     }
     without_huffman->simd = PLAIN;
     const uint8_t *input = data + num_bytes - VIEW_BYTES;
-    decode_photos_both_ways(data, num_bytes, input);
+    decode_photos_all_ways(data, num_bytes, input);
     int height, width;
     if (!read_size(data, num_bytes, &height, &width) || (long)height * width > MAX_PIXELS) {
         return 0;
