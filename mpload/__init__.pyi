@@ -19,6 +19,7 @@ from mpload.errors import StorageError as StorageError
 from mpload.errors import TooManyBadSamples as TooManyBadSamples
 from mpload.errors import WorkerError as WorkerError
 from mpload.errors import WorkerTraceback as WorkerTraceback
+from mpload.images.arrays import RawArray as RawArray
 from mpload.images.decoders import ImageDecoder as ImageDecoder
 from mpload.images.decoders import NumpyDecoder as NumpyDecoder
 from mpload.images.decoders import RandomResizedCrop as RandomResizedCrop

@@ -7,6 +7,7 @@ limits           Limits: which files are refused
 jpeg             decodes JPEG with the native decoder, otherwise with simplejpeg or OpenCV
 jpeg_header      reads size and orientation from a JPEG's header
 row_starts       RowStarts: keeps where the rows of a JPEG begin
+arrays           RawArray: samples that are the bytes of an array
 resize           View: the part of an image to show; resizes it
 crops            the part of an image that a random or centred crop shows
 decoders         the values of decode=: RandomResizedCrop, ResizeCenterCrop, ImageDecoder, RawBytes, NumpyDecoder

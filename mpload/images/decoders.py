@@ -8,8 +8,8 @@ The contract between the pipeline and a decoder, for the decoders below and for 
   number of times for every image, so that all images of a sample are cropped alike.
 - If its attribute `makes_images` is true, its arrays [..., H, W, C] are images, which batches show as [..., C, H, W];
   other arrays keep their axes.
-- If it has an attribute `output_shape`, every result has that shape and is uint8. It then takes `out=`, a C-contiguous
-  uint8 array of that shape, writes every pixel there and returns it.
+- If it has an attribute `output_shape`, every result has that shape and the dtype `output_dtype`, or uint8 without such
+  an attribute. It then takes `out=`, a C-contiguous array of that shape and dtype, writes all of it and returns it.
 - It raises `DecodeError` for bytes that it cannot decode.
 - If it has a parameter `claim`, it calls `claim` with a number of bytes before it allocates that much memory. If the
   number exceeds a worker's part of `memory_budget`, the call returns once no other worker uses that much. The decoder

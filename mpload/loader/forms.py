@@ -67,7 +67,7 @@ def forms_of(pipeline: Pipeline, *, batch_size: int) -> list[Form]:
             continue
         if described is None:
             assert pipeline.output_shape is not None
-            field = Field(name=column.name, shape=pipeline.output_shape, dtype="uint8")
+            field = Field(name=column.name, shape=pipeline.output_shape, dtype=pipeline.output_dtype)
             forms.append(Form(field=field, kind=Kind.ALIKE))
             continue
         value = described[number]

@@ -1,5 +1,6 @@
 """`IndexSource`: the batches of an `MPDataset`."""
 
+import math
 from contextlib import suppress
 from dataclasses import replace
 from io import BytesIO
@@ -57,7 +58,7 @@ class IndexSource:
             for record in pipeline.index.records(sample_ids):
                 width, height = imagesize.get(BytesIO(pipeline.read(record)[0]))
                 pixels.append(width * height)
-        wanted = pipeline.output_shape[0] * pipeline.output_shape[1]
+        wanted = math.prod(pipeline.output_shape[:2])
         return float(np.mean(pixels)) / wanted if pixels and min(pixels) > 0 else 1.0
 
     def prepare(self) -> tuple[Field | RaggedField, ...]:

@@ -124,7 +124,7 @@ class PipelineWork:
                         record,
                         seed=number.seed,
                         epoch=number.epoch,
-                        outs=[array[place] for array in targets] if writes else None,
+                        outs=[array[place, ...] for array in targets] if writes else None,
                         rooms=[partial(_room, array, place) for array in targets] if reads else None,
                         store=partial(_store, to_store, place),
                         on_bad=bad.append,

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import FAILURES, MploadError, SampleError, StorageError, cause_of
+from mpload.images.arrays import RawArray
 from mpload.images.claims import Claim, unclaimed
 from mpload.images.decoders import ImageDecoder, NumpyDecoder, RandomResizedCrop, RawBytes, ResizeCenterCrop
 from mpload.images.gpu_decode import GpuDecode
@@ -43,7 +44,7 @@ __all__ = ["Pipeline", "SampleCache"]
 _BLOCK_GAP_BYTES = 1 << 16
 _DECODE, _TRANSFORM, _GLOBALS = 0, 1, 3  # streams of a sample's randomness; map-style datasets use 2
 _IMAGE_DECODERS = (ImageDecoder, RandomResizedCrop, ResizeCenterCrop, GpuDecode)
-_OUR_DECODERS = frozenset({*_IMAGE_DECODERS, RawBytes, NumpyDecoder})
+_OUR_DECODERS = frozenset({*_IMAGE_DECODERS, RawBytes, NumpyDecoder, RawArray})
 _FILES = frozenset({ColumnType.PATH, ColumnType.SPAN})
 _NUM_CHECKED = 4  # samples that are searched for masks before the first epoch
 
@@ -78,7 +79,8 @@ class Pipeline:
         self._decode_takes_rng = _takes(decode, "rng")
         self._decode_takes_claim = _takes(decode, "claim")
         self.output_shape: tuple[int, ...] | None = getattr(decode, "output_shape", None)
-        """Shape of every image that the decoder returns, uint8; None if it varies."""
+        """Shape of every array that the decoder returns, with `output_dtype`; None if it varies."""
+        self.output_dtype: np.dtype[Any] = np.dtype(getattr(decode, "output_dtype", np.uint8))
         declared = _declared_images(decode)
         self.makes_images = bool(declared) or takes_images(transform)
         """Whether arrays of three or more dimensions are images [..., H, W, C]."""
@@ -170,10 +172,8 @@ class Pipeline:
         """
         if not len(sample_ids) and not self.writes_in_place:
             return self._empty_batch()
-        outs = None
-        if self.writes_in_place:
-            assert self.output_shape is not None
-            outs = [np.empty((len(sample_ids), *self.output_shape), np.uint8) for _ in self.sources]
+        shape = self.output_shape if self.writes_in_place else None
+        outs = None if shape is None else [np.empty((len(sample_ids), *shape), self.output_dtype) for _ in self.sources]
         made: list[Sample] = []
         ids: list[int] = []
         records = self.index.records(sample_ids)
@@ -181,7 +181,7 @@ class Pipeline:
             self.plan_ahead(records if following is None else [*records, *self.index.records(following())])
         with self.lent_generators():
             for record in records:
-                row = None if outs is None else [out[len(made)] for out in outs]
+                row = None if outs is None else [out[len(made), ...] for out in outs]
                 if (result := self.sample(record, seed=seed, epoch=epoch, outs=row)) is not None:
                     ids.append(result[0])
                     made.append(result[1])
@@ -213,7 +213,7 @@ class Pipeline:
         *,
         seed: int,
         epoch: int,
-        outs: Sequence[NDArray[np.uint8]] | None = None,
+        outs: Sequence[NDArray[Any]] | None = None,
         rooms: Sequence[Room] | None = None,
         store: Callable[[Sample], None] | None = None,
         on_bad: Callable[[BadSample], None] | None = None,
@@ -313,7 +313,7 @@ class Pipeline:
         self,
         record: Record,
         rng: SampleRng,
-        outs: Sequence[NDArray[np.uint8]] | None,
+        outs: Sequence[NDArray[Any]] | None,
         rooms: Sequence[Room] | None,
         store: Callable[[Sample], None] | None,
     ) -> Sample:
@@ -337,7 +337,7 @@ class Pipeline:
         return made
 
     def _values(
-        self, record: Record, data: Sequence[Any], rng: SampleRng, outs: Sequence[NDArray[np.uint8]] | None
+        self, record: Record, data: Sequence[Any], rng: SampleRng, outs: Sequence[NDArray[Any]] | None
     ) -> Sample:
         values: list[Any] = list(record.cells)
         counts = self._counts

@@ -8,6 +8,8 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+
 from mpload.errors import ArgumentError
 from mpload.index.index import Index, require_files
 from mpload.memory.budget import MIN_SLOTS, WORKER_BYTES, MemoryBudget
@@ -223,6 +225,7 @@ def _least_bytes(tries: _Tries, best: Outcome) -> int | None:
     shape = getattr(tries.decode, "output_shape", None)
     if shape is None or tries.transform is not None:
         return None
-    slots_bytes = (MIN_SLOTS + 1) * best.point.batch_size * (math.prod(shape) + _LABEL_BYTES)
+    sample_bytes = math.prod(shape) * np.dtype(getattr(tries.decode, "output_dtype", np.uint8)).itemsize
+    slots_bytes = (MIN_SLOTS + 1) * best.point.batch_size * (sample_bytes + _LABEL_BYTES)
     least_bytes: int = slots_bytes + best.point.num_workers * WORKER_BYTES
     return -(-least_bytes // MIB) * MIB

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mpload.images.arrays import RawArray
 from mpload.images.decoders import ImageDecoder, NumpyDecoder, RandomResizedCrop, RawBytes, ResizeCenterCrop
 from mpload.images.gpu_decode import GpuDecode
 from mpload.images.limits import Limits
@@ -48,6 +49,14 @@ class TestNumpyDecoder(DecoderContract):
             np.save(file, array)
             files.append(file.getvalue())
         return files
+
+
+class TestRawArray(DecoderContract):
+    decoder = RawArray((3, 4), dtype="float32")
+
+    @pytest.fixture
+    def whole(self) -> list[bytes]:
+        return [np.arange(first, first + 12, dtype=np.float32).tobytes() for first in (0, 9)]
 
 
 class TestRawBytes(DecoderContract):

@@ -69,21 +69,17 @@ class DecoderContract:
         if not hasattr(self.decoder, "output_shape"):
             assert "out" not in inspect.signature(self.decoder).parameters
             return
-        shape = self.decoder.output_shape
-        batch = np.zeros((3, *shape), np.uint8)
+        shape, dtype = self.decoder.output_shape, np.dtype(getattr(self.decoder, "output_dtype", np.uint8))
+        batch = np.zeros((3, *shape), dtype)
         for data in whole:
             for seed in range(6):
                 expected = self.decode(data, seed)
-                assert (expected.shape, expected.dtype) == (shape, np.uint8)
+                assert (expected.shape, expected.dtype) == (shape, dtype)
                 assert np.shares_memory(self.decode(data, seed, out=batch[1]), batch)
                 np.testing.assert_array_equal(batch[1], expected)
         assert not batch[0].any()
         assert not batch[2].any()
-        high, wide, _ = shape
-        for out in (
-            np.zeros(shape, np.float32),
-            np.zeros((3, high, wide), np.uint8),
-            np.zeros((3, high, wide), np.uint8).transpose(1, 2, 0),
-        ):
+        turned = np.zeros(shape[::-1], dtype)
+        for out in (np.zeros(shape, np.complex64), turned, turned.T):
             with pytest.raises(ArgumentError, match="out must be"):
                 self.decode(whole[0], out=out)

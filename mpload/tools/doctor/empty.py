@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 __all__ = ["EmptyDecoder", "write_empty_index"]
 
@@ -16,15 +17,17 @@ class EmptyDecoder:
     """A decoder that writes nothing.
 
     Attributes:
-        output_shape: The shape of every sample, uint8.
+        output_shape: The shape of every sample.
+        output_dtype: Its dtype.
     """
 
     output_shape: tuple[int, ...]
+    output_dtype: DTypeLike = "uint8"
 
-    def __call__(self, data: bytes, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+    def __call__(self, data: bytes, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Return `out` as it is, or zeros if there is no `out`."""
         del data
-        return np.zeros(self.output_shape, np.uint8) if out is None else out
+        return np.zeros(self.output_shape, self.output_dtype) if out is None else out
 
 
 def write_empty_index(folder: Path) -> Path:

@@ -161,9 +161,10 @@ class _Tries:
 
     def _try(self, findings: Findings, *, batch_size: int, num_workers: int, empty: Index | None = None) -> Trial:
         shape = getattr(self.decode, "output_shape", None) or (round(findings.samples.output_bytes),)
+        dtype = getattr(self.decode, "output_dtype", "uint8")
         trial = run_loader(
             self.index if empty is None else empty,
-            decode=self.decode if empty is None else EmptyDecoder(output_shape=shape),
+            decode=self.decode if empty is None else EmptyDecoder(output_shape=shape, output_dtype=dtype),
             transform=self.transform if empty is None else None,
             num_workers=num_workers,
             batch_size=batch_size,

@@ -195,7 +195,7 @@ def _make(record: Record, files: Files, pipeline: Pipeline, read: _Stopwatch, fo
 def _short_side_of_resized(pipeline: Pipeline, found: _Found) -> int | None:
     """Return the short side to which images could be shrunk. None if they are not much larger than that."""
     shape = pipeline.output_shape
-    if shape is None or not found.short_sides or len(pipeline.sources) != 1:
+    if not shape or not found.short_sides or len(pipeline.sources) != 1:
         return None
     short = resize_to(min(shape[:2]))
     return short if float(np.mean(found.short_sides)) >= _MUCH_LARGER * short else None
