@@ -1,4 +1,4 @@
-"""`mpload pack`: write the samples of an index into tar shards or LMDB files."""
+"""`mpload pack`: write the samples of an index into tar shards, LMDB files or arrays."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +8,7 @@ import typer
 from mpload.cli.loading import opened
 from mpload.cli.reports import AsJson, print_json
 from mpload.cli.terminal import progress_bar
-from mpload.tools.pack.packing import PackOptions, ShardFormat, pack_index, verify_pack
+from mpload.tools.pack.packing import PackOptions, ShardFormat, pack_index, pack_rows, verify_pack
 from mpload.units import format_bytes, format_counted, parse_bytes
 
 __all__ = ["pack"]
@@ -21,7 +21,11 @@ def pack(
     size: Annotated[str, typer.Option(help="Approximate size of a shard.")] = "1GiB",
     shard_format: Annotated[
         ShardFormat,
-        typer.Option("--format", help="tar files, or lmdb: LMDB data files that hold the same members by key."),
+        typer.Option(
+            "--format",
+            help="tar files; lmdb: LMDB data files that hold the same members by key; arrays: .npy files with one row "
+            "per sample, for images or arrays of one shape.",
+        ),
     ] = ShardFormat.TAR,
     shuffle: Annotated[
         int | None, typer.Option(metavar="SEED", help="Shuffle the samples once, with this seed.")
@@ -40,9 +44,9 @@ def pack(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write samples into tar shards or LMDB files.
+    """Write samples into tar shards, LMDB files or arrays.
 
-    Also writes an index of the shards. Any tar tool and WebDataset can read tar shards.
+    Also writes an index of the shards. Any tar tool and WebDataset can read tar shards; numpy.load can read arrays.
 
     If interrupted, run the same command again to continue.
     """
@@ -61,12 +65,16 @@ def pack(
             made = out / "index.txt"
         else:
             made = pack_index(source, out, options, num_workers=workers, progress=update)
-    shards = sorted(out.glob(f"shard-*.{shard_format}"))
+    shards = sorted(out.glob(f"shard-*.{shard_format.ending}"))
     shards_bytes = sum(shard.stat().st_size for shard in shards)
+    rows = pack_rows(out)
+    decoder = None if rows is None else f"mpload.{rows!r}"
     if as_json:
         facts = {"path": made, "num_samples": len(source), "num_shards": len(shards), "shards_bytes": shards_bytes}
-        print_json(facts | {"is_verified": verify})
+        print_json(facts | {"is_verified": verify} | ({} if decoder is None else {"decode": decoder}))
         return
     name = "verified" if verify else str(made)
     content = f"{format_counted(len(source), 'sample')} in {format_counted(len(shards), 'shard')}"
     print(f"{name}: {content}, {format_bytes(shards_bytes)}")
+    if decoder is not None:
+        print(f'Load it with mpload.MPDataset("{made}", decode={decoder})')

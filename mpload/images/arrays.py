@@ -101,5 +101,6 @@ def _dtype_of(given: Any) -> np.dtype[Any] | None:
     if given is None:  # NumPy takes it for float64
         return None
     with suppress(TypeError, ValueError):
-        return np.dtype(given)
+        found: np.dtype[Any] = np.dtype(given)
+        return found
     return None

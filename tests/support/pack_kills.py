@@ -26,11 +26,15 @@ NUM_SAMPLES = 300
 SHARD_BYTES = 150 * KIB
 
 
-def write_samples(folder: Path) -> Path:
-    """Write files of 1 to 40 kB with random bytes, and an index of them."""
+def write_samples(folder: Path, kind: ShardFormat) -> Path:
+    """Write files of 1 to 40 kB with random bytes, or `.npy` files of 20 kB for arrays, and an index of them."""
     rng = np.random.default_rng(0)
     for sample in range(NUM_SAMPLES):
-        (folder / f"{sample}.bin").write_bytes(rng.bytes(int(rng.integers(1_000, 40_000))))
+        with (folder / f"{sample}.bin").open("wb") as file:
+            if kind is ShardFormat.ARRAYS:
+                np.save(file, np.frombuffer(rng.bytes(20_000), np.uint8).reshape(100, 200))
+            else:
+                file.write(rng.bytes(int(rng.integers(1_000, 40_000))))
     index = folder / "all.txt"
     index.write_text("".join(f"{sample}.bin {sample % 7}\n" for sample in range(NUM_SAMPLES)))
     return index
@@ -64,7 +68,7 @@ def num_different(whole: Path, folder: Path, *, is_finished: bool) -> int:
 def main() -> None:
     folder, options = Path(sys.argv[1]), PackOptions(shard_bytes=SHARD_BYTES, format=ShardFormat(sys.argv[2]))
     num_kills = int(sys.argv[3])
-    index, whole, out = write_samples(folder), folder / "whole", folder / "out"
+    index, whole, out = write_samples(folder, options.format), folder / "whole", folder / "out"
     start = time.monotonic()
     _, status = os.waitpid(start_pack(index, whole, options, 1), 0)
     pack_seconds = time.monotonic() - start

@@ -253,7 +253,7 @@ def test_an_lmdb_grows_beyond_its_first_map_and_requires_ascending_keys(tmp_path
 def test_four_times_the_data_takes_no_more_memory(tmp_path: Path, kind: str) -> None:
     if kind == ShardFormat.LMDB:
         pytest.importorskip("lmdb")
-    (tmp_path / "40k.bin").write_bytes(random.Random(0).randbytes(40_000))
+    np.save(tmp_path / "40k.npy", np.frombuffer(random.Random(0).randbytes(40_000), np.uint8))
     script = (
         "import sys\n"
         "from mpload.tools.pack.packing import PackOptions, ShardFormat, pack_index\n"
@@ -263,7 +263,7 @@ def test_four_times_the_data_takes_no_more_memory(tmp_path: Path, kind: str) -> 
 
     def peak_bytes(count: int) -> int:
         listed, out = tmp_path / f"{count}.txt", tmp_path / f"{count}"
-        listed.write_text("40k.bin 0\n" * count)
+        listed.write_text("40k.npy 0\n" * count)
         ran = subprocess.run(
             [sys.executable, "-c", script, listed, out, kind], check=True, capture_output=True, text=True, timeout=100
         )

@@ -1,8 +1,11 @@
-"""Writes the samples of an index into tar shards or LMDB files, with an index of the shards.
+"""Writes the samples of an index into tar shards, LMDB files or arrays, with an index of the shards.
 
 ```
 packing      pack_index and verify_pack
 options      PackOptions, and the conversion of a sample's bytes to the stored form
 lmdb_writer  LmdbWriter: writes an LMDB data file
+workers      worker processes that make shards
+rows         the rows of `.npy` shards, and the RawArray that reads them
+comparing    ComparingFile: compares what is written with a file
 ```
 """

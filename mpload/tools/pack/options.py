@@ -19,6 +19,12 @@ class ShardFormat(StrEnum):
 
     TAR = auto()
     LMDB = auto()
+    ARRAYS = auto()
+
+    @property
+    def ending(self) -> str:
+        """The extension of the shards' names."""
+        return "npy" if self is ShardFormat.ARRAYS else str(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +37,14 @@ class PackOptions:
         resize_short: The number of pixels to which longer short sides of images are shrunk. Images are then stored as
             upright JPEGs. None stores the original bytes.
         quality: The quality of these JPEGs, 1 to 100.
-        format: The file format of the shards: tar, or LMDB data files.
+        format: The file format of the shards: tar, LMDB data files, or arrays. Arrays are `.npy` files with one row per
+            sample. Images are stored decoded; all of them, or all arrays, must have one shape and dtype.
         decode: The size of the square centre crop that is stored as raw pixels, uint8 [size, size, 3] in `.npy`. None
             stores encoded images.
 
     Raises:
-        ArgumentError: A number is out of range, or both `resize_short` and `decode` are given.
+        ArgumentError: A number is out of range, or `resize_short`, which stores JPEGs, is given with `decode` or with
+            arrays.
     """
 
     shard_bytes: int = 1 << 30
@@ -55,6 +63,8 @@ class PackOptions:
             raise ArgumentError(f"quality must be in [1, 100], got {self.quality}")
         if self.resize_short is not None and self.decode is not None:
             raise ArgumentError("resize_short stores JPEGs and decode stores raw pixels: give only one of them")
+        if self.resize_short is not None and self.format is ShardFormat.ARRAYS:
+            raise ArgumentError("resize_short stores JPEGs and format arrays stores raw pixels: give decode instead")
 
 
 def stored_as(data: bytes, options: PackOptions) -> tuple[str, bytes]:

@@ -1,30 +1,24 @@
-"""Writes the samples of an index into tar shards or LMDB files, with an index of the shards.
+"""Writes the samples of an index into tar shards, LMDB files or arrays, with an index of the shards.
 
 With `S` samples per shard, shard `k` holds the positions `[k S, (k + 1) S)` of the order. Therefore the bytes do not
 depend on the number of workers, and `verify_pack` can make each shard again and compare. Sample 42 is stored as
-`000000042.jpg` with its label in `000000042.cls`: as members of a ustar file, or as keys of an LMDB file.
+`000000042.jpg` with its label in `000000042.cls`: as members of a ustar file, or as keys of an LMDB file. In arrays it
+is row `42 - k S` of shard `k`, and the index alone has its label.
 """
 
 import json
 import os
-import signal
 import tarfile
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from itertools import islice
-from multiprocessing import current_process, get_context
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from filelock import FileLock, Timeout
 
 from mpload.errors import ArgumentError, SampleError, StorageError
+from mpload.images.arrays import RawArray
 from mpload.images.decoders import RawBytes
 from mpload.index.columns import Cell, Column, ColumnType
 from mpload.index.index import Index, Record, require_files
@@ -36,19 +30,18 @@ from mpload.plan.order import Sequential, Shuffle
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
 from mpload.storage.ranges import LmdbValue, Span
+from mpload.tools.pack.comparing import ComparingFile, Writer
 from mpload.tools.pack.lmdb_writer import ComparingLmdb, LmdbWriter
 from mpload.tools.pack.options import PackOptions, ShardFormat, stored_as
+from mpload.tools.pack.rows import header_of, row_of, rows_in, rows_like
+from mpload.tools.pack.workers import check_workers, each_shard
 
-__all__ = ["PackOptions", "ShardFormat", "pack_index", "verify_pack"]
+__all__ = ["PackOptions", "ShardFormat", "pack_index", "pack_rows", "verify_pack"]
 
 _VERSION = 1
 _INDEX, _MANIFEST, _LOCK = "index.txt", "pack.json", ".lock"
 _PROBED_SAMPLES = 256  # to estimate the size of a packed sample
 _BLOCK_BYTES = tarfile.BLOCKSIZE
-_GUARD = (
-    "workers cannot start: each one imports the calling script, which failed. Put the code of the script under "
-    '`if __name__ == "__main__":`, or pass num_workers=1'
-)
 
 
 def pack_index(
@@ -78,7 +71,7 @@ def pack_index(
         SampleError: A sample cannot be read or decoded. Finished shards are kept.
         StorageError: A shard cannot be written, or a worker was killed. Finished shards are kept.
     """
-    _check_workers(num_workers)
+    check_workers(num_workers)
     folder = Path(out).absolute()
     packer = _prepare(index, folder, options or PackOptions())
     with _locked(folder):
@@ -114,16 +107,21 @@ def verify_pack(
         ArgumentError: `out` does not contain such a pack.
         StorageError: A shard differs. The message says which one and where.
     """
-    _check_workers(num_workers)
+    check_workers(num_workers)
     folder = Path(out).absolute()
     if not (folder / _INDEX).exists():
         raise ArgumentError(f"{folder}: contains no finished pack. Make it first: mpload pack INDEX -o {folder}")
     packer = _prepare(index, folder, options or PackOptions())
     num_done = 0
-    for shard in _each(packer.compare, range(packer.num_shards), num_workers):
+    for shard in each_shard(packer.compare, range(packer.num_shards), num_workers):
         num_done += packer.num_samples_of([shard])
         if progress is not None:
             progress(num_done)
+
+
+def pack_rows(out: str | os.PathLike[str]) -> RawArray | None:
+    """Return the decoder of a finished pack of arrays in the folder `out`; None if the pack has another format."""
+    return rows_in(json.loads((Path(out) / _MANIFEST).read_text()))
 
 
 @dataclass(kw_only=True)
@@ -133,7 +131,9 @@ class _Packer:
     source: Index
     folder: Path
     options: PackOptions
-    samples_per_shard: int
+    samples_per_shard: int = 1
+    rows: RawArray | None = None
+    """What the rows of array shards are."""
 
     def __post_init__(self) -> None:
         self._pipeline = Pipeline(index=self.source, decode=RawBytes(), policy=ErrorPolicy())
@@ -160,7 +160,7 @@ class _Packer:
         return sum(len(self.positions(shard)) for shard in shards)
 
     def name(self, shard: int) -> str:
-        return f"shard-{shard:06d}.{self.options.format}"
+        return f"shard-{shard:06d}.{self.options.format.ending}"
 
     def lines_path(self, shard: int) -> Path:
         """Return the path of the index lines of a finished shard, which are kept until all shards are finished."""
@@ -170,7 +170,7 @@ class _Packer:
         """Write the missing shards, then the index."""
         todo = [shard for shard in range(self.num_shards) if not self.lines_path(shard).exists()]
         num_done = len(self.source) - self.num_samples_of(todo)
-        for shard in _each(self.write, todo, num_workers):
+        for shard in each_shard(self.write, todo, num_workers):
             num_done += self.num_samples_of([shard])
             if progress is not None:
                 progress(num_done)
@@ -197,7 +197,7 @@ class _Packer:
                     pass
             return shard
         with (self.folder / self.name(shard)).open("rb") as existing:
-            comparing_file = _ComparingFile(existing, self.folder / self.name(shard))
+            comparing_file = ComparingFile(existing, self.folder / self.name(shard))
             for _ in self._fill(comparing_file, shard):
                 pass
             comparing_file.expect_end()
@@ -210,8 +210,21 @@ class _Packer:
                 for line in file:
                     yield parse_line(header, line.rstrip(b"\n"))
 
+    def rows_like_first(self) -> RawArray:
+        """Return what all rows must be: like the first sample of the index."""
+        if len(self._pipeline.sources) > 1:
+            names = ", ".join(self.source.columns[number].name for number in self._pipeline.sources)
+            raise ArgumentError(
+                f"{self.source.path}: format arrays packs one column of files, got {names}. Use format tar"
+            )
+        record = self.source[0]
+        with self._located(record):
+            return rows_like(self._pipeline.read(record)[0], self.options)
+
     def mean_bytes(self) -> float:
         """Estimate the size of a sample in a shard from some samples. Those that cannot be packed are left out."""
+        if self.rows is not None:
+            return max(1, self.rows.sample_bytes)
         step = max(1, len(self.source) // _PROBED_SAMPLES)
         sizes: list[int] = []
         for record in self.source.records(np.arange(0, len(self.source), step)[:_PROBED_SAMPLES]):
@@ -219,7 +232,10 @@ class _Packer:
                 sizes.append(sum(_BLOCK_BYTES + _padded(len(data)) for _, data in self._members(record)))
         return max(1.0, sum(sizes) / max(1, len(sizes)))
 
-    def _fill(self, file: "BinaryIO | _ComparingFile", shard: int) -> Iterator[list[Cell]]:
+    def _fill(self, file: Writer, shard: int) -> Iterator[list[Cell]]:
+        if self.rows is not None:
+            yield from self._fill_rows(file, shard, self.rows)
+            return
         offset_bytes = 0
         for name, record in self._records(shard):
             cells: list[Cell] = list(record.cells)
@@ -235,6 +251,19 @@ class _Packer:
                 offset_bytes += _BLOCK_BYTES + _padded(len(data))
             yield cells
         file.write(bytes(-offset_bytes % tarfile.RECORDSIZE or tarfile.RECORDSIZE))
+
+    def _fill_rows(self, file: Writer, shard: int, rows: RawArray) -> Iterator[list[Cell]]:
+        header = header_of(rows, len(self.positions(shard)))
+        file.write(header)
+        offset_bytes = len(header)
+        for _, record in self._records(shard):
+            with self._located(record):
+                row = row_of(self._pipeline.read(record)[0], self.options, rows)
+            file.write(row)
+            cells: list[Cell] = list(record.cells)
+            cells[self._pipeline.sources[0]] = Span(self.name(shard), offset_bytes, len(row))
+            offset_bytes += len(row)
+            yield cells
 
     def _fill_lmdb(self, writer: "LmdbWriter | ComparingLmdb", shard: int) -> Iterator[list[Cell]]:
         for name, record in self._records(shard):
@@ -261,13 +290,11 @@ class _Packer:
     def _members(self, record: Record) -> Iterator[tuple[str, bytes]]:
         """Yield the extension and bytes of each member of a sample: its files, then its label or other cells."""
         names = [self.source.columns[number].name for number in self._pipeline.sources]
-        try:
+        with self._located(record):
             found = self._pipeline.read(record)
             for name, data in zip(names, found, strict=True):
                 ending, stored = stored_as(data, self.options)
                 yield (ending if len(names) == 1 else f"{name}.{ending}"), stored
-        except (OSError, ValueError) as error:  # StorageError and DecodeError are among them
-            raise SampleError(f"{self.source.where(record.sample_id)}: {error}. Remove it from the index") from error
         others = {
             column.name: record.cells[number]
             for number, column in enumerate(self.source.columns)
@@ -277,6 +304,14 @@ class _Packer:
             yield "cls", str(others["label"]).encode()
         elif others:
             yield "json", json.dumps(others, sort_keys=True).encode()
+
+    @contextmanager
+    def _located(self, record: Record) -> Iterator[None]:
+        """Raise the errors of a sample as a `SampleError` that says where it is listed."""
+        try:
+            yield
+        except (OSError, ValueError) as error:  # StorageError and DecodeError are among them
+            raise SampleError(f"{self.source.where(record.sample_id)}: {error}. Remove it from the index") from error
 
 
 def _prepare(index: str | os.PathLike[str] | Index, folder: Path, options: PackOptions) -> _Packer:
@@ -297,78 +332,27 @@ def _prepare(index: str | os.PathLike[str] | Index, folder: Path, options: PackO
         unfinished = set(folder.glob(f".{_MANIFEST}.*.tmp"))  # left by a killed process
         if any(entry.name != _LOCK and entry not in unfinished for entry in folder.iterdir()):
             raise ArgumentError(f"{folder} is not empty and contains no pack. Name an empty or new folder")
-        packer = _Packer(source=source, folder=folder, options=options, samples_per_shard=1)
+        packer = _Packer(source=source, folder=folder, options=options)
+        if options.format is ShardFormat.ARRAYS:
+            packer.rows = packer.rows_like_first()
+            wanted["rows"] = asdict(packer.rows)
         manifest = wanted | {"samples_per_shard": max(1, round(options.shard_bytes / packer.mean_bytes()))}
         with new_file(folder / _MANIFEST) as file:
             file.write(json.dumps(manifest, indent=2).encode())
     elif {name: manifest.get(name) for name in wanted} != wanted:
         different = sorted(name for name in wanted if manifest.get(name) != wanted[name])
         raise ArgumentError(f"{folder} contains a pack with another {', '.join(different)}. Name another folder")
-    return _Packer(source=source, folder=folder, options=options, samples_per_shard=manifest["samples_per_shard"])
+    return _Packer(
+        source=source,
+        folder=folder,
+        options=options,
+        samples_per_shard=manifest["samples_per_shard"],
+        rows=rows_in(manifest),
+    )
 
 
 def _padded(num_bytes: int) -> int:
     return num_bytes + -num_bytes % _BLOCK_BYTES
-
-
-def _check_workers(num_workers: int) -> None:
-    if num_workers < 1:
-        raise ArgumentError(f"num_workers must be at least 1, got {num_workers}")
-    if num_workers > 1 and getattr(current_process(), "_inheriting", False):  # this is a worker importing the script
-        raise ArgumentError(_GUARD)
-
-
-def _each(work: Callable[[int], int], shards: Sequence[int] | range, num_workers: int) -> Iterator[int]:
-    """Process the shards, with at most two per worker queued or running. Yield each one that is done."""
-    if num_workers == 1:
-        yield from map(work, shards)
-        return
-    context = get_context("spawn")
-    stop, keep_open = context.Pipe(duplex=False)  # workers exit when `keep_open` is closed, even by SIGKILL
-    started, start_sender = context.Pipe(duplex=False)  # readable as soon as a worker has started
-    with ProcessPoolExecutor(num_workers, context, initializer=_start_worker, initargs=(stop, start_sender)) as pool:
-        todo = iter(shards)
-        try:
-            with _ignoring_interrupts():
-                running: set[Future[int]] = {pool.submit(work, shard) for shard in islice(todo, 2 * num_workers)}
-            while running:
-                done, running = wait(running, return_when=FIRST_COMPLETED)
-                for future in done:
-                    yield future.result()
-                    running |= {pool.submit(work, shard) for shard in [next(todo, None)] if shard is not None}
-        except BrokenProcessPool as error:
-            if not started.poll():
-                raise ArgumentError(_GUARD) from error
-            raise StorageError(
-                "a worker was killed, perhaps for lack of memory. Run the same command again: finished shards are kept"
-            ) from error
-        except BaseException:
-            keep_open.close()
-            raise
-
-
-@contextmanager
-def _ignoring_interrupts() -> Iterator[None]:
-    """Ignore Ctrl-C inside the block. Processes started there ignore it permanently."""
-    if threading.current_thread() is not threading.main_thread():  # only the main thread can set signal handlers
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _start_worker(stop: Connection, start_sender: Connection) -> None:
-    """Report that this worker has started, and exit as soon as the other end of `stop` is closed."""
-    start_sender.send_bytes(b"started")
-
-    def watch() -> None:
-        stop.poll(None)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 @contextmanager
@@ -378,23 +362,3 @@ def _locked(folder: Path) -> Iterator[None]:
             yield
     except Timeout as error:
         raise StorageError(f"{folder}: another process is packing into this folder. Wait until it ends") from error
-
-
-class _ComparingFile:
-    """Has the `write` method of a file, but compares the data with an existing file."""
-
-    def __init__(self, existing: BinaryIO, path: Path) -> None:
-        self._existing = existing
-        self._path = path
-
-    def write(self, data: bytes) -> int:
-        offset = self._existing.tell()
-        if self._existing.read(len(data)) != data:
-            raise StorageError(
-                f"{self._path}: differs from the data of the index, within bytes {offset} to {offset + len(data)}"
-            )
-        return len(data)
-
-    def expect_end(self) -> None:
-        if self._existing.read(1):
-            raise StorageError(f"{self._path}: has data after its expected end, at byte {self._existing.tell() - 1}")
