@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpload.images.arrays import RawArray
 from mpload.images.decoders import RandomResizedCrop, ResizeCenterCrop, center_short_side
 from mpload.images.jpeg import native_decoder
 
@@ -63,8 +64,9 @@ def many_decoder(decode: Callable[..., Any]) -> DecodeMany | None:
 
 def row_bytes(decode: Callable[..., Any]) -> int | None:
     """Return the size of every sample if its bytes can be read straight into a row of the batch; None otherwise."""
-    del decode  # no decoder can yet
-    return None
+    if type(decode) is not RawArray or not np.dtype(decode.dtype).isnative:  # subclasses may decode differently
+        return None
+    return decode.sample_bytes or None
 
 
 def _many_photos(crop: RandomResizedCrop | ResizeCenterCrop) -> DecodeMany | None:

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from mpload import RawArray
 from mpload.errors import ArgumentError, DecodeError
+from mpload.images.decoders import RawBytes
+from mpload.images.many import row_bytes
 
 NUMBERS = st.one_of(
     arrays.boolean_dtypes(), arrays.integer_dtypes(), arrays.floating_dtypes(), arrays.complex_number_dtypes()
@@ -65,3 +67,16 @@ def test_decoders_of_one_dtype_are_equal_in_any_notation() -> None:
 def test_illegal_shapes_and_dtypes_are_refused(shape: Any, more: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         RawArray(shape, **more)
+
+
+class Reversed(RawArray):
+    """Decodes differently from its base class."""
+
+
+def test_only_arrays_that_are_stored_as_in_memory_can_be_read_straight_into_a_batch() -> None:
+    assert row_bytes(RawArray((32, 32, 3))) == 3072
+    assert row_bytes(RawArray((), dtype="float64")) == 8
+    assert row_bytes(RawArray((2,), dtype="<>"[sys.byteorder == "little"] + "f4")) is None
+    assert row_bytes(RawArray((2, 0))) is None
+    assert row_bytes(Reversed((2,))) is None
+    assert row_bytes(RawBytes()) is None
