@@ -1,0 +1,71 @@
+"""Hugging Face datasets: an Arrow table of rows in a DataLoader, one look-up for each batch."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import torch
+from torch.utils.data import DataLoader
+
+from peers.race import Batch, Contestant, Epoch, Race
+from peers.rows import SHAPE, mapped_rows
+from peers.rows_stock import Batches
+
+__all__ = ["CONTESTANTS", "prepare"]
+
+PART = 10_000
+
+
+def prepare(data: Path) -> None:
+    """Write the table."""
+    datasets.disable_progress_bars()
+    numbers, label = datasets.List(datasets.Value("uint8"), length=32 * 32 * 3), datasets.Value("int64")
+
+    def parts() -> Iterator[dict[str, Any]]:
+        rows, labels = mapped_rows(data)
+        for first in range(0, len(rows), PART):
+            images = rows[first : first + PART]
+            yield {"image": images.reshape(len(images), -1), "label": labels[first : first + PART]}
+
+    features = datasets.Features({"image": numbers, "label": label})
+    with datasets.arrow_writer.ArrowWriter(path=str(data / "rows.arrow"), features=features) as writer:
+        for part in parts():
+            writer.write_batch(part)
+        writer.finalize()
+
+
+class Rows:
+    """The rows of a batch, in Arrow's format: its `numpy` and `torch` formats convert row by row."""
+
+    def __init__(self, race: Race) -> None:
+        self.table: Any = datasets.Dataset.from_file(str(race.data / "rows.arrow")).with_format("arrow")
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, ids: Any) -> Batch:
+        found = self.table[ids.numpy()]
+        images = found["image"].combine_chunks().flatten().to_numpy().reshape(-1, *SHAPE)
+        return torch.tensor(images), torch.tensor(found["label"].to_numpy())
+
+
+def start(race: Race) -> Epoch:
+    rows = Rows(race)
+    loader: DataLoader[Any] = DataLoader(
+        rows,  # type: ignore[arg-type]  # it has what a map-style dataset needs
+        sampler=Batches(len(rows), race.batch_size),
+        batch_size=None,
+        num_workers=race.num_workers,
+        persistent_workers=race.num_workers > 0,
+    )
+
+    def epoch(number: int) -> Iterator[Batch]:
+        del number
+        for images, labels in loader:
+            yield images.movedim(-1, -3), labels
+
+    return epoch
+
+
+CONTESTANTS: dict[str, Contestant] = {"HF datasets": Contestant(start=start, library=None)}
