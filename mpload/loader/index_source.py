@@ -57,7 +57,7 @@ class IndexSource:
         with suppress(MploadError):  # a worker will report the error
             for record in pipeline.index.records(sample_ids):
                 width, height = imagesize.get(BytesIO(pipeline.read(record)[0]))
-                pixels.append(width * height)
+                pixels.append(width * height if width > 0 else 0)  # -1 x -1 if it is not an image
         wanted = math.prod(pipeline.output_shape[:2])
         return float(np.mean(pixels)) / wanted if pixels and min(pixels) > 0 else 1.0
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpload import MPDataset, MPLoader, RandomResizedCrop, Topology, build_index
+from mpload import MPDataset, MPLoader, RandomResizedCrop, RawArray, Topology, build_index
 from mpload.errors import MploadWarning
 from mpload.loader.advice import Adviser, Circumstances, advise
 from mpload.loader.index_source import IndexSource
@@ -85,6 +85,15 @@ def test_stored_pixels_are_compared_with_the_output_of_the_decoder(photo_tree: P
     assert small == pytest.approx(16 * large)
     assert small > 10
     assert np.isfinite(large)
+
+
+@pytest.mark.parametrize("shape", [(), (12,), (2, 2, 3)])
+def test_arrays_that_are_not_decoded_from_images_are_never_too_large(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    decode = RawArray(shape, makes_images=len(shape) > 2)
+    (tmp_path / "rows.bin").write_bytes(bytes(range(12)))
+    (tmp_path / "rows.txt").write_text(f"#mpload 1\n#columns row:span\n0+{decode.sample_bytes}@rows.bin\n")
+    dataset = MPDataset(tmp_path / "rows.txt", decode=decode, batch_size=1, topology=Topology())
+    assert IndexSource(dataset._run).image_excess() == 1.0
 
 
 @pytest.mark.processes

@@ -14,7 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from mpload import RandomResizedCrop, RawArray
 from mpload.index.opening import open_index
+from mpload.tools.doctor.empty import EmptyDecoder
 from mpload.tools.doctor.storage import Files
 from tests.support.programs import mpload
 from tests.support.slow_disk import can_mount
@@ -24,6 +26,13 @@ from tests.support.transport_works import wait_until
 pytestmark = pytest.mark.processes
 
 _QUIET = {"tiny batches", "huge images", "slow transform", "thrashing page cache", "cold cache", "too few workers"}
+
+
+def test_an_empty_decoder_makes_arrays_of_the_same_form() -> None:
+    for decode in (RawArray((2, 3), dtype="float32"), RandomResizedCrop(8)):
+        dtype = getattr(decode, "output_dtype", "uint8")
+        made = EmptyDecoder(output_shape=decode.output_shape, output_dtype=dtype)(b"0")
+        assert (made.shape, made.dtype) == (decode.output_shape, dtype)
 
 
 def test_the_cached_share_of_samples_falls_when_files_are_evicted(tmp_path: Path) -> None:
