@@ -212,8 +212,8 @@ class _Packer:
 
     def rows_like_first(self) -> RawArray:
         """Return what all rows must be: like the first sample of the index."""
-        if len(self._pipeline.sources) > 1:
-            names = ", ".join(self.source.columns[number].name for number in self._pipeline.sources)
+        if len(self._pipeline.sources) != 1:
+            names = ", ".join(self.source.columns[number].name for number in self._pipeline.sources) or "none"
             raise ArgumentError(
                 f"{self.source.path}: format arrays packs one column of files, got {names}. Use format tar"
             )
