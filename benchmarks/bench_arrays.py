@@ -8,11 +8,11 @@ counts. Each contestant reads the layout that suits it best: mpload and the Data
 datasets an Arrow table, FFCV its own file, and Grain the mapped `.npy` file. All of them fetch whole batches where they
 can. All files are in the page cache.
 
-The contestants take turns in random order, each in its own process, with the number of workers or threads (0 to 2) that
-was fastest in a trial. Epoch 0 is checked and not timed: all rows must occur once, with the right shape and the right
-mean. CPU time is that of a contestant's whole process tree. Peers run in the environments of `bench_peers.py`; one that
-cannot be installed is listed with the reason. `--quick` runs only contestants whose packages mpload itself needs.
-Records: benchmarks/records/arrays.jsonl.
+The contestants take turns in random order, each in its own process, with the number of workers or threads (1 or 2) that
+was fastest in a trial. A bare gather in the training process itself, without workers, is listed too. Epoch 0 is checked
+and not timed: all rows must occur once, with the right shape and the right mean. CPU time is that of a contestant's
+whole process tree. Peers run in the environments of `bench_peers.py`; one that cannot be installed is listed with the
+reason. `--quick` runs only contestants whose packages mpload itself needs. Records: benchmarks/records/arrays.jsonl.
 """
 
 import argparse
@@ -48,8 +48,8 @@ ENTRIES = (
     Entry(name="FFCV", module="rows_ffcv", distribution="ffcv", environment="ffcv", note="threads; its own file"),
 )
 QUICK_MODULES = {"rows_ours", "rows_bare", "rows_stock"}
-WORKER_COUNTS = {"rows_bare": (0,), "rows_ffcv": (1, 2)}
-"""Module -> numbers of workers to try; (0, 1, 2) for all others."""
+WORKER_COUNTS = {"rows_bare": (0,)}
+"""Module -> numbers of workers to try; (1, 2) for all others: they work beside the training process, not in it."""
 MEAN, NEAR_MEAN = 127.5, 0.5
 
 
@@ -98,7 +98,7 @@ def entered(
 ) -> Running:
     """Start a contestant with the number of workers that is fastest, and check its first epoch."""
     rates = {}
-    counts = (2,) if is_quick else WORKER_COUNTS.get(entry.module, (0, 1, 2))
+    counts = (2,) if is_quick else WORKER_COUNTS.get(entry.module, (1, 2))
     for num_workers in counts if len(counts) > 1 else ():
         with running(entry, python, data, "uint8", num_workers, batch_size=BATCH_SIZE) as contestant:
             contestant.first = contestant.run(0)

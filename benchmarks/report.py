@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 
 from ahead import ahead
 from bench_repeated import OFFERS
@@ -237,8 +238,34 @@ def start() -> str:
     return markdown(["number of samples", *titles], rows)
 
 
+def arrays() -> str:
+    """Return the rate of each loader of small arrays, and the CPU time that a sample takes in all its processes."""
+    able, rows = [], []
+    for record in latest("arrays", "contestant"):
+        case, figures = record["case"], record["figures"]
+        if "failed" in figures:
+            rows.append([case["contestant"], "-", "-", "-", figures["failed"]])
+        else:
+            able.append((median(figures["samples_per_second"]), case, figures))
+    for rate, case, figures in sorted(able, key=lambda each: each[0]):
+        rates = figures["samples_per_second"]
+        rows.insert(
+            0,
+            [
+                case["contestant"],
+                f"{rate:,.0f} ({min(rates):,.0f}-{max(rates):,.0f}) {median(figures['ratio_to_mpload']):.2f}",
+                f"{median(figures['cpu_us_per_sample']):.2f}",
+                str(case["num_workers"]),
+                case["note"],
+            ],
+        )
+    table = markdown(["arrays of 32 x 32 x 3", "samples/s", "CPU µs a sample", "workers", "notes"], rows)
+    return table.replace("---: |\n", "--- |\n", 1)  # the last column holds text
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "ahead": ahead,
+    "arrays": arrays,
     "batch-sizes": batch_sizes,
     "leaders": leaders,
     "memory": memory,
