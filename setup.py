@@ -31,6 +31,7 @@ def extension(name: str, *, beside: tuple[str, ...] = (), libraries: tuple[str, 
 setup(
     ext_modules=[
         extension("images._jpeg", beside=JPEG_FILES, libraries=("jpeg", "m")),
+        extension("images._transcode", beside=("_coefficients",), libraries=("jpeg",)),
         extension("storage._files", beside=("_read_many",)),
         extension("transport._ragged"),
         extension("index._lines", beside=("_line_reads", "_line_cells")),

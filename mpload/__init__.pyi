@@ -74,6 +74,7 @@ from mpload.telemetry.writers import JsonLinesWriter as JsonLinesWriter
 from mpload.telemetry.writers import PrometheusWriter as PrometheusWriter
 from mpload.telemetry.writers import StatsWriter as StatsWriter
 from mpload.telemetry.writers import TensorBoardWriter as TensorBoardWriter
+from mpload.tools.pack.options import JpegForm as JpegForm
 from mpload.tools.pack.options import PackOptions as PackOptions
 from mpload.tools.pack.options import ShardFormat as ShardFormat
 from mpload.tools.pack.packing import pack_index as pack_index

@@ -126,6 +126,15 @@ def test_a_command_warns_of_a_missing_native_decoder_in_one_line(tmp_path: Path)
     assert re.fullmatch(rf"mpload: warning: {SLOW}.*\n", ran.stderr)
 
 
+def test_a_pack_that_rewrites_jpegs_tells_how_to_build_the_module_that_it_needs(index: Path, tmp_path: Path) -> None:
+    command = ("-m", "mpload", "pack", index, "-o", tmp_path / "packed")
+    ran = run(*command, "--jpeg", "baseline", lacking=["mpload.images._transcode"], folder=tmp_path)
+    assert ran.returncode != 0
+    assert re.fullmatch(r"mpload: JPEGs cannot be rewritten: .*apt install gcc libjpeg62-turbo-dev.*\n", ran.stderr)
+    ran = run(*command, lacking=["mpload.images._transcode"], folder=tmp_path)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
 def test_the_slowdown_in_the_warning_agrees_with_the_benchmark_records(tmp_path: Path) -> None:
     errors = decode_without_native("import mpload; mpload.ResizeCenterCrop(8)", folder=tmp_path)
     factors = re.search(r"([\d.]+) to ([\d.]+) times as long, ([\d.]+) to ([\d.]+) times as long with anti", errors)

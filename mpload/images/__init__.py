@@ -14,6 +14,7 @@ decoders         the values of decode=: RandomResizedCrop, ResizeCenterCrop, Ima
 many             decodes the samples of a whole chunk with one native call
 gpu_decode       GpuDecode: the worker chooses the crop, the device decodes
 shrink           makes smaller JPEGs, for packs and caches
+baseline         rewrites JPEGs without loss, so that they decode faster
 _jpeg            the native decoder (C, optional): its Python module
 _decoder         decodes rows and columns of a JPEG through libjpeg-turbo (C)
 _huffman         decodes Huffman codes faster than libjpeg-turbo (C)
@@ -26,5 +27,7 @@ _photos          decodes many photos, each as the decoders do, with one call (C)
 _header          reads a JPEG's header as jpeg_header does (C)
 _philox          draws a sample's random numbers as SampleRng does (C)
 _crop            chooses the parts that crops show as crops and decoders do (C)
+_transcode       what rewrites JPEGs (C, optional): its Python module
+_coefficients    reads and writes a JPEG's coefficients through libjpeg-turbo (C)
 ```
 """

@@ -9,11 +9,12 @@ import imagesize  # type: ignore[import-untyped]
 import numpy as np
 import simplejpeg  # type: ignore[import-untyped]
 
-__all__ = ["ImageBytes", "JpegHeader", "has_more_scans", "libjpeg_header", "read_header"]
+__all__ = ["ImageBytes", "JpegHeader", "has_more_scans", "is_progressive", "libjpeg_header", "read_header"]
 
 ImageBytes = bytes | bytearray | memoryview
 
 _SCAN, _END = b"\xff\xda", b"\xff\xd9"
+_PROGRESSIVE_FRAMES = frozenset({b"\xff\xc2", b"\xff\xca"})  # with Huffman codes, with arithmetic codes
 _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]", re.DOTALL)  # a segment with a length, or the end marker
 
 
@@ -106,6 +107,16 @@ def has_more_scans(data: ImageBytes, num_scans: int) -> bool:
     while (found := _MARKER.search(data, position)) is not None and found[0] != _END:
         num_scans -= found[0] == _SCAN
         if num_scans < 0:
+            return True
+        position = found.start() + 2 + int.from_bytes(data[found.start() + 2 : found.start() + 4], "big")
+    return False
+
+
+def is_progressive(data: bytes) -> bool:
+    """Return whether the first scan of a JPEG belongs to a progressive frame."""
+    position = 2
+    while (found := _MARKER.search(data, position)) is not None and found[0] not in {_SCAN, _END}:
+        if found[0] in _PROGRESSIVE_FRAMES:
             return True
         position = found.start() + 2 + int.from_bytes(data[found.start() + 2 : found.start() + 4], "big")
     return False

@@ -1,4 +1,4 @@
-"""The native modules are built where they can be, and damaged files never make the decoder access foreign memory."""
+"""The native modules are built where they can be, and damaged files never make them access foreign memory."""
 
 import shutil
 import subprocess
@@ -36,10 +36,16 @@ def build(folder: Path, **environment: str) -> list[Path]:
 @pytest.mark.usefixtures("gcc")
 def test_the_native_modules_are_built_if_a_compiler_is_available(tmp_path: Path) -> None:
     modules = build(tmp_path)
-    assert [module.name.partition(".")[0] for module in modules] == ["_jpeg", "_lines", "_files"]
+    assert [module.name.partition(".")[0] for module in modules] == [
+        "_jpeg",
+        "_transcode",
+        "_lines",
+        "_files",
+        "_ragged",
+    ]
     folders = [str(module.parent) for module in modules]
     code = f"""import sys; sys.path[:0] = {folders!r}
-import _files, _jpeg, _lines; _files.open_beneath(0, ""); print(_jpeg.LIBJPEG_TURBO_VERSION)"""
+import _files, _jpeg, _lines, _ragged, _transcode; _files.open_beneath(0, ""); print(_jpeg.LIBJPEG_TURBO_VERSION)"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.count(".") == 2
 
@@ -55,7 +61,8 @@ def test_no_damaged_file_or_view_makes_the_native_decoder_access_foreign_memory(
     fuzzer = tmp_path / "fuzz"
     flags = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-DOWN_MAIN"]
     images = PROJECT / "mpload" / "images"
-    sources = [PROJECT / "tests" / "support" / "fuzz_native.c", *sorted({*images.glob("_*.c")} - {images / "_jpeg.c"})]
+    modules = {images / "_jpeg.c", images / "_transcode.c"}
+    sources = [PROJECT / "tests" / "support" / "fuzz_native.c", *sorted({*images.glob("_*.c")} - modules)]
     built = subprocess.run(
         ["gcc", *flags, *sources, "-ljpeg", "-lm", "-o", str(fuzzer)],
         capture_output=True, text=True, check=False, timeout=100,

@@ -1,6 +1,7 @@
 /* Damaged files, and any view of them, through the native decoder: no error of memory, and the same pixels or the same
    cause whether Huffman codes are decoded by mpload or by libjpeg-turbo, with or without SIMD instructions, and with or
-   without the starts of rows. Each file is also decoded as one of many photos.
+   without the starts of rows. Each file is also decoded as one of many photos. A file that can be rewritten as a baseline
+   JPEG has the same pixels afterwards.
 
        FILES="tests/support/fuzz_native.c mpload/images/_[cdhpr]*.c"
    With libFuzzer, guided by coverage (best with a libjpeg-turbo that is built with the same flags, WITH_SIMD=0):
@@ -16,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../../mpload/images/_coefficients.h"
 #include "../../mpload/images/_decoder.h"
 #include "../../mpload/images/_huffman.h"
 #include "../../mpload/images/_photos.h"
@@ -23,7 +25,7 @@
 enum { VIEW_BYTES = 16, MAX_PIXELS = 300000, MAX_RESULT = 256 };
 
 static Decoder *with_huffman, *without_huffman;
-static long num_decoded, num_huffman_decoded, num_entries, num_photos;
+static long num_decoded, num_huffman_decoded, num_entries, num_photos, num_rewritten;
 
 static int pick(const uint8_t *bytes, int low, int high) {
     return low + (bytes[0] << 8 | bytes[1]) % (high - low + 1);
@@ -214,6 +216,45 @@ static void decode_photos_all_ways(const uint8_t *data, size_t num_bytes, const 
     free(expected.pixels);
 }
 
+/* Four tables with a code for every symbol that baseline scans have: 12 codes of 4 bits, or 162 of 8 bits. */
+static void fill_tables(Table tables[NUM_KINDS]) {
+    memset(tables, 0, NUM_KINDS * sizeof *tables);
+    for (int kind = 0; kind < NUM_KINDS; kind++) {
+        int is_ac = kind % 2, num_symbols = 0;
+        for (int symbol = 0; symbol < NUM_SYMBOLS; symbol++) {
+            int is_needed = is_ac ? (symbol & 15 ? (symbol & 15) <= 10 : symbol == 0 || symbol == 0xF0) : symbol < 12;
+            if (is_needed) {
+                tables[kind].symbols[num_symbols++] = (uint8_t)symbol;
+            }
+        }
+        tables[kind].counts[is_ac ? 7 : 3] = (uint8_t)num_symbols;
+    }
+}
+
+static void rewrite_and_compare(const uint8_t *data, size_t num_bytes, const View *view) {
+    Table tables[NUM_KINDS];
+    fill_tables(tables);
+    size_t out_bytes = 2 * num_bytes + 2000;
+    uint8_t *copy = allocate(num_bytes), *out = allocate(out_bytes);
+    memcpy(copy, data, num_bytes);
+    size_t written_bytes = rewrite(copy, num_bytes, tables, out, out_bytes);
+    Counts counts = {{0}};
+    int is_counted = count_symbols(copy, num_bytes, counts);
+    size_t result_bytes = (size_t)view->out_height * (size_t)view->out_width * 3;
+    uint8_t *before = allocate(result_bytes), *after = allocate(result_bytes);
+    num_rewritten += written_bytes > 0;
+    if (written_bytes > 0 && decode_view(without_huffman, copy, num_bytes, view, before)
+        && (!is_counted || !decode_view(without_huffman, out, written_bytes, view, after)
+            || memcmp(before, after, result_bytes) != 0)) {
+        fprintf(stderr, "a rewritten file has other pixels: %s\n", without_huffman->cause);
+        abort();
+    }
+    free(copy);
+    free(out);
+    free(before);
+    free(after);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t num_bytes) {
     if (with_huffman == NULL) {
         with_huffman = new_decoder(1);
@@ -256,6 +297,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t num_bytes) {
             dice = dice * 16777619 ^ input[at];
         }
         decode_all_ways(data, num_bytes, &view, dice);
+        rewrite_and_compare(data, num_bytes, &view);
     }
     return 0;
 }
@@ -328,7 +370,9 @@ int main(int argc, char **argv) {
         free_decoder(without_huffman);
     }
     printf("%ld inputs, %ld pictures, %ld of them without libjpeg-turbo's Huffman decoder, %ld with starts of rows, "
-           "%ld photos of chunks\n", num_inputs, num_decoded, num_huffman_decoded, num_entries, num_photos);
-    return num_huffman_decoded < num_inputs / 20 || num_entries < num_inputs / 20 || num_photos < num_inputs / 20;
+           "%ld photos of chunks, %ld rewritten\n", num_inputs, num_decoded, num_huffman_decoded, num_entries, num_photos,
+           num_rewritten);
+    return num_huffman_decoded < num_inputs / 20 || num_entries < num_inputs / 20 || num_photos < num_inputs / 20
+        || num_rewritten < num_inputs / 20;
 }
 #endif

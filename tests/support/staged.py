@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 import simplejpeg  # type: ignore[import-untyped]
 from numpy.typing import NDArray
+from PIL import Image
 
 from mpload.images.decoders import RandomResizedCrop
 from tests.support.containers import memory_container
-from tests.support.photos import photo
+from tests.support.photos import encode, photo
 from tests.support.slow_disk import SlowDisk, mounted
 
 __all__ = ["STAGED", "Staged", "diagnose", "plain_crop", "slow_transform", "waiting_decode"]
@@ -101,6 +102,14 @@ def _photos(folder: Path, _: ExitStack) -> Path:
     return write_index(folder / "train.txt", root=folder / "photos", names=names, repeats=400)
 
 
+def _half_progressive(folder: Path, stack: ExitStack) -> Path:
+    index = _photos(folder, stack)
+    for path in sorted((folder / "photos").iterdir())[::2]:
+        with Image.open(path) as image:
+            path.write_bytes(encode(image, "JPEG", quality="keep", progressive=True))
+    return index
+
+
 def _huge(folder: Path, _: ExitStack) -> Path:
     write_photos(folder / "photos", num=8, height=2400, width=3200)
     names = sorted(path.name for path in (folder / "photos").iterdir())
@@ -150,6 +159,11 @@ STAGED: dict[str, Staged] = {
             *("--decode", "tests.support.staged:plain_crop", "--transform", "tests.support.staged:slow_transform"),
             *("--batch-size", "8", "--step-time", "0.001"),
         ),
+    ),
+    "progressive photos": Staged(
+        bottleneck="progressive JPEGs",
+        prepare=_half_progressive,
+        options=("--decode", "tests.support.staged:plain_crop", "--batch-size", "8", "--step-time", "0.001"),
     ),
     "huge images": Staged(
         bottleneck="images larger than the crop needs",

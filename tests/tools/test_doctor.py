@@ -18,6 +18,7 @@ from mpload import RandomResizedCrop, RawArray
 from mpload.index.opening import open_index
 from mpload.tools.doctor.empty import EmptyDecoder
 from mpload.tools.doctor.storage import Files
+from tests.support.native import needs_native
 from tests.support.programs import mpload
 from tests.support.slow_disk import can_mount
 from tests.support.staged import STAGED, diagnose, prepared, write_index, write_photos
@@ -25,6 +26,7 @@ from tests.support.transport_works import wait_until
 
 pytestmark = pytest.mark.processes
 
+_MARKS = {"progressive photos": [needs_native]}
 _QUIET = {"tiny batches", "huge images", "slow transform", "thrashing page cache", "cold cache", "too few workers"}
 
 
@@ -50,7 +52,9 @@ def test_the_cached_share_of_samples_falls_when_files_are_evicted(tmp_path: Path
     assert 0.2 < share < 0.8
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.quiet] * (name in _QUIET)) for name in STAGED])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.quiet] * (name in _QUIET) + _MARKS.get(name, [])) for name in STAGED]
+)
 def test_the_doctor_names_what_limits_a_staged_job(name: str, tmp_path: Path) -> None:
     staged = STAGED[name]
     if staged.needs_mount and not can_mount():

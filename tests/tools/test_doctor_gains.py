@@ -10,9 +10,11 @@ import pytest
 from mpload.index.index import Index
 from mpload.index.opening import open_index
 from mpload.tools.doctor.remedies import resize_to
+from mpload.tools.pack.options import JpegForm
 from mpload.tools.pack.packing import PackOptions, pack_index
 from mpload.tools.trials import run_loader
 from tests.support import staged
+from tests.support.native import needs_native
 from tests.support.staged import STAGED, diagnose, prepared, write_index
 
 pytestmark = [pytest.mark.quiet, pytest.mark.timeout(500)]
@@ -82,6 +84,14 @@ def test_smaller_images_give_the_predicted_gain(tmp_path: Path) -> None:
             return _rate(packed, tmp_path)
 
         _check("huge images", path, lambda: _rate(index, tmp_path), after)
+
+
+@needs_native
+def test_baseline_photos_give_the_predicted_gain(tmp_path: Path) -> None:
+    with prepared(STAGED["progressive photos"], tmp_path) as path:
+        index = open_index(path)
+        packed = open_index(pack_index(index, tmp_path / "packed", PackOptions(jpeg=JpegForm.BASELINE)))
+        _check("progressive photos", path, lambda: _rate(index, tmp_path), lambda _: _rate(packed, tmp_path))
 
 
 def test_removing_the_transform_gives_the_predicted_gain(tmp_path: Path) -> None:

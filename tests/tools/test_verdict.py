@@ -22,6 +22,7 @@ from mpload.tools.doctor.facts import (
     Environment,
     Findings,
     Job,
+    Progressive,
     ReadRate,
     Samples,
     StorageSpeed,
@@ -92,6 +93,9 @@ def findings(draw: st.DrawFn) -> Findings:
         lookup=draw(costs | st.just(Cost())),
         resized_decode=draw(st.one_of(st.none(), costs)),
         resized_bytes=draw(st.floats(1, 1e5)),
+        progressive=draw(
+            st.one_of(st.none(), st.builds(Progressive, share=st.floats(0.01, 1), slowdown=st.floats(0.5, 10)))
+        ),
         trials=tuple(draw(st.lists(trials, max_size=4))),
     )
 
@@ -322,6 +326,22 @@ def test_the_suggested_pack_command_can_be_pasted_into_a_shell() -> None:
     assert rest == ""
 
 
+def test_progressive_jpegs_are_named_with_the_command_that_rewrites_them() -> None:
+    found = _plain(num_workers=8, step_seconds=0.001)
+    half = replace(found, progressive=Progressive(share=0.5, slowdown=4))
+    verdict = judge(half)
+    assert verdict.bottleneck is Bottleneck.PROGRESSIVE
+    assert "50% of the images are progressive JPEGs, which take 4.0 times as long to decode" in verdict.reason
+    remedy = remedies(half, verdict)[0]
+    assert remedy.text.endswith("`mpload pack INDEX -o INDEX-packed --jpeg baseline`")
+    assert 2 < remedy.gain < 2.5  # half of the images take 4 times as long: 2.5 less what does not decode
+    few = replace(found, progressive=Progressive(share=0.1, slowdown=4))
+    assert judge(few).bottleneck is Bottleneck.DECODE
+    assert 1.2 < remedies(few, judge(few))[0].gain < 1.3
+    useless = replace(found, progressive=Progressive(share=1, slowdown=0.9))
+    assert not any("--jpeg" in remedy.text for remedy in remedies(useless, judge(useless)))
+
+
 def test_raising_the_quota_is_suggested_first_if_the_machine_has_more_cores() -> None:
     found = _plain(num_workers=8, step_seconds=0.001)
     held = replace(found, environment=replace(found.environment, host_cores=32))
@@ -338,3 +358,5 @@ def test_an_impossible_number_is_refused() -> None:
         Job(batch_size=1, num_workers=0)
     with pytest.raises(ArgumentError, match="cached_share must be in"):
         replace(_plain().samples, cached_share=1.5)
+    with pytest.raises(ArgumentError, match=r"share must be in \(0, 1\]"):
+        Progressive(share=1.5, slowdown=2)

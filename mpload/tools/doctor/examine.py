@@ -95,6 +95,7 @@ def examine(
         resized_short=costs.resized_short,
         resized_decode=costs.resized_decode,
         resized_bytes=costs.resized_bytes,
+        progressive=costs.progressive,
         index_path=str(index.path),
     )
     if (copied := device_copy()) is not None:

@@ -15,6 +15,7 @@ __all__ = [
     "Environment",
     "Findings",
     "Job",
+    "Progressive",
     "ReadRate",
     "Samples",
     "SizeClass",
@@ -113,6 +114,29 @@ class Samples:
     def total_bytes(self) -> float:
         """The stored size of the whole dataset."""
         return self.num_samples * self.mean_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progressive:
+    """The progressive JPEGs among the measured images."""
+
+    share: float
+    """The share of the images that are progressive JPEGs."""
+    slowdown: float
+    """Their mean decoding time, divided by that of the same images as baseline JPEGs."""
+
+    def __post_init__(self) -> None:
+        _check(self, "share", "slowdown", positive=True)
+        if self.share > 1:
+            raise ArgumentError(f"share must be in (0, 1], got {self.share}")
+
+    def rewritten(self, decode: Cost) -> Cost:
+        """Return the cost of decoding all images, now `decode`, if all of the progressive ones were baseline JPEGs.
+
+        The other images are assumed to take as long as those.
+        """
+        factor = 1 + self.share * max(0.0, self.slowdown - 1)
+        return Cost(cpu_seconds=decode.cpu_seconds / factor, wait_seconds=decode.wait_seconds / factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,6 +279,8 @@ class Findings:
     """The cost of decoding images that were shrunk to `resized_short`."""
     resized_bytes: float | None = None
     """The mean size of these images."""
+    progressive: Progressive | None = None
+    """None if no image is a progressive JPEG, or if JPEGs cannot be rewritten here."""
     trials: tuple[Trial, ...] = ()
     kept_share: float = 0.0
     """The share of the samples in a `PartialCache`."""

@@ -61,6 +61,7 @@ def _candidates(findings: Findings, bottleneck: Bottleneck) -> Iterator[_Candida
     if findings.lookup.seconds:
         text = f"Visit neighbours together, whose lines are read from the index at once: {_BLOCKS}"
         yield Remedy(text=text, gain=1), replace(findings, lookup=Cost())
+    yield from _rewritten(findings)
     yield from _resized(findings)
     yield from _kept(findings)
     yield from _cheaper_transform(findings)
@@ -141,6 +142,16 @@ def _with_cold_rate(findings: Findings, samples_per_second: float) -> Findings:
         for rate in storage.rates
     )
     return replace(findings, storage=replace(storage, rates=rates))
+
+
+def _rewritten(findings: Findings) -> Iterator[_Candidate]:
+    progressive = findings.progressive
+    if progressive is not None:
+        text = (
+            f"Rewrite the {progressive.share:.0%} of the images that are progressive JPEGs as baseline ones, without "
+            f"loss: `{_pack_command(findings, '--jpeg', 'baseline')}`"
+        )
+        yield Remedy(text=text, gain=1), replace(findings, decode=progressive.rewritten(findings.decode))
 
 
 def _resized(findings: Findings) -> Iterator[_Candidate]:

@@ -112,6 +112,8 @@ def _costs(findings: Findings) -> _Chart:
         costs.append(("look up in the index", findings.lookup))
     if findings.resized_decode is not None:
         costs.append(("decode shrunk images", findings.resized_decode))
+    if findings.progressive is not None:
+        costs.append(("decode baseline JPEGs", findings.progressive.rewritten(findings.decode)))
     longest = max(cost.seconds for _, cost in costs) or 1.0
     bars = [
         _Bar(

@@ -9,14 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from mpload.errors import MploadError, SampleError
+from mpload.errors import ArgumentError, MploadError, SampleError
+from mpload.images.baseline import SymbolCounts
 from mpload.images.image import open_image
+from mpload.images.jpeg import Jpeg
+from mpload.images.jpeg_header import is_progressive
 from mpload.index.index import Index, Record
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
 from mpload.samples.transforms import adapt_transform
 from mpload.storage.ranges import Span
-from mpload.tools.doctor.facts import Cost, Samples
+from mpload.tools.doctor.facts import Cost, Progressive, Samples
 from mpload.tools.doctor.remedies import resize_to
 from mpload.tools.doctor.storage import Files, ReadTime
 from mpload.tools.pack.options import PackOptions, stored_as
@@ -27,9 +30,9 @@ __all__ = ["SampleCosts", "measure_samples"]
 _MAX_SAMPLES = 256
 _MIN_SAMPLES = 4
 _WARM_UP_SAMPLES = 2  # the first calls of a decoder fill its tables
-_MAX_RESIZED = 24
+_MAX_CHANGED = 24
 _MUCH_LARGER = 1.5
-_RESIZED_SHARE = 0.3
+_RESIZED_SHARE, _REWRITTEN_SHARE = 0.2, 0.1
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
@@ -45,6 +48,7 @@ class SampleCosts:
     resized_short: int | None
     resized_decode: Cost | None
     resized_bytes: float | None
+    progressive: Progressive | None
     read_times: tuple[ReadTime, ...]
 
 
@@ -92,6 +96,8 @@ class _Found:
     originals: list[tuple[Record, bytes]] = field(default_factory=list)
     num_failed: int = 0
     first_failure: str = ""
+    num_progressive: int = 0
+    progressive: list[tuple[Record, bytes]] = field(default_factory=list)
 
 
 def measure_samples(
@@ -115,7 +121,7 @@ def measure_samples(
     records = _records(index, seed=seed)
     cached = files.cached_share(records)
     found = _Found()
-    deadline = time.monotonic() + (1 - _RESIZED_SHARE) * seconds
+    deadline = time.monotonic() + (1 - _RESIZED_SHARE - _REWRITTEN_SHARE) * seconds
     for record in records:
         try:
             _make(record, files, pipeline, read, found)
@@ -149,6 +155,7 @@ def measure_samples(
         resized_short=None if resized_decode is None else short,
         resized_decode=resized_decode,
         resized_bytes=resized_bytes,
+        progressive=_progressive(pipeline, decode, found, seconds=_REWRITTEN_SHARE * seconds),
         read_times=tuple(found.read_times),
     )
 
@@ -188,8 +195,12 @@ def _make(record: Record, files: Files, pipeline: Pipeline, read: _Stopwatch, fo
         with suppress(MploadError):
             image = open_image(source)
             found.short_sides.append(min(image.height, image.width))
-    if len(found.originals) < _MAX_RESIZED:
+            if isinstance(image, Jpeg) and is_progressive(source):
+                found.num_progressive += 1
+                found.progressive.append((record, source))
+    if len(found.originals) < _MAX_CHANGED:
         found.originals.append((record, data[0]))
+    del found.progressive[_MAX_CHANGED:]
 
 
 def _short_side_of_resized(pipeline: Pipeline, found: _Found) -> int | None:
@@ -222,6 +233,35 @@ def _resized(
         if time.monotonic() > deadline and len(sizes) > 2 * _WARM_UP_SAMPLES:
             break
     return (watched.cost(len(sizes)), float(np.mean(sizes))) if sizes else (None, None)
+
+
+def _progressive(
+    pipeline: Pipeline, decode: Callable[..., Any], found: _Found, *, seconds: float
+) -> Progressive | None:
+    """Rewrite progressive JPEGs as `mpload pack --jpeg baseline` would, and compare the times to decode them."""
+    if not found.progressive or len(pipeline.sources) != 1:
+        return None
+    try:
+        counts = SymbolCounts()
+    except ArgumentError:  # the native module was not built
+        return None
+    for _, data in found.progressive:
+        counts.add(data)
+    tables = counts.tables()
+    watched = [_Stopwatch(decode), _Stopwatch(decode)]
+    cache = _OneValueCache()
+    pipelines = [Pipeline(index=pipeline.index, decode=each, policy=ErrorPolicy(), cache=cache) for each in watched]
+    deadline = time.monotonic() + seconds
+    for number, (record, data) in enumerate(found.progressive):
+        with suppress(MploadError):
+            for cache.data, each in zip((data, tables.rewrite(data)), pipelines, strict=True):
+                each.sample(record, seed=0, epoch=0)
+        if time.monotonic() > deadline and number > 2 * _WARM_UP_SAMPLES:
+            break
+    before, after = (each.cost(len(each.cpu)).seconds for each in watched)
+    if not after:
+        return None
+    return Progressive(share=found.num_progressive / len(found.short_sides), slowdown=before / after)
 
 
 class _OneValueCache:

@@ -45,6 +45,7 @@ class Bottleneck(StrEnum):
     WORKERS = "too few workers"
     DECODE = "decode"
     LARGE_IMAGES = "images larger than the crop needs"
+    PROGRESSIVE = "progressive JPEGs"
     TRANSFORM = "transform"
     BATCH_SIZE = "small batches"
     TRANSPORT = "transport"
@@ -62,6 +63,7 @@ _HEADLINES: Final = {
     Bottleneck.WORKERS: "Limited by too few workers",
     Bottleneck.DECODE: "Limited by decoding",
     Bottleneck.LARGE_IMAGES: "Limited by decoding, because the images are larger than the crop needs",
+    Bottleneck.PROGRESSIVE: "Limited by decoding, because of progressive JPEGs",
     Bottleneck.TRANSFORM: "Limited by the transform",
     Bottleneck.BATCH_SIZE: "Limited by transport, because the batches are small",
     Bottleneck.TRANSPORT: "Limited by transport from the workers to the training process",
@@ -216,8 +218,14 @@ def _slow_stage(findings: Findings, name: str, costs: dict[str, Cost]) -> tuple[
             return Bottleneck.BATCH_SIZE, f"{takes}. Part of this is a cost per batch, and a batch holds only {held}"
         case "transport":
             return Bottleneck.TRANSPORT, takes
+    progressive, decode = findings.progressive, findings.decode
+    if progressive is not None and progressive.rewritten(decode).cpu_seconds < _MUCH_CHEAPER * decode.cpu_seconds:
+        return Bottleneck.PROGRESSIVE, (
+            f"{takes}. {progressive.share:.0%} of the images are progressive JPEGs, which take "
+            f"{progressive.slowdown:.1f} times as long to decode as baseline ones"
+        )
     resized = findings.resized_decode
-    if resized is not None and resized.cpu_seconds < _MUCH_CHEAPER * findings.decode.cpu_seconds:
+    if resized is not None and resized.cpu_seconds < _MUCH_CHEAPER * decode.cpu_seconds:
         short = findings.samples.mean_short_side
         side = f"The short side of the images is {short:,.0f} pixels on average. " if short else ""
         return Bottleneck.LARGE_IMAGES, f"{takes}. {side}Shrunk images would take {_duration(resized.seconds)}"

@@ -7,11 +7,12 @@ from enum import StrEnum, auto
 import numpy as np
 
 from mpload.errors import ArgumentError
+from mpload.images.baseline import HuffmanTables
 from mpload.images.decoders import ResizeCenterCrop
 from mpload.images.image import open_image
 from mpload.images.shrink import shrunk_jpeg
 
-__all__ = ["PackOptions", "ShardFormat", "stored_as"]
+__all__ = ["JpegForm", "PackOptions", "ShardFormat", "stored_as"]
 
 
 class ShardFormat(StrEnum):
@@ -27,6 +28,16 @@ class ShardFormat(StrEnum):
         return "npy" if self is ShardFormat.ARRAYS else str(self)
 
 
+class JpegForm(StrEnum):
+    """How a pack stores JPEGs."""
+
+    KEEP = auto()
+    """As they are given, byte for byte. Those that are resized have the Huffman tables of the JPEG standard."""
+    BASELINE = auto()
+    """Rewritten without loss as baseline JPEGs, all with the same Huffman tables, which suit the data. They decode
+    faster: progressive ones take less than a third of the time."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackOptions:
     """Options for packing an index into shards.
@@ -39,18 +50,20 @@ class PackOptions:
         quality: The quality of these JPEGs, 1 to 100.
         format: The file format of the shards: tar, LMDB data files, or arrays. Arrays are `.npy` files with one row per
             sample. Images are stored decoded; all of them, or all arrays, must have one shape and dtype.
+        jpeg: How JPEGs are stored. `JpegForm.BASELINE` keeps their pixels and the markers in their headers, but not
+            their bytes. JPEGs that cannot be rewritten, such as damaged ones, are stored as they are.
         decode: The size of the square centre crop that is stored as raw pixels, uint8 [size, size, 3] in `.npy`. None
             stores encoded images.
 
     Raises:
-        ArgumentError: A number is out of range, or `resize_short`, which stores JPEGs, is given with `decode` or with
-            arrays.
+        ArgumentError: A number is out of range, or an option of JPEGs is given together with `decode` or with arrays.
     """
 
     shard_bytes: int = 1 << 30
     shuffle_seed: int | None = None
     resize_short: int | None = None
     quality: int = 90
+    jpeg: JpegForm = JpegForm.KEEP
     decode: int | None = None
     format: ShardFormat = ShardFormat.TAR
 
@@ -63,12 +76,27 @@ class PackOptions:
             raise ArgumentError(f"quality must be in [1, 100], got {self.quality}")
         if self.resize_short is not None and self.decode is not None:
             raise ArgumentError("resize_short stores JPEGs and decode stores raw pixels: give only one of them")
-        if self.resize_short is not None and self.format is ShardFormat.ARRAYS:
-            raise ArgumentError("resize_short stores JPEGs and format arrays stores raw pixels: give decode instead")
+        if self.jpeg is JpegForm.BASELINE and self.decode is not None:
+            raise ArgumentError("jpeg='baseline' stores JPEGs and decode stores raw pixels: give only one of them")
+        if self.format is ShardFormat.ARRAYS and (self.resize_short is not None or self.jpeg is JpegForm.BASELINE):
+            raise ArgumentError(
+                "resize_short and jpeg='baseline' store JPEGs and format arrays stores raw pixels: give decode instead"
+            )
 
 
-def stored_as(data: bytes, options: PackOptions) -> tuple[str, bytes]:
-    """Convert the bytes of a sample to the stored form. Return the file extension and the stored bytes."""
+def stored_as(data: bytes, options: PackOptions, tables: HuffmanTables | None = None) -> tuple[str, bytes]:
+    """Convert the bytes of a sample to the stored form. Return the file extension and the stored bytes.
+
+    Args:
+        data: The bytes of the sample.
+        options: The form.
+        tables: What all stored JPEGs are rewritten with. None leaves them as they are.
+    """
+    ending, stored = _stored(data, options)
+    return ending, stored if tables is None else tables.rewrite(stored)
+
+
+def _stored(data: bytes, options: PackOptions) -> tuple[str, bytes]:
     if options.decode is not None:
         buffer = io.BytesIO()
         np.save(buffer, ResizeCenterCrop(options.decode, resize=options.decode)(data), allow_pickle=False)

@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 
 from mpload.errors import ArgumentError, SampleError, StorageError
 from mpload.images.arrays import RawArray
+from mpload.images.baseline import HuffmanTables, SymbolCounts
 from mpload.images.decoders import RawBytes
 from mpload.index.columns import Cell, Column, ColumnType
 from mpload.index.index import Index, Record, require_files
@@ -32,7 +33,7 @@ from mpload.samples.policy import ErrorPolicy
 from mpload.storage.ranges import LmdbValue, Span
 from mpload.tools.pack.comparing import ComparingFile, Writer
 from mpload.tools.pack.lmdb_writer import ComparingLmdb, LmdbWriter
-from mpload.tools.pack.options import PackOptions, ShardFormat, stored_as
+from mpload.tools.pack.options import JpegForm, PackOptions, ShardFormat, stored_as
 from mpload.tools.pack.rows import header_of, row_of, rows_in, rows_like
 from mpload.tools.pack.workers import check_workers, each_shard
 
@@ -40,7 +41,7 @@ __all__ = ["PackOptions", "ShardFormat", "pack_index", "pack_rows", "verify_pack
 
 _VERSION = 1
 _INDEX, _MANIFEST, _LOCK = "index.txt", "pack.json", ".lock"
-_PROBED_SAMPLES = 256  # to estimate the size of a packed sample
+_PROBED_SAMPLES = 256  # to estimate the size of a packed sample, and to count Huffman symbols
 _BLOCK_BYTES = tarfile.BLOCKSIZE
 
 
@@ -67,7 +68,8 @@ def pack_index(
     Memory: Constant, at one sample per worker.
 
     Raises:
-        ArgumentError: `out` contains other files or another pack, or workers cannot start.
+        ArgumentError: `out` contains other files or another pack, workers cannot start, or JPEGs are to be rewritten
+            and the native module was not built.
         SampleError: A sample cannot be read or decoded. Finished shards are kept.
         StorageError: A shard cannot be written, or a worker was killed. Finished shards are kept.
     """
@@ -134,6 +136,8 @@ class _Packer:
     samples_per_shard: int = 1
     rows: RawArray | None = None
     """What the rows of array shards are."""
+    tables: HuffmanTables | None = None
+    """What all JPEGs are rewritten with; None stores them as they are."""
 
     def __post_init__(self) -> None:
         self._pipeline = Pipeline(index=self.source, decode=RawBytes(), policy=ErrorPolicy())
@@ -222,15 +226,26 @@ class _Packer:
             return rows_like(self._pipeline.read(record)[0], self.options)
 
     def mean_bytes(self) -> float:
-        """Estimate the size of a sample in a shard from some samples. Those that cannot be packed are left out."""
+        """Estimate the size of a sample in a shard from some samples."""
         if self.rows is not None:
             return max(1, self.rows.sample_bytes)
+        sizes = [sum(_BLOCK_BYTES + _padded(len(data)) for _, data in members) for members in self._probed()]
+        return max(1.0, sum(sizes) / max(1, len(sizes)))
+
+    def common_tables(self) -> HuffmanTables:
+        """Return the Huffman tables that suit some samples best."""
+        counts = SymbolCounts()
+        for members in self._probed():
+            for _, data in members:
+                counts.add(data)
+        return counts.tables()
+
+    def _probed(self) -> Iterator[list[tuple[str, bytes]]]:
+        """Yield the members of samples from all of the index. Samples that cannot be packed are left out."""
         step = max(1, len(self.source) // _PROBED_SAMPLES)
-        sizes: list[int] = []
         for record in self.source.records(np.arange(0, len(self.source), step)[:_PROBED_SAMPLES]):
             with suppress(SampleError):
-                sizes.append(sum(_BLOCK_BYTES + _padded(len(data)) for _, data in self._members(record)))
-        return max(1.0, sum(sizes) / max(1, len(sizes)))
+                yield list(self._members(record))
 
     def _fill(self, file: Writer, shard: int) -> Iterator[list[Cell]]:
         if self.rows is not None:
@@ -293,7 +308,7 @@ class _Packer:
         with self._located(record):
             found = self._pipeline.read(record)
             for name, data in zip(names, found, strict=True):
-                ending, stored = stored_as(data, self.options)
+                ending, stored = stored_as(data, self.options, self.tables)
                 yield (ending if len(names) == 1 else f"{name}.{ending}"), stored
         others = {
             column.name: record.cells[number]
@@ -324,6 +339,7 @@ def _prepare(index: str | os.PathLike[str] | Index, folder: Path, options: PackO
         manifest = json.loads((folder / _MANIFEST).read_text()) if (folder / _MANIFEST).exists() else None
         if isinstance(manifest, dict):
             manifest.setdefault("format", ShardFormat.TAR)  # older manifests have no format
+            manifest.setdefault("jpeg", JpegForm.KEEP)  # nor this
     except OSError as error:
         raise StorageError(f"{folder} cannot hold a pack: {error.strerror}. Name another folder") from error
     except ValueError as error:
@@ -336,6 +352,9 @@ def _prepare(index: str | os.PathLike[str] | Index, folder: Path, options: PackO
         if options.format is ShardFormat.ARRAYS:
             packer.rows = packer.rows_like_first()
             wanted["rows"] = asdict(packer.rows)
+        if options.jpeg is JpegForm.BASELINE:
+            packer.tables = packer.common_tables()
+            wanted["huffman_tables"] = packer.tables.segment.hex()
         manifest = wanted | {"samples_per_shard": max(1, round(options.shard_bytes / packer.mean_bytes()))}
         with new_file(folder / _MANIFEST) as file:
             file.write(json.dumps(manifest, indent=2).encode())
@@ -348,6 +367,7 @@ def _prepare(index: str | os.PathLike[str] | Index, folder: Path, options: PackO
         options=options,
         samples_per_shard=manifest["samples_per_shard"],
         rows=rows_in(manifest),
+        tables=HuffmanTables(segment=bytes.fromhex(found)) if (found := manifest.get("huffman_tables")) else None,
     )
 
 
