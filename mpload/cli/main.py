@@ -6,21 +6,9 @@ import warnings
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 import mpload
-from mpload.cli.bench import bench
-from mpload.cli.cache import cache
-from mpload.cli.demo import demo
-from mpload.cli.doctor import doctor
-from mpload.cli.index import index
-from mpload.cli.inspect import inspect
-from mpload.cli.merge import merge
-from mpload.cli.monitor import monitor
-from mpload.cli.pack import pack
-from mpload.cli.plan import plan
-from mpload.cli.top import top
-from mpload.cli.tune import tune
+from mpload.cli.commands import CommandGroup
 from mpload.errors import ArgumentError, MploadError
 
 __all__ = ["app", "main"]
@@ -28,8 +16,8 @@ __all__ = ["app", "main"]
 _FAILURE, _USAGE, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 130, 141
 
 
-class _Commands(TyperGroup):
-    """The group of commands. It reports every error that a user can correct in one line."""
+class _Commands(CommandGroup):
+    """The commands. The group reports every error that a user can correct in one line."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -76,10 +64,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (index, inspect, merge, pack, plan, doctor, tune, monitor, demo, top):
-    app.command()(_command)
-app.add_typer(cache, name="cache")
-app.add_typer(bench, name="bench")
 
 
 def _show_version(is_wanted: bool) -> None:

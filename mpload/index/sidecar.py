@@ -205,8 +205,10 @@ def _write(
                 fields = [pa.field(name, pa.from_numpy_dtype(DTYPES[name]), nullable=False) for name in batch]
                 schema = pa.schema(fields, metadata=dict([*metadata.items(), (_TOTALS, token.encode())]))
                 writer = pa.ipc.new_file(file, schema)
-            checks = b"".join(checks_of(values.tobytes(), done, seed=seed) for values in batch.values())
-            arrays = [pa.array(values) for values in batch.values()]
+            data = [values.tobytes() for values in batch.values()]
+            checks = b"".join(checks_of(each, done, seed=seed) for each in data)
+            buffers = zip(schema.types, map(pa.py_buffer, data), strict=True)  # `pa.array` would import pandas
+            arrays = [pa.Array.from_buffers(kind, len(batch["offset"]), [None, buffer]) for kind, buffer in buffers]
             writer.write_batch(pa.record_batch(arrays, schema=schema), custom_metadata={_CHECKS.encode(): checks})
             done += len(batch["offset"])
             if progress is not None:
