@@ -166,6 +166,13 @@ def test_importing_mpload_loads_nothing_heavy() -> None:
 
 
 @pytest.mark.processes
+def test_a_loader_imports_nothing_that_its_first_batch_does_not_need() -> None:
+    loaded = loaded_by("from mpload import MPDataset, MPLoader, RandomResizedCrop")
+    assert {"torch", "cv2"} <= loaded
+    assert loaded.isdisjoint({"albumentations", "jinja2", "matplotlib", "obstore", "pandas", "rich", "typer"})
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize("module", ["cli.main", "samples.pipeline", "index.opening", "plan.topology"])
 def test_modules_that_need_no_torch_do_not_import_it(module: str) -> None:
     assert "torch" not in loaded_by(f"import mpload.{module}")

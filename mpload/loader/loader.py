@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
+from importlib import import_module
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
 
@@ -28,7 +29,6 @@ from mpload.plan.plan import Plan, Tail
 from mpload.plan.topology import Topology
 from mpload.samples.map_work import MapDataset
 from mpload.telemetry.counting import Telemetry
-from mpload.telemetry.showing import show_progress
 from mpload.telemetry.stats import LoaderStats
 from mpload.telemetry.writers import Report, StatsWriter
 from mpload.transport.batches import BatchTask, PoolOptions
@@ -246,7 +246,9 @@ class MPLoader(Generic[Batch]):
 
     def progress(self) -> Iterator[Batch]:
         """Iterate, and show progress, speed, waiting time and memory in the terminal or notebook."""
-        return show_progress(self, self.stats)
+        showing = import_module("mpload.telemetry.showing")  # imports rich, which most training scripts do not use
+        batches: Iterator[Batch] = showing.show_progress(self, self.stats)
+        return batches
 
     def __repr__(self) -> str:
         return format_facts(f"MPLoader of {self._source.name}", self._facts())
