@@ -6,9 +6,9 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 JPEG_FILES = (
-    "_decoder", "_huffman", "_huffman_tables", "_huffman_test", "_resize", "_resize_simd", "_rows", "_photos", "_header",
-    "_philox", "_crop"
-)  # fmt: skip
+    *("_decoder", "_huffman", "_huffman_tables", "_huffman_test", "_rows", "_resize", "_resize_simd"),
+    *("_photos", "_header", "_philox", "_crop"),
+)
 
 stable_abi = not sysconfig.get_config_var("Py_GIL_DISABLED")  # free-threaded Pythons have none
 

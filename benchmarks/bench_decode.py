@@ -45,10 +45,11 @@ import simplejpeg  # type: ignore[import-untyped]
 from PIL import Image
 from records import write_record
 
+from mpload.images.backends import can_note_rows
 from mpload.images.crops import random_crop_box
 from mpload.images.decoders import RandomResizedCrop, jpeg_backend
 from mpload.images.image import open_image
-from mpload.images.jpeg import Jpeg, can_note_rows
+from mpload.images.jpeg import Jpeg
 from mpload.images.resize import Box, View
 from mpload.images.shrink import shrunk_jpeg
 from mpload.index.opening import open_index

@@ -20,13 +20,13 @@ from mpload.errors import TooManyBadSamples as TooManyBadSamples
 from mpload.errors import WorkerError as WorkerError
 from mpload.errors import WorkerTraceback as WorkerTraceback
 from mpload.images.arrays import RawArray as RawArray
+from mpload.images.backends import jpeg_backend as jpeg_backend
 from mpload.images.decoders import ImageDecoder as ImageDecoder
 from mpload.images.decoders import NumpyDecoder as NumpyDecoder
 from mpload.images.decoders import RandomResizedCrop as RandomResizedCrop
 from mpload.images.decoders import RawBytes as RawBytes
 from mpload.images.decoders import ResizeCenterCrop as ResizeCenterCrop
 from mpload.images.gpu_decode import GpuDecode as GpuDecode
-from mpload.images.jpeg import jpeg_backend as jpeg_backend
 from mpload.images.limits import Limits as Limits
 from mpload.index.columns import Column as Column
 from mpload.index.columns import ColumnType as ColumnType

@@ -21,8 +21,8 @@ from rich.table import Table
 from mpload.cli.photos import SCENES, make_photos
 from mpload.cli.terminal import progress_bar
 from mpload.errors import SampleError
+from mpload.images.backends import jpeg_backend
 from mpload.images.decoders import RandomResizedCrop
-from mpload.images.jpeg import jpeg_backend
 from mpload.index.columns import Column, ColumnType
 from mpload.index.index import Index
 from mpload.index.opening import open_index

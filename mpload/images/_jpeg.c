@@ -103,7 +103,7 @@ static int read_view(PyObject *from, View *view) {  /* faster than nested format
 
 PyDoc_STRVAR(decode_doc,
 "decode(data, view, out, entry=None)\n--\n\n"
-"Write a view of a JPEG, a `mpload.images.jpeg.StoredView`, to `out`, uint8 [height, width, 3], C-contiguous.\n\n"
+"Write a view of a JPEG, a `mpload.images.backends.StoredView`, to `out`, uint8 [height, width, 3], C-contiguous.\n\n"
 "Returns None, or the reason if the file is declined; the contents of `out` are then undefined.\n\n"
 "With an `entry` of the same photo, rows above the view are not decoded. If it is of another photo, damaged or empty,\n"
 "a new entry, bytes, is returned instead of None where one can be made.");

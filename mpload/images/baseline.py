@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError, DecodeError
+from mpload.images.backends import HOW_TO_BUILD
 from mpload.images.claims import unclaimed
-from mpload.images.jpeg import HOW_TO_BUILD, open_jpeg
+from mpload.images.jpeg import open_jpeg
 from mpload.images.jpeg_header import libjpeg_header, read_header
 from mpload.images.limits import Limits
 

@@ -30,10 +30,10 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError, DecodeError
+from mpload.images.backends import Backend, check_backend, jpeg_backend
 from mpload.images.claims import Claim, unclaimed
 from mpload.images.crops import middle_strip, random_crop_box
 from mpload.images.image import Image, open_image
-from mpload.images.jpeg import Backend, check_backend, jpeg_backend
 from mpload.images.jpeg_header import ImageBytes
 from mpload.images.limits import Limits
 from mpload.images.resize import Box, Pixels, View

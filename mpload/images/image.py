@@ -14,8 +14,9 @@ import cv2
 import imagesize  # type: ignore[import-untyped]
 
 from mpload.errors import DecodeError
+from mpload.images.backends import Backend
 from mpload.images.claims import PEAK_PIXEL_BYTES, Claim, unclaimed
-from mpload.images.jpeg import Backend, decode_with_opencv, open_jpeg
+from mpload.images.jpeg import decode_with_opencv, open_jpeg
 from mpload.images.jpeg_header import ImageBytes
 from mpload.images.limits import Limits
 from mpload.images.resize import Box, Pixels, View, resize_into

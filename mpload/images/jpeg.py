@@ -5,42 +5,22 @@ damage, anything that libjpeg warns about) go to simplejpeg, so that errors and 
 the native module. Damage below the last row that a view needs is not noticed; a file that breaks off there is.
 """
 
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
-from typing import Final, Literal, NamedTuple, Protocol, cast
 
 import cv2
 import numpy as np
 import simplejpeg  # type: ignore[import-untyped]
 
-from mpload.errors import ArgumentError, DecodeError, MploadWarning
+from mpload.errors import DecodeError
+from mpload.images.backends import Backend, Native, StoredView, native_decoder
 from mpload.images.claims import PEAK_PIXEL_BYTES, PLAIN_PIXEL_BYTES, Claim
 from mpload.images.jpeg_header import ImageBytes, has_more_scans, libjpeg_header, read_header
 from mpload.images.limits import Limits
 from mpload.images.resize import Box, Pixels, View, resize_into
 from mpload.images.row_starts import RowStarts
 
-__all__ = [
-    "BACKENDS",
-    "HOW_TO_BUILD",
-    "Backend",
-    "Jpeg",
-    "StoredView",
-    "can_note_rows",
-    "check_backend",
-    "decode_with_opencv",
-    "jpeg_backend",
-    "jpeg_codec",
-    "native_decoder",
-    "open_jpeg",
-]
+__all__ = ["Jpeg", "decode_with_opencv", "open_jpeg"]
 
-Backend = Literal["auto", "native", "simplejpeg"]
-"""What decodes JPEGs: the native module if it was built, else simplejpeg; the native module or an error; simplejpeg."""
-BACKENDS: Final = ("auto", "native", "simplejpeg")
 
 # libjpeg-turbo's messages for pictures that are damaged. Its other complaints (bytes between two segments, an odd
 # version number) do not concern the pixels, and other decoders ignore them.
@@ -56,118 +36,6 @@ _NOT_NEEDED = "extraneous bytes before marker 0xd9"
 _OF_INKS = frozenset({"CMYK", "YCCK"})
 _STRIP_ROWS = 64
 _MARGIN_ROWS = 4  # upsampling uses rows below
-
-
-class StoredView(NamedTuple):
-    """A view of a JPEG as it is stored, decoded at a scale. The native decoder draws it; its source calls it `View`.
-
-    Attributes:
-        size: Height and width of the whole image; images of other sizes are declined.
-        denominator: The image is decoded at 1 / `denominator` of its size: 1, 2, 4 or 8.
-        box: The part to show, in pixels of the image at that scale.
-        full: Height and width that the box is resized to.
-        corner: Top and left of the result in the resized box. The size of the result is that of the output array.
-        mirror: Swap left and right.
-        antialias: As in `View`.
-    """
-
-    size: tuple[int, int]
-    denominator: int
-    box: Box
-    full: tuple[int, int]
-    corner: tuple[int, int]
-    mirror: bool
-    antialias: bool
-
-
-class _Native(Protocol):
-    """The module `mpload.images._jpeg`."""
-
-    LIBJPEG_TURBO_VERSION: str
-    WITH_HUFFMAN: bool
-    """Whether it decodes the Huffman codes of plain JPEGs itself, which is faster. The pixels are the same."""
-    SIMD: str
-    """The instructions that it resizes with: `avx2`, `sse2`, `neon` or `plain`. The pixels are the same."""
-
-    def decode(self, data: ImageBytes, view: StoredView, out: Pixels, entry: bytes | None = None) -> bytes | str | None:
-        """Write a view to `out`, C-contiguous uint8 [height, width, 3].
-
-        Return None, or the reason for declining it as a `str`; if `entry` is not an entry of this file, its new one.
-        """
-        ...
-
-    decode_many: Callable[..., None]
-    """Decodes many photos; see `mpload.images.many`."""
-
-
-def _find_native() -> _Native | None:
-    try:
-        return cast("_Native", import_module("mpload.images._jpeg"))
-    except ImportError:  # it was not built, or its libjpeg is missing
-        return None
-
-
-_NATIVE: Final = _find_native()
-
-
-def native_decoder(backend: Backend) -> _Native | None:
-    """Return the native module if `backend` tries it first, else None."""
-    return None if backend == "simplejpeg" else _NATIVE
-
-
-def jpeg_codec() -> str:
-    """Return what the pixels of decoded JPEGs depend on: `native (libjpeg-turbo 3.1.0)`, or `simplejpeg`."""
-    return "simplejpeg" if _NATIVE is None else f"native (libjpeg-turbo {_NATIVE.LIBJPEG_TURBO_VERSION})"
-
-
-def jpeg_backend() -> str:
-    """Return what decodes JPEGs here: `native (libjpeg-turbo 3.1.0)`, or `simplejpeg`.
-
-    The native decoder decodes Huffman codes itself, faster than libjpeg-turbo does. With the environment variable
-    `MPLOAD_LIBJPEG_HUFFMAN=1`, or if a self-test at import finds pixels that differ from libjpeg-turbo's, it leaves the
-    codes to libjpeg-turbo. The answer then is
-    `native (libjpeg-turbo 3.1.0, slower: without mpload's Huffman decoder)`.
-    """
-    codec = jpeg_codec()
-    if _NATIVE is None or _NATIVE.WITH_HUFFMAN:
-        return codec
-    return f"{codec.removesuffix(')')}, slower: without mpload's Huffman decoder)"
-
-
-def can_note_rows() -> bool:
-    """Return whether the decoder here notes where the rows of a JPEG begin."""
-    return _NATIVE is not None and _NATIVE.WITH_HUFFMAN
-
-
-def check_backend(name: str) -> None:
-    """Raise `ArgumentError` if `name` is not an installed backend; warn if `"auto"` means the slow one."""
-    if name not in BACKENDS:
-        raise ArgumentError(f"backend must be one of {', '.join(map(repr, BACKENDS))}, got {name!r}")
-    if _NATIVE is not None:
-        return
-    if name == "native":
-        raise ArgumentError(
-            f"backend='native': the native decoder was not built. {HOW_TO_BUILD}, or use backend='auto'"
-        )
-    if name == "auto":
-        _warn_of_slow_decoding()
-
-
-HOW_TO_BUILD = (
-    "Install a C compiler and libjpeg-turbo's headers (apt install gcc libjpeg62-turbo-dev), then install mpload again "
-    "with pip's options --force-reinstall --no-deps --no-cache-dir"
-)
-
-
-@cache  # Python shows warnings again whenever any library changes the filters
-def _warn_of_slow_decoding() -> None:
-    warnings.warn(
-        "JPEGs are decoded by simplejpeg, as mpload was installed without its native decoder: a crop takes 1.1 to 1.2 "
-        "times as long, 2.2 to 2.3 times as long with antialias=True. "  # benchmarks/records/decode.jsonl
-        f"{HOW_TO_BUILD}, or set backend='simplejpeg' to hide this warning",
-        MploadWarning,
-        stacklevel=5,  # the line that constructs a decoder
-    )
 
 
 def open_jpeg(data: ImageBytes, *, upright: bool, limits: Limits, backend: Backend, claim: Claim) -> "Jpeg":
@@ -206,7 +74,7 @@ class Jpeg:
     has_one_scan: bool
     """Whether all of the picture is in one scan, so that rows can be decoded without keeping all of them in memory."""
     allow_truncated: bool
-    native: _Native | None
+    native: Native | None
     """The decoder that is tried first."""
     claim: Claim
     rows: RowStarts | None = None
@@ -258,7 +126,7 @@ class Jpeg:
         corner = (0, 0) if window is None else window[:2]
         return StoredView(self.stored_size, denominator, box, full, corner, mirror, antialias)
 
-    def _draw_natively(self, native: _Native, view: View, out: Pixels) -> bool:
+    def _draw_natively(self, native: Native, view: View, out: Pixels) -> bool:
         stored = self.stored_view(view)
         pixels = out
         if self.orientation != 1:
@@ -339,7 +207,7 @@ class Jpeg:
         height, width = (-(-side // denominator) for side in decoded.shape[:2])
         return np.asarray(cv2.resize(decoded, (width, height), interpolation=cv2.INTER_AREA), np.uint8)
 
-    def _decode_natively(self, native: _Native, denominator: int) -> Pixels | None:
+    def _decode_natively(self, native: Native, denominator: int) -> Pixels | None:
         """Decode to RGB at 1 / `denominator` of the size, as simplejpeg does; return None if `native` declines."""
         height, width = (-(-side // denominator) for side in self.stored_size)
         pixels = np.empty((height, width, 3), np.uint8)

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.images.arrays import RawArray
+from mpload.images.backends import native_decoder
 from mpload.images.decoders import RandomResizedCrop, ResizeCenterCrop, center_short_side
-from mpload.images.jpeg import native_decoder
 
 __all__ = ["DecodeMany", "EncodedSamples", "crop_numbers", "many_decoder", "row_bytes"]
 

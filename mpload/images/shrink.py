@@ -6,8 +6,9 @@ import cv2
 import numpy as np
 import simplejpeg  # type: ignore[import-untyped]
 
+from mpload.images.backends import jpeg_codec
 from mpload.images.image import Image
-from mpload.images.jpeg import Jpeg, jpeg_codec
+from mpload.images.jpeg import Jpeg
 from mpload.images.resize import Box, Pixels, View
 
 __all__ = ["SHRUNK_BY", "shrunk_jpeg"]

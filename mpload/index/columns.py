@@ -28,6 +28,11 @@ class ColumnType(StrEnum):
         """Whether cells of this type locate a sample's encoded bytes."""
         return self in {ColumnType.PATH, ColumnType.SPAN, ColumnType.LMDB, ColumnType.ROW}
 
+    @property
+    def is_file(self) -> bool:
+        """Whether cells of this type name a file, or a span of one."""
+        return self in {ColumnType.PATH, ColumnType.SPAN}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:

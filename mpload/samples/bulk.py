@@ -37,7 +37,6 @@ __all__ = ["BulkPipeline"]
 _ARENA_BYTES = 2 * MIB  # about the size of a core's second-level cache, so that decoders find in it what was just read
 _LEFT_OUT_CHUNKS = 15  # so that data which are mostly declined, such as PNG, are not all read twice
 _MAX_ARRAY_BYTES = MIB  # of a `.npy` file; the first of a chunk is copied
-_FILES = frozenset({ColumnType.PATH, ColumnType.SPAN})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -119,9 +118,9 @@ class BulkPipeline:
 
 
 def _maker_of_source(pipeline: Pipeline, arena_bytes: int) -> _Maker | None:
-    types = {pipeline.index.columns[number].type for number in pipeline.sources}
+    are_files = all(pipeline.index.columns[number].type.is_file for number in pipeline.sources)
     storage, decode = pipeline.opened_storage, pipeline.decode
-    if type(storage) is not LocalStorage or not types <= _FILES:
+    if type(storage) is not LocalStorage or not are_files:
         return None
     reading = _Reading(storage=storage, ahead=pipeline.ahead)
     if type(decode) is RawBytes:

@@ -15,7 +15,7 @@ from mpload.images.arrays import RawArray
 from mpload.images.claims import Claim, unclaimed
 from mpload.images.decoders import ImageDecoder, NumpyDecoder, RandomResizedCrop, RawBytes, ResizeCenterCrop
 from mpload.images.gpu_decode import GpuDecode
-from mpload.index.columns import ColumnType, path_of, range_of
+from mpload.index.columns import path_of, range_of
 from mpload.index.index import Index, Record
 from mpload.plan.sample_rng import SampleRng
 from mpload.samples.batch import Batch, Sample, columns_of_samples
@@ -38,14 +38,14 @@ from mpload.storage.protocols import PageStorage, Room, RoomStorage, Storage
 from mpload.storage.ranges import ByteRange
 from mpload.storage.read_ahead import ReadAhead
 from mpload.transport.messages import MAX_COUNTS
+from mpload.units import KIB
 
 __all__ = ["Pipeline", "SampleCache"]
 
-_BLOCK_GAP_BYTES = 1 << 16
+_BLOCK_GAP_BYTES = 64 * KIB
 _DECODE, _TRANSFORM, _GLOBALS = 0, 1, 3  # streams of a sample's randomness; map-style datasets use 2
 _IMAGE_DECODERS = (ImageDecoder, RandomResizedCrop, ResizeCenterCrop, GpuDecode)
 _OUR_DECODERS = frozenset({*_IMAGE_DECODERS, RawBytes, NumpyDecoder, RawArray})
-_FILES = frozenset({ColumnType.PATH, ColumnType.SPAN})
 _NUM_CHECKED = 4  # samples that are searched for masks before the first epoch
 
 
@@ -116,8 +116,8 @@ class Pipeline:
             return
         if not guard.keeps_gray:
             guard.check_names()
-        types = {self.index.columns[number].type for number in self.sources}
-        if self._files_guard is not None and types <= _FILES and isinstance(self.opened_storage, LocalStorage):
+        are_files = all(self.index.columns[number].type.is_file for number in self.sources)
+        if self._files_guard is not None and are_files and isinstance(self.opened_storage, LocalStorage):
             sample_ids = np.linspace(0, len(self.index) - 1, num=_NUM_CHECKED, dtype=np.int64)
             for record in self.index.records(sample_ids):
                 with suppress(StorageError):  # raised again when the sample is made

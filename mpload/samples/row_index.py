@@ -29,10 +29,11 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from mpload.errors import ArgumentError, MploadWarning, StorageError
+from mpload.images.backends import can_note_rows
 from mpload.images.claims import Claim, unclaimed
 from mpload.images.decoders import RandomResizedCrop, ResizeCenterCrop, center_view, random_view
 from mpload.images.image import open_image
-from mpload.images.jpeg import Jpeg, can_note_rows
+from mpload.images.jpeg import Jpeg
 from mpload.images.jpeg_header import ImageBytes
 from mpload.images.resize import Pixels
 from mpload.images.row_starts import RowStarts

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpload.errors import ArgumentError, MploadError
+from mpload.images.backends import HOW_TO_BUILD, can_note_rows
 from mpload.images.claims import unclaimed
 from mpload.images.decoders import RawBytes
-from mpload.images.jpeg import HOW_TO_BUILD, can_note_rows, open_jpeg
+from mpload.images.jpeg import open_jpeg
 from mpload.images.limits import Limits
 from mpload.images.resize import Box, View
 from mpload.index.columns import Cell, range_of

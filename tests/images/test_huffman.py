@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mpload.errors import DecodeError
-from mpload.images import jpeg
+from mpload.images import backends
+from mpload.images.backends import StoredView
 from mpload.images.decoders import ImageDecoder, ResizeCenterCrop, jpeg_backend
 from mpload.images.image import open_image
-from mpload.images.jpeg import Jpeg, StoredView
+from mpload.images.jpeg import Jpeg
 from mpload.images.limits import Limits
 from mpload.images.resize import Box
 from mpload.images.shrink import SHRUNK_BY
@@ -192,7 +193,7 @@ def test_the_backend_says_where_libjpeg_turbo_decodes_huffman_codes(
     assert not plain.WITH_HUFFMAN
     assert "Huffman" not in jpeg_backend()
     assert jpeg_backend() in SHRUNK_BY
-    monkeypatch.setattr(jpeg, "_NATIVE", plain)
+    monkeypatch.setattr(backends, "NATIVE", plain)
     version = NATIVE.LIBJPEG_TURBO_VERSION
     assert jpeg_backend() == f"native (libjpeg-turbo {version}, slower: without mpload's Huffman decoder)"
 

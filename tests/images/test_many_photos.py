@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mpload.errors import DecodeError
-from mpload.images import jpeg
+from mpload.images import backends
 from mpload.images.decoders import ImageDecoder, RandomResizedCrop, ResizeCenterCrop
 from mpload.images.limits import Limits
 from mpload.images.many import EncodedSamples, many_decoder
@@ -263,7 +263,7 @@ def test_other_decoders_decode_samples_one_by_one(decode: Callable[..., Any]) ->
     ],
 )
 def test_wrong_arguments_are_refused(name: str, value: Any) -> None:
-    native = jpeg._NATIVE
+    native = backends.NATIVE
     assert native is not None
     number = np.zeros(1, np.int64)
     arguments: dict[str, Any] = {

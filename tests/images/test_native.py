@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mpload.errors import ArgumentError, DecodeError
-from mpload.images import jpeg
+from mpload.images import backends
 from mpload.images.crops import random_crop_box
 from mpload.images.decoders import ImageDecoder, RandomResizedCrop, ResizeCenterCrop, jpeg_backend
 from mpload.images.image import open_image
@@ -306,7 +306,7 @@ def test_a_backend_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
         return "not today"
 
     monkeypatch.setattr(
-        jpeg, "_NATIVE", SimpleNamespace(LIBJPEG_TURBO_VERSION="9.8.7", WITH_HUFFMAN=True, decode=refuse)
+        backends, "NATIVE", SimpleNamespace(LIBJPEG_TURBO_VERSION="9.8.7", WITH_HUFFMAN=True, decode=refuse)
     )
     assert jpeg_backend() == "native (libjpeg-turbo 9.8.7)"
     ResizeCenterCrop(64, backend="simplejpeg")(data)
@@ -318,7 +318,7 @@ def test_a_backend_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_native_backend_is_an_error_if_it_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jpeg, "_NATIVE", None)
+    monkeypatch.setattr(backends, "NATIVE", None)
     assert jpeg_backend() == "simplejpeg"
     assert RandomResizedCrop(64)(make("420", 150, 200, 0), np.random.default_rng(0)).shape == (64, 64, 3)
     with pytest.raises(ArgumentError, match=r"backend='native': the native decoder was not built"):

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpload.images import jpeg
+from mpload.images import backends
 from mpload.images.image import open_image
 from mpload.images.jpeg import Jpeg
 from mpload.images.resize import Box, View
@@ -28,10 +28,10 @@ def decode_natively(data: bytes, out: Any = None, **changes: Any) -> str | None:
     assert isinstance(image, Jpeg)
     box = Box(top=0, left=0, height=image.height, width=image.width)
     view = image.stored_view(View(box=box, full=(20, 30)))._replace(**changes)
-    assert jpeg._NATIVE is not None
+    assert backends.NATIVE is not None
     if out is None:
         out = np.zeros((30, 20, 3) if image.orientation >= 5 else (20, 30, 3), np.uint8)
-    cause = jpeg._NATIVE.decode(data, view, out)
+    cause = backends.NATIVE.decode(data, view, out)
     assert not isinstance(cause, bytes)
     return cause
 

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpload.images import jpeg
-from mpload.images.jpeg import StoredView
+from mpload.images import backends
+from mpload.images.backends import StoredView
 from mpload.images.resize import Box
 from tests.golden.make_formats import FOLDER
 from tests.support.native import needs_native
 
 PROJECT = Path(__file__).parents[2]
 IMAGES = PROJECT / "mpload" / "images"
-NATIVE: Any = jpeg._NATIVE
+NATIVE: Any = backends.NATIVE
 BASELINE = {"x86_64": "sse2", "aarch64": "neon"}.get(platform.machine(), "plain")
 FILE = (FOLDER / "jpeg_444.jpg").read_bytes()
 SIZE = (40, 56)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from xxhash import xxh64_intdigest
 
-from mpload.images.jpeg import StoredView
+from mpload.images.backends import StoredView
 from mpload.images.resize import Box
 from tests.support.jpegs import NATIVE, VARIETIES, make, view_of_all, views
 from tests.support.photos import encode, photo

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from mpload.errors import DecodeError
+from mpload.images.backends import Backend
 from mpload.images.image import open_image
-from mpload.images.jpeg import Backend
 from mpload.images.shrink import shrunk_jpeg
 from mpload.samples.cache.compact import compact
 from tests.support.native import needs_native

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mpload import MPDataset, RandomResizedCrop, ResizeCenterCrop, Topology
+from mpload.images.backends import can_note_rows
 from mpload.images.decoders import jpeg_backend
-from mpload.images.jpeg import can_note_rows
 from mpload.samples.row_index import RowIndex, find_row_index, make_row_index
 from tests.support.chunks import OneWorker
 from tests.support.row_indexes import NUM_PHOTOS, write_photos

@@ -16,8 +16,8 @@ from PIL import Image
 
 from mpload import ImageDecoder, MPDataset, MPLoader, PartialCache, RandomResizedCrop, ResizeCenterCrop, Topology
 from mpload.errors import ArgumentError, MploadWarning
+from mpload.images.backends import can_note_rows
 from mpload.images.decoders import jpeg_backend
-from mpload.images.jpeg import can_note_rows
 from mpload.index.opening import open_index
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import BadSample, policy_of

@@ -7,14 +7,14 @@ import simplejpeg  # type: ignore[import-untyped]
 from hypothesis import strategies as st
 from PIL import Image
 
-from mpload.images import jpeg
-from mpload.images.jpeg import StoredView
+from mpload.images import backends
+from mpload.images.backends import StoredView
 from mpload.images.resize import Box
 from tests.support.photos import encode, photo
 
 __all__ = ["NATIVE", "VARIETIES", "make", "view_of_all", "views"]
 
-NATIVE: Any = jpeg._NATIVE
+NATIVE: Any = backends.NATIVE
 VARIETIES: dict[str, dict[str, Any]] = {
     "420": {"subsampling": "4:2:0"},
     "422": {"subsampling": "4:2:2"},

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpload.images.jpeg import jpeg_backend
+from mpload.images.backends import jpeg_backend
 from mpload.index.lines import NATIVE
 
 __all__ = ["needs_native", "needs_native_lines"]

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from mpload.errors import ArgumentError, StorageError
-from mpload.images import jpeg
-from mpload.images.jpeg import can_note_rows
+from mpload.images import backends
+from mpload.images.backends import can_note_rows
 from mpload.index.opening import open_index
 from mpload.samples.row_index import find_row_index
 from mpload.tools.rows import note_rows
@@ -60,7 +60,7 @@ def test_a_folder_that_refuses_the_file_is_an_error(text: Path, monkeypatch: pyt
 
 
 def test_it_needs_the_native_decoder(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jpeg, "_NATIVE", None)
+    monkeypatch.setattr(backends, "NATIVE", None)
     with pytest.raises(ArgumentError, match=r"needs mpload's native decoder.*apt install gcc"):
         note_rows(open_index(text))
 

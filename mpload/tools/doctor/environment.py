@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from mpload.images.jpeg import jpeg_backend
+from mpload.images.backends import jpeg_backend
 from mpload.memory.machine import MemoryGauge, num_usable_cores
 from mpload.tools.doctor.facts import Environment
 
