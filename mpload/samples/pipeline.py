@@ -1,6 +1,5 @@
 """Turns a record into a sample, and sample_ids into a batch: read, decode, transform. Does not import torch."""
 
-import inspect
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
@@ -30,6 +29,7 @@ from mpload.samples.transforms import (
     seed_generators,
     seed_opencv,
     seeds_generators,
+    takes,
     takes_images,
 )
 from mpload.storage.local import LocalStorage, PageCache
@@ -76,8 +76,8 @@ class Pipeline:
         self.cache = cache
         self.row_index = row_index
         self.sources = [number for number, column in enumerate(index.columns) if column.type.is_source]
-        self._decode_takes_rng = _takes(decode, "rng")
-        self._decode_takes_claim = _takes(decode, "claim")
+        self._decode_takes_rng = takes(decode, "rng")
+        self._decode_takes_claim = takes(decode, "claim")
         self.output_shape: tuple[int, ...] | None = getattr(decode, "output_shape", None)
         """Shape of every array that the decoder returns, with `output_dtype`; None if it varies."""
         self.output_dtype: np.dtype[Any] = np.dtype(getattr(decode, "output_dtype", np.uint8))
@@ -391,11 +391,3 @@ def _declared_images(decode: Callable[..., Any]) -> bool | None:
         decode = decode.func
     declared = getattr(decode, "makes_images", None)
     return None if declared is None else bool(declared)
-
-
-def _takes(function: Callable[..., Any], name: str) -> bool:
-    """Return whether `function` has a parameter called `name`."""
-    try:
-        return name in inspect.signature(function).parameters
-    except (TypeError, ValueError):  # builtins that have no signature
-        return False

@@ -19,6 +19,7 @@ __all__ = [
     "seed_generators",
     "seed_opencv",
     "seeds_generators",
+    "takes",
     "takes_images",
 ]
 
@@ -178,7 +179,7 @@ class _PlainTransform:
 
     def __init__(self, transform: Callable[..., Any]) -> None:
         self._transform = transform
-        self.takes_rng = _takes_rng(transform)
+        self.takes_rng = takes(transform, "rng")
 
     def __call__(self, image: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
         if self.takes_rng:
@@ -289,9 +290,10 @@ def _is_of(transform: Any, libraries: frozenset[str]) -> bool:
     return any(base.__module__.partition(".")[0] in libraries for base in type(transform).__mro__)
 
 
-def _takes_rng(transform: Callable[..., Any]) -> bool:
+def takes(function: Callable[..., Any], name: str) -> bool:
+    """Return whether `function` can be called with an argument `name=`."""
     try:
-        parameter = inspect.signature(transform).parameters.get("rng")
+        parameter = inspect.signature(function).parameters.get(name)
     except (TypeError, ValueError):  # a builtin without a signature
         return False
     return parameter is not None and parameter.kind in {parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY}
