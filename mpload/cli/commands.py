@@ -14,7 +14,7 @@ _SUMMARIES = {
     "index": "Index a folder, a list, shards, or everything below a URL.",
     "inspect": "Show, check and preview an index.",
     "merge": "Concatenate indexes that have the same columns.",
-    "pack": "Write samples into tar shards or LMDB files.",
+    "pack": "Write samples into tar shards, LMDB files or arrays.",
     "plan": "Compare what a job needs with what a machine offers.",
     "doctor": "Find out what limits the speed of a job.",
     "tune": "Find the fastest workers, batch size and memory budget.",

@@ -7,7 +7,7 @@ remedy    Remedy: a change that would make a job faster
 tune      finds the fastest loader settings
 trials    runs a loader for a few seconds
 bench     benchmarks image decoders, and the memory of lists of samples
-pack      writes the samples of an index into tar shards or LMDB files
+pack      writes the samples of an index into tar shards, LMDB files or arrays
 rows      fills the row index ahead of training
 pictures  the common style of all figures and HTML pages
 ```

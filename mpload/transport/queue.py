@@ -128,8 +128,9 @@ class ChunkQueue:
             position += 1
             if not is_held_back:
                 cells[self._unreserved] = position
-        self._reserved = mine
-        return [self.peek(position) for position in reserved[:num_entries]]
+        # An entry that another reader has released may lie before those that this reader had reserved.
+        self._reserved = deque(sorted(mine))
+        return [self.peek(position) for position in sorted(reserved)[:num_entries]]
 
     def release(self, reader: int, *, generation: int) -> None:
         """Release all reservations of `reader`."""

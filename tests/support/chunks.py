@@ -1,5 +1,6 @@
 """Makes the chunks of a batch in this process, as a worker does."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,7 @@ class OneWorker:
         self.work = self.source.work(read_ahead_bytes=1 << 24, decode_bytes=1 << 26)
         self.work.open()
         self.arrays = self._ring.views(0)
+        weakref.finalize(self, self._ring.close)
 
     def without_bulk(self) -> "OneWorker":
         """Make every sample alone from now on."""

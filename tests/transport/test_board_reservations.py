@@ -149,6 +149,7 @@ STEPS = st.one_of(
 @given(st.lists(STEPS, max_size=60))
 @example([("post", 4), ("reserve", 0, 2), ("replace", 0), ("exit", 0), ("take", 1)])
 @example([("post", 4), ("reserve", 0, 2), ("replace", 0), ("reserve", 1, 5), ("take", 0)])
+@example([("post", 2), ("reserve", 2, 1), ("reserve", 0, 1), ("exit", 2), ("reserve", 0, 2)])
 @example([("post", 4), ("reserve", 0, 4), ("cancel",), ("post", 2), ("reserve", 1, 2), ("take", 0), ("take", 1)])
 def test_workers_take_and_reserve_the_same_chunks_as_a_model_that_searches_the_whole_queue(
     steps: list[tuple[Any, ...]],

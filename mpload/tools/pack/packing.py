@@ -53,7 +53,7 @@ def pack_index(
     num_workers: int = 1,
     progress: Callable[[int], None] | None = None,
 ) -> Path:
-    """Write the samples of `index` into tar shards or LMDB files in the folder `out`; return the path of their index.
+    """Write the samples of `index` into shards in the folder `out`; return the path of their index.
 
     If it is interrupted or killed, call it again with the same arguments to continue.
 
