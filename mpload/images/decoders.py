@@ -23,7 +23,7 @@ import math
 from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from io import BytesIO
 from tokenize import TokenError
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
@@ -40,6 +40,7 @@ from mpload.images.resize import Box, Pixels, View
 
 __all__ = [
     "ImageDecoder",
+    "NpyHeader",
     "NumpyDecoder",
     "RandomResizedCrop",
     "RawBytes",
@@ -48,6 +49,7 @@ __all__ = [
     "center_view",
     "jpeg_backend",
     "random_view",
+    "read_npy_header",
 ]
 
 _UINT8 = np.dtype(np.uint8)  # comparing with a dtype is faster than comparing with np.uint8
@@ -294,24 +296,45 @@ class NumpyDecoder:
             DecodeError: `data` is not a complete `.npy` file, does not hold numbers, or exceeds `max_bytes`.
         """
         self.limits.check_bytes(len(data))
-        file = BytesIO(data)
-        try:
-            version = npy.read_magic(file)
-            read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-            shape, is_fortran, dtype = read_header(file)
-        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError, TokenError) as error:
-            raise DecodeError(f"not a .npy file, or its header is damaged: {error}") from error
-        if dtype.kind not in "biufc" or dtype.shape:
-            raise DecodeError(f"the .npy file holds {dtype}. Only arrays of numbers are read")
-        expected_bytes, num_bytes = math.prod(shape) * dtype.itemsize, len(data) - file.tell()
+        shape, is_fortran, dtype, header_bytes = read_npy_header(data)
+        expected_bytes, num_bytes = math.prod(shape) * dtype.itemsize, len(data) - header_bytes
         if min(shape, default=0) < 0 or expected_bytes != num_bytes:
             raise DecodeError(
                 f".npy is damaged or truncated: {num_bytes:,} bytes follow its header, but {dtype}{list(shape)} has "
                 f"{expected_bytes:,}"
             )
-        array = np.frombuffer(data, dtype, math.prod(shape), file.tell()) if num_bytes else np.empty(0, dtype)
+        array = np.frombuffer(data, dtype, math.prod(shape), header_bytes) if num_bytes else np.empty(0, dtype)
         array = array.reshape(shape, order="F" if is_fortran else "C")
         return np.ascontiguousarray(array, dtype.newbyteorder("=")).reshape(shape)
+
+
+class NpyHeader(NamedTuple):
+    """The header of a `.npy` file: the form of its array, and how the file stores it."""
+
+    shape: tuple[int, ...]
+    is_fortran: bool
+    """Whether the first axis varies fastest."""
+    dtype: np.dtype[Any]
+    num_bytes: int
+    """Size of the header. The array's bytes follow it."""
+
+
+def read_npy_header(data: ImageBytes) -> NpyHeader:
+    """Read the header of a `.npy` file.
+
+    Raises:
+        DecodeError: It is damaged, or the array does not hold numbers.
+    """
+    file = BytesIO(data)
+    try:
+        version = npy.read_magic(file)
+        read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, is_fortran, dtype = read_header(file)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError, TokenError) as error:
+        raise DecodeError(f"not a .npy file, or its header is damaged: {error}") from error
+    if dtype.kind not in "biufc" or dtype.shape:
+        raise DecodeError(f"the .npy file holds {dtype}. Only arrays of numbers are read")
+    return NpyHeader(shape, is_fortran, dtype, file.tell())
 
 
 def _pair(size: int | tuple[int, int]) -> tuple[int, int]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import DecodeError
-from mpload.images.decoders import NumpyDecoder, RawBytes
+from mpload.images.decoders import NumpyDecoder, RawBytes, read_npy_header
 from mpload.images.many import DecodeMany, EncodedSamples, many_decoder, row_bytes
 from mpload.index.columns import ColumnType
 from mpload.index.lines import Lines
@@ -264,15 +264,16 @@ class _Arrays:
         example = int(made.argmax())
         data = array.area[starts[example] : starts[example] + lengths[example]].tobytes()
         try:
-            value = self.decode(data)
+            value, header = self.decode(data), read_npy_header(data)
         except DecodeError:
             return np.zeros_like(made)
-        header_bytes = len(data) - value.nbytes
+        header_bytes = header.num_bytes
         made &= lengths == len(data)
         if (
             (value.dtype, value.ndim) != (array.field.dtype, array.field.num_dims)
+            or header.is_fortran
+            or not header.dtype.isnative
             or header_bytes % ALIGN_BYTES
-            or value.tobytes() != data[header_bytes:]  # Fortran order, or the other byte order
         ):
             return np.zeros_like(made)
         places = np.flatnonzero(made)

@@ -154,6 +154,19 @@ def test_npy_files_without_dimensions_in_fortran_order_and_damaged_ones(folder: 
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("example", [np.zeros((2, 3), np.int32, "F"), np.zeros((2, 3), ">i4")])
+def test_an_example_whose_bytes_do_not_tell_the_order_does_not_mislead(folder: Path, example: Any) -> None:
+    arrays = [example] + [example + np.arange(6, dtype=example.dtype).reshape(2, 3) for _ in range(3)]
+    for place, array in enumerate(arrays):
+        np.save(folder / f"{place}.npy", np.require(array, example.dtype, "F" if example.flags.f_contiguous else "C"))
+    chosen = dataset(
+        folder, ["file:path"], [(f"{place}.npy",) for place in range(4)], decode=NumpyDecoder(), shuffle=False
+    )
+    (made,), _ = OneWorker(chosen).batch(0, chunk_samples=4)
+    np.testing.assert_array_equal(made, arrays)
+
+
+@pytest.mark.processes
 def test_what_cannot_be_made_in_bulk_is_left_to_the_pipeline(folder: Path, tmp_path: Path) -> None:
     lines = [(f"{number}.bin",) for number in range(NUM_FILES)]
     cases: list[dict[str, Any]] = [
