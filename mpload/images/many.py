@@ -73,11 +73,13 @@ def _many_photos(crop: RandomResizedCrop | ResizeCenterCrop) -> DecodeMany | Non
     """Return what decodes many JPEGs; it declines all other formats, and JPEGs with several scans."""
     native = native_decoder(crop.backend)
     numbers = crop_numbers(crop)
-    if native is None or max(crop.output_shape) > _MAX_SIDE or numbers is None:
-        return None
     limits = crop.limits
     wanted = (limits.max_bytes, limits.max_pixels, limits.max_pixels_per_byte, limits.max_scans)
-    bounds = tuple(min(bound, _MAX_BOUND) for bound in wanted)
+    bounds = [min(bound, _MAX_BOUND) for bound in wanted]
+    is_whole = not any(bound % 1 for bound in bounds)  # a limit may be written as 1e9
+    if native is None or max(crop.output_shape) > _MAX_SIDE or numbers is None or not is_whole:
+        return None
+    whole_bounds = tuple(map(int, bounds))
 
     def decode_photos(samples: EncodedSamples, out: NDArray[np.uint8]) -> NDArray[np.uint8]:
         is_made = np.zeros(len(out), np.uint8)
@@ -91,7 +93,7 @@ def _many_photos(crop: RandomResizedCrop | ResizeCenterCrop) -> DecodeMany | Non
             numbers,
             crop.antialias,
             crop.exif_orientation,
-            bounds,
+            whole_bounds,
             entries,
             entry_bounds,
             out,
@@ -115,7 +117,7 @@ def crop_numbers(crop: RandomResizedCrop | ResizeCenterCrop) -> tuple[float, ...
     """Return the crop's numbers as the native decoder wants them; None if they are too large for it."""
     if isinstance(crop, ResizeCenterCrop):
         short_side = center_short_side(crop)
-        return (short_side,) if short_side <= _MAX_SIDE else None
+        return (short_side,) if short_side <= _MAX_SIDE and not isinstance(short_side, float) else None
     if max(crop.ratio) > _MAX_RATIO:
         return None
     return (*crop.scale, *crop.ratio, *map(math.log, crop.ratio), crop.flip)

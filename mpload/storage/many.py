@@ -78,7 +78,9 @@ class ManyReader:
     ) -> None:
         self._ranges = ranges
         self._folder = folder
-        self._max_bytes = _MAX_BYTES if max_bytes is None else max_bytes
+        self._max_bytes = (
+            _MAX_BYTES if max_bytes is None else int(min(max_bytes, _MAX_BYTES))
+        )  # it may be written as 1e9
         self._open: list[_Open] = []  # keeps the shards open
         self._shards = np.full(len(ranges.lengths), -1, np.int64)
         if (ranges.lengths >= 0).any():

@@ -112,3 +112,19 @@ def test_batches_of_workers_are_those_of_the_dataset(folder: Path, tmp_path: Pat
         ((same_images, same_labels),) = list(loader)
     np.testing.assert_array_equal(same_images, images)
     np.testing.assert_array_equal(same_labels, labels)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "decode",
+    [
+        RandomResizedCrop(16, max_pixels=1e8),  # type: ignore[arg-type]
+        RandomResizedCrop(16, limits=Limits(max_bytes=float("inf"), max_scans=2.5)),  # type: ignore[arg-type]
+        RandomResizedCrop(16, limits=Limits(max_pixels_per_byte=1.5)),  # type: ignore[arg-type]
+        ResizeCenterCrop(16, resize=20.0),  # type: ignore[arg-type]  # fails with every decoder, in the same words
+    ],
+)
+def test_numbers_that_are_no_integers_mean_the_same_in_bulk(folder: Path, decode: Any) -> None:
+    names = [str(path.relative_to(folder)) for path in sorted(folder.glob("plain/*/*"))]
+    chosen = dataset(folder, names, decode=decode)
+    assert made(OneWorker(chosen), 4) == made(OneWorker(chosen).without_bulk(), 4)
