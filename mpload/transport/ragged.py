@@ -181,12 +181,12 @@ class RaggedArray:
             starts, shapes = starts[kept], shapes[kept]
         if not len(starts) or (shapes != shapes[0]).any():
             return list(map(self._view, starts.tolist(), shapes.tolist()))
-        stacked = np.empty((len(starts), *shapes[0].tolist()), self._dtype)
-        if _NATIVE is not None and stacked.size:
-            num_bytes = stacked.nbytes // len(starts)
-            _NATIVE.gather(self._area, np.ascontiguousarray(starts), num_bytes, stacked.reshape(-1).view(np.uint8))
-        else:
-            np.stack([self._view(start, shapes[0].tolist()) for start in starts.tolist()], out=stacked)
+        shape = shapes[0].tolist()
+        num_bytes = math.prod(shape) * self._dtype.itemsize
+        if _NATIVE is None or not num_bytes or not self._dtype.isnative:
+            return np.stack([self._view(start, shape) for start in starts.tolist()])  # in this machine's byte order
+        stacked = np.empty((len(starts), *shape), self._dtype)
+        _NATIVE.gather(self._area, np.ascontiguousarray(starts), num_bytes, stacked.reshape(-1).view(np.uint8))
         return stacked
 
     def put(self, sample: int, value: bytes | ArrayLike) -> None:

@@ -116,3 +116,19 @@ def test_arrays_that_do_not_fit_together_are_refused() -> None:
     for num_bytes, start, out_bytes in ((8, 60, 8), (8, -1, 8), (8, 0, 9), (0, 0, 0), (-1, 0, 1)):
         with pytest.raises(ValueError, match=r"must be int64|outside of the area"):
             NATIVE.gather(area, one + start, num_bytes, np.zeros(out_bytes, np.uint8))
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+def test_samples_in_the_other_byte_order_are_stacked_in_that_of_the_machine(is_native: bool) -> None:
+    swapped = np.dtype(np.int16).newbyteorder("S")
+    field = RaggedField(name="pixels", dtype=swapped, max_sample_bytes=6)
+    array = SlotRing(num_slots=1, layout=SlotLayout(num_samples=2, fields=(field,))).lend(0, 2)["pixels"]
+    array.begin(0, 2)
+    for place in range(2):
+        array.put(place, np.arange(3).astype(swapped))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ragged, "_NATIVE", NATIVE if is_native else None)
+        found = array.stacked(None)
+    assert isinstance(found, np.ndarray)
+    assert found.dtype == np.int16, "torch takes no other byte order"
+    np.testing.assert_array_equal(found, [[0, 1, 2]] * 2)
