@@ -88,7 +88,8 @@ class ManyReader:
 
     def _open_shards(self, open_shard: Callable[[str], _Open], max_shards: int) -> None:
         assert NATIVE is not None
-        ranges, firsts = self._ranges, np.empty(max_shards, np.int64)
+        ranges = self._ranges
+        firsts = np.empty(min(max_shards, len(ranges.lengths)), np.int64)
         num_distinct = NATIVE.distinct(ranges.names, ranges.paths, self._shards, firsts)
         descriptors = np.full(num_distinct + 1, -1, np.int64)  # the last one is for paths that have no number
         for number, (start, end) in enumerate(ranges.paths[firsts[:num_distinct]].tolist()):

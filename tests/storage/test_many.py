@@ -1,6 +1,7 @@
 """Reading many ranges with one native call: the same bytes as one by one, or declined, and never an error."""
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -203,3 +204,10 @@ def test_read_ahead_begins_if_many_of_the_reads_were_slow_and_waited(
         read = ManyRead(starts=lengths, lengths=lengths, num_slow=num_slow, used_bytes=0)
         assert ahead.measured_many(lambda: read) is read
         assert ahead.is_active == ahead.was_active == begins
+
+
+def test_options_that_are_as_good_as_unlimited_are_no_obstacle(root: Path) -> None:
+    item = Span("files/64", 1, 9)
+    for options in ({"max_open_files": sys.maxsize}, {"max_bytes": 1e9}, {"max_bytes": float("inf")}):
+        storage = LocalStorage(root, **options)
+        assert list(read_all(many(storage, [item]), 1, np.empty(64, np.uint8))) == [alone(storage, item)]
