@@ -171,7 +171,8 @@ static int read_crop(PyObject *from, Photos *photos, RandomCrop *random) {
         &random->log_ratio[0], &random->log_ratio[1], &random->flip);
 }
 
-static int run_photos(PyObject *module, const Photos *photos) {
+/* Declines all photos if memory runs out. */
+static void run_photos(PyObject *module, const Photos *photos) {
     State *state = PyModule_GetState(module);
     Decoder *decoder = take_decoder(state);
     int done = 0;
@@ -182,9 +183,8 @@ static int run_photos(PyObject *module, const Photos *photos) {
         put_back(state, decoder);
     }
     if (!done) {
-        PyErr_NoMemory();
+        memset(photos->is_made, 0, photos->count);
     }
-    return done;
 }
 
 PyDoc_STRVAR(decode_many_doc,
@@ -226,7 +226,10 @@ static PyObject *decode_many(PyObject *module, PyObject *args) {
     photos.first = first;
     int done = read_crop(crop, &photos, &random) && PyObject_GetBuffer(out, &buffers[OUT], PyBUF_WRITABLE | PyBUF_ND) == 0
         && (next == Py_None || PyObject_GetBuffer(next, &buffers[NEXT], PyBUF_WRITABLE) == 0)
-        && read_buffers(buffers, &photos) && run_photos(module, &photos);
+        && read_buffers(buffers, &photos);
+    if (done) {
+        run_photos(module, &photos);
+    }
     for (int number = 0; number < NUM_BUFFERS; number++) {
         PyBuffer_Release(&buffers[number]);  /* does nothing for one that was not taken */
     }

@@ -1,9 +1,11 @@
 """Photos that are decoded with one call have the pixels that each gets alone; all others are declined."""
 
 import random
+import resource
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -212,6 +214,21 @@ def test_the_number_of_the_photo_that_is_next_is_written_before_each(jpegs: dict
     assert cell[0] == 37 + 39
     assert seen == sorted(seen)
     assert len(set(seen)) > 3
+
+
+def test_photos_are_declined_if_memory_runs_out(jpegs: dict[str, bytes]) -> None:
+    crop, samples = RandomResizedCrop(8000), packed([jpegs["turned 6, big"]])
+    out = np.empty((1, 8000, 8000, 3), np.uint8)
+    decode = many_decoder(crop)
+    assert decode is not None
+    used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used_bytes + (100 << 20), before[1]))  # one turned result takes 192 MB
+    try:
+        is_made = decode(samples, out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert not is_made.any()
 
 
 def test_an_empty_chunk_has_no_photos() -> None:
