@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from mpload.images.arrays import RawArray
 from mpload.images.backends import native_decoder
 from mpload.images.decoders import RandomResizedCrop, ResizeCenterCrop, center_short_side
+from mpload.images.limits import Limits
 
 __all__ = ["DecodeMany", "EncodedSamples", "crop_numbers", "many_decoder", "row_bytes"]
 
@@ -78,6 +79,8 @@ def _many_photos(crop: RandomResizedCrop | ResizeCenterCrop) -> DecodeMany | Non
     bounds = [min(bound, _MAX_BOUND) for bound in wanted]
     is_whole = not any(bound % 1 for bound in bounds)  # a limit may be written as 1e9
     if native is None or max(crop.output_shape) > _MAX_SIDE or numbers is None or not is_whole:
+        return None
+    if type(limits) is not Limits:  # subclasses may refuse other files
         return None
     whole_bounds = tuple(map(int, bounds))
 

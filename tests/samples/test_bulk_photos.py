@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpload import ErrorPolicy, MPDataset, MPLoader, RandomResizedCrop, ResizeCenterCrop, Topology
-from mpload.errors import MploadWarning
+from mpload.errors import DecodeError, MploadWarning
 from mpload.images.limits import Limits
 from mpload.samples.counts import DECODE_NS, READ_NS
 from tests.golden.make_formats import FOLDER
@@ -112,6 +112,20 @@ def test_batches_of_workers_are_those_of_the_dataset(folder: Path, tmp_path: Pat
         ((same_images, same_labels),) = list(loader)
     np.testing.assert_array_equal(same_images, images)
     np.testing.assert_array_equal(same_labels, labels)
+
+
+class NothingBig(Limits):
+    def check_size(self, kind: str, height: int, width: int, num_bytes: int) -> None:
+        raise DecodeError(f"{kind}: {width} pixels are too wide")
+
+
+@pytest.mark.processes
+def test_limits_of_a_users_own_kind_are_respected(folder: Path) -> None:
+    names = [str(path.relative_to(folder)) for path in sorted(folder.glob("plain/*/*"))]
+    chosen = dataset(folder, names, decode=RandomResizedCrop(16, limits=NothingBig()), on_error="skip")
+    _, failures = made(OneWorker(chosen), 4)
+    assert len(failures) == len(names)
+    assert "pixels are too wide" in failures[0][1]
 
 
 @pytest.mark.processes
