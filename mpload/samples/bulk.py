@@ -142,14 +142,16 @@ class _Reading:
     storage: LocalStorage
     ahead: ReadAhead
 
-    def reader(self, lines: Lines, column: int) -> ManyReader | None:
+    def reader(self, chunk: _Chunk, column: int) -> ManyReader | None:
         """Return a reader of the ranges in a column."""
-        spans = lines.spans(column)
+        spans = chunk.lines.spans(column)
         ranges = ManyRanges(
-            names=lines.data,
+            names=chunk.lines.data,
             paths=np.ascontiguousarray(spans.paths),
             offsets=np.ascontiguousarray(spans.offsets),
             lengths=np.ascontiguousarray(spans.lengths),
+            first=chunk.first,
+            at=chunk.report.sample,
         )
         return self.storage.many_reader(ranges)
 
@@ -166,14 +168,7 @@ class _Reading:
         """Read the ranges after the first `done` ones. If reads turn out to be slow, read-ahead begins."""
         start_ns = perf_counter_ns()
         read = self.ahead.measured_many(
-            lambda: reader.read(
-                area,
-                first=done,
-                step_bytes=step_bytes,
-                max_bytes=max_bytes,
-                at=chunk.report.sample,
-                at_first=chunk.first + done,
-            )
+            lambda: reader.read(area, first=done, step_bytes=step_bytes, max_bytes=max_bytes)
         )
         chunk.report.tally.counts[READ_NS] += perf_counter_ns() - start_ns
         return read
@@ -183,7 +178,7 @@ class _Reading:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Read into a ragged field. Return where in its area each range starts, and its length; -1 if it is missing."""
         starts, lengths = np.full((2, len(chunk.lines)), -1, np.int64)
-        reader = self.reader(chunk.lines, column)
+        reader = self.reader(chunk, column)
         done = 0
         while reader is not None and done < len(starts) and not self.ahead.is_active:
             read = self.read(reader, array.unused, chunk, done, max_bytes=max_bytes)
@@ -218,7 +213,7 @@ class _Rows:
     def make(self, chunk: _Chunk, column: int, array: NDArray[Any]) -> NDArray[np.bool_]:
         """Make a column."""
         made = np.zeros(len(chunk.lines), np.bool_)
-        reader = self.reading.reader(chunk.lines, column)
+        reader = self.reading.reader(chunk, column)
         if reader is None or not array.flags.c_contiguous:
             return made
         rows = array[chunk.first : chunk.first + len(made)].reshape(-1).view(np.uint8)
@@ -298,7 +293,7 @@ class _Images:
         entries = None if self.rows is None else self.rows.read_many(chunk.lines.sample_ids)
         if entries is not None and 2 * entries.count(b"") > len(entries):
             return made  # most entries are to be made, which only samples that are made one by one do
-        reader = self.reading.reader(chunk.lines, column)
+        reader = self.reading.reader(chunk, column)
         done = 0
         while reader is not None and done < len(made) and not self.reading.ahead.is_active:
             read = self.reading.read(reader, self.arena, chunk, done)

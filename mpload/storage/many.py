@@ -40,6 +40,11 @@ class ManyRanges:
     """int64 [n]: offset of the first byte."""
     lengths: NDArray[np.int64]
     """int64 [n]: number of bytes; -1 for a whole file."""
+    first: int = 0
+    """The number of the first range: range `i` has the number `first + i`."""
+    at: "memoryview[int] | None" = None
+    """One int64, to which the number of the range that is next is written before each range is read, and before each
+    shard is opened; None for nowhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -92,7 +97,10 @@ class ManyReader:
         firsts = np.empty(min(max_shards, len(ranges.lengths)), np.int64)
         num_distinct = NATIVE.distinct(ranges.names, ranges.paths, self._shards, firsts)
         descriptors = np.full(num_distinct + 1, -1, np.int64)  # the last one is for paths that have no number
-        for number, (start, end) in enumerate(ranges.paths[firsts[:num_distinct]].tolist()):
+        for number, place in enumerate(firsts[:num_distinct].tolist()):
+            if ranges.at is not None:
+                ranges.at[0] = ranges.first + place  # opening may take long, or never end
+            start, end = ranges.paths[place].tolist()
             try:
                 self._open.append(open_shard(ranges.names[start:end].decode("utf-8", "surrogateescape")))
             except StorageError:
@@ -107,8 +115,6 @@ class ManyReader:
         first: int = 0,
         step_bytes: int = 0,
         max_bytes: int | None = None,
-        at: "memoryview[int] | None" = None,
-        at_first: int = 0,
     ) -> ManyRead:
         """Read ranges into an area, as many as fit into it. Stop early after several slow reads.
 
@@ -118,8 +124,6 @@ class ManyReader:
             step_bytes: the distance between the places of two ranges in the area, for ranges of equal size; 0 places
                 each range behind the previous one, on a multiple of 64 bytes.
             max_bytes: size of the largest range to read, if that is less than this reader's limit.
-            at: one int64, to which the number of the range that is next is written; None for nowhere.
-            at_first: the number of the range `first`.
         """
         assert NATIVE is not None
         ranges = self._ranges
@@ -133,12 +137,12 @@ class ManyReader:
             area,
             starts,
             lengths,
-            at,
+            ranges.at,
             self._folder.descriptor,
             self._max_bytes if max_bytes is None else min(self._max_bytes, max_bytes),
             step_bytes,
             SLOW_NS,
             _MAX_SLOW_READS,
-            at_first,
+            ranges.first + first,
         )
         return ManyRead(starts=starts[:num_done], lengths=lengths[:num_done], num_slow=num_slow, used_bytes=used_bytes)

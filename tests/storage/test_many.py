@@ -41,7 +41,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def many(storage: LocalStorage, ranges: Sequence[ByteRange]) -> ManyReader:
+def many(storage: LocalStorage, ranges: Sequence[ByteRange], **options: Any) -> ManyReader:
     names, paths = b"|", []
     for item in ranges:
         path = os.fsencode(item.path)
@@ -53,6 +53,7 @@ def many(storage: LocalStorage, ranges: Sequence[ByteRange]) -> ManyReader:
             paths=np.array(paths, np.int64).reshape(-1, 2),
             offsets=np.array([item.offset_bytes for item in ranges], np.int64),
             lengths=np.array([-1 if item.length_bytes is None else item.length_bytes for item in ranges], np.int64),
+            **options,
         )
     )
     assert reader is not None
@@ -131,11 +132,25 @@ def test_a_range_larger_than_its_row_is_declined(root: Path) -> None:
 def test_the_number_of_the_range_that_is_next_is_written_down(root: Path) -> None:
     cell = memoryview(bytearray(8)).cast("q")
     with LocalStorage(root) as storage:
-        reader = many(storage, [ByteRange(name) for name in PLAIN])
-        reader.read(np.empty(130, np.uint8), at=cell, at_first=40)
+        reader = many(storage, [ByteRange(name) for name in PLAIN], at=cell, first=40)
+        reader.read(np.empty(130, np.uint8))
         assert cell[0] == 40 + PLAIN.index("files/64"), "the first one for which there is no room"
-        reader.read(np.empty(1 << 16, np.uint8), first=4, at=cell, at_first=44)
+        reader.read(np.empty(1 << 16, np.uint8), first=4)
         assert cell[0] == 40 + len(PLAIN) - 1
+
+
+def test_the_number_of_the_first_range_of_a_shard_is_written_down_before_the_shard_is_opened(root: Path) -> None:
+    cell = memoryview(bytearray(8)).cast("q")
+    opened: list[tuple[str, int]] = []
+
+    class Noting(LocalStorage):
+        def _shard(self, path: str) -> Any:
+            opened.append((path, cell[0]))
+            return super()._shard(path)
+
+    paths = ["files/64", "files/64", "missing", "files/65", "files/64"]
+    many(Noting(root), [Span(path, 0, 1) for path in paths], at=cell, first=40)
+    assert opened == [("files/64", 40), ("missing", 42), ("files/65", 43)]
 
 
 def test_shards_that_are_in_use_stay_open_and_files_do_not(root: Path) -> None:
