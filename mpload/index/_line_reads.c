@@ -117,8 +117,8 @@ static int read_rows(const Files *files, Line *lines, size_t begin, size_t end, 
         if (line->start < files->body_bytes || line->end <= line->start || line->end > files->text_bytes) {
             return 0;
         }
-        if (line->end - line->start > MAX_LINE_BYTES + 1) {  /* blank lines follow */
-            line->end = line->start + MAX_LINE_BYTES + 1;
+        if (line->end - line->start > MAX_LINE_BYTES + 2) {  /* blank lines follow the CR and the newline */
+            line->end = line->start + MAX_LINE_BYTES + 2;
         }
     }
     return 1;
@@ -219,17 +219,19 @@ size_t ask_for_lines(const Files *files, const int64_t *sample_ids, size_t num_l
     return plan.num_missed;
 }
 
-/* Cut the end of a line before its newline; return 0 if anything but blank lines follows. */
-static int cut(const char *data, int64_t start, int64_t *end) {
+/* Cut the end of a line before its newline, which only the end of the text may lack; return 0 if anything but blank
+   lines follows. */
+static int cut(const char *data, int64_t start, int64_t *end, int is_at_end) {
     const char *newline = memchr(data + start, '\n', (size_t)(*end - start));
-    if (newline != NULL) {
-        for (const char *rest = newline + 1; rest < data + *end; rest++) {
-            if (memchr(" \t\n\r\v\f", *rest, 6) == NULL) {
-                return 0;
-            }
-        }
-        *end = newline - data;
+    if (newline == NULL) {
+        return is_at_end;
     }
+    for (const char *rest = newline + 1; rest < data + *end; rest++) {
+        if (memchr(" \t\n\r\v\f", *rest, 6) == NULL) {
+            return 0;
+        }
+    }
+    *end = newline - data;
     return *end > start;
 }
 
@@ -248,7 +250,8 @@ int read_lines(const Files *files, Plan *plan, char *result, int64_t *bounds) {
     for (size_t number = 0; number < plan->num_lines; number++) {
         const Line *line = &plan->lines[number];
         int64_t *bound = &bounds[2 * line->place];
-        if ((line->start > files->body_bytes && result[bound[0] - 1] != '\n') || !cut(result, bound[0], &bound[1])) {
+        if ((line->start > files->body_bytes && result[bound[0] - 1] != '\n')
+            || !cut(result, bound[0], &bound[1], line->end == files->text_bytes)) {
             return 0;
         }
     }

@@ -147,12 +147,14 @@ class Index:
         starts, ends = self._bounds(sample_ids)
         skips = np.minimum(starts - self._header.body_bytes, 1)
         lengths = ends - starts + skips
+        pieces = _pieces(self._text, starts - skips, lengths)
+        ends_text = (ends == self._stamp[0]).tolist()  # only there may the newline be missing
         lines = []
-        for piece, skip, length in zip(
-            _pieces(self._text, starts - skips, lengths), skips.tolist(), lengths.tolist(), strict=True
-        ):
-            line, _, rest = piece[skip:].partition(b"\n")
+        for piece, skip, length, is_at_end in zip(pieces, skips.tolist(), lengths.tolist(), ends_text, strict=True):
+            line, newline, rest = piece[skip:].partition(b"\n")
             if len(piece) != length or piece[:skip] not in {b"", b"\n"} or rest.strip() or not line:
+                raise self._misfit()
+            if not newline and not is_at_end:
                 raise self._misfit()
             lines.append(line)
         return lines
@@ -165,7 +167,7 @@ class Index:
         num_bytes = self._stamp[0]
         starts, ends = self._sidecar_file.offsets(sample_ids)
         ends = np.where(sample_ids < len(self) - 1, ends, num_bytes)
-        ends = np.minimum(ends, starts + (MAX_LINE_BYTES + 1))
+        ends = np.minimum(ends, starts + (MAX_LINE_BYTES + 2))  # CR and newline
         if ((starts < self._header.body_bytes) | (ends <= starts) | (ends > num_bytes)).any():
             raise self._misfit()
         return starts, ends

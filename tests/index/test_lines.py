@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mpload import Index, open_index
-from mpload.errors import IndexFormatError, MploadError
+from mpload.errors import IndexChangedError, IndexFormatError, MploadError
 from mpload.index import index as index_module
 from mpload.index import lines as lines_module
 from mpload.index.columns import Cell, ColumnType, parse_columns
@@ -195,6 +195,30 @@ def outcome(index: Index, ids: NDArray[np.int64]) -> list[bytes] | tuple[type, s
         return texts_of(lines_of(index, ids))
     except MploadError as error:
         return type(error), str(error)
+
+
+@pytest.mark.parametrize("step", [-3, -1])
+def test_a_line_that_ends_without_a_newline_is_never_cut_short(tmp_path: Path, way: str, step: int) -> None:
+    index = open_index(make_text(tmp_path / "train.txt", 300))
+    sidecar = sidecar_of(index)
+    bad = bytearray(sidecar.path.read_bytes())
+    rows = np.frombuffer(bad, np.int64, len(index), sidecar.columns["offset"].last_bytes)
+    rows[200] += step
+    sidecar.path.write_bytes(bad)
+    assert texts_of(lines_of(index, [198, 201])) == [
+        b"%s\t%d" % (expected(place)[0].encode(), expected(place)[1]) for place in (198, 201)
+    ]
+    for ids in ([199], range(100, 200)):
+        with pytest.raises(IndexChangedError, match=r"its sidecar .* does not match it"):
+            lines_of(index, ids)
+
+
+def test_the_longest_line_may_end_with_cr(tmp_path: Path, way: str) -> None:
+    path = tmp_path / "train.tsv"
+    longest = b"c" * (256 * KIB - 2) + b"\t3"
+    path.write_bytes(b"a\t1\r\n%s\r\nd\t4\r\n" % longest)
+    index = open_index(path)
+    assert texts_of(lines_of(index, [0, 1, 2])) == [b"a\t1\r", longest + b"\r", b"d\t4\r"]
 
 
 @needs_native_lines
