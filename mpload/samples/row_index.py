@@ -161,7 +161,7 @@ class RowIndex:
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         name = f".{self.path.name}.{os.urandom(4).hex()}"  # several processes may do this at once
-        folder = open_folder(self.path.parent.resolve())
+        folder = open_folder(_resolved(self.path.parent))
         try:
             descriptor = open_file(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder=folder)
             try:
@@ -191,8 +191,8 @@ class RowIndex:
             offset, length, num_times = _unpacked(os.pread(files.table, 8, _PAGE_BYTES + 8 * number))
             if num_times >= _MAX_TIMES:
                 return None
-            if num_times:
-                return os.pread(files.table, length, offset)
+            if num_times and (entry := os.pread(files.table, length, offset)):
+                return entry
         except OSError as error:
             self._stop(error)
         return b"" if self.is_filled else None
@@ -307,7 +307,7 @@ class _Files:
     def __init__(self, path: Path, *, is_written: bool) -> None:
         self.pid = os.getpid()
         self.table = self.end = -1
-        folder = open_folder(path.parent.resolve())
+        folder = open_folder(_resolved(path.parent))
         try:
             self.table = open_file(path.name, os.O_RDWR if is_written else os.O_RDONLY, folder=folder)
             weakref.finalize(self, os.close, self.table)
@@ -316,6 +316,10 @@ class _Files:
                 weakref.finalize(self, os.close, self.end)
         finally:
             os.close(folder)
+
+
+def _resolved(folder: Path) -> Path:
+    return Path(os.path.realpath(folder))  # `Path.resolve` raises RuntimeError for links that form a circle
 
 
 def _packed(offset: int, length: int, num_times: int) -> bytes:

@@ -13,7 +13,7 @@ from mpload.images.jpeg import open_jpeg
 from mpload.images.limits import Limits
 from mpload.images.resize import Box, View
 from mpload.index.columns import Cell, range_of
-from mpload.index.index import Index
+from mpload.index.index import Index, require_files
 from mpload.ingest.threads import map_in_threads
 from mpload.samples.reading import storage_of
 from mpload.samples.row_index import RowIndex, create_row_index
@@ -33,11 +33,12 @@ def note_rows(index: Index, *, num_workers: int = 8, progress: Callable[[int], N
         progress: Called with the number of samples done so far.
 
     Raises:
-        ArgumentError: The decoder here cannot note rows.
+        ArgumentError: The index names no files, or the decoder here cannot note rows.
         StorageError: The row index can be written neither beside the index nor in the user's cache folder.
 
     Memory: two files per thread.
     """
+    require_files(index, what="a row index")
     if not can_note_rows():
         raise ArgumentError(f"the row index needs mpload's native decoder, which is missing or off. {HOW_TO_BUILD}")
     rows = create_row_index(index)

@@ -191,6 +191,27 @@ def test_a_file_that_was_cut_off_is_replaced(text: Path) -> None:
     assert made.num_entries() == 0
 
 
+def test_entries_that_were_cut_off_are_not_asked_for_where_they_cannot_be_written(text: Path) -> None:
+    rows = filled(text)
+    os.truncate(rows.path, 4096 + 8 * NUM_PHOTOS)
+    found = find_row_index(open_index(text))
+    assert found is not None
+    assert found.read(0) is None
+    assert rows.read(0) == b""  # it is to be made again
+    assert_same_crops(text, found)
+
+
+def test_a_cache_folder_behind_a_circle_of_links_is_one_that_cannot_be_used(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "loop" / "cache"))
+    assert rows_of(dataset(text)) is None
+    rows = rows_of(dataset(text, row_index=True))
+    assert rows is not None
+    assert rows.path.parent == text.parent
+
+
 def test_a_file_that_was_deleted_costs_only_time(text: Path) -> None:
     rows = filled(text)
     rows.path.unlink()

@@ -59,6 +59,14 @@ def test_a_folder_that_refuses_the_file_is_an_error(text: Path, monkeypatch: pyt
         note_rows(open_index(text))
 
 
+def test_an_index_without_files_is_an_error_and_gets_no_row_index(tmp_path: Path) -> None:
+    path = tmp_path / "train.txt"
+    path.write_text("#mpload 1\n#columns text:str label:int\na\t1\n")
+    with pytest.raises(ArgumentError, match="a row index is for files, but the columns 'text:str label:int' contain"):
+        note_rows(open_index(path))
+    assert not list(tmp_path.glob("*.mpr"))
+
+
 def test_it_needs_the_native_decoder(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "NATIVE", None)
     with pytest.raises(ArgumentError, match=r"needs mpload's native decoder.*apt install gcc"):

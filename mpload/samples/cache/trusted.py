@@ -26,7 +26,7 @@ def open_folder(path: Path) -> int:
             user may write to.
         OSError: It is not a folder, or it cannot be opened.
     """
-    for place in {path.absolute(), path.resolve()}:
+    for place in {path.absolute(), Path(os.path.realpath(path))}:  # `Path.resolve` raises RuntimeError for circles
         for child in (place, *place.parents[:-1]):
             _check_owner(child.lstat(), child.parent.stat(), str(child))
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
