@@ -147,9 +147,8 @@ class RowIndex:
     def fits(self) -> bool:
         """Return whether there is a file for the index in its current state."""
         try:
-            files = _Files(self.path, is_written=False)
-            size = os.fstat(files.table).st_size
-            return os.pread(files.table, len(self._head), 0) == self._head and size >= self._end_of_table
+            files = self._open(is_written=False)
+            return os.fstat(files.table).st_size >= self._end_of_table
         except OSError:
             return False
 
@@ -234,11 +233,17 @@ class RowIndex:
     def _opened(self) -> "_Files":
         if self._files is None or self._files.pid != os.getpid():  # a fork shares the position where it appends
             try:
-                self._files = _Files(self.path, is_written=self.is_filled)
+                self._files = self._open(is_written=self.is_filled)
             except OSError:  # perhaps it may be read only
                 self.is_filled = False
-                self._files = _Files(self.path, is_written=False)
+                self._files = self._open(is_written=False)
         return self._files
+
+    def _open(self, *, is_written: bool) -> "_Files":
+        files = _Files(self.path, is_written=is_written)
+        if os.pread(files.table, len(self._head), 0) != self._head:
+            raise OSError(errno.ESTALE, "is not the row index of this index in its current state")
+        return files
 
     def _stop(self, error: OSError) -> None:
         if not self.is_filled:

@@ -212,6 +212,20 @@ def test_a_cache_folder_behind_a_circle_of_links_is_one_that_cannot_be_used(
     assert rows.path.parent == text.parent
 
 
+def test_a_job_writes_nothing_to_the_file_of_an_index_that_replaced_its_own(text: Path) -> None:
+    index = open_index(text)
+    rows = make_row_index(index)
+    assert rows is not None
+    other = text.with_name("other.txt")
+    other.write_text(text.read_text().replace("data/1.jpg 1\n", ""))
+    other.replace(text)  # an open index goes on with the text that it has opened
+    newer = filled(text)
+    before = newer.path.read_bytes()
+    copy = pickle.loads(pickle.dumps(rows))  # as in a process that is started now
+    np.testing.assert_array_equal(crops(pipeline(index, copy), epoch=1), crops(pipeline(index, None), epoch=1))
+    assert newer.path.read_bytes() == before
+
+
 def test_a_file_that_was_deleted_costs_only_time(text: Path) -> None:
     rows = filled(text)
     rows.path.unlink()

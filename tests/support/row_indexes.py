@@ -61,8 +61,7 @@ def fill(index: Index, seed: int) -> None:
     while True:
         sample_id = chance.randrange(NUM_PHOTOS)
         if chance.random() < 0.02:
-            other = RowIndex(rows.path, num_samples=NUM_PHOTOS, num_sources=1, key=0, is_filled=True)
-            other.write(sample_id, chance.randbytes(chance.randrange(300)))
+            rows.write(sample_id, chance.randbytes(chance.randrange(300)))
         wanted, epoch = np.array([sample_id]), chance.randrange(100)
         expected = without.batch(wanted, seed=0, epoch=epoch).columns[0]
         if not np.array_equal(with_rows.batch(wanted, seed=0, epoch=epoch).columns[0], expected):
