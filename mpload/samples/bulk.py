@@ -51,8 +51,11 @@ class _Chunk:
     report: ChunkReport
 
 
-_Maker = Callable[[_Chunk, int, Any], NDArray[np.bool_]]
-"""Writes the values of one column to the array of a slot, and returns which samples were made, bool [n]."""
+_Maker = Callable[[_Chunk, int, Any], NDArray[np.bool_] | None]
+"""Writes the values of one column to the array of a slot, and returns which samples were made, bool [n].
+
+None if this time all must be made one by one, which says nothing about the chunks that follow.
+"""
 
 
 class BulkPipeline:
@@ -102,7 +105,10 @@ class BulkPipeline:
         chunk = _Chunk(lines=lines, first=first, key=self._rng.key, report=report)
         made = np.ones(len(lines), np.bool_)
         for column, name, maker in self._makers:
-            made &= maker(chunk, column, arrays[name])
+            made_here = maker(chunk, column, arrays[name])
+            if made_here is None:
+                return list(range(len(lines)))
+            made &= made_here
             if not made.any():
                 break
         left: list[int] = np.flatnonzero(~made).tolist()
@@ -287,14 +293,15 @@ class _Images:
     arena: NDArray[np.uint8]
     rows: RowIndex | None
 
-    def make(self, chunk: _Chunk, column: int, array: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    def make(self, chunk: _Chunk, column: int, array: NDArray[np.uint8]) -> NDArray[np.bool_] | None:
         """Make a column."""
         made = np.zeros(len(chunk.lines), np.bool_)
         entries = None if self.rows is None else self.rows.read_many(chunk.lines.sample_ids)
         if entries is not None and 2 * entries.count(b"") > len(entries):
-            return made  # most entries are to be made, which only samples that are made one by one do
+            return None  # most entries are to be made, which only samples that are made one by one do
         reader = self.reading.reader(chunk, column)
-        done = 0
+        is_filled = self.rows is not None and self.rows.is_filled
+        done = num_wrong = 0
         while reader is not None and done < len(made) and not self.reading.ahead.is_active:
             read = self.reading.read(reader, self.arena, chunk, done)
             start_ns = perf_counter_ns()
@@ -311,10 +318,11 @@ class _Images:
             )
             is_made = self.decode_many(samples, array[chunk.first + done : chunk.first + stop])
             # A sample whose entry is wrong is made again if that replaces the entry.
-            made[done:stop] = is_made == 1 if self.rows is not None and self.rows.is_filled else is_made != 0
+            made[done:stop] = is_made == 1 if is_filled else is_made != 0
+            num_wrong += int(np.count_nonzero(is_made == 2))
             chunk.report.tally.counts[DECODE_NS] += perf_counter_ns() - start_ns
             done = stop
-        return made
+        return None if is_filled and 2 * num_wrong > len(made) else made
 
 
 def _integers(chunk: _Chunk, column: int, array: NDArray[np.int64]) -> NDArray[np.bool_]:
