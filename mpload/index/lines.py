@@ -44,6 +44,7 @@ def _find_native() -> _Native | None:
 
 NATIVE: Final = _find_native()
 """The native module; None where it was not built."""
+_MAX_COLUMNS = 1 << 16  # for the native module
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -126,7 +127,7 @@ class Lines:
 def cells_of(data: bytes, bounds: NDArray[np.int64], header: Header) -> NDArray[np.int64]:
     """Return where the cells of the lines with these `bounds` start and end in `data`; see `Lines.cells`."""
     shape = len(bounds), len(header.columns), 2
-    if NATIVE is None or header.dialect not in {Dialect.NATIVE, Dialect.TAB}:
+    if NATIVE is None or header.dialect not in {Dialect.NATIVE, Dialect.TAB} or shape[1] > _MAX_COLUMNS:
         return np.full(shape, -1, np.int64)
     cells = np.empty(shape, np.int64)
     NATIVE.split(data, bounds, len(header.columns), cells)

@@ -222,8 +222,8 @@ class RowIndex:
         num_entries = 0
         for start in range(0, self.num_photos, _SCANNED_PHOTOS):
             num_bytes = 8 * min(_SCANNED_PHOTOS, self.num_photos - start)
-            places = np.frombuffer(os.pread(files.table, num_bytes, _PAGE_BYTES + 8 * start), np.uint64)
-            num_entries += int(np.count_nonzero(places))
+            places = os.pread(files.table, num_bytes, _PAGE_BYTES + 8 * start)  # fewer if the file was cut off
+            num_entries += int(np.count_nonzero(np.frombuffer(places, np.uint64, len(places) // 8)))
         return num_entries
 
     def used_bytes(self) -> int:

@@ -104,6 +104,13 @@ def test_plain_cells_need_no_record(rows: list[tuple[Cell, ...]]) -> None:
     assert [tuple(row) for row in without_record(lines)] == rows
 
 
+def test_lines_of_more_columns_than_the_native_module_takes_are_left_to_the_record() -> None:
+    header = Header(columns=parse_columns("a:int") * ((1 << 16) + 1))
+    lines = lines_from([b"\t".join([b"7"] * len(header.columns))], header)
+    assert set(lines.record(0).cells) == {7}
+    assert (lines.cells == -1).all()
+
+
 def test_the_first_broken_line_of_a_chunk_is_named() -> None:
     header = Header(columns=parse_columns("image:path label:int"), num_lines=2)
     lines = lines_from([b"a\t1", b"b\tx", b"c\ty"], header)
