@@ -41,7 +41,7 @@ void split_lines(const char *data, int64_t num_bytes, const int64_t *bounds, siz
     }
 }
 
-/* Parse 1 to 19 digits, of which the value is below 10**19, and so fits; return where they end, NULL if none do. */
+/* Parse 1 to 19 digits. Their value is below 10**19, so it fits. Return where they end; NULL if it is another number. */
 static const char *parse_digits(const char *text, const char *end, uint64_t *value) {
     const char *at = text;
     *value = 0;

@@ -66,7 +66,7 @@ static int read_cached(int file, void *to, int64_t num_bytes, int64_t offset, in
 static int is_unchanged(const Files *files) {
     struct stat facts;
     return fstat(files->text, &facts) == 0 && facts.st_size == files->text_bytes
-        && (int64_t)facts.st_mtim.tv_sec * 1000000000 + facts.st_mtim.tv_nsec == files->text_mtime_ns;
+        && (uint64_t)facts.st_mtim.tv_sec * 1000000000 + (uint64_t)facts.st_mtim.tv_nsec == files->text_mtime_ns;
 }
 
 static int compare(const void *a, const void *b) {

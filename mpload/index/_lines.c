@@ -46,9 +46,10 @@ static PyObject *planned_and_read(const Files *files, const Py_buffer *sample_id
 }
 
 static int read_files(PyObject *from, Files *files) {
-    long long numbers[7];
-    if (!PyArg_ParseTuple(from, "iiLLLLLLL:files", &files->text, &files->sidecar, &numbers[0], &numbers[1], &numbers[2],
-                          &numbers[3], &numbers[4], &numbers[5], &numbers[6])) {
+    long long numbers[6];
+    unsigned long long text_mtime_ns;
+    if (!PyArg_ParseTuple(from, "iiLLLLLLK:files", &files->text, &files->sidecar, &numbers[0], &numbers[1], &numbers[2],
+                          &numbers[3], &numbers[4], &numbers[5], &text_mtime_ns)) {
         return 0;
     }
     files->num_samples = numbers[0];
@@ -57,7 +58,7 @@ static int read_files(PyObject *from, Files *files) {
     files->last_bytes = numbers[3];
     files->body_bytes = numbers[4];
     files->text_bytes = numbers[5];
-    files->text_mtime_ns = numbers[6];
+    files->text_mtime_ns = text_mtime_ns;
     return 1;
 }
 

@@ -10,7 +10,8 @@
 typedef struct {
     int text, sidecar;
     int64_t num_samples, first_bytes, stride_bytes, last_bytes;
-    int64_t body_bytes, text_bytes, text_mtime_ns;
+    int64_t body_bytes, text_bytes;
+    uint64_t text_mtime_ns;    /* modulo 2**64: times after 2262, which damaged clocks make, exceed int64 */
 } Files;
 
 typedef struct {

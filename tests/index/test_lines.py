@@ -237,6 +237,15 @@ def test_a_changed_text_is_not_read_natively(tmp_path: Path) -> None:
     assert not is_read_natively(index)
 
 
+@pytest.mark.parametrize("seconds", [-5, 1 << 32, 10**10, 15 * 10**9])
+def test_a_text_may_be_of_any_time(tmp_path: Path, way: str, seconds: int) -> None:
+    text = make_text(tmp_path / "train.txt", 300)
+    os.utime(text, (seconds, seconds))
+    index = open_index(text)
+    assert index[7].cells == expected(7)
+    assert way == "plain" or is_read_natively(index)
+
+
 @needs_native_lines
 def test_an_index_of_any_size_and_order_is_read_natively(large: Index) -> None:
     for ids in ([0], [len(large) - 1, 0], range(5000), [BATCH_ROWS, BATCH_ROWS - 1], []):
