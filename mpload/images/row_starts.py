@@ -9,7 +9,7 @@ class RowStarts(Protocol):
     """Keeps the entry of one JPEG, in the format of `_rows.h`. A damaged or outdated entry changes no pixel."""
 
     def read(self) -> bytes | None:
-        """Return the entry; an empty one if it is to be made, None if it is not."""
+        """Return the entry. If there is none: an empty one if it should be made, otherwise None."""
         ...
 
     def write(self, entry: bytes) -> None:

@@ -35,7 +35,7 @@ from mpload.units import MIB
 __all__ = ["BulkPipeline"]
 
 _ARENA_BYTES = 2 * MIB  # about the size of a core's second-level cache, so that decoders find in it what was just read
-_LEFT_OUT_CHUNKS = 15  # so that data which are mostly declined, such as PNG, are not all read twice
+_LEFT_OUT_CHUNKS = 15  # so that data that are mostly declined, such as PNGs, are not all read twice
 _MAX_ARRAY_BYTES = MIB  # of a `.npy` file; the first of a chunk is copied
 
 

@@ -1,12 +1,12 @@
 """The row index: where the rows of each JPEG begin, so that later crops of it are decoded faster.
 
-An entry tells, for each row of blocks of a photo, where it begins in the file. With it, the native decoder decodes
-neither the rows above a crop nor the columns to the right of it. Entries take 0.1 to 0.5 % of the photos' size.
+An entry says where each row of blocks of a photo begins in the file. With it, the native decoder decodes neither the
+rows above a crop nor the columns to the right of it. Entries take 0.1 to 0.5 % of the photos' size.
 
-There is one file per index, beside its sidecar or in the user's cache folder: a header page; 8 bytes for each photo,
-which are the place of its entry (offset, length, and how often it was made) or 0; then the entries, which all processes
-append. The file is sparse. It is read and written by position, not memory-mapped: a process is killed if it writes to a
-map of a sparse file on a full disk.
+There is one file per index, beside its sidecar or in the user's cache folder. It starts with a header page. Then come 8
+bytes per photo: offset and length of its entry, and how often that was made; or 0 if there is none. The entries follow,
+appended by all processes. The file is sparse. It is read and written by position, not memory-mapped: a process is
+killed if it writes to a map of a sparse file on a full disk.
 
 An entry is written first; then its place is published in a single 8-byte write. An entry has a checksum that covers the
 photo too. Whatever a crash, a full disk, another program or a changed photo leaves behind therefore costs time, and
@@ -182,7 +182,7 @@ class RowIndex:
         return partial(_decode, decode, _PhotoRows(self, sample_id * self._num_sources + place))
 
     def read(self, number: int) -> bytes | None:
-        """Return the entry of photo `number`; an empty one if it is to be made, None if it is not."""
+        """Return the entry of photo `number`. If there is none: an empty one if it should be made, otherwise None."""
         if self._is_off:
             return None
         try:
