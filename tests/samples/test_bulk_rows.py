@@ -55,8 +55,6 @@ def rows_of(made_by: OneWorker) -> RowIndex:
 
 
 def never_one_by_one(made_by: OneWorker) -> OneWorker:
-    assert made_by.work._bulk is not None
-    made_by.work._bulk._num_left_out = 0  # tries again at once, although it made no chunk before
     made_by.work._fill_one_by_one = None  # type: ignore[method-assign,assignment]
     return made_by
 
