@@ -1,5 +1,6 @@
 """`mpload pack`: write the samples of an index into tar shards, LMDB files or arrays."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -86,4 +87,5 @@ def pack(
     content = f"{format_counted(len(source), 'sample')} in {format_counted(len(shards), 'shard')}"
     print(f"{name}: {content}, {format_bytes(shards_bytes)}")
     if decoder is not None:
-        print(f'Load it with mpload.MPDataset("{made}", decode={decoder})')
+        name = json.dumps(str(made), ensure_ascii=False)  # quoted as in Python
+        print(f"Load it with mpload.MPDataset({name}, decode={decoder})")

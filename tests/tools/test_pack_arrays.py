@@ -164,7 +164,7 @@ def test_any_number_of_workers_writes_the_same_rows_and_a_changed_one_is_found(p
 
 def test_the_command_prints_the_python_that_loads_the_pack(tmp_path: Path) -> None:
     index = index_of([npy(np.full((2, 3), number, ">f4")) for number in range(4)], tmp_path)
-    command = ["pack", str(index), "-o", str(tmp_path / "pack"), "--format", "arrays"]
+    command = ["pack", str(index), "-o", str(tmp_path / 'a "pack"'), "--format", "arrays"]
     told = CliRunner().invoke(app, command).stdout.splitlines()[-1]
     code = told.removeprefix("Load it with ")
     assert code.startswith("mpload.MPDataset(")
