@@ -370,8 +370,22 @@ def test_the_manifest_describes_the_shards(index: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"shard_bytes": 0}, {"resize_short": 0}, {"quality": 101}, {"decode": 8, "resize_short": 8}]
+    "wrong",
+    [
+        {"shard_bytes": 0},
+        {"resize_short": 0},
+        {"quality": 101},
+        {"decode": 8, "resize_short": 8},
+        {"format": "zip"},
+        {"jpeg": "progressive"},
+    ],
 )
 def test_illegal_options_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=r"must be|give only one of them"):
         PackOptions(**wrong)
+
+
+def test_a_format_can_be_given_by_its_name() -> None:
+    for name, member in (("lmdb", ShardFormat.LMDB), ("arrays", ShardFormat.ARRAYS)):
+        named: Any = name
+        assert PackOptions(format=named).format is member

@@ -121,11 +121,18 @@ def test_a_pack_with_an_older_manifest_can_be_verified_but_not_changed(index: Pa
         verify_pack(index, tmp_path / "pack", PackOptions(jpeg=JpegForm.BASELINE))
 
 
-def test_an_index_sound_jpegs_can_be_packed(tmp_path: Path) -> None:
+def test_an_index_without_jpegs_can_be_packed(tmp_path: Path) -> None:
     (tmp_path / "text.bin").write_bytes(b"text")
     (tmp_path / "all.txt").write_text("text.bin 0\n" * 3)
     packed = pack_index(tmp_path / "all.txt", tmp_path / "pack", BASELINE)
     assert samples(packed) == [b"text"] * 3
+
+
+def test_the_form_of_jpegs_can_be_given_by_its_name(index: Path, tmp_path: Path) -> None:
+    name: Any = "baseline"
+    assert PackOptions(shard_bytes=60 * KIB, jpeg=name) == BASELINE
+    packed = pack_index(index, tmp_path / "pack", PackOptions(shard_bytes=60 * KIB, jpeg=name))
+    assert samples(packed) != samples(index)
 
 
 def test_raw_pixels_are_no_jpegs() -> None:

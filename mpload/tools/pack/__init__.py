@@ -3,6 +3,7 @@
 ```
 packing      pack_index and verify_pack
 options      PackOptions, and the conversion of a sample's bytes to the stored form
+manifest     reads `pack.json`, which says how a pack was begun
 lmdb_writer  LmdbWriter: writes an LMDB data file
 workers      worker processes that make shards
 rows         the rows of `.npy` shards, and the RawArray that reads them

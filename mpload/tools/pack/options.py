@@ -56,7 +56,8 @@ class PackOptions:
             stores encoded images.
 
     Raises:
-        ArgumentError: A number is out of range, or an option of JPEGs is given together with `decode` or with arrays.
+        ArgumentError: A number is out of range, there is no such `format` or `jpeg`, or an option of JPEGs is given
+            together with `decode` or with arrays.
     """
 
     shard_bytes: int = 1 << 30
@@ -68,6 +69,9 @@ class PackOptions:
     format: ShardFormat = ShardFormat.TAR
 
     def __post_init__(self) -> None:
+        # Callers may also give the values of the enums, such as "baseline".
+        object.__setattr__(self, "format", _member(ShardFormat, "format", self.format))
+        object.__setattr__(self, "jpeg", _member(JpegForm, "jpeg", self.jpeg))
         for name in ("shard_bytes", "resize_short", "decode"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -82,6 +86,14 @@ class PackOptions:
             raise ArgumentError(
                 "resize_short and jpeg='baseline' store JPEGs and format arrays stores raw pixels: give decode instead"
             )
+
+
+def _member(kind: type[StrEnum], name: str, value: object) -> StrEnum:
+    for member in kind:
+        if member == value:
+            return member
+    names = ", ".join(repr(str(member)) for member in kind)
+    raise ArgumentError(f"{name} must be one of {names}, got {value!r}")
 
 
 def stored_as(data: bytes, options: PackOptions, tables: HuffmanTables | None = None) -> tuple[str, bytes]:

@@ -33,14 +33,15 @@ from mpload.samples.policy import ErrorPolicy
 from mpload.storage.ranges import LmdbValue, Span
 from mpload.tools.pack.comparing import ComparingFile, Writer
 from mpload.tools.pack.lmdb_writer import ComparingLmdb, LmdbWriter
+from mpload.tools.pack.manifest import MANIFEST, read_manifest, rows_in, tables_in
 from mpload.tools.pack.options import JpegForm, PackOptions, ShardFormat, stored_as
-from mpload.tools.pack.rows import header_of, row_of, rows_in, rows_like
+from mpload.tools.pack.rows import header_of, row_of, rows_like
 from mpload.tools.pack.workers import check_workers, each_shard
 
 __all__ = ["PackOptions", "ShardFormat", "pack_index", "pack_rows", "verify_pack"]
 
 _VERSION = 1
-_INDEX, _MANIFEST, _LOCK = "index.txt", "pack.json", ".lock"
+_INDEX, _LOCK = "index.txt", ".lock"
 _PROBED_SAMPLES = 256  # to estimate the size of a packed sample, and to count Huffman symbols
 _BLOCK_BYTES = tarfile.BLOCKSIZE
 
@@ -123,7 +124,8 @@ def verify_pack(
 
 def pack_rows(out: str | os.PathLike[str]) -> RawArray | None:
     """Return the decoder of a finished pack of arrays in the folder `out`; None if the pack has another format."""
-    return rows_in(json.loads((Path(out) / _MANIFEST).read_text()))
+    manifest = read_manifest(Path(out))
+    return None if manifest is None else rows_in(manifest)
 
 
 @dataclass(kw_only=True)
@@ -336,16 +338,11 @@ def _prepare(index: str | os.PathLike[str] | Index, folder: Path, options: PackO
     wanted = {"version": _VERSION, "index": source.fingerprint, **asdict(options)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        manifest = json.loads((folder / _MANIFEST).read_text()) if (folder / _MANIFEST).exists() else None
-        if isinstance(manifest, dict):
-            manifest.setdefault("format", ShardFormat.TAR)  # older manifests have no format
-            manifest.setdefault("jpeg", JpegForm.KEEP)  # nor this
+        manifest = read_manifest(folder)
     except OSError as error:
         raise StorageError(f"{folder} cannot hold a pack: {error.strerror}. Name another folder") from error
-    except ValueError as error:
-        raise ArgumentError(f"{folder / _MANIFEST} is damaged: {error}. Remove the folder and pack again") from error
     if manifest is None:
-        unfinished = set(folder.glob(f".{_MANIFEST}.*.tmp"))  # left by a killed process
+        unfinished = set(folder.glob(f".{MANIFEST}.*.tmp"))  # left by a killed process
         if any(entry.name != _LOCK and entry not in unfinished for entry in folder.iterdir()):
             raise ArgumentError(f"{folder} is not empty and contains no pack. Name an empty or new folder")
         packer = _Packer(source=source, folder=folder, options=options)
@@ -356,7 +353,7 @@ def _prepare(index: str | os.PathLike[str] | Index, folder: Path, options: PackO
             packer.tables = packer.common_tables()
             wanted["huffman_tables"] = packer.tables.segment.hex()
         manifest = wanted | {"samples_per_shard": max(1, round(options.shard_bytes / packer.mean_bytes()))}
-        with new_file(folder / _MANIFEST) as file:
+        with new_file(folder / MANIFEST) as file:
             file.write(json.dumps(manifest, indent=2).encode())
     elif {name: manifest.get(name) for name in wanted} != wanted:
         different = sorted(name for name in wanted if manifest.get(name) != wanted[name])
@@ -367,7 +364,7 @@ def _prepare(index: str | os.PathLike[str] | Index, folder: Path, options: PackO
         options=options,
         samples_per_shard=manifest["samples_per_shard"],
         rows=rows_in(manifest),
-        tables=HuffmanTables(segment=bytes.fromhex(found)) if (found := manifest.get("huffman_tables")) else None,
+        tables=tables_in(manifest),
     )
 
 

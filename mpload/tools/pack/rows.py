@@ -1,6 +1,5 @@
 """Shards that are `.npy` files: each row is the array of one sample, and all rows have one shape and dtype."""
 
-from collections.abc import Mapping
 from io import BytesIO
 from typing import Any
 
@@ -12,7 +11,7 @@ from mpload.images.arrays import RawArray
 from mpload.images.decoders import ImageDecoder, NumpyDecoder, ResizeCenterCrop
 from mpload.tools.pack.options import PackOptions
 
-__all__ = ["header_of", "row_of", "rows_in", "rows_like"]
+__all__ = ["header_of", "row_of", "rows_like"]
 
 
 def rows_like(data: bytes, options: PackOptions) -> RawArray:
@@ -48,12 +47,6 @@ def header_of(rows: RawArray, num_samples: int) -> bytes:
     descr = npy.dtype_to_descr(rows.output_dtype)
     npy.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
     return file.getvalue()
-
-
-def rows_in(manifest: Mapping[str, Any]) -> RawArray | None:
-    """Return the decoder of the rows that the manifest of a pack describes; None if the pack has another format."""
-    facts = manifest.get("rows")
-    return None if facts is None else RawArray(**facts | {"shape": tuple(facts["shape"])})
 
 
 def _array_of(data: bytes, options: PackOptions) -> NDArray[Any]:
