@@ -2,6 +2,8 @@
 
 import filecmp
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +135,16 @@ def test_the_form_of_jpegs_can_be_given_by_its_name(index: Path, tmp_path: Path)
     assert PackOptions(shard_bytes=60 * KIB, jpeg=name) == BASELINE
     packed = pack_index(index, tmp_path / "pack", PackOptions(shard_bytes=60 * KIB, jpeg=name))
     assert samples(packed) != samples(index)
+
+
+@pytest.mark.processes
+def test_no_sample_is_blamed_where_the_module_that_rewrites_jpegs_is_missing(index: Path, tmp_path: Path) -> None:
+    pack_index(index, tmp_path / "pack", PackOptions(jpeg=JpegForm.BASELINE))
+    code = "import sys; sys.modules['mpload.images._transcode'] = None; from mpload.cli.main import main; main()"
+    command = [sys.executable, "-c", code, "pack", index, "-o", tmp_path / "pack", "--jpeg", "baseline", "--verify"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 2
+    assert ran.stderr.startswith("mpload: JPEGs cannot be rewritten: the native module was not built.")
 
 
 def test_raw_pixels_are_no_jpegs() -> None:

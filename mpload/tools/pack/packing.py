@@ -327,6 +327,8 @@ class _Packer:
         """Raise the errors of a sample as a `SampleError` that says where it is listed."""
         try:
             yield
+        except ArgumentError:  # the sample is not to blame: a native module is missing
+            raise
         except (OSError, ValueError) as error:  # StorageError and DecodeError are among them
             raise SampleError(f"{self.source.where(record.sample_id)}: {error}. Remove it from the index") from error
 
