@@ -10,11 +10,12 @@ from numpy.typing import DTypeLike, NDArray
 
 from mpload.errors import ArgumentError, DecodeError
 from mpload.images.jpeg_header import ImageBytes
+from mpload.images.limits import Limits
 
 __all__ = ["RawArray"]
 
-_NUMBERS = "biufc"
-"""The kinds of dtypes that hold numbers."""
+_NUMBERS = "?bhilqBHILQefdFD"
+"""The characters of dtypes that hold numbers: all but long doubles, which torch cannot hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class RawArray:
         if not _is_shape(self.shape):
             raise ArgumentError(f"shape must be a tuple of sizes, such as (32, 32, 3), got {self.shape!r}")
         stored = _dtype_of(self.dtype)
-        if stored is None or stored.kind not in _NUMBERS:
+        if stored is None or stored.char not in _NUMBERS:
             shown = repr(self.dtype) if stored is None else stored
             raise ArgumentError(f"dtype must be a NumPy dtype of numbers, such as 'float32', got {shown}")
         if self.makes_images and len(self.shape) < 3:
@@ -60,6 +61,11 @@ class RawArray:
     def output_dtype(self) -> np.dtype[Any]:
         """The dtype of every result, in this machine's byte order."""
         return np.dtype(self.dtype).newbyteorder("=")
+
+    @property
+    def limits(self) -> Limits:
+        """Which files are refused: those larger than 1 GiB are not even read, unless a sample is that large."""
+        return Limits(max_bytes=max(self.sample_bytes, Limits().max_bytes))
 
     @property
     def sample_bytes(self) -> int:

@@ -58,6 +58,7 @@ def test_decoders_of_one_dtype_are_equal_in_any_notation() -> None:
         ((3.0,), {}, "shape must be a tuple of sizes"),
         ((3,), {"dtype": "object"}, "dtype must be a NumPy dtype of numbers, such as 'float32', got object"),
         ((3,), {"dtype": "U5"}, "dtype must be a NumPy dtype of numbers"),
+        ((3,), {"dtype": "longdouble"}, "dtype must be a NumPy dtype of numbers"),
         ((3,), {"dtype": "i4,f8"}, "dtype must be a NumPy dtype of numbers"),
         ((3,), {"dtype": "number"}, "dtype must be a NumPy dtype of numbers, such as 'float32', got 'number'"),
         ((3,), {"dtype": None}, "dtype must be a NumPy dtype of numbers, such as 'float32', got None"),

@@ -1,5 +1,6 @@
 """Samples that are the bytes of an array become one tensor per batch, wherever they are stored."""
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -159,3 +160,13 @@ def test_a_decoder_of_a_user_declares_its_dtype(tmp_path: Path, how: str) -> Non
     found, labels = batches(spans_of(values, tmp_path), how, decode=decoders.Doubled())
     assert found.dtype == torch.float32
     np.testing.assert_array_equal(found.numpy(), 2 * values[labels])
+
+
+def test_a_huge_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    index = files_of(rows((3,), "uint8"), tmp_path)
+    os.truncate(tmp_path / "4.bin", 1 << 40)  # it takes no space on the disk
+    samples = iter(MPDataset(index, decode=RawArray((3,)), topology=Topology()))
+    for _ in range(4):
+        next(samples)
+    with pytest.raises(SampleError, match=r"4\.bin: is not read: its 1,099,511,627,776 bytes exceed max_bytes"):
+        next(samples)
