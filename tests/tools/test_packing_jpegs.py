@@ -141,8 +141,8 @@ def test_the_form_of_jpegs_can_be_given_by_its_name(index: Path, tmp_path: Path)
 def test_no_sample_is_blamed_where_the_module_that_rewrites_jpegs_is_missing(index: Path, tmp_path: Path) -> None:
     pack_index(index, tmp_path / "pack", PackOptions(jpeg=JpegForm.BASELINE))
     code = "import sys; sys.modules['mpload.images._transcode'] = None; from mpload.cli.main import main; main()"
-    command = [sys.executable, "-c", code, "pack", index, "-o", tmp_path / "pack", "--jpeg", "baseline", "--verify"]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    arguments = ["pack", str(index), "-o", str(tmp_path / "pack"), "--jpeg", "baseline", "--verify"]
+    ran = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
     assert ran.returncode == 2
     assert ran.stderr.startswith("mpload: JPEGs cannot be rewritten: the native module was not built.")
 
