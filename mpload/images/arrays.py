@@ -80,8 +80,9 @@ class RawArray:
             out: The array to write to, C-contiguous `output_dtype` `output_shape`; None creates one.
 
         Raises:
-            DecodeError: `data` does not have the length of such an array.
+            DecodeError: `data` does not have the length of such an array, or it exceeds `limits`.
         """
+        self.limits.check_bytes(len(data))
         if len(data) != self.sample_bytes:
             raise DecodeError(
                 f"{len(data):,} bytes, but {self.dtype}{list(self.shape)} has {self.sample_bytes:,}: a RawArray reads "
