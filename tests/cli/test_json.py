@@ -146,7 +146,13 @@ def test_the_result_of_tuning_is_one_document(index: Path, tmp_path: Path) -> No
 
 
 def test_the_output_of_a_monitored_command_is_not_in_the_document(tmp_path: Path) -> None:
-    program = "import sys; print('out', bytes(50 << 20)[0]); print('err', file=sys.stderr); sys.exit(3)"
+    program = """
+import sys, time
+print("out", bytes(50 << 20)[0])
+print("err", file=sys.stderr)
+time.sleep(1)  # so long that the monitor takes several readings
+sys.exit(3)
+"""
     command = [sys.executable, "-m", "mpload", "monitor", "--json", "--interval", "0.05"]
     command += ["--csv", str(tmp_path / "readings.csv"), "--", sys.executable, "-c", program]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
