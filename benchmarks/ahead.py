@@ -1,6 +1,7 @@
 """Lists every case in which the records show another loader ahead of mpload."""
 
 from collections.abc import Iterable, Iterator
+from statistics import median
 
 from records import latest
 from standings import standings
@@ -17,7 +18,7 @@ Better = tuple[str, list[str]]
 
 def ahead() -> str:
     """Return a Markdown list with an item for each case in which another loader is ahead."""
-    cases: Iterable[Better] = [*_speed(), *_first_batch(), *_batch_sizes(), *_memory(), *_start()]
+    cases: Iterable[Better] = [*_speed(), *_first_batch(), *_batch_sizes(), *_memory(), *_start(), *_small_samples()]
     lines = [f"- {case}: {'; '.join(names)}.\n" for case, names in cases if names]
     return "".join(lines) or "- None.\n"
 
@@ -91,3 +92,15 @@ def _start() -> Iterator[Better]:
         names = [f"{name} ({format_seconds(taken)})" for name, taken in of_case.items() if taken < ours]
         where = f", resumed at {share:.0%}" if share else ""
         yield f"first batch of {format_count(num_samples)} samples{where} (mpload {format_seconds(ours)})", names
+
+
+def _small_samples() -> Iterator[Better]:
+    for name, title in {"small": "lines of 100 bytes", "arrays": "arrays of 32 x 32 x 3"}.items():
+        rates = {
+            record["case"]["contestant"]: median(record["figures"]["samples_per_second"])
+            for record in latest(name, "contestant")
+            if "failed" not in record["figures"] and record["case"].get("is_loader", True)
+        }
+        ours = max((rate for contestant, rate in rates.items() if not _is_peer(contestant)), default=0.0)
+        names = [f"{each} ({rate:,.0f})" for each, rate in rates.items() if _is_peer(each) and rate > ours]
+        yield f"samples/s, {title} (mpload {ours:,.0f})", names

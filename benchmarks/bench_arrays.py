@@ -68,7 +68,9 @@ def check(contestant: Running, num_samples: int) -> None:
     """Raise `CannotRunError` unless the first epoch held every row once."""
     looked = contestant.first["looked"]
     facts = contestant.first["num_samples"], looked["num_distinct"], looked["shapes"], looked["dtypes"]
-    if facts != (num_samples, num_samples, [list(SHAPE)], ["uint8"]) or abs(looked["mean"] - MEAN) > NEAR_MEAN:
+    num_alike = num_samples**2 / 2**32  # twice the number of rows that share a checksum of 32 bits by chance
+    are_all = num_samples - num_alike <= facts[1] <= facts[0] == num_samples
+    if not are_all or facts[2:] != ([list(SHAPE)], ["uint8"]) or abs(looked["mean"] - MEAN) > NEAR_MEAN:
         raise CannotRunError(f"not the same work as the others: {facts}, a mean of {looked['mean']}")
 
 

@@ -240,27 +240,44 @@ def start() -> str:
 
 def arrays() -> str:
     """Return the rate of each loader of small arrays, and the CPU time that a sample takes in all its processes."""
-    able, rows = [], []
+    able, failed = [], []
     for record in latest("arrays", "contestant"):
         case, figures = record["case"], record["figures"]
         if "failed" in figures:
-            rows.append([case["contestant"], "-", "-", "-", figures["failed"]])
+            failed.append([case["contestant"], "-", "-", "-", figures["failed"]])
         else:
             able.append((median(figures["samples_per_second"]), case, figures))
-    for rate, case, figures in sorted(able, key=lambda each: each[0]):
-        rates = figures["samples_per_second"]
-        rows.insert(
-            0,
-            [
-                case["contestant"],
-                f"{rate:,.0f} ({min(rates):,.0f}-{max(rates):,.0f}) {median(figures['ratio_to_mpload']):.2f}",
-                f"{median(figures['cpu_us_per_sample']):.2f}",
-                str(case["num_workers"]),
-                case["note"],
-            ],
-        )
-    table = markdown(["arrays of 32 x 32 x 3", "samples/s", "CPU µs a sample", "workers", "notes"], rows)
+    rows = [
+        [
+            case["contestant"],
+            with_spread(figures["samples_per_second"]),
+            f"{median(figures['cpu_us_per_sample']):.2f}",
+            str(case["num_workers"]),
+            case["note"],
+        ]
+        for _, case, figures in sorted(able, key=lambda each: -each[0])
+    ]
+    table = markdown(["arrays of 32 x 32 x 3", "samples/s", "CPU µs a sample", "workers", "notes"], rows + failed)
     return table.replace("---: |\n", "--- |\n", 1)  # the last column holds text
+
+
+def small() -> str:
+    """Return the rate of each loader of short lines, and the CPU time that a line takes in all its processes."""
+    found = [(record["case"], record["figures"]) for record in latest("small", "contestant")]
+    rows = [
+        [
+            case["contestant"],
+            with_spread(figures["samples_per_second"]),
+            f"{median(figures['cpu_us_per_sample']):.2f}",
+        ]
+        for case, figures in sorted(found, key=lambda each: -median(each[1]["samples_per_second"]))
+    ]
+    return markdown(["lines of 100 bytes", "samples/s", "CPU µs a sample"], rows)
+
+
+def with_spread(rates: list[float]) -> str:
+    """Return the median of rates, with the lowest and the highest one."""
+    return f"{median(rates):,.0f} ({min(rates):,.0f}-{max(rates):,.0f})"
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -271,6 +288,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "memory": memory,
     "peer-memory": peer_memory,
     "repeated": repeated,
+    "small": small,
     "start": start,
     "summary": summary,
     "throughput": throughput,
