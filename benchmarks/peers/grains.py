@@ -11,10 +11,29 @@ import grain
 from peers.crops import as_columns, crop_with, finished
 from peers.race import Batch, Contestant, Epoch, Output, Race, paths_and_labels
 
-__all__ = ["CONTESTANTS"]
+__all__ = ["CONTESTANTS", "epochs_of"]
 
 AHEAD = 2
 """Number of batches that each process prefetches."""
+
+
+def epochs_of(batches: Any, race: Race) -> Epoch:
+    """Return the epochs of a dataset of batches, made by as many worker processes as the race has."""
+    num_batches = len(batches)
+    read_options = grain.ReadOptions(num_threads=1 if race.num_workers else 2, prefetch_buffer_size=AHEAD)
+    iterable = batches.repeat().to_iter_dataset(read_options)
+    if race.num_workers:
+        iterable = iterable.mp_prefetch(grain.MultiprocessingOptions(num_workers=race.num_workers))
+    iterator = iter(iterable)  # one for all epochs: starting its processes takes seconds
+
+    def epoch(number: int) -> Iterator[Batch | None]:
+        if number:  # discard the batches made while others had their turn
+            for _ in islice(iterator, (AHEAD + 3) * max(1, race.num_workers)):
+                pass
+        yield None
+        yield from islice(iterator, num_batches)
+
+    return epoch
 
 
 def grains(library: str) -> Contestant:
@@ -33,21 +52,7 @@ def grains(library: str) -> Contestant:
             batches = batches.batch(race.batch_size, batch_fn=as_columns)
         else:
             batches = batches.batch(race.batch_size)
-        num_batches = len(batches)
-        read_options = grain.ReadOptions(num_threads=1 if race.num_workers else 2, prefetch_buffer_size=AHEAD)
-        iterable = batches.repeat().to_iter_dataset(read_options)
-        if race.num_workers:
-            iterable = iterable.mp_prefetch(grain.MultiprocessingOptions(num_workers=race.num_workers))
-        iterator = iter(iterable)  # one for all epochs: starting its processes takes seconds
-
-        def epoch(number: int) -> Iterator[Batch | None]:
-            if number:  # discard the batches made while others had their turn
-                for _ in islice(iterator, (AHEAD + 3) * max(1, race.num_workers)):
-                    pass
-            yield None
-            yield from islice(iterator, num_batches)
-
-        return epoch
+        return epochs_of(batches, race)
 
     return Contestant(start=start, library=library)
 

@@ -6,11 +6,10 @@ from typing import Any
 
 import datasets
 import torch
-from torch.utils.data import DataLoader
 
-from peers.race import Batch, Contestant, Epoch, Race
+from peers.race import Batch, Contestant, Race
 from peers.rows import SHAPE, mapped_rows
-from peers.rows_stock import Batches
+from peers.rows_stock import on_loader
 
 __all__ = ["CONTESTANTS", "prepare"]
 
@@ -50,22 +49,4 @@ class Rows:
         return torch.from_numpy(images), torch.from_numpy(found["label"].to_numpy())
 
 
-def start(race: Race) -> Epoch:
-    rows = Rows(race)
-    loader: DataLoader[Any] = DataLoader(
-        rows,  # type: ignore[arg-type]  # it has what a map-style dataset needs
-        sampler=Batches(len(rows), race.batch_size),
-        batch_size=None,
-        num_workers=race.num_workers,
-        persistent_workers=race.num_workers > 0,
-    )
-
-    def epoch(number: int) -> Iterator[Batch]:
-        del number
-        for images, labels in loader:
-            yield images.movedim(-1, -3), labels
-
-    return epoch
-
-
-CONTESTANTS: dict[str, Contestant] = {"HF datasets": Contestant(start=start, library=None)}
+CONTESTANTS: dict[str, Contestant] = {"HF datasets": on_loader(Rows)}

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from peers.race import Batch, Contestant, Epoch, Race
 from peers.rows import mapped_rows
 
-__all__ = ["CONTESTANTS"]
+__all__ = ["CONTESTANTS", "on_loader"]
 
 
 class Batches:
@@ -34,6 +34,9 @@ class Rows(Dataset[Any]):
     def __init__(self, race: Race) -> None:
         self.rows, self.labels = mapped_rows(race.data)
 
+    def __len__(self) -> int:
+        return len(self.rows)
+
     def __getitem__(self, ids: Any) -> Batch:
         return torch.from_numpy(self.rows[ids.numpy()]), torch.from_numpy(self.labels[ids.numpy()])
 
@@ -53,12 +56,14 @@ class SharedRows(Rows):
         return images, torch.from_numpy(self.labels[ids.numpy()])
 
 
-def on_loader(dataset: Callable[[Race], Rows]) -> Contestant:
+def on_loader(dataset: Callable[[Race], Any]) -> Contestant:
+    """Return the contestant that reads a map-style dataset, whose items are batches, in a DataLoader."""
+
     def start(race: Race) -> Epoch:
         rows = dataset(race)
         loader: DataLoader[Any] = DataLoader(
             rows,
-            sampler=Batches(len(rows.rows), race.batch_size),
+            sampler=Batches(len(rows), race.batch_size),
             batch_size=None,
             num_workers=race.num_workers,
             persistent_workers=race.num_workers > 0,

@@ -1,4 +1,4 @@
-/* Cut lines into cells and parse them. Whatever is unusual is left to Python, which parses it or reports the fault. */
+/* Cut lines into cells and parse them. Unusual lines are left to Python, which parses them or reports the fault. */
 
 #include <string.h>
 

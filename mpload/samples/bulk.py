@@ -1,7 +1,7 @@
 """Makes the samples of a whole chunk with a few native calls: lookup, reading, decoding, all straight into the slot.
 
-A call declines whatever is unusual. `PipelineWork` then makes the samples that are left one by one, with the pipeline,
-which also raises all errors. So values, errors and policies are the same for both ways.
+A call declines unusual samples. `PipelineWork` then makes these one by one, with the pipeline, which also raises all
+errors. So values, errors and policies are the same for both ways.
 """
 
 from collections.abc import Callable, Mapping

@@ -9,8 +9,8 @@ appended by all processes. The file is sparse. It is read and written by positio
 killed if it writes to a map of a sparse file on a full disk.
 
 An entry is written first; then its place is published in a single 8-byte write. An entry has a checksum that covers the
-photo too. Whatever a crash, a full disk, another program or a changed photo leaves behind therefore costs time, and
-never changes a pixel.
+photo too. So an entry that a crash or a full disk has damaged, or whose photo has changed, costs time but never changes
+a pixel. Only a program that forges an entry and its checksum can change pixels.
 """
 
 import errno

@@ -1,5 +1,5 @@
-/* Read many ranges of files into one area. Whatever is unusual is declined: the caller reads such a range again with
-   slower Python code, which handles the case or raises an error that explains it. */
+/* Read many ranges of files into one area. Unusual ranges are declined. The caller reads them again with slower Python
+   code, which handles the case or raises an error that explains it. */
 
 #define _GNU_SOURCE
 #include "_read_many.h"

@@ -1,7 +1,7 @@
 """Reads the ranges of a whole chunk of samples into one area, with one native call.
 
-Such a call declines whatever is unusual: a file that cannot be opened beneath the root, a span that ends after its
-shard, a path that is absolute. The storage's own methods then read the range, or raise the error that explains it.
+The call declines unusual ranges: files that cannot be opened beneath the root, spans that end after their shard,
+absolute paths. The storage's own methods then read the range, or raise the error that explains it.
 """
 
 from collections.abc import Callable

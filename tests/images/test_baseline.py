@@ -1,4 +1,4 @@
-"""JPEGs rewritten as baseline JPEGs with common Huffman tables: the same pixels, whatever the JPEG."""
+"""JPEGs rewritten as baseline JPEGs with common Huffman tables: all kinds keep their pixels."""
 
 import importlib
 from fractions import Fraction

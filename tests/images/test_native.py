@@ -26,30 +26,12 @@ from mpload.images.resize import Box, View
 from mpload.memory.usage import anonymous_bytes
 from mpload.units import MIB
 from tests.golden.make_formats import FOLDER
+from tests.support.jpegs import ALL_VARIETIES, make
 from tests.support.native import needs_native
 from tests.support.photos import distance, encode, photo
 
 GOLDEN = {path.name: path.read_bytes() for path in sorted(FOLDER.iterdir())}
 WHOLE = sorted(GOLDEN.keys() - {"jpeg_truncated.jpg", "png_truncated.png"})
-VARIETIES: dict[str, dict[str, Any]] = {
-    "420": {"subsampling": "4:2:0"},
-    "422": {"subsampling": "4:2:2"},
-    "444": {"subsampling": "4:4:4"},
-    "440": {},
-    "411": {},
-    "progressive": {"progressive": True},
-    "restarts": {"restart_marker_blocks": 7},
-    "rgb": {"keep_rgb": True},
-    "gray": {},
-}
-
-
-def make(variety: str, height: int, width: int, seed: int) -> bytes:
-    pixels = photo(height, width, np.random.default_rng(seed))
-    if variety in {"440", "411"}:
-        return bytes(simplejpeg.encode_jpeg(pixels, quality=90, colorsubsampling=variety))
-    image = Image.fromarray(pixels)
-    return encode(image.convert("L") if variety == "gray" else image, "JPEG", quality=90, **VARIETIES[variety])
 
 
 def draw(data: bytes, view: View, name: str = "auto", **options: Any) -> NDArray[np.uint8]:
@@ -88,7 +70,7 @@ def compare_crops(variety: str, *, num_photos: int, num_views: int) -> int:
     compared = 0
     for seed in range(num_photos):
         height, width = int(rng.integers(1, 400)), int(rng.integers(1, 400))
-        data = make(variety, height, width, seed)
+        data = make(variety, height, width, seed=seed)
         whole = simplejpeg.decode_jpeg(data)
         for view in some_views(height, width, rng, num=num_views):
             if is_full_size(view):
@@ -99,14 +81,14 @@ def compare_crops(variety: str, *, num_photos: int, num_views: int) -> int:
 
 
 @needs_native
-@pytest.mark.parametrize("variety", VARIETIES)
+@pytest.mark.parametrize("variety", ALL_VARIETIES)
 def test_a_view_has_the_pixels_of_a_full_decode(variety: str) -> None:
     assert compare_crops(variety, num_photos=12, num_views=10) > 60
 
 
 @needs_native
 @pytest.mark.slow
-@pytest.mark.parametrize("variety", VARIETIES)
+@pytest.mark.parametrize("variety", ALL_VARIETIES)
 def test_thousands_of_views_have_the_pixels_of_a_full_decode(variety: str) -> None:
     assert compare_crops(variety, num_photos=120, num_views=40) > 2400
 
@@ -114,7 +96,7 @@ def test_thousands_of_views_have_the_pixels_of_a_full_decode(variety: str) -> No
 @needs_native
 @pytest.mark.parametrize("antialias", [False, True])
 def test_every_length_is_resized_to_every_other(antialias: bool) -> None:
-    data = make("444", 40, 40, 0)
+    data = make("444", 40, 40, seed=0)
     rng = np.random.default_rng(0)
     for length in range(1, 34):
         for full in range(1, 121):
@@ -126,12 +108,12 @@ def test_every_length_is_resized_to_every_other(antialias: bool) -> None:
 
 @needs_native
 @pytest.mark.parametrize("antialias", [False, True])
-@pytest.mark.parametrize("variety", VARIETIES)
+@pytest.mark.parametrize("variety", ALL_VARIETIES)
 def test_backends_agree_at_smaller_scales(variety: str, antialias: bool) -> None:
     rng = np.random.default_rng(8)
     for seed in range(8):
         height, width = int(rng.integers(100, 700)), int(rng.integers(100, 700))
-        data = make(variety, height, width, seed)
+        data = make(variety, height, width, seed=seed)
         for each in some_views(height, width, rng, num=8):
             full = (each.full[0] % 40 + 1, each.full[1] % 40 + 1)
             view = View(box=each.box, full=full, mirror=each.mirror, antialias=antialias)
@@ -155,7 +137,7 @@ def test_backends_agree_on_every_golden_file(name: str, antialias: bool) -> None
 @pytest.mark.parametrize("name", ["auto", "simplejpeg"])
 @pytest.mark.parametrize("variety", ["420", "444", "progressive", "restarts", "gray"])
 def test_a_file_truncated_below_the_view_is_an_error(variety: str, name: str) -> None:
-    data = make(variety, 200, 300, 0)
+    data = make(variety, 200, 300, seed=0)
     view = View(box=Box(top=0, left=0, height=30, width=40), full=(30, 40))
     for length in (len(data) * 2 // 3, len(data) - 2, len(data) - 1):
         with pytest.raises(DecodeError, match="JPEG is truncated"):
@@ -167,7 +149,7 @@ def test_a_file_truncated_below_the_view_is_an_error(variety: str, name: str) ->
 @pytest.mark.parametrize("name", ["auto", "simplejpeg"])
 @pytest.mark.parametrize("variety", ["420", "progressive", "gray"])
 def test_damage_inside_the_view_is_an_error(variety: str, name: str) -> None:
-    data = make(variety, 200, 300, 0)
+    data = make(variety, 200, 300, seed=0)
     place = len(data) // 2
     broken = data[:place] + b"\xff\xd3" + data[place + 2 :]
     for height in (200, 170):
@@ -177,7 +159,7 @@ def test_damage_inside_the_view_is_an_error(variety: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["auto", "simplejpeg"])
 def test_an_end_marker_at_a_restart_is_not_mistaken_for_the_end_of_a_crop(name: str) -> None:
-    data = make("restarts", 200, 300, 0)
+    data = make("restarts", 200, 300, seed=0)
     restarts = [place for place in range(len(data)) if data[place] == 0xFF and 0xD0 <= data[place + 1] <= 0xD7]
     early = data[: restarts[len(restarts) // 3]] + bytes(40) + b"\xff\xd9"
     view = View(box=Box(top=0, left=0, height=170, width=300), full=(90, 110))
@@ -186,7 +168,7 @@ def test_an_end_marker_at_a_restart_is_not_mistaken_for_the_end_of_a_crop(name: 
 
 @needs_native
 def test_the_native_decoder_does_not_decode_below_the_view() -> None:
-    data = make("420", 200, 300, 0)
+    data = make("420", 200, 300, seed=0)
     place = len(data) // 2
     broken = data[:place] + b"\xff\xd3" + data[place + 2 :]
     above = View(box=Box(top=0, left=0, height=30, width=40), full=(30, 40))
@@ -195,7 +177,7 @@ def test_the_native_decoder_does_not_decode_below_the_view() -> None:
 
 @pytest.mark.parametrize("name", ["auto", "simplejpeg"])
 def test_bytes_between_segments_do_not_change_a_view(name: str) -> None:
-    data = make("420", 200, 300, 0)
+    data = make("420", 200, 300, seed=0)
     place = data.index(b"\xff\xc0")
     view = View(box=Box(top=0, left=0, height=30, width=40), full=(30, 40))
     for junk in (b"odd", b"odd\xff\xd0"):
@@ -204,7 +186,7 @@ def test_bytes_between_segments_do_not_change_a_view(name: str) -> None:
 
 
 def test_an_image_decoded_by_opencv_is_cropped_alike_at_a_smaller_scale() -> None:
-    data = bytearray(make("444", 160, 240, 3))
+    data = bytearray(make("444", 160, 240, seed=3))
     data[data.index(b"\xff\xc0") + 11] = 0x31  # a subsampling that simplejpeg has no name for
     odd = bytes(data)
     view = View(box=Box(top=80, left=40, height=64, width=96), full=(16, 24))
@@ -215,7 +197,7 @@ def test_an_image_decoded_by_opencv_is_cropped_alike_at_a_smaller_scale() -> Non
 
 @pytest.mark.parametrize("name", ["auto", "simplejpeg"])
 def test_antialias_is_pillows_filter(name: str) -> None:
-    data = make("444", 220, 300, 5)
+    data = make("444", 220, 300, seed=5)
     whole = simplejpeg.decode_jpeg(data)
     for box, full in (((0, 0, 220, 300), (120, 110)), ((7, 13, 150, 201), (80, 110)), ((9, 8, 100, 60), (60, 90))):
         frame = Box(top=box[0], left=box[1], height=box[2], width=box[3])
@@ -238,7 +220,9 @@ def test_antialias_smooths_fine_stripes(name: str) -> None:
 
 @needs_native
 def test_threads_do_not_affect_each_other() -> None:
-    files = [make(variety, 150, 200, seed) for seed, variety in enumerate(VARIETIES)] + [GOLDEN["jpeg_truncated.jpg"]]
+    files = [make(variety, 150, 200, seed=seed) for seed, variety in enumerate(ALL_VARIETIES)] + [
+        GOLDEN["jpeg_truncated.jpg"]
+    ]
     decode = RandomResizedCrop(64, limits=Limits(allow_truncated=True))
 
     def crop(number: int) -> NDArray[np.uint8]:
@@ -252,7 +236,7 @@ def test_threads_do_not_affect_each_other() -> None:
 
 @needs_native
 def test_other_threads_run_while_one_decodes() -> None:
-    data = make("420", 1500, 2000, 0)
+    data = make("420", 1500, 2000, seed=0)
     out = np.empty((100, 100, 3), np.uint8)
     image = open_image(data)
     view = View(box=Box(top=0, left=0, height=1500, width=199), full=(100, 100))
@@ -279,7 +263,7 @@ def test_other_threads_run_while_one_decodes() -> None:
 
 @needs_native
 def test_memory_does_not_grow_with_the_number_of_images() -> None:
-    files = [make(variety, 150, 200, seed) for seed, variety in enumerate(VARIETIES)]
+    files = [make(variety, 150, 200, seed=seed) for seed, variety in enumerate(ALL_VARIETIES)]
     files += [GOLDEN["jpeg_cmyk.jpg"], files[0][:2000], files[0].replace(b"\xff\xda", b"\xff\xdb"), files[5][:4000]]
     decode = RandomResizedCrop(64)
 
@@ -297,7 +281,7 @@ def test_memory_does_not_grow_with_the_number_of_images() -> None:
 
 
 def test_a_backend_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = make("420", 150, 200, 0)
+    data = make("420", 150, 200, seed=0)
     pixels = RandomResizedCrop(64)(data, np.random.default_rng(0))
     calls: list[Any] = []
 
@@ -320,7 +304,7 @@ def test_a_backend_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_native_backend_is_an_error_if_it_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "NATIVE", None)
     assert jpeg_backend() == "simplejpeg"
-    assert RandomResizedCrop(64)(make("420", 150, 200, 0), np.random.default_rng(0)).shape == (64, 64, 3)
+    assert RandomResizedCrop(64)(make("420", 150, 200, seed=0), np.random.default_rng(0)).shape == (64, 64, 3)
     with pytest.raises(ArgumentError, match=r"backend='native': the native decoder was not built"):
         RandomResizedCrop(64, backend="native")
     with pytest.raises(ArgumentError, match="backend must be one of 'auto', 'native', 'simplejpeg', got 'turbo'"):

@@ -1,4 +1,4 @@
-"""Entries with the starts of a JPEG's rows: they save time and change no pixel, whatever is in them."""
+"""Entries with the starts of a JPEG's rows: they save time and change no pixel, even if they are damaged."""
 
 import numpy as np
 import pytest

@@ -33,7 +33,7 @@ def evict(index: Index) -> None:
 
 
 def evicted(index: Index) -> NDArray[np.int64]:
-    """Evict the index, and return ids of which the first lookup has to load the lines."""
+    """Evict the index from the page cache, and return sample_ids whose lines the first lookup has to load."""
     evict(index)
     assert_right(index, rng.integers(0, NUM_SAMPLES, 64))
     if not index._num_missed:

@@ -43,7 +43,7 @@ def disk(folder: Path, read_seconds: float) -> SlowDisk:
 
 @pytest.fixture
 def hanging(folder: Path) -> Iterator[Path]:
-    """Make an index of files, one of which takes longer to read than a worker may spend on a sample."""
+    """Make an index of files. One file takes longer to read than a worker may spend on a sample."""
     names = [f"{number}.bin" for number in range(NUM_FILES)]
     names[BAD] = "hanging/0"
     text = folder / "index.txt"

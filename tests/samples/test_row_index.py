@@ -1,4 +1,4 @@
-"""The row index: the same samples with and without it, whatever happened to its file."""
+"""The row index: the same samples with and without it, even if its file is damaged."""
 
 import json
 import os

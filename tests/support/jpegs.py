@@ -12,7 +12,7 @@ from mpload.images.backends import StoredView
 from mpload.images.resize import Box
 from tests.support.photos import encode, photo
 
-__all__ = ["NATIVE", "VARIETIES", "make", "view_of_all", "views"]
+__all__ = ["ALL_VARIETIES", "NATIVE", "VARIETIES", "make", "view_of_all", "views"]
 
 NATIVE: Any = backends.NATIVE
 VARIETIES: dict[str, dict[str, Any]] = {
@@ -28,15 +28,17 @@ VARIETIES: dict[str, dict[str, Any]] = {
     "gray": {},
     "gray restarts": {"restart_marker_blocks": 3},
 }
+"""JPEGs whose Huffman codes mpload decodes itself."""
+ALL_VARIETIES = {**VARIETIES, "progressive": {"progressive": True}}
 
 
-def make(variety: str, height: int, width: int, *, seed: int, quality: int) -> bytes:
+def make(variety: str, height: int, width: int, *, seed: int, quality: int = 90) -> bytes:
     pixels = photo(height, width, np.random.default_rng(seed))
     if variety in {"440", "411"}:
         return bytes(simplejpeg.encode_jpeg(pixels, quality=quality, colorsubsampling=variety))
     image = Image.fromarray(pixels)
     image = image.convert("L") if variety.startswith("gray") else image
-    return encode(image, "JPEG", quality=quality, **VARIETIES[variety])
+    return encode(image, "JPEG", quality=quality, **ALL_VARIETIES[variety])
 
 
 def view_of_all(height: int, width: int, denominator: int = 1) -> tuple[StoredView, tuple[int, int]]:

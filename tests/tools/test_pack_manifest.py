@@ -1,4 +1,4 @@
-"""The manifest of a pack is read from the disk: whatever it holds, it is either obeyed or named as damaged."""
+"""The manifest of a pack is read from the disk: any contents are either obeyed or named as damaged."""
 
 import json
 from pathlib import Path
