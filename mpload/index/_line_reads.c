@@ -1,6 +1,6 @@
 /* Find the lines of samples and read them. Rows of the sidecar, and lines, that are near each other share a read.
 
-   First all reads are tried that the page cache can serve. For each of the others, the kernel is asked to load the
+   Lines of a mapped index are copied one by one. Otherwise, first all reads are tried that the page cache can serve. For each of the others, the kernel is asked to load the
    pages, and only then are they waited for: so the disk works on all of them at once. */
 
 #define _GNU_SOURCE
@@ -27,6 +27,7 @@ enum {
     SPARE_BYTES = 2 << 10,  /* reading this many unneeded bytes costs about as much as another system call */
     MAX_ROWS = 2048,
     MAX_RUN_BYTES = 1 << 20,
+    AHEAD = 8,  /* mapped lines that the processor loads ahead */
     MISSING = -1,
 };
 
@@ -44,6 +45,18 @@ static int read_all(int file, void *to, int64_t num_bytes, int64_t offset) {
         offset += count;
         num_bytes -= count;
     }
+    return 1;
+}
+
+/* Copy bytes of the sidecar if it is mapped, otherwise read them. */
+static int read_sidecar(const Files *files, void *to, int64_t num_bytes, int64_t offset) {
+    if (files->sidecar_map == NULL) {
+        return read_all(files->sidecar, to, num_bytes, offset);
+    }
+    if (offset < 0 || offset > files->sidecar_bytes - num_bytes) {
+        return 0;
+    }
+    memcpy(to, files->sidecar_map + offset, (size_t)num_bytes);
     return 1;
 }
 
@@ -89,7 +102,7 @@ static int64_t row_offset(const Files *files, int64_t sample_id) {
 static int read_offset_after(const Files *files, int64_t sample_id, int64_t *offset) {
     *offset = files->text_bytes;
     return sample_id + 1 == files->num_samples
-        || read_all(files->sidecar, offset, ROW_BYTES, row_offset(files, sample_id + 1));
+        || read_sidecar(files, offset, ROW_BYTES, row_offset(files, sample_id + 1));
 }
 
 /* Set where lines `begin` to `end` start and end. Their rows lie near each other in one record batch. Lines whose rows
@@ -106,7 +119,7 @@ static int read_rows(const Files *files, Line *lines, size_t begin, size_t end, 
         }
         return 1;
     }
-    if ((pass == WAIT && !read_all(files->sidecar, rows, num_bytes, offset))
+    if ((pass == WAIT && !read_sidecar(files, rows, num_bytes, offset))
         || (!is_after_near && !read_offset_after(files, last, &rows[num_rows]))) {
         return 0;
     }
@@ -124,7 +137,24 @@ static int read_rows(const Files *files, Line *lines, size_t begin, size_t end, 
     return 1;
 }
 
+/* Set where each line starts and ends, in any order: copies from a map need not be merged. */
+static int find_mapped_lines(const Files *files, Line *lines, size_t num_lines) {
+    for (size_t number = 0; number < num_lines; number++) {
+        if (number + AHEAD < num_lines) {
+            uintptr_t row = (uintptr_t)row_offset(files, lines[number + AHEAD].sample_id);  /* not checked yet */
+            __builtin_prefetch((const void *)((uintptr_t)files->sidecar_map + row));
+        }
+        if (!read_rows(files, lines, number, number + 1, WAIT, NULL)) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
 static int find_lines(const Files *files, Line *lines, size_t num_lines, Pass pass, size_t *num_missed) {
+    if (files->sidecar_map != NULL) {
+        return pass == WAIT || find_mapped_lines(files, lines, num_lines);
+    }
     for (size_t begin = 0, end; begin < num_lines; begin = end) {
         int64_t first = lines[begin].sample_id;
         for (end = begin + 1; end < num_lines; end++) {
@@ -152,7 +182,7 @@ static void plan_runs(const Files *files, Plan *plan, int64_t *bounds) {
     for (size_t number = 0; number < plan->num_lines; number++) {
         const Line *line = &plan->lines[number];
         int64_t start = start_of(files, line), reach = run == NULL ? 0 : run->offset + run->length;
-        if (run == NULL || start < run->offset || start - reach > SPARE_BYTES
+        if (run == NULL || files->text_map != NULL || start < run->offset || start - reach > SPARE_BYTES
             || line->end - run->offset > MAX_RUN_BYTES) {
             plan->num_bytes += run == NULL ? 0 : run->length;
             run = &plan->runs[plan->num_runs++];
@@ -182,7 +212,7 @@ static int start_plan(const Files *files, const int64_t *sample_ids, size_t num_
         plan->lines[place] = (Line){.sample_id = sample_ids[place], .place = (int64_t)place};
         is_sorted &= place == 0 || sample_ids[place - 1] <= sample_ids[place];
     }
-    if (!is_sorted) {
+    if (!is_sorted && files->sidecar_map == NULL) {
         qsort(plan->lines, num_lines, sizeof(Line), compare);
     }
     return find_lines(files, plan->lines, num_lines, TRY, &plan->num_missed);
@@ -238,6 +268,13 @@ static int cut(const char *data, int64_t start, int64_t *end, int is_at_end) {
 int read_lines(const Files *files, Plan *plan, char *result, int64_t *bounds) {
     for (size_t number = 0; number < plan->num_runs; number++) {
         Run *run = &plan->runs[number];
+        if (files->text_map != NULL) {
+            if (number + AHEAD < plan->num_runs) {
+                __builtin_prefetch(files->text_map + plan->runs[number + AHEAD].offset);
+            }
+            memcpy(result + run->at, files->text_map + run->offset, (size_t)run->length);
+            continue;
+        }
         run->is_missing = !read_cached(
             files->text, result + run->at, run->length, run->offset, run->length, &plan->num_missed);
     }

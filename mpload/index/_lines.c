@@ -3,6 +3,8 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <sys/stat.h>
+
 #include "_lines.h"
 
 enum { MAX_COLUMNS = 1 << 16 };
@@ -45,6 +47,26 @@ static PyObject *planned_and_read(const Files *files, const Py_buffer *sample_id
     return result == NULL || result == Py_None ? result : Py_BuildValue("Nn", result, (Py_ssize_t)plan.num_missed);
 }
 
+/* Get the maps of the text and the sidecar, which must be as large as the files are said to be: None if they are not
+   mapped. */
+static int get_maps(PyObject *from, Files *files, Py_buffer *maps) {
+    struct stat facts;
+    PyObject *text, *sidecar;
+    if (from == Py_None) {
+        return 1;
+    }
+    if (!PyArg_ParseTuple(from, "OO:maps", &text, &sidecar) || PyObject_GetBuffer(text, &maps[0], PyBUF_SIMPLE) < 0
+        || PyObject_GetBuffer(sidecar, &maps[1], PyBUF_SIMPLE) < 0) {
+        return 0;
+    }
+    if (maps[0].len == files->text_bytes && fstat(files->sidecar, &facts) == 0 && facts.st_size >= maps[1].len) {
+        files->text_map = maps[0].buf;
+        files->sidecar_map = maps[1].buf;
+        files->sidecar_bytes = maps[1].len;
+    }
+    return 1;
+}
+
 static int read_files(PyObject *from, Files *files) {
     long long numbers[6];
     unsigned long long text_mtime_ns;
@@ -63,28 +85,34 @@ static int read_files(PyObject *from, Files *files) {
 }
 
 PyDoc_STRVAR(read_doc,
-"read(files, sample_ids, bounds)\n--\n\n"
+"read(files, maps, sample_ids, bounds)\n--\n\n"
 "Return bytes that contain the lines of `sample_ids`, int64 [n], and the number of reads that the page cache could not\n"
 "serve. Sets `bounds`, int64 [n, 2], to where each line starts and ends in the bytes. Returns None if anything is\n"
 "unusual, for example if a file has changed.\n\n"
 "`files` is a tuple of integers: the descriptors of the text and the sidecar; the number of samples; where the sidecar\n"
 "holds the offsets of the lines (first record batch, stride, last record batch); offset of the first line; size and\n"
-"modification time of the text.");
+"modification time of the text. `maps` is a tuple of the mapped text and the mapped sidecar, or None.");
 
 static PyObject *read_(PyObject *module, PyObject *args) {
     (void)module;
-    PyObject *numbers, *from, *to, *result = NULL;
-    Files files;
-    Py_buffer sample_ids, bounds;
-    if (!PyArg_ParseTuple(args, "O!OO:read", &PyTuple_Type, &numbers, &from, &to) || !read_files(numbers, &files)
-        || !get_array(from, &sample_ids, 0, 8, -1)) {
+    PyObject *numbers, *mapped, *from, *to, *result = NULL;
+    Files files = {0};
+    Py_buffer sample_ids, bounds, maps[2] = {{0}};
+    if (!PyArg_ParseTuple(args, "O!OOO:read", &PyTuple_Type, &numbers, &mapped, &from, &to)
+        || !read_files(numbers, &files)) {
         return NULL;
+    }
+    if (!get_maps(mapped, &files, maps) || !get_array(from, &sample_ids, 0, 8, -1)) {
+        goto release;
     }
     if (get_array(to, &bounds, 1, 8, sample_ids.len / 4)) {
         result = planned_and_read(&files, &sample_ids, bounds.buf);
         PyBuffer_Release(&bounds);
     }
     PyBuffer_Release(&sample_ids);
+release:
+    PyBuffer_Release(&maps[0]);
+    PyBuffer_Release(&maps[1]);
     return result;
 }
 
@@ -96,7 +124,7 @@ PyDoc_STRVAR(ask_doc,
 static PyObject *ask(PyObject *module, PyObject *args) {
     (void)module;
     PyObject *numbers, *from;
-    Files files;
+    Files files = {0};
     Py_buffer sample_ids;
     if (!PyArg_ParseTuple(args, "O!O:ask", &PyTuple_Type, &numbers, &from) || !read_files(numbers, &files)
         || !get_array(from, &sample_ids, 0, 8, -1)) {

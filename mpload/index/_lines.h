@@ -6,9 +6,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The text and the sidecar of an index: their descriptors, and where the sidecar holds the offsets of the lines. */
+/* The text and the sidecar of an index: their descriptors, and where the sidecar holds the offsets of the lines. If both
+   are mapped into memory, they are copied instead of read. */
 typedef struct {
     int text, sidecar;
+    const char *text_map, *sidecar_map;  /* NULL if they are not mapped */
+    int64_t sidecar_bytes;               /* that are mapped */
     int64_t num_samples, first_bytes, stride_bytes, last_bytes;
     int64_t body_bytes, text_bytes;
     uint64_t text_mtime_ns;    /* modulo 2**64: times after 2262, which damaged clocks make, exceed int64 */

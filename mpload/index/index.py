@@ -11,18 +11,20 @@ from numpy.typing import ArrayLike, NDArray
 
 from mpload.errors import ArgumentError, IndexChangedError, IndexFormatError
 from mpload.index.columns import Column, format_columns
-from mpload.index.lines import NATIVE, Lines, cells_of
+from mpload.index.lines import NATIVE, Lines, Maps, cells_of
 from mpload.index.lookup import SidecarColumn, SidecarFile, SidecarLayout, check_sample_ids
 from mpload.index.open_file import OpenFile
 from mpload.index.record import Record
 from mpload.index.text import MAX_LINE_BYTES, Header
+from mpload.storage.mapped import map_of
 from mpload.storage.merging import merge_nearby
 from mpload.units import KIB, MIB, format_count, format_facts, html_table
 
-__all__ = ["Index", "Record", "header_of", "lines_of", "prefetch_lines", "require_files", "sidecar_of"]
+__all__ = ["Index", "Record", "header_of", "lines_of", "map_lines", "prefetch_lines", "require_files", "sidecar_of"]
 
 _MAX_GAP_BYTES = 4 * KIB  # reading this many unneeded bytes costs less than another system call
 _MAX_READ_BYTES = MIB
+_MAX_MAPPED_BYTES = 64 * MIB  # of text and sidecar: an index of about a million lines
 _FEW_PIECES = 64  # up to this many are read one by one, as planning merged reads would take longer
 
 
@@ -52,6 +54,7 @@ class Index:
         self._sidecar_file = SidecarFile(layout)
         self._stamp = self._text.stamp()
         self._num_missed = 0
+        self._maps: Maps | None = None
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -114,7 +117,7 @@ class Index:
     def _lines(self, ids: NDArray[np.int64]) -> Lines:
         check_sample_ids(ids, len(self))
         bounds = np.empty((len(ids), 2), np.int64)
-        read = None if NATIVE is None else NATIVE.read(self._files(), np.ascontiguousarray(ids), bounds)
+        read = None if NATIVE is None else NATIVE.read(self._files(), self._maps, np.ascontiguousarray(ids), bounds)
         if read is not None:
             data, self._num_missed = read
         else:
@@ -127,6 +130,12 @@ class Index:
     def _prefetch(self, sample_ids: Callable[[], NDArray[np.int64]]) -> None:
         if self._num_missed and NATIVE is not None:
             self._num_missed = NATIVE.ask(self._files(), np.ascontiguousarray(sample_ids()))
+
+    def _map(self) -> None:
+        sidecar_bytes = self._layout.file_bytes
+        text = map_of(self._text.descriptor, max_bytes=_MAX_MAPPED_BYTES - sidecar_bytes)
+        sidecar = map_of(self._sidecar_file.descriptor, max_bytes=sidecar_bytes)
+        self._maps = None if text is None or sidecar is None else (text, sidecar)
 
     def _files(self) -> tuple[int, ...]:
         """Return the files and where the lines are, as the native module wants them."""
@@ -179,10 +188,11 @@ class Index:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key not in {"_text", "_sidecar_file"}}
+        return {key: value for key, value in self.__dict__.items() if key not in {"_text", "_sidecar_file", "_maps"}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._maps = None
         self._text = OpenFile(self.path)
         self._sidecar_file = SidecarFile(self._layout)
         if self._text.stamp() != self._stamp:
@@ -202,6 +212,11 @@ class Index:
 def header_of(index: Index) -> Header:
     """Return the header of an index."""
     return index._header  # noqa: SLF001
+
+
+def map_lines(index: Index) -> None:
+    """Map the files of a small index into memory: see `mpload.storage.mapped`. Lines are then copied, not read."""
+    index._map()  # noqa: SLF001  as above
 
 
 def prefetch_lines(index: Index, sample_ids: Callable[[], NDArray[np.int64]]) -> None:

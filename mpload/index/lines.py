@@ -7,6 +7,7 @@ Where the native module was not built, that is all of them.
 
 from dataclasses import dataclass
 from importlib import import_module
+from mmap import mmap
 from pathlib import Path
 from typing import Final, Protocol, cast
 
@@ -18,14 +19,22 @@ from mpload.index.columns import ColumnType
 from mpload.index.record import Record
 from mpload.index.text import Dialect, Header, line_parser
 
-__all__ = ["NATIVE", "Lines", "Spans", "cells_of"]
+__all__ = ["NATIVE", "Lines", "Maps", "Spans", "cells_of"]
+
+
+Maps = tuple[mmap, mmap]
+"""The text and the sidecar of an index, mapped into memory."""
 
 
 class _Native(Protocol):
     """The module `mpload.index._lines`."""
 
     def read(
-        self, files: tuple[int, ...], sample_ids: NDArray[np.int64], bounds: NDArray[np.int64]
+        self,
+        files: tuple[int, ...],
+        maps: Maps | None,
+        sample_ids: NDArray[np.int64],
+        bounds: NDArray[np.int64],
     ) -> tuple[bytes, int] | None: ...
     def ask(self, files: tuple[int, ...], sample_ids: NDArray[np.int64]) -> int: ...
     def split(self, data: bytes, bounds: NDArray[np.int64], num_columns: int, cells: NDArray[np.int64]) -> None: ...

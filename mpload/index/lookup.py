@@ -1,7 +1,8 @@
 """Reads the columns of a sidecar by position, in any process and without pyarrow.
 
 The file is read, not memory-mapped. If another process truncates a mapped file, access to the map kills this process by
-SIGBUS, whereas a read is merely short. The page cache is shared either way. There are two kinds of reads:
+SIGBUS, whereas a read is merely short. The page cache is shared either way. (Workers do map small indexes, for their
+native look-ups: see `mpload.storage.mapped`.) There are two kinds of reads:
 
 - `SidecarFile.offsets` looks up line offsets, 16 bytes per sample. The reader of the text verifies them: a line starts
   after a newline and ends with one.

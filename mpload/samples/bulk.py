@@ -6,7 +6,7 @@ errors. So values, errors and policies are the same for both ways.
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter_ns
 from typing import Any
 
@@ -134,7 +134,7 @@ def _maker_of_source(pipeline: Pipeline, arena_bytes: int) -> _Maker | None:
     if type(decode) is NumpyDecoder:
         return _Arrays(reading=reading, decode=decode).make
     if (num_bytes := row_bytes(decode)) is not None:
-        return _Rows(reading=reading, row_bytes=num_bytes).make
+        return _Rows(reading=replace(reading, maps_shards=True), row_bytes=num_bytes).make
     if (decode_many := many_decoder(decode)) is not None and len(pipeline.sources) == 1:
         arena = np.empty(arena_bytes, np.uint8)
         return _Images(reading=reading, decode_many=decode_many, arena=arena, rows=pipeline.row_index).make
@@ -147,6 +147,7 @@ class _Reading:
 
     storage: LocalStorage
     ahead: ReadAhead
+    maps_shards: bool = False
 
     def reader(self, chunk: _Chunk, column: int) -> ManyReader | None:
         """Return a reader of the ranges in a column."""
@@ -159,7 +160,7 @@ class _Reading:
             first=chunk.first,
             at=chunk.report.sample,
         )
-        return self.storage.many_reader(ranges)
+        return self.storage.many_reader(ranges, maps_shards=self.maps_shards)
 
     def read(
         self,

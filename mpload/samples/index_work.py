@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError, MploadError, SampleError
-from mpload.index.index import Record, lines_of, prefetch_lines
+from mpload.index.index import Record, lines_of, map_lines, prefetch_lines
 from mpload.index.lines import Lines
 from mpload.plan.batch_number import BatchNumber
 from mpload.plan.batching import Batching
@@ -62,7 +62,8 @@ class PipelineWork:
     """The latest batch and all its sample_ids: permuting 256 positions takes hardly longer than permuting 16."""
 
     def open(self) -> None:
-        """Prepare for read-ahead. Files are opened when they are first read."""
+        """Prepare for read-ahead, and map a small index. Files of samples are opened when they are first read."""
+        map_lines(self.pipeline.index)
         self.pipeline.bound_read_ahead(self.read_ahead_bytes)
         self._bulk = BulkPipeline.of(self.pipeline, arena_bytes=self.read_ahead_bytes)
         self._records_ahead: dict[tuple[tuple[int, ...], int, int], list[Record]] = {}

@@ -81,31 +81,81 @@ static PyObject *open_beneath(PyObject *module, PyObject *args) {
     return result;
 }
 
-enum { NUM_BUFFERS = 9 };  /* names, bounds, offsets, lengths, shards; area, starts, sizes, at */
+enum { NUM_BUFFERS = 9 };  /* names, bounds, offsets, lengths, numbers; area, starts, sizes, at */
+enum { MAX_SHARDS = 1 << 16 };
+
+/* The open shards, and the buffers of those that are mapped. */
+typedef struct {
+    Shard *shards;
+    Py_buffer *maps;
+    Py_ssize_t num_shards;
+} Shards;
+
+static void release_shards(Shards *shards) {
+    for (Py_ssize_t i = 0; shards->maps != NULL && i < shards->num_shards; i++) {
+        if (shards->maps[i].obj != NULL) {
+            PyBuffer_Release(&shards->maps[i]);
+        }
+    }
+    PyMem_Free(shards->maps);
+    PyMem_Free(shards->shards);
+}
+
+/* Get a tuple of pairs: a descriptor, and a map of the file or None. A map is not used if its file has become shorter:
+   access to the bytes that are gone would kill this process by SIGBUS. */
+static int get_shards(PyObject *from, Shards *shards) {
+    Py_ssize_t num_shards = PyTuple_Size(from);
+    if (num_shards < 0 || num_shards > MAX_SHARDS) {
+        PyErr_SetString(PyExc_ValueError, "too many shards");
+        return 0;
+    }
+    shards->shards = PyMem_Calloc((size_t)num_shards + 1, sizeof(Shard));
+    shards->maps = PyMem_Calloc((size_t)num_shards + 1, sizeof(Py_buffer));
+    shards->num_shards = num_shards;
+    if (shards->shards == NULL || shards->maps == NULL) {
+        PyErr_NoMemory();
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < num_shards; i++) {
+        Shard *shard = &shards->shards[i];
+        PyObject *map;
+        struct stat facts;
+        if (!PyArg_ParseTuple(PyTuple_GetItem(from, i), "iO:shard", &shard->file, &map)
+            || (map != Py_None && PyObject_GetBuffer(map, &shards->maps[i], PyBUF_SIMPLE) != 0)) {
+            return 0;
+        }
+        if (map != Py_None && fstat(shard->file, &facts) == 0 && facts.st_size >= shards->maps[i].len) {
+            shard->bytes = shards->maps[i].buf;
+            shard->num_bytes = shards->maps[i].len;
+        }
+    }
+    return 1;
+}
 
 static int has_items(const Py_buffer *buffer, int64_t num_items) {
     return buffer->len == num_items * (Py_ssize_t)sizeof(int64_t) && (uintptr_t)buffer->buf % sizeof(int64_t) == 0;
 }
 
 PyDoc_STRVAR(read_many_doc,
-"read_many(names, bounds, offsets, lengths, shards, area, starts, sizes, at, folder, max_bytes, step_bytes, slow_ns,\n"
-"          max_slow, first)\n--\n\n"
+"read_many(names, bounds, offsets, lengths, numbers, shards, area, starts, sizes, at, folder, max_bytes, step_bytes,\n"
+"          slow_ns, max_slow, first)\n--\n\n"
 "Read many ranges into `area`, and return how many are done, how many reads were slow, and the used part of `area`.\n\n"
 "`mpload.storage.many` explains the arguments.");
 
 static PyObject *read_ranges(PyObject *module, PyObject *args) {
     (void)module;
     Py_buffer all[NUM_BUFFERS] = {{0}};
+    Shards shards = {0};
     ManyRanges ranges = {0};
     ManyRead result = {0};
     long long max_bytes, step_bytes, slow_ns, max_slow, first;
-    PyObject *at, *returned = NULL;
+    PyObject *at, *open_shards, *returned = NULL;
     if (!PyArg_ParseTuple(
-            args, "y*y*y*y*y*w*w*w*OiLLLLL:read_many", &all[0], &all[1], &all[2], &all[3], &all[4], &all[5], &all[6],
-            &all[7], &at, &ranges.folder, &max_bytes, &step_bytes, &slow_ns, &max_slow, &first)) {
+            args, "y*y*y*y*y*O!w*w*w*OiLLLLL:read_many", &all[0], &all[1], &all[2], &all[3], &all[4], &PyTuple_Type,
+            &open_shards, &all[5], &all[6], &all[7], &at, &ranges.folder, &max_bytes, &step_bytes, &slow_ns, &max_slow, &first)) {
         return NULL;
     }
-    if (at != Py_None && PyObject_GetBuffer(at, &all[8], PyBUF_WRITABLE) != 0) {
+    if (!get_shards(open_shards, &shards) || (at != Py_None && PyObject_GetBuffer(at, &all[8], PyBUF_WRITABLE) != 0)) {
         goto release;
     }
     ranges.num_ranges = all[3].len / (Py_ssize_t)sizeof(int64_t);
@@ -122,7 +172,9 @@ static PyObject *read_ranges(PyObject *module, PyObject *args) {
     ranges.bounds = all[1].buf;
     ranges.offsets = all[2].buf;
     ranges.lengths = all[3].buf;
-    ranges.shards = all[4].buf;
+    ranges.numbers = all[4].buf;
+    ranges.shards = shards.shards;
+    ranges.num_shards = shards.num_shards;
     ranges.area = all[5].buf;
     ranges.area_bytes = all[5].len;
     result.starts = all[6].buf;
@@ -139,6 +191,7 @@ static PyObject *read_ranges(PyObject *module, PyObject *args) {
     returned = Py_BuildValue(
         "LLL", (long long)result.num_done, (long long)result.num_slow, (long long)result.used_bytes);
 release:
+    release_shards(&shards);
     for (int i = 0; i < NUM_BUFFERS; i++) {
         if (all[i].obj != NULL) {
             PyBuffer_Release(&all[i]);

@@ -11,10 +11,11 @@
 enum { ALIGN_BYTES = 64, MAX_PATH_BYTES = 4096, MAX_READ_BYTES = 1 << 30 };
 enum { DECLINED = -1, IS_FULL = -2 };
 enum { WINDOW_BYTES = 1 << 16, MAX_GAP_BYTES = 4096 };
+enum { LINE_BYTES = 64, PREFETCH_BYTES = 4096, COPIES_TIMED = 16 };
 
 /* Bytes of a shard that were read together, because spans of the chunk follow each other there. */
 typedef struct {
-    int64_t shard;  /* -1: none */
+    int64_t number;  /* of the shard; -1: none */
     int64_t start, end;
     uint8_t bytes[WINDOW_BYTES];
 } Window;
@@ -75,7 +76,7 @@ static int64_t read_file(const ManyRanges *ranges, int64_t i, int64_t start) {
 
 /* Return whether the next span of the chunk lies shortly behind this one. */
 static int is_followed(const ManyRanges *ranges, int64_t i) {
-    if (i + 1 >= ranges->num_ranges || ranges->shards[i + 1] != ranges->shards[i] || ranges->lengths[i + 1] < 0
+    if (i + 1 >= ranges->num_ranges || ranges->numbers[i + 1] != ranges->numbers[i] || ranges->lengths[i + 1] < 0
         || ranges->lengths[i + 1] > WINDOW_BYTES / 4 || ranges->offsets[i + 1] < ranges->offsets[i]) {
         return 0;
     }
@@ -88,16 +89,16 @@ static int copy_span(const ManyRanges *ranges, int64_t i, uint8_t *to, Window *w
     if (num_bytes > WINDOW_BYTES / 4) {
         return 0;
     }
-    int is_inside = window->shard == ranges->shards[i] && offset >= window->start && offset + num_bytes <= window->end;
+    int is_inside = window->number == ranges->numbers[i] && offset >= window->start && offset + num_bytes <= window->end;
     if (!is_inside) {
         if (!is_followed(ranges, i)) {
             return 0;
         }
-        ssize_t got = pread((int)ranges->shards[i], window->bytes, WINDOW_BYTES, offset);
-        window->shard = got < num_bytes ? -1 : ranges->shards[i];
+        ssize_t got = pread(ranges->shards[ranges->numbers[i]].file, window->bytes, WINDOW_BYTES, offset);
+        window->number = got < num_bytes ? -1 : ranges->numbers[i];
         window->start = offset;
         window->end = got < num_bytes ? offset : offset + got;
-        if (window->shard < 0) {
+        if (window->number < 0) {
             return 0;
         }
     }
@@ -105,25 +106,54 @@ static int copy_span(const ManyRanges *ranges, int64_t i, uint8_t *to, Window *w
     return 1;
 }
 
+/* Return whether a range lies in the map of a shard. */
+static int is_mapped(const ManyRanges *ranges, int64_t i) {
+    int64_t number = ranges->numbers[i], offset = ranges->offsets[i], length = ranges->lengths[i];
+    if (number < 0 || number >= ranges->num_shards || offset < 0 || length <= 0) {
+        return 0;
+    }
+    int64_t num_bytes = ranges->shards[number].num_bytes;
+    return length <= num_bytes && offset <= num_bytes - length;
+}
+
 static int64_t read_span(const ManyRanges *ranges, int64_t i, int64_t start, Window *window) {
-    int64_t offset = ranges->offsets[i], shard = ranges->shards[i];
-    if (shard < 0 || shard > INT32_MAX || offset < 0 || offset > INT64_MAX - ranges->lengths[i]
+    int64_t offset = ranges->offsets[i], number = ranges->numbers[i];
+    if (number < 0 || number >= ranges->num_shards || ranges->shards[number].file < 0 || offset < 0
+        || offset > INT64_MAX - ranges->lengths[i]
         || ranges->lengths[i] == 0) {  /* an empty one may lie behind the end of its shard, which no read would tell */
         return DECLINED;
     }
+    const Shard *shard = &ranges->shards[number];
     int64_t size = judged(ranges, ranges->lengths[i], start);
+    if (size > 0 && is_mapped(ranges, i)) {
+        memcpy(ranges->area + start, shard->bytes + offset, (size_t)size);
+        return size;
+    }
     if (size < 0 || copy_span(ranges, i, ranges->area + start, window)) {
         return size;
     }
-    return read_at((int)shard, offset, ranges->area + start, size);
+    return read_at(shard->file, offset, ranges->area + start, size);
+}
+
+/* Begin to load a span into the processor's cache if it is mapped. Without the attribute, GCC may think that this does
+   nothing, and leave it out. */
+static inline __attribute__((always_inline)) void prefetch(const ManyRanges *ranges, int64_t i) {
+    if (i < ranges->num_ranges && is_mapped(ranges, i)) {
+        const uint8_t *bytes = ranges->shards[ranges->numbers[i]].bytes + ranges->offsets[i];
+        int64_t num_bytes = ranges->lengths[i] < PREFETCH_BYTES ? ranges->lengths[i] : PREFETCH_BYTES;
+        for (int64_t done = 0; done < num_bytes; done += LINE_BYTES) {
+            __builtin_prefetch(bytes + done);
+        }
+    }
 }
 
 void read_many(const ManyRanges *ranges, ManyRead *result) {
     Window window;
-    window.shard = -1;
+    window.number = -1;
     int64_t next = 0, then_ns = now_ns(), i;
     result->num_slow = 0;
     for (i = 0; i < ranges->num_ranges && result->num_slow < ranges->max_slow; i++) {
+        prefetch(ranges, i + 1);
         int64_t start = ranges->step_bytes ? i * ranges->step_bytes : next;
         if (ranges->at != NULL) {
             *ranges->at = (int64_t)((uint64_t)ranges->first + (uint64_t)i);
@@ -136,6 +166,9 @@ void read_many(const ManyRanges *ranges, ManyRead *result) {
         result->sizes[i] = size;
         if (size > 0) {
             next = start + (size + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
+        }
+        if (is_mapped(ranges, i) && i % COPIES_TIMED) {
+            continue;  /* reading the clock can take longer than copying a span */
         }
         int64_t read_ns = now_ns();
         result->num_slow += read_ns - then_ns > ranges->slow_ns;

@@ -5,13 +5,22 @@
 
 #include <stdint.h>
 
+/* An open shard, and its bytes if it is mapped. */
+typedef struct {
+    int file;
+    const uint8_t *bytes;  /* NULL if it is not mapped */
+    int64_t num_bytes;
+} Shard;
+
 typedef struct {
     const char *names;         /* the paths of the files, among other bytes */
     int64_t num_name_bytes;
     const int64_t *bounds;     /* [num_ranges][2]: start and end of each path in `names`; -1 for a range to decline */
     const int64_t *offsets;    /* [num_ranges] */
     const int64_t *lengths;    /* [num_ranges]; -1 for a whole file */
-    const int64_t *shards;     /* [num_ranges]: the open file of each span; -1 for a span to decline */
+    const int64_t *numbers;    /* [num_ranges]: the number of each span's shard; -1 for a span to decline */
+    const Shard *shards;
+    int64_t num_shards;
     int64_t num_ranges;
     int folder;                /* descriptor of the folder that whole files are opened beneath */
     int64_t max_bytes;         /* of a range; a larger one is declined */

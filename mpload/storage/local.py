@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from mpload.errors import ArgumentError, StorageError
 from mpload.storage.confined import outside_root
 from mpload.storage.many import ManyRanges, ManyReader
+from mpload.storage.mapped import MAX_MAPPED_BYTES, map_of
 from mpload.storage.native import NATIVE
 from mpload.storage.protocols import Room
 from mpload.storage.ranges import ByteRange
@@ -61,10 +62,11 @@ class PageCache(StrEnum):
 class _Open:
     """An open file or folder. It is closed when the last reference to it is dropped."""
 
-    __slots__ = ("__weakref__", "descriptor")
+    __slots__ = ("__weakref__", "descriptor", "map")
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
+        self.map: mmap.mmap | None = None
         weakref.finalize(self, os.close, descriptor)
 
 
@@ -148,8 +150,11 @@ class LocalStorage:
         array[:] = np.frombuffer(data, np.uint8)
         return array
 
-    def many_reader(self, ranges: ManyRanges) -> ManyReader | None:
-        """Return what reads many ranges with native calls; None where that is impossible."""
+    def many_reader(self, ranges: ManyRanges, *, maps_shards: bool = False) -> ManyReader | None:
+        """Return what reads many ranges with native calls; None where that is impossible.
+
+        With `maps_shards`, shards are mapped into memory, up to 2 GiB: see `mpload.storage.mapped`.
+        """
         if NATIVE is None or self._drops_pages or sys.getfilesystemencoding() != "utf-8":
             return None
         try:
@@ -159,7 +164,7 @@ class LocalStorage:
         return ManyReader(
             ranges,
             folder=folder,
-            open_shard=self._shard,
+            open_shard=self._mapped_shard if maps_shards else self._shard,
             max_shards=self._max_open_files,
             max_bytes=self._max_bytes,
         )
@@ -262,6 +267,14 @@ class LocalStorage:
         while len(self._shards) > self._max_open_files:
             with suppress(RuntimeError):  # another thread has changed the dict in between
                 self._shards.pop(next(iter(self._shards), path), None)
+        return shard
+
+    def _mapped_shard(self, path: str) -> _Open:
+        """Return an open shard, mapped unless all maps would then exceed the limit."""
+        shard = self._shard(path)
+        if shard.map is None:
+            mapped_bytes = sum(len(other.map) for other in self._shards.values() if other.map is not None)
+            shard.map = map_of(shard.descriptor, max_bytes=MAX_MAPPED_BYTES - mapped_bytes)
         return shard
 
     def _open(self, path: str) -> tuple[int, int]:

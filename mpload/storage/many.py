@@ -6,6 +6,7 @@ absolute paths. The storage's own methods then read the range, or raise the erro
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from mmap import mmap
 from typing import Final, Protocol
 
 import numpy as np
@@ -26,6 +27,12 @@ class _Open(Protocol):
     """An open file or folder, which stays open while this object lives."""
 
     descriptor: int
+
+
+class _OpenShard(_Open, Protocol):
+    """An open shard, which may be mapped into memory."""
+
+    map: mmap | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -67,7 +74,7 @@ class ManyReader:
     Args:
         ranges: the ranges.
         folder: the root, which whole files are opened beneath.
-        open_shard: returns an open shard, by its path.
+        open_shard: returns an open shard, by its path. Spans of a mapped one are copied instead of read.
         max_shards: greatest number of shards to use; spans of others are declined.
         max_bytes: size of the largest range that may be read; None means no limit.
     """
@@ -77,7 +84,7 @@ class ManyReader:
         ranges: ManyRanges,
         *,
         folder: _Open,
-        open_shard: Callable[[str], _Open],
+        open_shard: Callable[[str], _OpenShard],
         max_shards: int,
         max_bytes: int | None,
     ) -> None:
@@ -86,27 +93,29 @@ class ManyReader:
         self._max_bytes = (
             _MAX_BYTES if max_bytes is None else int(min(max_bytes, _MAX_BYTES))
         )  # it may be written as 1e9
-        self._open: list[_Open] = []  # keeps the shards open
-        self._shards = np.full(len(ranges.lengths), -1, np.int64)
+        self._open: list[_OpenShard] = []  # keeps the shards open
+        self._numbers = np.full(len(ranges.lengths), -1, np.int64)
+        self._shards: tuple[tuple[int, mmap | None], ...] = ()
         if (ranges.lengths >= 0).any():
             self._open_shards(open_shard, max_shards)
 
-    def _open_shards(self, open_shard: Callable[[str], _Open], max_shards: int) -> None:
+    def _open_shards(self, open_shard: Callable[[str], _OpenShard], max_shards: int) -> None:
         assert NATIVE is not None
         ranges = self._ranges
         firsts = np.empty(min(max_shards, len(ranges.lengths)), np.int64)
-        num_distinct = NATIVE.distinct(ranges.names, ranges.paths, self._shards, firsts)
-        descriptors = np.full(num_distinct + 1, -1, np.int64)  # the last one is for paths that have no number
+        num_distinct = NATIVE.distinct(ranges.names, ranges.paths, self._numbers, firsts)
+        shards: list[tuple[int, mmap | None]] = [(-1, None)] * num_distinct
         for number, place in enumerate(firsts[:num_distinct].tolist()):
             if ranges.at is not None:
                 ranges.at[0] = ranges.first + place  # opening may take long, or never end
             start, end = ranges.paths[place].tolist()
             try:
-                self._open.append(open_shard(ranges.names[start:end].decode("utf-8", "surrogateescape")))
+                shard = open_shard(ranges.names[start:end].decode("utf-8", "surrogateescape"))
             except StorageError:
                 continue
-            descriptors[number] = self._open[-1].descriptor
-        self._shards = descriptors[self._shards]
+            self._open.append(shard)
+            shards[number] = shard.descriptor, shard.map
+        self._shards = tuple(shards)
 
     def read(
         self,
@@ -133,7 +142,8 @@ class ManyReader:
             ranges.paths[first:],
             ranges.offsets[first:],
             ranges.lengths[first:],
-            self._shards[first:],
+            self._numbers[first:],
+            self._shards,
             area,
             starts,
             lengths,

@@ -1,6 +1,7 @@
 """The native module `mpload.storage._files`, if it was built."""
 
 from importlib import import_module
+from mmap import mmap
 from typing import Any, Final, Protocol, cast
 
 from numpy.typing import NDArray
@@ -19,7 +20,8 @@ class _Native(Protocol):
         bounds: NDArray[Any],
         offsets: NDArray[Any],
         lengths: NDArray[Any],
-        shards: NDArray[Any],
+        numbers: NDArray[Any],
+        shards: tuple[tuple[int, mmap | None], ...],
         area: NDArray[Any],
         starts: NDArray[Any],
         sizes: NDArray[Any],

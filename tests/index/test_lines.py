@@ -1,6 +1,7 @@
 """Lines of whole chunks: they, their cells, integers and spans are those of the records, or are left to the records."""
 
 import os
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from mpload.errors import IndexChangedError, IndexFormatError, MploadError
 from mpload.index import index as index_module
 from mpload.index import lines as lines_module
 from mpload.index.columns import Cell, ColumnType, parse_columns
-from mpload.index.index import lines_of, sidecar_of
+from mpload.index.index import lines_of, map_lines, sidecar_of
 from mpload.index.lines import Lines, cells_of
 from mpload.index.lookup import BATCH_ROWS
 from mpload.index.text import Dialect, Header
@@ -187,14 +188,58 @@ def test_damaged_offsets_lead_to_the_same_lines_or_error_as_without_the_native_m
     ids = data.draw(st.lists(st.sampled_from(places) | st.integers(0, len(small) - 1), min_size=1, max_size=20))
     bad = good[:start] + rows.tobytes() + good[start + rows.nbytes :]
     cut = data.draw(st.just(len(bad)) | st.integers(0, len(bad)))
+    mapped = mapped_copy(small)
     try:
         sidecar.path.write_bytes(bad[:cut])
         native = outcome(small, np.array(ids, np.int64))
+        assert native == outcome(mapped, np.array(ids, np.int64))
         with pytest.MonkeyPatch.context() as patch:
             read_in_python(patch)
             assert native == outcome(small, np.array(ids, np.int64))
     finally:
         sidecar.path.write_bytes(good)
+
+
+def mapped_copy(index: Index) -> Index:
+    copy: Index = pickle.loads(pickle.dumps(index))
+    map_lines(copy)
+    assert copy._maps is not None
+    return copy
+
+
+@needs_native_lines
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(ids=st.lists(st.integers(0, 299), max_size=100))
+def test_lines_that_are_copied_from_a_map_are_those_that_are_read(small: Index, ids: list[int]) -> None:
+    read, copied = lines_of(small, ids), lines_of(mapped_copy(small), ids)
+    assert texts_of(copied) == texts_of(read)
+    assert copied.sample_ids.tolist() == ids
+    assert [record.cells for record in copied.records()] == [record.cells for record in read.records()]
+
+
+def test_a_large_index_is_not_mapped(large: Index) -> None:
+    copy: Index = pickle.loads(pickle.dumps(large))
+    map_lines(copy)
+    assert copy._maps is None
+
+
+@needs_native_lines
+@pytest.mark.parametrize("num_bytes", [0, 100])
+def test_a_mapped_text_that_is_truncated_is_an_error_and_does_not_end_the_process(
+    tmp_path: Path, num_bytes: int
+) -> None:
+    index = mapped_copy(open_index(make_text(tmp_path / "train.txt", 300)))
+    os.truncate(index.path, num_bytes)
+    with pytest.raises(IndexChangedError, match="changed after it was opened"):
+        lines_of(index, range(300))
+
+
+@needs_native_lines
+def test_a_mapped_sidecar_that_is_truncated_is_an_error_and_does_not_end_the_process(tmp_path: Path) -> None:
+    index = mapped_copy(open_index(make_text(tmp_path / "train.txt", 300)))
+    os.truncate(sidecar_of(index).path, 0)
+    with pytest.raises(MploadError, match="truncated"):
+        lines_of(index, range(300))
 
 
 def outcome(index: Index, ids: NDArray[np.int64]) -> list[bytes] | tuple[type, str]:
@@ -255,7 +300,7 @@ def test_an_index_of_any_size_and_order_is_read_natively(large: Index) -> None:
 def is_read_natively(index: Index, ids: NDArray[np.int64] | None = None) -> bool:
     assert lines_module.NATIVE is not None
     ids = np.arange(10) if ids is None else ids
-    return lines_module.NATIVE.read(index._files(), ids, np.empty((len(ids), 2), np.int64)) is not None
+    return lines_module.NATIVE.read(index._files(), index._maps, ids, np.empty((len(ids), 2), np.int64)) is not None
 
 
 def test_an_empty_first_cell_is_left_to_the_record(tmp_path: Path) -> None:

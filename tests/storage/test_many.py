@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mpload.errors import MploadError
 from mpload.storage.local import LocalStorage
 from mpload.storage.many import ManyRanges, ManyRead, ManyReader
+from mpload.storage.mapped import MAX_MAPPED_BYTES
 from mpload.storage.native import NATIVE
 from mpload.storage.ranges import ByteRange, Span
 from mpload.storage.read_ahead import ReadAhead
@@ -41,7 +42,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def many(storage: LocalStorage, ranges: Sequence[ByteRange], **options: Any) -> ManyReader:
+def many(
+    storage: LocalStorage, ranges: Sequence[ByteRange], *, maps_shards: bool = False, **options: Any
+) -> ManyReader:
     names, paths = b"|", []
     for item in ranges:
         path = os.fsencode(item.path)
@@ -54,7 +57,8 @@ def many(storage: LocalStorage, ranges: Sequence[ByteRange], **options: Any) -> 
             offsets=np.array([item.offset_bytes for item in ranges], np.int64),
             lengths=np.array([-1 if item.length_bytes is None else item.length_bytes for item in ranges], np.int64),
             **options,
-        )
+        ),
+        maps_shards=maps_shards,
     )
     assert reader is not None
     return reader
@@ -90,22 +94,55 @@ def files(names: Sequence[str]) -> st.SearchStrategy[ByteRange]:
     area_bytes=st.sampled_from([0, 64, 100, 6000, 1 << 16]),
     max_bytes=st.sampled_from([None, 0, 64, 4999]),
     max_shards=st.integers(1, 8),
+    maps_shards=st.booleans(),
 )
 def test_what_is_read_equals_what_is_read_alone(
-    root: Path, ranges: list[ByteRange], area_bytes: int, max_bytes: int | None, max_shards: int
+    root: Path, ranges: list[ByteRange], area_bytes: int, max_bytes: int | None, max_shards: int, maps_shards: bool
 ) -> None:
     with LocalStorage(root, max_open_files=max_shards, max_bytes=max_bytes) as storage:
         area = np.empty(area_bytes, np.uint8)
-        for item, data in zip(ranges, read_all(many(storage, ranges), len(ranges), area), strict=True):
+        reader = many(storage, ranges, maps_shards=maps_shards)
+        for item, data in zip(ranges, read_all(reader, len(ranges), area), strict=True):
             assert data is None or data == alone(storage, item), (item, data)
 
 
 @settings(max_examples=100, deadline=None)
-@given(ranges=st.lists(files(PLAIN), max_size=20))
-def test_nothing_plain_is_declined(root: Path, ranges: list[ByteRange]) -> None:
+@given(ranges=st.lists(files(PLAIN), max_size=20), maps_shards=st.booleans())
+def test_nothing_plain_is_declined(root: Path, ranges: list[ByteRange], maps_shards: bool) -> None:
     with LocalStorage(root) as storage:
         wanted = [None if item.length_bytes == 0 else alone(storage, item) for item in ranges]
-        assert list(read_all(many(storage, ranges), len(ranges), np.empty(8192, np.uint8))) == wanted
+        reader = many(storage, ranges, maps_shards=maps_shards)
+        assert list(read_all(reader, len(ranges), np.empty(8192, np.uint8))) == wanted
+
+
+def test_a_mapped_shard_that_is_truncated_declines_what_is_gone_and_does_not_end_the_process(tmp_path: Path) -> None:
+    (tmp_path / "rows").write_bytes(bytes(range(256)) * 256)
+    ranges = [Span("rows", offset, 4) for offset in (0, 65_000)]
+    with LocalStorage(tmp_path) as storage:
+        area = np.empty(1 << 12, np.uint8)
+        assert None not in list(read_all(many(storage, ranges, maps_shards=True), 2, area))
+        os.truncate(tmp_path / "rows", 100)
+        assert list(read_all(many(storage, ranges, maps_shards=True), 2, area)) == [b"\0\1\2\3", None]
+
+
+def test_maps_stay_within_their_limit_and_are_closed_with_their_shards(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(MAX_MAPPED_BYTES // 2)
+    with LocalStorage(tmp_path, max_open_files=2) as storage:
+        area = np.empty(1 << 12, np.uint8)
+        for names in ("ab", "c", "abc"):
+            ranges = [Span(name, 0, 4) for name in names]
+            found = list(read_all(many(storage, ranges, maps_shards=True), len(names), area))
+            assert found == [b"\0" * 4] * min(len(names), 2) + [None] * (len(names) - 2)
+            assert mapped_bytes(tmp_path) <= MAX_MAPPED_BYTES
+
+
+def mapped_bytes(folder: Path) -> int:
+    bounds = [
+        line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines() if f"{folder}/" in line
+    ]
+    return sum(int(end, 16) - int(start, 16) for start, end in bounds)
 
 
 def test_ranges_of_equal_size_are_read_into_rows(root: Path) -> None:
@@ -178,14 +215,14 @@ def test_pages_that_must_be_dropped_are_left_to_the_other_way(root: Path) -> Non
 def test_the_native_module_refuses_arrays_that_do_not_fit_together(root: Path) -> None:
     assert NATIVE is not None
     one, two, area = np.zeros(1, np.int64), np.zeros(2, np.int64), np.zeros(64, np.uint8)
-    right: list[Any] = [b"a", two, one, one, one, area, one.copy(), one.copy(), None, 0, 1, 0, 1, 1, 0]
+    right: list[Any] = [b"a", two, one, one, one, (), area, one.copy(), one.copy(), None, 0, 1, 0, 1, 1, 0]
     assert NATIVE.read_many(*right)[0] == 1
-    for place in (1, 2, 3, 4, 6, 7):
+    for place in (1, 2, 3, 4, 7, 8):
         wrong = [*right]
         wrong[place] = np.zeros(3, np.int64)
         with pytest.raises(ValueError, match="must be int64"):
             NATIVE.read_many(*wrong)
-    for wrong in ([*right[:8], np.zeros(1, np.int32), *right[9:]], [*right[:11], 65, *right[12:]]):
+    for wrong in ([*right[:9], np.zeros(1, np.int32), *right[10:]], [*right[:12], 65, *right[13:]]):
         with pytest.raises(ValueError, match="must be int64"):
             NATIVE.read_many(*wrong)
     with pytest.raises(ValueError, match="must be int64"):
