@@ -35,6 +35,7 @@ setup(
         extension("storage._files", beside=("_read_many",)),
         extension("transport._ragged"),
         extension("index._lines", beside=("_line_reads", "_line_cells")),
+        extension("plan._permutation"),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if stable_abi else {},
 )

@@ -13,11 +13,12 @@ import pytest
 import mpload
 
 PACKAGE = Path(mpload.__file__).parent
-BOTTOM = {"units", "errors"}
+BOTTOM = {"units", "native", "errors"}
 GROUND = BOTTOM | {"plan", "memory", "storage", "images", "transport"}
 LOADER = GROUND | {"index", "telemetry", "samples", "device"}
 MAY_IMPORT = {
     "errors": set(),
+    "native": set(),
     "units": {"errors"},
     "plan": BOTTOM,
     "memory": BOTTOM,

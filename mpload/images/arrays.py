@@ -32,8 +32,8 @@ class RawArray:
         makes_images: Arrays are images [H, W, C], and batches show them as [C, H, W]; otherwise they keep their axes.
 
     Memory:
-        Workers map up to 2 GiB of the files into memory and copy rows from there, since reading a row takes longer. These
-        pages are page cache, which the kernel may drop, but tools count them as memory of each worker.
+        Workers map up to 2 GiB of the files into memory and copy rows from there, because reading a row takes longer.
+        These pages are page cache, which the kernel may drop, but tools count them as memory of each worker.
 
     Raises:
         ArgumentError: `shape` or `dtype` is not that of an array of numbers, or images have fewer than three axes.

@@ -3,12 +3,12 @@
 import warnings
 from collections.abc import Callable
 from functools import cache
-from importlib import import_module
-from typing import Final, Literal, NamedTuple, Protocol, cast
+from typing import Final, Literal, NamedTuple, Protocol
 
 from mpload.errors import ArgumentError, MploadWarning
 from mpload.images.jpeg_header import ImageBytes
 from mpload.images.resize import Box, Pixels
+from mpload.native import native_module
 
 __all__ = [
     "BACKENDS",
@@ -72,14 +72,7 @@ class Native(Protocol):
     """Decodes many photos; see `mpload.images.many`."""
 
 
-def _find_native() -> Native | None:
-    try:
-        return cast("Native", import_module("mpload.images._jpeg"))
-    except ImportError:  # it was not built, or its libjpeg is missing
-        return None
-
-
-NATIVE: Final = _find_native()
+NATIVE: Final[Native | None] = native_module("images._jpeg")
 
 
 def native_decoder(backend: Backend) -> Native | None:

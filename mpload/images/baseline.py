@@ -7,8 +7,7 @@ while the Huffman tables stay the same from one photo to the next.
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Final, Protocol, cast
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +18,7 @@ from mpload.images.claims import unclaimed
 from mpload.images.jpeg import open_jpeg
 from mpload.images.jpeg_header import libjpeg_header, read_header
 from mpload.images.limits import Limits
+from mpload.native import native_module
 
 __all__ = ["HuffmanTables", "SymbolCounts", "code_lengths"]
 
@@ -42,14 +42,7 @@ class _Native(Protocol):
         ...
 
 
-def _find_native() -> _Native | None:
-    try:
-        return cast("_Native", import_module("mpload.images._transcode"))
-    except ImportError:  # it was not built, or its libjpeg is missing
-        return None
-
-
-_NATIVE: Final = _find_native()
+_NATIVE: Final[_Native | None] = native_module("images._transcode")
 
 
 def _native() -> _Native:

@@ -6,10 +6,9 @@ Where the native module was not built, that is all of them.
 """
 
 from dataclasses import dataclass
-from importlib import import_module
 from mmap import mmap
 from pathlib import Path
-from typing import Final, Protocol, cast
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,7 @@ from mpload.errors import IndexFormatError
 from mpload.index.columns import ColumnType
 from mpload.index.record import Record
 from mpload.index.text import Dialect, Header, line_parser
+from mpload.native import native_module
 
 __all__ = ["NATIVE", "Lines", "Maps", "Spans", "cells_of"]
 
@@ -44,14 +44,7 @@ class _Native(Protocol):
     def spans(self, data: bytes, cells: NDArray[np.int64], spans: NDArray[np.int64]) -> None: ...
 
 
-def _find_native() -> _Native | None:
-    try:
-        return cast("_Native", import_module("mpload.index._lines"))
-    except ImportError:  # the extension was not built
-        return None
-
-
-NATIVE: Final = _find_native()
+NATIVE: Final[_Native | None] = native_module("index._lines")
 """The native module; None where it was not built."""
 _MAX_COLUMNS = 1 << 16  # for the native module
 

@@ -2,6 +2,8 @@
 
 ```
 order         the order of an epoch: a permutation that is computed, never stored
+permutation   the permutation, of any range of integers
+_permutation  its arithmetic (C, optional)
 plan          which positions of that order each batch of a rank holds, and how the epoch ends
 topology      the rank of this process and the number of ranks
 checkpoint    the state from which a run resumes

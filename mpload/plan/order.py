@@ -8,7 +8,6 @@ same `_VERSION`. `tests/golden/order.json` records them.
 """
 
 import hashlib
-import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError
+from mpload.plan.permutation import Permutation, mixed
 
 __all__ = ["BlockShuffle", "Order", "OrderChoice", "Sequential", "Shuffle"]
 
@@ -106,7 +106,7 @@ class Shuffle:
     def order(self, *, num_samples: int, seed: int, epoch: int) -> Order:
         """Return the order of an epoch; see `OrderChoice.order`."""
         _check_epoch(num_samples=num_samples, seed=seed, epoch=epoch)
-        return _ShuffledOrder(_Permutation(num_samples, _round_keys("shuffle", seed, epoch)))
+        return _ShuffledOrder(Permutation(num_samples, _round_keys("shuffle", seed, epoch)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +139,7 @@ class BlockShuffle:
         _check_epoch(num_samples=num_samples, seed=seed, epoch=epoch)
         if num_samples == 0:
             return _SequentialOrder(0)
-        blocks = _Permutation(-(-num_samples // self.block_samples), _round_keys("blocks", seed, epoch))
+        blocks = Permutation(-(-num_samples // self.block_samples), _round_keys("blocks", seed, epoch))
         return _BlockShuffledOrder(
             num_samples=num_samples,
             block_samples=self.block_samples,
@@ -148,41 +148,6 @@ class BlockShuffle:
             short_place=int(blocks.inverse(np.array([blocks.num_values - 1], np.uint64))[0]),
             window_keys=_round_keys("window", seed, epoch),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Permutation:
-    """A keyed permutation of `[0, num_values)`."""
-
-    num_values: int
-    keys: tuple[int, ...]
-
-    def __call__(self, values: NDArray[np.uint64], tweaks: NDArray[np.uint64] | None = None) -> NDArray[np.uint64]:
-        """Return the image of each value. Each element of `tweaks` selects one of many unrelated permutations."""
-        return self._walk(values ^ (values < 2) if self._swaps else values, self.keys, tweaks)
-
-    def inverse(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Return the value that the permutation maps to each of `values`."""
-        # A Feistel network with its keys reversed is its own inverse.
-        walked = self._walk(values, self.keys[::-1], None)
-        return walked ^ (walked < 2) if self._swaps else walked
-
-    @property
-    def _swaps(self) -> bool:
-        """Whether 0 and 1 are swapped first. Without this, a network with an odd side gives even permutations only."""
-        return self.num_values > 1 and self.keys[0] & 1 == 1
-
-    def _walk(
-        self, values: NDArray[np.uint64], keys: tuple[int, ...], tweaks: NDArray[np.uint64] | None
-    ) -> NDArray[np.uint64]:
-        side = max(2, math.isqrt(max(self.num_values, 1) - 1) + 1)
-        walked = _feistel(values, side, keys, tweaks)
-        outside = np.flatnonzero(walked >= self.num_values)
-        while outside.size:
-            again = _feistel(walked[outside], side, keys, None if tweaks is None else tweaks[outside])
-            walked[outside] = again
-            outside = outside[again >= self.num_values]
-        return walked
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +160,7 @@ class _SequentialOrder:
 
 @dataclass(frozen=True, slots=True)
 class _ShuffledOrder:
-    permutation: _Permutation
+    permutation: Permutation
 
     @property
     def num_samples(self) -> int:
@@ -217,7 +182,7 @@ class _BlockShuffledOrder:
     num_samples: int
     block_samples: int
     window_blocks: int
-    blocks: _Permutation  # maps a place in the epoch to the block at that place
+    blocks: Permutation  # maps a place in the epoch to the block at that place
     short_place: int  # place of the block that is `gap` samples short
     window_keys: tuple[int, ...]
 
@@ -236,7 +201,7 @@ class _BlockShuffledOrder:
         sizes = np.full_like(cells, window_cells)
         sizes[windows == last_window] = num_blocks * self.block_samples - last_window * window_cells
         sizes[windows == short_window] -= gap
-        cells = starts + self._shuffled(cells - starts, sizes, _mix(windows))
+        cells = starts + self._shuffled(cells - starts, sizes, mixed(windows))
 
         cells[(windows == short_window) & (cells >= (self.short_place + 1) * self.block_samples - gap)] += gap
         places = cells // self.block_samples
@@ -285,47 +250,8 @@ class _BlockShuffledOrder:
         shuffled = np.empty_like(offsets)
         for size in np.unique(sizes).tolist():
             same = sizes == size
-            shuffled[same] = _Permutation(size, self.window_keys)(offsets[same], tweaks[same])
+            shuffled[same] = Permutation(size, self.window_keys)(offsets[same], tweaks[same])
         return shuffled
-
-
-def _feistel(
-    values: NDArray[np.uint64], side: int, keys: tuple[int, ...], tweaks: NDArray[np.uint64] | None
-) -> NDArray[np.uint64]:
-    """Permute `[0, side**2)` with a balanced Feistel network that has one round per key."""
-    left = values // np.uint64(side)
-    right = values - left * np.uint64(side)
-    hashed, scratch = np.empty_like(values), np.empty_like(values)
-    for key in keys:
-        np.bitwise_xor(right, key, out=hashed)
-        if tweaks is not None:
-            hashed ^= tweaks
-        _mix_in_place(hashed, scratch)
-        hashed >>= 32
-        hashed *= side
-        hashed >>= 32
-        # left = (hashed - left) mod side, its own inverse. A negative difference wraps to a huge one: take the minimum.
-        np.subtract(hashed, left, out=left)
-        np.add(left, side, out=scratch)
-        np.minimum(left, scratch, out=left)
-        left, right = right, left
-    right *= side
-    right += left
-    return right
-
-
-def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    mixed = values + np.uint64(1)  # the hash maps 0 to 0
-    _mix_in_place(mixed, np.empty_like(mixed))
-    return mixed
-
-
-def _mix_in_place(values: NDArray[np.uint64], scratch: NDArray[np.uint64]) -> None:
-    """Hash each value so that its high bits depend on all its bits. Multipliers: Stafford's Mix13, as in SplitMix64."""
-    values *= 0xBF58476D1CE4E5B9
-    np.right_shift(values, 32, out=scratch)
-    values ^= scratch
-    values *= 0x94D049BB133111EB
 
 
 def _round_keys(purpose: str, seed: int, epoch: int) -> tuple[int, ...]:

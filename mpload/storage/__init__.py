@@ -13,10 +13,11 @@ remote      RemoteStorage: objects at URLs
 listing     lists the keys of a bucket in several threads
 opening     open_storage: makes the storage that an index needs
 many        reads the ranges of a whole chunk of samples with one native call
+mapped      maps shards of small samples into memory
 read_ahead  ReadAhead: threads that read samples in advance when the storage is slow
 native      the native module, if it was built
 _files      opens files below a folder (C, optional): its Python module
-_read_many  reads many ranges of files into one area (C)
+_read_many  reads many ranges of files into one area, or copies them from maps (C)
 ```
 
 This file imports nothing, so that a worker loads only the modules it uses.

@@ -1,10 +1,11 @@
 """The native module `mpload.storage._files`, if it was built."""
 
-from importlib import import_module
 from mmap import mmap
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
 from numpy.typing import NDArray
+
+from mpload.native import native_module
 
 __all__ = ["NATIVE"]
 
@@ -36,11 +37,4 @@ class _Native(Protocol):
     ) -> tuple[int, int, int]: ...
 
 
-def _find_native() -> _Native | None:
-    try:
-        return cast("_Native", import_module("mpload.storage._files"))
-    except ImportError:  # the extension was not built
-        return None
-
-
-NATIVE: Final = _find_native()
+NATIVE: Final[_Native | None] = native_module("storage._files")

@@ -3,13 +3,13 @@
 import math
 import resource
 from collections.abc import Iterator, Sequence
-from importlib import import_module
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mpload.errors import ArgumentError
+from mpload.native import native_module
 from mpload.transport.slots import ALIGN_BYTES, RaggedField, round_up
 from mpload.units import MIB, format_bytes
 
@@ -34,14 +34,7 @@ class _Native(Protocol):
     def values(self, area: NDArray[Any], starts: NDArray[Any], sizes: NDArray[Any], is_text: bool) -> list[Any]: ...
 
 
-def _find_native() -> _Native | None:
-    try:
-        return cast("_Native", import_module("mpload.transport._ragged"))
-    except ImportError:  # the extension was not built
-        return None
-
-
-_NATIVE: Final = _find_native()
+_NATIVE: Final[_Native | None] = native_module("transport._ragged")
 
 _ADDRESS_BYTES = 1 << 45
 """Maximum address space that a loader reserves: a quarter of a process's address space on x86-64 and ARM."""

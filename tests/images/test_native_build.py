@@ -40,12 +40,15 @@ def test_the_native_modules_are_built_if_a_compiler_is_available(tmp_path: Path)
         "_jpeg",
         "_transcode",
         "_lines",
+        "_permutation",
         "_files",
         "_ragged",
     ]
     folders = [str(module.parent) for module in modules]
     code = f"""import sys; sys.path[:0] = {folders!r}
-import _files, _jpeg, _lines, _ragged, _transcode; _files.open_beneath(0, ""); print(_jpeg.LIBJPEG_TURBO_VERSION)"""
+import _files, _jpeg, _lines, _permutation, _ragged, _transcode
+_files.open_beneath(0, "")
+print(_jpeg.LIBJPEG_TURBO_VERSION)"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.count(".") == 2
 

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError
-from mpload.plan.order import BlockShuffle, OrderChoice, Sequential, Shuffle, _Permutation, _round_keys
+from mpload.plan import permutation as permutation_module
+from mpload.plan.order import BlockShuffle, OrderChoice, Sequential, Shuffle, _round_keys
+from mpload.plan.permutation import Permutation
 from tests.support.order_contract import OrderContract, all_ids, assert_bijection, order_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "order.json"
@@ -53,6 +55,31 @@ class TestBlockShuffle(OrderContract):
         return made
 
 
+@pytest.mark.skipif(permutation_module.NATIVE is None, reason="the native module is not built")
+@given(
+    choice=choices, num_samples=st.integers(1, 5000) | st.integers(1, 1 << 62), seed=seeds, epoch=seeds, data=st.data()
+)
+@settings(max_examples=200)
+def test_orders_are_the_same_without_the_native_module(
+    choice: OrderChoice, num_samples: int, seed: int, epoch: int, data: st.DataObject
+) -> None:
+    positions = np.array(data.draw(st.lists(st.integers(0, num_samples - 1), max_size=50)), np.int64)
+    order = choice.order(num_samples=num_samples, seed=seed, epoch=epoch)
+    native = order.sample_ids(positions)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(permutation_module, "NATIVE", None)
+        np.testing.assert_array_equal(native, order.sample_ids(positions))
+
+
+@pytest.mark.skipif(permutation_module.NATIVE is None, reason="the native module is not built")
+def test_the_native_module_refuses_arrays_that_do_not_fit_together() -> None:
+    assert permutation_module.NATIVE is not None
+    one, two = np.zeros(1, np.uint64), np.zeros(2, np.uint64)
+    for values, side, tweaks, to in ((two, 2, None, one), (one, 0, None, one), (one, 2, two, one), (one, 2, None, two)):
+        with pytest.raises(ValueError, match="must be uint64 and of equal length"):
+            permutation_module.NATIVE.permute(values, side, one, tweaks, to.copy())
+
+
 @given(choice=choices, num_samples=st.integers(0, 5000), seed=seeds, epoch=seeds)
 @settings(max_examples=300)
 def test_every_epoch_is_a_bijection(choice: OrderChoice, num_samples: int, seed: int, epoch: int) -> None:
@@ -62,7 +89,7 @@ def test_every_epoch_is_a_bijection(choice: OrderChoice, num_samples: int, seed:
 @given(num_values=st.integers(1, 2**62), seed=seeds, data=st.data())
 @settings(max_examples=200)
 def test_the_inverse_of_a_permutation_of_any_size_undoes_it(num_values: int, seed: int, data: st.DataObject) -> None:
-    permutation = _Permutation(num_values, _round_keys("shuffle", seed, 0))
+    permutation = Permutation(num_values, _round_keys("shuffle", seed, 0))
     places = np.array(data.draw(st.lists(st.integers(0, num_values - 1), max_size=20)), np.uint64)
     values = permutation(places)
     assert (values < num_values).all()
