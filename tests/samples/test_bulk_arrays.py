@@ -1,5 +1,7 @@
 """Rows that are read straight into the batch: the same arrays and failures as rows made one by one."""
 
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpload import ErrorPolicy, MPDataset, RawArray, Topology
+from mpload import ErrorPolicy, MPDataset, MPLoader, RawArray, Topology
 from tests.support.chunks import OneWorker
 from tests.support.native import needs_native
 
@@ -85,3 +87,31 @@ def test_rows_in_the_other_byte_order_are_made_one_by_one(folder: Path) -> None:
     (rows, _), _ = worker.batch(0, chunk_samples=2)
     data = (folder / "rows.bin").read_bytes()
     np.testing.assert_array_equal(rows, [np.frombuffer(data, decode.dtype, 2, offset) for offset in (0, 1)])
+
+
+@pytest.mark.processes
+@pytest.mark.filterwarnings("ignore:a bad sample")
+def test_rows_that_vanish_from_a_mapped_shard_are_bad_samples_and_all_others_arrive(tmp_path: Path) -> None:
+    num_rows, row = 4096, RawArray((512,), dtype="int64")
+    rows = np.broadcast_to(np.arange(num_rows)[:, np.newaxis], (num_rows, 512))
+    shard = tmp_path / "rows.bin"
+    rows.tofile(shard)
+    lines = "".join(f"{number * 4096}+4096@rows.bin\n" for number in range(num_rows))
+    (tmp_path / "rows.txt").write_text("#mpload 1\n#columns row:span\n" + lines)
+    policy = ErrorPolicy(action="skip", max_error_fraction=1.0, report=tmp_path / "errors.jsonl")
+    chosen = MPDataset(
+        tmp_path / "rows.txt", decode=row, batch_size=64, shuffle=True, on_error=policy, topology=Topology()
+    )
+    seen: list[int] = []
+    with MPLoader(chosen, num_workers=2) as loader:
+        for number, batch in enumerate(loader):
+            assert (batch == batch[:, :1]).all()
+            seen += batch[:, 0].tolist()
+            if number == 1:
+                os.truncate(shard, shard.stat().st_size // 2)
+    bad = [json.loads(line) for line in (tmp_path / "errors.jsonl").read_text().splitlines()]
+    assert all("ends at byte" in each["cause"] for each in bad)
+    gone = {each["sample_id"] for each in bad}
+    assert gone <= set(range(num_rows // 2, num_rows))
+    assert sorted([*seen, *gone]) == list(range(num_rows))
+    assert len(gone) > num_rows // 4
