@@ -140,7 +140,7 @@ class MemoryMonitor:
         total = reading.total
         peak = {
             field: max(getattr(self.peak, field), getattr(total, field))
-            for field in ("rss_bytes", "pss_bytes", "uss_bytes", "swap_bytes")
+            for field in ("rss_bytes", "pss_bytes", "uss_bytes", "swap_bytes", "clean_bytes")
         }
         self.peak = ProcessMemory(pid=self.pid, name="peak", **peak)
         if self._num_read % self._stride == 0:
@@ -160,7 +160,8 @@ def find_growth(readings: Iterable[Reading]) -> list[Growth]:
     """Return the processes whose private memory grows, the fastest first.
 
     The first third of a process's readings is ignored as warm-up. The rest is divided into eight windows. A line is
-    fitted to the smallest USS of each window, which ignores memory that the process allocates and frees again. A
+    fitted to the smallest USS of each window, which ignores memory that the process allocates and frees again. Pages of
+    mapped files are left out, because the kernel can drop them. A
     process grows if the slope is positive with 95 % confidence (Student's t), each window's value is higher than the
     previous one's, and the total rise exceeds 2 MiB.
     """
@@ -173,7 +174,7 @@ def find_growth(readings: Iterable[Reading]) -> list[Growth]:
             if latest.get(key) is not process:  # the same object means that it was not read again
                 latest[key] = process
                 times.setdefault(key, []).append(reading.seconds)
-                sizes.setdefault(key, []).append(process.uss_bytes)
+                sizes.setdefault(key, []).append(process.uss_bytes - process.clean_bytes)
     found = []
     for (pid, name), seconds in times.items():
         warm = np.asarray(seconds) >= seconds[0] + (seconds[-1] - seconds[0]) / 3

@@ -42,6 +42,8 @@ class ProcessMemory:
     """Resident pages that no other process maps."""
     swap_bytes: int
     """Pages that are swapped out."""
+    clean_bytes: int = 0
+    """The part of `uss_bytes` that the kernel can drop at any time: pages of mapped files. 0 outside Linux."""
 
 
 def process_memory(pid: int | None = None) -> ProcessMemory:
@@ -84,6 +86,7 @@ def memory_of(process: psutil.Process) -> ProcessMemory:
         pss_bytes=fields["Pss"],
         uss_bytes=fields["Private_Clean"] + fields["Private_Dirty"] + fields.get("Private_Hugetlb", 0),
         swap_bytes=fields.get("Swap", 0),
+        clean_bytes=fields["Private_Clean"],
     )
 
 
@@ -113,6 +116,7 @@ def sum_memory(processes: Iterable[ProcessMemory]) -> ProcessMemory:
         pss_bytes=sum(process.pss_bytes for process in found),
         uss_bytes=sum(process.uss_bytes for process in found),
         swap_bytes=sum(process.swap_bytes for process in found),
+        clean_bytes=sum(process.clean_bytes for process in found),
     )
 
 

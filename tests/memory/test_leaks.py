@@ -1,6 +1,7 @@
 """Leaks in process trees: found within a minute with their rate, and none reported in runs without leaks."""
 
 import contextlib
+import os
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from mpload.cli.monitor_plot import Role, find_roles
 from mpload.memory.monitor import MemoryMonitor, Reading, find_growth
-from mpload.memory.usage import ProcessMemory
+from mpload.memory.usage import ProcessMemory, process_memory
 from mpload.units import MIB
 from tests.support.photos import make_photo_tree
 from tests.support.transport_works import wait_until
@@ -179,12 +180,20 @@ def test_a_leak_in_one_of_eight_processes_is_found_and_none_in_a_clean_tree(
     assert len(monitor.readings[-1].processes) == 9
 
 
-def series(uss_bytes: list[float], *, pid: int = 1) -> list[Reading]:
+def series(uss_bytes: list[float], *, pid: int = 1, clean_part: float = 0.0) -> list[Reading]:
     return [
         Reading(
             seconds=float(second),
             processes=(
-                ProcessMemory(pid=pid, name="worker", rss_bytes=0, pss_bytes=0, uss_bytes=int(size), swap_bytes=0),
+                ProcessMemory(
+                    pid=pid,
+                    name="worker",
+                    rss_bytes=0,
+                    pss_bytes=0,
+                    uss_bytes=int(size),
+                    swap_bytes=0,
+                    clean_bytes=int(size * clean_part),
+                ),
             ),
         )
         for second, size in enumerate(uss_bytes)
@@ -211,3 +220,25 @@ def test_steady_growth_is_found_with_its_rate(mib_per_second: float, noise: floa
 
 def test_growth_during_startup_is_not_a_leak() -> None:
     assert find_growth(series([MIB * min(second, 30) * 10.0 for second in range(100)])) == []
+
+
+def test_pages_of_mapped_files_are_not_a_leak() -> None:
+    sizes = [MIB * second * 1.0 for second in range(100)]
+    assert find_growth(series(sizes))
+    assert find_growth(series(sizes, clean_part=1.0)) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads smaps_rollup")
+def test_pages_of_a_mapped_file_are_clean_and_private_memory_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "rows"
+    with path.open("wb") as file:
+        file.write(bytes(16 * MIB))
+        os.fsync(file.fileno())
+    before = process_memory()
+    mapped = np.memmap(path, np.uint8, "r")
+    assert mapped[::4096].sum() == 0
+    after = process_memory()
+    assert abs(after.clean_bytes - before.clean_bytes - 16 * MIB) < MIB
+    taken = np.ones(16 * MIB, np.uint8)
+    assert abs(process_memory().clean_bytes - after.clean_bytes) < MIB
+    del taken
