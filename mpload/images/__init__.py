@@ -11,6 +11,7 @@ row_starts       RowStarts: keeps where the rows of a JPEG begin
 arrays           RawArray: samples that are the bytes of an array
 resize           View: the part of an image to show; resizes it
 crops            the part of an image that a random or centred crop shows
+geometry         Geometry: the part of a sample's image that is shown, which all its columns follow
 decoders         the values of decode=: RandomResizedCrop, ResizeCenterCrop, ImageDecoder, RawBytes, NumpyDecoder
 many             decodes the samples of a whole chunk with one native call
 gpu_decode       GpuDecode: the worker chooses the crop, the device decodes

@@ -10,6 +10,8 @@ The contract between the pipeline and a decoder, for the decoders below and for 
   other arrays keep their axes.
 - If it has an attribute `output_shape`, every result has that shape and the dtype `output_dtype`, or uint8 without such
   an attribute. It then takes `out=`, a C-contiguous array of that shape and dtype, writes all of it and returns it.
+- If it has a method `draw_geometry`, it draws the geometry of a sample as `mpload.images.geometry` says. If it has a
+  parameter `geometry`, it is given the geometry that the sample's first such decoder drew, or None if there is none.
 - It raises `DecodeError` for bytes that it cannot decode.
 - If it has a parameter `claim`, it calls `claim` with a number of bytes before it allocates that much memory. If the
   number exceeds a worker's part of `memory_budget`, the call returns once no other worker uses that much. The decoder
@@ -33,7 +35,8 @@ from mpload.errors import ArgumentError, DecodeError
 from mpload.images.backends import Backend, check_backend, jpeg_backend
 from mpload.images.claims import Claim, unclaimed
 from mpload.images.crops import middle_strip, random_crop_box
-from mpload.images.image import Image, open_image
+from mpload.images.geometry import Geometry, open_as, output_array, show
+from mpload.images.image import open_image
 from mpload.images.jpeg_header import ImageBytes
 from mpload.images.limits import Limits
 from mpload.images.resize import Box, Pixels, View
@@ -46,13 +49,9 @@ __all__ = [
     "RawBytes",
     "ResizeCenterCrop",
     "center_short_side",
-    "center_view",
     "jpeg_backend",
-    "random_view",
     "read_npy_header",
 ]
-
-_UINT8 = np.dtype(np.uint8)  # comparing with a dtype is faster than comparing with np.uint8
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +139,20 @@ class RandomResizedCrop:
         """The shape of every result: (height, width, 3)."""
         return (*_pair(self.size), 3)
 
+    def draw_geometry(self, height: int, width: int, rng: np.random.Generator) -> Geometry:
+        """Choose the region of an image of this height and width at random; draws 23 doubles from `rng`."""
+        box = random_crop_box(height, width, rng, scale=self.scale, ratio=self.ratio)
+        mirror = rng.random() < self.flip
+        view = View(box=box, full=_pair(self.size), mirror=mirror, antialias=self.antialias)
+        return Geometry(height=height, width=width, view=view)
+
     def __call__(
-        self, data: ImageBytes, rng: np.random.Generator, out: Pixels | None = None, claim: Claim = unclaimed
+        self,
+        data: ImageBytes,
+        rng: np.random.Generator | None = None,
+        out: Pixels | None = None,
+        claim: Claim = unclaimed,
+        geometry: Geometry | None = None,
     ) -> Pixels:
         """Return a random crop, uint8 RGB `output_shape`.
 
@@ -150,14 +161,19 @@ class RandomResizedCrop:
             rng: The generator to draw from, always 23 doubles: equal generators crop and mirror all images alike.
             out: The array to write to, C-contiguous uint8 `output_shape`; None creates one.
             claim: As for `open_image`.
+            geometry: The geometry to show. Nothing is drawn then, and no `rng` is needed.
 
         Raises:
+            ArgumentError: There is neither an `rng` nor a `geometry`.
             DecodeError: `data` is not a complete image of a known format, or it exceeds `limits`.
         """
-        out = _output(out, self.output_shape)
-        image = open_image(data, upright=self.exif_orientation, limits=self.limits, backend=self.backend, claim=claim)
-        image.draw(random_view(self, image, rng), out)
-        return out
+        out = output_array(out, self.output_shape)
+        image = open_as(self, data, claim)
+        if geometry is None:
+            if rng is None:
+                raise ArgumentError("a RandomResizedCrop draws random numbers: pass rng=, or the geometry= to show")
+            geometry = self.draw_geometry(image.height, image.width, rng)
+        return show(self, image, geometry, out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,46 +221,46 @@ class ResizeCenterCrop:
         """The shape of every result: (height, width, 3)."""
         return (*_pair(self.size), 3)
 
-    def __call__(self, data: ImageBytes, out: Pixels | None = None, claim: Claim = unclaimed) -> Pixels:
+    def draw_geometry(self, height: int, width: int, rng: object = None) -> Geometry:  # noqa: ARG002  not random
+        """Return the geometry that shows the middle of an image of this height and width; draws nothing from `rng`."""
+        shown_height, shown_width = _pair(self.size)
+        short_side = center_short_side(self)
+        box = middle_strip(height, width)
+        if box.height < box.width:
+            full = (short_side, short_side * box.width // box.height)
+        else:
+            full = (short_side * box.height // box.width, short_side)
+        top, left = round((full[0] - shown_height) / 2), round((full[1] - shown_width) / 2)
+        window = Box(top=top, left=left, height=shown_height, width=shown_width)
+        view = View(box=box, full=full, window=window, antialias=self.antialias)
+        return Geometry(height=height, width=width, view=view)
+
+    def __call__(
+        self,
+        data: ImageBytes,
+        out: Pixels | None = None,
+        claim: Claim = unclaimed,
+        geometry: Geometry | None = None,
+    ) -> Pixels:
         """Return the middle of the resized image, uint8 RGB `output_shape`.
 
         Args:
             data: The bytes of one image.
             out: The array to write to, C-contiguous uint8 `output_shape`; None creates one.
             claim: As for `open_image`.
+            geometry: The geometry to show instead of the middle.
 
         Raises:
             DecodeError: `data` is not a complete image of a known format, or it exceeds `limits`.
         """
-        out = _output(out, self.output_shape)
-        image = open_image(data, upright=self.exif_orientation, limits=self.limits, backend=self.backend, claim=claim)
-        image.draw(center_view(self, image), out)
-        return out
-
-
-def random_view(crop: RandomResizedCrop, image: Image, rng: np.random.Generator) -> View:
-    """Choose the view of an image at random; draws 23 doubles from `rng`."""
-    box = random_crop_box(image.height, image.width, rng, scale=crop.scale, ratio=crop.ratio)
-    mirror = rng.random() < crop.flip
-    return View(box=box, full=_pair(crop.size), mirror=mirror, antialias=crop.antialias)
+        out = output_array(out, self.output_shape)
+        image = open_as(self, data, claim)
+        return show(self, image, geometry or self.draw_geometry(image.height, image.width), out)
 
 
 def center_short_side(crop: ResizeCenterCrop) -> int:
     """Return the length in pixels of the resized image's shorter side."""
     return round(max(_pair(crop.size)) * 256 / 224) if crop.resize is None else crop.resize
-
-
-def center_view(crop: ResizeCenterCrop, image: Image) -> View:
-    """Return the view of an image's centre."""
-    height, width = _pair(crop.size)
-    short_side = center_short_side(crop)
-    box = middle_strip(image.height, image.width)
-    if box.height < box.width:
-        full = (short_side, short_side * box.width // box.height)
-    else:
-        full = (short_side * box.height // box.width, short_side)
-    window = Box(top=round((full[0] - height) / 2), left=round((full[1] - width) / 2), height=height, width=width)
-    return View(box=box, full=full, window=window, antialias=crop.antialias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,15 +355,6 @@ def read_npy_header(data: ImageBytes) -> NpyHeader:
 
 def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else size
-
-
-def _output(out: Pixels | None, shape: tuple[int, int, int]) -> Pixels:
-    if out is None:
-        return np.empty(shape, np.uint8)
-    if out.shape != shape or out.dtype != _UINT8 or not out.flags.c_contiguous:
-        layout = "C-contiguous" if out.flags.c_contiguous else "not C-contiguous"
-        raise ArgumentError(f"out must be a C-contiguous uint8 {shape}, got {out.dtype} {out.shape}, {layout}")
-    return out
 
 
 def _check_size(name: str, size: object) -> None:

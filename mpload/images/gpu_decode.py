@@ -7,8 +7,9 @@ import numpy as np
 
 from mpload.errors import ArgumentError
 from mpload.images.claims import Claim, unclaimed
-from mpload.images.decoders import RandomResizedCrop, ResizeCenterCrop, center_view, random_view
-from mpload.images.image import Image, open_image
+from mpload.images.decoders import RandomResizedCrop, ResizeCenterCrop
+from mpload.images.geometry import open_as
+from mpload.images.image import Image
 from mpload.images.jpeg import Jpeg
 from mpload.images.jpeg_header import ImageBytes
 from mpload.images.limits import Limits
@@ -95,8 +96,8 @@ class GpuDecode:
                 and it is damaged.
         """
         crop = self.crop
-        image = open_image(data, upright=crop.exif_orientation, limits=crop.limits, backend=crop.backend, claim=claim)
-        view = random_view(crop, image, rng) if isinstance(crop, RandomResizedCrop) else center_view(crop, image)
+        image = open_as(crop, data, claim)
+        view = crop.draw_geometry(image.height, image.width, rng).view
         if _device_can_decode(image):
             return EncodedImage(view=view, is_jpeg=True, data=data).to_bytes()
         pixels = np.empty(crop.output_shape, np.uint8)

@@ -31,8 +31,8 @@ from xxhash import xxh3_64_intdigest
 from mpload.errors import ArgumentError, MploadWarning, StorageError
 from mpload.images.backends import can_note_rows
 from mpload.images.claims import Claim, unclaimed
-from mpload.images.decoders import RandomResizedCrop, ResizeCenterCrop, center_view, random_view
-from mpload.images.image import open_image
+from mpload.images.decoders import RandomResizedCrop, ResizeCenterCrop
+from mpload.images.geometry import Geometry, open_as, show
 from mpload.images.jpeg import Jpeg
 from mpload.images.jpeg_header import ImageBytes
 from mpload.images.resize import Pixels
@@ -290,20 +290,17 @@ def _decode(
     rng: np.random.Generator | None = None,
     out: Pixels | None = None,
     claim: Claim = unclaimed,
+    geometry: Geometry | None = None,
 ) -> Pixels:
     """Do what `crop` does, with the starts of the rows."""
     assert isinstance(crop, RandomResizedCrop | ResizeCenterCrop), "there is no row index for other decoders"
-    image = open_image(data, upright=crop.exif_orientation, limits=crop.limits, backend=crop.backend, claim=claim)
+    image = open_as(crop, data, claim)
     if isinstance(image, Jpeg):
         image.rows = rows
-    if isinstance(crop, RandomResizedCrop):
-        assert rng is not None, "a pipeline gives a generator to a decoder that takes one"
-        view = random_view(crop, image, rng)
-    else:
-        view = center_view(crop, image)
-    out = np.empty(crop.output_shape, np.uint8) if out is None else out
-    image.draw(view, out)
-    return out
+    if geometry is None:
+        assert rng is not None or isinstance(crop, ResizeCenterCrop), "a pipeline gives a generator to those that draw"
+        geometry = crop.draw_geometry(image.height, image.width, rng)  # type: ignore[arg-type]
+    return show(crop, image, geometry, out)
 
 
 class _Files:

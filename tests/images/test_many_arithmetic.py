@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpload.images.claims import unclaimed
-from mpload.images.decoders import RandomResizedCrop, ResizeCenterCrop, center_short_side, center_view, random_view
+from mpload.images.decoders import RandomResizedCrop, ResizeCenterCrop, center_short_side
 from mpload.images.jpeg import Jpeg
 from mpload.images.jpeg_header import read_header
 from mpload.images.resize import View
@@ -91,7 +91,7 @@ def test_every_random_crop_is_the_one_that_python_chooses(
     image = a_jpeg(height, width, orientation)
     shown = parts.random_shown(crop, image.height, image.width, draws)
     try:
-        view = random_view(crop, image, Drawn(draws))  # type: ignore[arg-type]
+        view = crop.draw_geometry(image.height, image.width, Drawn(draws)).view  # type: ignore[arg-type]
     except (OverflowError, ZeroDivisionError):
         assert shown is None
         return
@@ -106,7 +106,7 @@ def test_every_centre_crop_is_the_one_that_python_chooses(
 ) -> None:
     crop = ResizeCenterCrop(size, resize=None if more is None else max(size) + more)
     image = a_jpeg(height, width, orientation)
-    view = center_view(crop, image)
+    view = crop.draw_geometry(image.height, image.width).view
     shown = parts.center_shown(center_short_side(crop), image.height, image.width, size)
     assert shown == flat(view)
     assert parts.stored_view((height, width, orientation), shown) == python_view(image, view)
@@ -119,7 +119,7 @@ def compare_draws(parts: NativeParts, *, num: int) -> None:
     for sample_id in range(num):
         height, width = (dice.choice((dice.randrange(1, 65_536), dice.randrange(1, 2000))) for _ in range(2))
         image, crop = a_jpeg(height, width, dice.randrange(1, 9)), crops[sample_id % 2]
-        view = random_view(crop, image, rng.for_sample(sample_id))
+        view = crop.draw_geometry(image.height, image.width, rng.for_sample(sample_id)).view
         shown = parts.random_shown(crop, image.height, image.width, parts.draws(rng.key, sample_id))
         assert shown == flat(view), (height, width, sample_id)
         stored = parts.stored_view((height, width, image.orientation), shown)

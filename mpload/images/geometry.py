@@ -1,0 +1,247 @@
+"""`Geometry`: the part of a sample's image that is shown, which all columns of the sample follow.
+
+A pipeline makes the first column that draws a geometry as below, and gives the geometry to all columns after it:
+
+```python
+image = open_as(decode, data, claim)                               # reads the header of a JPEG, decodes other formats
+geometry = decode.draw_geometry(image.height, image.width, rng)
+pixels = show(decode, image, geometry, out)                        # may be repeated with other geometries and decoders
+```
+
+`decode(data, rng=rng)` does the same in one call. `decode(data, geometry=geometry)` draws nothing: it shows the same
+region of another image, at its own size and with its own antialiasing.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
+
+import cv2
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mpload.errors import ArgumentError
+from mpload.images.backends import Backend
+from mpload.images.claims import Claim, unclaimed
+from mpload.images.image import Image, open_image
+from mpload.images.jpeg_header import ImageBytes
+from mpload.images.limits import Limits
+from mpload.images.resize import Box, Pixels, View
+
+__all__ = ["DrawsGeometry", "Geometry", "open_as", "show"]
+
+_UINT8 = np.dtype(np.uint8)  # comparing with a dtype is faster than comparing with np.uint8
+_MAX_EXACT = 1 << 62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Geometry:
+    """The part of an image that a sample shows, and how that part becomes the result.
+
+    Coordinates are x and y in pixels of the image after its EXIF orientation was applied. They are continuous: the top
+    left pixel covers 0 to 1 in both.
+
+    Attributes:
+        height: Height in pixels of the image that the geometry was drawn for.
+        width: Its width in pixels.
+        view: The part that is shown. Its window may extend beyond the resized box: nothing of the image is shown there.
+        upside_down: The result is also mirrored top to bottom.
+        fill: Value of all channels of an image where the result shows nothing of the image.
+
+    Raises:
+        ArgumentError: The box is empty or not inside the image.
+    """
+
+    height: int
+    width: int
+    view: View
+    upside_down: bool = False
+    fill: int = 0
+
+    def __post_init__(self) -> None:
+        (top, left, height, width), full = self.view.box, self.view.full
+        is_inside = 0 <= top <= self.height - height and 0 <= left <= self.width - width
+        if not is_inside or min(height, width, *full) < 1:
+            raise ArgumentError(f"the box must lie in the {self.width}x{self.height} image, got {self.view}")
+
+    @property
+    def output_size(self) -> tuple[int, int]:
+        """Height and width of the result in pixels."""
+        shown = self.view.shown
+        return shown.height, shown.width
+
+    def points(self, xy: ArrayLike) -> NDArray[np.float64]:
+        """Return where points of the image lie in the result: x and y, float64 [..., 2]. They may lie outside it.
+
+        Args:
+            xy: x and y of each point in the image, [..., 2].
+        """
+        (top, left, height, width), (full_height, full_width), shown = self.view.box, self.view.full, self.view.shown
+        scale = np.array([full_width / width, full_height / height])
+        found: NDArray[np.float64] = (np.asarray(xy, np.float64) - (left, top)) * scale - (shown.left, shown.top)
+        if self.view.mirror:
+            found[..., 0] = shown.width - found[..., 0]
+        if self.upside_down:
+            found[..., 1] = shown.height - found[..., 1]
+        return found
+
+    def nearest(self, height: int, width: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return which pixels of an image or mask, shown whole as `height` x `width`, are nearest to the result's.
+
+        The centre of each pixel of the result lies in exactly one pixel; on the border of two, in the right or lower.
+
+        Returns:
+            The row for each row of the result, int64 [h], and the column for each column, int64 [w]; -1 where the
+            result shows nothing of the image.
+        """
+        box, full, shown = self.view.box, self.view.full, self.view.shown
+        rows = _nearest(box.top, box.height, full[0], shown.top, shown.height, self.height, height)
+        columns = _nearest(box.left, box.width, full[1], shown.left, shown.width, self.width, width)
+        return rows[::-1] if self.upside_down else rows, columns[::-1] if self.view.mirror else columns
+
+    def for_size(self, height: int, width: int) -> "Geometry":
+        """Return the geometry that shows the same region of another image, to within half a pixel of that image.
+
+        Args:
+            height: Height in pixels of the other image, which shows the same scene at another resolution.
+            width: Its width in pixels.
+        """
+        if (height, width) == (self.height, self.width):
+            return self
+        box = self.view.box
+        top, rows = _scaled_span(box.top, box.height, self.height, height)
+        left, columns = _scaled_span(box.left, box.width, self.width, width)
+        view = self.view._replace(box=Box(top=top, left=left, height=rows, width=columns))
+        return replace(self, height=height, width=width, view=view)
+
+    def at_size(self, output_size: tuple[int, int]) -> "Geometry":
+        """Return the geometry that shows the same region as a result of another height and width."""
+        if output_size == self.output_size:
+            return self
+        shown, full, (height, width) = self.view.shown, self.view.full, output_size
+        scaled = max(1, round(full[0] * height / shown.height)), max(1, round(full[1] * width / shown.width))
+        top, left = round(shown.top * height / shown.height), round(shown.left * width / shown.width)
+        window = Box(top=top, left=left, height=height, width=width)
+        return replace(self, view=self.view._replace(full=scaled, window=_unless_whole(window, scaled)))
+
+
+@runtime_checkable
+class DrawsGeometry(Protocol):
+    """A decoder of images that draws the geometry of a sample, such as `RandomResizedCrop`."""
+
+    @property
+    def output_shape(self) -> tuple[int, int, int]:
+        """The shape of every result: (height, width, 3)."""
+        ...
+
+    @property
+    def antialias(self) -> bool:
+        """Whether all pixels are averaged when an image is downsized."""
+        ...
+
+    @property
+    def backend(self) -> Backend:
+        """The decoder of JPEGs."""
+        ...
+
+    @property
+    def exif_orientation(self) -> bool:
+        """Whether images are turned as their EXIF data says, before anything else."""
+        ...
+
+    @property
+    def limits(self) -> Limits:
+        """Which files are refused."""
+        ...
+
+    def draw_geometry(self, height: int, width: int, rng: Any) -> Geometry:
+        """Choose the geometry for an image of this height and width, after its EXIF orientation was applied."""
+        ...
+
+
+def open_as(decode: DrawsGeometry, data: ImageBytes, claim: Claim = unclaimed) -> Image:
+    """Open an image as `decode` opens it.
+
+    Raises:
+        DecodeError: `data` is not an image of a known format, is damaged, or exceeds the decoder's limits.
+    """
+    return open_image(data, upright=decode.exif_orientation, limits=decode.limits, backend=decode.backend, claim=claim)
+
+
+def show(decode: DrawsGeometry, image: Image, geometry: Geometry, out: Pixels | None = None) -> Pixels:
+    """Return what the geometry shows of the image, as `decode` shows it: uint8 RGB `output_shape`.
+
+    Args:
+        decode: The decoder, which decides the size of the result and the antialiasing.
+        image: The image. If its size is not that of the image that drew the geometry, the same region is shown.
+        geometry: The geometry, drawn by this decoder or by another.
+        out: The array to write to, C-contiguous uint8 `output_shape`; None creates one.
+
+    Raises:
+        DecodeError: The image is damaged or truncated.
+    """
+    out = output_array(out, decode.output_shape)
+    height, width, _ = decode.output_shape
+    geometry = geometry.for_size(image.height, image.width).at_size((height, width))
+    view = geometry.view._replace(antialias=decode.antialias)
+    shown, full = view.shown, view.full
+    if min(shown.top, shown.left) >= 0 and shown.top + height <= full[0] and shown.left + width <= full[1]:
+        image.draw(view, out)
+    else:
+        _draw_padded(image, view, out, geometry.fill)
+    if geometry.upside_down:
+        cv2.flip(out, 0, dst=out)
+    return out
+
+
+def output_array(out: Pixels | None, shape: tuple[int, int, int]) -> Pixels:
+    """Return `out`, or a new array if it is None.
+
+    Raises:
+        ArgumentError: `out` is not C-contiguous uint8 of this shape.
+    """
+    if out is None:
+        return np.empty(shape, np.uint8)
+    if out.shape != shape or out.dtype != _UINT8 or not out.flags.c_contiguous:
+        layout = "C-contiguous" if out.flags.c_contiguous else "not C-contiguous"
+        raise ArgumentError(f"out must be a C-contiguous uint8 {shape}, got {out.dtype} {out.shape}, {layout}")
+    return out
+
+
+def _draw_padded(image: Image, view: View, out: Pixels, fill: int) -> None:
+    """Write a view whose window extends beyond the resized box."""
+    window = view.shown
+    top, left = max(0, window.top), max(0, window.left)
+    bottom = min(view.full[0], window.top + window.height)
+    right = min(view.full[1], window.left + window.width)
+    out[...] = fill
+    if bottom <= top or right <= left:
+        return
+    part = Box(top=top, left=left, height=bottom - top, width=right - left)
+    place = Box(top=top - window.top, left=left - window.left, height=part.height, width=part.width)
+    if view.mirror:
+        place = place._replace(left=window.width - place.left - place.width)
+    target = place.of(out)
+    pixels = target if target.flags.c_contiguous else np.empty(target.shape, np.uint8)
+    image.draw(view._replace(window=_unless_whole(part, view.full)), pixels)
+    if pixels is not target:
+        np.copyto(target, pixels)
+
+
+def _unless_whole(window: Box, full: tuple[int, int]) -> Box | None:
+    return None if window == (0, 0, *full) else window
+
+
+def _nearest(
+    start: int, length: int, full: int, first: int, count: int, image_side: int, side: int
+) -> NDArray[np.int64]:
+    """Return the nearest of `side` pixels for each of `count` pixels, in integers, so that no rounding can be wrong."""
+    largest = 2 * (full * start + (max(full, first + count) + 1) * length) * side
+    exact: Any = np.int64 if largest < _MAX_EXACT else object
+    at = np.arange(first, first + count).astype(exact)
+    found = (2 * full * start + (2 * at + 1) * length) * side // (2 * full * image_side)
+    return np.where((at < 0) | (at >= full), -1, found).astype(np.int64)
+
+
+def _scaled_span(start: int, length: int, side: int, new_side: int) -> tuple[int, int]:
+    length = min(new_side, max(1, round(length * new_side / side)))
+    return min(round(start * new_side / side), new_side - length), length
