@@ -58,6 +58,8 @@ from mpload.samples.cache.choice import PartialCache as PartialCache
 from mpload.samples.map_work import MapDataset as MapDataset
 from mpload.samples.policy import ErrorAction as ErrorAction
 from mpload.samples.policy import ErrorPolicy as ErrorPolicy
+from mpload.samples.text_decoders import Json as Json
+from mpload.samples.text_decoders import Text as Text
 from mpload.storage.local import PageCache as PageCache
 from mpload.storage.protocols import Storage as Storage
 from mpload.storage.ranges import ByteRange as ByteRange

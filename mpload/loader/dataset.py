@@ -24,7 +24,7 @@ from mpload.plan.batching import Batching
 from mpload.plan.order import OrderChoice, Sequential, Shuffle
 from mpload.plan.plan import Tail
 from mpload.plan.topology import Topology
-from mpload.samples.cache.choice import PartialCache, open_cache
+from mpload.samples.cache.choice import CachedForm, PartialCache, open_cache
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy, policy_of
 from mpload.samples.row_index import open_row_index
@@ -110,7 +110,7 @@ class MPDataset(IterableDataset[Batch]):
         self,
         index: str | os.PathLike[str] | Index,
         *,
-        decode: Callable[..., Any] | None = None,
+        decode: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None = None,
         transform: Callable[..., Any] | None = None,
         batch_size: int | None = None,
         tail: Tail | Literal["drop", "pad", "ragged"] = Tail.PAD,
@@ -127,13 +127,15 @@ class MPDataset(IterableDataset[Batch]):
         _check_index(index)
         if batch_size is not None and batch_size < 1:
             raise ArgumentError(f"batch_size must be at least 1, or None for samples, got {batch_size}")
-        _check_callable("decode", decode)
+        if not isinstance(decode, Mapping):
+            _check_callable("decode", decode)
         _check_callable("transform", transform)
         if not (isinstance(shuffle, bool) or hasattr(shuffle, "order")):
             raise ArgumentError(f"shuffle must be True, False or an order such as BlockShuffle(), got {shuffle!r}")
         opened_index = index if isinstance(index, Index) else open_index(index)
-        for name, value in {"decode": decode, "transform": transform, "cache": cache, "storage": storage}.items():
-            if value is not None:
+        of_files = {"decode": decode, "transform": transform, "cache": cache, "storage": storage}
+        for name, value in of_files.items():
+            if value is not None and not (isinstance(decode, Mapping) and name in {"decode", "transform"}):
                 require_files(opened_index, what=name)
         make_pipeline = partial(
             Pipeline,
@@ -149,6 +151,11 @@ class MPDataset(IterableDataset[Batch]):
         pipeline.refuse_masks()
         opened = None
         if cache is not None:
+            if isinstance(decode, Mapping) and cache.what == CachedForm.RESIZED:
+                raise ArgumentError(
+                    'cache: what="resized" keeps smaller images, which boxes and masks would no longer fit. Use '
+                    'what="bytes" with a dict as decode'
+                )
             opened = open_cache(cache, pipeline.index, read=pipeline.read, sources_are_files=storage is None)
             pipeline = make_pipeline(cache=opened)
         batching = Batching(
@@ -331,13 +338,12 @@ class _EpochIterator(Iterator[Any]):
             raise StopIteration
         number = cursor.next_batch
         cursor.next_batch += self._num_workers  # advanced first, so that a failed batch is not repeated
-        batch = self._run.pipeline.batch(
+        return self._run.batch(
             self._sample_ids(number),
             seed=cursor.epoch.seed,
             epoch=cursor.epoch.number,
             following=lambda: self._sample_ids(cursor.next_batch),
         )
-        return self._run.present(batch.columns)
 
     def _sample_ids(self, batch: int) -> NDArray[np.int64]:
         positions = self._plan.positions(batch) if batch < self._plan.num_batches else np.empty(0, np.int64)
@@ -351,7 +357,7 @@ class _EpochIterator(Iterator[Any]):
             with pipeline.lent_generators():
                 made = pipeline.sample(record, seed=cursor.epoch.seed, epoch=cursor.epoch.number)
             if made is not None:
-                return self._run.present(made[1])
+                return self._run.present_sample(made[1])
         raise StopIteration
 
     def _look_up_block(self) -> bool:

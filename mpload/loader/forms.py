@@ -1,6 +1,7 @@
 """How the columns of a pipeline's samples are stored in a slot, and how a slot is converted to columns of a batch."""
 
 import json
+import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum, auto
@@ -14,7 +15,9 @@ from mpload.errors import SampleError
 from mpload.images.decoders import ImageDecoder, RawBytes
 from mpload.index.text import MAX_LINE_BYTES
 from mpload.samples.batch import DTYPES
-from mpload.samples.index_work import described_sample
+from mpload.samples.index_work import described_sample, pickled_template
+from mpload.samples.leaf_batches import NUM_PROBED
+from mpload.samples.leaves import Leaf
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.probe import Probe
 from mpload.transport.batches import BatchTask
@@ -22,9 +25,7 @@ from mpload.transport.pool import WorkerPool
 from mpload.transport.ragged import sample_room_bytes
 from mpload.transport.slots import Field, RaggedField, SlotLayout
 
-__all__ = ["Form", "Kind", "columns_of", "forms_of", "probe"]
-
-_PROBED_SAMPLES = 8
+__all__ = ["Form", "Kind", "columns_of", "fields_of", "forms_of", "probe", "template_of_columns"]
 
 
 class Kind(StrEnum):
@@ -88,6 +89,24 @@ def forms_of(pipeline: Pipeline, *, batch_size: int) -> list[Form]:
     return forms
 
 
+def template_of_columns(pipeline: Pipeline) -> Any:
+    """Return the template of the samples that column decoders make. A sample is made in a separate process to find out.
+
+    Raises:
+        SampleError: none of the first few samples could be made.
+    """
+    tasks = [(sample_id,) for sample_id in range(min(NUM_PROBED, len(pipeline.index)))]
+    # The bytes come from our own worker, so it is safe to unpickle them.
+    return pickle.loads(probe(partial(pickled_template, pipeline), tasks, name=str(pipeline.index.path)))  # noqa: S301
+
+
+def fields_of(leaves: Sequence[Leaf], *, batch_size: int) -> tuple[Field | RaggedField, ...]:
+    """Return the fields of a slot that hold the leaves of a template."""
+    num_ragged = sum(leaf.is_ragged for leaf in leaves)
+    room_bytes = sample_room_bytes(batch_size=batch_size, num_fields=num_ragged)
+    return tuple(leaf.field(room_bytes=room_bytes) for leaf in leaves) or (Field(name="nothing", dtype="uint8"),)
+
+
 def columns_of(forms: Sequence[Form], arrays: Mapping[str, Any], kept: NDArray[np.int64] | None) -> list[Any]:
     """Return a slot's arrays as columns of a batch, as `Pipeline.batch` does: of all samples, or of those in `kept`."""
     columns: list[Any] = []
@@ -116,7 +135,7 @@ def _inferred(pipeline: Pipeline) -> list[dict[str, Any]] | None:
 
 
 def _probed(pipeline: Pipeline) -> list[dict[str, Any]]:
-    tasks = [(sample_id,) for sample_id in range(min(_PROBED_SAMPLES, len(pipeline.index)))]
+    tasks = [(sample_id,) for sample_id in range(min(NUM_PROBED, len(pipeline.index)))]
     described: list[dict[str, Any]] = json.loads(
         probe(partial(described_sample, pipeline), tasks, name=str(pipeline.index.path))
     )

@@ -1,22 +1,29 @@
 """`IndexRun`: how a run reads an index, and the position of the run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import get_worker_info
 
 from mpload.errors import StateError
 from mpload.index.columns import format_columns
 from mpload.index.index import Index
+from mpload.loader.collating import batch_of_columns
 from mpload.loader.epochs import Epoch, EpochTable
 from mpload.loader.frameworks import Reader, reader
-from mpload.loader.tensors import as_tensor
+from mpload.loader.tensors import as_tensor, tensors_of
 from mpload.plan.batching import Batching
 from mpload.plan.checkpoint import State
 from mpload.plan.order import Order
 from mpload.plan.plan import Plan
+from mpload.samples.batch import Sample
 from mpload.samples.cache.opened import OpenCache
+from mpload.samples.column_decoders import ColumnDecoders
+from mpload.samples.leaf_batches import batch_of_leaves, template_here
+from mpload.samples.one_decoder import OneDecoder
 from mpload.samples.pipeline import Pipeline
 from mpload.units import format_count
 
@@ -65,9 +72,31 @@ class IndexRun:
         """Return this rank's plan of an epoch."""
         return self.batching.plan_of(topology=epoch.topology or self.epochs.topology, start=epoch.position)
 
+    def batch(
+        self, sample_ids: NDArray[np.int64], *, seed: int, epoch: int, following: Callable[[], Any] | None = None
+    ) -> Any:
+        """Make a batch in this process and convert it to what the dataset yields; see `Pipeline.batch`."""
+        pipeline = self.pipeline
+        if isinstance(pipeline.maker, ColumnDecoders):
+            columns = batch_of_leaves(pipeline, sample_ids, seed=seed, epoch=epoch, following=following)
+            return self.present_leaves(template_here(pipeline), columns)
+        return self.present(pipeline.batch(sample_ids, seed=seed, epoch=epoch, following=following).columns)
+
+    def present_leaves(self, template: Any, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert a batch of column decoders to what the dataset yields."""
+        assert isinstance(self.pipeline.maker, ColumnDecoders)
+        return batch_of_columns(template, columns, image_keys=self.pipeline.maker.image_keys)
+
+    def present_sample(self, sample: Sample) -> Any:
+        """Convert a sample to what the dataset yields."""
+        maker = self.pipeline.maker
+        if not isinstance(maker, ColumnDecoders):
+            return self.present(sample)
+        return {key: tensors_of(value, are_images=key in maker.image_keys) for key, value in sample.items()}
+
     def present(self, columns: Sequence[Any]) -> Any:
-        """Convert the columns of a batch, or the values of a sample, to what the dataset yields."""
-        are_images = self.pipeline.makes_images
+        """Convert the columns of a batch, or the values of a sample, to what the dataset yields: one decoder's."""
+        are_images = isinstance(self.pipeline.maker, OneDecoder) and self.pipeline.maker.makes_images
         values = [as_tensor(column, are_images=are_images) for column in columns]
         if self.as_dict:
             return {column.name: value for column, value in zip(self.index.columns, values, strict=True)}

@@ -13,10 +13,13 @@ from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError, MploadError, SampleError, TooManyBadSamples
 from mpload.loader.epochs import Epoch
-from mpload.loader.forms import Form, columns_of, forms_of
+from mpload.loader.forms import Form, columns_of, fields_of, forms_of, template_of_columns
 from mpload.loader.index_run import IndexRun
 from mpload.plan.batch_number import BatchNumber
+from mpload.samples.column_decoders import ColumnDecoders
 from mpload.samples.index_work import PipelineWork
+from mpload.samples.leaf_arrays import columns_of_leaves
+from mpload.samples.leaves import leaves_of
 from mpload.samples.policy import ErrorAction, substitute_for
 from mpload.transport.batches import FilledBatch, KilledSample
 from mpload.transport.messages import Tally
@@ -35,6 +38,7 @@ class IndexSource:
             raise ArgumentError("an MPLoader loads whole batches: pass batch_size= to the MPDataset")
         self._run = run
         self._forms: list[Form] = []
+        self._template: Any = None
         self.name = run.name
         self.facts = run.facts
         self.batch_size = run.batch_size
@@ -63,8 +67,12 @@ class IndexSource:
 
     def prepare(self) -> tuple[Field | RaggedField, ...]:
         """Return the fields of a slot. If they cannot be inferred, a sample is made in a separate process."""
-        self._forms = forms_of(self._run.pipeline, batch_size=self.batch_size)
-        return tuple(form.field for form in self._forms)
+        pipeline = self._run.pipeline
+        if not isinstance(pipeline.maker, ColumnDecoders):
+            self._forms = forms_of(pipeline, batch_size=self.batch_size)
+            return tuple(form.field for form in self._forms)
+        self._template = template_of_columns(pipeline) if len(pipeline.index) else {}
+        return fields_of(leaves_of(self._template), batch_size=self.batch_size)
 
     def work(self, *, read_ahead_bytes: int, decode_bytes: int) -> PipelineWork:
         """Return the work for the workers, with these memory limits for each worker."""
@@ -73,6 +81,7 @@ class IndexSource:
             batching=self._run.batching,
             read_ahead_bytes=read_ahead_bytes,
             decode_bytes=decode_bytes,
+            template=self._template,
         )
 
     def make(self, epoch: Epoch, batch: int) -> Any:
@@ -80,8 +89,7 @@ class IndexSource:
         started_ns, pipeline = perf_counter_ns(), self._run.pipeline
         sample_ids = self._run.order_of(epoch).sample_ids(self.plan_of(epoch).positions(batch))
         pipeline.take_counts()  # discards counts of failed batches, and of batches made without the loader
-        made = pipeline.batch(sample_ids, seed=epoch.seed, epoch=epoch.number)
-        presented = self._run.present(made.columns)
+        presented = self._run.batch(sample_ids, seed=epoch.seed, epoch=epoch.number)
         busy_ns = perf_counter_ns() - started_ns
         self.made_here.add(Tally(num_samples=len(sample_ids), busy_ns=busy_ns, counts=pipeline.take_counts()))
         return presented
@@ -94,7 +102,9 @@ class IndexSource:
         """
         self._run.pipeline.bad.count(filled.task.num_samples, epoch=epoch.number)
         kept = self._kept(filled) if filled.failures else None
-        return self._run.present(columns_of(self._forms, filled.arrays, kept))
+        if self._template is None:
+            return self._run.present(columns_of(self._forms, filled.arrays, kept))
+        return self._run.present_leaves(self._template, columns_of_leaves(self._template, filled.arrays, kept))
 
     def instead_of(self, killed: KilledSample) -> tuple[int, ...] | None:
         """Return the task that makes a substitute, if the error policy says so; else None."""

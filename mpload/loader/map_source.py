@@ -7,14 +7,13 @@ from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import collate
 
 from mpload.errors import FAILURES, SampleError, StateError, cause_of
+from mpload.loader.collating import tensor_of_leaf
 from mpload.loader.epochs import Epoch, EpochTable
-from mpload.loader.forms import probe
+from mpload.loader.forms import fields_of, probe
 from mpload.plan.batch_number import BatchNumber
 from mpload.plan.batching import Batching
 from mpload.plan.checkpoint import State
@@ -26,7 +25,7 @@ from mpload.samples.leaves import NUMBER_TYPES, Leaf, LeafKind, leaves_of, templ
 from mpload.samples.map_work import MapDataset, MapWork, kept_generators
 from mpload.transport.batches import FilledBatch, KilledSample
 from mpload.transport.messages import Tally
-from mpload.transport.ragged import RaggedArray, sample_room_bytes
+from mpload.transport.ragged import RaggedArray
 from mpload.transport.slots import Field, RaggedField
 from mpload.units import format_count
 
@@ -113,9 +112,7 @@ class MapSource:
             template = pickle.loads(probe(self._work.probe, [()], name=self.name))  # noqa: S301
             self._work = replace(self._work, template=template)
             leaves = leaves_of(template)
-        num_ragged = sum(leaf.is_ragged for leaf in leaves)
-        room_bytes = sample_room_bytes(batch_size=self.batch_size, num_fields=num_ragged)
-        return tuple(leaf.field(room_bytes=room_bytes) for leaf in leaves) or (Field(name="nothing", dtype="uint8"),)
+        return fields_of(leaves, batch_size=self.batch_size)
 
     def work(self, *, read_ahead_bytes: int, decode_bytes: int) -> MapWork:
         """Return the work for the workers. The limits do not apply: the dataset itself reads and decodes."""
@@ -170,11 +167,6 @@ class MapSource:
         return f"sample {sample_id} of {self.name}: {cause}"
 
 
-def _tensor(array: NDArray[Any], leaf: Leaf) -> torch.Tensor:
-    tensor = torch.from_numpy(array)
-    return tensor.view(getattr(torch, leaf.torch_dtype)) if leaf.torch_dtype else tensor
-
-
 def _number(kind: int, bits: int) -> bool | int | float:
     """Return the number that a worker stored as a type and 64 bits."""
     return float(np.int64(bits).view(np.float64)) if NUMBER_TYPES[kind] is float else NUMBER_TYPES[kind](bits)
@@ -194,7 +186,7 @@ def _collated(template: Any, arrays: Mapping[str, Any]) -> Any:
             case LeafKind.NUMBER if array.dtype.names:
                 return default_collate([_number(kind, bits) for kind, bits in array.tolist()])
             case LeafKind.ARRAY if isinstance(array, RaggedArray):
-                return default_collate([_tensor(value, leaf) for value in array])
-        return _tensor(array, leaf)
+                return default_collate([tensor_of_leaf(value, leaf) for value in array])
+        return tensor_of_leaf(array, leaf)
 
     return collate([template], collate_fn_map={Leaf: batch_of})

@@ -1,11 +1,12 @@
 """Converts the values of a sample or batch to tensors."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-__all__ = ["as_tensor"]
+__all__ = ["as_tensor", "tensors_of"]
 
 
 def as_tensor(value: Any, *, are_images: bool) -> Any:
@@ -22,3 +23,15 @@ def as_tensor(value: Any, *, are_images: bool) -> Any:
         return value
     tensor = torch.from_numpy(value if value.flags.writeable else value.copy())  # np.frombuffer: read-only
     return tensor.movedim(-1, -3) if are_images and value.ndim >= 3 else tensor
+
+
+def tensors_of(value: Any, *, are_images: bool) -> Any:
+    """Return a value of a sample with its arrays as tensors, also those inside dicts, tuples and lists."""
+    if isinstance(value, torch.Tensor):  # images are [..., H, W, C] inside a pipeline
+        return value.movedim(-1, -3) if are_images and value.ndim >= 3 else value
+    if isinstance(value, Mapping):
+        return {key: tensors_of(inner, are_images=are_images) for key, inner in value.items()}
+    if isinstance(value, tuple | list):
+        items = [tensors_of(inner, are_images=are_images) for inner in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return as_tensor(value, are_images=are_images)

@@ -1,19 +1,25 @@
 """What a worker does to a sample: read, decode, transform. Nothing here imports torch.
 
 ```
-pipeline    Pipeline: turns a record into a sample
-reading     opens the storage that a record's bytes are read from
-masks       refuses masks that an image decoder would destroy
-transforms  the user's transforms, seeded for each sample
-policy      ErrorPolicy: how bad samples are handled
-batch       Batch: samples stacked column by column
-cache       PartialCache: a subset of the samples, kept on a fast disk or in memory
-row_index   RowIndex: where the rows of each JPEG begin, for faster crops
-counts      names of the workers' counters
-index_work  fills a slot with samples of an index
-bulk        makes the samples of a whole chunk with a few native calls
-map_work    fills a slot with samples of a map-style dataset
-leaves      the values inside a sample made of nested containers
-probe       runs the user's code in a worker to learn the form of its samples
+pipeline           Pipeline: turns a record into a sample
+one_decoder        OneDecoder: all files of a sample go through the same decoder and transform
+column_decoders    ColumnDecoders: each column has a decoder of its own, samples are dicts
+text_decoders      Text, Json
+reading            opens the storage that a record's bytes are read from
+masks              refuses masks that an image decoder would destroy
+transforms         the user's transforms of arrays, seeded for each sample
+sample_transforms  the user's transforms of samples that are dicts
+policy             ErrorPolicy: how bad samples are handled
+batch              Batch: samples stacked column by column
+cache              PartialCache: a subset of the samples, kept on a fast disk or in memory
+row_index          RowIndex: where the rows of each JPEG begin, for faster crops
+counts             names of the workers' counters
+index_work         fills a slot with samples of an index
+bulk               makes the samples of a whole chunk with a few native calls
+map_work           fills a slot with samples of a map-style dataset
+leaves             the values inside a sample made of nested containers
+leaf_arrays        writes such samples into arrays, and reads batches back
+leaf_batches       makes batches of such samples in this process
+probe              runs the user's code in a worker to learn the form of its samples
 ```
 """

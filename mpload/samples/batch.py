@@ -14,8 +14,11 @@ __all__ = ["DTYPES", "Batch", "Sample", "columns_of_samples", "stack"]
 DTYPES: dict[ColumnType, type[np.number[Any]]] = {ColumnType.INT: np.int64, ColumnType.FLOAT: np.float64}
 """The dtype of each numeric column type."""
 
-Sample = tuple[Any, ...]
-"""One value per column of the index: the decoded and transformed source, or the cell itself."""
+Sample = Any
+"""A tuple with one value per column of the index: the decoded and transformed source, or the cell itself.
+
+With a decoder for each column, a dict of values.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

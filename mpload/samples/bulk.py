@@ -21,6 +21,7 @@ from mpload.index.lines import Lines
 from mpload.plan.batch_number import BatchNumber
 from mpload.plan.sample_rng import SampleRng
 from mpload.samples.counts import DECODE_NS, READ_NS
+from mpload.samples.one_decoder import OneDecoder
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.row_index import RowIndex
 from mpload.storage.local import LocalStorage
@@ -79,6 +80,8 @@ class BulkPipeline:
             arena_bytes: memory for encoded images that were read and not yet decoded; 2 MiB are enough.
         """
         if NATIVE is None or pipeline.transform is not None or pipeline.cache is not None:
+            return None
+        if not isinstance(pipeline.maker, OneDecoder):
             return None
         columns = pipeline.index.columns
         of_source = _maker_of_source(pipeline, min(arena_bytes, _ARENA_BYTES)) if pipeline.sources else None

@@ -9,6 +9,7 @@ from itertools import chain
 from time import perf_counter_ns
 from typing import Any, Protocol, runtime_checkable
 
+import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,13 +20,17 @@ from mpload.plan.batch_number import BatchNumber
 from mpload.plan.batching import Batching
 from mpload.samples.batch import Sample
 from mpload.samples.bulk import BulkPipeline
+from mpload.samples.column_decoders import ColumnDecoders
+from mpload.samples.leaf_arrays import LeafWriter
+from mpload.samples.leaf_batches import template_of_sample
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import BadSample
+from mpload.storage.protocols import Room
 from mpload.transport.messages import Tally, details_of
 from mpload.transport.ragged import RaggedArray
 from mpload.transport.worker import ChunkReport
 
-__all__ = ["PipelineWork", "described_sample"]
+__all__ = ["PipelineWork", "described_sample", "pickled_template"]
 
 _MAX_CHUNKS_AHEAD = 32
 _CHUNKS_PREFETCHED = 2  # of lines: first the rows of the sidecar, then, a chunk later, the lines themselves
@@ -56,6 +61,8 @@ class PipelineWork:
     """Upper bound of the bytes that each process has read but not yet used."""
     decode_bytes: int
     """Memory that each process may take to decode one image without waiting for its turn."""
+    template: Any = None
+    """The template of the samples that column decoders make; None for one decoder."""
     _known: tuple[BatchNumber | None, NDArray[np.int64]] = field(
         default=(None, np.empty(0, np.int64)), init=False, repr=False, compare=False
     )
@@ -110,11 +117,12 @@ class PipelineWork:
     ) -> None:
         """Make the samples of `records` at `places` of a batch."""
         pipeline = self.pipeline
-        names = [column.name for column in pipeline.index.columns]
-        writes, reads = pipeline.writes_in_place, pipeline.reads_in_place
-        in_place = pipeline.sources if writes or reads else ()
-        targets = [arrays[names[column]] for column in in_place]
-        to_store = [(column, name, arrays[name]) for column, name in enumerate(names) if column not in in_place]
+        if isinstance(pipeline.maker, ColumnDecoders):
+            writer: LeafWriter | _ColumnWriter = LeafWriter(
+                self.template, arrays, in_place_keys=pipeline.maker.in_place_keys
+            )
+        else:
+            writer = _ColumnWriter(pipeline, arrays)
         pipeline.claim = partial(_claim, pipeline, self.decode_bytes, report)
         with pipeline.lent_generators():
             for place, record in zip(places, records, strict=True):
@@ -125,9 +133,9 @@ class PipelineWork:
                         record,
                         seed=number.seed,
                         epoch=number.epoch,
-                        outs=[array[place, ...] for array in targets] if writes else None,
-                        rooms=[partial(_room, array, place) for array in targets] if reads else None,
-                        store=partial(_store, to_store, place),
+                        outs=writer.outs(place),
+                        rooms=writer.rooms(place),
+                        store=partial(writer.store, place),
                         on_bad=bad.append,
                     )
                     is not None
@@ -194,6 +202,18 @@ def described_sample(pipeline: Pipeline, sample_id: int) -> bytes:
     return json.dumps(described).encode()
 
 
+def pickled_template(pipeline: Pipeline, sample_id: int) -> bytes:
+    """Make a sample with column decoders, and return its template.
+
+    Raises:
+        SampleError: The sample cannot be made.
+        ArgumentError: No batch can hold one of its values.
+    """
+    # Pickled by value: classes of the user's script cannot be imported by name in the other process.
+    pickled: bytes = cloudpickle.dumps(template_of_sample(pipeline, sample_id))
+    return pickled
+
+
 def _claim(pipeline: Pipeline, decode_bytes: int, report: ChunkReport, num_bytes: int) -> None:
     if num_bytes > decode_bytes:
         start_ns = perf_counter_ns()
@@ -208,13 +228,29 @@ def _report_bad(report: ChunkReport, place: int, bad: Sequence[BadSample], *, is
     report.failed(place, bad[0].cause, details if error is None else details | details_of(error))
 
 
+class _ColumnWriter:
+    """Writes the samples of one decoder into the arrays of a slot, column by column."""
+
+    def __init__(self, pipeline: Pipeline, arrays: Mapping[str, Any]) -> None:
+        names = [column.name for column in pipeline.index.columns]
+        self._writes, self._reads = pipeline.writes_in_place, pipeline.reads_in_place
+        in_place = pipeline.sources if self._writes or self._reads else ()
+        self._targets = [arrays[names[column]] for column in in_place]
+        self._to_store = [(column, name, arrays[name]) for column, name in enumerate(names) if column not in in_place]
+
+    def outs(self, place: int) -> list[NDArray[Any]] | None:
+        return [array[place, ...] for array in self._targets] if self._writes else None
+
+    def rooms(self, place: int) -> list[Room] | None:
+        return [partial(_room, array, place) for array in self._targets] if self._reads else None
+
+    def store(self, place: int, sample: Sample) -> None:
+        for column, name, array in self._to_store:
+            _put(array, place, name, sample[column])
+
+
 def _room(array: RaggedArray, place: int, num_bytes: int) -> NDArray[np.uint8]:
     return array.room(place, (num_bytes,))
-
-
-def _store(columns: Sequence[tuple[int, str, Any]], place: int, sample: Sample) -> None:
-    for column, name, array in columns:
-        _put(array, place, name, sample[column])
 
 
 def _put(array: NDArray[Any] | RaggedArray, place: int, name: str, value: Any) -> None:

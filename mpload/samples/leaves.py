@@ -1,8 +1,9 @@
 """The values in a sample of nested containers, and how a slot carries each."""
 
 import copy
+import pickle
 import sys
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum, auto
 from typing import Any
@@ -13,7 +14,18 @@ from numpy.typing import NDArray
 from mpload.errors import ArgumentError
 from mpload.transport.slots import Field, RaggedField
 
-__all__ = ["NUMBER_TYPES", "Leaf", "LeafKind", "as_array", "leaves_of", "marked", "pairs", "put", "template_of"]
+__all__ = [
+    "NUMBER_TYPES",
+    "Leaf",
+    "LeafKind",
+    "as_array",
+    "leaves_of",
+    "marked",
+    "pairs",
+    "put",
+    "template_of",
+    "typed_template_of",
+]
 
 NUMBER = np.dtype([("kind", np.int64), ("bits", np.int64)])
 """A Python number: the index of its type in `NUMBER_TYPES`, then the int or the bits of the float."""
@@ -29,6 +41,8 @@ class LeafKind(StrEnum):
     """A Python number, in some samples an int and in others a float. A batch has a tensor [B] of its values' type."""
     TEXT = auto()
     BYTES = auto()
+    OBJECT = auto()
+    """A value of any form, such as parsed JSON. A batch has a list of the values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +58,9 @@ class Leaf:
     torch_dtype: str = ""
     """The dtype of a tensor if NumPy lacks it, such as `bfloat16`; its bits are then carried as integers."""
     varies: bool = False
-    """Whether the probed samples had different shapes."""
+    """Whether samples may have different shapes."""
+    made_by: str = "__getitem__"
+    """The user's code that makes the values, for messages."""
 
     @property
     def name(self) -> str:
@@ -54,7 +70,7 @@ class Leaf:
     @property
     def is_ragged(self) -> bool:
         """Whether the leaf's values may differ in size."""
-        return self.varies or self.kind in {LeafKind.TEXT, LeafKind.BYTES}
+        return self.varies or self.kind in {LeafKind.TEXT, LeafKind.BYTES, LeafKind.OBJECT}
 
     def field(self, *, room_bytes: int) -> Field | RaggedField:
         """Return the slot's field for the leaf; values that differ in size may take up to `room_bytes` each."""
@@ -66,15 +82,24 @@ class Leaf:
         return RaggedField(name=self.name, dtype=self.dtype, num_dims=num_dims, max_sample_bytes=room_bytes)
 
 
-def template_of(sample: Any) -> Any:
+def template_of(sample: Any, *, made_by: str = "__getitem__", whole_keys: Collection[str] = ()) -> Any:
     """Return the containers of a sample with each value replaced by a `Leaf`.
+
+    Args:
+        sample: The sample.
+        made_by: The user's code that made it, for messages.
+        whole_keys: Keys of the sample whose values may have any form, unless they are arrays or tensors.
 
     Raises:
         ArgumentError: `default_collate` does not accept the type of a value.
     """
     leaves: list[Leaf] = []
+    whole_paths = {f"sample[{key!r}]" for key in whole_keys}
 
     def walk(value: Any, path: str) -> Any:
+        if path in whole_paths and not _is_array(value):
+            leaves.append(Leaf(number=len(leaves), path=path, kind=LeafKind.OBJECT, made_by=made_by))
+            return leaves[-1]
         found = as_array(value, path)
         if found is not None:
             array, torch_dtype = found
@@ -85,9 +110,11 @@ def template_of(sample: Any) -> Any:
                 shape=array.shape,
                 dtype=array.dtype.str,
                 torch_dtype=torch_dtype,
+                made_by=made_by,
             )
         elif isinstance(value, str | bytes):
-            leaf = Leaf(number=len(leaves), path=path, kind=LeafKind.TEXT if isinstance(value, str) else LeafKind.BYTES)
+            kind = LeafKind.TEXT if isinstance(value, str) else LeafKind.BYTES
+            leaf = Leaf(number=len(leaves), path=path, kind=kind, made_by=made_by)
         elif isinstance(value, Mapping):
             inner = {key: walk(value[key], f"{path}[{key!r}]") for key in value}
             if not isinstance(value, MutableMapping):
@@ -102,13 +129,25 @@ def template_of(sample: Any) -> Any:
             return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
         else:
             raise ArgumentError(
-                f"{path} is a {type(value).__name__}, which no batch can hold. Make __getitem__ return tensors, "
+                f"{path} is a {type(value).__name__}, which no batch can hold. Make {made_by} return tensors, "
                 "arrays, numbers, strings, bytes, or tuples, lists and dicts of them"
             )
         leaves.append(leaf)
         return leaf
 
     return walk(sample, "sample")
+
+
+def typed_template_of(sample: Mapping[str, Any], *, fixed_keys: Collection[str], whole_keys: Collection[str]) -> Any:
+    """Return the template of a sample of which only arrays below `fixed_keys` have the same shape in all samples."""
+    template = template_of(sample, made_by="decode or transform", whole_keys=whole_keys)
+    varying = {
+        leaf.number
+        for key, inner in template.items()
+        for leaf in leaves_of(inner)
+        if key not in fixed_keys and leaf.kind is LeafKind.ARRAY and leaf.shape
+    }
+    return marked(template, varying, set())
 
 
 def leaves_of(template: Any) -> list[Leaf]:
@@ -159,6 +198,11 @@ def as_array(value: Any, path: str) -> tuple[NDArray[Any], str] | None:
             return None
 
 
+def _is_array(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return isinstance(value, np.ndarray | np.generic) or (torch is not None and isinstance(value, torch.Tensor))
+
+
 def _of_tensor(torch: Any, tensor: Any, path: str) -> tuple[NDArray[Any], str]:
     if tensor.requires_grad:
         raise ArgumentError(f"{path} requires grad, which cannot cross processes. Return {path}.detach()")
@@ -194,6 +238,9 @@ def put(array: Any, place: int, leaf: Leaf, value: Any) -> None:
         case LeafKind.BYTES if isinstance(value, bytes):
             array.put(place, value)
             return
+        case LeafKind.OBJECT:
+            array.put(place, _pickled(value, leaf.path))
+            return
         case LeafKind.NUMBER if isinstance(value, int | float) and not isinstance(value, np.generic):
             is_float = isinstance(value, float)
             kind = NUMBER_TYPES.index(bool if isinstance(value, bool) else float if is_float else int)
@@ -210,10 +257,17 @@ def put(array: Any, place: int, leaf: Leaf, value: Any) -> None:
     if not has_shape or made.dtype != np.dtype(leaf.dtype) or torch_dtype != leaf.torch_dtype:
         raise ArgumentError(
             f"{leaf.path}: this sample is {torch_dtype or made.dtype}{list(made.shape)}, the first one is "
-            f"{leaf.torch_dtype or np.dtype(leaf.dtype)}{list(leaf.shape)}. Make __getitem__ return the same shape "
-            "and dtype for all samples"
+            f"{leaf.torch_dtype or np.dtype(leaf.dtype)}{list(leaf.shape)}. Make {leaf.made_by} return the "
+            "same shape and dtype for all samples"
         )
     if leaf.varies:
         array.put(place, made)
     else:
         array[place] = made
+
+
+def _pickled(value: Any, path: str) -> bytes:
+    try:
+        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    except (pickle.PicklingError, AttributeError, TypeError, RecursionError) as error:
+        raise ArgumentError(f"{path} cannot be passed to the training process: {error}") from error

@@ -15,7 +15,8 @@ from mpload.plan.batch_number import BatchNumber
 from mpload.plan.batching import Batching
 from mpload.plan.sample_rng import SampleRng
 from mpload.samples.counts import DECODE_NS
-from mpload.samples.leaves import NUMBER_TYPES, as_array, leaves_of, marked, pairs, put, template_of
+from mpload.samples.leaf_arrays import LeafWriter
+from mpload.samples.leaves import NUMBER_TYPES, as_array, marked, pairs, template_of
 from mpload.samples.transforms import seed_opencv
 from mpload.transport.worker import ChunkReport
 
@@ -76,14 +77,13 @@ class MapWork:
     ) -> None:
         """Make samples `first` to `last` (exclusive) of the batch `task`; `__getitem__` is timed as decoding."""
         number, counts = BatchNumber.of(task), report.tally.counts
-        of_leaf = [arrays[leaf.name] for leaf in leaves_of(self.template)]
+        writer = LeafWriter(self.template, arrays)
         for place, sample_id in enumerate(self.batching.sample_ids(number, first, last).tolist(), first):
             report.at(place)
             start_ns = perf_counter_ns()
             sample = self.sample(sample_id, seed=number.seed, epoch=number.epoch)
             counts[DECODE_NS] += perf_counter_ns() - start_ns
-            for leaf, value in pairs(self.template, sample):
-                put(of_leaf[leaf.number], place, leaf, value)
+            writer.store(place, sample)
 
     def probe(self) -> bytes:
         """Return the samples' pickled template, derived from the first, second, middle and last sample."""

@@ -1,8 +1,8 @@
 """Refuses masks among photographs: decoding them as photographs would destroy class ids, palettes and depths.
 
-All files of a sample go through the same decoder and transform. Until each column can have a decoder of its own, files
-that these would destroy are refused, because of the column's name or the file's header. Several columns of photographs
-are fine: they are cropped and transformed alike.
+Without a dict of column decoders, all files of a sample go through the same decoder and transform. Files that these
+would destroy are refused, because of the column's name or the file's header. Several columns of photographs are fine:
+they are cropped and transformed alike.
 """
 
 import re
@@ -25,10 +25,7 @@ _NAMES = re.compile(
 _MAX_IDS = 32
 """A mask has few distinct values; a grayscale photograph has nearly all 256."""
 _BITS, _PHOTOMETRIC, _SAMPLES, _PALETTE = 258, 262, 277, 3  # three TIFF tags; a value of `_PHOTOMETRIC`
-_ADVICE = (
-    "Pass a callable of your own as decode that recognises such files by their bytes and does the transform's work, or "
-    "put the column into an index of its own"
-)
+_ADVICE = 'Give each column a decoder of its own: decode={"image": RandomResizedCrop(224), "mask": Mask()}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Turns a record into a sample, and sample_ids into a batch: read, decode, transform. Does not import torch."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from time import perf_counter_ns
@@ -10,28 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import FAILURES, MploadError, SampleError, StorageError, cause_of
-from mpload.images.arrays import RawArray
 from mpload.images.claims import Claim, unclaimed
-from mpload.images.decoders import ImageDecoder, NumpyDecoder, RandomResizedCrop, RawBytes, ResizeCenterCrop
-from mpload.images.gpu_decode import GpuDecode
 from mpload.index.columns import path_of, range_of
 from mpload.index.index import Index, Record
 from mpload.plan.sample_rng import SampleRng
 from mpload.samples.batch import Batch, Sample, columns_of_samples
-from mpload.samples.counts import CACHE_HITS, CACHE_MISSES, DECODE_NS, READ_NS, TRANSFORM_NS
-from mpload.samples.masks import PhotographsOnly
+from mpload.samples.column_decoders import ColumnDecoders
+from mpload.samples.counts import CACHE_HITS, CACHE_MISSES, DECODE_NS, READ_NS
+from mpload.samples.one_decoder import OneDecoder
 from mpload.samples.policy import BadSample, BadSamples, ErrorAction, ErrorPolicy, substitute_for
 from mpload.samples.reading import SampleCache, storage_of
 from mpload.samples.row_index import RowIndex
-from mpload.samples.transforms import (
-    GlobalGenerators,
-    adapt_transform,
-    seed_generators,
-    seed_opencv,
-    seeds_generators,
-    takes,
-    takes_images,
-)
 from mpload.storage.local import LocalStorage, PageCache
 from mpload.storage.merging import merged
 from mpload.storage.protocols import PageStorage, Room, RoomStorage, Storage
@@ -43,9 +32,6 @@ from mpload.units import KIB
 __all__ = ["Pipeline", "SampleCache"]
 
 _BLOCK_GAP_BYTES = 64 * KIB
-_DECODE, _TRANSFORM, _GLOBALS = 0, 1, 3  # streams of a sample's randomness; map-style datasets use 2
-_IMAGE_DECODERS = (ImageDecoder, RandomResizedCrop, ResizeCenterCrop, GpuDecode)
-_OUR_DECODERS = frozenset({*_IMAGE_DECODERS, RawBytes, NumpyDecoder, RawArray})
 _NUM_CHECKED = 4  # samples that are searched for masks before the first epoch
 
 
@@ -59,7 +45,7 @@ class Pipeline:
         self,
         *,
         index: Index,
-        decode: Callable[..., Any],
+        decode: Callable[..., Any] | Mapping[str, Callable[..., Any]],
         transform: Callable[..., Any] | None = None,
         policy: ErrorPolicy,
         storage: Storage | None = None,
@@ -75,35 +61,19 @@ class Pipeline:
         self.page_cache = page_cache
         self.cache = cache
         self.row_index = row_index
-        self.sources = [number for number, column in enumerate(index.columns) if column.type.is_source]
-        self._decode_takes_rng = takes(decode, "rng")
-        self._decode_takes_claim = takes(decode, "claim")
+        self.maker: OneDecoder | ColumnDecoders
+        """Makes a sample of the bytes of its files and the cells of its line."""
+        if isinstance(decode, Mapping):
+            self.maker = ColumnDecoders(columns=index.columns, decode=decode, transform=transform)
+        else:
+            self.maker = OneDecoder(columns=index.columns, decode=decode, transform=transform, row_index=row_index)
+        self.sources = self.maker.sources
         self.output_shape: tuple[int, ...] | None = getattr(decode, "output_shape", None)
         """Shape of every array that the decoder returns, with `output_dtype`; None if it varies."""
         self.output_dtype: np.dtype[Any] = np.dtype(getattr(decode, "output_dtype", np.uint8))
-        declared = _declared_images(decode)
-        self.makes_images = bool(declared) or takes_images(transform)
-        """Whether arrays of three or more dimensions are images [..., H, W, C]."""
-        self._gives_images = True if self.makes_images else declared
-        self._may_draw_globally = transform is not None or type(decode) not in _OUR_DECODERS
-        guard = self._guard()
-        self._files_guard = guard if isinstance(decode, _IMAGE_DECODERS) else None
-        self._arrays_guard = None if isinstance(decode, _IMAGE_DECODERS) else guard
-        self.reads_in_place = isinstance(decode, RawBytes) and decode.as_array and transform is None
+        self.reads_in_place = isinstance(self.maker, OneDecoder) and self.maker.reads_in_place
         """Whether samples are undecoded bytes in arrays, which can be read directly into the slot."""
         self._start()
-
-    def _guard(self) -> PhotographsOnly | None:
-        """Return the check that refuses masks among photographs; None if it is not needed."""
-        is_image_decoder = isinstance(self.decode, _IMAGE_DECODERS)
-        if len(self.sources) < 2 or not (is_image_decoder or takes_images(self.transform)):
-            return None
-        treatment = self.transform if self.transform is not None else self.decode
-        return PhotographsOnly(
-            columns=tuple(self.index.columns[number].name for number in self.sources),
-            treatment=getattr(treatment, "__qualname__", type(treatment).__qualname__),
-            keeps_gray=isinstance(self.decode, ImageDecoder) and self.transform is None,
-        )
 
     def refuse_masks(self) -> None:
         """Check the columns' names and, if files are local, a few samples for masks that would be destroyed.
@@ -111,30 +81,27 @@ class Pipeline:
         Raises:
             ArgumentError: A mask was found; see `mpload.samples.masks`.
         """
-        guard = self._files_guard or self._arrays_guard
+        files_guard = self.maker.files_guard
+        guard = files_guard or self.maker.arrays_guard
         if guard is None:
             return
         if not guard.keeps_gray:
             guard.check_names()
         are_files = all(self.index.columns[number].type.is_file for number in self.sources)
-        if self._files_guard is not None and are_files and isinstance(self.opened_storage, LocalStorage):
+        if files_guard is not None and are_files and isinstance(self.opened_storage, LocalStorage):
             sample_ids = np.linspace(0, len(self.index) - 1, num=_NUM_CHECKED, dtype=np.int64)
             for record in self.index.records(sample_ids):
                 with suppress(StorageError):  # raised again when the sample is made
                     guard.check_values(self.read(record))
 
     def _start(self) -> None:
-        self._transform = (
-            None if self.transform is None else adapt_transform(self.transform, on_images=self._gives_images)
-        )
-        self.opened_storage = self.storage or storage_of(self.index, self.decode, self.page_cache)
+        self.opened_storage = self.storage or storage_of(self.index, self.maker.decoders, self.page_cache)
         """Where this process reads from."""
         self.ahead = ReadAhead(self.opened_storage)
         self.bad = BadSamples(self.policy, index_path=self.index.path)
         self._rng: SampleRng | None = None
         self.claim: Claim = unclaimed
         """Called by decoders before they allocate much memory; returns when it is available."""
-        self._generators = GlobalGenerators(seeds=seeds_generators(self._transform))
         self._counts = [0] * MAX_COUNTS
 
     def bound_read_ahead(self, max_bytes: int) -> None:
@@ -158,7 +125,7 @@ class Pipeline:
     def batch(
         self, sample_ids: NDArray[np.int64], *, seed: int, epoch: int, following: Callable[[], Any] | None = None
     ) -> Batch:
-        """Make a batch of samples.
+        """Make a batch of samples with one decoder; `mpload.samples.leaf_batches` does it for column decoders.
 
         Args:
             sample_ids: The samples to make, int64 [n].
@@ -175,24 +142,51 @@ class Pipeline:
         shape = self.output_shape if self.writes_in_place else None
         outs = None if shape is None else [np.empty((len(sample_ids), *shape), self.output_dtype) for _ in self.sources]
         made: list[Sample] = []
+        ids = self.make_all(
+            sample_ids,
+            seed=seed,
+            epoch=epoch,
+            following=following,
+            outs_at=lambda place: None if outs is None else [out[place, ...] for out in outs],
+            store_at=lambda _: made.append,
+        )
+        columns = columns_of_samples(made, self.index.columns)
+        for number, out in zip(self.sources, outs or (), strict=False):
+            columns[number] = out[: len(made)]
+        return Batch(sample_ids=ids, columns=tuple(columns))
+
+    def make_all(
+        self,
+        sample_ids: NDArray[np.int64],
+        *,
+        seed: int,
+        epoch: int,
+        following: Callable[[], Any] | None,
+        outs_at: Callable[[int], Any],
+        store_at: Callable[[int], Callable[[Sample], None]],
+    ) -> NDArray[np.int64]:
+        """Make the samples of a batch, one after another, and return their sample_ids, int64 [n].
+
+        `outs_at` and `store_at` return the arguments `outs` and `store` of `sample` for a place in the batch.
+
+        Raises:
+            SampleError, TooManyBadSamples: As for `batch`.
+        """
         ids: list[int] = []
         records = self.index.records(sample_ids)
         if self.ahead.is_active:
             self.plan_ahead(records if following is None else [*records, *self.index.records(following())])
         with self.lent_generators():
             for record in records:
-                row = None if outs is None else [out[len(made), ...] for out in outs]
-                if (result := self.sample(record, seed=seed, epoch=epoch, outs=row)) is not None:
-                    ids.append(result[0])
-                    made.append(result[1])
-        if not made and len(sample_ids):
+                place = len(ids)
+                made = self.sample(record, seed=seed, epoch=epoch, outs=outs_at(place), store=store_at(place))
+                if made is not None:
+                    ids.append(made[0])
+        if not ids and len(sample_ids):
             raise SampleError(
                 f"{self.index.path}: all {len(sample_ids)} samples of a batch failed; see the error report"
             )
-        columns = columns_of_samples(made, self.index.columns)
-        for number, out in zip(self.sources, outs or (), strict=False):
-            columns[number] = out[: len(made)]
-        return Batch(sample_ids=np.array(ids, np.int64), columns=tuple(columns))
+        return np.array(ids, np.int64)
 
     def _empty_batch(self) -> Batch:
         """Return an empty batch whose columns have the types and shapes of the first sample, if that can be made."""
@@ -205,7 +199,7 @@ class Pipeline:
 
     def lent_generators(self) -> AbstractContextManager[None]:
         """Let `sample` seed the process's global generators and restore them at the end, if user code may use them."""
-        return self._generators.lent() if self._may_draw_globally else nullcontext()
+        return self.maker.generators.lent() if self.maker.may_draw_globally else nullcontext()
 
     def sample(
         self,
@@ -213,7 +207,7 @@ class Pipeline:
         *,
         seed: int,
         epoch: int,
-        outs: Sequence[NDArray[Any]] | None = None,
+        outs: Any = None,
         rooms: Sequence[Room] | None = None,
         store: Callable[[Sample], None] | None = None,
         on_bad: Callable[[BadSample], None] | None = None,
@@ -222,7 +216,8 @@ class Pipeline:
 
         Call it within `lent_generators`, unless the global generators may stay seeded.
 
-        With `writes_in_place`, sources are decoded into the arrays `outs`; with `reads_in_place`, they are read into
+        With `writes_in_place`, sources are decoded into the arrays `outs`; column decoders write into those of
+        `ColumnDecoders.in_place_keys`, by key. With `reads_in_place`, they are read into
         arrays that `rooms` return. `store` is called with the values; if it raises, the sample is bad. `on_bad` is
         called with each sample that is skipped or substituted; without it, they are counted and reported here.
         """
@@ -235,9 +230,10 @@ class Pipeline:
             return record.sample_id, self._make(record, self._rng, outs, rooms, store)
         except FAILURES as error:  # whatever the user's callables raise is handled by the policy
             # No local variable may keep the error: its traceback refers to this frame and so to all open files.
+            cause = self.maker.cause(cause_of(error))
             if self.policy.action is ErrorAction.RAISE:
-                raise SampleError(str(self.describe(record, cause_of(error)))) from error
-            on_bad(self.describe(record, cause_of(error), error))
+                raise SampleError(str(self.describe(record, cause))) from error
+            on_bad(self.describe(record, cause, error))
             if self.policy.action is ErrorAction.SKIP:
                 return None
             candidates = substitute_for(record.sample_id, num_samples=len(self.index), seed=seed, epoch=epoch)
@@ -245,8 +241,9 @@ class Pipeline:
                 try:
                     return substitute.sample_id, self._make(substitute, self._rng, outs, rooms, store)
                 except FAILURES as substitute_error:
-                    on_bad(self.describe(substitute, cause_of(substitute_error), substitute_error))
-            bad = self.describe(record, cause_of(error))
+                    found = self.maker.cause(cause_of(substitute_error))
+                    on_bad(self.describe(substitute, found, substitute_error))
+            bad = self.describe(record, cause)
             raise SampleError(f"{bad}; {len(candidates)} substitutes for it failed too") from error
 
     def read(self, record: Record) -> list[bytes]:
@@ -313,60 +310,35 @@ class Pipeline:
         self,
         record: Record,
         rng: SampleRng,
-        outs: Sequence[NDArray[Any]] | None,
+        outs: Any,
         rooms: Sequence[Room] | None,
         store: Callable[[Sample], None] | None,
     ) -> Sample:
         start_ns = perf_counter_ns()
-        data: Sequence[Any] = (
-            self._read_in_place(record, rooms)
-            if self.reads_in_place
-            else self.ahead.read(record.sample_id, self._ranges(record))
-            if self.cache is None
-            else self._read_cached(record, self.cache)
-        )
+        try:
+            data: Sequence[Any] = (
+                self._read_in_place(record, rooms)
+                if self.reads_in_place
+                else self.ahead.read(record.sample_id, self._ranges(record))
+                if self.cache is None
+                else self._read_cached(record, self.cache)
+            )
+        except FAILURES:
+            self.maker.blame(partial(self._can_read, record))
+            raise
         self._counts[READ_NS] += perf_counter_ns() - start_ns
-        if self._files_guard is not None:
-            self._files_guard.check(data)
-        if self._may_draw_globally:
-            made = self._generators.make(lambda: self._values(record, data, rng, outs))
-        else:
-            made = self._values(record, data, rng, outs)
+        make = partial(self.maker.make, record, data, rng, outs, counts=self._counts, claim=self.claim)
+        made = self.maker.generators.make(make) if self.maker.may_draw_globally else make()
         if store is not None:
             store(made)
         return made
 
-    def _values(
-        self, record: Record, data: Sequence[Any], rng: SampleRng, outs: Sequence[NDArray[Any]] | None
-    ) -> Sample:
-        values: list[Any] = list(record.cells)
-        counts = self._counts
-        decoded: list[Any] = []
-        # Every source of a sample gets the same random numbers, so that image pairs are cropped and transformed alike.
-        for place, number in enumerate(self.sources):
-            start_ns = perf_counter_ns()
-            if self._generators.seeds:
-                seed_generators(rng.for_sample(record.sample_id, stream=_GLOBALS))
-            if self._may_draw_globally:
-                seed_opencv(seed=rng.seed, epoch=rng.epoch, sample_id=record.sample_id)
-            arguments: dict[str, Any] = {} if outs is None else {"out": outs[place]}
-            if self._decode_takes_rng:
-                arguments["rng"] = rng.for_sample(record.sample_id, stream=_DECODE)
-            if self._decode_takes_claim:
-                arguments["claim"] = self.claim
-            rows = self.row_index
-            decode = self.decode if rows is None else rows.decoder(self.decode, record.sample_id, place)
-            value = decode(data[place], **arguments)
-            decoded_ns = perf_counter_ns()
-            counts[DECODE_NS] += decoded_ns - start_ns
-            if self._transform is not None:
-                if self._arrays_guard is not None:
-                    decoded.append(value)
-                    self._arrays_guard.check_arrays(decoded)
-                value = self._transform(value, rng.for_sample(record.sample_id, stream=_TRANSFORM))
-                counts[TRANSFORM_NS] += perf_counter_ns() - decoded_ns
-            values[number] = value
-        return tuple(values)
+    def _can_read(self, record: Record, number: int) -> bool:
+        try:
+            self.opened_storage.read([range_of(record.cells[number])])
+        except FAILURES:
+            return False
+        return True
 
     def describe(self, record: Record, cause: str, error: BaseException | None = None) -> BadSample:
         """Return the report on a sample that failed."""
@@ -382,12 +354,4 @@ class Pipeline:
         self._start()
 
 
-_PER_PROCESS = frozenset({"_transform", "opened_storage", "ahead", "bad", "_rng", "claim", "_generators", "_counts"})
-
-
-def _declared_images(decode: Callable[..., Any]) -> bool | None:
-    """Return the decoder's `makes_images`; None if it has no such attribute."""
-    while isinstance(decode, partial):
-        decode = decode.func
-    declared = getattr(decode, "makes_images", None)
-    return None if declared is None else bool(declared)
+_PER_PROCESS = frozenset({"opened_storage", "ahead", "bad", "_rng", "claim", "_counts"})

@@ -1,6 +1,6 @@
 """Opens the storage that a record's bytes are read from."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from mpload.images.limits import Limits
@@ -26,18 +26,19 @@ class SampleCache(Protocol):
         ...
 
 
-def storage_of(index: Index, decode: Callable[..., Any], page_cache: PageCache | str) -> Storage:
-    """Open the storage of an index's sources; it refuses files that exceed the `max_bytes` of `decode`'s limits.
+def storage_of(index: Index, decoders: Iterable[Callable[..., Any]], page_cache: PageCache | str) -> Storage:
+    """Open the storage of an index's sources; it refuses files that exceed the `max_bytes` of all decoders' limits.
 
     An index without sources gets a storage of local files, which reads nothing.
     """
-    limits = getattr(decode, "limits", None)
+    limits = [getattr(decode, "limits", None) for decode in decoders]
+    max_bytes = [each.max_bytes for each in limits if isinstance(each, Limits)]
     kinds = {_RANGE_TYPES.get(column.type, ByteRange) for column in index.columns if column.type.is_source}
     return open_storage(
         index.root if kinds else ".",
         kinds or {ByteRange},
         allow_outside_root=index.allow_outside_root,
-        max_bytes=limits.max_bytes if isinstance(limits, Limits) else None,
+        max_bytes=max(max_bytes) if max_bytes and len(max_bytes) == len(limits) else None,
         page_cache=page_cache,
     )
 

@@ -12,8 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import FAILURES, ArgumentError
+from mpload.plan.sample_rng import SampleRng
 
 __all__ = [
+    "DECODE_STREAM",
+    "TRANSFORM_STREAM",
     "GlobalGenerators",
     "adapt_transform",
     "seed_generators",
@@ -22,6 +25,9 @@ __all__ = [
     "takes",
     "takes_images",
 ]
+
+DECODE_STREAM, TRANSFORM_STREAM, _GLOBALS_STREAM = 0, 1, 3
+"""Streams of a sample's random numbers; map-style datasets use 2."""
 
 _T = TypeVar("_T")
 _MIX = 0x9E37_79B9_7F4A_7C15, 0xBF58_476D_1CE4_E5B9, 0x94D0_49BB_1331_11EB  # odd numbers of SplitMix64
@@ -126,6 +132,12 @@ class GlobalGenerators:
                 torch.default_generator.set_state(torch_state)
             np.random.set_bit_generator(numpy_bits)  # type: ignore[attr-defined]
             random.setstate(python_state)
+
+    def seed(self, rng: SampleRng, sample_id: int) -> None:
+        """Seed the generators for the next call of the user's code on a sample; watched ones stay as they are."""
+        if self.seeds:
+            seed_generators(rng.for_sample(sample_id, stream=_GLOBALS_STREAM))
+        seed_opencv(seed=rng.seed, epoch=rng.epoch, sample_id=sample_id)
 
     def make(self, make: Callable[[], _T]) -> _T:
         """Return the result of `make`, which seeds the generators if `seeds` is set.

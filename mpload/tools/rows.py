@@ -42,7 +42,7 @@ def note_rows(index: Index, *, num_workers: int = 8, progress: Callable[[int], N
     if not can_note_rows():
         raise ArgumentError(f"the row index needs mpload's native decoder, which is missing or off. {HOW_TO_BUILD}")
     rows = create_row_index(index)
-    storage = storage_of(index, RawBytes(), PageCache.KEEP)
+    storage = storage_of(index, [RawBytes()], PageCache.KEEP)
     sources = [number for number, column in enumerate(index.columns) if column.type.is_source]
 
     def known() -> Iterator[tuple[int, Cell, bytes | None]]:

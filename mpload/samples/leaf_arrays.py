@@ -1,0 +1,103 @@
+"""Writes samples made of nested containers into arrays, leaf by leaf, and reads batches back out of these."""
+
+import pickle
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpload.samples.leaves import LeafKind, leaves_of, pairs, put
+
+__all__ = ["LeafWriter", "columns_of_leaves", "local_arrays"]
+
+
+class LeafWriter:
+    """Writes samples into the arrays of a slot, or into those of `local_arrays`.
+
+    Args:
+        template: The template of the samples.
+        arrays: The array of each leaf, by the leaf's name.
+        in_place_keys: Keys of the samples whose value is an array that is made in `outs`.
+    """
+
+    def __init__(self, template: Any, arrays: Mapping[str, Any], *, in_place_keys: Collection[str] = ()) -> None:
+        self._template = template
+        self._arrays = [arrays[leaf.name] for leaf in leaves_of(template)]
+        self._in_place = {key: template[key].number for key in in_place_keys}
+        self._numbers_in_place = frozenset(self._in_place.values())
+
+    def outs(self, place: int) -> dict[str, NDArray[Any]]:
+        """Return the arrays that hold the values of `in_place_keys` of the sample at `place`, by key."""
+        return {key: self._arrays[number][place, ...] for key, number in self._in_place.items()}
+
+    def rooms(self, place: int) -> None:  # noqa: ARG002  a decoder gets the bytes of its file, wherever they are
+        """Return None: no bytes are read into the arrays."""
+        return
+
+    def store(self, place: int, sample: Any) -> None:
+        """Write the sample at `place`, except what is in place.
+
+        Raises:
+            ArgumentError: The sample's containers or values differ from the template.
+        """
+        for leaf, value in pairs(self._template, sample):
+            if leaf.number not in self._numbers_in_place:
+                put(self._arrays[leaf.number], place, leaf, value)
+
+
+class _Values:
+    """Stands for a `RaggedArray` in this process: holds values of any shape."""
+
+    def __init__(self) -> None:
+        self._values: list[Any] = []
+
+    def put(self, place: int, value: bytes | NDArray[Any]) -> None:
+        """Set the value at `place`, and drop those that follow it."""
+        self._values[place:] = [value]
+
+    def strings(self, kept: NDArray[np.int64] | None, *, as_text: bool) -> list[Any]:
+        """Return the values, which are bytes."""
+        del kept, as_text
+        return self._values
+
+    def stacked(self, kept: NDArray[np.int64] | None) -> NDArray[Any] | list[Any]:
+        """Return the values, which are arrays, as one array if all have one shape."""
+        del kept
+        return np.stack(self._values) if len({value.shape for value in self._values}) == 1 else self._values
+
+
+def local_arrays(template: Any, num_samples: int) -> dict[str, Any]:
+    """Return arrays for so many samples that are made in this process, one after another."""
+    return {
+        leaf.name: _Values() if leaf.is_ragged else np.empty((num_samples, *leaf.shape), leaf.dtype)
+        for leaf in leaves_of(template)
+    }
+
+
+def columns_of_leaves(template: Any, arrays: Mapping[str, Any], kept: NDArray[np.int64] | None) -> dict[str, Any]:
+    """Return the values of each leaf, by the leaf's name: of all samples, or of those in `kept`.
+
+    They are an array [n, ...] if all values have one shape, otherwise a list of arrays; a list of texts, bytes or other
+    objects.
+    """
+    columns: dict[str, Any] = {}
+    for leaf in leaves_of(template):
+        array = arrays[leaf.name]
+        if not leaf.is_ragged:
+            columns[leaf.name] = array if kept is None else array[kept]
+        elif leaf.kind is LeafKind.ARRAY:
+            columns[leaf.name] = array.stacked(kept)
+        else:
+            columns[leaf.name] = _objects(leaf.kind, array.strings(kept, as_text=False))
+    return columns
+
+
+def _objects(kind: LeafKind, values: Sequence[bytes]) -> list[Any]:
+    match kind:
+        case LeafKind.TEXT:
+            return [value.decode("utf-8", "surrogatepass") for value in values]
+        case LeafKind.OBJECT:  # our own workers wrote these bytes, so it is safe to unpickle them
+            return [pickle.loads(value) for value in values]  # noqa: S301
+        case _:
+            return list(values)

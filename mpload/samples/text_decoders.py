@@ -1,0 +1,74 @@
+"""Decoders of text: plain text and JSON, from a file or from a cell of the index."""
+
+import json
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar
+
+from mpload.errors import ArgumentError, DecodeError
+
+__all__ = ["Json", "Text"]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Read text. A batch has a list of `str`.
+
+    Attributes:
+        encoding: The encoding of files, in any notation of Python. Cells are text already.
+
+    Raises:
+        ArgumentError: Python has no such encoding.
+    """
+
+    _: KW_ONLY
+    encoding: str = "utf-8"
+
+    def __post_init__(self) -> None:
+        try:
+            text = b"".decode(self.encoding)
+        except (LookupError, TypeError) as error:
+            raise ArgumentError(
+                f"encoding must be a text encoding of Python, such as 'utf-8', got {self.encoding!r}"
+            ) from error
+        assert isinstance(text, str)
+
+    def __call__(self, data: bytes | str) -> str:
+        """Return the text.
+
+        Args:
+            data: The bytes of a file, or the text of a cell.
+
+        Raises:
+            DecodeError: The bytes are not text in this encoding.
+        """
+        if isinstance(data, str):
+            return data
+        try:
+            return bytes(data).decode(self.encoding)
+        except UnicodeError as error:
+            raise DecodeError(f"not text in {self.encoding}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Json:
+    """Parse JSON. A batch has a list of the parsed values, which may all have different forms.
+
+    Numbers and texts stay Python's. To stack them in a batch, take them out with a transform, or with a decoder of
+    your own, such as `lambda data: json.loads(data)["score"]`.
+    """
+
+    is_whole: ClassVar[bool] = True
+
+    def __call__(self, data: bytes | str) -> Any:
+        """Return the parsed value.
+
+        Args:
+            data: The bytes of a file, or the text of a cell.
+
+        Raises:
+            DecodeError: It is not JSON, or too deeply nested.
+        """
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError) as error:  # ValueError: of Unicode too
+            raise DecodeError(f"not JSON: {error}") from error
