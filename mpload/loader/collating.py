@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from mpload.loader.tensors import as_tensor
-from mpload.samples.leaves import Leaf
+from mpload.loader.tensors import as_tensor, tensors_of
+from mpload.samples.leaves import Leaf, LeafKind
 
 __all__ = ["batch_of_columns", "tensor_of_leaf"]
 
@@ -35,6 +35,8 @@ def _batch_of(template: Any, columns: Mapping[str, Any], *, are_images: bool) ->
 
 
 def _shown(column: Any, leaf: Leaf, *, are_images: bool) -> Any:
+    if leaf.kind is LeafKind.OBJECT:
+        return [tensors_of(value, are_images=are_images) for value in column]
     are_images = are_images and len(leaf.shape) >= 3  # not an array [H, W] of each sample
     if not leaf.torch_dtype:
         return as_tensor(column, are_images=are_images)

@@ -20,9 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError
-from mpload.images.arrays import RawArray
 from mpload.images.claims import Claim
-from mpload.images.decoders import ImageDecoder, NumpyDecoder, RandomResizedCrop, RawBytes, ResizeCenterCrop
 from mpload.images.geometry import DrawsGeometry, Geometry, open_as, show
 from mpload.images.gpu_decode import GpuDecode
 from mpload.index.columns import Column, format_columns
@@ -32,16 +30,12 @@ from mpload.samples.counts import DECODE_NS, TRANSFORM_NS
 from mpload.samples.leaves import typed_template_of
 from mpload.samples.one_decoder import declares_images
 from mpload.samples.sample_transforms import adapt_sample_transform, channels_last
-from mpload.samples.text_decoders import Json, Text
 from mpload.samples.transforms import DECODE_STREAM, TRANSFORM_STREAM, GlobalGenerators
 
 __all__ = ["ColumnDecoders"]
 
 _GIVEN = ("rng", "record", "geometry", "out", "claim")
 """Parameters of a column decoder, besides the first, that the pipeline gives by name."""
-_OUR_DECODERS = frozenset(
-    {ImageDecoder, RandomResizedCrop, ResizeCenterCrop, GpuDecode, RawBytes, NumpyDecoder, RawArray, Text, Json}
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +142,7 @@ class ColumnDecoders:
         # Keys are those of the index, in its order, then further keys of `decode`.
         cells = [column.name for column in columns if not column.type.is_source or column.name in decode]
         self._keys = [*cells, *(key for key in decode if key not in numbers)]
+        self.decode: Any = decode
         self._takes_record = any("record" in column.takes for column in self._columns)
         self.transform = transform
         self.image_keys = frozenset(column.key for column in self._columns if declares_images(column.decode))
@@ -165,7 +160,7 @@ class ColumnDecoders:
         )
         """Keys of the sample whose arrays are written to `outs`."""
         self.may_draw_globally = transform is not None or any(
-            type(column.decode) not in _OUR_DECODERS for column in self._columns
+            not type(column.decode).__module__.startswith("mpload.") for column in self._columns
         )
         """Whether the user's code is called, which may draw from the global generators."""
         self.files_guard = self.arrays_guard = None

@@ -3,7 +3,7 @@
 import copy
 import pickle
 import sys
-from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum, auto
 from typing import Any
@@ -82,22 +82,23 @@ class Leaf:
         return RaggedField(name=self.name, dtype=self.dtype, num_dims=num_dims, max_sample_bytes=room_bytes)
 
 
-def template_of(sample: Any, *, made_by: str = "__getitem__", whole_keys: Collection[str] = ()) -> Any:
+def template_of(
+    sample: Any, *, made_by: str = "__getitem__", is_whole: Callable[[str, Any], bool] = lambda _path, _value: False
+) -> Any:
     """Return the containers of a sample with each value replaced by a `Leaf`.
 
     Args:
         sample: The sample.
         made_by: The user's code that made it, for messages.
-        whole_keys: Keys of the sample whose values may have any form, unless they are arrays or tensors.
+        is_whole: Tells whether a value, given its path in the sample, is passed on as it is, whatever its form.
 
     Raises:
         ArgumentError: `default_collate` does not accept the type of a value.
     """
     leaves: list[Leaf] = []
-    whole_paths = {f"sample[{key!r}]" for key in whole_keys}
 
     def walk(value: Any, path: str) -> Any:
-        if path in whole_paths and not _is_array(value):
+        if is_whole(path, value):
             leaves.append(Leaf(number=len(leaves), path=path, kind=LeafKind.OBJECT, made_by=made_by))
             return leaves[-1]
         found = as_array(value, path)
@@ -139,8 +140,19 @@ def template_of(sample: Any, *, made_by: str = "__getitem__", whole_keys: Collec
 
 
 def typed_template_of(sample: Mapping[str, Any], *, fixed_keys: Collection[str], whole_keys: Collection[str]) -> Any:
-    """Return the template of a sample of which only arrays below `fixed_keys` have the same shape in all samples."""
-    template = template_of(sample, made_by="decode or transform", whole_keys=whole_keys)
+    """Return the template of a sample that column decoders make.
+
+    Args:
+        sample: The sample.
+        fixed_keys: Keys whose arrays have the same shape in all samples; those of other keys may have any.
+        whole_keys: Keys whose values may have any form, unless they are arrays. So may lists, whose lengths differ.
+    """
+    whole_paths = {f"sample[{key!r}]" for key in whole_keys}
+
+    def is_whole(path: str, value: Any) -> bool:
+        return isinstance(value, list) or (path in whole_paths and not _is_array(value))
+
+    template = template_of(sample, made_by="decode or transform", is_whole=is_whole)
     varying = {
         leaf.number
         for key, inner in template.items()

@@ -54,7 +54,6 @@ class Pipeline:
         row_index: RowIndex | None = None,
     ) -> None:
         self.index = index
-        self.decode = decode
         self.transform = transform
         self.policy = policy
         self.storage = storage
@@ -103,6 +102,11 @@ class Pipeline:
         self.claim: Claim = unclaimed
         """Called by decoders before they allocate much memory; returns when it is available."""
         self._counts = [0] * MAX_COUNTS
+
+    @property
+    def decode(self) -> Any:
+        """The decoder of all files, or the decoders of the columns by key."""
+        return self.maker.decode
 
     def bound_read_ahead(self, max_bytes: int) -> None:
         """Bound the bytes that this process has read ahead but not yet used; call it before samples are made."""

@@ -122,7 +122,7 @@ def test_epochs_are_bit_identical_under_hundreds_of_kills(folder: Path) -> None:
     alone = numbers(folder, 1500)
     expected = [ids(alone) for _ in range(3)]
     dataset = numbers(folder, 1500)
-    dataset._run.pipeline.decode = slow_number
+    dataset._run.pipeline.maker.decode = slow_number
     stop, num_kills = threading.Event(), []
     with MPLoader(dataset, num_workers=3, options=PoolOptions(max_restarts=100_000)) as loader:
         killer = threading.Thread(

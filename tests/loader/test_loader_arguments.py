@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker pools ne
 def test_a_pipeline_that_cannot_be_pickled_is_refused_at_construction(folder: Path) -> None:
     lock = threading.Lock()
     dataset = numbers(folder, 60)
-    dataset._run.pipeline.decode = lambda data: (lock, np.frombuffer(data, np.int64))[1]
+    dataset._run.pipeline.maker.decode = lambda data: (lock, np.frombuffer(data, np.int64))[1]
     with pytest.raises(ArgumentError, match=r"workers cannot get a copy of .*lock"):
         MPLoader(dataset, num_workers=1)
 

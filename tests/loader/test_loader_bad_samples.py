@@ -37,7 +37,7 @@ def dies_at(sample_id: int) -> Any:
 
 def killing_dataset(folder: Path, **options: Any) -> MPDataset:
     dataset = numbers(folder, 60, shuffle=False, **options)
-    dataset._run.pipeline.decode = dies_at(41)
+    dataset._run.pipeline.maker.decode = dies_at(41)
     return dataset
 
 
@@ -69,7 +69,7 @@ def test_bad_samples_are_handled_as_by_the_dataset_alone(
     def dataset() -> MPDataset:
         policy = ErrorPolicy(action=action, report=tmp_path / "report.jsonl", max_error_fraction=1)
         made = numbers(folder, 60, on_error=policy)
-        made._run.pipeline.decode = broken
+        made._run.pipeline.maker.decode = broken
         return made
 
     with pytest.warns(MploadWarning):
@@ -81,7 +81,7 @@ def test_bad_samples_are_handled_as_by_the_dataset_alone(
 @pytest.mark.processes
 def test_an_error_in_the_decoder_is_reported_with_its_sample(folder: Path) -> None:
     dataset = numbers(folder, 60, shuffle=False)
-    dataset._run.pipeline.decode = broken
+    dataset._run.pipeline.maker.decode = broken
     with (
         MPLoader(dataset, num_workers=2) as loader,
         pytest.raises(SampleError, match=r"60.txt:10: sample 7 .*: ValueError: no such number"),

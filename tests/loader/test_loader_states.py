@@ -101,7 +101,7 @@ def test_an_abandoned_or_failed_epoch_does_not_affect_the_next_one(folder: Path,
         ids(itertools.islice(alone, 1))
         assert ids(loader) == ids(alone)
     failing = numbers(folder, 60, shuffle=False)
-    failing._run.pipeline.decode = broken
+    failing._run.pipeline.maker.decode = broken
     with MPLoader(failing, num_workers=2) as loader:
         for _ in range(2):
             with pytest.raises(SampleError, match="sample 7 "):
