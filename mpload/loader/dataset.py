@@ -64,10 +64,12 @@ class MPDataset(IterableDataset[Batch]):
         decode: converts the bytes of an image to an array: `ImageDecoder()`, `RandomResizedCrop(224)`,
             `ResizeCenterCrop(224)`, `RawBytes()`, or any callable `bytes -> array`. If the callable has a second
             parameter `rng`, it gets a random generator. Random numbers that it draws from the global generators of
-            `random`, NumPy and torch also depend only on seed, epoch and sample.
+            `random`, NumPy and torch also depend only on seed, epoch and sample. Or a dict with a decoder for each
+            column, such as `{"image": RandomResizedCrop(224), "caption": Text()}`: samples and batches are then dicts.
         transform: a callable applied to the decoded array; images are [H, W, C] in and out. An albumentations transform
             is recognised and seeded for each sample. Any other callable gets a random generator if it has a parameter
-            `rng`, and may draw from the global generators as `decode` may.
+            `rng`, and may draw from the global generators as `decode` may. If `decode` is a dict, it gets and returns
+            the whole sample, a dict.
         batch_size: number of samples in a batch of this rank. None yields single samples.
         tail: what happens if the samples do not fill the last global batch. `"pad"` fills it with the first samples of
             the epoch, `"drop"` omits the remaining samples, `"ragged"` yields every sample exactly once, in short or
@@ -86,7 +88,7 @@ class MPDataset(IterableDataset[Batch]):
             threads as its attribute `max_parallel_reads` says.
         page_cache: `"drop"` releases the page cache of local files after each read, for jobs whose container is charged
             for it and whose data does not fit into memory anyway. `"keep"` leaves the page cache to the kernel.
-        as_dict: yield `{"image": ..., "label": ...}` instead of tuples.
+        as_dict: yield `{"image": ..., "label": ...}` instead of tuples, as a dict of decoders always does.
 
     Type checkers do not read the index, so to them batches are `Any`. To change that, annotate the dataset:
     `dataset: MPDataset[tuple[Tensor, Tensor]] = MPDataset("train.txt", batch_size=8)`.
@@ -99,7 +101,8 @@ class MPDataset(IterableDataset[Batch]):
     Process: may be forked and pickled. The workers of a DataLoader share the table of epochs with their parent.
 
     Raises:
-        ArgumentError: an argument breaks a rule, or one of several file columns contains masks instead of photographs.
+        ArgumentError: an argument breaks a rule, a decoder does not fit its column, or without a dict of decoders one
+            of several file columns contains masks instead of photographs.
         IndexFormatError, SidecarError, OSError: the index cannot be opened.
     """
 

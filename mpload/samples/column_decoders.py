@@ -7,6 +7,7 @@ What a column decoder is called with, apart from what `mpload.images.decoders` s
 - If it has a parameter `geometry`, it is given the `Geometry` that the sample's first image drew; None if none did.
 - If it has an attribute `of`, that is the name of the column that it reads, in place of its key.
 - If its attribute `is_whole` is true, its values are not stacked: a batch has a list of them.
+- If its attribute `has_geometry_size` is true, its arrays have the height and width of the geometry's result.
 """
 
 import inspect
@@ -149,7 +150,12 @@ class ColumnDecoders:
         """Keys of the sample whose arrays of three or more dimensions are images [..., H, W, C]."""
         self.whole_keys = frozenset(column.key for column in self._columns if getattr(column.decode, "is_whole", False))
         """Keys of the sample whose values a batch lists as they are."""
-        self.fixed_keys = frozenset(column.key for column in self._columns if column.output_shape is not None)
+        self.fixed_keys = frozenset(
+            column.key
+            for column in self._columns
+            if column.output_shape is not None
+            or (self._drawing is not None and getattr(column.decode, "has_geometry_size", False))
+        )
         """Keys of the sample whose arrays all have the same shape."""
         self.in_place_keys = (
             frozenset(
