@@ -27,7 +27,10 @@ from mpload.images.decoders import RandomResizedCrop as RandomResizedCrop
 from mpload.images.decoders import RawBytes as RawBytes
 from mpload.images.decoders import ResizeCenterCrop as ResizeCenterCrop
 from mpload.images.gpu_decode import GpuDecode as GpuDecode
+from mpload.images.letterbox import Letterbox as Letterbox
 from mpload.images.limits import Limits as Limits
+from mpload.images.mask import Mask as Mask
+from mpload.images.patches import RandomCrop as RandomCrop
 from mpload.index.columns import Column as Column
 from mpload.index.columns import ColumnType as ColumnType
 from mpload.index.index import Index as Index
@@ -53,8 +56,10 @@ from mpload.plan.order import Shuffle as Shuffle
 from mpload.plan.plan import Tail as Tail
 from mpload.plan.topology import Topology as Topology
 from mpload.plan.topology import detect_topology as detect_topology
+from mpload.samples.boxes import Boxes as Boxes
 from mpload.samples.cache.choice import CachedForm as CachedForm
 from mpload.samples.cache.choice import PartialCache as PartialCache
+from mpload.samples.keypoints import Keypoints as Keypoints
 from mpload.samples.map_work import MapDataset as MapDataset
 from mpload.samples.policy import ErrorAction as ErrorAction
 from mpload.samples.policy import ErrorPolicy as ErrorPolicy

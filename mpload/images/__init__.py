@@ -13,6 +13,10 @@ resize           View: the part of an image to show; resizes it
 crops            the part of an image that a random or centred crop shows
 geometry         Geometry: the part of a sample's image that is shown, which all its columns follow
 decoders         the values of decode=: RandomResizedCrop, ResizeCenterCrop, ImageDecoder, RawBytes, NumpyDecoder
+stored_values    reads the numbers that an image file stores, such as class ids
+mask             Mask: one value per pixel, which follows the crop of the image
+letterbox        Letterbox: the whole image, scaled to fit and padded
+patches          RandomCrop: a patch of the image, not resized
 many             decodes the samples of a whole chunk with one native call
 gpu_decode       GpuDecode: the worker chooses the crop, the device decodes
 shrink           makes smaller JPEGs, for packs and caches

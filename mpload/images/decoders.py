@@ -35,8 +35,7 @@ from mpload.errors import ArgumentError, DecodeError
 from mpload.images.backends import Backend, check_backend, jpeg_backend
 from mpload.images.claims import Claim, unclaimed
 from mpload.images.crops import middle_strip, random_crop_box
-from mpload.images.geometry import Geometry, open_as, output_array, show
-from mpload.images.image import open_image
+from mpload.images.geometry import Geometry, check_rng, decode_as, open_as
 from mpload.images.jpeg_header import ImageBytes
 from mpload.images.limits import Limits
 from mpload.images.resize import Box, Pixels, View
@@ -49,8 +48,11 @@ __all__ = [
     "RawBytes",
     "ResizeCenterCrop",
     "center_short_side",
+    "check_size",
     "jpeg_backend",
+    "pair",
     "read_npy_header",
+    "set_max_pixels",
 ]
 
 
@@ -74,7 +76,12 @@ class ImageDecoder:
     makes_images: ClassVar[bool] = True
 
     def __post_init__(self, max_pixels: int | None) -> None:
-        _set_max_pixels(self, max_pixels)
+        set_max_pixels(self, max_pixels)
+
+    def draw_geometry(self, height: int, width: int, rng: object = None) -> Geometry:  # noqa: ARG002  not random
+        """Return the geometry that shows the whole image; draws nothing from `rng`."""
+        whole = Box(top=0, left=0, height=height, width=width)
+        return Geometry(height=height, width=width, view=View(box=whole, full=(height, width)))
 
     def __call__(self, data: ImageBytes, claim: Claim = unclaimed) -> Pixels:
         """Return the pixels, uint8 RGB [height, width, 3], C-contiguous.
@@ -82,8 +89,7 @@ class ImageDecoder:
         Raises:
             DecodeError: `data` is not a complete image of a known format, or it exceeds `limits`.
         """
-        image = open_image(data, upright=self.exif_orientation, limits=self.limits, claim=claim)
-        return np.ascontiguousarray(image.pixels())
+        return np.ascontiguousarray(open_as(self, data, claim).pixels())
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +130,7 @@ class RandomResizedCrop:
     makes_images: ClassVar[bool] = True
 
     def __post_init__(self, max_pixels: int | None) -> None:
-        _check_size("size", self.size)
+        check_size("size", self.size)
         _check_interval("scale", self.scale)
         _check_interval("ratio", self.ratio)
         if self.scale[1] > 1:
@@ -132,18 +138,19 @@ class RandomResizedCrop:
         if not 0 <= self.flip <= 1:
             raise ArgumentError(f"flip must be in [0, 1], got {self.flip}")
         check_backend(self.backend)
-        _set_max_pixels(self, max_pixels)
+        set_max_pixels(self, max_pixels)
 
     @property
     def output_shape(self) -> tuple[int, int, int]:
         """The shape of every result: (height, width, 3)."""
-        return (*_pair(self.size), 3)
+        return (*pair(self.size), 3)
 
-    def draw_geometry(self, height: int, width: int, rng: np.random.Generator) -> Geometry:
+    def draw_geometry(self, height: int, width: int, rng: np.random.Generator | None) -> Geometry:
         """Choose the region of an image of this height and width at random; draws 23 doubles from `rng`."""
+        rng = check_rng(self, rng)
         box = random_crop_box(height, width, rng, scale=self.scale, ratio=self.ratio)
         mirror = rng.random() < self.flip
-        view = View(box=box, full=_pair(self.size), mirror=mirror, antialias=self.antialias)
+        view = View(box=box, full=pair(self.size), mirror=mirror, antialias=self.antialias)
         return Geometry(height=height, width=width, view=view)
 
     def __call__(
@@ -167,13 +174,7 @@ class RandomResizedCrop:
             ArgumentError: There is neither an `rng` nor a `geometry`.
             DecodeError: `data` is not a complete image of a known format, or it exceeds `limits`.
         """
-        out = output_array(out, self.output_shape)
-        image = open_as(self, data, claim)
-        if geometry is None:
-            if rng is None:
-                raise ArgumentError("a RandomResizedCrop draws random numbers: pass rng=, or the geometry= to show")
-            geometry = self.draw_geometry(image.height, image.width, rng)
-        return show(self, image, geometry, out)
+        return decode_as(self, data, rng, out, claim, geometry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,22 +209,22 @@ class ResizeCenterCrop:
     makes_images: ClassVar[bool] = True
 
     def __post_init__(self, max_pixels: int | None) -> None:
-        _check_size("size", self.size)
-        if self.resize is not None and self.resize < max(_pair(self.size)):
+        check_size("size", self.size)
+        if self.resize is not None and self.resize < max(pair(self.size)):
             raise ArgumentError(
                 f"resize must be at least as long as the crop, got resize={self.resize} for size={self.size}",
             )
         check_backend(self.backend)
-        _set_max_pixels(self, max_pixels)
+        set_max_pixels(self, max_pixels)
 
     @property
     def output_shape(self) -> tuple[int, int, int]:
         """The shape of every result: (height, width, 3)."""
-        return (*_pair(self.size), 3)
+        return (*pair(self.size), 3)
 
     def draw_geometry(self, height: int, width: int, rng: object = None) -> Geometry:  # noqa: ARG002  not random
         """Return the geometry that shows the middle of an image of this height and width; draws nothing from `rng`."""
-        shown_height, shown_width = _pair(self.size)
+        shown_height, shown_width = pair(self.size)
         short_side = center_short_side(self)
         box = middle_strip(height, width)
         if box.height < box.width:
@@ -253,14 +254,12 @@ class ResizeCenterCrop:
         Raises:
             DecodeError: `data` is not a complete image of a known format, or it exceeds `limits`.
         """
-        out = output_array(out, self.output_shape)
-        image = open_as(self, data, claim)
-        return show(self, image, geometry or self.draw_geometry(image.height, image.width), out)
+        return decode_as(self, data, None, out, claim, geometry)
 
 
 def center_short_side(crop: ResizeCenterCrop) -> int:
     """Return the length in pixels of the resized image's shorter side."""
-    return round(max(_pair(crop.size)) * 256 / 224) if crop.resize is None else crop.resize
+    return round(max(pair(crop.size)) * 256 / 224) if crop.resize is None else crop.resize
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,11 +352,13 @@ def read_npy_header(data: ImageBytes) -> NpyHeader:
     return NpyHeader(shape, is_fortran, dtype, file.tell())
 
 
-def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
+def pair(size: int | tuple[int, int]) -> tuple[int, int]:
+    """Return height and width."""
     return (size, size) if isinstance(size, int) else size
 
 
-def _check_size(name: str, size: object) -> None:
+def check_size(name: str, size: object) -> None:
+    """Raise `ArgumentError` if `size` is neither a positive number nor two of them."""
     sides = size if isinstance(size, tuple) and len(size) == 2 else (size,)
     if not all(isinstance(side, int) and side > 0 for side in sides):
         raise ArgumentError(f"{name} must be a positive number of pixels, or (height, width), got {size!r}")
@@ -370,7 +371,7 @@ def _check_interval(name: str, interval: object) -> None:
     raise ArgumentError(f"{name} must be two positive numbers, the smaller first, got {interval!r}")
 
 
-def _set_max_pixels(decoder: ImageDecoder | RandomResizedCrop | ResizeCenterCrop, max_pixels: int | None) -> None:
+def set_max_pixels(decoder: Any, max_pixels: int | None) -> None:
     """Move `max_pixels` into `limits`, so that decoders with the same limits are equal, however they were written."""
     if max_pixels is not None:
         object.__setattr__(decoder, "limits", replace(decoder.limits, max_pixels=max_pixels))

@@ -13,21 +13,21 @@ region of another image, at its own size and with its own antialiasing.
 """
 
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any, Protocol, runtime_checkable
 
 import cv2
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mpload.errors import ArgumentError
-from mpload.images.backends import Backend
+from mpload.errors import ArgumentError, DecodeError
 from mpload.images.claims import Claim, unclaimed
 from mpload.images.image import Image, open_image
 from mpload.images.jpeg_header import ImageBytes
 from mpload.images.limits import Limits
 from mpload.images.resize import Box, Pixels, View
 
-__all__ = ["DrawsGeometry", "Geometry", "open_as", "show"]
+__all__ = ["DrawsGeometry", "Geometry", "check_rng", "decode_as", "open_as", "output_array", "show"]
 
 _UINT8 = np.dtype(np.uint8)  # comparing with a dtype is faster than comparing with np.uint8
 _MAX_EXACT = 1 << 62
@@ -58,16 +58,15 @@ class Geometry:
     fill: int = 0
 
     def __post_init__(self) -> None:
-        (top, left, height, width), full = self.view.box, self.view.full
-        is_inside = 0 <= top <= self.height - height and 0 <= left <= self.width - width
-        if not is_inside or min(height, width, *full) < 1:
+        top, left, height, width = self.view.box
+        if not (0 <= top < top + height <= self.height and 0 <= left < left + width <= self.width):
             raise ArgumentError(f"the box must lie in the {self.width}x{self.height} image, got {self.view}")
 
     @property
     def output_size(self) -> tuple[int, int]:
         """Height and width of the result in pixels."""
-        shown = self.view.shown
-        return shown.height, shown.width
+        window = self.view.window
+        return self.view.full if window is None else window[2:]
 
     def points(self, xy: ArrayLike) -> NDArray[np.float64]:
         """Return where points of the image lie in the result: x and y, float64 [..., 2]. They may lie outside it.
@@ -84,6 +83,13 @@ class Geometry:
             found[..., 1] = shown.height - found[..., 1]
         return found
 
+    def shown_area(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the corners of the result's part that shows the image: the smallest and the largest x and y."""
+        box, (height, width) = self.view.box, self.output_size
+        corners = self.points([(box.left, box.top), (box.left + box.width, box.top + box.height)])
+        corners = np.sort(corners.clip(0, (width, height)), axis=0)
+        return corners[0], corners[1]
+
     def nearest(self, height: int, width: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return which pixels of an image or mask, shown whole as `height` x `width`, are nearest to the result's.
 
@@ -99,7 +105,9 @@ class Geometry:
         return rows[::-1] if self.upside_down else rows, columns[::-1] if self.view.mirror else columns
 
     def for_size(self, height: int, width: int) -> "Geometry":
-        """Return the geometry that shows the same region of another image, to within half a pixel of that image.
+        """Return the geometry that shows the same region of another image, to within a pixel of the smaller of both.
+
+        If one is a whole number of times as large as the other, as in pairs for super-resolution, the region is exact.
 
         Args:
             height: Height in pixels of the other image, which shows the same scene at another resolution.
@@ -126,22 +134,12 @@ class Geometry:
 
 @runtime_checkable
 class DrawsGeometry(Protocol):
-    """A decoder of images that draws the geometry of a sample, such as `RandomResizedCrop`."""
+    """A decoder of images that draws the geometry of a sample, such as `RandomResizedCrop`.
 
-    @property
-    def output_shape(self) -> tuple[int, int, int]:
-        """The shape of every result: (height, width, 3)."""
-        ...
-
-    @property
-    def antialias(self) -> bool:
-        """Whether all pixels are averaged when an image is downsized."""
-        ...
-
-    @property
-    def backend(self) -> Backend:
-        """The decoder of JPEGs."""
-        ...
+    It may have the attributes `output_shape`, `antialias` and `backend` of `RandomResizedCrop`. Without an
+    `output_shape`, it shows all images whole, at their own size. If it has an attribute `resizes` that is false, an
+    image is an error that would have to be resized or shifted to follow a geometry.
+    """
 
     @property
     def exif_orientation(self) -> bool:
@@ -164,33 +162,71 @@ def open_as(decode: DrawsGeometry, data: ImageBytes, claim: Claim = unclaimed) -
     Raises:
         DecodeError: `data` is not an image of a known format, is damaged, or exceeds the decoder's limits.
     """
-    return open_image(data, upright=decode.exif_orientation, limits=decode.limits, backend=decode.backend, claim=claim)
+    backend = getattr(decode, "backend", "auto")
+    return open_image(data, upright=decode.exif_orientation, limits=decode.limits, backend=backend, claim=claim)
 
 
 def show(decode: DrawsGeometry, image: Image, geometry: Geometry, out: Pixels | None = None) -> Pixels:
-    """Return what the geometry shows of the image, as `decode` shows it: uint8 RGB `output_shape`.
+    """Return what the geometry shows of the image, as `decode` shows it, C-contiguous uint8 RGB [height, width, 3].
 
     Args:
         decode: The decoder, which decides the size of the result and the antialiasing.
         image: The image. If its size is not that of the image that drew the geometry, the same region is shown.
         geometry: The geometry, drawn by this decoder or by another.
-        out: The array to write to, C-contiguous uint8 `output_shape`; None creates one.
+        out: The array to write to, C-contiguous uint8 of the decoder's `output_shape`; None creates one.
 
     Raises:
         DecodeError: The image is damaged or truncated.
     """
-    out = output_array(out, decode.output_shape)
-    height, width, _ = decode.output_shape
-    geometry = geometry.for_size(image.height, image.width).at_size((height, width))
-    view = geometry.view._replace(antialias=decode.antialias)
-    shown, full = view.shown, view.full
-    if min(shown.top, shown.left) >= 0 and shown.top + height <= full[0] and shown.left + width <= full[1]:
+    shape = getattr(decode, "output_shape", None)
+    if shape is None:
+        return np.ascontiguousarray(image.pixels())
+    out = output_array(out, shape)
+    antialias = getattr(decode, "antialias", False)
+    drawn, geometry = geometry, geometry.for_size(image.height, image.width).at_size(shape[:2])
+    view = geometry.view
+    if geometry is not drawn and not getattr(decode, "resizes", True):
+        _refuse_resizing(decode, drawn, geometry)
+    if view.antialias != antialias:
+        view = view._replace(antialias=antialias)
+    if view.window is None or _is_inside(view.window, view.full):
         image.draw(view, out)
     else:
         _draw_padded(image, view, out, geometry.fill)
     if geometry.upside_down:
         cv2.flip(out, 0, dst=out)
     return out
+
+
+def decode_as(
+    decode: DrawsGeometry,
+    data: ImageBytes,
+    rng: np.random.Generator | None,
+    out: Pixels | None,
+    claim: Claim,
+    geometry: Geometry | None,
+) -> Pixels:
+    """Open an image, draw a geometry unless one is given, and show it.
+
+    Raises:
+        DecodeError: The image cannot be opened, or is damaged or truncated.
+    """
+    image = open_as(decode, data, claim)
+    if geometry is None:
+        geometry = decode.draw_geometry(image.height, image.width, rng)
+    return show(decode, image, geometry, out)
+
+
+def check_rng(decode: object, rng: np.random.Generator | None) -> np.random.Generator:
+    """Return the generator to draw from.
+
+    Raises:
+        ArgumentError: There is none.
+    """
+    if rng is None:
+        name = type(decode).__name__
+        raise ArgumentError(f"a {name} draws random numbers: pass rng=, or geometry= with a geometry to show")
+    return rng
 
 
 def output_array(out: Pixels | None, shape: tuple[int, int, int]) -> Pixels:
@@ -227,6 +263,23 @@ def _draw_padded(image: Image, view: View, out: Pixels, fill: int) -> None:
         np.copyto(target, pixels)
 
 
+def _refuse_resizing(decode: DrawsGeometry, drawn: Geometry, geometry: Geometry) -> None:
+    """Raise `DecodeError` unless each pixel of a geometry's result is one pixel of the image, in the right place."""
+    is_aligned = geometry.for_size(drawn.height, drawn.width).view.box == drawn.view.box
+    if is_aligned and geometry.view.full == geometry.view.box[2:]:
+        return
+    raise DecodeError(
+        f"{drawn.view.box} of the {drawn.width}x{drawn.height} image that was cropped first is no crop of whole pixels "
+        f"in this image, {geometry.width}x{geometry.height}, in the size of {decode}. Images and decoders must have "
+        "sizes of the same ratio. If the larger image comes first, pass the ratio as align to its decoder"
+    )
+
+
+def _is_inside(window: Box, full: tuple[int, int]) -> bool:
+    top, left, height, width = window
+    return 0 <= top <= full[0] - height and 0 <= left <= full[1] - width
+
+
 def _unless_whole(window: Box, full: tuple[int, int]) -> Box | None:
     return None if window == (0, 0, *full) else window
 
@@ -243,5 +296,14 @@ def _nearest(
 
 
 def _scaled_span(start: int, length: int, side: int, new_side: int) -> tuple[int, int]:
-    length = min(new_side, max(1, round(length * new_side / side)))
-    return min(round(start * new_side / side), new_side - length), length
+    """Return start and length of a part of a side in an image of another resolution.
+
+    If one resolution is a multiple of the other, but the larger image lacks a few pixels or the smaller was rounded up,
+    the part is exactly that many times as large.
+    """
+    times, parts = Fraction(max(1, round(new_side / side))), Fraction(1, max(1, round(side / new_side)))
+    ratio = times * parts
+    if abs(new_side - side * ratio) >= max(1, times):
+        ratio = Fraction(new_side, side)
+    length = min(new_side, max(1, round(length * ratio)))
+    return min(round(start * ratio), new_side - length), length

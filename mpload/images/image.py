@@ -8,7 +8,7 @@ bits, the upper 8 are used.
 
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import cv2
 import imagesize  # type: ignore[import-untyped]
@@ -21,7 +21,7 @@ from mpload.images.jpeg_header import ImageBytes
 from mpload.images.limits import Limits
 from mpload.images.resize import Box, Pixels, View, resize_into
 
-__all__ = ["Image", "open_image"]
+__all__ = ["Image", "TiffTag", "open_image", "tiff_tags"]
 
 _JPEG_START = b"\xff\xd8\xff"
 _SIGNATURES = (  # first bytes of a file, and its format
@@ -147,20 +147,44 @@ def _kind_of(data: ImageBytes) -> str:
     raise DecodeError(f"not an image: {found}. JPEG, PNG, WebP, BMP, TIFF and GIF are decoded")
 
 
-def _tiff_size(data: ImageBytes) -> tuple[int, int]:
-    """Return width and height of the first image. Of repeated tags the first one counts, as in libtiff."""
+class TiffTag(NamedTuple):
+    """A tag of a TIFF that holds a number.
+
+    Attributes:
+        value: The number.
+        start: Offset in bytes of the number in the file.
+        end: Offset in bytes of its end.
+        order: The byte order of the file.
+    """
+
+    value: int
+    start: int
+    end: int
+    order: Literal["little", "big"]
+
+
+def tiff_tags(data: ImageBytes) -> dict[int, TiffTag]:
+    """Return the tags of the first image by their numbers. Of repeated tags the first one counts, as in libtiff."""
     order: Literal["little", "big"] = "little" if bytes(data[:2]) == b"II" else "big"
 
     def number(start: int, num_bytes: int) -> int:
         return int.from_bytes(data[start : start + num_bytes], order)
 
     directory = number(4, 4)
-    found = {256: 0, 257: 0}
-    for entry in range(directory + 2, directory + 2 + 12 * number(directory, 2), 12):
+    tags: dict[int, TiffTag] = {}
+    for entry in range(directory + 2, min(directory + 2 + 12 * number(directory, 2), len(data)), 12):
         tag, num_bytes = number(entry, 2), {1: 1, 3: 2, 4: 4}.get(number(entry + 2, 2), 0)
-        if found.get(tag) == 0:
-            found[tag] = number(entry + 8, num_bytes)
-    return found[256], found[257]
+        if tag not in tags or not tags[tag].value:
+            start, end = entry + 8, entry + 8 + num_bytes
+            tags[tag] = TiffTag(number(start, num_bytes), start, end, order)
+    return tags
+
+
+def _tiff_size(data: ImageBytes) -> tuple[int, int]:
+    """Return width and height of the first image; 0 where a tag is missing."""
+    tags = tiff_tags(data)
+    width, height = (tags[tag].value if tag in tags else 0 for tag in (256, 257))
+    return width, height
 
 
 def _check_png_chunks(data: ImageBytes) -> None:

@@ -5,6 +5,9 @@ pipeline           Pipeline: turns a record into a sample
 one_decoder        OneDecoder: all files of a sample go through the same decoder and transform
 column_decoders    ColumnDecoders: each column has a decoder of its own, samples are dicts
 text_decoders      Text, Json
+objects            reads the objects that a file lists for an image, from JSON or YOLO's text
+boxes              Boxes: the objects' boxes and values, which follow the crop of the image
+keypoints          Keypoints: points that follow the crop of the image
 reading            opens the storage that a record's bytes are read from
 masks              refuses masks that an image decoder would destroy
 transforms         the user's transforms of arrays, seeded for each sample

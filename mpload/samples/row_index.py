@@ -298,8 +298,7 @@ def _decode(
     if isinstance(image, Jpeg):
         image.rows = rows
     if geometry is None:
-        assert rng is not None or isinstance(crop, ResizeCenterCrop), "a pipeline gives a generator to those that draw"
-        geometry = crop.draw_geometry(image.height, image.width, rng)  # type: ignore[arg-type]
+        geometry = crop.draw_geometry(image.height, image.width, rng)
     return show(crop, image, geometry, out)
 
 

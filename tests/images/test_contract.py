@@ -9,9 +9,13 @@ import pytest
 from mpload.images.arrays import RawArray
 from mpload.images.decoders import ImageDecoder, NumpyDecoder, RandomResizedCrop, RawBytes, ResizeCenterCrop
 from mpload.images.gpu_decode import GpuDecode
+from mpload.images.letterbox import Letterbox
 from mpload.images.limits import Limits
+from mpload.images.mask import Mask
+from mpload.images.patches import RandomCrop
 from tests.golden.make_formats import FOLDER
 from tests.support.decoder_contract import DecoderContract
+from tests.support.value_files import value_files
 
 SMALL = Limits(max_bytes=100_000)
 
@@ -32,6 +36,14 @@ class TestRandomResizedCrop(ImageContract):
 
 class TestResizeCenterCrop(ImageContract):
     decoder = ResizeCenterCrop((24, 32), resize=40, limits=SMALL)
+
+
+class TestLetterbox(ImageContract):
+    decoder = Letterbox((24, 40), flip=0.5, limits=SMALL)
+
+
+class TestRandomCrop(ImageContract):
+    decoder = RandomCrop((24, 40), padding=3, upside_down=0.5, limits=SMALL)
 
 
 class TestGpuDecode(ImageContract):
@@ -57,6 +69,15 @@ class TestRawArray(DecoderContract):
     @pytest.fixture
     def whole(self) -> list[bytes]:
         return [np.arange(first, first + 12, dtype=np.float32).tobytes() for first in (0, 9)]
+
+
+class TestMask(DecoderContract):
+    decoder = Mask(ignore=0, dtype="uint8", limits=SMALL)
+
+    @pytest.fixture
+    def whole(self) -> list[bytes]:
+        files = value_files(20, 30)
+        return [files[name][0] for name in ("png_palette_4", "bmp_P", "tiff_palette_8", "npy_uint8")]
 
 
 class TestRawBytes(DecoderContract):

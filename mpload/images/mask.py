@@ -1,0 +1,114 @@
+"""`Mask`: one value per pixel, such as class ids or depths, which follow the sample's geometry unchanged."""
+
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from mpload.errors import ArgumentError, DecodeError
+from mpload.images.claims import Claim, unclaimed
+from mpload.images.geometry import Geometry
+from mpload.images.jpeg_header import ImageBytes
+from mpload.images.limits import Limits
+from mpload.images.stored_values import stored_values
+
+__all__ = ["Mask", "nearest_values"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """Read a mask: one number per pixel, such as class ids, instance ids or depths.
+
+    The mask follows the crop and the flips of the sample's image by nearest neighbour: each value of the result is that
+    of the mask's pixel in which the centre of the result's pixel lies. No value is ever mixed with another or scaled.
+    Without an image that is cropped, the mask is returned whole.
+
+    PNG, BMP, TIFF and `.npy` files with one channel are read. Values are those that the file stores: the ids of a
+    palette, not its colours, and 0 and 1 where the file has one bit per pixel. A mask may be larger or smaller than its
+    image; it shows the same scene. It shows the scene upright, as viewers show the image: if masks were made for images
+    whose EXIF orientation was ignored, pass `exif_orientation=False` to the image's decoder.
+
+    Attributes:
+        ignore: Value of the result where it shows nothing of the image, as around a `Letterbox`.
+        dtype: Type of the results' numbers. The default suits PyTorch's losses; "uint8" takes an eighth of the memory,
+            and "float32" keeps depths in metres.
+        limits: Which files are refused, such as too large ones.
+
+    Raises:
+        ArgumentError: `dtype` is not a dtype of numbers, or cannot hold `ignore`.
+    """
+
+    _: KW_ONLY
+    ignore: float = 255
+    dtype: DTypeLike = "int64"
+    limits: Limits = Limits()
+
+    def __post_init__(self) -> None:
+        try:
+            dtype = np.dtype(self.dtype)
+        except TypeError:
+            dtype = np.dtype(object)
+        if dtype.kind not in "iuf":
+            raise ArgumentError(f"dtype must be a NumPy dtype of numbers, such as 'int64', got {self.dtype!r}")
+        object.__setattr__(self, "dtype", dtype.name)  # equal, whichever notation was used
+        if not _holds(dtype, np.asarray(self.ignore)):
+            raise ArgumentError(f"ignore must be a value of dtype {dtype.name}, got {self.ignore!r}")
+
+    def __call__(
+        self, data: ImageBytes, geometry: Geometry | None = None, claim: Claim = unclaimed
+    ) -> NDArray[np.generic]:
+        """Return the values, `dtype` [height, width], in the size of the geometry's result.
+
+        Args:
+            data: The bytes of a PNG, BMP, TIFF or `.npy` file with one channel.
+            geometry: What the sample shows of its image; None returns the whole mask.
+            claim: As for `open_image`.
+
+        Raises:
+            DecodeError: `data` is not such a file, exceeds `limits`, or holds a value that `dtype` cannot hold.
+        """
+        values = stored_values(data, limits=self.limits, claim=claim)
+        dtype = np.dtype(self.dtype)
+        if not np.can_cast(values.dtype, dtype) and not _holds(dtype, values):
+            raise DecodeError(
+                f"the mask holds {values.dtype} values from {values.min()} to {values.max()}, which do not fit into "
+                f"{dtype}. Pass a dtype to Mask that holds them, such as {values.dtype.name!r}"
+            )
+        if geometry is None:
+            return np.ascontiguousarray(values, dtype)
+        height, width = values.shape
+        if (height, width) == (geometry.width, geometry.height) and height != width:
+            raise DecodeError(
+                f"the mask is {width}x{height}, but its image is {geometry.width}x{geometry.height} when it is turned "
+                "upright by its EXIF orientation. Pass exif_orientation=False to the image's decoder if the masks were "
+                "made without it"
+            )
+        return nearest_values(values, geometry, ignore=self.ignore, dtype=dtype)
+
+
+def nearest_values(values: NDArray[Any], geometry: Geometry, *, ignore: float, dtype: DTypeLike) -> NDArray[Any]:
+    """Return the values that the geometry shows by nearest neighbour, `dtype` [h, w]; `ignore` outside the image.
+
+    Args:
+        values: One value for each pixel of the image, at any resolution, [height, width].
+        geometry: What the sample shows of the image.
+        ignore: The value where the result shows nothing of the image.
+        dtype: Type of the result, which must hold all values.
+    """
+    rows, columns = geometry.nearest(*values.shape)
+    shown: NDArray[Any] = values.take(rows, axis=0)[:, columns].astype(dtype)  # faster than with both indexes at once
+    if min(rows.min(), columns.min()) < 0:
+        shown[rows < 0] = ignore
+        shown[:, columns < 0] = ignore
+    return shown
+
+
+def _holds(dtype: np.dtype[Any], values: NDArray[Any]) -> bool:
+    """Return whether `dtype` holds all values; a float may round them."""
+    if dtype.kind == "f":
+        return True
+    if values.dtype.kind == "f" and not np.array_equal(values, np.trunc(values)):  # NaN is not equal either
+        return False
+    limits = np.iinfo(dtype)
+    return bool(limits.min <= values.min() and values.max() <= limits.max)

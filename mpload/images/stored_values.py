@@ -1,0 +1,141 @@
+"""Reads the numbers that an image file stores for its pixels: class ids or depths, not colours.
+
+OpenCV decodes the files. It would turn the numbers of a palette into colours and stretch those of 1 to 4 bits to 8, so
+that a copy of the file is decoded in which the numbers themselves are shades of gray.
+"""
+
+import struct
+from typing import Any
+from zlib import crc32
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from mpload.errors import DecodeError
+from mpload.images.claims import PEAK_PIXEL_BYTES, Claim
+from mpload.images.decoders import NumpyDecoder
+from mpload.images.image import tiff_tags
+from mpload.images.jpeg_header import ImageBytes
+from mpload.images.limits import Limits
+
+__all__ = ["stored_values"]
+
+_PNG, _NPY = b"\x89PNG\r\n\x1a\n", b"\x93NUMPY"
+_IHDR = struct.Struct(">IIBBBBB")
+_GRAY, _PALETTE = 0, 3  # colour types of PNG
+_WIDTH, _HEIGHT, _BITS, _PHOTOMETRIC = 256, 257, 258, 262  # tags of TIFF
+_BLACK_IS_ZERO, _COLOR_MAP = 1, 3  # values of `_PHOTOMETRIC`
+
+
+def stored_values(data: ImageBytes, *, limits: Limits, claim: Claim) -> NDArray[Any]:
+    """Return the numbers that a PNG, BMP, TIFF or `.npy` file with one channel stores, [height, width].
+
+    A palette is ignored. Numbers are never stretched: 1 bit gives 0 and 1. EXIF orientation is applied.
+
+    Args:
+        data: The bytes of the file.
+        limits: Which files are refused.
+        claim: Called with a number of bytes before that much memory is allocated.
+
+    Raises:
+        DecodeError: The file is damaged, of another format, has several channels, or exceeds `limits`.
+    """
+    limits.check_bytes(len(data))
+    start = bytes(data[:8])
+    if start == _PNG:
+        return _png_values(data, limits, claim)
+    if start.startswith(b"BM"):
+        return _bmp_values(data, limits, claim)
+    if start.startswith((b"II*\0", b"MM\0*")):
+        return _tiff_values(data, limits, claim)
+    if start.startswith(_NPY):
+        values = NumpyDecoder(max_bytes=limits.max_bytes)(data)
+        if values.ndim != 2 or not values.size:
+            raise DecodeError(f"the .npy file holds an array {list(values.shape)}; one value per pixel is [H, W]")
+        limits.check_size(".npy", *values.shape, len(data))
+        return values
+    if start.startswith(b"\xff\xd8\xff"):
+        raise DecodeError("a JPEG does not preserve values: its compression changes them. Store PNG files")
+    found = f"starts with {start!r}" if start else "0 bytes"
+    raise DecodeError(f"not a file of values: {found}. PNG, BMP, TIFF and .npy are read")
+
+
+def _png_values(data: ImageBytes, limits: Limits, claim: Claim) -> NDArray[Any]:
+    header, place = bytes(data[12:33]), 8
+    if len(header) < 21 or header[:4] != b"IHDR" or crc32(header[:17]) != int.from_bytes(header[17:], "big"):
+        raise DecodeError("PNG header is damaged or truncated")
+    width, height, bits, color, *rest = _IHDR.unpack(header[4:17])
+    limits.check_size("PNG", height, width, len(data))
+    if color not in {_GRAY, _PALETTE}:
+        raise _several_channels("PNG", 4 if color == 6 else 3 if color == 2 else 2)
+    gray = b"IHDR" + _IHDR.pack(width, height, bits, _GRAY, *rest)
+    parts: list[ImageBytes] = [_PNG, b"\0\0\0\x0d", gray, crc32(gray).to_bytes(4, "big")]
+    view = memoryview(data)
+    kind = b""
+    while kind != b"IEND":
+        end = place + 12 + int.from_bytes(view[place : place + 4], "big")
+        kind = bytes(view[place + 4 : place + 8])
+        if end > len(data) or not kind:
+            raise DecodeError(f"PNG is damaged or truncated: a chunk ends at byte {end:,} of {len(data):,}")
+        if kind in {b"IDAT", b"IEND", b"eXIf"}:
+            parts.append(view[place:end])
+        place = end
+    claim(PEAK_PIXEL_BYTES * height * width)
+    values = _decoded("PNG", b"".join(parts), cv2.IMREAD_ANYDEPTH)
+    return values if bits >= 8 else values // (255 // ((1 << bits) - 1))
+
+
+def _bmp_values(data: ImageBytes, limits: Limits, claim: Claim) -> NDArray[Any]:
+    header_bytes = int.from_bytes(data[14:18], "little")
+    if header_bytes < 40 or len(data) < 54:
+        raise DecodeError("BMP header is damaged, truncated, or of a version that is not read")
+    width, height, _, bits = struct.unpack_from("<iiHH", data, 18)
+    limits.check_size("BMP", abs(height), width, len(data))
+    if bits > 8:
+        raise _several_channels("BMP", bits // 8)
+    copy = bytearray(data)
+    num_colors = int.from_bytes(data[46:50], "little") or 1 << bits
+    first, end = 14 + header_bytes, 14 + header_bytes + 4 * min(num_colors, 256)
+    if end > len(data):
+        raise DecodeError("BMP is damaged or truncated: its palette is incomplete")
+    copy[first:end] = bytes(value for color in range(min(num_colors, 256)) for value in (color, color, color, 0))
+    claim(PEAK_PIXEL_BYTES * abs(height) * width)
+    return _decoded("BMP", copy, cv2.IMREAD_GRAYSCALE)
+
+
+def _tiff_values(data: ImageBytes, limits: Limits, claim: Claim) -> NDArray[Any]:
+    tags = tiff_tags(data)
+    width, height, bits = (
+        tags[tag].value if tag in tags else missing for tag, missing in ((_WIDTH, 0), (_HEIGHT, 0), (_BITS, 1))
+    )
+    limits.check_size("TIFF", height, width, len(data))
+    kind = tags.get(_PHOTOMETRIC)
+    if kind is not None and kind.value == _COLOR_MAP:
+        data = bytearray(data)
+        data[kind.start : kind.end] = _BLACK_IS_ZERO.to_bytes(kind.end - kind.start, kind.order)
+    claim(PEAK_PIXEL_BYTES * height * width)
+    values = _decoded("TIFF", data, cv2.IMREAD_UNCHANGED)
+    limits.check_size("TIFF", *values.shape, len(data))
+    if bits in {2, 4}:
+        raise DecodeError(f"a TIFF with {bits} bits per value is not read. Store 8 or 16 bits, or PNG files")
+    return values // 255 if bits == 1 else values
+
+
+def _decoded(kind: str, data: ImageBytes, flags: int) -> NDArray[Any]:
+    try:
+        values: NDArray[Any] | None = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
+    except cv2.error:
+        values = None
+    if values is None:
+        raise DecodeError(f"{kind} is damaged, truncated, or of a kind that OpenCV {cv2.__version__} cannot decode")
+    if values.ndim != 2:
+        raise _several_channels(kind, values.shape[2])
+    return values
+
+
+def _several_channels(kind: str, num_channels: int) -> DecodeError:
+    return DecodeError(
+        f"the {kind} has {num_channels} channels of colour; one value per pixel is needed. Convert colours to ids, or "
+        "pass a callable of your own"
+    )

@@ -1,0 +1,185 @@
+"""`Boxes`: the boxes of a sample's objects, which follow the crop and the flips of its image."""
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpload.errors import ArgumentError, DecodeError
+from mpload.images.geometry import Geometry
+from mpload.images.jpeg_header import ImageBytes
+from mpload.images.limits import Limits
+from mpload.samples.objects import Objects, parse_objects, parse_yolo, scale_between, text_of
+
+__all__ = ["BoxFormat", "Boxes"]
+
+BoxFormat = Literal["xyxy", "xywh", "cxcywh", "yolo"]
+"""Left, top, right, bottom; left, top, width, height; centre, width, height; these as fractions of the image."""
+
+_KINDS = ("int", "float", "str")
+_MAX_VALUE = 1 << 53  # up to here, doubles hold all integers
+
+
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """Read the boxes of an image's objects, and the values that belong to each, such as its label.
+
+    Boxes follow the crop and the flips of the sample's image. They are clipped to what the result shows of it. Boxes
+    that are not visible enough are dropped, with all values of their objects. Without an image that is cropped, boxes
+    stay in the pixels of the whole image.
+
+    A file or a cell of text holds JSON, in one of these forms, or with `format="yolo"` the lines of a YOLO label file:
+
+    - a list of boxes, `[[10, 20, 30, 40], ...]`; a fifth number of each is its label;
+    - a list of objects, `[{"bbox": [...], "category_id": 3, ...}, ...]`, such as COCO's annotations of one image;
+    - lists by name, `{"bbox": [[...], ...], "category": [3, ...], ...}`, as Hugging Face stores objects;
+    - a mapping that holds one of these as `"annotations"` or `"objects"`. If it also holds the `"width"` and `"height"`
+      of the image that was annotated, boxes are scaled from that size to the image's.
+
+    Coordinates are those of the image as viewers show it, upright, and continuous: the top left pixel covers 0 to 1.
+
+    Attributes:
+        format: The meaning of a box's four numbers: "xyxy" (left, top, right, bottom), "xywh" (left, top, width and
+            height, as in COCO), "cxcywh" (centre, width and height) or "yolo" (these as fractions of the image).
+        values: Which values of the objects to return, each with its type, `int`, `float` or `str`. For `labels`, the
+            usual other names are understood: `label`, `category_id`, `category`, `class`.
+        classes: Names of the classes; a label that is a name becomes its position here.
+        min_visible: Fraction of a box's area that must be visible, in [0, 1].
+        min_side: Length in pixels of the result that both sides of the visible part must have.
+        max_bytes: Size of the largest file that is read.
+
+    Raises:
+        ArgumentError: `format` is unknown, or a number is out of range.
+    """
+
+    format: BoxFormat = "xyxy"
+    _: KW_ONLY
+    values: tuple[str, ...] = ("labels:int",)
+    classes: tuple[str, ...] = ()
+    min_visible: float = 0.0
+    min_side: float = 1.0
+    max_bytes: int = 1 << 24
+
+    def __post_init__(self) -> None:
+        if self.format not in get_args(BoxFormat):
+            known = ", ".join(map(repr, get_args(BoxFormat)))
+            raise ArgumentError(f"format must be one of {known}, got {self.format!r}")
+        for value in self.values:
+            name, _, kind = value.rpartition(":")
+            if not name or name == "boxes" or kind not in _KINDS:
+                raise ArgumentError(f"values must be names with a type, such as 'labels:int', got {value!r}")
+        if not 0 <= self.min_visible <= 1:
+            raise ArgumentError(f"min_visible must be in [0, 1], got {self.min_visible}")
+        if not self.min_side >= 0:
+            raise ArgumentError(f"min_side must not be negative, got {self.min_side}")
+        _ = self.limits
+
+    @property
+    def limits(self) -> Limits:
+        """Which files are refused."""
+        return Limits(max_bytes=self.max_bytes)
+
+    def __call__(self, data: ImageBytes | str, geometry: Geometry | None = None) -> dict[str, Any]:
+        """Return the boxes that are visible, and their objects' values.
+
+        Args:
+            data: A file's bytes, or a cell.
+            geometry: What the sample shows of its image; None returns all boxes in pixels of the whole image.
+
+        Returns:
+            `boxes`, float32 [n, 4]: left, top, right and bottom in pixels of the result. For each of `values`: int64
+            [n], float32 [n] or a list of `str`.
+
+        Raises:
+            DecodeError: `data` does not list such objects.
+        """
+        self.limits.check_bytes(len(data))
+        objects = self._parsed(data)
+        corners = self._corners(objects, geometry)
+        found, is_visible = self._visible(corners, geometry)
+        kept = np.flatnonzero(is_visible)
+        result: dict[str, Any] = {"boxes": found[kept].astype(np.float32)}
+        for value in self.values:
+            name, _, kind = value.rpartition(":")
+            result[name] = self._column(name, kind, objects.column(name), kept)
+        return result
+
+    def _parsed(self, data: ImageBytes | str) -> Objects:
+        if self.format == "yolo":
+            text = text_of(data)
+            return parse_objects(text) if text.lstrip()[:1] in {"[", "{"} else parse_yolo(text)
+        return parse_objects(data)
+
+    def _corners(self, objects: Objects, geometry: Geometry | None) -> NDArray[np.float64]:
+        """Return left, top, right and bottom in pixels of the geometry's image, float64 [n, 4]."""
+        if objects.boxes is None:
+            raise DecodeError("the objects have no boxes: a 'bbox' is missing")
+        first, second = objects.boxes[:, :2], objects.boxes[:, 2:]
+        if self.format in {"cxcywh", "yolo"}:
+            first = first - second / 2
+        corners = np.concatenate([first, second if self.format == "xyxy" else first + second], axis=1)
+        lengths = corners[:, 2:] - corners[:, :2]
+        if (lengths < 0).any():
+            number = int(np.flatnonzero((lengths < 0).any(axis=1))[0])
+            raise DecodeError(
+                f"box {number} has a negative width or height: {objects.boxes[number].tolist()} as {self.format}. Pass "
+                "the format of the boxes"
+            )
+        return corners * np.tile(self._scale(objects, geometry), 2)
+
+    def _scale(self, objects: Objects, geometry: Geometry | None) -> tuple[float, float]:
+        if self.format != "yolo":
+            return scale_between(objects.size, geometry)
+        if geometry is not None:
+            return geometry.width, geometry.height
+        if objects.size is None:
+            raise DecodeError("boxes that are fractions of an image need the image: decode a column of images too")
+        return objects.size[1], objects.size[0]
+
+    def _visible(
+        self, corners: NDArray[np.float64], geometry: Geometry | None
+    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Return the boxes in pixels of the result, clipped to what it shows, and which of them are visible enough."""
+        if geometry is None:
+            return corners, ((corners[:, 2:] - corners[:, :2]) >= self.min_side).all(axis=1)
+        whole = np.sort(geometry.points(corners.reshape(-1, 2, 2)), axis=1)
+        low, high = geometry.shown_area()
+        found = np.clip(whole, low, high)
+        lengths = found[:, 1] - found[:, 0]
+        areas, visible = (whole[:, 1] - whole[:, 0]).prod(axis=1), lengths.prod(axis=1)
+        is_visible = (visible > 0) & (visible >= self.min_visible * areas) & (lengths >= self.min_side).all(axis=1)
+        return found.reshape(-1, 4), is_visible
+
+    def _column(self, name: str, kind: str, column: Sequence[Any], kept: NDArray[np.intp]) -> Any:
+        if name == "labels" and self.classes:
+            column = [self._number(value) for value in column]
+        if kind == "str":
+            if not all(isinstance(value, str) for value in column):
+                raise DecodeError(f"{name!r} must be a string for each object")
+            return [column[place] for place in kept]
+        return _numbers(name, kind, column)[kept]
+
+    def _number(self, label: object) -> object:
+        if not isinstance(label, str):
+            return label
+        if label not in self.classes:
+            raise DecodeError(f"the label {label!r} is not one of classes={self.classes}")
+        return self.classes.index(label)
+
+
+def _numbers(name: str, kind: str, column: Sequence[Any]) -> NDArray[Any]:
+    """Return a value per object, int64 or float32 [n]."""
+    dtype = np.int64 if kind == "int" else np.float32
+    try:
+        found = np.asarray(column)
+    except (ValueError, OverflowError):  # lists of different lengths
+        found = np.asarray(None)
+    if not len(column):
+        return np.empty(0, dtype)
+    is_number = found.ndim == 1 and found.dtype.kind in "biuf" and bool((np.abs(found) <= _MAX_VALUE).all())
+    if not is_number or (kind == "int" and not np.array_equal(np.trunc(found), found)):
+        hint = " Pass classes= to Boxes if they are names" if found.dtype.kind == "U" else ""
+        raise DecodeError(f"{name!r} must be one {kind} for each object.{hint}")
+    return found.astype(dtype)

@@ -1,0 +1,245 @@
+"""Reads the objects that a file or a cell lists for an image: their boxes, and one value of each kind per object."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpload.errors import DecodeError
+from mpload.images.geometry import Geometry
+from mpload.images.jpeg_header import ImageBytes
+
+__all__ = ["Objects", "finite", "parse_json", "parse_objects", "parse_yolo", "scale_between", "stated_size", "text_of"]
+
+_BOXES: Final = ("boxes", "bbox", "bboxes", "box")
+_LISTS: Final = ("annotations", "objects")
+_MAX_NUMBER: Final = 1e9
+_OTHER_NAMES: Final = {
+    "labels": ("label", "category_id", "category", "categories", "class", "class_id"),
+    "segments": ("segmentation", "segmentations"),
+    "keypoints": ("points",),
+}
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII)
+"""What float() reads, without underscores, infinity and NaN."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objects:
+    """The objects of one image, as a file lists them."""
+
+    num_objects: int
+    boxes: NDArray[np.float64] | None = None
+    """float64 [n, 4], in whatever format the file has; None if it lists no boxes."""
+    values: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """By name, a list with one value per object."""
+    size: tuple[int, int] | None = None
+    """Height and width of the image that the coordinates belong to, if the file gives them."""
+
+    def column(self, name: str) -> Sequence[Any]:
+        """Return the values of a name, or of another name that is usual for it.
+
+        Raises:
+            DecodeError: There are none.
+        """
+        for known in (name, *_OTHER_NAMES.get(name, ())):
+            if known in self.values:
+                return self.values[known]
+        if not self.num_objects:
+            return ()
+        found = ", ".join(map(repr, self.values)) or "nothing else"
+        raise DecodeError(f"the objects have no {name!r}, only boxes and {found}. Pass values= without it")
+
+
+def text_of(data: ImageBytes | str) -> str:
+    """Return a file's bytes, or a cell, as text.
+
+    Raises:
+        DecodeError: The bytes are not UTF-8.
+    """
+    if isinstance(data, str):
+        return data
+    try:
+        return str(data, "utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DecodeError(f"not a text in UTF-8: {error}") from error
+
+
+def parse_json(data: ImageBytes | str) -> Any:
+    """Parse JSON.
+
+    Raises:
+        DecodeError: It is not JSON, is nested too deeply, or has NaN or infinity, which are not JSON.
+    """
+    try:
+        return json.loads(text_of(data), parse_constant=_refuse_constant)
+    except RecursionError as error:
+        raise DecodeError("the JSON is nested too deeply") from error
+    except ValueError as error:
+        if isinstance(error, DecodeError):
+            raise
+        raise DecodeError(f"not JSON: {error}") from error
+
+
+def _refuse_constant(name: str) -> None:
+    raise DecodeError(f"the JSON holds {name}, which is not a number of JSON")
+
+
+def finite(numbers: object, shape: tuple[int | None, ...], subject: str) -> NDArray[np.float64]:
+    """Return nested lists of numbers as an array, float64 of `shape`, where None stands for any length.
+
+    Raises:
+        DecodeError: Something in it is not a number, or too large, or the shape is another.
+    """
+    try:
+        found = np.asarray(numbers)
+    except (ValueError, OverflowError):  # lists of different lengths
+        found = np.asarray(None)
+    if found.size == 0 and numbers == []:
+        return np.empty([length or 0 for length in shape])
+    fits = found.ndim == len(shape) and all(map(_fits, found.shape, shape))
+    if not fits or found.dtype.kind not in "iuf" or not (np.abs(found) <= _MAX_NUMBER).all():
+        wanted = f"[{', '.join('n' if length is None else str(length) for length in shape)}]"
+        raise DecodeError(f"{subject} must be numbers {wanted} of at most {_MAX_NUMBER:.0e}, got {_shortened(numbers)}")
+    return found.astype(np.float64)
+
+
+def _fits(length: int, wanted: int | None) -> bool:
+    return wanted is None or length == wanted
+
+
+def _shortened(value: object) -> str:
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # ValueError: an integer of thousands of digits
+        return type(value).__name__
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def parse_objects(data: ImageBytes | str) -> Objects:
+    """Read objects from JSON, which may have any of the usual forms.
+
+    - a list of boxes, `[[10, 20, 30, 40], ...]`; a fifth number of each is its label;
+    - a list of objects, `[{"bbox": [...], "category_id": 3, ...}, ...]`, such as COCO's annotations of one image;
+    - lists by name, `{"bbox": [[...], ...], "category": [3, ...], ...}`, as Hugging Face stores objects;
+    - a mapping that holds one of these as `"annotations"` or `"objects"`, and perhaps `"width"` and `"height"`.
+
+    Raises:
+        DecodeError: It is not such JSON.
+    """
+    return _objects(parse_json(data), nested=False)
+
+
+def _objects(parsed: Any, *, nested: bool) -> Objects:
+    if isinstance(parsed, list):
+        return _listed(parsed)
+    if not isinstance(parsed, dict):
+        raise DecodeError(f"the JSON must be a list of boxes or objects, or lists by name, got {_shortened(parsed)}")
+    size = stated_size(parsed)
+    for name in _LISTS:
+        if name in parsed and not nested:
+            inner = _objects(parsed[name], nested=True)
+            return Objects(
+                num_objects=inner.num_objects, boxes=inner.boxes, values=inner.values, size=inner.size or size
+            )
+    values = {name: value for name, value in parsed.items() if isinstance(value, list)}
+    name = next((name for name in _BOXES if name in values), None)
+    if name is None:
+        raise DecodeError(f"the JSON has none of {', '.join(_BOXES)}, only {_shortened(list(parsed))}")
+    listed = values.pop(name)
+    values = {key: value for key, value in values.items() if len(value) == len(listed)}
+    return Objects(num_objects=len(listed), boxes=finite(listed, (None, 4), name), values=values, size=size)
+
+
+def _listed(parsed: list[Any]) -> Objects:
+    if not all(isinstance(item, dict) for item in parsed):
+        width = 5 if isinstance(parsed[0], list) and len(parsed[0]) == 5 else 4
+        numbers = finite(parsed, (None, width), "boxes")
+        values = {"labels": numbers[:, 4].tolist()} if width == 5 else {}
+        return Objects(num_objects=len(parsed), boxes=numbers[:, :4], values=values)
+    if not parsed:
+        return Objects(num_objects=0, boxes=np.empty((0, 4)))
+    values = {name: [item[name] for item in parsed] for name in parsed[0] if all(name in item for item in parsed)}
+    name = next((name for name in _BOXES if name in values), None)
+    boxes = None if name is None else finite(values.pop(name), (None, 4), name)
+    return Objects(num_objects=len(parsed), boxes=boxes, values=values)
+
+
+def stated_size(parsed: dict[str, Any]) -> tuple[int, int] | None:
+    """Return height and width of the image that was annotated; None if the mapping does not give them.
+
+    Raises:
+        DecodeError: They are not positive integers.
+    """
+    holder = parsed["image"] if isinstance(parsed.get("image"), dict) else parsed
+    found = holder.get("height"), holder.get("width")
+    if found == (None, None):
+        return None
+    if not all(type(side) is int and 0 < side <= _MAX_NUMBER for side in found):
+        raise DecodeError(f"height and width must be positive integers, got {_shortened(found)}")
+    return found[0], found[1]
+
+
+def parse_yolo(data: ImageBytes | str) -> Objects:
+    """Read objects from a text of YOLO's: a line for each, of its class and its centre, width and height.
+
+    All four are fractions of the image's width and height. More numbers in a line are a polygon, x and y of each point
+    in fractions: the box is then the polygon's, and `segments` holds it.
+
+    Raises:
+        DecodeError: A line is not of this form.
+    """
+    boxes: list[tuple[float, ...]] = []
+    labels: list[float] = []
+    polygons: list[list[float]] = []
+    for number, line in enumerate(text_of(data).splitlines(), start=1):
+        words = line.split()
+        if not words:
+            continue
+        if len(words) < 5 or not len(words) % 2 or not all(map(_NUMBER.fullmatch, words)):
+            raise DecodeError(
+                f"line {number} of the boxes must be a class, then centre x, centre y, width and height, got "
+                f"{_shortened(line)}"
+            )
+        label, *numbers = map(float, words)
+        if max(map(abs, (label, *numbers))) > _MAX_NUMBER:
+            raise DecodeError(f"line {number} of the boxes has a number beyond {_MAX_NUMBER:.0e}: {_shortened(line)}")
+        labels.append(label)
+        if len(numbers) > 4:
+            polygons.append(numbers)
+            low_x, high_x, low_y, high_y = *_extent(numbers[::2]), *_extent(numbers[1::2])
+            numbers = [(low_x + high_x) / 2, (low_y + high_y) / 2, high_x - low_x, high_y - low_y]
+        boxes.append(tuple(numbers))
+    values: dict[str, Sequence[Any]] = {"labels": labels}
+    if len(polygons) == len(boxes):
+        values["segments"] = [[polygon] for polygon in polygons]
+    return Objects(num_objects=len(boxes), boxes=np.array(boxes, np.float64).reshape(-1, 4), values=values)
+
+
+def scale_between(size: tuple[int, int] | None, geometry: Geometry | None) -> tuple[float, float]:
+    """Return what x and y are multiplied with to get pixels of the image.
+
+    Args:
+        size: Height and width of the image that the coordinates belong to; None for those of the image.
+        geometry: What the sample shows of the image; None leaves the coordinates as they are.
+
+    Raises:
+        DecodeError: The size is that of the image on its side.
+    """
+    if size is None or geometry is None:
+        return 1.0, 1.0
+    height, width = size
+    if (height, width) == (geometry.width, geometry.height) and height != width:
+        raise DecodeError(
+            f"the objects are of a {width}x{height} image, but it is {geometry.width}x{geometry.height} when it is "
+            "turned upright by its EXIF orientation. Pass exif_orientation=False to the image's decoder if the objects "
+            "were marked without it"
+        )
+    return geometry.width / width, geometry.height / height
+
+
+def _extent(numbers: Sequence[float]) -> tuple[float, float]:
+    return min(numbers), max(numbers)

@@ -1,0 +1,181 @@
+"""Masks keep the numbers of their files and follow the geometry of their image, pixel by pixel."""
+
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from mpload.errors import ArgumentError, DecodeError
+from mpload.images.decoders import RandomResizedCrop, ResizeCenterCrop
+from mpload.images.geometry import Geometry
+from mpload.images.limits import Limits
+from mpload.images.mask import Mask
+from mpload.images.resize import Box, View
+from tests.support.geometries import geometries
+from tests.support.photos import encode
+from tests.support.value_files import npy, palette_png, value_files
+
+FILES = value_files(37, 53)
+IDS = np.random.default_rng(1).integers(0, 21, (60, 80)).astype(np.uint8)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_mask_holds_the_numbers_of_its_file(name: str) -> None:
+    data, values = FILES[name]
+    dtype = "float32" if values.dtype.kind == "f" else "int64"
+    mask = Mask(dtype=dtype)(data)
+    assert mask.dtype == dtype
+    np.testing.assert_array_equal(mask, values)
+
+
+def test_a_palette_is_read_as_pillow_reads_it() -> None:
+    data = palette_png(IDS)
+    np.testing.assert_array_equal(Mask()(data), np.asarray(Image.open(BytesIO(data))))
+
+
+@pytest.mark.parametrize("crop", [RandomResizedCrop((40, 50)), ResizeCenterCrop(40, resize=44)])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_crop_has_the_pixels_of_pillows_nearest_neighbour(crop: Any, seed: int) -> None:
+    geometry = crop.draw_geometry(*IDS.shape, np.random.default_rng(seed))
+    view, box = geometry.view, geometry.view.box
+    part = Image.fromarray(box.of(IDS))  # type: ignore[arg-type]
+    resized = np.asarray(part.resize(view.full[::-1], Image.Resampling.NEAREST))
+    expected = view.shown.of(resized)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(Mask()(palette_png(IDS), geometry), expected[:, ::-1] if view.mirror else expected)
+
+
+@given(geometries(), st.integers(1, 300), st.integers(1, 300), st.sampled_from(["int64", "uint8", "float32"]))
+def test_a_mask_of_any_size_has_no_value_that_its_file_does_not_have(
+    geometry: Geometry, height: int, width: int, dtype: str
+) -> None:
+    if (height, width) == (geometry.width, geometry.height):
+        height += 1
+    ids = np.random.default_rng(height).choice(np.array([3, 7, 200], np.uint8), (height, width))
+    mask = Mask(ignore=255, dtype=dtype)(palette_png(ids), geometry)
+    assert (mask.shape, mask.dtype) == (geometry.output_size, dtype)
+    assert set(np.unique(mask).tolist()) <= {*np.unique(ids).tolist(), 255}
+    low, high = geometry.shown_area()
+    rows, columns = np.arange(mask.shape[0]) + 0.5, np.arange(mask.shape[1]) + 0.5
+    is_shown = ((rows > low[1]) & (rows < high[1]))[:, None] & ((columns > low[0]) & (columns < high[0]))
+    np.testing.assert_array_equal(mask != 255, is_shown)
+
+
+@given(geometries(), st.integers(2, 4))
+def test_a_mask_at_a_multiple_of_its_size_shows_the_same_values(geometry: Geometry, factor: int) -> None:
+    ids = np.random.default_rng(2).integers(0, 200, (geometry.height, geometry.width)).astype(np.uint8)
+    large = ids.repeat(factor, axis=0).repeat(factor, axis=1)
+    if large.shape[::-1] != (geometry.height, geometry.width):
+        np.testing.assert_array_equal(Mask()(npy(large), geometry), Mask()(npy(ids), geometry))
+
+
+def test_a_mask_shows_the_class_of_each_pixel_of_its_image() -> None:
+    colors = np.random.default_rng(3).integers(0, 256, (21, 3)).astype(np.uint8)
+    png = encode(Image.fromarray(colors[IDS]), "PNG")
+    whole = RandomResizedCrop((60, 80), scale=(1.0, 1.0), ratio=(4 / 3, 4 / 3))
+    for seed in range(4):
+        geometry = whole.draw_geometry(60, 80, np.random.default_rng(seed))
+        np.testing.assert_array_equal(whole(png, geometry=geometry), colors[Mask()(palette_png(IDS), geometry)])
+
+
+def test_the_exif_orientation_of_a_mask_is_applied() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encode(Image.fromarray(IDS), "PNG", exif=exif)
+    np.testing.assert_array_equal(Mask()(data), np.rot90(IDS, -1))
+
+
+def test_a_mask_that_lies_on_its_side_is_refused() -> None:
+    geometry = ResizeCenterCrop(40).draw_geometry(80, 60)
+    with pytest.raises(DecodeError, match=r"the mask is 80x60, but its image is 60x80 .* exif_orientation=False"):
+        Mask()(palette_png(IDS), geometry)
+
+
+def jpeg() -> bytes:
+    return encode(Image.fromarray(IDS), "JPEG")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (jpeg(), "a JPEG does not preserve values"),
+        (encode(Image.fromarray(IDS).convert("RGB"), "PNG"), "the PNG has 3 channels of colour"),
+        (encode(Image.fromarray(IDS).convert("RGBA"), "PNG"), "the PNG has 4 channels"),
+        (encode(Image.fromarray(IDS).convert("LA"), "PNG"), "the PNG has 2 channels"),
+        (encode(Image.fromarray(IDS).convert("RGB"), "BMP"), "the BMP has 3 channels"),
+        (encode(Image.fromarray(IDS).convert("RGB"), "TIFF"), "the TIFF has 3 channels"),
+        (npy(np.zeros((2, 3, 3))), r"one value per pixel is \[H, W\]"),
+        (npy(np.zeros((0, 3))), r"one value per pixel is \[H, W\]"),
+        (npy(np.full((2, 2), 0.5)), "float64 values from 0.5 to 0.5, which do not fit into int64"),
+        (npy(np.full((2, 2), np.nan)), "do not fit into int64"),
+        (npy(np.full((2, 2), 1 << 63, np.uint64)), "do not fit into int64"),
+        (b"", "not a file of values: 0 bytes"),
+        (b"<html>", "not a file of values: starts with b'<html>'"),
+    ],
+)
+def test_a_file_without_one_number_per_pixel_is_refused(data: bytes, message: str) -> None:
+    with pytest.raises(DecodeError, match=message):
+        Mask()(data)
+
+
+def test_a_value_that_the_dtype_cannot_hold_is_refused() -> None:
+    data, values = FILES["png_gray_16"]
+    with pytest.raises(DecodeError, match=r"uint16 values .* which do not fit into uint8. Pass a dtype to Mask"):
+        Mask(dtype="uint8")(data)
+    np.testing.assert_array_equal(Mask(dtype="int32")(data), values)
+
+
+@pytest.mark.parametrize("dtype", ["O", "bool", "complex64", "no dtype", "U3"])
+def test_a_dtype_without_numbers_is_refused(dtype: str) -> None:
+    with pytest.raises(ArgumentError, match="dtype must be a NumPy dtype of numbers"):
+        Mask(dtype=dtype)
+
+
+@pytest.mark.parametrize("ignore", [-1, 256, 0.5, float("nan")])
+def test_a_value_to_ignore_must_fit_the_dtype(ignore: float) -> None:
+    with pytest.raises(ArgumentError, match="ignore must be a value of dtype uint8"):
+        Mask(ignore=ignore, dtype="uint8")
+
+
+def test_masks_that_are_written_differently_are_equal() -> None:
+    assert Mask(dtype=np.int64) == Mask(dtype="i8") == Mask()
+
+
+def test_a_mask_keeps_to_its_limits() -> None:
+    claims: list[int] = []
+    with pytest.raises(DecodeError, match="80x60 = 4,800 pixels exceed max_pixels=4,799"):
+        Mask(limits=Limits(max_pixels=4799))(palette_png(IDS), claim=claims.append)
+    assert not claims
+    Mask()(palette_png(IDS), claim=claims.append)
+    assert claims == [13 * 4800]
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if not name.startswith("tiff")])
+def test_a_truncated_mask_is_never_taken_for_a_complete_one(name: str) -> None:
+    data, _ = FILES[name]
+    for length in {*range(0, len(data), 1 + len(data) // 40), len(data) - 1}:
+        with pytest.raises(DecodeError):
+            Mask(dtype="float64")(data[:length])
+
+
+@given(st.sampled_from(sorted(FILES)), st.dictionaries(st.integers(0, 400), st.integers(0, 255), max_size=4))
+def test_a_damaged_mask_is_a_decode_error_or_still_has_one_number_per_pixel(name: str, changes: dict[int, int]) -> None:
+    data = bytearray(FILES[name][0])
+    for place, value in changes.items():
+        data[place % len(data)] = value
+    limits = Limits(max_pixels=1 << 20)
+    try:
+        mask = Mask(dtype="float64", limits=limits)(data)
+    except DecodeError:
+        return
+    assert mask.ndim == 2
+    assert mask.size <= 1 << 20
+
+
+def test_what_lies_outside_the_image_has_the_value_to_ignore() -> None:
+    view = View(box=Box(0, 0, 60, 80), full=(60, 80), window=Box(top=-2, left=-3, height=70, width=90))
+    mask = Mask(ignore=-1)(palette_png(IDS), Geometry(height=60, width=80, view=view))
+    np.testing.assert_array_equal(mask, np.pad(IDS.astype(np.int64), ((2, 8), (3, 7)), constant_values=-1))
