@@ -40,6 +40,9 @@ from mpload.index.record import Record as Record
 from mpload.ingest.build import build_index as build_index
 from mpload.ingest.folder_options import FolderOptions as FolderOptions
 from mpload.ingest.merge import merge_indexes as merge_indexes
+from mpload.loader.collate import Flat as Flat
+from mpload.loader.collate import FlatValues as FlatValues
+from mpload.loader.collate import Pad as Pad
 from mpload.loader.dataset import MPDataset as MPDataset
 from mpload.loader.loader import MPLoader as MPLoader
 from mpload.memory.budget import MemoryBudget as MemoryBudget

@@ -1,7 +1,7 @@
 """`Mask`: one value per pixel, such as class ids or depths, which follow the sample's geometry unchanged."""
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -38,6 +38,8 @@ class Mask:
     Raises:
         ArgumentError: `dtype` is not a dtype of numbers, or cannot hold `ignore`.
     """
+
+    target: ClassVar[str] = "mask"
 
     _: KW_ONLY
     ignore: float = 255

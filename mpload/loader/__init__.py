@@ -16,6 +16,7 @@ index_run     IndexRun: how an MPDataset reads its index, and the position of th
 index_source  IndexSource: batches of an MPDataset
 map_source    MapSource: batches of any map-style dataset
 forms         how the columns of samples are stored in a slot
+collate       Pad, Flat: how values of different shapes become one tensor
 collating     batches of samples made of nested containers
 tensors       converts the values of a sample or batch to tensors
 epochs        the current and next epoch, shared by all processes that read a dataset

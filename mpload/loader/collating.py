@@ -1,36 +1,96 @@
 """Turns the columns of a batch's leaves into the batch: the containers of a sample, with tensors in them."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mpload.errors import ArgumentError
+from mpload.loader.collate import Collate, Flat, FlatValues, Pad, join_of
 from mpload.loader.tensors import as_tensor, tensors_of
 from mpload.samples.leaves import Leaf, LeafKind
+from mpload.samples.targets import Target
 
-__all__ = ["batch_of_columns", "tensor_of_leaf"]
+__all__ = ["batch_of_columns", "samples_of_columns", "tensor_of_leaf", "unstacked"]
 
 
 def batch_of_columns(
-    template: Mapping[str, Any], columns: Mapping[str, Any], *, image_keys: Collection[str]
+    template: Mapping[str, Any],
+    columns: Mapping[str, Any],
+    *,
+    targets: Mapping[str, Target],
+    collate: Collate | None = None,
 ) -> dict[str, Any]:
     """Return a batch of samples that column decoders make.
 
     Args:
         template: The template of the samples.
         columns: The values of each leaf, by the leaf's name: see `columns_of_leaves`.
-        image_keys: Keys whose arrays of three or more dimensions [..., H, W, C] are shown as [..., C, H, W].
+        targets: What the values of each key are. Images [..., H, W, C] are shown as [..., C, H, W].
+        collate: How arrays of different shapes are joined.
     """
-    return {key: _batch_of(inner, columns, are_images=key in image_keys) for key, inner in template.items()}
+    if isinstance(collate, Mapping) and not collate.keys() <= template.keys():
+        raise ArgumentError(f"collate has keys {list(collate)}, but the keys of a sample are {list(template)}")
+    batch = {}
+    for key, inner in template.items():
+        join = join_of(collate, key)
+        target = targets.get(key)
+        if isinstance(join, Flat) and target in {Target.IMAGE, Target.MASK}:
+            join = None
+        batch[key] = _batch_of(inner, columns, are_images=target is Target.IMAGE, join=join)
+    return batch
 
 
-def _batch_of(template: Any, columns: Mapping[str, Any], *, are_images: bool) -> Any:
+def samples_of_columns(
+    template: Mapping[str, Any], columns: Mapping[str, Any], *, targets: Mapping[str, Target]
+) -> list[dict[str, Any]]:
+    """Return the samples of a batch, each as if it had been made alone. The arguments are as above."""
+    num_samples = len(next(iter(columns.values()), ()))
+    whole = {
+        key: _unstacked(inner, columns, num_samples, targets.get(key) is Target.IMAGE)
+        for key, inner in template.items()
+    }
+    return _rows(whole, num_samples)
+
+
+def _rows(values: Mapping[Any, Sequence[Any]], num_samples: int) -> list[dict[Any, Any]]:
+    return [{key: column[place] for key, column in values.items()} for place in range(num_samples)]
+
+
+def _unstacked(template: Any, columns: Mapping[str, Any], num_samples: int, are_images: bool) -> list[Any]:
     if isinstance(template, Leaf):
-        return _shown(columns[template.name], template, are_images=are_images)
+        return unstacked(_shown(columns[template.name], template, are_images=are_images), is_number=template.is_number)
     if isinstance(template, Mapping):
-        return {key: _batch_of(inner, columns, are_images=are_images) for key, inner in template.items()}
-    items = [_batch_of(inner, columns, are_images=are_images) for inner in template]
+        inner = {key: _unstacked(each, columns, num_samples, are_images) for key, each in template.items()}
+        return _rows(inner, num_samples)
+    items = [_unstacked(each, columns, num_samples, are_images) for each in template]
+    rows = ([item[place] for item in items] for place in range(num_samples))
+    return [type(template)(*row) if hasattr(template, "_fields") else type(template)(row) for row in rows]
+
+
+def unstacked(column: Any, *, is_number: bool) -> Sequence[Any]:
+    """Return the values in a column of a batch: tensors, Python's numbers, or what else a list has."""
+    if not isinstance(column, torch.Tensor):
+        values: Sequence[Any] = column
+        return values
+    return column.tolist() if is_number else column.unbind()
+
+
+def _batch_of(template: Any, columns: Mapping[str, Any], *, are_images: bool, join: Pad | Flat | None) -> Any:
+    if isinstance(template, Leaf):
+        column = columns[template.name]
+        if join is None or not template.varies:
+            return _shown(column, template, are_images=are_images)
+        if isinstance(column, list) and not column:
+            column = np.empty((0, *template.shape), template.dtype)
+        column, offsets = join.joined(column, key=template.path, torch_dtype=template.torch_dtype)
+        values = _shown(column, template, are_images=are_images)
+        return values if offsets is None else FlatValues(values=values, offsets=torch.from_numpy(offsets))
+    if isinstance(template, Mapping):
+        return {key: _batch_of(inner, columns, are_images=are_images, join=join) for key, inner in template.items()}
+    items = [_batch_of(inner, columns, are_images=are_images, join=join) for inner in template]
     return type(template)(*items) if hasattr(template, "_fields") else type(template)(items)
 
 

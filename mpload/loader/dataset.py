@@ -17,6 +17,7 @@ from mpload.errors import ArgumentError, MploadWarning, StateError
 from mpload.images.decoders import ImageDecoder
 from mpload.index.index import Index, Record, require_files
 from mpload.index.opening import open_index
+from mpload.loader.collate import Collate, check_collate
 from mpload.loader.epochs import Epoch, EpochTable
 from mpload.loader.frameworks import Reader, reader, samples_of_a_batch, stacks_batches
 from mpload.loader.index_run import IndexRun
@@ -89,6 +90,11 @@ class MPDataset(IterableDataset[Batch]):
         page_cache: `"drop"` releases the page cache of local files after each read, for jobs whose container is charged
             for it and whose data does not fit into memory anyway. `"keep"` leaves the page cache to the kernel.
         as_dict: yield `{"image": ..., "label": ...}` instead of tuples, as a dict of decoders always does.
+        collate: how samples become a batch. None stacks arrays of the same shape and lists others. `Pad(0)` pads arrays
+            that differ in size, and `Flat()` joins arrays that differ in length end to end. A dict, such as `{"image":
+            Pad(0), "boxes": Flat()}`, chooses for each column. Any other callable gets the list of samples, as the
+            dataset would yield them one by one, and returns the batch. An `MPLoader` calls it in the process of the
+            training loop. It gets random numbers as `decode` does; they depend on the batch's first sample.
 
     Type checkers do not read the index, so to them batches are `Any`. To change that, annotate the dataset:
     `dataset: MPDataset[tuple[Tensor, Tensor]] = MPDataset("train.txt", batch_size=8)`.
@@ -126,6 +132,7 @@ class MPDataset(IterableDataset[Batch]):
         storage: Storage | None = None,
         page_cache: PageCache | Literal["keep", "drop"] = PageCache.KEEP,
         as_dict: bool = False,
+        collate: Collate | None = None,
     ) -> None:
         _check_index(index)
         if batch_size is not None and batch_size < 1:
@@ -133,6 +140,7 @@ class MPDataset(IterableDataset[Batch]):
         if not isinstance(decode, Mapping):
             _check_callable("decode", decode)
         _check_callable("transform", transform)
+        check_collate(collate, batch_size=batch_size)
         if not (isinstance(shuffle, bool) or hasattr(shuffle, "order")):
             raise ArgumentError(f"shuffle must be True, False or an order such as BlockShuffle(), got {shuffle!r}")
         opened_index = index if isinstance(index, Index) else open_index(index)
@@ -174,6 +182,7 @@ class MPDataset(IterableDataset[Batch]):
             batching=batching,
             batch_size=batch_size,
             as_dict=as_dict,
+            collate=collate,
             epochs=EpochTable(seed=seed, topology=topology),
         )
         self._cursor: _Cursor | None = None

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError, MploadError, SampleError, TooManyBadSamples
+from mpload.loader.collate import BatchSeed
 from mpload.loader.epochs import Epoch
 from mpload.loader.forms import Form, columns_of, fields_of, forms_of, template_of_columns
 from mpload.loader.index_run import IndexRun
@@ -102,9 +103,11 @@ class IndexSource:
         """
         self._run.pipeline.bad.count(filled.task.num_samples, epoch=epoch.number)
         kept = self._kept(filled) if filled.failures else None
+        batch_seed = BatchSeed(seed=epoch.seed, epoch=epoch.number, first_id=self._first_id(filled))
         if self._template is None:
-            return self._run.present(columns_of(self._forms, filled.arrays, kept))
-        return self._run.present_leaves(self._template, columns_of_leaves(self._template, filled.arrays, kept))
+            return self._run.present(columns_of(self._forms, filled.arrays, kept), batch_seed)
+        columns = columns_of_leaves(self._template, filled.arrays, kept)
+        return self._run.present_leaves(self._template, columns, batch_seed)
 
     def instead_of(self, killed: KilledSample) -> tuple[int, ...] | None:
         """Return the task that makes a substitute, if the error policy says so; else None."""
@@ -139,6 +142,10 @@ class IndexSource:
         if not kept.size:
             raise SampleError(f"{self._run.index.path}: all {len(failed)} samples of a batch failed")
         return kept
+
+    def _first_id(self, filled: FilledBatch) -> int:
+        is_needed = callable(self._run.collate)
+        return self._sample_id(BatchNumber.of(filled.task.numbers), 0) if is_needed else 0
 
     def _sample_id(self, number: BatchNumber, place: int) -> int:
         if number.substitute >= 0:

@@ -12,6 +12,7 @@ reading            opens the storage that a record's bytes are read from
 masks              refuses masks that an image decoder would destroy
 transforms         the user's transforms of arrays, seeded for each sample
 sample_transforms  the user's transforms of samples that are dicts
+targets            what a column's values are to transforms: images, masks, boxes, keypoints
 policy             ErrorPolicy: how bad samples are handled
 batch              Batch: samples stacked column by column
 cache              PartialCache: a subset of the samples, kept on a fast disk or in memory

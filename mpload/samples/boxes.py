@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,8 @@ class Boxes:
     Raises:
         ArgumentError: `format` is unknown, or a number is out of range.
     """
+
+    target: ClassVar[str] = "boxes"
 
     format: BoxFormat = "xyxy"
     _: KW_ONLY

@@ -6,6 +6,8 @@ What a column decoder is called with, apart from what `mpload.images.decoders` s
 - If it has a parameter `record`, it is given the cells of the sample's line, by the name of their column.
 - If it has a parameter `geometry`, it is given the `Geometry` that the sample's first image drew; None if none did.
 - If it has an attribute `of`, that is the name of the column that it reads, in place of its key.
+- If it has an attribute `target`, "mask", "boxes" or "keypoints", transforms of whole samples treat its values as
+  `mpload.samples.targets` says.
 - If its attribute `is_whole` is true, its values are not stacked: a batch has a list of them.
 - If its attribute `has_geometry_size` is true, its arrays have the height and width of the geometry's result.
 """
@@ -29,8 +31,8 @@ from mpload.index.record import Record
 from mpload.plan.sample_rng import SampleRng
 from mpload.samples.counts import DECODE_NS, TRANSFORM_NS
 from mpload.samples.leaves import typed_template_of
-from mpload.samples.one_decoder import declares_images
 from mpload.samples.sample_transforms import adapt_sample_transform, channels_last
+from mpload.samples.targets import Target, target_of
 from mpload.samples.transforms import DECODE_STREAM, TRANSFORM_STREAM, GlobalGenerators
 
 __all__ = ["ColumnDecoders"]
@@ -146,7 +148,10 @@ class ColumnDecoders:
         self.decode: Any = decode
         self._takes_record = any("record" in column.takes for column in self._columns)
         self.transform = transform
-        self.image_keys = frozenset(column.key for column in self._columns if declares_images(column.decode))
+        found = {column.key: target_of(column.decode) for column in self._columns}
+        self.targets = {key: target for key, target in found.items() if target is not None}
+        """What transforms treat the values of a key as."""
+        self.image_keys = frozenset(key for key, target in self.targets.items() if target is Target.IMAGE)
         """Keys of the sample whose arrays of three or more dimensions are images [..., H, W, C]."""
         self.whole_keys = frozenset(column.key for column in self._columns if getattr(column.decode, "is_whole", False))
         """Keys of the sample whose values a batch lists as they are."""
@@ -175,7 +180,7 @@ class ColumnDecoders:
         self._start()
 
     def _start(self) -> None:
-        self._transform = None if self.transform is None else adapt_sample_transform(self.transform)
+        self._transform = None if self.transform is None else adapt_sample_transform(self.transform, self.targets)
         self.generators = GlobalGenerators(seeds=self._transform is not None and self._transform.seeds_generators)
         self._at = ""
 

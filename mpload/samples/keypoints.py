@@ -1,7 +1,7 @@
 """`Keypoints`: points in an image, such as joints and landmarks, which follow the sample's crop and flips."""
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,8 @@ class Keypoints:
     Raises:
         ArgumentError: A point is in several pairs, or its place is negative.
     """
+
+    target: ClassVar[str] = "keypoints"
 
     _: KW_ONLY
     flip_pairs: tuple[tuple[int, int], ...] = ()

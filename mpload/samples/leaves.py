@@ -59,6 +59,8 @@ class Leaf:
     """The dtype of a tensor if NumPy lacks it, such as `bfloat16`; its bits are then carried as integers."""
     varies: bool = False
     """Whether samples may have different shapes."""
+    is_number: bool = False
+    """Whether the values are Python's numbers."""
     made_by: str = "__getitem__"
     """The user's code that makes the values, for messages."""
 
@@ -111,6 +113,7 @@ def template_of(
                 shape=array.shape,
                 dtype=array.dtype.str,
                 torch_dtype=torch_dtype,
+                is_number=type(value) in NUMBER_TYPES,
                 made_by=made_by,
             )
         elif isinstance(value, str | bytes):

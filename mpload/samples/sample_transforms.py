@@ -4,12 +4,13 @@ Adapters for libraries belong here: `adapt_sample_transform` chooses one by the 
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
 from mpload.errors import ArgumentError
+from mpload.samples.targets import Target
 from mpload.samples.transforms import seed_generators, takes
 
 __all__ = ["SampleTransform", "adapt_sample_transform", "channels_last"]
@@ -28,11 +29,18 @@ class SampleTransform(Protocol):
         ...
 
 
-def adapt_sample_transform(transform: Callable[..., Any]) -> SampleTransform:
+def adapt_sample_transform(
+    transform: Callable[..., Any],
+    targets: Mapping[str, Target],  # noqa: ARG001
+) -> SampleTransform:
     """Return `transform` as a function of a sample and the sample's generator.
 
     A callable gets a dict, in which images are arrays [H, W, C], and returns one, perhaps with other keys. If it has a
     parameter `rng`, it gets the sample's generator; if not, the global generators are seeded before each call.
+
+    Args:
+        transform: The user's callable.
+        targets: What the values of each key are.
 
     Raises:
         ArgumentError: `transform` is not callable.

@@ -15,6 +15,7 @@ from mpload.errors import FAILURES, ArgumentError
 from mpload.plan.sample_rng import SampleRng
 
 __all__ = [
+    "BATCH_STREAM",
     "DECODE_STREAM",
     "TRANSFORM_STREAM",
     "GlobalGenerators",
@@ -26,8 +27,8 @@ __all__ = [
     "takes_images",
 ]
 
-DECODE_STREAM, TRANSFORM_STREAM, _GLOBALS_STREAM = 0, 1, 3
-"""Streams of a sample's random numbers; map-style datasets use 2."""
+DECODE_STREAM, TRANSFORM_STREAM, _GLOBALS_STREAM, BATCH_STREAM = 0, 1, 3, 1 << 32
+"""Streams of a sample's random numbers; map-style datasets use 2. A batch has those of its first sample."""
 
 _T = TypeVar("_T")
 _MIX = 0x9E37_79B9_7F4A_7C15, 0xBF58_476D_1CE4_E5B9, 0x94D0_49BB_1331_11EB  # odd numbers of SplitMix64

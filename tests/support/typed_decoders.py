@@ -67,3 +67,9 @@ def drawing(sample: dict[str, Any]) -> dict[str, Any]:
 
     drawn = np.array([random.random(), np.random.rand(), torch.rand(()).item()])  # noqa: NPY002
     return {"drawn": drawn, "image": torch.from_numpy(sample["image"]).movedim(-1, -3).float()}
+
+
+def failing_first(data: bytes, record: Any) -> Any:
+    if record["label"] % 4 == 0:
+        raise ValueError("the first of four")
+    return np.frombuffer(data, np.uint8)

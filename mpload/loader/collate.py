@@ -1,0 +1,163 @@
+"""`Pad`, `Flat`: how values of different shapes become one tensor of a batch."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mpload.errors import ArgumentError
+from mpload.plan.sample_rng import SampleRng
+from mpload.samples.transforms import BATCH_STREAM, GlobalGenerators, seed_generators, seed_opencv, takes
+
+__all__ = ["BatchSeed", "Collate", "Flat", "FlatValues", "Pad", "check_collate", "join_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pad:
+    """Make one tensor of arrays that differ in size: each is padded at its end to the largest of the batch.
+
+    Attributes:
+        value: Fills what an array does not cover. The arrays' dtype must be able to hold it.
+
+    Raises:
+        ArgumentError: `value` is not a number.
+    """
+
+    value: float = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.value, int | float):
+            raise ArgumentError(f"value must be a number, got {self.value!r}")
+
+    def joined(
+        self, arrays: NDArray[Any] | Sequence[NDArray[Any]], *, key: str, torch_dtype: str = ""
+    ) -> tuple[NDArray[Any], None]:
+        """Return arrays as one array [n, ...]. There are no offsets.
+
+        Args:
+            arrays: One array [n, ...], or a list of at least one array. All have the same number of axes.
+            key: What the values are, for messages: `sample['boxes']`.
+            torch_dtype: The dtype of the values if NumPy lacks it; the arrays then hold its bits.
+        """
+        if isinstance(arrays, np.ndarray):
+            return arrays, None
+        shape = np.array([array.shape for array in arrays]).max(axis=0).tolist()
+        dtype = arrays[0].dtype
+        joined = np.full((len(arrays), *shape), self._fill(dtype, torch_dtype, key), dtype)
+        for place, array in enumerate(arrays):
+            joined[(place, *map(slice, array.shape))] = array
+        return joined, None
+
+    def _fill(self, dtype: np.dtype[Any], torch_dtype: str, key: str) -> Any:
+        kind = getattr(torch, torch_dtype) if torch_dtype else torch.from_numpy(np.empty(0, dtype)).dtype
+        try:
+            fill = torch.tensor(self.value, dtype=kind)
+            fits = kind.is_floating_point or kind.is_complex or fill.item() == self.value
+        except (RuntimeError, ValueError, OverflowError):
+            fits = False
+        if not fits:
+            raise ArgumentError(
+                f"collate: {key} is {str(kind).removeprefix('torch.')}, which cannot hold the value of {self!r}. Pass "
+                "one for each key, such as collate={'image': Pad(0), 'mask': Pad(255)}"
+            )
+        bits = fill.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[fill.element_size()]) if torch_dtype else fill
+        return bits.numpy()
+
+
+class FlatValues(NamedTuple):
+    """The values of all samples end to end.
+
+    `torch.nested.nested_tensor_from_jagged(*flat)` makes a nested tensor of it, and
+    `torch.tensor_split(flat.values, flat.offsets[1:-1])` gives each sample's values.
+    """
+
+    values: torch.Tensor
+    """[n, ...]: the values of the first sample, then those of the second, and so on."""
+    offsets: torch.Tensor
+    """int64 [B + 1]: sample i has the values from `offsets[i]` to `offsets[i + 1]`, exclusive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """Join arrays that differ in length end to end, and note where each begins: a batch has `FlatValues` of them.
+
+    Arrays are joined along their first axis. Images and masks are not joined.
+    """
+
+    def joined(
+        self, arrays: NDArray[Any] | Sequence[NDArray[Any]], *, key: str, torch_dtype: str = ""
+    ) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Return arrays end to end, and where each begins and the last one ends, int64 [n + 1].
+
+        Args:
+            arrays: One array [n, length, ...], or a list of at least one array [length, ...].
+            key: What the values are, for messages: `sample['boxes']`.
+            torch_dtype: Has no effect.
+        """
+        del torch_dtype
+        if isinstance(arrays, np.ndarray):
+            num_samples, length = arrays.shape[:2]
+            offsets = np.arange(num_samples + 1, dtype=np.int64) * length
+            return arrays.reshape(num_samples * length, *arrays.shape[2:]), offsets
+        other = next((array for array in arrays if array.shape[1:] != arrays[0].shape[1:]), None)
+        if other is not None:
+            raise ArgumentError(
+                f"collate: Flat() joins arrays along their first axis, but {key} differs in others too: it is "
+                f"{list(arrays[0].shape)} and {list(other.shape)}. Use Pad() for its key: collate={{key: Pad(0), ...}}"
+            )
+        offsets = np.zeros(len(arrays) + 1, np.int64)
+        np.cumsum([len(array) for array in arrays], out=offsets[1:])
+        return np.concatenate(arrays), offsets
+
+
+Collate = Pad | Flat | Mapping[str, Pad | Flat] | Callable[..., Any]
+"""How the samples of a batch become the batch."""
+
+
+def check_collate(collate: Collate | None, *, batch_size: int | None) -> None:
+    """Raise `ArgumentError` if this is not a way to make a batch, or if there are no batches."""
+    if collate is not None and batch_size is None:
+        raise ArgumentError("collate makes batches, but batch_size is None. Pass batch_size= too")
+    if isinstance(collate, type):
+        raise ArgumentError(f"collate is the class {collate.__name__}. Pass an instance: {collate.__name__}(...)")
+    if isinstance(collate, Mapping):
+        for key, join in collate.items():
+            if not isinstance(join, Pad | Flat):
+                raise ArgumentError(f"collate[{key!r}] must be Pad(...) or Flat(), got {join!r:.80}")
+    elif collate is not None and not isinstance(collate, Pad | Flat) and not callable(collate):
+        raise ArgumentError(
+            f"collate must be Pad(...), Flat(), a dict of them, or a callable on a list of samples, got {collate!r:.80}"
+        )
+
+
+def join_of(collate: Collate | None, key: str) -> Pad | Flat | None:
+    """Return how the arrays below a key of a sample are joined; None stacks those that are alike."""
+    if isinstance(collate, Mapping):
+        return collate.get(key)
+    return collate if isinstance(collate, Pad | Flat) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSeed:
+    """What the random numbers of a batch depend on."""
+
+    seed: int
+    epoch: int
+    first_id: int
+    """The sample_id of the batch's first sample, also if that was skipped; 0 if there is none."""
+
+    def collated(self, collate: Callable[..., Any], samples: list[Any]) -> Any:
+        """Return what the user's callable makes of samples.
+
+        If it has a parameter `rng`, it gets a generator. If not, the global generators are seeded during the call.
+        """
+        rng = SampleRng(seed=self.seed, epoch=self.epoch).for_sample(self.first_id, stream=BATCH_STREAM)
+        if takes(collate, "rng"):
+            return collate(samples, rng=rng)
+        with GlobalGenerators(seeds=True).lent():
+            seed_generators(rng)
+            seed_opencv(seed=self.seed, epoch=self.epoch, sample_id=self.first_id)
+            return collate(samples)
