@@ -68,6 +68,7 @@ from mpload.samples.policy import ErrorAction as ErrorAction
 from mpload.samples.policy import ErrorPolicy as ErrorPolicy
 from mpload.samples.text_decoders import Json as Json
 from mpload.samples.text_decoders import Text as Text
+from mpload.samples.views import Views as Views
 from mpload.storage.local import PageCache as PageCache
 from mpload.storage.protocols import Storage as Storage
 from mpload.storage.ranges import ByteRange as ByteRange

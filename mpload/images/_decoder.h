@@ -125,6 +125,10 @@ void resize_row(const Decoder *decoder, const uint8_t *source, int count, uint16
 /* Mix rows of the ring, `stride` values apart, to the `count` bytes of row `out` of the result. */
 void mix_rows(Decoder *decoder, int out, size_t stride, size_t count, uint8_t *restrict result);
 
+/* As `decode_view`, but of pixels that are decoded: uint8 RGB [stored_height, stored_width, 3], and PADDING_BYTES more,
+   which may be read. `view->denominator` is ignored. */
+int resize_view(Decoder *decoder, const uint8_t *pixels, const View *view, uint8_t *out);
+
 /* _resize_simd.c */
 
 extern const char *const simd_names[];  /* [Simd] */

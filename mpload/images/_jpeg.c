@@ -42,17 +42,25 @@ static PyObject *made_entry(const Decoder *decoder) {
     return PyBytes_FromStringAndSize((const char *)rows->entry, (Py_ssize_t)rows->entry_bytes);
 }
 
-/* `entry->buf` is NULL if no entry is wanted. */
-static PyObject *write_pixels(PyObject *module, Py_buffer *data, Py_buffer *out, View *view, Py_buffer *entry) {
+/* Take the size of the result from `out`. Returns 0, with an error, if a number is out of range. */
+static int complete_view(const Py_buffer *out, View *view) {
     if (out->ndim != 3 || out->itemsize != 1 || out->shape[2] != 3 || out->shape[0] > MAX_SIDE
         || out->shape[1] > MAX_SIDE) {
         PyErr_SetString(PyExc_ValueError, "out must be uint8 [height, width, 3]");
-        return NULL;
+        return 0;
     }
     view->out_height = (int)out->shape[0];
     view->out_width = (int)out->shape[1];
     if (!is_view(view)) {
         PyErr_SetString(PyExc_ValueError, "a number of the view is out of range");
+        return 0;
+    }
+    return 1;
+}
+
+/* `entry->buf` is NULL if no entry is wanted. */
+static PyObject *write_pixels(PyObject *module, Py_buffer *data, Py_buffer *out, View *view, Py_buffer *entry) {
+    if (!complete_view(out, view)) {
         return NULL;
     }
     State *state = PyModule_GetState(module);
@@ -121,6 +129,50 @@ static PyObject *decode(PyObject *module, PyObject *args) {
     }
     PyBuffer_Release(&entry);
     PyBuffer_Release(&data);
+    return result;
+}
+
+static PyObject *resize_pixels(PyObject *module, Py_buffer *pixels, Py_buffer *out, View *view) {
+    if (!complete_view(out, view)) {
+        return NULL;
+    }
+    if (pixels->len < PADDING_BYTES
+        || (uint64_t)pixels->len - PADDING_BYTES < (uint64_t)view->stored_height * (uint64_t)view->stored_width * 3) {
+        PyErr_SetString(PyExc_ValueError, "pixels must be uint8 [height * width * 3 + PADDING_BYTES]");
+        return NULL;
+    }
+    State *state = PyModule_GetState(module);
+    Decoder *decoder = take_decoder(state);
+    if (decoder == NULL) {
+        return PyErr_NoMemory();
+    }
+    int done;
+    Py_BEGIN_ALLOW_THREADS
+    done = resize_view(decoder, pixels->buf, view, out->buf);
+    Py_END_ALLOW_THREADS
+    PyObject *result = done ? Py_NewRef(Py_None) : PyUnicode_DecodeLocale(decoder->cause, "surrogateescape");
+    put_back(state, decoder);
+    return result;
+}
+
+PyDoc_STRVAR(resize_doc,
+"resize(pixels, view, out)\n--\n\n"
+"Write a view to `out` as `decode` does, but of decoded pixels: uint8 RGB [height, width, 3] and PADDING_BYTES more.\n\n"
+"The view, a `mpload.images.backends.StoredView`, gives their size; its denominator is ignored.\n\n"
+"Returns None, or the reason if the view is declined; the contents of `out` are then undefined.");
+
+static PyObject *resize(PyObject *module, PyObject *args) {
+    Py_buffer pixels, out;
+    View view;
+    PyObject *numbers, *target, *result = NULL;
+    if (!PyArg_ParseTuple(args, "y*O!O:resize", &pixels, &PyTuple_Type, &numbers, &target)) {
+        return NULL;
+    }
+    if (read_view(numbers, &view) && PyObject_GetBuffer(target, &out, PyBUF_WRITABLE | PyBUF_ND) == 0) {
+        result = resize_pixels(module, &pixels, &out, &view);
+        PyBuffer_Release(&out);
+    }
+    PyBuffer_Release(&pixels);
     return result;
 }
 
@@ -245,6 +297,7 @@ static int start_module(PyObject *module) {
     int number = LIBJPEG_TURBO_VERSION_NUMBER;  /* 2001005 is 2.1.5 */
     snprintf(version, sizeof version, "%d.%d.%d", number / 1000000, number / 1000 % 1000, number % 1000);
     if (PyModule_AddObjectRef(module, "WITH_HUFFMAN", state->with_huffman ? Py_True : Py_False) < 0
+        || PyModule_AddIntConstant(module, "PADDING_BYTES", PADDING_BYTES) < 0
         || PyModule_AddStringConstant(module, "SIMD", simd_names[state->simd]) < 0) {
         return -1;
     }
@@ -263,6 +316,7 @@ static void free_module(void *module) {
 static PyMethodDef methods[] = {
     {"decode", decode, METH_VARARGS, decode_doc},
     {"decode_many", decode_many, METH_VARARGS, decode_many_doc},
+    {"resize", resize, METH_VARARGS, resize_doc},
     {NULL, NULL, 0, NULL},
 };
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, start_module}, {0, NULL}};

@@ -167,3 +167,42 @@ void mix_rows(Decoder *decoder, int out, size_t stride, size_t count, uint8_t *r
         mix_many(rows, weights, taps, count, decoder->ring + stride * (size_t)axis->taps, result);
     }
 }
+
+static void resize_rows(Decoder *decoder, const uint8_t *pixels, const View *view, uint8_t *out) {
+    size_t row_bytes = (size_t)view->stored_width * 3, count = (size_t)view->out_width * 3;
+    const uint8_t *box = pixels + row_bytes * (size_t)view->top;
+    if (view->full_height == view->height && view->full_width == view->width && !view->mirror) {
+        box += row_bytes * (size_t)view->out_top + 3 * (size_t)(view->left + view->out_left);
+        for (int y = 0; y < view->out_height; y++) {
+            memcpy(out + count * (size_t)y, box + row_bytes * (size_t)y, count);
+        }
+        return;
+    }
+    int wide = view->antialias;
+    fill_axis(decoder, &decoder->rows, view->height, view->full_height, view->out_top, view->out_height, wide);
+    fill_axis(decoder, &decoder->columns, view->width, view->full_width, view->out_left, view->out_width, wide);
+    fill_lanes(decoder, view->out_width, view->mirror, -view->left);
+    size_t stride = count + PADDING_BYTES;
+    GROW(decoder, decoder->ring, stride * (size_t)(decoder->rows.taps + 1) * sizeof(uint16_t));
+    int next = decoder->rows.first;
+    for (int y = 0; y < view->out_height; y++) {
+        for (; next < decoder->rows.ends[y]; next++) {
+            if (next >= decoder->rows.starts[y]) {
+                uint16_t *row = decoder->ring + stride * (size_t)(next % decoder->rows.taps);
+                resize_row(decoder, box + row_bytes * (size_t)next, view->out_width, row);
+            }
+        }
+        mix_rows(decoder, y, stride, count, out + count * (size_t)y);
+    }
+}
+
+int resize_view(Decoder *decoder, const uint8_t *pixels, const View *view, uint8_t *out) {
+    if (setjmp(decoder->on_error)) {
+        return 0;
+    }
+    if (view->top > view->stored_height - view->height || view->left > view->stored_width - view->width) {
+        decline(decoder, "the box lies outside of it");
+    }
+    resize_rows(decoder, pixels, view, out);
+    return 1;
+}

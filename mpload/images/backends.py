@@ -68,6 +68,15 @@ class Native(Protocol):
         """
         ...
 
+    def resize(self, pixels: Pixels, view: StoredView, out: Pixels) -> str | None:
+        """Write a view to `out` as `decode` does, but of decoded pixels; return None, or the reason for declining it.
+
+        `pixels` is uint8 [n]: RGB [height, width, 3] of the view's size, then PADDING_BYTES more. The view's
+        denominator is ignored.
+        """
+        ...
+
+    PADDING_BYTES: int
     decode_many: Callable[..., None]
     """Decodes many photos; see `mpload.images.many`."""
 

@@ -5,7 +5,9 @@ damage, anything that libjpeg warns about) go to simplejpeg, so that errors and 
 the native module. Damage below the last row that a view needs is not noticed; a file that breaks off there is.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import cv2
 import numpy as np
@@ -105,14 +107,39 @@ class Jpeg:
         denominator = _denominator(box, at_least)
         scaled = self._scaled_box(box, denominator)
         pixels = self._first_rows(scaled.top + scaled.height, denominator)
-        region = scaled.of(self._stored_pixels(denominator=denominator) if pixels is None else pixels)
+        return self.upright(scaled.of(self._stored_pixels(denominator=denominator) if pixels is None else pixels))
+
+    def upright(self, region: Pixels) -> Pixels:
+        """Return a region of the stored image as it is shown."""
         return region if self.orientation == 1 else np.ascontiguousarray(_oriented(region, self.orientation))
+
+    def decoded(self, denominator: int, box: Box) -> Pixels | None:
+        """Return a part of the stored image for `Native.resize`, uint8 [n]; without `native`, all rows down to its end.
+
+        Return None if `native` declines the image.
+
+        Args:
+            denominator: The image is decoded at 1 / `denominator` of its size.
+            box: The part, in pixels of the stored image at that scale.
+
+        Raises:
+            DecodeError: The image is damaged or truncated, and there is no `native`.
+        """
+        if self.native is None:
+            pixels = self._first_rows(box.top + box.height, denominator)
+            return self._stored_pixels(denominator=denominator) if pixels is None else pixels
+        num_bytes = box.height * box.width * 3
+        self.claim(num_bytes if self.has_one_scan else PEAK_PIXEL_BYTES * self.stored_size[0] * self.stored_size[1])
+        flat = np.empty(num_bytes + self.native.PADDING_BYTES, np.uint8)
+        whole = StoredView(self.stored_size, denominator, box, (box.height, box.width), (0, 0), False, False)
+        declined = self.native.decode(self.data, whole, flat[:num_bytes].reshape(box.height, box.width, 3))
+        return None if isinstance(declined, str) else flat
 
     def draw(self, view: View, out: Pixels) -> None:
         """Write `view` to `out`, C-contiguous uint8 [height, width, 3] of the view's window."""
         if not self.has_one_scan:  # the native decoder then keeps all coefficients, however few pixels are needed
             self.claim(PEAK_PIXEL_BYTES * self.stored_size[0] * self.stored_size[1])
-        if self.native is None or not self._draw_natively(self.native, view, out):
+        if self.native is None or not self.write_turned(view, out, partial(self._decode_view, self.native)):
             resize_into(out, self.region(view.box, at_least=view.full), view, claim=self.claim)
 
     def stored_view(self, view: View) -> StoredView:
@@ -126,20 +153,24 @@ class Jpeg:
         corner = (0, 0) if window is None else window[:2]
         return StoredView(self.stored_size, denominator, box, full, corner, mirror, antialias)
 
-    def _draw_natively(self, native: Native, view: View, out: Pixels) -> bool:
+    def write_turned(self, view: View, out: Pixels, write: Callable[[StoredView, Pixels], bool]) -> bool:
+        """Write `view` to `out` by `write`, which writes a view of the stored image and returns whether it could."""
         stored = self.stored_view(view)
-        pixels = out
-        if self.orientation != 1:
-            pixels = np.empty(out.shape if self.orientation < 5 else (out.shape[1], out.shape[0], 3), np.uint8)
+        if self.orientation == 1:
+            return write(stored, out)
+        pixels = np.empty(out.shape if self.orientation < 5 else (out.shape[1], out.shape[0], 3), np.uint8)
+        if not write(stored, pixels):
+            return False
+        upright = _oriented(pixels, self.orientation)
+        np.copyto(out, upright[:, ::-1] if view.mirror else upright)
+        return True
+
+    def _decode_view(self, native: Native, stored: StoredView, pixels: Pixels) -> bool:
         made = native.decode(self.data, stored, pixels, None if self.rows is None else self.rows.read())
         if isinstance(made, str):
             return False
         if made is not None and self.rows is not None:
             self.rows.write(made)
-        if self.orientation == 1:
-            return True
-        upright = _oriented(pixels, self.orientation)
-        np.copyto(out, upright[:, ::-1] if view.mirror else upright)
         return True
 
     def _scaled_box(self, box: Box, denominator: int) -> Box:

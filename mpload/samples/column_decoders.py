@@ -33,7 +33,7 @@ from mpload.samples.counts import DECODE_NS, TRANSFORM_NS
 from mpload.samples.leaves import typed_template_of
 from mpload.samples.sample_transforms import adapt_sample_transform, channels_last
 from mpload.samples.targets import Target, target_of
-from mpload.samples.transforms import DECODE_STREAM, TRANSFORM_STREAM, GlobalGenerators
+from mpload.samples.transforms import DECODE_STREAM, TRANSFORM_STREAM, GlobalGenerators, runs_user_code
 
 __all__ = ["ColumnDecoders"]
 
@@ -85,8 +85,8 @@ class _Column:
         return f"decode[{self.key!r}] ({name})"
 
     @property
-    def output_shape(self) -> tuple[int, ...] | None:
-        """The shape of all values; None if it varies."""
+    def output_shape(self) -> object:
+        """The shape of all values, or a dict of the shapes of their arrays; None if it varies."""
         return getattr(self.decode, "output_shape", None)
 
     @property
@@ -171,7 +171,7 @@ class ColumnDecoders:
         )
         """Keys of the sample whose arrays are written to `outs`."""
         self.may_draw_globally = transform is not None or any(
-            not type(column.decode).__module__.startswith("mpload.") for column in self._columns
+            runs_user_code(column.decode) for column in self._columns
         )
         """Whether the user's code is called, which may draw from the global generators."""
         self.files_guard = self.arrays_guard = None
@@ -201,7 +201,7 @@ class ColumnDecoders:
         record: Record,
         data: Sequence[Any],
         rng: SampleRng,
-        outs: Mapping[str, NDArray[Any]] | None,
+        outs: Mapping[str, Any] | None,
         *,
         counts: list[int],
         claim: Claim,
@@ -212,7 +212,7 @@ class ColumnDecoders:
             record: Its line in the index.
             data: The bytes of each of `sources`.
             rng: The random numbers of the epoch.
-            outs: By key: the array that the decoder writes to, for each of `in_place_keys`.
+            outs: By key: the array, or dict of arrays, that the decoder writes to, for each of `in_place_keys`.
             counts: The counters to which the time is added.
             claim: Called by decoders before they allocate much memory.
         """

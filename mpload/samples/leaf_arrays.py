@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpload.samples.leaves import LeafKind, leaves_of, pairs, put
+from mpload.samples.leaves import Leaf, LeafKind, leaves_of, pairs, put
 
 __all__ = ["LeafWriter", "columns_of_leaves", "local_arrays"]
 
@@ -18,18 +18,23 @@ class LeafWriter:
     Args:
         template: The template of the samples.
         arrays: The array of each leaf, by the leaf's name.
-        in_place_keys: Keys of the samples whose value is an array that is made in `outs`.
+        in_place_keys: Keys of the samples whose value is an array, or a dict of arrays, that are made in `outs`.
     """
 
     def __init__(self, template: Any, arrays: Mapping[str, Any], *, in_place_keys: Collection[str] = ()) -> None:
         self._template = template
         self._arrays = [arrays[leaf.name] for leaf in leaves_of(template)]
-        self._in_place = {key: template[key].number for key in in_place_keys}
-        self._numbers_in_place = frozenset(self._in_place.values())
+        self._in_place = {key: template[key] for key in in_place_keys}
+        self._numbers_in_place = frozenset(leaf.number for leaf in leaves_of(self._in_place))
 
-    def outs(self, place: int) -> dict[str, NDArray[Any]]:
+    def outs(self, place: int) -> dict[str, Any]:
         """Return the arrays that hold the values of `in_place_keys` of the sample at `place`, by key."""
-        return {key: self._arrays[number][place, ...] for key, number in self._in_place.items()}
+        return {key: self._outs(inner, place) for key, inner in self._in_place.items()}
+
+    def _outs(self, template: Any, place: int) -> Any:
+        if isinstance(template, Leaf):
+            return self._arrays[template.number][place, ...]
+        return {key: self._outs(inner, place) for key, inner in template.items()}
 
     def rooms(self, place: int) -> None:  # noqa: ARG002  a decoder gets the bytes of its file, wherever they are
         """Return None: no bytes are read into the arrays."""

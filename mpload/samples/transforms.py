@@ -20,6 +20,7 @@ __all__ = [
     "TRANSFORM_STREAM",
     "GlobalGenerators",
     "adapt_transform",
+    "runs_user_code",
     "seed_generators",
     "seed_opencv",
     "seeds_generators",
@@ -34,6 +35,11 @@ _T = TypeVar("_T")
 _MIX = 0x9E37_79B9_7F4A_7C15, 0xBF58_476D_1CE4_E5B9, 0x94D0_49BB_1331_11EB  # odd numbers of SplitMix64
 _MAX_WORD = (1 << 64) - 1
 _IMAGE_LIBRARIES = frozenset({"albumentations", "kornia", "torchvision"})
+
+
+def runs_user_code(decode: Callable[..., Any]) -> bool:
+    """Return whether a decoder runs code of the user's, which may draw from the global generators."""
+    return bool(getattr(decode, "runs_user_code", not type(decode).__module__.startswith("mpload.")))
 
 
 def takes_images(transform: Callable[..., Any] | None) -> bool:
