@@ -12,6 +12,7 @@ arrays           RawArray: samples that are the bytes of an array
 resize           View: the part of an image to show; resizes it
 crops            the part of an image that a random or centred crop shows
 geometry         Geometry: the part of a sample's image that is shown, which all its columns follow
+parts            decodes what several views show once, for each scale that they need
 decoders         the values of decode=: RandomResizedCrop, ResizeCenterCrop, ImageDecoder, RawBytes, NumpyDecoder
 stored_values    reads the numbers that an image file stores, such as class ids
 mask             Mask: one value per pixel, which follows the crop of the image

@@ -8,6 +8,7 @@ text_decoders      Text, Json
 objects            reads the objects that a file lists for an image, from JSON or YOLO's text
 boxes              Boxes: the objects' boxes and values, which follow the crop of the image
 keypoints          Keypoints: points that follow the crop of the image
+views              Views: several crops of one image
 reading            opens the storage that a record's bytes are read from
 masks              refuses masks that an image decoder would destroy
 transforms         the user's transforms of arrays, seeded for each sample

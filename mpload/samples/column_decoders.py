@@ -20,7 +20,6 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError
 from mpload.images.claims import Claim
@@ -170,9 +169,7 @@ class ColumnDecoders:
             else frozenset[str]()
         )
         """Keys of the sample whose arrays are written to `outs`."""
-        self.may_draw_globally = transform is not None or any(
-            runs_user_code(column.decode) for column in self._columns
-        )
+        self.may_draw_globally = transform is not None or any(runs_user_code(column.decode) for column in self._columns)
         """Whether the user's code is called, which may draw from the global generators."""
         self.files_guard = self.arrays_guard = None
         self.template: Any = None

@@ -7,6 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from mpload.errors import ArgumentError
 from mpload.images.arrays import RawArray
 from mpload.images.claims import Claim
 from mpload.images.decoders import ImageDecoder, NumpyDecoder, RandomResizedCrop, RawBytes, ResizeCenterCrop
@@ -27,6 +28,7 @@ from mpload.samples.transforms import (
     takes,
     takes_images,
 )
+from mpload.samples.views import Views
 
 __all__ = ["OneDecoder", "declares_images"]
 
@@ -55,6 +57,12 @@ class OneDecoder:
         self.row_index = row_index
         self.sources = [number for number, column in enumerate(columns) if column.type.is_source]
         """Numbers of the columns whose bytes `make` gets."""
+        if isinstance(decode, Views):
+            name = columns[self.sources[0]].name if self.sources else "image"
+            raise ArgumentError(
+                "Views makes several arrays of one file, so it needs a key in the samples. Pass "
+                f"decode={{'crops': Views(of={name!r}, ...)}}"
+            )
         self._takes_rng = takes(decode, "rng")
         self._takes_claim = takes(decode, "claim")
         declared = declares_images(decode)

@@ -37,7 +37,7 @@ _MAX_WORD = (1 << 64) - 1
 _IMAGE_LIBRARIES = frozenset({"albumentations", "kornia", "torchvision"})
 
 
-def runs_user_code(decode: Callable[..., Any]) -> bool:
+def runs_user_code(decode: object) -> bool:
     """Return whether a decoder runs code of the user's, which may draw from the global generators."""
     return bool(getattr(decode, "runs_user_code", not type(decode).__module__.startswith("mpload.")))
 

@@ -43,7 +43,7 @@ class ViewGroup:
     def __post_init__(self) -> None:
         if not isinstance(self.count, int) or self.count < 1:
             raise ArgumentError(f"the number of views must be a positive integer, got {self.count!r}")
-        if isinstance(self.decode, type) or not isinstance(self.decode, DrawsGeometry):
+        if not isinstance(self.decode, DrawsGeometry) or not isinstance(self.shape, tuple):  # a class has a property
             raise ArgumentError(
                 f"views are drawn by a decoder that chooses a crop, such as RandomResizedCrop(224), got "
                 f"{self.decode!r:.80}"
@@ -52,9 +52,10 @@ class ViewGroup:
         object.__setattr__(self, "adapted", adapted)
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the views before the transform: (count, height, width, 3)."""
-        return (self.count, *self.decode.output_shape)
+    def shape(self) -> tuple[int, ...] | None:
+        """The shape of the views before the transform: (count, height, width, 3); None if it varies."""
+        shape = getattr(self.decode, "output_shape", None)
+        return (self.count, *shape) if isinstance(shape, tuple) else None
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
@@ -101,14 +102,14 @@ class Views:
         first, *others = (group.decode for _, group in self.groups)
         for name in ("backend", "exif_orientation", "limits"):
             for other in others:
-                if getattr(other, name) != getattr(first, name):
+                if getattr(other, name, None) != getattr(first, name, None):
                     raise ArgumentError(
                         f"all views are of one opened image, so their decoders must have the same {name}, got "
-                        f"{getattr(first, name)!r} and {getattr(other, name)!r}"
+                        f"{getattr(first, name, None)!r} and {getattr(other, name, None)!r}"
                     )
 
     @property
-    def output_shape(self) -> dict[str, tuple[int, ...]] | None:
+    def output_shape(self) -> dict[str, tuple[int, ...] | None] | None:
         """The shape of each group's views; None if a transform may change it."""
         if any(group.transform is not None for _, group in self.groups):
             return None
@@ -148,7 +149,7 @@ class Views:
         views: dict[str, NDArray[Any]] = {}
         first = 0
         for name, group in self.groups:
-            shown = np.empty(group.shape, np.uint8) if out is None else out[name]
+            shown = np.empty(group.shape or 0, np.uint8) if out is None else out[name]
             for view, geometry in zip(shown, drawn[first : first + group.count], strict=True):
                 show(group.decode, image, geometry, view)
             views[name] = shown if group.adapted is None else _transformed(name, group.adapted, shown, rng)
@@ -167,7 +168,7 @@ class Views:
         return f"Views({', '.join(given)})"
 
 
-def _group(name: str, given: object) -> ViewGroup:
+def _group(name: str, given: Any) -> ViewGroup:
     match given:
         case (count, decode):
             return ViewGroup(count=count, decode=decode)
@@ -181,7 +182,9 @@ def _group(name: str, given: object) -> ViewGroup:
 
 def _transformed(name: str, transform: _Adapted, views: Pixels, rng: np.random.Generator) -> NDArray[Any]:
     seeds = rng.integers(1 << 63, size=len(views)).tolist()
-    made = [transform(view, np.random.Generator(np.random.Philox(seed))) for view, seed in zip(views, seeds, strict=True)]
+    made = [
+        transform(view, np.random.Generator(np.random.Philox(seed))) for view, seed in zip(views, seeds, strict=True)
+    ]
     if len({(view.shape, view.dtype) for view in made}) > 1:
         raise ArgumentError(
             f"the transform of the views {name!r} returned {made[0].dtype}{list(made[0].shape)} for one view, and "
