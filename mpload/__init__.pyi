@@ -26,11 +26,14 @@ from mpload.images.decoders import NumpyDecoder as NumpyDecoder
 from mpload.images.decoders import RandomResizedCrop as RandomResizedCrop
 from mpload.images.decoders import RawBytes as RawBytes
 from mpload.images.decoders import ResizeCenterCrop as ResizeCenterCrop
+from mpload.images.geometry import Geometry as Geometry
 from mpload.images.gpu_decode import GpuDecode as GpuDecode
 from mpload.images.letterbox import Letterbox as Letterbox
 from mpload.images.limits import Limits as Limits
 from mpload.images.mask import Mask as Mask
 from mpload.images.patches import RandomCrop as RandomCrop
+from mpload.images.resize import Box as Box
+from mpload.images.resize import View as View
 from mpload.index.columns import Column as Column
 from mpload.index.columns import ColumnType as ColumnType
 from mpload.index.index import Index as Index

@@ -79,7 +79,7 @@ class ImageDecoder:
         set_max_pixels(self, max_pixels)
 
     def draw_geometry(self, height: int, width: int, rng: object = None) -> Geometry:  # noqa: ARG002  not random
-        """Return the geometry that shows the whole image; draws nothing from `rng`."""
+        """Return the geometry that shows an image of `height` x `width` whole; draws nothing from `rng`."""
         whole = Box(top=0, left=0, height=height, width=width)
         return Geometry(height=height, width=width, view=View(box=whole, full=(height, width)))
 
@@ -146,7 +146,11 @@ class RandomResizedCrop:
         return (*pair(self.size), 3)
 
     def draw_geometry(self, height: int, width: int, rng: np.random.Generator | None) -> Geometry:
-        """Choose the region of an image of this height and width at random; draws 23 doubles from `rng`."""
+        """Choose the region of an image of `height` x `width` at random; draws 23 doubles from `rng`.
+
+        Raises:
+            ArgumentError: There is no `rng`.
+        """
         rng = check_rng(self, rng)
         box = random_crop_box(height, width, rng, scale=self.scale, ratio=self.ratio)
         mirror = rng.random() < self.flip
@@ -223,7 +227,7 @@ class ResizeCenterCrop:
         return (*pair(self.size), 3)
 
     def draw_geometry(self, height: int, width: int, rng: object = None) -> Geometry:  # noqa: ARG002  not random
-        """Return the geometry that shows the middle of an image of this height and width; draws nothing from `rng`."""
+        """Return the geometry that shows the middle of an image of `height` x `width`; draws nothing from `rng`."""
         shown_height, shown_width = pair(self.size)
         short_side = center_short_side(self)
         box = middle_strip(height, width)

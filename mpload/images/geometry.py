@@ -75,8 +75,9 @@ class Geometry:
             xy: x and y of each point in the image, [..., 2].
         """
         (top, left, height, width), (full_height, full_width), shown = self.view.box, self.view.full, self.view.shown
-        scale = np.array([full_width / width, full_height / height])
-        found: NDArray[np.float64] = (np.asarray(xy, np.float64) - (left, top)) * scale - (shown.left, shown.top)
+        # Divided last, so that the corners of the box have no rounding error.
+        scaled = (np.asarray(xy, np.float64) - (left, top)) * (full_width, full_height) / (width, height)
+        found: NDArray[np.float64] = scaled - (shown.left, shown.top)
         if self.view.mirror:
             found[..., 0] = shown.width - found[..., 0]
         if self.upside_down:
@@ -122,7 +123,7 @@ class Geometry:
         return replace(self, height=height, width=width, view=view)
 
     def at_size(self, output_size: tuple[int, int]) -> "Geometry":
-        """Return the geometry that shows the same region as a result of another height and width."""
+        """Return the geometry that shows the same region as a result of `output_size`, another height and width."""
         if output_size == self.output_size:
             return self
         shown, full, (height, width) = self.view.shown, self.view.full, output_size
@@ -162,7 +163,7 @@ def open_as(decode: DrawsGeometry, data: ImageBytes, claim: Claim = unclaimed) -
     Raises:
         DecodeError: `data` is not an image of a known format, is damaged, or exceeds the decoder's limits.
     """
-    backend = getattr(decode, "backend", "auto")
+    backend: Any = getattr(decode, "backend", "auto")
     return open_image(data, upright=decode.exif_orientation, limits=decode.limits, backend=backend, claim=claim)
 
 
@@ -301,9 +302,9 @@ def _scaled_span(start: int, length: int, side: int, new_side: int) -> tuple[int
     If one resolution is a multiple of the other, but the larger image lacks a few pixels or the smaller was rounded up,
     the part is exactly that many times as large.
     """
-    times, parts = Fraction(max(1, round(new_side / side))), Fraction(1, max(1, round(side / new_side)))
-    ratio = times * parts
-    if abs(new_side - side * ratio) >= max(1, times):
+    times = max(1, round(new_side / side))
+    ratio = Fraction(times, max(1, round(side / new_side)))
+    if abs(new_side - side * ratio) >= times:
         ratio = Fraction(new_side, side)
     length = min(new_side, max(1, round(length * ratio)))
     return min(round(start * ratio), new_side - length), length

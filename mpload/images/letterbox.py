@@ -62,7 +62,11 @@ class Letterbox:
         return (*pair(self.size), 3)
 
     def draw_geometry(self, height: int, width: int, rng: np.random.Generator | None = None) -> Geometry:
-        """Return the geometry that shows an image of this height and width; draws one double from `rng` if it flips."""
+        """Return the geometry that shows an image of `height` x `width`; with a `flip`, draws one double from `rng`.
+
+        Raises:
+            ArgumentError: There is no `rng`, and `flip` is not 0.
+        """
         mirror = self.flip > 0 and check_rng(self, rng).random() < self.flip
         rows, columns = pair(self.size)
         scale = min(rows / height, columns / width)

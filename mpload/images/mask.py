@@ -45,6 +45,7 @@ class Mask:
     ignore: float = 255
     dtype: DTypeLike = "int64"
     limits: Limits = Limits()
+    has_geometry_size: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         try:

@@ -78,7 +78,11 @@ class RandomCrop:
         return (*pair(self.size), 3)
 
     def draw_geometry(self, height: int, width: int, rng: np.random.Generator | None) -> Geometry:
-        """Choose the patch of an image of this height and width at random; draws 4 doubles from `rng`."""
+        """Choose the patch of an image of `height` x `width` at random; draws 4 doubles from `rng`.
+
+        Raises:
+            ArgumentError: There is no `rng`.
+        """
         down, right, mirror, upside_down = check_rng(self, rng).random(4).tolist()
         rows, columns = pair(self.size)
         top, left = self._start(down, height, rows), self._start(right, width, columns)

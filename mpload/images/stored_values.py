@@ -53,7 +53,7 @@ def stored_values(data: ImageBytes, *, limits: Limits, claim: Claim) -> NDArray[
         values = NumpyDecoder(max_bytes=limits.max_bytes)(data)
         if values.ndim != 2 or not values.size:
             raise DecodeError(f"the .npy file holds an array {list(values.shape)}; one value per pixel is [H, W]")
-        limits.check_size(".npy", *values.shape, len(data))
+        limits.check_size(".npy", values.shape[0], values.shape[1], len(data))
         return values
     if start.startswith(b"\xff\xd8\xff"):
         raise DecodeError("a JPEG does not preserve values: its compression changes them. Store PNG files")
@@ -116,7 +116,7 @@ def _tiff_values(data: ImageBytes, limits: Limits, claim: Claim) -> NDArray[Any]
         data[kind.start : kind.end] = _BLACK_IS_ZERO.to_bytes(kind.end - kind.start, kind.order)
     claim(PEAK_PIXEL_BYTES * height * width)
     values = _decoded("TIFF", data, cv2.IMREAD_UNCHANGED)
-    limits.check_size("TIFF", *values.shape, len(data))
+    limits.check_size("TIFF", values.shape[0], values.shape[1], len(data))
     if bits in {2, 4}:
         raise DecodeError(f"a TIFF with {bits} bits per value is not read. Store 8 or 16 bits, or PNG files")
     return values // 255 if bits == 1 else values

@@ -129,7 +129,8 @@ class Boxes:
                 f"box {number} has a negative width or height: {objects.boxes[number].tolist()} as {self.format}. Pass "
                 "the format of the boxes"
             )
-        return corners * np.tile(self._scale(objects, geometry), 2)
+        scaled: NDArray[np.float64] = corners * np.tile(self._scale(objects, geometry), 2)
+        return scaled
 
     def _scale(self, objects: Objects, geometry: Geometry | None) -> tuple[float, float]:
         if self.format != "yolo":
@@ -145,13 +146,13 @@ class Boxes:
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Return the boxes in pixels of the result, clipped to what it shows, and which of them are visible enough."""
         if geometry is None:
-            return corners, ((corners[:, 2:] - corners[:, :2]) >= self.min_side).all(axis=1)
+            return corners, (corners[:, 2:] - corners[:, :2]).min(axis=1) >= self.min_side
         whole = np.sort(geometry.points(corners.reshape(-1, 2, 2)), axis=1)
         low, high = geometry.shown_area()
         found = np.clip(whole, low, high)
         lengths = found[:, 1] - found[:, 0]
         areas, visible = (whole[:, 1] - whole[:, 0]).prod(axis=1), lengths.prod(axis=1)
-        is_visible = (visible > 0) & (visible >= self.min_visible * areas) & (lengths >= self.min_side).all(axis=1)
+        is_visible = (lengths.min(axis=1) >= self.min_side) & (visible > 0) & (visible >= self.min_visible * areas)
         return found.reshape(-1, 4), is_visible
 
     def _column(self, name: str, kind: str, column: Sequence[Any], kept: NDArray[np.intp]) -> Any:

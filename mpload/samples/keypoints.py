@@ -12,7 +12,7 @@ from mpload.images.jpeg_header import ImageBytes
 from mpload.images.limits import Limits
 from mpload.samples.objects import finite, parse_json, scale_between, stated_size
 
-__all__ = ["Keypoints"]
+__all__ = ["Keypoints", "listed_points", "move_points"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,31 +73,42 @@ class Keypoints:
             if name is None:
                 raise DecodeError(f"the JSON has neither 'keypoints' nor 'points', only {list(parsed)[:10]}")
             parsed, scale = parsed[name], scale_between(stated_size(parsed), geometry)
-        return self.moved(listed_points(parsed), scale, geometry).astype(np.float32)
+        return move_points(self, listed_points(parsed), scale, geometry)
 
-    def moved(
-        self, points: NDArray[np.float64], scale: tuple[float, float], geometry: Geometry | None
-    ) -> NDArray[np.float64]:
-        """Return points [..., n, 3] of the image where the result shows them."""
-        xy, visibility = (points[..., :2] + self.offset) * scale, points[..., 2]
-        if geometry is not None:
-            xy = geometry.points(xy)
-            low, high = geometry.shown_area()
-            is_shown = ((xy >= low) & (xy <= high)).all(axis=-1)
-            visibility = np.where(is_shown, visibility, 0)
-        found = np.concatenate([xy, visibility[..., None]], axis=-1)
-        found[visibility <= 0] = 0
-        if geometry is not None and geometry.view.mirror != geometry.upside_down:
-            found = self._swapped(found)
-        return found
 
-    def _swapped(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
-        order = np.arange(points.shape[-2])
-        for one, other in self.flip_pairs:
-            if max(one, other) >= len(order):
-                raise DecodeError(f"flip_pairs has ({one}, {other}), but there are {len(order)} points")
-            order[[one, other]] = other, one
-        return points[..., order, :]
+def move_points(
+    decode: Keypoints, points: NDArray[np.float64], scale: tuple[float, float], geometry: Geometry | None
+) -> NDArray[np.float32]:
+    """Return points where the result shows them, float32 [..., n, 3].
+
+    Args:
+        decode: Tells what the coordinates mean, and which points swap their names.
+        points: x, y and visibility of points of the image, float64 [..., n, 3].
+        scale: What x and y are multiplied with to get pixels of the image.
+        geometry: What the sample shows of its image; None for the whole image.
+
+    Raises:
+        DecodeError: There are too few points for `flip_pairs`.
+    """
+    xy, visibility = (points[..., :2] + decode.offset) * scale, points[..., 2]
+    if geometry is not None:
+        xy = geometry.points(xy)
+        low, high = geometry.shown_area()
+        visibility = np.where(((xy >= low) & (xy <= high)).all(axis=-1), visibility, 0)
+    found = np.concatenate([xy, visibility[..., None]], axis=-1)
+    found[visibility <= 0] = 0
+    if geometry is not None and geometry.view.mirror != geometry.upside_down:
+        found = _swapped(found, decode.flip_pairs)
+    return found.astype(np.float32)
+
+
+def _swapped(points: NDArray[np.float64], pairs: tuple[tuple[int, int], ...]) -> NDArray[np.float64]:
+    order = np.arange(points.shape[-2])
+    for one, other in pairs:
+        if max(one, other) >= len(order):
+            raise DecodeError(f"flip_pairs has ({one}, {other}), but there are {len(order)} points")
+        order[[one, other]] = other, one
+    return points[..., order, :]
 
 
 def listed_points(parsed: Any) -> NDArray[np.float64]:

@@ -139,9 +139,9 @@ def _objects(parsed: Any, *, nested: bool) -> Objects:
     if not isinstance(parsed, dict):
         raise DecodeError(f"the JSON must be a list of boxes or objects, or lists by name, got {_shortened(parsed)}")
     size = stated_size(parsed)
-    for name in _LISTS:
-        if name in parsed and not nested:
-            inner = _objects(parsed[name], nested=True)
+    for holder in _LISTS:
+        if holder in parsed and not nested:
+            inner = _objects(parsed[holder], nested=True)
             return Objects(
                 num_objects=inner.num_objects, boxes=inner.boxes, values=inner.values, size=inner.size or size
             )
@@ -175,12 +175,16 @@ def stated_size(parsed: dict[str, Any]) -> tuple[int, int] | None:
         DecodeError: They are not positive integers.
     """
     holder = parsed["image"] if isinstance(parsed.get("image"), dict) else parsed
-    found = holder.get("height"), holder.get("width")
-    if found == (None, None):
+    height, width = holder.get("height"), holder.get("width")
+    if height is None and width is None:
         return None
-    if not all(type(side) is int and 0 < side <= _MAX_NUMBER for side in found):
-        raise DecodeError(f"height and width must be positive integers, got {_shortened(found)}")
-    return found[0], found[1]
+    if (
+        isinstance(height, int)
+        and isinstance(width, int)
+        and 0 < min(height, width) <= max(height, width) <= _MAX_NUMBER
+    ):
+        return height, width
+    raise DecodeError(f"height and width must be positive integers, got {_shortened([height, width])}")
 
 
 def parse_yolo(data: ImageBytes | str) -> Objects:

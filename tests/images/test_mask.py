@@ -42,9 +42,9 @@ def test_a_palette_is_read_as_pillow_reads_it() -> None:
 def test_a_crop_has_the_pixels_of_pillows_nearest_neighbour(crop: Any, seed: int) -> None:
     geometry = crop.draw_geometry(*IDS.shape, np.random.default_rng(seed))
     view, box = geometry.view, geometry.view.box
-    part = Image.fromarray(box.of(IDS))  # type: ignore[arg-type]
+    part = Image.fromarray(box.of(IDS))
     resized = np.asarray(part.resize(view.full[::-1], Image.Resampling.NEAREST))
-    expected = view.shown.of(resized)  # type: ignore[arg-type]
+    expected = view.shown.of(resized)
     np.testing.assert_array_equal(Mask()(palette_png(IDS), geometry), expected[:, ::-1] if view.mirror else expected)
 
 
@@ -56,7 +56,8 @@ def test_a_mask_of_any_size_has_no_value_that_its_file_does_not_have(
         height += 1
     ids = np.random.default_rng(height).choice(np.array([3, 7, 200], np.uint8), (height, width))
     mask = Mask(ignore=255, dtype=dtype)(palette_png(ids), geometry)
-    assert (mask.shape, mask.dtype) == (geometry.output_size, dtype)
+    assert mask.shape == geometry.output_size
+    assert mask.dtype == dtype
     assert set(np.unique(mask).tolist()) <= {*np.unique(ids).tolist(), 255}
     low, high = geometry.shown_area()
     rows, columns = np.arange(mask.shape[0]) + 0.5, np.arange(mask.shape[1]) + 0.5

@@ -49,7 +49,7 @@ def test_a_patch_of_a_photo_has_its_pixels(photos: Photos, name: str) -> None:
     data = photos[name].read_bytes()
     whole = open_image(data).pixels()
     for seed in range(5):
-        geometry = RandomCrop(32).draw_geometry(*whole.shape[:2], np.random.default_rng(seed))
+        geometry = RandomCrop(32).draw_geometry(whole.shape[0], whole.shape[1], np.random.default_rng(seed))
         expected = geometry.view.box.of(whole)
         made = RandomCrop(32)(data, np.random.default_rng(seed))
         np.testing.assert_array_equal(made, expected[:, ::-1] if geometry.view.mirror else expected)
@@ -81,7 +81,7 @@ def test_a_pair_of_images_gets_the_same_patch(missing: int, small_first: bool, s
     large = small.repeat(4, axis=0).repeat(4, axis=1)[: 180 - missing, : 280 - missing]
     low, high = RandomCrop(12, upside_down=0.5), RandomCrop(48, upside_down=0.5, align=4)
     first, image = (low, small) if small_first else (high, large)
-    geometry = first.draw_geometry(*image.shape[:2], np.random.default_rng(seed))
+    geometry = first.draw_geometry(image.shape[0], image.shape[1], np.random.default_rng(seed))
     made_low = low(encode(Image.fromarray(small), "PNG"), geometry=geometry)
     made_high = high(encode(Image.fromarray(large), "PNG"), geometry=geometry)
     expected = made_low.repeat(4, axis=0).repeat(4, axis=1)

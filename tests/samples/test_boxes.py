@@ -50,28 +50,20 @@ def test_boxes_are_what_the_result_shows_of_them(
 
 def shown(geometry: Geometry, box: list[float]) -> tuple[list[float] | None, float]:
     """Return the visible part of a box in the result, and the fraction of the box that it is, one side at a time."""
-    found: list[float] = []
+    found: list[Fraction] = []
     share = 1.0
-    height, width = geometry.output_size
-    for axis, length in ((0, width), (1, height)):
-        window = geometry.view.window or Box(0, 0, *geometry.view.full)
-        start, side, full, first, mirrored = (
-            (geometry.view.box.left, geometry.view.box.width, geometry.view.full[1], window.left, geometry.view.mirror)
-            if axis == 0
-            else (
-                geometry.view.box.top,
-                geometry.view.box.height,
-                geometry.view.full[0],
-                window.top,
-                geometry.upside_down,
-            )
-        )
-        low, high = ((Fraction(number) - start) * Fraction(full, side) - first for number in (box[axis], box[axis + 2]))
-        clipped_low, clipped_high = max(low, -first, 0), min(high, full - first, length)
-        if clipped_high <= clipped_low:
+    view, window, (height, width) = geometry.view, geometry.view.shown, geometry.output_size
+    across = view.box.left, view.box.width, view.full[1], window.left, width, view.mirror
+    down = view.box.top, view.box.height, view.full[0], window.top, height, geometry.upside_down
+    for axis, (start, side, full, first, length, is_mirrored) in enumerate((across, down)):
+        low = (Fraction(box[axis]) - start) * Fraction(full, side) - first
+        high = (Fraction(box[axis + 2]) - start) * Fraction(full, side) - first
+        shown_low = max(low, Fraction(-first), Fraction(0))
+        shown_high = min(high, Fraction(full - first), Fraction(length))
+        if shown_high <= shown_low:
             return None, 0.0
-        share *= float((clipped_high - clipped_low) / (high - low))
-        found += [length - clipped_high, length - clipped_low] if mirrored else [clipped_low, clipped_high]
+        share *= float((shown_high - shown_low) / (high - low))
+        found += [length - shown_high, length - shown_low] if is_mirrored else [shown_low, shown_high]
     return [float(found[place]) for place in (0, 2, 1, 3)], share
 
 
