@@ -52,6 +52,14 @@ def index(
     follow_links: Annotated[bool, typer.Option("--follow-links", help="Follow symbolic links.")] = False,
     hidden: Annotated[bool, typer.Option("--hidden", help="Include hidden files.")] = False,
     extensions: Annotated[str | None, typer.Option(help="Extensions of image files: .jpg,.png")] = None,
+    beside: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=PATTERN",
+            help="Add the file of each image as a column: mask=../masks/{}.png or caption={}.txt. {} is the path of "
+            "the image in the folder, without its extension. Repeatable.",
+        ),
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Threads that read sizes for --stat, and files for --jpeg.")] = 8,
     as_json: AsJson = False,
 ) -> None:
@@ -69,7 +77,9 @@ def index(
             columns=columns,
             root=root,
             split=None if split is None else _parts(split),
-            folder=FolderOptions(follow_links=follow_links, hidden=hidden, extensions=endings),
+            folder=FolderOptions(
+                follow_links=follow_links, hidden=hidden, extensions=endings, beside=_patterns(beside or [])
+            ),
             relative=relative,
             with_sizes=stat,
             num_workers=workers,
@@ -98,6 +108,18 @@ def index(
 def _noted(index: Index, *, num_workers: int) -> RowIndex:
     with progress_bar("reading JPEGs", total=len(index)) as update:
         return note_rows(index, num_workers=num_workers, progress=update)
+
+
+def _patterns(texts: list[str]) -> dict[str, str]:
+    """Parse `mask=../masks/{}.png`."""
+    pairs = [text.partition("=") for text in texts]
+    names = [name for name, _, _ in pairs]
+    for text, (name, equals, pattern) in zip(texts, pairs, strict=True):
+        if not (name and equals and pattern) or names.count(name) > 1:
+            raise ArgumentError(
+                f"--beside {text!r} is not NAME=PATTERN with a name of its own. Write mask=../masks/{{}}.png"
+            )
+    return {name: pattern for name, _, pattern in pairs}
 
 
 def _parts(text: str) -> dict[str, float] | list[float]:

@@ -6,11 +6,13 @@ Turning a source into rows:
 sources         determines the kind of a source, and opens it
 folders         class folders and flat folders, in the order of ImageFolder
 folder_options  FolderOptions: which files count as images
+pairs           files that belong to the images of a folder, such as masks and captions
 buckets         objects below a URL, treated as a folder
 tars            tar shards, as spans
 lmdbs           LMDB data files, as keys
 tfrecords       TFRecord files, as spans
 tables          Arrow files, as spans, and Parquet files, as rows
+table_cells     values of a table as cells of an index
 lists           plain lists, CSV files and existing indexes
 rows            Rows, the result of opening a source: columns, root, cells, and a count of what was left out
 grouping        groups the members of a shard into samples

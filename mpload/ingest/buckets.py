@@ -28,8 +28,11 @@ class RemoteWalk:
     """Files beside the class folders that are not images."""
     classes: list[str] = field(default_factory=list)
     shards: list[str] = field(default_factory=list)
+    tables: list[str] = field(default_factory=list)
     num_loose: int = 0
     num_in_classes: int = 0
+    num_texts: int = 0
+    text: str = ""
 
     def top(self) -> Iterator[str]:
         r"""Yield all images as keys `CLASS\0DIRECTORY\0NAME`.

@@ -69,10 +69,14 @@ def build_index(
 
     - a folder of class folders. Order and class numbers are those of torchvision's ImageFolder, and the names of the
       classes are stored in the index;
-    - a folder of images without class folders, which gives no labels;
+    - a folder of images without class folders, which gives no labels. If it has a .txt file for each image, these are
+      column `caption`;
+    - a folder of two folders, `images` and `masks`, with files of the same names;
     - a list or CSV of `path label` lines, or an index, whose paths are kept unchanged;
-    - a tar file, a folder of tar files, or a sequence of tar files. Samples are grouped as in WebDataset;
-    - an LMDB database, a TFRecord, Arrow or Parquet file, or a sequence of files of one of these kinds;
+    - a tar file, a folder of tar files, or a sequence of tar files. Samples are grouped as in WebDataset: texts, JSON
+      and arrays beside an image are columns too;
+    - an LMDB database, a TFRecord, Arrow or Parquet file, a sequence of files of one of these kinds, or a folder of
+      Arrow or Parquet files. Texts, numbers and lists in tables are columns too, lists as JSON;
     - a URL such as `s3://bucket/prefix`, which is treated like a folder.
 
     Tar files, databases and tables are indexed in place: nothing is extracted or copied.
@@ -82,14 +86,14 @@ def build_index(
         out: path of the index text. It appears only when it is complete, and replaces an older one.
         columns: for a list, the names and types of its columns, such as `"image:path label:int"`. For a folder or
             shards, other names for the columns. `"image:path"` with a folder indexes all images below it without
-            labels.
+            labels. For tar files, databases and tables, it can also be a selection of the columns.
         root: the folder or URL that the paths are relative to. For a list or an index, it replaces the declared root
             (default: `#root`, or else the folder of the list). For a folder or shards, it is a parent folder, or the
             place where they will be read from.
         split: parts and their fractions. With `out="data.txt"`, `{"train": 0.9, "val": 0.1}` writes `data.train.txt`
             and `data.val.txt`, and `[0.9, 0.1]` writes `data.0.txt` and `data.1.txt`. A hash of a sample's first path
             selects its part, so samples stay in their part when others are added or the order changes.
-        folder: which files count as images in a folder or shard.
+        folder: which files count as images in a folder or shard, and which files belong to them.
         relative: write `#root` relative to the index's folder, so that both can be moved together.
         with_sizes: also measure the size of each sample, which takes a `stat` call per file.
         num_workers: number of threads that measure sizes.

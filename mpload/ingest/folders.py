@@ -10,8 +10,9 @@ NUL never occurs in a name and sorts before every other character.
 
 import itertools
 import os
+import re
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -20,14 +21,18 @@ from mpload.errors import ArgumentError, StorageError
 from mpload.index.columns import Cell, ColumnType, parse_columns
 from mpload.ingest.buckets import RemoteWalk
 from mpload.ingest.folder_options import FolderOptions
+from mpload.ingest.pairs import Beside, belongs_to_image, captions_of
 from mpload.ingest.rows import LeftOut, Reason, Rows, rename_columns, root_and_prefix
 from mpload.ingest.sorting import sorted_strings
+from mpload.ingest.tables import open_arrows, open_parquets
 from mpload.ingest.tars import open_tars, refuse_compressed_name
 from mpload.units import printable
 
 __all__ = ["open_folder"]
 
 _Class = tuple[str, Iterator[str]]
+_PARQUET = ".parquet"
+_TABLES = (_PARQUET, ".arrow")
 _MAX_CLASS_NAMES_BYTES = 15 << 20  # a directive of an index holds at most 16 MiB
 
 
@@ -39,8 +44,9 @@ def open_folder(
     scratch: Path,
     columns: str | None = None,
     root: str | os.PathLike[str] | None = None,
+    beside: Beside | None = None,
 ) -> Iterator[Rows]:
-    """Open a folder of class folders, a flat folder of images, or a folder of tar shards.
+    """Open a folder of class folders, a flat folder of images, or a folder of tar, Parquet or Arrow shards.
 
     Args:
         folder: an absolute path, or a URL.
@@ -48,16 +54,43 @@ def open_folder(
         scratch: folder for temporary files of the sort.
         columns: other names for the columns. Without an integer column, as in `image:path`, class folders have no
             meaning: all images below `folder` are listed without labels.
-        root: a parent folder that the paths are relative to; `folder` itself by default.
+        root: a parent folder that the paths are relative to. By default, `folder` itself, or the innermost folder that
+            contains the files beside the images too.
+        beside: files that belong to images. Subfolders are no classes then. By default, `options.beside`, or the
+            captions of a flat folder in which there is a .txt file for each image.
 
     Raises:
         ArgumentError: there are no images, a class has no images, or there are both images and tar shards.
         StorageError: a directory cannot be read.
     """
+    is_pair = beside is not None
+    if beside is None and options.beside:
+        beside = Beside(folder=folder, patterns=options.beside)
+    if beside is not None and "://" in folder:
+        raise ArgumentError(
+            f"{folder}: files beside images are looked for in local folders only. Index a local copy, and give the URL "
+            f"as its root: mpload index FOLDER --root {folder}"
+        )
     walk = RemoteWalk(folder, options) if "://" in folder else _Walk(folder, options)
-    base, prefix = root_and_prefix(folder, root)
+    base, prefix = root_and_prefix(folder, beside.root if beside is not None and root is None else root)
+    if beside is not None:
+        beside.check_root(base)
     types = None if columns is None else [column.type for column in parse_columns(columns)]
-    unlabelled = types is not None and ColumnType.INT not in types and ColumnType.SPAN not in types
+    labelled_or_shards = {ColumnType.INT, ColumnType.SPAN, ColumnType.ROW}
+    unlabelled = is_pair or (types is not None and labelled_or_shards.isdisjoint(types))
+
+    def rows(
+        names: str, cells: Iterator[tuple[Cell, ...]], beside: Beside | None, classes: tuple[str, ...] = ()
+    ) -> Rows:
+        found = parse_columns(names)
+        return Rows(
+            columns=rename_columns(found if beside is None else found + beside.columns, columns),
+            root=base,
+            cells=cells if beside is None else beside.add_to(cells, prefix=prefix, root=base),
+            classes=classes,
+            left_out=walk.left_out,
+        )
+
     with ExitStack() as stack:
         found = walk.images("") if unlabelled else walk.top()
         keys = stack.enter_context(sorted_strings(found, folder=scratch))
@@ -80,23 +113,20 @@ def open_folder(
                     f"{folder}: the names of its {len(classes)} class folders are too long for an index. "
                     "If these are not classes, give columns='image:path' for images without labels"
                 )
-            yield Rows(
-                columns=rename_columns(parse_columns("image:path label:int"), columns),
-                root=base,
-                cells=itertools.chain([first], labelled),
-                classes=tuple(classes),
-                left_out=walk.left_out,
-            )
+            yield rows("image:path label:int", itertools.chain([first], labelled), beside, tuple(classes))
             return
         walk.left_out.add(Reason.EXTENSION, *beside_classes)
         if first_loose is not None:
-            yield Rows(
-                columns=rename_columns(parse_columns("image:path"), columns),
-                root=base,
-                cells=((prefix + _path(key),) for key in itertools.chain([first_loose], loose)),
-                left_out=walk.left_out,
-            )
+            if beside is None and columns is None and walk.num_texts == walk.num_loose:
+                beside = captions_of(folder, _path(first_loose))
+            if beside is None:
+                walk.left_out.add(Reason.EXTENSION, walk.text, walk.num_texts)  # captions of other images
+            yield rows("image:path", ((prefix + _path(key),) for key in itertools.chain([first_loose], loose)), beside)
+        elif walk.tables:
+            tables = [f"{folder}/{name}" for name in sorted(walk.tables)]
+            yield stack.enter_context(_open_tables(tables, columns, root or folder))
         else:
+            walk.left_out.add(Reason.EXTENSION, walk.text, walk.num_texts)
             left_out = f" Left out: {walk.left_out}." if walk.left_out else ""
             raise ArgumentError(
                 f"{folder}: no image found. Names of images end in {', '.join(options.extensions)}.{left_out} "
@@ -120,6 +150,17 @@ def _labelled(
             f"{walk.folder}: found no images for the classes {names}. Names of images end in "
             f"{', '.join(walk.options.extensions)}. Delete or move these folders, as each folder is a numbered class"
         )
+
+
+def _open_tables(files: list[str], columns: str | None, root: str | os.PathLike[str]) -> AbstractContextManager[Rows]:
+    parquets = [file for file in files if file.lower().endswith(_PARQUET)]
+    if 0 < len(parquets) < len(files):
+        other = next(file for file in files if file not in parquets)
+        raise ArgumentError(
+            f"{printable(parquets[0])} and {printable(other)}: are tables of two kinds. Index one kind after the "
+            "other, then join the indexes: mpload merge"
+        )
+    return (open_parquets if parquets else open_arrows)(files, columns=columns, root=root)
 
 
 def _refuse_images_beside_shards(walk: "_Walk | RemoteWalk", image: str | None) -> None:
@@ -158,7 +199,18 @@ class _Walk:
     """Files beside the class folders that are neither images nor shards."""
     classes: list[str] = field(default_factory=list)
     shards: list[str] = field(default_factory=list)
+    tables: list[str] = field(default_factory=list)
+    """Parquet and Arrow files. They are used if there are neither shards nor images."""
     num_loose: int = 0
+    num_texts: int = 0
+    """Number of .txt files at the top level."""
+    text: str = ""
+    """One of these .txt files."""
+    companions: re.Pattern[str] | None = field(init=False)
+    """Matches the paths of files that belong to images."""
+
+    def __post_init__(self) -> None:
+        self.companions = belongs_to_image(self.options.beside or {})
 
     def top(self) -> Iterator[str]:
         """Yield the images directly in the folder, and collect the names of its subfolders and shards."""
@@ -224,6 +276,14 @@ class _Walk:
         if shards:
             refuse_compressed_name(f"{self.folder}/{entry.name}")
         is_shard = shards and ending.endswith(".tar")
+        if shards and ending.endswith(_TABLES) and entry.is_file(follow_symlinks=follow):
+            self.tables.append(entry.name)
+        if self.companions is not None and self.companions.fullmatch(example):
+            return None
+        if shards and ending.endswith(".txt") and entry.is_file(follow_symlinks=follow):
+            self.num_texts += 1
+            self.text = example
+            return None
         if not is_image and not is_shard:
             (self.beside if shards else self.left_out).add(Reason.EXTENSION, example)
             return None

@@ -5,35 +5,58 @@ rest, after the dot, is the extension. For example, `cats/007.jpg` is the image 
 `cats/007.cls`, as an ASCII integer, or in `cats/007.json`, under `label` or `cls`. An extension with two parts names a
 column: `007.lr.png` and `007.hr.png` are the images of columns `lr` and `hr`. The first sample determines the columns,
 and all others must have the same ones.
+
+Texts, JSON and arrays beside an image are attached files: `007.txt` is column `txt`, `007.caption.txt` is column
+`caption`. A .json file that holds nothing but the label is no column.
 """
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
 from mpload.errors import ArgumentError
 from mpload.index.columns import Cell, Column, ColumnType
+from mpload.ingest.rows import LeftOut, Reason, choose_columns
 from mpload.units import printable
 
-__all__ = ["Member", "Sample", "column_name", "found_columns", "group_members", "label_in", "split_name"]
+__all__ = [
+    "Member",
+    "Sample",
+    "choose_cells",
+    "column_name",
+    "found_columns",
+    "group_members",
+    "is_attached",
+    "label_in",
+    "split_name",
+]
 
+_ATTACHED = frozenset({"txt", "json", "npy", "npz", "xml"})
 _INTEGER = re.compile(rb"\s*(-?\d{1,19})\s*")
+_LABELS = ("label", "cls")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A member of a shard that is an image or a label."""
+    """A member of a shard that is an image, a label or an attached file. A .json file with a label can be both."""
 
     name: str
     key: str
     column: str = ""
-    """Name of an image's column."""
-    cell: Cell = ""
-    """Location of an image's bytes."""
+    """Name of an image's column; empty if the member is not an image."""
+    cell: Cell | None = None
+    """Location of the bytes; None if the member is only a label."""
     label: int | None = None
-    """The label; None if the member is an image."""
+    """The label; None if the member contains none."""
+    is_column: bool = True
+    """Whether the file makes a column if it belongs to the first sample; False if it holds nothing but the label."""
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether the member is neither an image nor a label, and so makes no sample by itself."""
+        return not self.column and self.label is None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,21 +66,50 @@ class Sample:
     shard: str
     key: str
     images: dict[str, Member] = field(default_factory=dict)
+    attached: dict[str, Member] = field(default_factory=dict)
+    """Attached files by their extension, in lower case."""
     label: int | None = None
     label_member: str = ""
 
     def __str__(self) -> str:
         return f"{printable(self.shard)}: sample {printable(self.key)!r}"
 
-    def cells(self, first: "Sample") -> list[Cell]:
+    @property
+    def extensions(self) -> list[str]:
+        """Extensions of the attached files that make columns if this is the first sample, in their order."""
+        return sorted(extension for extension, member in self.attached.items() if member.is_column)
+
+    def cells(self, first: "Sample", left_out: LeftOut, extensions: Collection[str]) -> list[Cell]:
         """Return the cells of the sample's line, in the order of `found_columns(first)`.
+
+        Args:
+            first: the first sample.
+            left_out: counts the attached files that the first sample lacks.
+            extensions: the attached files that are wanted. The cells of others are empty.
 
         Raises:
             ArgumentError: the sample's members differ from those of the first sample.
         """
         self._check_like(first)
-        cells = [self.images[name].cell for name in _image_names(first)]
-        return cells if self.label is None else [*cells, self.label]
+        cells: list[Cell] = [_cell(self.images[name]) for name in _image_names(first)]
+        if self.label is not None:
+            cells.append(self.label)
+        for extension in first.extensions:
+            if extension not in extensions:
+                cells.append("")
+                continue
+            if extension not in self.attached:
+                raise ArgumentError(
+                    f"{self} has no member like {printable(first.attached[extension].name)}, which the first sample "
+                    f"has ({first}). Give all samples the same members, or give columns without this one, such as "
+                    "columns='image:span'"
+                )
+            cells.append(_cell(self.attached[extension]))
+        if self.attached.keys() - first.attached.keys():
+            for extension, member in self.attached.items():
+                if extension not in first.attached:
+                    left_out.add(Reason.NOT_IN_FIRST, f"{self.shard}: {member.name}")
+        return cells
 
     def add(self, member: Member) -> None:
         """Add a member to the sample.
@@ -65,15 +117,19 @@ class Sample:
         Raises:
             ArgumentError: the sample already has this member, or another image in the same column.
         """
-        if member.label is None:
+        if member.column:
             self._add_image(member)
             return
-        if self.label_member == member.name:
+        if self.label_member == member.name or (member.cell is not None and self._attach(member) is not member):
             raise ArgumentError(
                 f"{printable(self.shard)}: member {printable(member.name)} occurs twice in a row. Delete one"
             )
-        if not self.label_member.endswith(".cls"):  # a .cls file wins over a .json file, which may hold other data
+        # A .cls file wins over a .json file, which may hold other data.
+        if member.label is not None and not self.label_member.endswith(".cls"):
             self.label, self.label_member = member.label, member.name
+
+    def _attach(self, member: Member) -> Member:
+        return self.attached.setdefault(split_name(member.name)[1], member)
 
     def _add_image(self, member: Member) -> None:
         if (other := self.images.setdefault(member.column, member)) is not member:
@@ -115,28 +171,92 @@ class Sample:
 
 
 def found_columns(first: Sample, type_: ColumnType) -> tuple[Column, ...]:
-    """Return the columns of the first sample. The columns of images get type `type_`."""
+    """Return the columns of the first sample. The columns of files get type `type_`."""
     found = [Column(name=name, type=type_) for name in _image_names(first)]
     if first.label is not None:
         found.append(Column(name="label", type=ColumnType.INT))
+    taken = {"label", *first.images}
+    for extension in first.extensions:
+        stem, _, last = extension.rpartition(".")
+        name = _identifier(stem or last)
+        if name in taken:
+            name = _identifier(extension)
+        if name in taken:
+            raise ArgumentError(
+                f"{first}: member {printable(first.attached[extension].name)} and another one are both column "
+                f"{name!r}. Rename one of them (007.caption.txt is column caption), or delete it"
+            )
+        taken.add(name)
+        found.append(Column(name=name, type=type_))
     return tuple(found)
 
 
-def group_members(shard: str, members: Iterable[Member]) -> Iterator[Sample]:
+def choose_cells(
+    first: Sample, samples: Iterable[Sample], type_: ColumnType, columns: str | None, left_out: LeftOut
+) -> tuple[tuple[Column, ...], Iterator[list[Cell]]]:
+    """Return the columns of an index, and the cells of its lines.
+
+    Args:
+        first: the first sample, which determines the columns.
+        samples: all samples.
+        type_: the type of the columns of files.
+        columns: other names for the columns, or a selection of them.
+        left_out: counts the attached files that the first sample lacks.
+    """
+    chosen, numbers = choose_columns(found_columns(first, type_), columns)
+    first_attached = len(first.images) + (first.label is not None)
+    wanted = {first.extensions[number - first_attached] for number in numbers if number >= first_attached}
+
+    def cells() -> Iterator[list[Cell]]:
+        for sample in samples:
+            made = sample.cells(first, left_out, wanted)
+            yield [made[number] for number in numbers]
+
+    return chosen, cells()
+
+
+def group_members(shard: str, members: Iterable[Member], left_out: LeftOut) -> Iterator[Sample]:
     """Group adjacent members with the same key into samples.
+
+    Attached files that are not adjacent to an image or label with their key are counted in `left_out`.
 
     Raises:
         ArgumentError: a sample has a label but no image, or two images in one column.
     """
     sample = None
+    waiting: list[Member] = []  # attached files whose image or label may follow
     for member in chain(members, [None]):
+        if member is not None and member.is_attached:
+            if sample is not None and sample.key == member.key:
+                sample.add(member)
+                continue
+            if waiting and waiting[0].key != member.key:
+                _leave_out(shard, waiting, left_out)
+            waiting.append(member)
+            continue
         if sample is not None and (member is None or sample.key != member.key):
             sample.check_images()
             yield sample
             sample = None
         if member is not None:
             sample = sample or Sample(shard=shard, key=member.key)
+            if waiting and waiting[0].key == member.key:
+                for attached in waiting:
+                    sample.add(attached)
+                waiting.clear()
             sample.add(member)
+    _leave_out(shard, waiting, left_out)
+
+
+def _leave_out(shard: str, waiting: list[Member], left_out: LeftOut) -> None:
+    for member in waiting:
+        left_out.add(Reason.ALONE, f"{shard}: {member.name}")
+    waiting.clear()
+
+
+def is_attached(extension: str) -> bool:
+    """Whether a file with this lower-case extension is kept beside an image, though it is neither image nor label."""
+    return extension.rpartition(".")[2] in _ATTACHED
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -148,13 +268,18 @@ def split_name(name: str) -> tuple[str, str]:
 
 def column_name(extension: str) -> str:
     """Return the column of an image with this extension: `lr` for `lr.png`, `image` for `png`."""
-    stem = extension.rpartition(".")[0]
-    name = re.sub(r"\W|^(?=\d)", "_", stem, flags=re.ASCII) or "image"
+    name = _identifier(extension.rpartition(".")[0]) or "image"
     return "label_image" if name == "label" else name
 
 
-def label_in(where: str, data: bytes, extension: str) -> int | None:
-    """Return the label in a member's `data`; None if it is a .json file without a label.
+def _identifier(text: str) -> str:
+    return re.sub(r"\W|^(?=\d)", "_", text, flags=re.ASCII)
+
+
+def label_in(where: str, data: bytes, extension: str) -> tuple[int | None, bool]:
+    """Return the label in a member's `data`, and whether the member holds anything else.
+
+    The label is None if the member is a .json file without a label.
 
     Raises:
         ArgumentError: the label is not an integer, or the file is not JSON. The message starts with `where`.
@@ -162,19 +287,26 @@ def label_in(where: str, data: bytes, extension: str) -> int | None:
     if extension == "cls":
         match = _INTEGER.fullmatch(data)
         value: object = int(match[1]) if match else data[:40].decode("utf-8", "replace")
+        has_more = False
     else:
         try:
             document = json.loads(data)
         except (ValueError, RecursionError) as error:
             raise ArgumentError(f"{where} is not JSON: {error}") from error
         if not isinstance(document, dict):
-            return None
+            return None, True
         value = document.get("label", document.get("cls"))
         if value is None:
-            return None
+            return None, True
+        has_more = not document.keys() <= set(_LABELS)
     if not isinstance(value, int) or isinstance(value, bool) or not -(1 << 63) <= value < 1 << 63:
         raise ArgumentError(f"{where} contains {value!r:.80}, but a label must be an integer of 64 bits")
-    return value
+    return value, has_more
+
+
+def _cell(member: Member) -> Cell:
+    assert member.cell is not None, "images and attached files have cells"
+    return member.cell
 
 
 def _image_names(first: Sample) -> list[str]:

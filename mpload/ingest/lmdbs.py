@@ -13,9 +13,18 @@ from itertools import chain, islice
 from pathlib import Path
 
 from mpload.errors import ArgumentError
-from mpload.index.columns import Cell, ColumnType, parse_columns
-from mpload.ingest.grouping import Member, Sample, column_name, found_columns, group_members, label_in, split_name
-from mpload.ingest.rows import LeftOut, Reason, Rows, rename_columns, root_and_prefix
+from mpload.index.columns import ColumnType, parse_columns
+from mpload.ingest.grouping import (
+    Member,
+    Sample,
+    choose_cells,
+    column_name,
+    group_members,
+    is_attached,
+    label_in,
+    split_name,
+)
+from mpload.ingest.rows import LeftOut, Reason, Rows, root_and_prefix
 from mpload.ingest.signatures import looks_like_image
 from mpload.storage.lmdb_scan import scan_lmdb
 from mpload.storage.ranges import LmdbValue
@@ -52,7 +61,8 @@ def open_lmdb_rows(
     Args:
         files: absolute paths of data files.
         extensions: extensions of image keys, in lower case.
-        columns: other names for the columns. Without an integer column, folders are not treated as classes.
+        columns: other names for the columns, or a selection of them. Without an integer column, folders are not
+            treated as classes.
         root: a folder that contains all files, or a URL. Their common parent by default.
 
     Memory: constant, apart from the names of the classes.
@@ -70,7 +80,7 @@ def open_lmdb_rows(
 
     def samples(left: LeftOut) -> Iterator[Sample]:
         for file, path in paths.items():
-            yield from group_members(file, _members(file, path, extensions, left))
+            yield from group_members(file, _members(file, path, extensions, left), left)
 
     found = samples(left_out)
     first = next(found, None)
@@ -78,24 +88,18 @@ def open_lmdb_rows(
         raise ArgumentError(
             f"{printable(files[0])}: no value is an image{_hint(files[0])}. Values must be the bytes of image files"
         )
-    names = found_columns(first, ColumnType.LMDB)
     wants_labels = columns is None or any(column.type is ColumnType.INT for column in parse_columns(columns))
     classes = _classes(samples(unused)) if first.label is None and "/" in first.key and wants_labels else ()
     numbers = {name: number for number, name in enumerate(classes)}
-    if classes:
-        names += parse_columns("image:path label:int")[1:]
 
-    def cells(sample: Sample) -> list[Cell]:
-        made = sample.cells(first)
-        return [*made, numbers[sample.key.partition("/")[0]]] if classes else made
+    def labelled(sample: Sample) -> Sample:
+        if classes:
+            sample.label = numbers[sample.key.partition("/")[0]]
+        return sample
 
-    yield Rows(
-        columns=rename_columns(names, columns),
-        root=base,
-        cells=(cells(sample) for sample in chain([first], found)),
-        classes=classes,
-        left_out=left_out,
-    )
+    every = map(labelled, chain([first], found))
+    chosen, cells = choose_cells(labelled(first), every, ColumnType.LMDB, columns, left_out)
+    yield Rows(columns=chosen, root=base, cells=cells, classes=classes, left_out=left_out)
 
 
 def _members(file: str, path: str, extensions: tuple[str, ...], left_out: LeftOut) -> Iterator[Member]:
@@ -106,15 +110,18 @@ def _members(file: str, path: str, extensions: tuple[str, ...], left_out: LeftOu
             if key and f".{extension}".endswith(extensions):
                 yield Member(name=name, key=key, column=column_name(extension), cell=LmdbValue(path, raw))
                 continue
-            if key and extension in {"cls", "json"}:
-                label = label_in(f"{printable(file)}: key {printable(name)}", value, extension)
-                if label is not None:
-                    yield Member(name=name, key=key, label=label)
-                    continue
+            if key and extension == "cls":
+                label, _ = label_in(f"{printable(file)}: key {printable(name)}", value, extension)
+                yield Member(name=name, key=key, label=label)
             elif looks_like_image(value):
                 yield Member(name=name, key=name, column="image", cell=LmdbValue(path, raw))
-                continue
-            left_out.add(Reason.NO_IMAGE, f"{file}: {name}")
+            elif key and is_attached(extension):
+                label, has_more = None, True
+                if extension == "json":
+                    label, has_more = label_in(f"{printable(file)}: key {printable(name)}", value, extension)
+                yield Member(name=name, key=key, cell=LmdbValue(path, raw), label=label, is_column=has_more)
+            else:
+                left_out.add(Reason.NO_IMAGE, f"{file}: {name}")
 
 
 def _classes(samples: Iterator[Sample]) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ __all__ = [
     "Reason",
     "Rows",
     "absolute",
+    "choose_columns",
     "is_outside",
     "rename_columns",
     "root_and_prefix",
@@ -32,6 +33,9 @@ class Reason(StrEnum):
     EXTENSION = "files with other extensions (FolderOptions(extensions=...) includes them)"
     BESIDE_CLASSES = "images beside the class folders (move each into the folder of its class)"
     NO_IMAGE = "values that are not images"
+    ALONE = "captions, JSON or arrays with no image of the same key next to them (sort the members: tar --sort=name)"
+    NOT_IN_FIRST = "captions, JSON or arrays that the first sample lacks"
+    NO_TEXT = "columns of a type that cannot be written as text"
     NO_FILE = "names of images that are not regular files (broken links, folders, pipes)"
 
 
@@ -130,6 +134,21 @@ def rename_columns(found: tuple[Column, ...], columns: str | None) -> tuple[Colu
     if [column.type for column in wanted] != [column.type for column in found]:
         raise ArgumentError(
             f"columns {columns!r} do not match this source, which has {format_columns(found)!r}. "
-            "Only the names may differ, not the number and types"
+            "Only the names may differ, not the number and types. "
+            "Some of the columns can be selected by their names and types"
         )
     return wanted
+
+
+def choose_columns(found: tuple[Column, ...], columns: str | None) -> tuple[tuple[Column, ...], list[int]]:
+    """Return the columns of an index, and the numbers of these columns among those `found` in the source.
+
+    `columns` either gives all columns found other names, or selects some of them by their names and types.
+
+    Raises:
+        ArgumentError: `columns` does neither.
+    """
+    wanted = found if columns is None else parse_columns(columns)
+    if len(wanted) < len(found) and set(wanted) <= set(found):
+        return wanted, [found.index(column) for column in wanted]
+    return rename_columns(found, columns), list(range(len(found)))

@@ -11,6 +11,7 @@ from mpload.ingest.folder_options import FolderOptions
 from mpload.ingest.folders import open_folder
 from mpload.ingest.lists import open_list
 from mpload.ingest.lmdbs import data_file, open_lmdb_rows
+from mpload.ingest.pairs import pair_of_folders
 from mpload.ingest.rows import Rows, absolute
 from mpload.ingest.tables import open_arrows, open_parquets
 from mpload.ingest.tars import open_tars, refuse_compressed, refuse_compressed_name
@@ -82,8 +83,10 @@ def open_source(
             )
         match kinds[0]:
             case "folder":
+                pair = pair_of_folders(paths[0], folder, columns)
+                path = str(paths[0]) if pair is None else pair.folder
                 rows = stack.enter_context(
-                    open_folder(str(paths[0]), options=folder, scratch=scratch, columns=columns, root=root)
+                    open_folder(path, options=folder, scratch=scratch, columns=columns, root=root, beside=pair)
                 )
             case "tar":
                 shards = [str(path) for path in paths]

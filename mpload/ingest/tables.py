@@ -4,14 +4,17 @@ Images are columns of bytes, or of structs with a field `bytes`. The label is th
 metadata declares a ClassLabel, whose names become the classes, or else one with a name such as `label`. An uncompressed
 Arrow file contains its values verbatim, so their cells are spans, and reading them does not need pyarrow. The values of
 a Parquet file are encoded, so their cells give the row group and the row.
+
+All other columns are copied to the text: texts and numbers as they are, lists and structs as JSON
+(`mpload.ingest.table_cells`).
 """
 
 import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, replace
+from itertools import chain, count, repeat
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,8 @@ import pyarrow.parquet as pq
 
 from mpload.errors import ArgumentError, StorageError
 from mpload.index.columns import Cell, Column, ColumnType
-from mpload.ingest.rows import Rows, rename_columns, root_and_prefix
+from mpload.ingest.rows import LeftOut, Reason, Rows, choose_columns, root_and_prefix
+from mpload.ingest.table_cells import cell_type, cells_of
 from mpload.storage.ranges import RowValue, Span
 from mpload.units import printable
 
@@ -35,11 +39,15 @@ _COPY = "Is it a complete copy? Copy or write it again"
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Which columns of a schema are images, and which one is the label."""
+    """Which columns of a schema are images, which one is the label, and which others are copied."""
 
     images: tuple[tuple[str, ...], ...]
     """The name of each image column and, if it is a struct, of its field of bytes."""
     label: str | None
+    copied: tuple[tuple[str, ColumnType], ...]
+    """The name and type of each other column."""
+    unknown: tuple[str, ...]
+    """Columns whose values cannot be written as text."""
     classes: tuple[str, ...]
 
     @classmethod
@@ -64,7 +72,18 @@ class _Layout:
             if name in names or name in _LABEL_NAMES
         )
         label = labels[0][2] if labels else None
-        return cls(tuple(images), label, names.get(label, ()) if label is not None else ())
+        others_by_name = {
+            column.name: cell_type(column.type)
+            for column in schema
+            if column.name != label and column.name not in {image[0] for image in images}
+        }
+        return cls(
+            images=tuple(images),
+            label=label,
+            copied=tuple((name, type_) for name, type_ in others_by_name.items() if type_ is not None),
+            unknown=tuple(name for name, type_ in others_by_name.items() if type_ is None),
+            classes=names.get(label, ()) if label is not None else (),
+        )
 
     def columns(self, type_: ColumnType) -> tuple[Column, ...]:
         names = ["image"] if len(self.images) == 1 else [_column_name(image[0]) for image in self.images]
@@ -73,7 +92,25 @@ class _Layout:
         found = [Column(name=name, type=type_) for name in names]
         if self.label is not None:
             found.append(Column(name="label", type=ColumnType.INT))
+        taken = {column.name for column in found}
+        for name, kind in self.copied:
+            plain = _identifier(name)
+            unique = next(
+                each for number in count(1) if (each := f"{plain}_{number}" if number > 1 else plain) not in taken
+            )
+            taken.add(unique)
+            found.append(Column(name=unique, type=kind))
         return tuple(found)
+
+    def chosen(self, numbers: list[int]) -> "_Layout":
+        """Return the layout with only those copied columns that are among the columns `numbers`."""
+        copied = tuple(each for number, each in enumerate(self.copied, start=self.num_fixed) if number in numbers)
+        return replace(self, copied=copied)
+
+    @property
+    def num_fixed(self) -> int:
+        """Number of columns of images and labels, which come first."""
+        return len(self.images) + (self.label is not None)
 
 
 @contextmanager
@@ -96,18 +133,18 @@ def open_arrows(
 def open_parquets(
     files: Sequence[str], *, columns: str | None = None, root: str | os.PathLike[str] | None = None
 ) -> Iterator[Rows]:
-    """Open Parquet files in the order given. Only their metadata and labels are read.
+    """Open Parquet files in the order given. Their images are not read.
 
     Args:
         files: absolute paths.
-        columns: other names for the columns.
+        columns: other names for the columns, or a selection of them.
         root: a folder that contains all files, or a URL. Their common parent by default.
 
-    Memory: the labels of one row group.
+    Memory: a few thousand rows without their images.
 
     Raises:
-        ArgumentError: there is no column of images, a file's columns differ from the first file's, or a label is
-            null.
+        ArgumentError: there is no column of images, a file's columns differ from the first file's, or an image or
+            number is null.
         StorageError: a file is truncated, damaged or cannot be read.
     """
     layout = _layout(files[0], parquet=True)
@@ -124,20 +161,31 @@ def _rows(
     parent = os.path.commonpath([os.path.dirname(file) for file in files])  # noqa: PTH120
     base, prefix = root_and_prefix(parent, root)
 
+    found = layout.columns(type_)
+    chosen, numbers = choose_columns(found, columns)
+    wanted = layout.chosen(numbers)
+    made = [number for number in range(len(found)) if number < layout.num_fixed or number in numbers]
+    places = [made.index(number) for number in numbers]
+    left_out = LeftOut()
+    for name in layout.unknown:
+        left_out.add(Reason.NO_TEXT, name)
+
     def cells(file: str) -> Iterator[list[Cell]]:
         path = prefix + file[len(parent) :].lstrip("/")
         if _layout(file, parquet=type_ is ColumnType.ROW) != layout:
             raise ArgumentError(f"{printable(file)}: has other columns than {printable(files[0])}. Index it separately")
         try:
-            yield from (_parquet_cells if type_ is ColumnType.ROW else _arrow_cells)(file, path, layout)
-        except (pa.ArrowException, OSError) as error:
+            for row in (_parquet_cells if type_ is ColumnType.ROW else _arrow_cells)(file, path, wanted):
+                yield [row[place] for place in places]
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise _broken(file, error) from error
 
     return Rows(
-        columns=rename_columns(layout.columns(type_), columns),
+        columns=chosen,
         root=base,
         cells=chain.from_iterable(map(cells, files)),
         classes=layout.classes,
+        left_out=left_out,
     )
 
 
@@ -195,28 +243,36 @@ def _arrow_cells(file: str, path: str, layout: _Layout) -> Iterator[list[Cell]]:
                 for start in range(0, batch.num_rows, _SLICE_ROWS):
                     part = batch.slice(start, _SLICE_ROWS)
                     spans = [_spans(part, image, file, first + start, address, num_bytes) for image in layout.images]
-                    labels = _labels(part, layout, file, first + start)
+                    values = _values(part, layout, file, first + start)
                     for row in range(part.num_rows):
-                        cells: list[Cell] = [Span(path, *span[row]) for span in spans]
-                        yield cells if labels is None else [*cells, labels[row]]
+                        yield [*(Span(path, *span[row]) for span in spans), *(column[row] for column in values)]
                 first += batch.num_rows
 
 
 def _parquet_cells(file: str, path: str, layout: _Layout) -> Iterator[list[Cell]]:
     names = [".".join(image) for image in layout.images]
+    others = ([] if layout.label is None else [layout.label]) + [name for name, _ in layout.copied]
     with pq.ParquetFile(file) as table:
         first = 0
         for row_group in range(table.num_row_groups):
             num_rows = table.metadata.row_group(row_group).num_rows
-            labels = None
-            if layout.label is not None:
-                labels = _labels(
-                    table.read_row_group(row_group, columns=[layout.label], use_threads=False), layout, file, first
-                )
-            for row in range(num_rows):
-                cells: list[Cell] = [RowValue(path, row_group, row, name) for name in names]
-                yield cells if labels is None else [*cells, labels[row]]
+            values = (
+                zip(*_values(batch, layout, file, start), strict=True)
+                for start, batch in _slices(table, row_group, others, first)
+            )
+            rows = chain.from_iterable(values) if others else repeat((), num_rows)
+            for row, cells in enumerate(rows):
+                yield [*(RowValue(path, row_group, row, name) for name in names), *cells]
             first += num_rows
+
+
+def _slices(
+    table: pq.ParquetFile, row_group: int, names: list[str], first: int
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the columns `names` of a row group in parts, with the number of each part's first row in the file."""
+    for batch in table.iter_batches(_SLICE_ROWS, row_groups=[row_group], columns=names, use_threads=False):
+        yield first, batch
+        first += batch.num_rows
 
 
 def _spans(
@@ -240,13 +296,19 @@ def _spans(
     return list(zip(starts[:-1].tolist(), np.diff(starts).tolist(), strict=True))
 
 
-def _labels(table: pa.RecordBatch | pa.Table, layout: _Layout, file: str, first: int) -> list[int] | None:
-    if layout.label is None:
-        return None
-    values: Any = table.column(layout.label)
-    _refuse_null(values, file, first, layout.label)
-    labels: list[int] = values.to_pylist()
-    return labels
+def _values(batch: pa.RecordBatch, layout: _Layout, file: str, first: int) -> list[list[Cell]]:
+    """Return the values of the label column, if there is one, and of each copied column."""
+    columns: list[list[Cell]] = []
+    if layout.label is not None:
+        labels: Any = batch.column(layout.label)
+        _refuse_null(labels, file, first, layout.label)
+        columns.append(labels.to_pylist())
+    for name, type_ in layout.copied:
+        values = batch.column(name)
+        if type_ is ColumnType.INT:
+            _refuse_null(values, file, first, name)
+        columns.append(cells_of(values, type_))
+    return columns
 
 
 def _refuse_null(values: Any, file: str, first: int, column: str) -> None:
@@ -254,7 +316,7 @@ def _refuse_null(values: Any, file: str, first: int, column: str) -> None:
         row = first + values.is_null().to_pylist().index(True)
         raise ArgumentError(
             f"{printable(file)}: row {row} has no value in column {column!r}. If images are given as paths of files, "
-            "index these files. Otherwise remove the row"
+            "index these files. Otherwise remove the row, or leave a column of numbers out: columns='image:row'"
         )
 
 
@@ -288,6 +350,10 @@ def _class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
 
 
 def _column_name(name: str) -> str:
-    plain = "".join(letter if letter.isascii() and (letter.isalnum() or letter == "_") else "_" for letter in name)
-    plain = f"_{plain}" if plain[:1].isdigit() else plain or "image"
+    plain = _identifier(name)
     return "label_image" if plain == "label" else plain
+
+
+def _identifier(name: str) -> str:
+    plain = "".join(letter if letter.isascii() and (letter.isalnum() or letter == "_") else "_" for letter in name)
+    return f"_{plain}" if plain[:1].isdigit() else plain or "column"

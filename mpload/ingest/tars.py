@@ -14,8 +14,17 @@ from typing import BinaryIO
 
 from mpload.errors import ArgumentError, StorageError
 from mpload.index.columns import ColumnType
-from mpload.ingest.grouping import Member, Sample, column_name, found_columns, group_members, label_in, split_name
-from mpload.ingest.rows import LeftOut, Reason, Rows, rename_columns, root_and_prefix
+from mpload.ingest.grouping import (
+    Member,
+    Sample,
+    choose_cells,
+    column_name,
+    group_members,
+    is_attached,
+    label_in,
+    split_name,
+)
+from mpload.ingest.rows import LeftOut, Reason, Rows, root_and_prefix
 from mpload.storage.ranges import Span
 from mpload.units import MIB, printable
 
@@ -46,7 +55,7 @@ def open_tars(
     Args:
         shards: absolute paths.
         extensions: extensions of images, in lower case.
-        columns: other names for the columns.
+        columns: other names for the columns, or a selection of them.
         root: a folder that contains all shards, or a URL. Their common parent by default.
 
     Memory: constant: one sample's members.
@@ -67,12 +76,8 @@ def open_tars(
             f"{printable(shards[0])}{f' and {len(shards) - 1} others' if len(shards) > 1 else ''}: no image found. "
             f"Names of images end in {', '.join(extensions)}"
         )
-    yield Rows(
-        columns=rename_columns(found_columns(first, ColumnType.SPAN), columns),
-        root=base,
-        cells=(sample.cells(first) for sample in chain([first], samples)),
-        left_out=left_out,
-    )
+    chosen, cells = choose_cells(first, chain([first], samples), ColumnType.SPAN, columns, left_out)
+    yield Rows(columns=chosen, root=base, cells=cells, left_out=left_out)
 
 
 def refuse_compressed_name(path: str) -> None:
@@ -97,7 +102,7 @@ def _samples(shard: str, path: str, extensions: tuple[str, ...], left_out: LeftO
         with Path(shard).open("rb") as file:
             refuse_compressed(shard, file.read(8))
             file.seek(0)
-            yield from group_members(shard, _images_and_labels(shard, path, file, extensions, left_out))
+            yield from group_members(shard, _named(shard, path, file, extensions, left_out), left_out)
     except tarfile.TarError as error:
         raise StorageError(f"{printable(shard)}: is not a complete tar file: {error}. {_COPY}") from error
     except OSError as error:
@@ -106,23 +111,25 @@ def _samples(shard: str, path: str, extensions: tuple[str, ...], left_out: LeftO
         raise StorageError(f"{printable(shard)}: cannot be read: {error.strerror or error}") from error
 
 
-def _images_and_labels(
-    shard: str, path: str, file: BinaryIO, extensions: tuple[str, ...], left_out: LeftOut
-) -> Iterator[Member]:
+def _named(shard: str, path: str, file: BinaryIO, extensions: tuple[str, ...], left_out: LeftOut) -> Iterator[Member]:
+    """Yield the members that are images, labels or attached files."""
     for member in _members(shard, file):
         key, extension = split_name(member.name)
+        name = member.name
+        cell = Span(path, member.offset_data, member.size)
         if key and f".{extension}".endswith(extensions):
             _refuse_scattered(shard, member)
-            cell = Span(path, member.offset_data, member.size)
-            yield Member(name=member.name, key=key, column=column_name(extension), cell=cell)
-            continue
-        if extension in {"cls", "json"} and key:
+            yield Member(name=name, key=key, column=column_name(extension), cell=cell)
+        elif key and extension == "cls":
             _refuse_scattered(shard, member)
-            if (label := _read_label(shard, file, member, extension)) is not None:
-                yield Member(name=member.name, key=key, label=label)
-                continue
-        if not member.isdir():
-            left_out.add(Reason.EXTENSION, f"{shard}: {member.name}")
+            label, _ = _read_label(shard, file, member, extension)
+            yield Member(name=name, key=key, label=label)
+        elif key and is_attached(extension) and not member.isdir():
+            _refuse_scattered(shard, member)
+            label, has_more = _read_label(shard, file, member, extension) if extension == "json" else (None, True)
+            yield Member(name=name, key=key, cell=cell, label=label, is_column=has_more)
+        elif not member.isdir():
+            left_out.add(Reason.EXTENSION, f"{shard}: {name}")
 
 
 def _members(shard: str, file: BinaryIO) -> Iterator[tarfile.TarInfo]:
@@ -151,8 +158,8 @@ def _refuse_scattered(shard: str, member: tarfile.TarInfo) -> None:
         )
 
 
-def _read_label(shard: str, file: BinaryIO, member: tarfile.TarInfo, extension: str) -> int | None:
-    """Return the label in a member; None if it is a .json file without a label."""
+def _read_label(shard: str, file: BinaryIO, member: tarfile.TarInfo, extension: str) -> tuple[int | None, bool]:
+    """Return the label in a member, as `label_in` does."""
     where = f"{printable(shard)}: member {printable(member.name)}"
     if member.size > _MAX_LABEL_MEMBER_BYTES:
         raise ArgumentError(f"{where} has {member.size} bytes, but a label has at most {_MAX_LABEL_MEMBER_BYTES}")

@@ -8,9 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
-import numpy as np
 import pytest
-import simplejpeg  # type: ignore[import-untyped]
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,20 +18,7 @@ from mpload.index.columns import Cell
 from mpload.ingest.folder_options import IMAGE_EXTENSIONS, FolderOptions
 from mpload.ingest.rows import is_outside
 from mpload.ingest.sorting import sorted_strings
-
-JPEG: bytes = simplejpeg.encode_jpeg(np.random.default_rng(0).integers(0, 255, (16, 16, 3), dtype=np.uint8))
-
-
-def make_files(folder: Path, *names: str) -> Path:
-    for name in names:
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(JPEG)
-    return folder
-
-
-def cells(path: Path) -> list[tuple[Cell, ...]]:
-    return [record.cells for record in open_index(path)]
+from tests.support.ingested import JPEG, cells, make_files
 
 
 def as_image_folder(folder: Path, extensions: tuple[str, ...] = IMAGE_EXTENSIONS) -> list[tuple[str, int]]:

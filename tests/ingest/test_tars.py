@@ -8,30 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import simplejpeg  # type: ignore[import-untyped]
 
 from mpload import build_index, open_index
 from mpload.errors import ArgumentError, MploadWarning, StorageError
-from mpload.index.columns import Cell
 from mpload.ingest.folder_options import IMAGE_EXTENSIONS
 from mpload.ingest.tars import open_tars
 from mpload.storage.ranges import Span
-
-JPEG: bytes = simplejpeg.encode_jpeg(np.random.default_rng(0).integers(0, 255, (16, 16, 3), dtype=np.uint8))
-
-
-def make_tar(path: Path, *members: tuple[str, bytes], tar_format: int = tarfile.PAX_FORMAT) -> Path:
-    with tarfile.open(path, "w", format=tar_format) as tar:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    return path
-
-
-def read_span(root: Path, cell: Cell) -> bytes:
-    assert isinstance(cell, Span)
-    return (root / cell.path).read_bytes()[cell.offset_bytes :][: cell.length_bytes]
+from tests.support.ingested import JPEG, make_tar, read_span
 
 
 def test_spans_contain_exactly_the_bytes_of_the_members(tmp_path: Path) -> None:
@@ -101,7 +84,7 @@ def test_a_warning_counts_members_that_are_left_out(tmp_path: Path) -> None:
         ("0.json", b'{"label": 4}'),
         ("0.jpg", JPEG),
     )
-    with pytest.warns(MploadWarning, match="5 files with other extensions"):
+    with pytest.warns(MploadWarning, match=r"2 captions, JSON .*meta\.json; 2 files with other ext"):
         out = build_index(tar, tmp_path / "x.txt")
     assert open_index(out)[0]["label"] == 3  # a .cls file wins over a .json file
 

@@ -1,0 +1,134 @@
+"""Files that belong to the images of a folder, such as masks and captions, as further columns of type `path`.
+
+A pattern says where the file of an image is. In it, `{}` stands for the path of the image without its extension, and
+the whole pattern is relative to the folder of images: `{}.txt` lies next to the image, `../masks/{}.png` in a folder
+with the same subfolders.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from mpload.errors import ArgumentError
+from mpload.index.columns import Cell, Column, ColumnType, parse_columns
+from mpload.ingest.folder_options import FolderOptions
+from mpload.ingest.rows import is_outside
+from mpload.units import printable
+
+__all__ = ["Beside", "belongs_to_image", "captions_of", "pair_of_folders"]
+
+_IMAGES = "images"
+_MASKS = "masks"
+_PAIR = [ColumnType.PATH, ColumnType.PATH]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """The files that belong to each image of a local folder."""
+
+    folder: str
+    """The absolute path of the folder of images."""
+    patterns: Mapping[str, str]
+    """The pattern of each column."""
+    next_step: str = "Correct the pattern, or index images without it separately"
+    """What to do if a file is missing."""
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns of these files, in the order of the patterns."""
+        return tuple(Column(name=name, type=ColumnType.PATH) for name in self.patterns)
+
+    @property
+    def root(self) -> str:
+        """The innermost folder that contains the images and all their files."""
+        starts = [self._full(pattern.partition("{}")[0] + "x") for pattern in self.patterns.values()]
+        return os.path.commonpath([self.folder, *map(os.path.dirname, starts)])
+
+    def check_root(self, root: str) -> None:
+        """Raise `ArgumentError` if the files are outside `root`."""
+        if is_outside(self.root, self._base(root)):
+            raise ArgumentError(
+                f"root {printable(root)} does not contain the files beside the images of {printable(self.folder)}. "
+                f"Give a folder that contains both, such as {printable(self.root)}"
+            )
+
+    def paths(self, image: str, root: str) -> list[str]:
+        """Return the paths of an image's files, relative to `root`.
+
+        Args:
+            image: the path of the image, relative to the folder.
+            root: the root of the index, which has passed `check_root`.
+
+        Raises:
+            ArgumentError: a file does not exist.
+        """
+        stem = os.path.splitext(image)[0]  # noqa: PTH122
+        found = []
+        for name, pattern in self.patterns.items():
+            full = self._full(pattern.replace("{}", stem))
+            if not os.path.isfile(full):  # noqa: PTH113
+                raise ArgumentError(
+                    f"{printable(self.folder)}: image {printable(image)} has no file {printable(full)} "
+                    f"(column {name}). {self.next_step}"
+                )
+            found.append(os.path.relpath(full, self._base(root)))
+        return found
+
+    def add_to(self, rows: Iterator[Sequence[Cell]], *, prefix: str, root: str) -> Iterator[list[Cell]]:
+        """Yield each row with the paths of its files. `prefix` leads from the root to the folder of images."""
+        for cells in rows:
+            yield [*cells, *self.paths(str(cells[0])[len(prefix) :], root)]
+
+    def _base(self, root: str) -> str:
+        return self.folder if "://" in root else root
+
+    def _full(self, path: str) -> str:
+        return os.path.normpath(os.path.join(self.folder, path))  # noqa: PTH118
+
+
+def pair_of_folders(folder: Path, options: FolderOptions, columns: str | None) -> Beside | None:
+    """Return the images and masks of a folder that contains just `images` and `masks`; None if it is another one.
+
+    If `columns` are not those of a pair, the folders are treated as classes.
+    """
+    if options.beside or (columns is not None and [column.type for column in parse_columns(columns)] != _PAIR):
+        return None
+    try:
+        with os.scandir(str(folder)) as entries:
+            found = {entry.name for entry in islice((entry for entry in entries if entry.name[0] != "."), 3)}
+    except OSError:  # opening the folder raises an error that says more
+        return None
+    if found != {_IMAGES, _MASKS}:
+        return None
+    names = (name for _, _, files in os.walk(folder / _MASKS) for name in sorted(files) if not name.startswith("."))
+    name = next((name for name in names if name.lower().endswith((*options.extensions, ".npy"))), None)
+    if name is None:
+        return None
+    pattern = f"../{_MASKS}/{{}}{os.path.splitext(name)[1]}"  # noqa: PTH122
+    return Beside(
+        folder=str(folder / _IMAGES),
+        patterns={"mask": pattern},
+        next_step="Add the mask or delete the image. If these are two classes, give columns='image:path label:int'",
+    )
+
+
+def captions_of(folder: str, image: str) -> Beside | None:
+    """Return the captions of a flat folder if `image`, one of its images, has one."""
+    found = Beside(
+        folder=folder,
+        patterns={"caption": "{}.txt"},
+        next_step="Add the caption or delete the image. To index images without captions, give columns='image:path'",
+    )
+    return found if os.path.isfile(f"{folder}/{os.path.splitext(image)[0]}.txt") else None  # noqa: PTH113, PTH122
+
+
+def belongs_to_image(patterns: Mapping[str, str]) -> re.Pattern[str] | None:
+    """Return an expression that matches the relative paths of files of `patterns`, which are no images themselves."""
+    inside = [os.path.normpath(pattern) for pattern in patterns.values()]
+    parts = [
+        ".+".join(map(re.escape, pattern.split("{}"))) for pattern in inside if not pattern.startswith(("/", ".."))
+    ]
+    return re.compile("|".join(parts), re.DOTALL) if parts else None
