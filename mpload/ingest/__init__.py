@@ -8,6 +8,9 @@ folders         class folders and flat folders, in the order of ImageFolder
 folder_options  FolderOptions: which files count as images
 pairs           files that belong to the images of a folder, such as masks and captions
 buckets         objects below a URL, treated as a folder
+coco            JSON files in the format of COCO
+annotations     rows whose texts may be too long for a line
+json_stream     reads a JSON file that is larger than memory
 tars            tar shards, as spans
 lmdbs           LMDB data files, as keys
 tfrecords       TFRecord files, as spans

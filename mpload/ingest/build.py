@@ -118,7 +118,7 @@ def build_index(
     parts = None if split is None else Split.of(split)
     for path in (target,) if parts is None else parts.paths(target):
         check_out(path, source_paths(source))
-    with open_source(source, columns=columns, root=root, folder=folder, scratch=target.parent) as rows:
+    with open_source(source, columns=columns, root=root, folder=folder, out=target) as rows:
         paths = write_texts(rows, target, split=parts, relative=relative, progress=progress)
     if rows.left_out:
         warnings.warn(f"left out of {target}: {rows.left_out}", MploadWarning, stacklevel=2)

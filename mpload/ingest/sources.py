@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from mpload.errors import ArgumentError, StorageError
+from mpload.ingest.coco import open_coco
 from mpload.ingest.folder_options import FolderOptions
 from mpload.ingest.folders import open_folder
 from mpload.ingest.lists import open_list
@@ -57,14 +58,15 @@ def open_source(
     columns: str | None,
     root: SourcePath | None,
     folder: FolderOptions,
-    scratch: Path,
+    out: Path,
 ) -> Iterator[Rows]:
-    """Open any kind of source that `build_index` accepts. Temporary files go to the folder `scratch`.
+    """Open any kind of source that `build_index` accepts. Temporary files go to the folder of the index `out`.
 
     Raises:
         ArgumentError: the source is of no known kind, or breaks a rule.
         StorageError: the source does not exist or cannot be read.
     """
+    scratch = out.parent
     if is_url(source):
         url = os.fspath(source).rstrip("/")  # type: ignore[arg-type]
         check_url(url)
@@ -99,6 +101,11 @@ def open_source(
             case "tfrecord":
                 files = [str(path) for path in paths]
                 rows = stack.enter_context(open_tfrecords(files, columns=columns, root=root))
+            case "coco":
+                sidecar = out.with_name(f"{out.name}.annotations")
+                rows = stack.enter_context(
+                    open_coco(paths[0], scratch=scratch, sidecar=sidecar, columns=columns, root=root)
+                )
             case "arrow" | "parquet":
                 open_table = open_arrows if kinds[0] == "arrow" else open_parquets
                 rows = stack.enter_context(open_table([str(path) for path in paths], columns=columns, root=root))
@@ -132,6 +139,8 @@ def _kind(path: Path, folder: FolderOptions) -> str:
         return "arrow"
     if head.startswith(b"PAR1"):
         return "parquet"
+    if path.suffix.lower() == ".json":
+        return "coco"
     if "tfrecord" in path.name.lower() or _starts_with_record(head):
         return "tfrecord"
     if path.name.lower().endswith(folder.extensions):
