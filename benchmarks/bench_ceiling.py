@@ -41,7 +41,7 @@ class Writes:
     def __init__(self, *, pixels: bool) -> None:
         self.image = np.random.default_rng(0).integers(0, 256, (SIDE, SIDE, 3), np.uint8) if pixels else None
 
-    def open(self) -> None:
+    def open(self, worker: int) -> None:
         pass
 
     def fill(self, task: tuple[int, ...], arrays: Mapping[str, Any], first: int, last: int, report: Any) -> None:

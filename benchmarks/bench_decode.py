@@ -160,7 +160,7 @@ def ours(pipeline: Pipeline) -> Turn:
     """Return a `Turn` that makes chunks of a batch as a worker does."""
     batching = Batching(num_samples=len(pipeline.index), batch_size=TURN, order=Sequential(), tail=Tail.RAGGED)
     work = PipelineWork(pipeline=pipeline, batching=batching, read_ahead_bytes=8 * MIB, decode_bytes=1 << 30)
-    work.open()
+    work.open(0)
     image, label = (column.name for column in pipeline.index.columns)
     arrays = {image: np.zeros((TURN, SIZE, SIZE, 3), np.uint8), label: np.zeros(TURN, np.int64)}
     sample = np.zeros(1, np.int64).data

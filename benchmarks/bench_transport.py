@@ -47,7 +47,7 @@ class Constant:
         for name in self.modules:  # in the zygote, like the imports of a transform's module
             __import__(name)
 
-    def open(self) -> None:
+    def open(self, worker: int) -> None:
         pass
 
     def fill(self, task: tuple[int, ...], arrays: Mapping[str, Any], first: int, last: int, report: Any) -> None:

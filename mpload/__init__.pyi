@@ -48,6 +48,7 @@ from mpload.loader.collate import FlatValues as FlatValues
 from mpload.loader.collate import Pad as Pad
 from mpload.loader.dataset import MPDataset as MPDataset
 from mpload.loader.loader import MPLoader as MPLoader
+from mpload.loader.map_options import MapArguments as MapArguments
 from mpload.memory.budget import MemoryBudget as MemoryBudget
 from mpload.memory.machine import SystemUsage as SystemUsage
 from mpload.memory.monitor import Growth as Growth
@@ -66,9 +67,9 @@ from mpload.samples.boxes import Boxes as Boxes
 from mpload.samples.cache.choice import CachedForm as CachedForm
 from mpload.samples.cache.choice import PartialCache as PartialCache
 from mpload.samples.keypoints import Keypoints as Keypoints
-from mpload.samples.map_work import MapDataset as MapDataset
 from mpload.samples.policy import ErrorAction as ErrorAction
 from mpload.samples.policy import ErrorPolicy as ErrorPolicy
+from mpload.samples.seeded_dataset import MapDataset as MapDataset
 from mpload.samples.text_decoders import Json as Json
 from mpload.samples.text_decoders import Text as Text
 from mpload.samples.views import Views as Views

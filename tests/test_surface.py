@@ -53,7 +53,7 @@ MPLoader(pairs, num_workers="many")  # error: call-overload
 MPLoader(pairs, batch_size=8)  # error: call-overload
 MPLoader(pairs, pin_memory=True)  # error: call-overload
 MPLoader(pairs, shuffle=True)  # error: call-overload
-MPLoader(Squares())  # error: call-overload
+MPLoader(Squares(), batch_sizes=8)  # error: call-overload
 MPLoader(Squares(), batch_size=8, tail="padd")  # error: call-overload
 squares: MPLoader[int] = MPLoader(Squares(), batch_size=8, shuffle=True, tail=mpload.Tail.DROP)
 """

@@ -34,7 +34,7 @@ def test_chunk(benchmark: BenchmarkFixture, photo_index: Index, decode: Any, fie
         read_ahead_bytes=1 << 20,
         decode_bytes=1 << 30,
     )
-    work.open()
+    work.open(0)
     task = BatchNumber(seed=0, epoch=0, start=0, batch=1, topology=Topology()).numbers
     cell = memoryview(bytearray(8)).cast("q")
     report = ChunkReport(at=lambda _: None, upcoming=lambda _: [], sample=cell, wait_for_turn=lambda: None)

@@ -25,7 +25,7 @@ BATCH_SAMPLES = 256
 class Nothing:
     """A work that writes nothing."""
 
-    def open(self) -> None:
+    def open(self, worker: int) -> None:
         pass
 
     def fill(self, task: tuple[int, ...], arrays: Mapping[str, Any], first: int, last: int, report: Any) -> None:

@@ -5,7 +5,7 @@ What users create:
 ```
 dataset  MPDataset: an index as an iterable dataset
 loader   MPLoader: loads the batches of a dataset in worker processes
-instead  what to use instead of the DataLoader options that an MPLoader lacks
+instead  what to use instead of the DataLoader attributes that an MPLoader lacks
 ```
 
 Where the batches come from:
@@ -14,7 +14,11 @@ Where the batches come from:
 source        the protocol of a source, and the choice of the source for a dataset
 index_run     IndexRun: how an MPDataset reads its index, and the position of the run
 index_source  IndexSource: batches of an MPDataset
-map_source    MapSource: batches of any map-style dataset
+map_options   MapOptions: an MPLoader's arguments for map-style datasets
+map_run       how a run reads a map-style dataset, and the position of the run
+map_source    MapSource: batches of a map-style dataset, written sample by sample into slots
+batch_source  BatchSource: batches of a map-style dataset, each made whole by one worker
+planned       the tasks of an epoch whose batches are planned by arithmetic
 forms         how the columns of samples are stored in a slot
 collate       Pad, Flat: how values of different shapes become one tensor
 collating     batches of samples made of nested containers

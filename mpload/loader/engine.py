@@ -17,8 +17,6 @@ from mpload.transport.slots import Field, RaggedField, SlotLayout
 
 __all__ = ["Engine", "WorkerRange"]
 
-_SAMPLES_AHEAD = 64
-"""Samples in flight per worker, so that no worker waits for the consumer."""
 _WORKERS_PER_CORE = 8
 _MAX_WORKERS = 64
 """The limit when workers wait for storage; it exceeds the number of cores."""
@@ -71,7 +69,7 @@ class Engine:
         """
         self._source = source
         self._budget = budget
-        self._layout = SlotLayout(num_samples=source.batch_size, fields=fields)
+        self._layout = SlotLayout(num_samples=source.slot_samples, fields=fields)
         self._is_ragged = any(isinstance(field, RaggedField) for field in fields)
         # Slots with ragged fields reserve far more address space than they use, so their size is not known yet.
         self._slot_bytes = 0 if self._is_ragged else self._layout.slot_bytes
@@ -82,7 +80,7 @@ class Engine:
         ahead_bytes = self._read_ahead_bytes(workers.limit)
         plan = divide(
             budget,
-            num_slots=_depth(workers.limit, source.batch_size),
+            num_slots=_depth(workers.limit, source),
             slot_bytes=self._slot_bytes,
             num_workers=workers.limit,
             slot_address_bytes=self._layout.slot_bytes,
@@ -110,7 +108,7 @@ class Engine:
             self._scaler.check(stats)
 
     def _govern(self) -> Governor:
-        self.pool.depth = min(self.pool.ring.num_slots, _depth(self.pool.num_workers, self._source.batch_size))
+        self.pool.depth = min(self.pool.ring.num_slots, _depth(self.pool.num_workers, self._source))
         return Governor(
             self.pool,
             budget_bytes=self._budget.total_bytes,
@@ -131,5 +129,5 @@ class Engine:
         return min(DEFAULT_AHEAD_BYTES, spare_bytes // (4 * num_workers))
 
 
-def _depth(num_workers: int, batch_size: int) -> int:
-    return MIN_SLOTS + -(-_SAMPLES_AHEAD * num_workers // batch_size)
+def _depth(num_workers: int, source: Source) -> int:
+    return MIN_SLOTS + -(-source.samples_ahead * num_workers // source.slot_samples)

@@ -1,8 +1,10 @@
 """`IndexSource`: the batches of an `MPDataset`."""
 
 import math
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from io import BytesIO
 from time import perf_counter_ns
 from typing import Any
@@ -16,13 +18,14 @@ from mpload.loader.collate import BatchSeed
 from mpload.loader.epochs import Epoch
 from mpload.loader.forms import Form, columns_of, fields_of, forms_of, template_of_columns
 from mpload.loader.index_run import IndexRun
+from mpload.loader.planned import SAMPLES_AHEAD, num_tasks, tasks
 from mpload.plan.batch_number import BatchNumber
 from mpload.samples.column_decoders import ColumnDecoders
 from mpload.samples.index_work import PipelineWork
 from mpload.samples.leaf_arrays import columns_of_leaves
 from mpload.samples.leaves import leaves_of
 from mpload.samples.policy import ErrorAction, substitute_for
-from mpload.transport.batches import FilledBatch, KilledSample
+from mpload.transport.batches import BatchTask, FilledBatch, KilledSample
 from mpload.transport.messages import Tally
 from mpload.transport.slots import Field, RaggedField
 
@@ -42,7 +45,8 @@ class IndexSource:
         self._template: Any = None
         self.name = run.name
         self.facts = run.facts
-        self.batch_size = run.batch_size
+        self.batch_size = self.slot_samples = run.batch_size
+        self.samples_ahead = SAMPLES_AHEAD
         self.epochs = run.epochs
         self.plan_of = run.plan_of
         self.set_epoch = run.set_epoch
@@ -85,8 +89,20 @@ class IndexSource:
             template=self._template,
         )
 
-    def make(self, epoch: Epoch, batch: int) -> Any:
-        """Make a batch in this process."""
+    def tasks(self, epoch: Epoch) -> Iterator[BatchTask]:
+        """Yield the tasks of an epoch for the workers."""
+        return tasks(epoch, self.plan_of(epoch))
+
+    def batches(self, epoch: Epoch) -> Iterator[Any]:
+        """Make the batches of an epoch in this process. A failed batch does not end the iterator."""
+        return map(partial(self._make, epoch), range(self.plan_of(epoch).num_batches))
+
+    def rest(self, epoch: Epoch) -> Iterator[Any]:
+        """Make the batches of an epoch that have no task: an empty one, of a rank that has no samples left."""
+        plan = self.plan_of(epoch)
+        return map(partial(self._make, epoch), range(num_tasks(plan), plan.num_batches))
+
+    def _make(self, epoch: Epoch, batch: int) -> Any:
         started_ns, pipeline = perf_counter_ns(), self._run.pipeline
         sample_ids = self._run.order_of(epoch).sample_ids(self.plan_of(epoch).positions(batch))
         pipeline.take_counts()  # discards counts of failed batches, and of batches made without the loader

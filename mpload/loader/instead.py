@@ -6,24 +6,6 @@ from mpload.errors import ArgumentError
 
 __all__ = ["check_arguments", "check_attribute"]
 
-_ORDER = "pass shuffle=True or an order, such as BlockShuffle(); for weighted sampling use a DataLoader"
-_PINNING = "leave it out: DevicePrefetcher(loader) pins the loader's memory and copies batches to the GPU"
-
-_ARGUMENTS = {
-    "batch_sampler": _ORDER,
-    "collate_fn": "batches are made as by default_collate: change the samples in the dataset, or use a DataLoader",
-    "drop_last": 'pass tail="drop"',
-    "generator": "pass seed=",
-    "in_order": "leave it out: batches always come in order",
-    "multiprocessing_context": "leave it out; options=PoolOptions(starts_fresh=True) starts processes without a fork",
-    "persistent_workers": "leave it out: workers live until close()",
-    "pin_memory": _PINNING,
-    "pin_memory_device": _PINNING,
-    "prefetch_factor": "pass memory_budget=, which limits how many batches are made ahead",
-    "sampler": _ORDER,
-    "timeout": "pass options=PoolOptions(sample_timeout_seconds=...)",
-    "worker_init_fn": "leave it out: random numbers are seeded for each sample",
-}
 _ATTRIBUTES = frozenset({"batch_sampler", "collate_fn", "drop_last", "generator", "pin_memory", "sampler"})
 """Attributes by which frameworks rebuild a DataLoader."""
 
@@ -32,14 +14,11 @@ def check_arguments(unknown: Iterable[str]) -> None:
     """Check that there are no arguments which an `MPLoader` does not have.
 
     Raises:
-        ArgumentError: there are some. The message says what to use instead of each.
+        ArgumentError: there are some.
     """
-    instead = [f"{name}: {_ARGUMENTS.get(name, 'there is no such argument')}" for name in unknown]
-    if instead:
-        raise ArgumentError(
-            f"MPLoader does not take all arguments of a DataLoader. {'. '.join(instead)}. An MPDataset has shuffle, "
-            "seed and tail of its own: pass them there. docs/from-dataloader.md compares all options"
-        )
+    names = ", ".join(f"{name}=" for name in sorted(unknown))
+    if names:
+        raise ArgumentError(f"MPLoader has no argument {names}: docs/from-dataloader.md lists those that it has")
 
 
 def check_attribute(name: str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from importlib import import_module
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, Unpack, overload
 
 import numpy as np
 import torch
@@ -16,26 +16,25 @@ from mpload.errors import ArgumentError, SampleError, TooManyBadSamples
 from mpload.loader.advice import Adviser
 from mpload.loader.dataset import Batch, MPDataset
 from mpload.loader.engine import Engine
-from mpload.loader.epochs import Epoch
 from mpload.loader.frameworks import AccelerateIteration, is_accelerate_used
-from mpload.loader.instead import check_arguments, check_attribute
+from mpload.loader.instead import check_attribute
 from mpload.loader.iterations import Iteration, OnHost
 from mpload.loader.machine_share import detect_share
+from mpload.loader.map_options import MapArguments, MapOptions
 from mpload.loader.source import source_of
 from mpload.memory.budget import MemoryBudget
-from mpload.plan.batch_number import BatchNumber
-from mpload.plan.order import OrderChoice
-from mpload.plan.plan import Plan, Tail
-from mpload.plan.topology import Topology
-from mpload.samples.map_work import MapDataset
+from mpload.plan.plan import Plan
+from mpload.plan.ranges import MAX_NUM_SAMPLES
+from mpload.samples.seeded_dataset import MapDataset
 from mpload.telemetry.counting import Telemetry
 from mpload.telemetry.stats import LoaderStats
 from mpload.telemetry.writers import Report, StatsWriter
-from mpload.transport.batches import BatchTask, PoolOptions
+from mpload.transport.batches import PoolOptions
 from mpload.transport.pool import WorkerPool
 from mpload.units import format_bytes, format_facts, html_table
 
 if TYPE_CHECKING:
+    from mpload.loader.epochs import Epoch
     from mpload.transport.stream import Stream
 
 __all__ = ["MPLoader"]
@@ -63,12 +62,6 @@ class MPLoader(Generic[Batch]):
         dataset: an `MPDataset` with a `batch_size`, or any map-style dataset (`__len__` and `__getitem__`), whose
             samples are collated as `default_collate` does. Random numbers that its `__getitem__` draws from the global
             generators of `random`, NumPy and torch depend only on seed, epoch and sample.
-        batch_size: number of samples in a batch of this rank. This argument and the next four are for map-style
-            datasets only. An `MPDataset` has its own.
-        shuffle: False, True, or an order, as for `MPDataset`.
-        seed: seed of the order and of all random numbers, in [0, 2**63).
-        tail: what happens if the samples do not fill the last global batch, as for `MPDataset`.
-        topology: rank and world size. None calls `detect_topology()` when an iteration begins.
         num_workers: number of worker processes. `"auto"` starts one per core available to this process, and adds more
             while the consumer waits for batches and the workers wait for storage. 0 makes batches in this process.
         memory_budget: upper bound for slots and workers together, in bytes or as a string such as `"4GiB"`. `"auto"`
@@ -79,6 +72,27 @@ class MPLoader(Generic[Batch]):
         options: how workers are treated: timeouts, restarts, fresh processes instead of forks.
         device: device on which batches are yielded, with images as float32 in [0, 1]. This is a shortcut for wrapping
             the loader in a `DevicePrefetcher`, which has more options. None yields batches on the host, unchanged.
+        **of_dataset: arguments for map-style datasets. An `MPDataset` has its own `batch_size`, `shuffle`, `seed`,
+            `tail` and `topology`. Those that a DataLoader also has:
+
+            - `batch_size`: number of samples in a batch of this rank, 1 by default. None yields single samples, not
+              batches.
+            - `shuffle`: False, True, or an order, as for `MPDataset`.
+            - `sampler`, `batch_sampler`: which samples are read, or which make a batch, instead of `shuffle`. Each rank
+              reads what its own sampler yields. The last batch may be short. Random numbers then belong to the place in
+              the epoch, not to the sample.
+            - `collate_fn`: makes a batch from a list of samples, in a worker. It may return anything.
+            - `drop_last`: True means `tail="drop"`, and False `tail="ragged"`.
+            - `worker_init_fn`: called in each worker with its number. Seeding there has no effect: random numbers are
+              seeded for each sample.
+            - `generator`: draws the seed.
+            - `prefetch_factor`: batches in flight per worker, if a worker makes whole batches: with a `collate_fn`, a
+              sampler, `__getitems__` or `batch_size=None`.
+            - `timeout`: as `PoolOptions.sample_timeout_seconds`: a worker that hangs is replaced.
+            - `pin_memory`, `persistent_workers` and the others are accepted with a warning that says why they are not
+              needed.
+
+            And those of `MPDataset`: `seed`, `tail` (by default `"pad"`), `topology`.
 
     Memory: slots within the budget, and a few MB per worker, whatever the script has imported.
     Process: may be used only in the process and thread that created it. Linux only, except with `num_workers=0`.
@@ -109,46 +123,37 @@ class MPLoader(Generic[Batch]):
         self,
         dataset: MapDataset,
         *,
-        batch_size: int,
-        shuffle: bool | OrderChoice = False,
-        seed: int = 0,
-        tail: Tail | Literal["drop", "pad", "ragged"] = Tail.PAD,
-        topology: Topology | None = None,
         num_workers: int | Literal["auto"] = "auto",
         memory_budget: int | str = "auto",
         options: PoolOptions | None = None,
         device: torch.device | str | None = None,
+        **of_dataset: Unpack[MapArguments],
     ) -> None: ...
 
     def __init__(
         self,
         dataset: MPDataset[Batch] | MapDataset,
         *,
-        batch_size: int | None = None,
-        shuffle: bool | OrderChoice = False,
-        seed: int = 0,
-        tail: Tail | Literal["drop", "pad", "ragged"] = Tail.PAD,
-        topology: Topology | None = None,
         num_workers: int | Literal["auto"] = "auto",
         memory_budget: int | str = "auto",
         options: PoolOptions | None = None,
         device: torch.device | str | None = None,
-        **unknown: object,
+        **of_dataset: Unpack[MapArguments],
     ) -> None:
-        check_arguments(unknown)
-        self._source = source_of(
-            dataset, batch_size=batch_size, shuffle=shuffle, seed=seed, tail=tail, topology=topology
-        )
         if num_workers != "auto" and (type(num_workers) is not int or num_workers < 0):
             raise ArgumentError(f"num_workers must be 'auto' or an integer of at least 0, got {num_workers!r}")
+        share = detect_share()
+        map_options = MapOptions.of(of_dataset)
+        self._options = map_options.pool_options(options or PoolOptions())
+        self._source = source_of(
+            dataset, map_options, num_workers=share.num_cores if isinstance(num_workers, str) else num_workers
+        )
         self.dataset = dataset
         """The dataset that was passed in."""
         self._num_workers = None if isinstance(num_workers, str) else num_workers
-        share = detect_share()
         self._num_cores = share.num_cores
         self.memory_budget = MemoryBudget.parse(memory_budget, available_bytes=share.memory_bytes)
         """Upper bound for the memory of slots and workers together."""
-        self._options = options or PoolOptions()
         self._epoch: Epoch | None = None
         self._num_received = 0
         self._iteration = 0
@@ -176,7 +181,10 @@ class MPLoader(Generic[Batch]):
 
         Frameworks count the batches of a resumed epoch from its beginning.
         """
-        return self._source.plan_of(self._source.epochs.next.whole).num_batches
+        num_batches = self._source.plan_of(self._source.epochs.next.whole).num_batches
+        if num_batches == MAX_NUM_SAMPLES:
+            raise TypeError(f"the sampler has no length, so the loader of {self._source.name} has none")
+        return num_batches
 
     def __iter__(self) -> Iterator[Batch]:
         batches = self._iterate_on_host() if self._prefetcher is None else iter(self._prefetcher)
@@ -208,15 +216,10 @@ class MPLoader(Generic[Batch]):
         """Begin the next epoch. Called for the first batch, because some frameworks call `iter` without iterating."""
         self._epoch = epoch = self._source.epochs.begin(worker=0, num_workers=1)
         self._num_received = 0
-        plan = self._source.plan_of(epoch)
-        make = partial(self._source.make, epoch)  # `map`, because a generator would end at the first failed batch
         if self._num_workers == 0:
-            return map(make, range(plan.num_batches))
-        # Only the last batch of a ragged epoch may be short. If it is empty, it is made here, without a worker.
-        num_tasks = plan.num_batches - (plan.num_batches > 0 and not plan.size(plan.num_batches - 1))
-        self._stream = self._usable_pool().stream(_tasks(epoch, plan, num_tasks))
-        made_by_workers = map(partial(self._source.present, epoch), self._stream)
-        return chain(made_by_workers, map(make, range(num_tasks, plan.num_batches)))
+            return self._source.batches(epoch)
+        self._stream = self._usable_pool().stream(self._source.tasks(epoch))
+        return chain(map(partial(self._source.present, epoch), self._stream), self._source.rest(epoch))
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that the next iteration reads; see `MPDataset.set_epoch`."""
@@ -370,13 +373,3 @@ class MPLoader(Generic[Batch]):
             options=self._options,
         )
         return self._engine.pool
-
-
-def _tasks(epoch: Epoch, plan: Plan, num_tasks: int) -> Iterator[BatchTask]:
-    """Yield the tasks of an epoch. Only the last one may be short."""
-    for batch in range(num_tasks):
-        number = BatchNumber(
-            seed=epoch.seed, epoch=epoch.number, start=epoch.position, batch=batch, topology=plan.topology
-        )
-        num_samples = plan.batch_size if batch < num_tasks - 1 else plan.size(batch)
-        yield BatchTask(numbers=number.numbers, num_samples=num_samples)

@@ -1,23 +1,24 @@
 """The source of an MPLoader's batches: an `MPDataset`, or any map-style dataset."""
 
 import os
-from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
 
 from torch.utils.data import IterableDataset
 
 from mpload.errors import ArgumentError
 from mpload.index.index import Index
+from mpload.loader.batch_source import BatchSource
 from mpload.loader.dataset import MPDataset
 from mpload.loader.epochs import Epoch, EpochTable
 from mpload.loader.index_source import IndexSource
+from mpload.loader.map_options import MapOptions
+from mpload.loader.map_run import PlannedRun, SampledRun
 from mpload.loader.map_source import MapSource
-from mpload.plan.order import OrderChoice, Sequential, Shuffle
-from mpload.plan.plan import Plan, Tail
-from mpload.plan.topology import Topology
+from mpload.plan.plan import Plan
 from mpload.samples.cache.opened import OpenCache
-from mpload.samples.map_work import MapDataset
-from mpload.transport.batches import FilledBatch, KilledSample
+from mpload.samples.seeded_dataset import MapDataset, SeededDataset
+from mpload.transport.batches import BatchTask, FilledBatch, KilledSample
 from mpload.transport.messages import Tally
 from mpload.transport.slots import Field, RaggedField
 from mpload.transport.worker import Work
@@ -40,6 +41,16 @@ class Source(Protocol):
     @property
     def batch_size(self) -> int:
         """Number of samples in a full batch of this rank."""
+        ...
+
+    @property
+    def slot_samples(self) -> int:
+        """Number of samples in a slot, as the workers count: 1 if one worker makes a whole batch."""
+        ...
+
+    @property
+    def samples_ahead(self) -> int:
+        """Samples in flight per worker, counted as in `slot_samples`."""
         ...
 
     @property
@@ -95,12 +106,20 @@ class Source(Protocol):
         """
         ...
 
-    def make(self, epoch: Epoch, batch: int) -> Any:
-        """Make a batch in this process."""
+    def batches(self, epoch: Epoch) -> Iterator[Any]:
+        """Make the batches of an epoch in this process. A failed batch does not end the iterator."""
+        ...
+
+    def tasks(self, epoch: Epoch) -> Iterator[BatchTask]:
+        """Yield the tasks of an epoch for the workers."""
         ...
 
     def present(self, epoch: Epoch, filled: FilledBatch) -> Any:
-        """Return the same batch, made by the workers; raise an error if its failures call for one."""
+        """Return a batch made by the workers; raise an error if its failures call for one."""
+        ...
+
+    def rest(self, epoch: Epoch) -> Iterator[Any]:
+        """Make the batches of an epoch that have no task."""
         ...
 
     def instead_of(self, killed: KilledSample) -> tuple[int, ...] | None:
@@ -108,22 +127,19 @@ class Source(Protocol):
         ...
 
 
-def source_of(
-    dataset: MPDataset[Any] | MapDataset,
-    *,
-    batch_size: int | None,
-    shuffle: bool | OrderChoice,
-    seed: int,
-    tail: Tail | Literal["drop", "pad", "ragged"],
-    topology: Topology | None,
-) -> Source:
+def source_of(dataset: MPDataset[Any] | MapDataset, options: MapOptions, *, num_workers: int) -> Source:
     """Return the source for a dataset.
+
+    Args:
+        dataset: what the loader loads.
+        options: the loader's arguments for map-style datasets.
+        num_workers: number of workers at the start.
 
     Raises:
         ArgumentError: this is not a dataset that can be loaded, or the arguments do not fit it.
     """
     if isinstance(dataset, MPDataset):
-        if (batch_size, shuffle, seed, tail, topology) != (None, False, 0, Tail.PAD, None):
+        if not options.are_neutral:
             raise ArgumentError(
                 "an MPDataset has its own batch_size, shuffle, seed, tail and topology: pass them to the MPDataset"
             )
@@ -140,17 +156,18 @@ def source_of(
             f"{dataset!r:.80} of type {type(dataset).__name__}. The samples of an iterable dataset cannot be requested "
             "by number: use a DataLoader for it, or make an index and an MPDataset"
         )
-    if batch_size is None:
-        raise ArgumentError(
-            f"an MPLoader loads whole batches: pass batch_size= to the MPLoader of {type(dataset).__name__}"
-        )
-    if batch_size < 1:
-        raise ArgumentError(f"batch_size must be at least 1, got {batch_size}")
-    return MapSource(
-        dataset,
-        batch_size=batch_size,
-        order=(Shuffle() if shuffle else Sequential()) if isinstance(shuffle, bool) else shuffle,
-        seed=seed,
-        tail=Tail(tail),
-        topology=topology,
+    seed = options.drawn_seed()
+    seeded = SeededDataset(
+        dataset=dataset, num_workers=num_workers, worker_init_fn=options.worker_init_fn, base_seed=seed
     )
+    is_single = options.batch_size is None and options.batch_sampler is None
+    run = (SampledRun if options.is_sampled else PlannedRun)(dataset, options, seed=seed)
+    if isinstance(run, SampledRun) or is_single or options.collate_fn is not None or hasattr(dataset, "__getitems__"):
+        return BatchSource(
+            run,
+            seeded,
+            collate_fn=options.collate_fn,
+            is_single=is_single,
+            batches_ahead=options.prefetch_factor,
+        )
+    return MapSource(run, seeded)

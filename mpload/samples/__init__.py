@@ -22,6 +22,9 @@ counts             names of the workers' counters
 index_work         fills a slot with samples of an index
 bulk               makes the samples of a whole chunk with a few native calls
 map_work           fills a slot with samples of a map-style dataset
+batch_work         makes whole batches of a map-style dataset
+seeded_dataset     calls a map-style dataset with seeded random generators
+parcel             a value of any form as bytes in shared memory
 leaves             the values inside a sample made of nested containers
 leaf_arrays        writes such samples into arrays, and reads batches back
 leaf_batches       makes batches of such samples in this process

@@ -68,8 +68,9 @@ class PipelineWork:
     )
     """The latest batch and all its sample_ids: permuting 256 positions takes hardly longer than permuting 16."""
 
-    def open(self) -> None:
+    def open(self, worker: int) -> None:
         """Prepare for read-ahead, and map a small index. Files of samples are opened when they are first read."""
+        del worker
         map_lines(self.pipeline.index)
         self.pipeline.bound_read_ahead(self.read_ahead_bytes)
         self._bulk = BulkPipeline.of(self.pipeline, arena_bytes=self.read_ahead_bytes)

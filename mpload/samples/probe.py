@@ -16,8 +16,9 @@ class Probe:
     find: Callable[..., bytes]
     """Called with the numbers of the task."""
 
-    def open(self) -> None:
+    def open(self, worker: int) -> None:
         """Do nothing: no preparation is needed."""
+        del worker
 
     def fill(
         self, task: tuple[int, ...], arrays: Mapping[str, Any], first: int, last: int, report: ChunkReport

@@ -18,6 +18,10 @@ class BatchTask:
 
     numbers: tuple[int, ...]
     num_samples: int
+    input: bytes | None = None
+    """Further input, if integers do not suffice. The parent writes it to the input field of the slot."""
+    num_counted: int | None = None
+    """Number of samples for the statistics, if it differs: a whole batch may be one sample of the slot."""
 
     def __post_init__(self) -> None:
         if len(self.numbers) > MAX_TASK_NUMBERS:

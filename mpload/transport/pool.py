@@ -166,6 +166,8 @@ class WorkerPool:
             assert slot is not None
             self._serial += 1
             number = self._serial
+            if task.input is not None:
+                self._ring.write_input(slot, task.input)
             self._batches[number] = PendingBatch(task=task, slot=slot, num_left=task.num_samples)
             self._undelivered.append(number)
             share = self._ring.num_slots * task.num_samples // self._crew.num_wanted
@@ -232,7 +234,7 @@ class WorkerPool:
             arrays = self._ring.copy_out(batch.slot, num_samples)
             self.stats.num_copied_batches += 1
         self.stats.num_batches += 1
-        self.stats.num_samples += num_samples
+        self.stats.num_samples += num_samples if batch.task.num_counted is None else batch.task.num_counted
         failures = tuple(sorted(batch.failures, key=lambda failure: failure.sample)) if batch.failures else ()
         return FilledBatch(task=batch.task, arrays=arrays, failures=failures)
 

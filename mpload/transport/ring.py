@@ -105,6 +105,13 @@ class SlotRing:
         """Return the arrays of a slot, to be filled. They do not keep the slot alive."""
         return self._arrays(self._map, slot * self.layout.slot_bytes, self.layout.num_samples)
 
+    def write_input(self, slot: int, data: bytes) -> None:
+        """Write the input of a task to a taken slot."""
+        for array in self.views(slot).values():
+            if isinstance(array, RaggedArray) and array.field.is_input:
+                array.begin(0, 1)
+                array.put(0, data)
+
     def lend(self, slot: int, num_samples: int) -> SlotArrays:
         """Lend the first `num_samples` samples of a taken slot, which becomes free when the last view has died."""
         owner = _Lease((self.layout.slot_bytes,), np.uint8, self._map, slot * self.layout.slot_bytes)
@@ -178,7 +185,8 @@ def blank(arrays: SlotArrays, sample: int) -> None:
     """Set a failed sample to zero, so that a batch does not depend on what its slot held before."""
     for array in arrays.values():
         if isinstance(array, RaggedArray):
-            array.begin(sample, sample + 1)
+            if not array.field.is_input:
+                array.begin(sample, sample + 1)
         else:
             array[sample] = np.zeros((), array.dtype)
 

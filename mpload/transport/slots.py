@@ -49,6 +49,8 @@ class RaggedField:
     dtype: DTypeLike = "uint8"
     num_dims: int = 1
     max_sample_bytes: int = 64 * MIB
+    is_input: bool = False
+    """Whether the parent writes it, as part of the task; workers only read it."""
 
     def __post_init__(self) -> None:
         if self.num_dims < 1:

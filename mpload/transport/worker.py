@@ -25,8 +25,8 @@ __all__ = ["ChunkReport", "Work", "WorkerSetup", "Workplace", "report_cannot_ope
 class Work(Protocol):
     """The work of the workers. It is pickled once (cloudpickle), loaded in the zygote and forked into each worker."""
 
-    def open(self) -> None:
-        """Prepare this process after the fork: open files, make clients and generators."""
+    def open(self, worker: int) -> None:
+        """Prepare this process, which is worker number `worker`: open files, make clients and generators."""
         ...
 
     def fill(
@@ -131,7 +131,7 @@ def run_worker(number: int, place: Workplace, *, parent_pid: int) -> int:
     with contextlib.suppress(ConnectionError):  # the parent is gone
         _use_one_thread()
         try:
-            place.work.open()
+            place.work.open(number)
         except BaseException as error:  # noqa: BLE001  the parent must learn of a SystemExit too
             report_cannot_open(number, place.answers, error)
             return 1
@@ -159,7 +159,7 @@ def _serve(number: int, place: Workplace) -> None:
             if chunk.slot not in slots:
                 slots[chunk.slot] = place.ring.views(chunk.slot)
             _fill(place.work, chunk, slots[chunk.slot], report)
-            report.tally.num_samples = chunk.num_samples
+            report.tally.num_samples = report.tally.num_samples or chunk.num_samples
             report.tally.busy_ns = time.perf_counter_ns() - start_ns
         place.board.end_turn()
         answer = Answer(worker=number, serial=serial, tally=report.tally, failures=tuple(report.failures))
@@ -183,7 +183,7 @@ def _fill(work: Work, chunk: Chunk, arrays: SlotArrays, report: ChunkReport) -> 
 
 def _fill_range(work: Work, task: tuple[int, ...], arrays: SlotArrays, samples: range, report: ChunkReport) -> None:
     for array in arrays.values():
-        if isinstance(array, RaggedArray):
+        if isinstance(array, RaggedArray) and not array.field.is_input:
             array.begin(samples.start, samples.stop)
     report.at(samples.start)
     work.fill(task, arrays, samples.start, samples.stop, report)

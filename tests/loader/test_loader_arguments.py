@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch.utils.data import DataLoader
 
 from mpload import (
@@ -17,7 +18,8 @@ from mpload import (
     RandomResizedCrop,
     Topology,
 )
-from mpload.errors import ArgumentError
+from mpload.errors import ArgumentError, MploadWarning
+from mpload.loader.map_options import MapArguments
 from tests.support.batches import numbers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
@@ -65,15 +67,45 @@ def test_the_budget_that_the_error_suggests_is_the_least_that_is_accepted(photos
         assert len(list(loader)) == len(dataset)
 
 
-OF_A_DATA_LOADER = inspect.signature(DataLoader).parameters.keys() - inspect.signature(MPLoader).parameters.keys()
+def test_every_argument_of_a_data_loader_is_accepted() -> None:
+    accepted = inspect.signature(MPLoader).parameters.keys() | MapArguments.__annotations__.keys()
+    assert not inspect.signature(DataLoader).parameters.keys() - accepted
+    with pytest.raises(ArgumentError, match=r"MPLoader has no argument num_worker=: docs/from-dataloader\.md"):
+        MPLoader([*range(8)], num_workers=0, num_worker=0)  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize("name", [*sorted(OF_A_DATA_LOADER), "num_worker"])
-def test_an_argument_of_a_data_loader_is_refused_with_what_to_use_instead(name: str) -> None:
-    unknown: dict[str, Any] = {name: None}
-    with pytest.raises(ArgumentError, match=rf" {name}: .*docs/from-dataloader\.md") as raised:
-        MPLoader([*range(8)], batch_size=4, num_workers=0, **unknown)
-    assert ("there is no such argument" in str(raised.value)) == (name == "num_worker")
+def test_arguments_without_a_meaning_are_named_in_one_warning() -> None:
+    with pytest.warns(
+        MploadWarning, match=r"no use for persistent_workers: .*; pin_memory: DevicePrefetcher"
+    ) as warned:
+        MPLoader([*range(8)], num_workers=0, pin_memory=True, persistent_workers=True, in_order=True)
+    assert len(warned) == 1
+    assert warned[0].filename == __file__
+
+
+CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"sampler": [1], "shuffle": True}, r"sampler= and shuffle= contradict each other, got shuffle=True"),
+    (
+        {"batch_sampler": [[1]], "batch_size": 2},
+        r"batch_sampler= and batch_size= contradict each other, got batch_size=2",
+    ),
+    ({"batch_sampler": [[1]], "sampler": [1]}, r"batch_sampler= and sampler= contradict each other"),
+    ({"batch_sampler": [[1]], "drop_last": True}, r"batch_sampler= and drop_last= contradict each other"),
+    ({"sampler": [1], "tail": "pad"}, r"sampler= and tail= contradict each other"),
+    ({"sampler": [1], "topology": Topology()}, r"sampler= and topology= contradict each other"),
+    ({"generator": torch.Generator(), "seed": 3}, r"generator= and seed= contradict each other"),
+    ({"batch_size": None, "drop_last": True}, r"drop_last=True needs batches"),
+    ({"drop_last": True, "tail": "ragged"}, r"drop_last=True contradicts tail='ragged'"),
+    ({"batch_size": 0}, r"batch_size must be at least 1, or None for single samples, got 0"),
+    ({"prefetch_factor": 0}, r"prefetch_factor must be at least 1, got 0"),
+    ({"timeout": -1}, r"timeout must not be negative, got -1"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), CONTRADICTIONS)
+def test_contradicting_arguments_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        MPLoader([*range(8)], num_workers=0, **options)
 
 
 @pytest.mark.processes

@@ -228,8 +228,6 @@ def test_only_datasets_that_can_be_loaded_are_accepted(photo_tree: Path) -> None
     ]:
         with pytest.raises(ArgumentError, match=message):
             loader(wrong, num_workers=1)
-    with pytest.raises(ArgumentError, match="pass batch_size= to the MPLoader of Tuples"):
-        loader(Tuples(), batch_size=None)
     with pytest.raises(ArgumentError, match="an MPDataset has its own batch_size"):
         MPLoader(MPDataset(index, batch_size=2, topology=Topology()), batch_size=2)  # type: ignore[call-overload]
     with pytest.raises(SampleError, match=r"sample\['what'\] is a object, which no batch can hold"):

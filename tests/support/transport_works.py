@@ -45,7 +45,7 @@ class Numbers:
         self.sample = sample
         self.sleep_seconds = sleep_seconds
 
-    def open(self) -> None:
+    def open(self, worker: int) -> None:
         pass
 
     def fill(

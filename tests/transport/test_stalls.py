@@ -76,7 +76,7 @@ def test_a_lost_answer_stalls_the_pool_only_briefly() -> None:
 
 def test_a_worker_that_hangs_in_open_is_replaced(tmp_path: Path) -> None:
     class HangsOnce(Numbers):
-        def open(self) -> None:
+        def open(self, worker: int) -> None:
             try:
                 (tmp_path / "once").touch(exist_ok=False)
             except FileExistsError:

@@ -41,7 +41,7 @@ class Facts:
     def __init__(self, find: Any) -> None:
         self.find = find
 
-    def open(self) -> None:
+    def open(self, worker: int) -> None:
         pass
 
     def fill(self, task: tuple[int, ...], arrays: Mapping[str, Any], first: int, last: int, report: Any) -> None:
@@ -157,7 +157,7 @@ def test_a_zygote_that_dies_or_hangs_while_loading_is_an_error() -> None:
 
 
 class CannotOpen(Numbers):
-    def open(self) -> None:
+    def open(self, worker: int) -> None:
         raise FileNotFoundError("train.lmdb")
 
 

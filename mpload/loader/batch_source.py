@@ -1,0 +1,130 @@
+"""`BatchSource`: the batches of a map-style dataset, each made whole by one worker."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from time import perf_counter_ns
+from typing import Any
+
+from torch.utils.data import default_collate, default_convert
+
+from mpload.errors import SampleError, cause_of
+from mpload.loader.epochs import Epoch
+from mpload.loader.map_run import MapRun
+from mpload.loader.planned import num_tasks
+from mpload.samples.batch_work import ASKED, BATCH, BatchFailedError, BatchWork, Wanted
+from mpload.samples.counts import DECODE_NS
+from mpload.samples.parcel import unpack
+from mpload.samples.seeded_dataset import SeededDataset, kept_generators
+from mpload.transport.batches import FilledBatch, KilledSample
+from mpload.transport.messages import Tally
+from mpload.transport.ragged import sample_room_bytes
+from mpload.transport.slots import Field, RaggedField
+
+__all__ = ["BatchSource"]
+
+_BATCHES_AHEAD = 2
+
+
+class BatchSource:
+    """The batches of a map-style dataset with a `collate_fn`, a sampler, `__getitems__` or `batch_size=None`.
+
+    A worker makes the whole batch. What `collate_fn` returns may be anything: arrays and tensors travel as they are,
+    and other values are pickled.
+    """
+
+    def __init__(
+        self,
+        run: MapRun,
+        dataset: SeededDataset,
+        *,
+        collate_fn: Callable[[Any], Any] | None,
+        is_single: bool,
+        batches_ahead: int | None,
+    ) -> None:
+        """Make a source.
+
+        Args:
+            run: which samples each batch holds.
+            dataset: makes the samples.
+            collate_fn: makes a batch of samples; None uses `default_collate`, or `default_convert` if `is_single`.
+            is_single: whether batches are single samples.
+            batches_ahead: batches in flight per worker; None uses 2, as a DataLoader does.
+        """
+        self._run = run
+        self._converts = is_single and collate_fn is None
+        collate = None if self._converts else collate_fn or default_collate
+        self._work = BatchWork(dataset=dataset, batching=run.batching, collate=collate, is_single=is_single)
+        self.name = run.name
+        self.batch_size = run.batch_size
+        self.slot_samples = 1
+        self.samples_ahead = batches_ahead or _BATCHES_AHEAD
+        self.epochs = run.epochs
+        self.facts = run.facts
+        self.plan_of = run.plan_of
+        self.set_epoch = run.set_epoch
+        self.state_after = run.state_after
+        self.load_state_dict = run.load_state_dict
+        self.tasks = run.whole_tasks
+        self.cache_in_memory = None
+        self.reads_ahead = False
+        self.made_here = Tally()
+
+    def image_excess(self) -> float:
+        """Return 1: the ratio is unknown."""
+        return 1.0
+
+    def prepare(self) -> tuple[Field | RaggedField, ...]:
+        """Return the fields of a slot: what is asked for, and the batch."""
+        batch = RaggedField(name=BATCH, max_sample_bytes=sample_room_bytes(batch_size=1))
+        return (batch,) if self._run.batching is not None else (ASKED, batch)
+
+    def work(self, *, read_ahead_bytes: int, decode_bytes: int) -> BatchWork:
+        """Return the work for the workers. The limits do not apply: the dataset itself reads and decodes."""
+        del read_ahead_bytes, decode_bytes
+        return self._work
+
+    def batches(self, epoch: Epoch) -> Iterator[Any]:
+        """Make the batches of an epoch in this process. A failed batch does not end the iterator."""
+        return map(partial(self._make, epoch), self._run.wanted(epoch))
+
+    def rest(self, epoch: Epoch) -> Iterator[Any]:
+        """Make the batches of an epoch that have no task: an empty one, of a rank that has no samples left."""
+        plan = self.plan_of(epoch)
+        num_left = plan.num_batches - num_tasks(plan) if self._run.batching is not None else 0
+        return map(partial(self._make, epoch), [Wanted(indices=[], keys=[])] * num_left)
+
+    def _make(self, epoch: Epoch, wanted: Wanted) -> Any:
+        started_ns = perf_counter_ns()
+        try:
+            with kept_generators():
+                batch = self._work.make(wanted, seed=epoch.seed, epoch=epoch.number)
+        except BatchFailedError as failed:
+            raise SampleError(self._describe(failed.what, cause_of(failed.error))) from failed.error
+        busy_ns = perf_counter_ns() - started_ns
+        tally = Tally(num_samples=len(wanted.indices), busy_ns=busy_ns)
+        tally.counts[DECODE_NS] = busy_ns
+        self.made_here.add(tally)
+        return self._converted(batch)
+
+    def present(self, epoch: Epoch, filled: FilledBatch) -> Any:
+        """Return a batch made by the workers.
+
+        Raises:
+            SampleError: the batch could not be made.
+        """
+        del epoch
+        for failure in filled.failures:
+            what = failure.details.get("what", "a batch")
+            raise SampleError(self._describe(what, failure.cause)) from failure.origin
+        return self._converted(unpack(filled.arrays[BATCH][0]))
+
+    def instead_of(self, killed: KilledSample) -> tuple[int, ...] | None:
+        """Return None: a batch that kills workers counts as failed."""
+        del killed
+        return None
+
+    def _converted(self, batch: Any) -> Any:
+        return default_convert(batch) if self._converts else batch  # type: ignore[no-untyped-call]
+
+    def _describe(self, what: str, cause: str) -> str:
+        return f"{what} of {self.name}: {cause}"

@@ -1,0 +1,163 @@
+"""The arguments of an `MPLoader` for map-style datasets: those of a DataLoader, and those of an `MPDataset`."""
+
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypedDict
+
+import torch
+
+from mpload.errors import ArgumentError, MploadWarning
+from mpload.loader.instead import check_arguments
+from mpload.plan.order import OrderChoice, Sequential, Shuffle
+from mpload.plan.plan import Tail
+from mpload.plan.topology import Topology
+from mpload.transport.batches import PoolOptions
+
+__all__ = ["MapArguments", "MapOptions"]
+
+
+class MapArguments(TypedDict, total=False):
+    """The arguments of an `MPLoader` for map-style datasets, as type checkers see them. `MPLoader` describes them."""
+
+    batch_size: int | None
+    shuffle: bool | OrderChoice | None
+    seed: int
+    tail: Tail | Literal["drop", "pad", "ragged"] | None
+    topology: Topology | None
+    sampler: Iterable[Any] | None
+    batch_sampler: Iterable[Iterable[Any]] | None
+    collate_fn: Callable[[Any], Any] | None
+    drop_last: bool
+    worker_init_fn: Callable[[int], object] | None
+    generator: torch.Generator | None
+    pin_memory: bool
+    pin_memory_device: str
+    persistent_workers: bool
+    prefetch_factor: int | None
+    timeout: float
+    multiprocessing_context: Any
+    in_order: bool
+
+
+_WITHOUT_MEANING = {
+    "in_order": (True, "batches always come in order"),
+    "multiprocessing_context": (None, "options=PoolOptions(starts_fresh=True) starts processes without a fork"),
+    "persistent_workers": (False, "workers live until close()"),
+    "pin_memory": (False, "DevicePrefetcher(loader) pins the loader's memory and copies batches to the GPU"),
+    "pin_memory_device": ("", "see pin_memory"),
+}
+"""By argument: its default, and why an `MPLoader` does not need it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MapOptions:
+    """The arguments of an `MPLoader` for map-style datasets, checked.
+
+    Raises:
+        ArgumentError: an argument breaks a rule, or contradicts another one.
+    """
+
+    batch_size: int | None = 1
+    shuffle: bool | OrderChoice | None = None
+    seed: int = 0
+    tail: Tail | Literal["drop", "pad", "ragged"] | None = None
+    topology: Topology | None = None
+    sampler: Iterable[Any] | None = None
+    batch_sampler: Iterable[Iterable[Any]] | None = None
+    collate_fn: Callable[[Any], Any] | None = None
+    drop_last: bool | None = None
+    worker_init_fn: Callable[[int], object] | None = None
+    generator: torch.Generator | None = None
+    prefetch_factor: int | None = None
+    timeout: float = 0
+
+    @classmethod
+    def of(cls, arguments: MapArguments) -> "MapOptions":
+        """Return the options, and warn of arguments that have no meaning here.
+
+        Raises:
+            ArgumentError: there is no such argument, or one breaks a rule.
+        """
+        names = {each.name for each in fields(cls)}
+        check_arguments(arguments.keys() - names - _WITHOUT_MEANING.keys())
+        unused = [
+            f"{name}: {why}"
+            for name, (default, why) in _WITHOUT_MEANING.items()
+            if arguments.get(name, default) != default
+        ]
+        if unused:
+            warnings.warn(f"an MPLoader has no use for {'; '.join(unused)}", MploadWarning, stacklevel=3)
+        known: dict[str, Any] = {name: value for name, value in arguments.items() if name in names}
+        return cls(**known)
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None and (type(self.batch_size) is not int or self.batch_size < 1):
+            raise ArgumentError(f"batch_size must be at least 1, or None for single samples, got {self.batch_size!r}")
+        if self.prefetch_factor is not None and self.prefetch_factor < 1:
+            raise ArgumentError(f"prefetch_factor must be at least 1, got {self.prefetch_factor}")
+        if self.timeout < 0:
+            raise ArgumentError(f"timeout must not be negative, got {self.timeout}")
+        if self.tail is not None:
+            Tail(self.tail)
+        self._check_pair("sampler", "shuffle")
+        for other in ("batch_size", "shuffle", "sampler", "drop_last"):
+            self._check_pair("batch_sampler", other)
+        self._check_pair("generator", "seed")
+        if self.is_sampled:
+            for other in ("topology", "tail"):
+                self._check_pair("batch_sampler" if self.sampler is None else "sampler", other)
+        if self.drop_last and self.batch_size is None:
+            raise ArgumentError("drop_last=True needs batches, but batch_size=None yields single samples. Leave it out")
+        if self.drop_last and self.tail not in {None, Tail.DROP}:
+            raise ArgumentError(f"drop_last=True contradicts tail={str(self.tail)!r}. Leave one of them out")
+
+    def _check_pair(self, name: str, other: str) -> None:
+        value = getattr(self, other)
+        if getattr(self, name) is not None and self._is_given(other):
+            raise ArgumentError(
+                f"{name}= and {other}= contradict each other, got {other}={value!r:.80}. Leave one of them out"
+            )
+
+    def _is_given(self, name: str) -> bool:
+        """Whether an argument asks for something else than its default."""
+        value = getattr(self, name)
+        default = next(each.default for each in fields(self) if each.name == name)
+        return (
+            value is not None and value is not False and not (isinstance(value, int | float | str) and value == default)
+        )
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether a sampler of the user decides which samples a batch holds."""
+        return self.sampler is not None or self.batch_sampler is not None
+
+    @property
+    def order(self) -> OrderChoice:
+        """The order of the samples, if no sampler decides it."""
+        if isinstance(self.shuffle, bool | None):
+            return Shuffle() if self.shuffle else Sequential()
+        return self.shuffle
+
+    @property
+    def chosen_tail(self) -> Tail:
+        """What happens to the samples that do not fill the last batch."""
+        if self.drop_last is None or self.tail is not None:
+            return Tail.PAD if self.tail is None else Tail(self.tail)
+        return Tail.DROP if self.drop_last else Tail.RAGGED
+
+    @property
+    def are_neutral(self) -> bool:
+        """Whether no argument asks for anything that a dataset with options of its own decides."""
+        asked = {each.name for each in fields(self) if self._is_given(each.name)} - {"prefetch_factor", "timeout"}
+        return not asked or (asked == {"tail"} and self.tail == Tail.PAD)
+
+    def pool_options(self, options: PoolOptions) -> PoolOptions:
+        """Return `options`, with `timeout` as the limit for a sample if there is one."""
+        return replace(options, sample_timeout_seconds=self.timeout) if self.timeout else options
+
+    def drawn_seed(self) -> int:
+        """Return the seed, drawn from `generator` if there is one."""
+        if self.generator is None:
+            return self.seed
+        return int(torch.empty((), dtype=torch.int64, device=self.generator.device).random_(generator=self.generator))

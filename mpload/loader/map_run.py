@@ -1,0 +1,226 @@
+"""How a run reads a map-style dataset, and the position of the run: by an order of ours, or by the user's sampler."""
+
+from collections.abc import Iterator, Mapping, Sized
+from typing import Any, Protocol
+
+import cloudpickle  # type: ignore[import-untyped]
+from torch.utils.data import BatchSampler
+
+from mpload.errors import StateError
+from mpload.loader.epochs import Epoch, EpochTable
+from mpload.loader.map_options import MapOptions
+from mpload.loader.planned import tasks
+from mpload.plan.batch_number import BatchNumber
+from mpload.plan.batching import Batching
+from mpload.plan.checkpoint import State
+from mpload.plan.order import Order
+from mpload.plan.plan import Plan, Tail
+from mpload.plan.ranges import MAX_NUM_SAMPLES
+from mpload.plan.topology import Topology
+from mpload.samples.batch_work import Wanted
+from mpload.samples.seeded_dataset import MapDataset
+from mpload.transport.batches import BatchTask
+from mpload.units import format_count
+
+__all__ = ["MapRun", "PlannedRun", "SampledRun"]
+
+
+class MapRun(Protocol):
+    """How a run reads a map-style dataset."""
+
+    @property
+    def name(self) -> str:
+        """Name of the dataset's class."""
+        ...
+
+    @property
+    def batch_size(self) -> int:
+        """Number of samples in a full batch of this rank."""
+        ...
+
+    @property
+    def epochs(self) -> EpochTable:
+        """The current and the next epoch."""
+        ...
+
+    @property
+    def batching(self) -> Batching | None:
+        """Which samples each batch holds, if arithmetic says so."""
+        ...
+
+    def facts(self) -> dict[str, str]:
+        """Return facts about the run for `repr` and notebooks."""
+        ...
+
+    def plan_of(self, epoch: Epoch) -> Plan:
+        """Return this rank's plan of an epoch."""
+        ...
+
+    def wanted(self, epoch: Epoch) -> Iterator[Wanted]:
+        """Yield the samples of each batch of an epoch."""
+        ...
+
+    def whole_tasks(self, epoch: Epoch) -> Iterator[BatchTask]:
+        """Yield the tasks of an epoch for workers that make whole batches."""
+        ...
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch that the next iteration reads."""
+        ...
+
+    def state_after(self, epoch: Epoch | None, num_batches: int) -> dict[str, Any]:
+        """Return the state after `num_batches` batches of `epoch`, or before the next epoch if `epoch` is None."""
+        ...
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from a saved state."""
+        ...
+
+
+class PlannedRun:
+    """A run whose order is computed: any position directly, for any number of ranks."""
+
+    def __init__(self, dataset: MapDataset, options: MapOptions, *, seed: int) -> None:
+        self.name = type(dataset).__name__
+        self.batch_size = options.batch_size or 1
+        self.batching = Batching(
+            num_samples=len(dataset), batch_size=self.batch_size, order=options.order, tail=options.chosen_tail
+        )
+        self.epochs = EpochTable(seed=seed, topology=options.topology)
+        self._fingerprint = f"{type(dataset).__qualname__} of {self.batching.num_samples}"
+        self.order_of(Epoch(seed=seed, number=0))  # checks the seed
+
+    def order_of(self, epoch: Epoch) -> Order:
+        """Return the order of an epoch."""
+        return self.batching.order_of(seed=epoch.seed, epoch=epoch.number)
+
+    def facts(self) -> dict[str, str]:
+        """Return facts about the run for `repr` and notebooks."""
+        return {
+            "samples": format_count(self.batching.num_samples),
+            "batch size": format_count(self.batch_size),
+            "order": repr(self.batching.order),
+            "tail": str(self.batching.tail),
+            "epoch": str(self.epochs.next.number),
+        }
+
+    def plan_of(self, epoch: Epoch) -> Plan:
+        """Return this rank's plan of an epoch."""
+        return self.batching.plan_of(topology=epoch.topology or self.epochs.topology, start=epoch.position)
+
+    def wanted(self, epoch: Epoch) -> Iterator[Wanted]:
+        """Yield the samples of each batch of an epoch."""
+        plan, order = self.plan_of(epoch), self.order_of(epoch)
+        for batch in range(plan.num_batches):
+            sample_ids = order.sample_ids(plan.positions(batch)).tolist()
+            yield Wanted(indices=sample_ids, keys=sample_ids)
+
+    def whole_tasks(self, epoch: Epoch) -> Iterator[BatchTask]:
+        """Yield the tasks of an epoch for workers that make whole batches."""
+        return tasks(epoch, self.plan_of(epoch), is_whole=True)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch that the next iteration reads. If it is already next, its position is kept."""
+        self.order_of(Epoch(seed=self.epochs.next.seed, number=epoch))  # checks the number
+        self.epochs.set_number(epoch)
+
+    def state_after(self, epoch: Epoch | None, num_batches: int) -> dict[str, Any]:
+        """Return the state after `num_batches` batches of `epoch`, or before the next epoch if `epoch` is None."""
+        at = self.epochs.next if epoch is None else epoch.after(num_batches, self.plan_of(epoch))
+        return at.state(fingerprint=self._fingerprint, order=self.batching.order.spec)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from a saved state.
+
+        Raises:
+            StateError: the state is malformed, or belongs to another dataset or order.
+        """
+        order, num_samples = self.batching.order.spec, self.batching.num_samples
+        self.epochs.set_next(_restored(state_dict, self._fingerprint, order=order, num_samples=num_samples))
+
+
+class SampledRun:
+    """A run whose batches a sampler of the user decides, in the process of the loader.
+
+    Its plan counts batches, not samples. A state holds how many batches of the sampler were received; a resumed run
+    skips them. So it continues where it was only if the sampler yields the same batches again.
+    """
+
+    def __init__(self, dataset: MapDataset, options: MapOptions, *, seed: int) -> None:
+        self.name = type(dataset).__name__
+        self.batch_size = options.batch_size or 1
+        self.batching = None
+        self.epochs = EpochTable(seed=seed, topology=Topology())
+        sampler: Any = options.sampler if options.batch_sampler is None else options.batch_sampler
+        self._sampler = self._batches = sampler
+        if options.batch_sampler is None and options.batch_size is not None:
+            self._batches = BatchSampler(self._sampler, options.batch_size, bool(options.drop_last))
+        self._are_lists = options.batch_sampler is not None or options.batch_size is not None
+        self._order = f"sampler {type(sampler).__qualname__}"
+        self._fingerprint = f"{type(dataset).__qualname__} by {type(sampler).__qualname__}"
+
+    def facts(self) -> dict[str, str]:
+        """Return facts about the run for `repr` and notebooks."""
+        return {"order": self._order, "epoch": str(self.epochs.next.number)}
+
+    def plan_of(self, epoch: Epoch) -> Plan:
+        """Return the plan of an epoch, in batches. If the sampler has no length, the plan is as long as can be."""
+        try:
+            num_batches = len(self._batches) if isinstance(self._batches, Sized) else MAX_NUM_SAMPLES
+        except TypeError:  # of a sampler inside a sampler
+            num_batches = MAX_NUM_SAMPLES
+        start = min(epoch.position, num_batches)
+        return Plan(num_samples=num_batches, batch_size=1, topology=Topology(), tail=Tail.RAGGED, start=start)
+
+    def wanted(self, epoch: Epoch) -> Iterator[Wanted]:
+        """Yield the samples of each batch of an epoch. The key of a sample is its position in the epoch."""
+        position = 0
+        for number, batch in enumerate(self._batches):
+            indices = list(batch) if self._are_lists else [batch]
+            if number >= epoch.position:
+                yield Wanted(indices=indices, keys=range(position, position + len(indices)))
+            position += len(indices)
+
+    def whole_tasks(self, epoch: Epoch) -> Iterator[BatchTask]:
+        """Yield the tasks of an epoch for workers that make whole batches."""
+        for batch, wanted in enumerate(self.wanted(epoch)):
+            number = BatchNumber(
+                seed=epoch.seed, epoch=epoch.number, start=epoch.position, batch=batch, topology=Topology()
+            )
+            yield BatchTask(
+                numbers=number.numbers, num_samples=1, num_counted=len(wanted.indices), input=cloudpickle.dumps(wanted)
+            )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch that the next iteration reads, and tell the sampler, if it wants to know."""
+        self.epochs.set_number(epoch)
+        inner: Any = getattr(self._sampler, "sampler", None)  # of a BatchSampler
+        for sampler in (self._sampler, inner):
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)
+
+    def state_after(self, epoch: Epoch | None, num_batches: int) -> dict[str, Any]:
+        """Return the state after `num_batches` batches of `epoch`, or before the next epoch if `epoch` is None."""
+        at = self.epochs.next if epoch is None else epoch.after(num_batches, self.plan_of(epoch))
+        return at.state(fingerprint=self._fingerprint, order=self._order)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from a saved state.
+
+        Raises:
+            StateError: the state is malformed, or belongs to another dataset or sampler.
+        """
+        num_batches = self.plan_of(self.epochs.next.whole).num_samples
+        self.epochs.set_next(_restored(state_dict, self._fingerprint, order=self._order, num_samples=num_batches))
+
+
+def _restored(state_dict: Mapping[str, Any], fingerprint: str, *, order: str, num_samples: int) -> Epoch:
+    """Return the epoch and position of a saved state; raise `StateError` if the state does not fit."""
+    state = State.from_dict(state_dict)
+    if state.fingerprint != fingerprint:
+        raise StateError(
+            f"the checkpoint belongs to another dataset: {state.fingerprint!r}, but this one is "
+            f"{fingerprint!r}. Load it with the dataset that it belongs to, or start the epoch without it"
+        )
+    state.check_fits(fingerprint=fingerprint, order=order, num_samples=num_samples)
+    return Epoch(seed=state.seed, number=state.epoch, position=state.position)

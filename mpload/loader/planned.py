@@ -1,0 +1,39 @@
+"""The tasks of an epoch whose batches are planned by arithmetic."""
+
+from collections.abc import Iterator
+
+from mpload.loader.epochs import Epoch
+from mpload.plan.batch_number import BatchNumber
+from mpload.plan.plan import Plan
+from mpload.transport.batches import BatchTask
+
+__all__ = ["SAMPLES_AHEAD", "num_tasks", "tasks"]
+
+SAMPLES_AHEAD = 64
+"""Samples in flight per worker, so that no worker waits for the consumer."""
+
+
+def num_tasks(plan: Plan) -> int:
+    """Return the number of batches for workers. The last one of a ragged epoch may be empty, and is none."""
+    return plan.num_batches - (plan.num_batches > 0 and not plan.size(plan.num_batches - 1))
+
+
+def tasks(epoch: Epoch, plan: Plan, *, is_whole: bool = False) -> Iterator[BatchTask]:
+    """Yield the tasks of an epoch. Only the last one may be short.
+
+    Args:
+        epoch: the epoch, and where it begins.
+        plan: its plan.
+        is_whole: whether the slot counts a whole batch as one sample.
+    """
+    last = num_tasks(plan) - 1
+    for batch in range(last + 1):
+        number = BatchNumber(
+            seed=epoch.seed, epoch=epoch.number, start=epoch.position, batch=batch, topology=plan.topology
+        )
+        num_samples = plan.batch_size if batch < last else plan.size(batch)
+        yield BatchTask(
+            numbers=number.numbers,
+            num_samples=1 if is_whole else num_samples,
+            num_counted=num_samples,
+        )

@@ -1,0 +1,136 @@
+"""The workers' part of a map-style dataset whose batches they make whole: with the user's `collate_fn` or sampler."""
+
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import Any
+
+from mpload.errors import FAILURES, cause_of
+from mpload.plan.batch_number import BatchNumber
+from mpload.plan.batching import Batching
+from mpload.samples.counts import DECODE_NS
+from mpload.samples.parcel import pack
+from mpload.samples.seeded_dataset import SeededDataset
+from mpload.transport.messages import details_of
+from mpload.transport.slots import RaggedField
+from mpload.transport.worker import ChunkReport
+from mpload.units import MIB
+
+__all__ = ["ASKED", "BATCH", "BatchFailedError", "BatchWork", "Wanted"]
+
+ASKED = RaggedField(name="asked", max_sample_bytes=16 * MIB, is_input=True)
+"""The field for what a sampler asks for: a pickled `Wanted`."""
+BATCH = "batch"
+"""Name of the field for the batch: a parcel."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """The samples of a batch."""
+
+    indices: Sequence[Any]
+    """What the dataset is asked for, in order."""
+    keys: Sequence[int]
+    """By sample: the key of its random numbers."""
+
+    @property
+    def key(self) -> int:
+        """The key of random numbers that belong to the whole batch."""
+        return self.keys[0] if self.keys else 0
+
+
+class BatchFailedError(Exception):
+    """A batch could not be made."""
+
+    def __init__(self, what: str, error: BaseException) -> None:
+        super().__init__(what, error)
+        self.what = what
+        """What failed: `sample 7`."""
+        self.error = error
+        """Why."""
+
+
+@dataclass(kw_only=True)
+class BatchWork:
+    """Makes whole batches. What travels is a value of any form, as a parcel.
+
+    Process: pickled by value once, then forked; or forked from the process of the loader.
+    """
+
+    dataset: SeededDataset
+    batching: Batching | None
+    """Which samples a batch holds; None if each task brings its `Wanted` with it."""
+    collate: Callable[[Any], Any] | None
+    """Makes a batch from a list of samples, or from one sample if `is_single`; None leaves them as they are."""
+    is_single: bool
+    """Whether batches are single samples."""
+
+    def open(self, worker: int) -> None:
+        """Prepare the dataset. It opens its own files."""
+        self.dataset.open(worker)
+
+    def fill(
+        self, task: tuple[int, ...], arrays: Mapping[str, Any], first: int, last: int, report: ChunkReport
+    ) -> None:
+        """Make the batch `task`, which is the only one in its slot; making its samples is timed as decoding."""
+        del last
+        number = BatchNumber.of(task)
+        if self.batching is None:
+            # The bytes come from the parent, through the loader's own memory, so it is safe to unpickle them.
+            wanted = pickle.loads(arrays[ASKED.name][first])  # noqa: S301
+        else:
+            sample_ids = self.batching.sample_ids(number).tolist()
+            wanted = Wanted(indices=sample_ids, keys=sample_ids)
+        report.tally.num_samples = len(wanted.indices)
+        try:
+            batch = self.make(wanted, seed=number.seed, epoch=number.epoch, report=report)
+            with _named(f"the batch of {_listed(wanted.indices)}"):
+                pack(batch, lambda num_bytes: arrays[BATCH].room(first, (num_bytes,)))
+        except BatchFailedError as failed:
+            report.failed(first, cause_of(failed.error), {**details_of(failed.error), "what": failed.what})
+
+    def make(self, wanted: Wanted, *, seed: int, epoch: int, report: ChunkReport | None = None) -> Any:
+        """Return a batch.
+
+        Raises:
+            BatchFailedError: the user's code raised an error.
+        """
+        dataset, started_ns = self.dataset, perf_counter_ns()
+        samples: Any
+        if hasattr(dataset.dataset, "__getitems__") and not self.is_single:
+            with _named(_listed(wanted.indices)):
+                samples = dataset.samples(list(wanted.indices), seed=seed, epoch=epoch, key=wanted.key)
+        else:
+            samples = []
+            for place, (index, key) in enumerate(zip(wanted.indices, wanted.keys, strict=True)):
+                if report is not None:
+                    report.at(place)
+                with _named(f"sample {index!r:.80}"):
+                    samples.append(dataset.sample(index, seed=seed, epoch=epoch, key=key))
+        if report is not None:
+            report.tally.counts[DECODE_NS] += perf_counter_ns() - started_ns
+        batch = samples[0] if self.is_single else samples
+        if self.collate is None:
+            return batch
+        with _named(f"collate_fn on {_listed(wanted.indices)}"):
+            return dataset.collated(self.collate, batch, seed=seed, epoch=epoch, key=wanted.key)
+
+
+class _named:  # noqa: N801  used like a function
+    """Turns an error into a `BatchFailedError` that says what failed."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if isinstance(error, FAILURES):
+            raise BatchFailedError(self._what, error) from error
+
+
+def _listed(indices: Sequence[Any]) -> str:
+    shown = ", ".join(f"{index!r:.20}" for index in indices[:8])
+    return f"samples {shown}{', ...' if len(indices) > 8 else ''}"

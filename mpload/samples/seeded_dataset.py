@@ -1,0 +1,124 @@
+"""A map-style dataset as a worker uses it: its random numbers depend on seed, epoch and sample alone."""
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from mpload.plan.sample_rng import SampleRng
+from mpload.samples.transforms import seed_opencv
+
+__all__ = ["MapDataset", "SeededDataset", "kept_generators"]
+
+_T = TypeVar("_T")
+_SAMPLE, _COLLATE = 2, 4  # streams of a sample's randomness; the pipeline of an index uses 0, 1 and 3
+_MAX_SEED = 1 << 63
+
+
+class MapDataset(Protocol):
+    """A map-style dataset, in torch's terms."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        ...
+
+    def __getitem__(self, sample_id: int, /) -> Any:
+        """Return a sample."""
+        ...
+
+
+@dataclass(kw_only=True)
+class SeededDataset:
+    """Calls the user's code with seeded generators: those of `random`, NumPy, OpenCV and (if it is imported) torch.
+
+    Process: copied to each worker. There `torch.utils.data.get_worker_info()` returns the worker's number and dataset,
+    except inside `collate`: `default_collate` would then put each tensor into a file of its own in /dev/shm.
+    """
+
+    dataset: MapDataset
+    num_workers: int = 0
+    """The number that `get_worker_info()` returns."""
+    worker_init_fn: Callable[[int], object] | None = None
+    """Called in each worker with its number, before any other code of the user."""
+    base_seed: int = 0
+    """The seed in `get_worker_info()` is this one plus the worker's number."""
+    _worker: int | None = None
+    _rng: SampleRng = field(default_factory=lambda: SampleRng(seed=0, epoch=0), repr=False)
+
+    def open(self, worker: int) -> None:
+        """Prepare worker number `worker`."""
+        self._worker = worker
+        self._announce(self._info())
+        if self.worker_init_fn is not None:
+            seed = (self.base_seed + worker) % _MAX_SEED
+            random.seed(seed)
+            np.random.seed(seed % (1 << 32))  # noqa: NPY002  the generator that datasets draw from
+            if (torch := sys.modules.get("torch")) is not None:
+                torch.default_generator.manual_seed(seed)
+            self.worker_init_fn(worker)
+
+    def sample(self, index: Any, *, seed: int, epoch: int, key: int | None = None) -> Any:
+        """Return the sample at `index`. Its random numbers belong to `key`, which is the index itself if None."""
+        key = index if key is None else key
+        return self._seeded(lambda: self.dataset[index], seed=seed, epoch=epoch, key=key, stream=_SAMPLE)
+
+    def samples(self, indices: list[Any], *, seed: int, epoch: int, key: int) -> Any:
+        """Return the samples at `indices` from the dataset's `__getitems__`."""
+        get: Callable[[list[Any]], Any] = self.dataset.__getitems__  # type: ignore[attr-defined]
+        return self._seeded(lambda: get(indices), seed=seed, epoch=epoch, key=key, stream=_SAMPLE)
+
+    def collated(self, collate: Callable[[Any], Any], samples: Any, *, seed: int, epoch: int, key: int) -> Any:
+        """Return `collate(samples)`."""
+        self._announce(None)
+        try:
+            return self._seeded(lambda: collate(samples), seed=seed, epoch=epoch, key=key, stream=_COLLATE)
+        finally:
+            self._announce(self._info())
+
+    def _seeded(self, make: Callable[[], _T], *, seed: int, epoch: int, key: int, stream: int) -> _T:
+        if (self._rng.seed, self._rng.epoch) != (seed, epoch):
+            self._rng = SampleRng(seed=seed, epoch=epoch)
+        words = self._rng.for_sample(key, stream=stream).integers(0, 1 << 32, size=3).tolist()
+        while True:
+            random.seed(words[0])
+            np.random.seed(words[1])  # noqa: NPY002  the generator that datasets draw from
+            torch = sys.modules.get("torch")
+            if torch is not None:
+                torch.default_generator.manual_seed(words[2])
+            seed_opencv(seed=seed, epoch=epoch, sample_id=key)
+            made = make()
+            if torch is sys.modules.get("torch"):
+                return made
+            # The call has just imported torch and may have drawn from its unseeded generator. Call it again.
+            self._announce(self._info())
+
+    def _info(self) -> Any:
+        """Return the `WorkerInfo` of this worker; None outside of workers, and where torch is not loaded."""
+        module = sys.modules.get("torch.utils.data._utils.worker")
+        if module is None or self._worker is None:
+            return None
+        seed = (self.base_seed + self._worker) % _MAX_SEED
+        return module.WorkerInfo(id=self._worker, num_workers=self.num_workers, seed=seed, dataset=self.dataset)
+
+    def _announce(self, info: Any) -> None:
+        module = sys.modules.get("torch.utils.data._utils.worker")
+        if module is not None and self._worker is not None:
+            module._worker_info = info  # type: ignore[attr-defined]  # noqa: SLF001  torch has no public way
+
+
+@contextmanager
+def kept_generators() -> Iterator[None]:
+    """Restore this process's global generators afterwards, so that making a sample does not affect the script's."""
+    torch = sys.modules.get("torch")
+    states = random.getstate(), np.random.get_state(), torch and torch.get_rng_state()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        if torch is not None:
+            torch.set_rng_state(states[2])

@@ -1,0 +1,213 @@
+"""MPLoader with what DataLoader's users have: `collate_fn`, samplers, single samples, `worker_init_fn`."""
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, WeightedRandomSampler
+
+from mpload import MPLoader, Topology, WorkerError
+from mpload.errors import SampleError, StateError
+from tests.support.map_styles import Broken, Drawn, Killing, Tuples
+from tests.support.whole_batches import (
+    Bulk,
+    ByName,
+    Informed,
+    Photos,
+    Scene,
+    Scenes,
+    as_list,
+    mixed_up,
+    number_dataset,
+    picky,
+)
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux"),
+    pytest.mark.processes,
+]
+
+both = pytest.mark.parametrize("num_workers", [0, 2])
+
+
+@both
+def test_what_collate_fn_returns_arrives_as_it_is(num_workers: int) -> None:
+    with MPLoader(Scenes(), batch_size=5, collate_fn=as_list, drop_last=False, num_workers=num_workers) as loader:
+        scenes = [scene for batch in loader for scene in batch]
+    assert [type(scene) for scene in scenes] == [Scene] * 23
+    assert all(torch.equal(scene.boxes, Scenes()[i].boxes) for i, scene in enumerate(scenes))
+    assert [scene.caption for scene in scenes] == [Scenes()[i].caption for i in range(23)]
+
+
+@both
+def test_images_of_pil_and_tensors_of_any_dtype_arrive(num_workers: int) -> None:
+    with MPLoader(Photos(4), batch_size=2, collate_fn=as_list, num_workers=num_workers) as loader:
+        ((photo, more), *_), _ = list(loader)
+    assert isinstance(photo, Image.Image)
+    assert np.array_equal(np.asarray(photo), np.zeros((4, 3, 3)))
+    assert more["half"].dtype == torch.bfloat16
+
+
+@both
+def test_single_samples_come_without_a_batch_size(num_workers: int) -> None:
+    expected = list(DataLoader(Tuples(), batch_size=None))  # type: ignore[arg-type]
+    with MPLoader(Tuples(), batch_size=None, num_workers=num_workers) as loader:
+        assert len(loader) == 23
+        received = list(loader)
+    assert [str(sample) for sample in received] == [str(sample) for sample in expected]
+
+
+@both
+def test_a_sampler_decides_what_is_read(num_workers: int) -> None:
+    names = ["b", ("a", 1), "b", "c", "d"]
+    with MPLoader(ByName(), sampler=names, batch_size=2, num_workers=num_workers) as loader:
+        assert len(loader) == 3
+        assert list(loader) == [["<b>", "<('a', 1)>"], ["<b>", "<c>"], ["<d>"]]
+    with MPLoader(ByName(), sampler=names, batch_size=2, drop_last=True, num_workers=num_workers) as loader:
+        assert len(list(loader)) == len(loader) == 2
+    with MPLoader(ByName(), sampler=names, batch_size=None, num_workers=num_workers) as loader:
+        assert list(loader) == [f"<{name}>" for name in names]
+
+
+@both
+def test_a_batch_sampler_decides_what_a_batch_holds(num_workers: int) -> None:
+    batches = [[0, 1], [2, 3, 4], [], [5]]
+    with MPLoader([*range(9)], batch_sampler=batches, collate_fn=as_list, num_workers=num_workers) as loader:
+        assert len(loader) == 4
+        assert list(loader) == list(loader) == batches
+    sampler = BatchSampler(WeightedRandomSampler([0.0, 1.0, 0.0], 4), batch_size=2, drop_last=False)
+    with MPLoader([*range(3)], batch_sampler=sampler, num_workers=num_workers) as loader:
+        assert [batch.tolist() for batch in loader] == [[1, 1], [1, 1]]
+
+
+@both
+def test_a_sampler_without_a_length_is_read_to_its_end(num_workers: int) -> None:
+    class Endless:
+        def __iter__(self) -> Any:
+            return iter(range(5))
+
+    with MPLoader([*range(5)], sampler=Endless(), batch_size=2, collate_fn=as_list, num_workers=num_workers) as loader:
+        assert list(loader) == list(loader) == [[0, 1], [2, 3], [4]]
+        with pytest.raises(TypeError, match="the sampler has no length"):
+            len(loader)
+
+
+def test_batches_do_not_depend_on_the_number_of_workers() -> None:
+    def epochs(num_workers: int, **options: Any) -> list[str]:
+        with MPLoader(Drawn(with_torch=True), collate_fn=mixed_up, num_workers=num_workers, **options) as loader:
+            return [str(list(loader)), str(list(loader))]
+
+    for options in (
+        {"batch_size": 5, "shuffle": True, "seed": 3, "topology": Topology()},
+        {"batch_size": 5, "sampler": [*range(23), 1, 1]},
+        {"batch_size": None},
+    ):
+        first, second = alone = epochs(0, **options)
+        assert first != second
+        assert epochs(1, **options) == epochs(7, **options) == alone
+
+
+def test_a_sample_that_a_sampler_repeats_gets_other_random_numbers() -> None:
+    with MPLoader(Drawn(), sampler=[4, 4], batch_size=2, num_workers=0) as loader:
+        ((_, _, drawn, *_),) = list(loader)
+    assert not torch.equal(drawn[0], drawn[1])
+
+
+@both
+def test_the_samples_of_a_batch_can_be_got_at_once(num_workers: int) -> None:
+    with MPLoader(Bulk(), batch_size=10, shuffle=True, drop_last=False, num_workers=num_workers) as loader:
+        batches = list(loader)
+    assert sorted(torch.cat([batch[0] for batch in batches]).tolist()) == list(range(23))
+    assert [batch[1].tolist() for batch in batches] == [[10] * 10, [10] * 10, [3] * 3]
+    assert len(set(torch.cat([batch[2] for batch in batches]).flatten().tolist())) == 23
+
+
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_a_worker_knows_its_number(batch_size: int | None) -> None:
+    with MPLoader(Informed(), batch_size=batch_size, num_workers=2, worker_init_fn=number_dataset) as loader:
+        for _, set_by_init, number, num_workers in loader:
+            assert set_by_init.tolist() == number.tolist() if batch_size else set_by_init == number
+            assert np.all(np.asarray(number) < 2)
+            assert np.all(np.asarray(num_workers) == 2)
+    assert torch.utils.data.get_worker_info() is None
+
+
+def test_an_error_in_worker_init_fn_ends_the_iteration() -> None:
+    def fails(worker: int) -> None:
+        raise ZeroDivisionError(f"in worker {worker}")
+
+    with (
+        MPLoader([*range(4)], collate_fn=as_list, num_workers=1, worker_init_fn=fails) as loader,
+        pytest.raises(WorkerError, match=r"worker 0 cannot prepare for its work: ZeroDivisionError: in worker 0"),
+    ):
+        list(loader)
+
+
+@both
+def test_what_failed_is_named_and_only_its_batch_is_lost(num_workers: int) -> None:
+    cases: list[tuple[Any, Any, str]] = [
+        (Broken(), as_list, r"^sample 7 of Broken: KeyError: 'seven'$"),
+        ([*range(23)], picky, r"^collate_fn on samples 5, 6, 7, 8, 9 of list: LookupError: seven$"),
+    ]
+    for dataset, collate, message in cases:
+        with MPLoader(dataset, batch_size=5, collate_fn=collate, drop_last=False, num_workers=num_workers) as loader:
+            batches = iter(loader)
+            assert next(batches) == [0, 1, 2, 3, 4]
+            with pytest.raises(SampleError, match=message):
+                next(batches)
+            assert [sample for batch in batches for sample in batch] == list(range(10, 23))
+
+
+def test_a_batch_that_cannot_be_pickled_is_named() -> None:
+    with MPLoader([*range(4)], batch_size=2, collate_fn=iter, num_workers=1) as loader:
+        assert list(next(iter(loader))) == [0, 1]
+    with (
+        MPLoader([*range(4)], batch_size=2, collate_fn=lambda samples: (i for i in samples), num_workers=1) as loader,
+        pytest.raises(SampleError, match=r"the batch of samples 0, 1 of list: TypeError: cannot pickle 'generator'"),
+    ):
+        list(loader)
+
+
+def test_a_killed_worker_loses_and_repeats_no_batch(tmp_path: Any) -> None:
+    with MPLoader(
+        Killing(tmp_path / "once"), batch_size=5, collate_fn=as_list, drop_last=False, num_workers=2
+    ) as loader:
+        assert [sample for batch in loader for sample in batch] == list(range(23))
+        assert loader.stats().num_deaths == 1
+        assert loader.stats().num_samples == 23
+
+
+def test_batches_that_are_kept_do_not_change() -> None:
+    with MPLoader(Scenes(200), batch_size=2, collate_fn=as_list, num_workers=2) as loader:
+        kept = list(loader)
+        assert all(torch.equal(s.boxes, Scenes()[2 * k + i].boxes) for k, b in enumerate(kept) for i, s in enumerate(b))
+
+
+@both
+def test_a_run_with_a_sampler_is_resumed_where_it_was_left(num_workers: int) -> None:
+    def make(sampler: Any) -> MPLoader[list[int]]:
+        return MPLoader([*range(10)], sampler=sampler, batch_size=3, collate_fn=as_list, num_workers=num_workers)
+
+    with make([*range(10)]) as loader:
+        batches = iter(loader)
+        assert next(batches) == [0, 1, 2]
+        state = loader.state_dict()
+    with make([*range(10)]) as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == [[3, 4, 5], [6, 7, 8], [9]]
+        assert len(list(loader)) == 4
+    with make(RandomSampler(range(10))) as loader, pytest.raises(StateError, match="list by RandomSampler"):
+        loader.load_state_dict(state)
+
+
+def test_a_generator_draws_the_seed() -> None:
+    def order(seed: int) -> list[int]:
+        generator = torch.Generator().manual_seed(seed)
+        with MPLoader([*range(100)], batch_size=100, shuffle=True, generator=generator, num_workers=0) as loader:
+            numbers: list[int] = next(iter(loader)).tolist()
+            return numbers
+
+    assert order(1) == order(1) != order(2)

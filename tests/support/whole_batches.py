@@ -1,0 +1,81 @@
+"""Map-style datasets whose batches need a `collate_fn`. Workers import this module."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from tests.support.map_styles import Sized
+
+
+@dataclass
+class Scene:
+    boxes: Any
+    caption: str | None
+
+
+class Scenes(Sized):
+    """Samples of varying shape, in a dataclass of the user: no slot of fixed fields can hold them."""
+
+    def __getitem__(self, i: int) -> Scene:
+        return Scene(torch.full((i % 4, 4), float(i)), None if i % 3 else f"scene {i}")
+
+
+class Photos(Sized):
+    def __getitem__(self, i: int) -> Any:
+        return Image.fromarray(np.full((4, 3 + i, 3), i, np.uint8)), {"id": i, "half": torch.tensor(i).bfloat16()}
+
+
+class ByName(Sized):
+    def __getitem__(self, name: Any) -> str:
+        return f"<{name}>"
+
+
+class Bulk(Sized):
+    """Gets the samples of a batch at once."""
+
+    def __getitem__(self, i: int) -> int:
+        raise AssertionError("__getitems__ is there to be used")
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [(i, len(indices), torch.rand(1)) for i in indices]
+
+
+class Informed(Sized):
+    """Tells which worker makes a sample."""
+
+    number = -1
+
+    def __getitem__(self, i: int) -> tuple[int, int, int, int]:
+        info = torch.utils.data.get_worker_info()
+        return (
+            (i, self.number, -1, 0)
+            if info is None
+            else (i, vars(info.dataset).get("number", -1), info.id, info.num_workers)
+        )
+
+
+def number_dataset(worker: int) -> None:
+    info = torch.utils.data.get_worker_info()
+    assert info is not None
+    assert (info.id, info.seed) == (worker, torch.initial_seed())
+    vars(info.dataset)["number"] = worker
+
+
+def as_list(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+def mixed_up(samples: Sequence[Any]) -> tuple[list[Any], Any]:
+    """Draws random numbers, as mixup does."""
+    assert torch.utils.data.get_worker_info() is None
+    return list(samples), torch.rand(2)
+
+
+def picky(samples: list[Any]) -> list[Any]:
+    if 7 in samples:
+        raise LookupError("seven")
+    return samples
