@@ -1,4 +1,4 @@
-"""The results of a race: for every contestant all turns that ran with the latest code, not only the best ones."""
+"""The results of races: for every contestant all turns that ran with the latest code, not only the best ones."""
 
 import statistics
 from dataclasses import dataclass, field
@@ -36,13 +36,15 @@ class Standing:
 def standings(name: str) -> dict[str, dict[str, Standing]]:
     """Return the standings of `records/NAME.jsonl` by contestant and output.
 
-    Only records made with the same code as the last record count, for mpload and the contestants alike.
+    Each output is a race of its own. Only records made with the same code as its last record count, for mpload and the
+    contestants alike.
     """
     records = read_records(name)
+    latest_code = {record["case"]["output"]: record["case"]["code"] for record in records}
     found: dict[str, dict[str, Standing]] = {}
     for record in records:
         case, figures = record["case"], record["figures"]
-        if case["code"] != records[-1]["case"]["code"]:
+        if case["code"] != latest_code[case["output"]]:
             continue
         standing = found.setdefault(case["contestant"], {}).setdefault(case["output"], Standing())
         if "failed" in figures:
