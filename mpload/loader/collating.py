@@ -96,6 +96,8 @@ def _batch_of(template: Any, columns: Mapping[str, Any], *, are_images: bool, jo
 
 def _shown(column: Any, leaf: Leaf, *, are_images: bool) -> Any:
     if leaf.kind is LeafKind.OBJECT:
+        return column
+    if leaf.kind is LeafKind.LIST:
         return [tensors_of(value, are_images=are_images) for value in column]
     are_images = are_images and len(leaf.shape) >= 3  # not an array [H, W] of each sample
     if not leaf.torch_dtype:

@@ -125,9 +125,14 @@ class IndexRun:
     def present_sample(self, sample: Sample) -> Any:
         """Convert a sample to what the dataset yields."""
         maker = self.pipeline.maker
-        if isinstance(maker, ColumnDecoders):
-            return {key: tensors_of(value, are_images=key in maker.image_keys) for key, value in sample.items()}
-        return self._named([as_tensor(value, are_images=self._makes_images) for value in sample])
+        if not isinstance(maker, ColumnDecoders):
+            return self._named([as_tensor(value, are_images=self._makes_images) for value in sample])
+        return {
+            key: value
+            if key in maker.whole_keys and isinstance(value, list | dict)
+            else tensors_of(value, are_images=key in maker.image_keys)
+            for key, value in sample.items()
+        }
 
     def _named(self, values: Sequence[Any]) -> Any:
         """Return a value for each column in the form that the dataset yields."""

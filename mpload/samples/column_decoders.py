@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -137,8 +137,8 @@ class ColumnDecoders:
         """The decoders that files go through."""
         drawing = [column for column in self._columns if column.draws and column.place is not None][:1]
         self._check_geometry()
-        for column in self._columns:
-            column.check(has_geometry=bool(drawing))
+        for each in self._columns:
+            each.check(has_geometry=bool(drawing))
         self._drawing = drawing[0] if drawing else None
         self._in_order = [*drawing, *(column for column in self._columns if column not in drawing)]
         # Keys are those of the index, in its order, then further keys of `decode`.
@@ -154,11 +154,12 @@ class ColumnDecoders:
         """Keys of the sample whose arrays of three or more dimensions are images [..., H, W, C]."""
         self.whole_keys = frozenset(column.key for column in self._columns if getattr(column.decode, "is_whole", False))
         """Keys of the sample whose values a batch lists as they are."""
+        has_fixed_size = self._drawing is not None and self._drawing.output_shape is not None
         self.fixed_keys = frozenset(
             column.key
             for column in self._columns
             if column.output_shape is not None
-            or (self._drawing is not None and getattr(column.decode, "has_geometry_size", False))
+            or (has_fixed_size and getattr(column.decode, "has_geometry_size", False))
         )
         """Keys of the sample whose arrays all have the same shape."""
         self.in_place_keys = (
@@ -227,7 +228,7 @@ class ColumnDecoders:
             given["out"] = None if outs is None else outs.get(column.key)
             value = data[column.place] if column.place is not None else str(record.cells[column.number])
             if column is self._drawing:
-                made[column.key], given["geometry"] = _drawn(column.decode, value, **given)
+                made[column.key], given["geometry"] = _drawn(cast("DrawsGeometry", column.decode), value, **given)
             else:
                 arguments = {name: given[name] for name in column.takes if name != "out" or given["out"] is not None}
                 made[column.key] = column.decode(value, **arguments)

@@ -58,7 +58,11 @@ class _Values:
         self._values: list[Any] = []
 
     def put(self, place: int, value: bytes | NDArray[Any]) -> None:
-        """Set the value at `place`, and drop those that follow it."""
+        """Set the value at `place`, a copy of `value` as in a slot, and drop those that follow it."""
+        if not isinstance(value, bytes):
+            copy = np.empty(value.shape, value.dtype)
+            copy[...] = value
+            value = copy
         self._values[place:] = [value]
 
     def strings(self, kept: NDArray[np.int64] | None, *, as_text: bool) -> list[Any]:
@@ -102,7 +106,7 @@ def _objects(kind: LeafKind, values: Sequence[bytes]) -> list[Any]:
     match kind:
         case LeafKind.TEXT:
             return [value.decode("utf-8", "surrogatepass") for value in values]
-        case LeafKind.OBJECT:  # our own workers wrote these bytes, so it is safe to unpickle them
+        case LeafKind.LIST | LeafKind.OBJECT:  # our own workers wrote these bytes, so it is safe to unpickle them
             return [pickle.loads(value) for value in values]  # noqa: S301
         case _:
             return list(values)

@@ -41,8 +41,10 @@ class LeafKind(StrEnum):
     """A Python number, in some samples an int and in others a float. A batch has a tensor [B] of its values' type."""
     TEXT = auto()
     BYTES = auto()
+    LIST = auto()
+    """A list of values of any form, such as arrays. A batch has a list of the lists."""
     OBJECT = auto()
-    """A value of any form, such as parsed JSON. A batch has a list of the values."""
+    """A value of any form without arrays, such as parsed JSON. A batch has a list of the values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,7 @@ class Leaf:
     @property
     def is_ragged(self) -> bool:
         """Whether the leaf's values may differ in size."""
-        return self.varies or self.kind in {LeafKind.TEXT, LeafKind.BYTES, LeafKind.OBJECT}
+        return self.varies or self.kind not in {LeafKind.ARRAY, LeafKind.NUMBER}
 
     def field(self, *, room_bytes: int) -> Field | RaggedField:
         """Return the slot's field for the leaf; values that differ in size may take up to `room_bytes` each."""
@@ -85,14 +87,17 @@ class Leaf:
 
 
 def template_of(
-    sample: Any, *, made_by: str = "__getitem__", is_whole: Callable[[str, Any], bool] = lambda _path, _value: False
+    sample: Any,
+    *,
+    made_by: str = "__getitem__",
+    whole: Callable[[str, Any], LeafKind | None] = lambda _path, _value: None,
 ) -> Any:
     """Return the containers of a sample with each value replaced by a `Leaf`.
 
     Args:
         sample: The sample.
         made_by: The user's code that made it, for messages.
-        is_whole: Tells whether a value, given its path in the sample, is passed on as it is, whatever its form.
+        whole: Returns the kind of a value, given its path in the sample, if its form does not matter; else None.
 
     Raises:
         ArgumentError: `default_collate` does not accept the type of a value.
@@ -100,8 +105,8 @@ def template_of(
     leaves: list[Leaf] = []
 
     def walk(value: Any, path: str) -> Any:
-        if is_whole(path, value):
-            leaves.append(Leaf(number=len(leaves), path=path, kind=LeafKind.OBJECT, made_by=made_by))
+        if (kind := whole(path, value)) is not None:
+            leaves.append(Leaf(number=len(leaves), path=path, kind=kind, made_by=made_by))
             return leaves[-1]
         found = as_array(value, path)
         if found is not None:
@@ -152,10 +157,12 @@ def typed_template_of(sample: Mapping[str, Any], *, fixed_keys: Collection[str],
     """
     whole_paths = {f"sample[{key!r}]" for key in whole_keys}
 
-    def is_whole(path: str, value: Any) -> bool:
-        return isinstance(value, list) or (path in whole_paths and not _is_array(value))
+    def whole(path: str, value: Any) -> LeafKind | None:
+        if path in whole_paths and not _is_array(value):
+            return LeafKind.OBJECT
+        return LeafKind.LIST if isinstance(value, list) else None
 
-    template = template_of(sample, made_by="decode or transform", is_whole=is_whole)
+    template = template_of(sample, made_by="decode or transform", whole=whole)
     varying = {
         leaf.number
         for key, inner in template.items()
@@ -201,8 +208,11 @@ def as_array(value: Any, path: str) -> tuple[NDArray[Any], str] | None:
     if torch is not None and isinstance(value, torch.Tensor):
         return _of_tensor(torch, value, path)
     match value:
-        case np.ndarray() | np.generic() if value.dtype.kind in "biufc":
-            return np.asarray(value), ""
+        case np.ndarray() | np.generic() if (
+            value.dtype.kind in "biufc" and value.dtype.char not in "gG"
+        ):  # long doubles
+            array = np.asarray(value)
+            return (array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))), ""
         case bool():
             return np.asarray(value, np.bool_), ""
         case int():
@@ -254,6 +264,9 @@ def put(array: Any, place: int, leaf: Leaf, value: Any) -> None:
             array.put(place, value)
             return
         case LeafKind.OBJECT:
+            array.put(place, _pickled(value, leaf.path))
+            return
+        case LeafKind.LIST if isinstance(value, list):
             array.put(place, _pickled(value, leaf.path))
             return
         case LeafKind.NUMBER if isinstance(value, int | float) and not isinstance(value, np.generic):

@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader
 from mpload import (
     ErrorPolicy,
     GpuDecode,
-    ImageDecoder,
     Json,
     MPDataset,
     MPLoader,
@@ -125,7 +124,7 @@ WRONG: list[tuple[dict[Any, Any], str]] = [
     (without(meta=lambda data, *, out: 0), r"decode\['meta'\] .*out=, so it needs an attribute output_shape"),
     ({**DECODERS, 3: Text()}, "the keys of decode must be names of columns, got 3"),
     (
-        without(image=ImageDecoder(), small=ImageDecoder(), meta=lambda data, geometry: 0),
+        without(image=RawBytes(), small=RawBytes(), meta=lambda data, geometry: 0),
         r"decode\['meta'\] .*follows the geometry of an image, but no decoder draws one",
     ),
     (
@@ -177,7 +176,7 @@ def test_the_evidence_of_a_bad_sample_names_column_line_and_files(
     with MPLoader(typed(index), num_workers=num_workers) as loader, pytest.raises(SampleError, match=where):
         list(loader)
     for action in ("skip", "substitute"):
-        policy = ErrorPolicy(action=action, report=tmp_path / f"{action}.jsonl")  # type: ignore[arg-type]
+        policy = ErrorPolicy(action=action, report=tmp_path / f"{action}.jsonl")
         dataset = typed(index, on_error=policy)
         with MPLoader(dataset, num_workers=num_workers) as loader, pytest.warns(MploadWarning, match=action):
             labels = [label for batch in loader for label in batch["label"].tolist()]
@@ -206,6 +205,26 @@ def test_tensors_keep_their_dtype(index: Path, how: str) -> None:
     for batch in read(index, how, decode=without(sound=tensors)):
         assert batch["sound"]["half"][0] == "torch.bfloat16"
         assert batch["sound"]["ids"][0] == "torch.int64"
+
+
+HOSTILE = ["[" * 100_000, "[" * 700 + "]" * 700, "9" * 5000, '{"n": 1} x', "", "\ud800", '{"a": NaN', "nul"]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.parametrize("batch_size", [4, None])
+def test_hostile_json_is_a_bad_sample_or_a_value(tmp_path: Path, text: str, batch_size: int | None) -> None:
+    index = typed_index(tmp_path)
+    (tmp_path / "2.json").write_bytes(text.encode("utf-8", "surrogatepass"))
+    policy = ErrorPolicy(action="skip", report=tmp_path / "report.jsonl")
+    try:
+        with pytest.warns(MploadWarning, match="skip"):
+            found = list(typed(index, on_error=policy, shuffle=False, batch_size=batch_size))
+    except pytest.fail.Exception:  # no warning, since it is a value
+        assert text.startswith("[" * 700 + "]")
+    else:
+        assert len(found) == (6 if batch_size else NUM_SAMPLES - 1)
+        (line,) = policy.report.read_text().splitlines()  # type: ignore[union-attr]
+        assert "meta" in json.loads(line)["cause"]
 
 
 def test_a_value_that_no_batch_can_hold_is_refused(index: Path) -> None:
@@ -246,7 +265,7 @@ def test_an_epoch_that_is_resumed_goes_on_with_the_same_batches(
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("how", [way for way in WAYS if way not in {"1", "7"}])
 def test_text_without_files_has_decoders_too(tmp_path: Path, how: str) -> None:
     lines = "".join(f'[{number}, "ä"]\t{number}\tword {number}\n' for number in range(9))
     index = tmp_path / "text.txt"
@@ -266,7 +285,7 @@ def test_text_without_files_has_decoders_too(tmp_path: Path, how: str) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("transform", [brighter, drawing])
-@pytest.mark.parametrize("how", [way for way in WAYS if way not in {"alone", "one by one", "1"}])
+@pytest.mark.parametrize("how", ["DataLoader", "2"] if sys.platform == "linux" else ["DataLoader"])
 def test_a_transform_gets_and_returns_the_sample_seeded_for_it(index: Path, how: str, transform: Any) -> None:
     wanted = read(index, "alone", transform=transform)
     assert read(index, how, transform=transform) == wanted

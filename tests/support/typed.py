@@ -69,7 +69,8 @@ def comparable(value: Any) -> Any:
     """Return a value in which every tensor is its dtype, shape, strides and bytes, and every tuple a list."""
     if isinstance(value, torch.Tensor):
         data = value.contiguous().view(torch.uint8) if value.numel() and value.ndim else value
-        return [str(value.dtype), list(value.shape), list(value.stride()), data.numpy().tobytes()]
+        strides = list(value.stride()) if value.numel() else []
+        return [str(value.dtype), list(value.shape), strides, data.numpy().tobytes()]
     if isinstance(value, dict):
         return {key: comparable(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):  # a DataLoader turns tuples into lists

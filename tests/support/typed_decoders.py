@@ -54,7 +54,7 @@ def killing(data: bytes, record: Any) -> float:
     if record["label"] in {3, 11} and not (folder / f"killed {record['label']}").exists():
         (folder / f"killed {record['label']}").touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    return record["label"] / 2
+    return float(record["label"]) / 2
 
 
 def brighter(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
