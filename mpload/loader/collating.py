@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -83,8 +82,6 @@ def _batch_of(template: Any, columns: Mapping[str, Any], *, are_images: bool, jo
         column = columns[template.name]
         if join is None or not template.varies:
             return _shown(column, template, are_images=are_images)
-        if isinstance(column, list) and not column:
-            column = np.empty((0, *template.shape), template.dtype)
         column, offsets = join.joined(column, key=template.path, torch_dtype=template.torch_dtype)
         values = _shown(column, template, are_images=are_images)
         return values if offsets is None else FlatValues(values=values, offsets=torch.from_numpy(offsets))

@@ -200,7 +200,6 @@ class ColumnDecoders:
         data: Sequence[Any],
         rng: SampleRng,
         outs: Mapping[str, Any] | None,
-        *,
         counts: list[int],
         claim: Claim,
     ) -> dict[str, Any]:

@@ -96,7 +96,8 @@ def columns_of_leaves(template: Any, arrays: Mapping[str, Any], kept: NDArray[np
         if not leaf.is_ragged:
             columns[leaf.name] = array if kept is None else array[kept]
         elif leaf.kind is LeafKind.ARRAY:
-            columns[leaf.name] = array.stacked(kept)
+            stacked = array.stacked(kept)
+            columns[leaf.name] = stacked if len(stacked) else np.empty((0, *leaf.shape), leaf.dtype)
         else:
             columns[leaf.name] = _objects(leaf.kind, array.strings(kept, as_text=False))
     return columns

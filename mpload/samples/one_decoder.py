@@ -110,7 +110,6 @@ class OneDecoder:
         data: Sequence[Any],
         rng: SampleRng,
         outs: Sequence[NDArray[Any]] | None,
-        *,
         counts: list[int],
         claim: Claim,
     ) -> Sample:

@@ -331,8 +331,11 @@ class Pipeline:
             self.maker.blame(partial(self._can_read, record))
             raise
         self._counts[READ_NS] += perf_counter_ns() - start_ns
-        make = partial(self.maker.make, record, data, rng, outs, counts=self._counts, claim=self.claim)
-        made = self.maker.generators.make(make) if self.maker.may_draw_globally else make()
+        maker = self.maker
+        if maker.may_draw_globally:
+            made = maker.generators.make(lambda: maker.make(record, data, rng, outs, self._counts, self.claim))
+        else:
+            made = maker.make(record, data, rng, outs, self._counts, self.claim)
         if store is not None:
             store(made)
         return made

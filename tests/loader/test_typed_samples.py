@@ -306,6 +306,7 @@ def test_samples_of_an_empty_batch_have_no_values(index: Path) -> None:
     *_, last = dataset
     assert last["image"].shape == (0, 3, 32, 32)
     assert last["caption"] == last["meta"] == []
+    assert last["sound"]["wave"].shape[0] == last["sound"]["pair"][0].shape[0] == 0
 
 
 def test_a_stock_dataloader_collects_single_samples(index: Path) -> None:
