@@ -23,6 +23,7 @@ from mpload.samples.bulk import BulkPipeline
 from mpload.samples.column_decoders import ColumnDecoders
 from mpload.samples.leaf_arrays import LeafWriter
 from mpload.samples.leaf_batches import template_of_sample
+from mpload.samples.leaves import exact_pairs
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import BadSample
 from mpload.storage.protocols import Room
@@ -120,7 +121,7 @@ class PipelineWork:
         pipeline = self.pipeline
         if isinstance(pipeline.maker, ColumnDecoders):
             writer: LeafWriter | _ColumnWriter = LeafWriter(
-                self.template, arrays, in_place_keys=pipeline.maker.in_place_keys
+                self.template, arrays, pairing=exact_pairs, in_place_keys=pipeline.maker.in_place_keys
             )
         else:
             writer = _ColumnWriter(pipeline, arrays)

@@ -1,7 +1,7 @@
 """Writes samples made of nested containers into arrays, leaf by leaf, and reads batches back out of these."""
 
 import pickle
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,19 @@ class LeafWriter:
     Args:
         template: The template of the samples.
         arrays: The array of each leaf, by the leaf's name.
+        pairing: Finds the leaf of each value: `pairs`, or `exact_pairs`.
         in_place_keys: Keys of the samples whose value is an array, or a dict of arrays, that are made in `outs`.
     """
 
-    def __init__(self, template: Any, arrays: Mapping[str, Any], *, in_place_keys: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        template: Any,
+        arrays: Mapping[str, Any],
+        *,
+        pairing: Callable[[Any, Any], Iterable[tuple[Leaf, Any]]] = pairs,
+        in_place_keys: Collection[str] = (),
+    ) -> None:
+        self._pairing = pairing
         self._template = template
         self._arrays = [arrays[leaf.name] for leaf in leaves_of(template)]
         self._in_place = {key: template[key] for key in in_place_keys}
@@ -46,7 +55,7 @@ class LeafWriter:
         Raises:
             ArgumentError: The sample's containers or values differ from the template.
         """
-        for leaf, value in pairs(self._template, sample):
+        for leaf, value in self._pairing(self._template, sample):
             if leaf.number not in self._numbers_in_place:
                 put(self._arrays[leaf.number], place, leaf, value)
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from mpload.errors import SampleError
 from mpload.samples.column_decoders import ColumnDecoders
 from mpload.samples.leaf_arrays import LeafWriter, columns_of_leaves, local_arrays
+from mpload.samples.leaves import exact_pairs
 from mpload.samples.pipeline import Pipeline
 
 __all__ = ["NUM_PROBED", "batch_of_leaves", "template_here", "template_of_sample"]
@@ -33,7 +34,7 @@ def batch_of_leaves(
     assert isinstance(pipeline.maker, ColumnDecoders)
     template = template_here(pipeline)
     arrays = local_arrays(template, len(sample_ids))
-    writer = LeafWriter(template, arrays, in_place_keys=pipeline.maker.in_place_keys)
+    writer = LeafWriter(template, arrays, pairing=exact_pairs, in_place_keys=pipeline.maker.in_place_keys)
     ids = pipeline.make_all(
         sample_ids,
         seed=seed,

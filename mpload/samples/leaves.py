@@ -19,6 +19,7 @@ __all__ = [
     "Leaf",
     "LeafKind",
     "as_array",
+    "exact_pairs",
     "leaves_of",
     "marked",
     "pairs",
@@ -200,6 +201,29 @@ def pairs(template: Any, value: Any, path: str = "sample") -> Iterator[tuple[Lea
             )
         for number, inner in enumerate(template):
             yield from pairs(inner, value[number], f"{path}[{number}]")
+
+
+def exact_pairs(template: Any, sample: Any) -> Iterator[tuple[Leaf, Any]]:
+    """Yield the same as `pairs`, unless a dict in the sample has a key that the template lacks.
+
+    Raises:
+        ArgumentError: The containers of the sample differ from the template's.
+    """
+    _refuse_new_keys(template, sample, "sample")
+    yield from pairs(template, sample)
+
+
+def _refuse_new_keys(template: Any, value: Any, path: str) -> None:
+    if isinstance(template, Mapping) and isinstance(value, Mapping):
+        if new := [key for key in value if key not in template]:
+            raise ArgumentError(
+                f"{path} has a key {new[0]!r}, but the first sample's has not. Return the same keys for all samples"
+            )
+        for key, inner in value.items():
+            _refuse_new_keys(template[key], inner, f"{path}[{key!r}]")
+    elif isinstance(template, tuple) and isinstance(value, tuple):
+        for number, (inner_template, inner) in enumerate(zip(template, value, strict=False)):
+            _refuse_new_keys(inner_template, inner, f"{path}[{number}]")
 
 
 def as_array(value: Any, path: str) -> tuple[NDArray[Any], str] | None:

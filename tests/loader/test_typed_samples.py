@@ -25,7 +25,7 @@ from mpload import (
 )
 from mpload.errors import ArgumentError, MploadWarning, SampleError
 from tests.support.typed import DECODERS, NUM_SAMPLES, WAYS, comparable, read, same_region, typed, typed_index
-from tests.support.typed_decoders import Region, brighter, drawing, killing, tensors, tokens, two_forms
+from tests.support.typed_decoders import Region, brighter, drawing, killing, other_keys, tensors, tokens, two_forms
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
 
@@ -197,6 +197,18 @@ def test_a_value_of_another_type_than_the_first_is_a_bad_sample(index: Path, tmp
     causes = [json.loads(line)["cause"] for line in policy.report.read_text().splitlines()]  # type: ignore[union-attr]
     assert all("sample['sound']" in cause for cause in causes)
     assert any("Make decode or transform return the same shape" in cause for cause in causes)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 1] if sys.platform == "linux" else [0])
+def test_a_sample_with_other_keys_than_the_first_is_a_bad_sample(index: Path, tmp_path: Path, num_workers: int) -> None:
+    policy = ErrorPolicy(action="skip", report=tmp_path / "report.jsonl")
+    dataset = typed(index, decode=without(sound=other_keys), on_error=policy, shuffle=False)
+    with MPLoader(dataset, num_workers=num_workers) as loader, pytest.warns(MploadWarning, match="skip"):
+        assert sum(len(batch["label"]) for batch in loader) == NUM_SAMPLES - 2
+    causes = [json.loads(line)["cause"] for line in policy.report.read_text().splitlines()]  # type: ignore[union-attr]
+    assert causes[0].startswith("sample['sound']['inner'][0] has a key 'c', but the first sample's has not")
+    assert causes[1].startswith("sample['sound']['inner'][0] has no key 'b', but the first sample's has")
 
 
 @pytest.mark.processes

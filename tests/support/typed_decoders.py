@@ -49,6 +49,12 @@ def two_forms(data: bytes, record: Any) -> Any:
     return values[(record["label"] - 3) // 2 if record["label"] in {5, 7, 9, 11, 13, 15} else 0]
 
 
+def other_keys(data: bytes, record: Any) -> Any:
+    """Return a dict with one key more for sample 5, and one less for sample 7."""
+    keys = {5: "abc", 7: "a"}.get(record["label"], "ab")
+    return {"inner": (dict.fromkeys(keys, 1), 2)}
+
+
 def killing(data: bytes, record: Any) -> float:
     folder = Path(os.environ["MPLOAD_TEST_FOLDER"])
     if record["label"] in {3, 11} and not (folder / f"killed {record['label']}").exists():
