@@ -47,6 +47,12 @@ def test_batches_are_the_same_bit_for_bit_however_they_are_made(index: Path, exp
     assert read(index, how) == expected
 
 
+def test_numbers_from_global_generators_differ_between_samples_and_epochs(index: Path) -> None:
+    dataset = typed(index)
+    drawn = [value for _ in range(2) for batch in dataset for value in batch["sound"]["drawn"].tolist()]
+    assert len(set(drawn)) == 2 * NUM_SAMPLES
+
+
 def test_samples_are_dicts_in_the_order_of_the_columns(index: Path) -> None:
     samples = list(typed(index, batch_size=None, shuffle=False))
     assert [*samples[0]] == ["image", "small", "caption", "meta", "sound", "label", "weight", "word"]

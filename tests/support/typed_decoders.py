@@ -15,6 +15,7 @@ def sound(data: bytes, record: Any, rng: np.random.Generator) -> dict[str, Any]:
     return {
         "wave": wave,
         "noise": rng.normal(size=2),
+        "drawn": random.random(),
         "pair": (record["label"], f"label {record['label']}"),
         "raw": bytes(data[:2]),
         "many": [wave[:1]] * (record["label"] % 3),
