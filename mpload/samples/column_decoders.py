@@ -129,7 +129,7 @@ class ColumnDecoders:
                 decode=decode[key],
                 number=number,
                 place=self.sources.index(number) if number in self.sources else None,
-                takes=frozenset(parameter.name for parameter in _parameters(decode[key])) & set(_GIVEN),
+                takes=_named_parameters(decode[key]) & set(_GIVEN),
             )
             for key, number in read_numbers.items()
         ]
@@ -223,7 +223,8 @@ class ColumnDecoders:
             self._at = column.key
             if self.may_draw_globally:
                 self.generators.seed(rng, record.sample_id)
-            given["rng"] = rng.for_sample(record.sample_id, stream=DECODE_STREAM)
+            if column is self._drawing or "rng" in column.takes:
+                given["rng"] = rng.for_sample(record.sample_id, stream=DECODE_STREAM)
             given["out"] = None if outs is None else outs.get(column.key)
             value = data[column.place] if column.place is not None else str(record.cells[column.number])
             if column is self._drawing:
@@ -294,3 +295,12 @@ def _parameters(decode: Callable[..., Any]) -> list[inspect.Parameter]:
     except (TypeError, ValueError):  # a builtin without a signature
         return [inspect.Parameter("data", inspect.Parameter.POSITIONAL_ONLY)]
     return found
+
+
+def _named_parameters(decode: Callable[..., Any]) -> frozenset[str]:
+    """Return the names of all parameters but the first that can be passed by name."""
+    return frozenset(
+        each.name
+        for place, each in enumerate(_parameters(decode))
+        if each.kind is each.KEYWORD_ONLY or (place and each.kind is each.POSITIONAL_OR_KEYWORD)
+    )

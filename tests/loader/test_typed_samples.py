@@ -120,6 +120,15 @@ def without(*keys: str, **others: Any) -> dict[str, Any]:
     return {key: value for key, value in {**DECODERS, **others}.items() if key not in keys}
 
 
+def test_the_first_argument_may_have_any_name(index: Path) -> None:
+    decode = without(
+        sound=lambda record, /, out=None: len(record), meta=lambda rng: 1 + len(rng), caption=lambda *given: len(given)
+    )
+    sample = next(iter(typed(index, decode=decode, batch_size=None, shuffle=False)))
+    assert (sample["sound"], sample["caption"]) == (8, 1)
+    assert sample["meta"] == 1 + (index.parent / "0.json").stat().st_size
+
+
 WRONG: list[tuple[dict[Any, Any], str]] = [
     (without("caption"), "column 'caption' holds files, but decode has no decoder for it"),
     (without(captions=Text()), r"decode has a key 'captions', but the columns of the index are 'image:path "),
