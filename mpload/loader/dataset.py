@@ -107,8 +107,7 @@ class MPDataset(IterableDataset[Batch]):
     Process: may be forked and pickled. The workers of a DataLoader share the table of epochs with their parent.
 
     Raises:
-        ArgumentError: an argument breaks a rule, a decoder does not fit its column, or without a dict of decoders one
-            of several file columns contains masks instead of photographs.
+        ArgumentError: an argument breaks a rule, or one decoder of several file columns would destroy masks.
         IndexFormatError, SidecarError, OSError: the index cannot be opened.
     """
 

@@ -33,7 +33,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = []
     for number in range(NUM_SAMPLES):
         mask = np.zeros((HEIGHT, WIDTH), np.uint8)
-        boxes = []
+        boxes: list[dict[str, Any]] = []
         for id_ in IDS[: number % (len(IDS) + 1)]:
             left, top = 24 * (id_ - 1) + rng.integers(0, 6), rng.integers(0, 40)
             right, bottom = left + rng.integers(10, 18), top + rng.integers(10, 40)
