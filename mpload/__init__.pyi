@@ -32,6 +32,7 @@ from mpload.images.letterbox import Letterbox as Letterbox
 from mpload.images.limits import Limits as Limits
 from mpload.images.mask import Mask as Mask
 from mpload.images.patches import RandomCrop as RandomCrop
+from mpload.images.pil import PilTransform as PilTransform
 from mpload.images.resize import Box as Box
 from mpload.images.resize import View as View
 from mpload.index.columns import Column as Column

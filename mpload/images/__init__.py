@@ -17,6 +17,7 @@ decoders         the values of decode=: RandomResizedCrop, ResizeCenterCrop, Ima
 stored_values    reads the numbers that an image file stores, such as class ids
 mask             Mask: one value per pixel, which follows the crop of the image
 letterbox        Letterbox: the whole image, scaled to fit and padded
+pil              PilTransform: decodes an image and calls a transform of PIL images
 patches          RandomCrop: a patch of the image, not resized
 many             decodes the samples of a whole chunk with one native call
 gpu_decode       GpuDecode: the worker chooses the crop, the device decodes

@@ -48,7 +48,7 @@ class Pad:
         dtype = arrays[0].dtype
         joined = np.full((len(arrays), *shape), self._fill(dtype, torch_dtype, key), dtype)
         for place, array in enumerate(arrays):
-            joined[(place, *map(slice, array.shape))] = array
+            joined[place][tuple(map(slice, array.shape))] = array
         return joined, None
 
     def _fill(self, dtype: np.dtype[Any], torch_dtype: str, key: str) -> Any:

@@ -35,10 +35,10 @@ def batch_of_columns(
     batch = {}
     for key, inner in template.items():
         join = join_of(collate, key)
-        target = targets.get(key)
-        if isinstance(join, Flat) and target in {Target.IMAGE, Target.MASK}:
+        are_images = key in targets and targets[key].shows_images
+        if isinstance(join, Flat) and (are_images or targets.get(key) is Target.MASK):
             join = None
-        batch[key] = _batch_of(inner, columns, are_images=target is Target.IMAGE, join=join)
+        batch[key] = _batch_of(inner, columns, are_images=are_images, join=join)
     return batch
 
 
@@ -47,10 +47,8 @@ def samples_of_columns(
 ) -> list[dict[str, Any]]:
     """Return the samples of a batch, each as if it had been made alone. The arguments are as above."""
     num_samples = len(next(iter(columns.values()), ()))
-    whole = {
-        key: _unstacked(inner, columns, num_samples, targets.get(key) is Target.IMAGE)
-        for key, inner in template.items()
-    }
+    image_keys = {key for key, target in targets.items() if target.shows_images}
+    whole = {key: _unstacked(inner, columns, num_samples, key in image_keys) for key, inner in template.items()}
     return _rows(whole, num_samples)
 
 
@@ -60,7 +58,8 @@ def _rows(values: Mapping[Any, Sequence[Any]], num_samples: int) -> list[dict[An
 
 def _unstacked(template: Any, columns: Mapping[str, Any], num_samples: int, are_images: bool) -> list[Any]:
     if isinstance(template, Leaf):
-        return unstacked(_shown(columns[template.name], template, are_images=are_images), is_number=template.is_number)
+        column = _shown(columns[template.name], template, are_images=are_images)
+        return [*unstacked(column, is_number=template.is_number)]
     if isinstance(template, Mapping):
         inner = {key: _unstacked(each, columns, num_samples, are_images) for key, each in template.items()}
         return _rows(inner, num_samples)

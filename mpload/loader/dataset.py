@@ -91,10 +91,9 @@ class MPDataset(IterableDataset[Batch]):
             for it and whose data does not fit into memory anyway. `"keep"` leaves the page cache to the kernel.
         as_dict: yield `{"image": ..., "label": ...}` instead of tuples, as a dict of decoders always does.
         collate: how samples become a batch. None stacks arrays of the same shape and lists others. `Pad(0)` pads arrays
-            that differ in size, and `Flat()` joins arrays that differ in length end to end. A dict, such as `{"image":
-            Pad(0), "boxes": Flat()}`, chooses for each column. Any other callable gets the list of samples, as the
-            dataset would yield them one by one, and returns the batch. An `MPLoader` calls it in the process of the
-            training loop. It gets random numbers as `decode` does; they depend on the batch's first sample.
+            that differ in size, `Flat()` joins arrays that differ in length end to end, and `{"image": Pad(0), "boxes":
+            Flat()}` chooses for each column. Any other callable gets the list of samples and returns the batch, in the
+            training process if an `MPLoader` calls it. Its random numbers depend on the batch's first sample.
 
     Type checkers do not read the index, so to them batches are `Any`. To change that, annotate the dataset:
     `dataset: MPDataset[tuple[Tensor, Tensor]] = MPDataset("train.txt", batch_size=8)`.

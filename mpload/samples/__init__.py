@@ -13,6 +13,8 @@ reading            opens the storage that a record's bytes are read from
 masks              refuses masks that an image decoder would destroy
 transforms         the user's transforms of arrays, seeded for each sample
 sample_transforms  the user's transforms of samples that are dicts
+albumentations_targets  calls albumentations on whole samples
+torchvision_targets     calls torchvision v2 on whole samples
 targets            what a column's values are to transforms: images, masks, boxes, keypoints
 policy             ErrorPolicy: how bad samples are handled
 batch              Batch: samples stacked column by column

@@ -31,7 +31,7 @@ from mpload.plan.sample_rng import SampleRng
 from mpload.samples.counts import DECODE_NS, TRANSFORM_NS
 from mpload.samples.leaves import typed_template_of
 from mpload.samples.sample_transforms import adapt_sample_transform, channels_last
-from mpload.samples.targets import Target, target_of
+from mpload.samples.targets import target_of
 from mpload.samples.transforms import DECODE_STREAM, TRANSFORM_STREAM, GlobalGenerators, runs_user_code
 
 __all__ = ["ColumnDecoders"]
@@ -150,7 +150,7 @@ class ColumnDecoders:
         found = {column.key: target_of(column.decode) for column in self._columns}
         self.targets = {key: target for key, target in found.items() if target is not None}
         """What transforms treat the values of a key as."""
-        self.image_keys = frozenset(key for key, target in self.targets.items() if target is Target.IMAGE)
+        self.image_keys = frozenset(key for key, target in self.targets.items() if target.shows_images)
         """Keys of the sample whose arrays of three or more dimensions are images [..., H, W, C]."""
         self.whole_keys = frozenset(column.key for column in self._columns if getattr(column.decode, "is_whole", False))
         """Keys of the sample whose values a batch lists as they are."""

@@ -10,8 +10,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from mpload.errors import ArgumentError
-from mpload.samples.targets import Target
-from mpload.samples.transforms import seed_generators, takes
+from mpload.samples.albumentations_targets import AlbumentationsOnSamples
+from mpload.samples.targets import Target, checked_sample
+from mpload.samples.torchvision_targets import TorchvisionOnSamples
+from mpload.samples.transforms import is_of, seed_generators, takes
 
 __all__ = ["SampleTransform", "adapt_sample_transform", "channels_last"]
 
@@ -31,25 +33,35 @@ class SampleTransform(Protocol):
 
 def adapt_sample_transform(
     transform: Callable[..., Any],
-    targets: Mapping[str, Target],  # noqa: ARG001
+    targets: Mapping[str, Target],
 ) -> SampleTransform:
     """Return `transform` as a function of a sample and the sample's generator.
 
-    A callable gets a dict, in which images are arrays [H, W, C], and returns one, perhaps with other keys. If it has a
-    parameter `rng`, it gets the sample's generator; if not, the global generators are seeded before each call.
+    - An albumentations transform or `Compose` gets images, masks, boxes and keypoints as its targets: see
+      `AlbumentationsOnSamples`.
+    - A transform of torchvision v2 gets them as tv_tensors, and the other values as they are: see
+      `TorchvisionOnSamples`.
+    - Any other callable gets a dict, in which images are arrays [H, W, C], and returns one, perhaps with other keys. If
+      it has a parameter `rng`, it gets the sample's generator.
+
+    Without `rng`, the global generators are seeded before each call.
 
     Args:
         transform: The user's callable.
         targets: What the values of each key are.
 
     Raises:
-        ArgumentError: `transform` is not callable.
+        ArgumentError: `transform` is not callable, or the samples are not what its library transforms.
 
     Process:
         The result is not thread-safe.
     """
     if not callable(transform):
         raise ArgumentError(f"transform must be a callable on a sample, got {transform!r}")
+    if is_of(transform, frozenset({"albumentations"})):
+        return AlbumentationsOnSamples(transform, targets)
+    if is_of(transform, frozenset({"torchvision"})):
+        return TorchvisionOnSamples(transform, targets)
     return _PlainTransform(transform)
 
 
@@ -67,13 +79,7 @@ class _PlainTransform:
         else:
             seed_generators(rng)
             result = self._transform(sample)
-        if not isinstance(result, dict) or not all(isinstance(key, str) for key in result):
-            name = getattr(self._transform, "__qualname__", type(self._transform).__qualname__)
-            raise ArgumentError(
-                f"transform {name} returned {type(result).__name__}. With a dict as decode, a transform gets a "
-                "sample as a dict and returns one, with names as keys"
-            )
-        return result
+        return checked_sample(result, self._transform)
 
 
 def channels_last(value: Any) -> Any:

@@ -5,7 +5,9 @@ from enum import StrEnum, auto
 from functools import partial
 from typing import Any
 
-__all__ = ["Target", "target_of"]
+from mpload.errors import ArgumentError
+
+__all__ = ["Target", "checked_sample", "target_of"]
 
 
 class Target(StrEnum):
@@ -13,6 +15,8 @@ class Target(StrEnum):
 
     IMAGE = auto()
     """uint8 [H, W, C]."""
+    VIEWS = auto()
+    """Several images [..., H, W, C], which have transforms of their own."""
     MASK = auto()
     """[H, W] of ids or depths, which are never mixed."""
     BOXES = auto()
@@ -20,12 +24,32 @@ class Target(StrEnum):
     KEYPOINTS = auto()
     """float32 [n, 3]: x, y in pixels, and a visibility, 0 for points that cannot be seen."""
 
+    @property
+    def shows_images(self) -> bool:
+        """Whether arrays of three or more dimensions are images [..., H, W, C]."""
+        return self in {Target.IMAGE, Target.VIEWS}
+
 
 def target_of(decode: Callable[..., Any]) -> Target | None:
     """Return what a decoder's values are: its attribute `target`, or `makes_images`; None if it has neither."""
     while isinstance(decode, partial):
         decode = decode.func
-    if getattr(decode, "makes_images", False):
-        return Target.IMAGE
-    declared = getattr(decode, "target", None)
-    return Target(declared) if declared in {*Target} else None
+    declared = str(getattr(decode, "target", None))
+    if declared in {*Target}:
+        return Target(declared)
+    return Target.IMAGE if getattr(decode, "makes_images", False) else None
+
+
+def checked_sample(result: Any, transform: Any) -> dict[str, Any]:
+    """Return what a transform returned.
+
+    Raises:
+        ArgumentError: It is not a sample.
+    """
+    if not isinstance(result, dict) or not all(isinstance(key, str) for key in result):
+        name = getattr(transform, "__qualname__", type(transform).__qualname__)
+        raise ArgumentError(
+            f"transform {name} returned {type(result).__name__}. With a dict as decode, a transform gets a sample as a "
+            "dict and returns one, with names as keys"
+        )
+    return result

@@ -19,7 +19,9 @@ __all__ = [
     "DECODE_STREAM",
     "TRANSFORM_STREAM",
     "GlobalGenerators",
+    "SeededAlbumentations",
     "adapt_transform",
+    "is_of",
     "runs_user_code",
     "seed_generators",
     "seed_opencv",
@@ -46,8 +48,8 @@ def takes_images(transform: Callable[..., Any] | None) -> bool:
     """Return whether a transform, or a submodule if it is a `torch.nn.Module`, is from a library for images only."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(transform, torch.nn.Module):
-        return any(_is_of(module, _IMAGE_LIBRARIES) for module in transform.modules())
-    return _is_of(transform, _IMAGE_LIBRARIES)
+        return any(is_of(module, _IMAGE_LIBRARIES) for module in transform.modules())
+    return is_of(transform, _IMAGE_LIBRARIES)
 
 
 def adapt_transform(
@@ -76,11 +78,7 @@ def adapt_transform(
     """
     if not callable(transform):
         raise ArgumentError(f"transform must be a callable on an array, got {transform!r}")
-    if _is_of(transform, frozenset({"albumentations"})):
-        if not hasattr(transform, "set_random_state"):
-            raise ArgumentError(
-                f"{_name(transform)} cannot be seeded: it needs albumentations 2. pip install -U albumentations"
-            )
+    if is_of(transform, frozenset({"albumentations"})):
         return _Albumentations(transform)
     if _is_torch(transform):
         return _TorchTransform(transform, on_images)
@@ -240,26 +238,46 @@ class _TorchTransform:
         return _TorchTransform, (self._transform, self._on_images)
 
 
-class _Albumentations:
-    """Makes an albumentations transform and all transforms inside it draw from the sample's generator.
+class SeededAlbumentations:
+    """An albumentations transform that draws, with all transforms inside it, from the sample's generator.
 
     `set_random_seed` would make two new generators for each inner transform, all with the same seed. That is slow, and
     all of them would draw the same numbers. `set_random_state` makes them share the sample's generator.
+
+    Raises:
+        ArgumentError: The transform is older than albumentations 2.
     """
 
     __slots__ = ("_python_random", "_transform")
 
     def __init__(self, transform: Any) -> None:
+        if not hasattr(transform, "set_random_state"):
+            raise ArgumentError(
+                f"{_name(transform)} cannot be seeded: it needs albumentations 2. pip install -U albumentations"
+            )
         self._transform = transform
         self._python_random: _PythonRandom | None = None
 
-    def __call__(self, image: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+    def __call__(self, rng: np.random.Generator, **data: Any) -> dict[str, Any]:
+        """Return what the transform makes of `data`, its targets."""
         if self._python_random is None or self._python_random.generator is not rng:
             self._python_random = _PythonRandom(rng)
         self._python_random.forget()
         # Set for every call: the user may use the same transform object elsewhere, with another generator.
         self._transform.set_random_state(rng, self._python_random)
-        return _checked(self._transform(image=image)["image"], self._transform)
+        result: dict[str, Any] = self._transform(**data)
+        return result
+
+
+class _Albumentations:
+    __slots__ = ("_seeded", "_transform")
+
+    def __init__(self, transform: Any) -> None:
+        self._transform = transform
+        self._seeded = SeededAlbumentations(transform)
+
+    def __call__(self, image: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+        return _checked(self._seeded(rng, image=image)["image"], self._transform)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _Albumentations, (self._transform,)
@@ -302,10 +320,11 @@ def _bytes(tensor: Any) -> bytes:
 def _is_torch(transform: Callable[..., Any]) -> bool:
     torch = sys.modules.get("torch")
     is_module = torch is not None and isinstance(transform, torch.nn.Module)
-    return is_module or _is_of(transform, frozenset({"torchvision"}))
+    return is_module or is_of(transform, frozenset({"torchvision"}))
 
 
-def _is_of(transform: Any, libraries: frozenset[str]) -> bool:
+def is_of(transform: Any, libraries: frozenset[str]) -> bool:
+    """Return whether an object's class, or a class that it is based on, is from one of these packages."""
     return any(base.__module__.partition(".")[0] in libraries for base in type(transform).__mro__)
 
 

@@ -93,6 +93,7 @@ class Views:
     of: str | None
     groups: tuple[tuple[str, ViewGroup], ...]
     makes_images: ClassVar[bool] = True
+    target: ClassVar[str] = "views"
 
     def __init__(self, *, of: str | None = None, **groups: tuple[Any, ...]) -> None:
         object.__setattr__(self, "of", of)

@@ -46,7 +46,12 @@ def listed(samples: list[Any]) -> list[Any]:
 
 
 def drawing(samples: list[Any]) -> dict[str, Any]:
-    drawn = [random.random(), np.random.rand(), torch.rand(()).item(), int(cv2.randu(np.zeros(1), 0, 9)[0] * 1e9)]  # noqa: NPY002
+    drawn = [
+        random.random(),
+        np.random.rand(),  # noqa: NPY002
+        torch.rand(()).item(),
+        float(cv2.randu(np.zeros(1), np.zeros(1), np.ones(1))[0]),
+    ]
     return {"drawn": drawn, "whole": samples[0] if samples else None, "labels": [each["label"] for each in samples]}
 
 
@@ -87,7 +92,8 @@ def test_flat_values_are_those_of_all_samples_end_to_end(index: Path) -> None:
     flat = next(iter(typed(index, collate=Flat())))
     wave = flat["sound"]["wave"]
     assert isinstance(wave, FlatValues)
-    assert (wave.offsets.dtype, wave.offsets[0], wave.offsets[-1]) == (torch.int64, 0, len(wave.values))
+    assert wave.offsets.dtype is torch.int64
+    assert wave.offsets[[0, -1]].tolist() == [0, len(wave.values)]
     split = torch.tensor_split(wave.values, wave.offsets[1:-1])
     assert all(map(torch.equal, split, plain["sound"]["wave"]))
     nested = torch.nested.nested_tensor_from_jagged(*wave)
