@@ -80,8 +80,7 @@ class ImageDecoder:
 
     def draw_geometry(self, height: int, width: int, rng: object = None) -> Geometry:  # noqa: ARG002  not random
         """Return the geometry that shows an image of `height` x `width` whole; draws nothing from `rng`."""
-        whole = Box(top=0, left=0, height=height, width=width)
-        return Geometry(height=height, width=width, view=View(box=whole, full=(height, width)))
+        return Geometry.whole(height, width)
 
     def __call__(self, data: ImageBytes, claim: Claim = unclaimed) -> Pixels:
         """Return the pixels, uint8 RGB [height, width, 3], C-contiguous.

@@ -62,6 +62,12 @@ class Geometry:
         if not (0 <= top < top + height <= self.height and 0 <= left < left + width <= self.width):
             raise ArgumentError(f"the box must lie in the {self.width}x{self.height} image, got {self.view}")
 
+    @classmethod
+    def whole(cls, height: int, width: int) -> "Geometry":
+        """Return the geometry that shows an image of `height` x `width` whole, at its own size."""
+        box = Box(top=0, left=0, height=height, width=width)
+        return cls(height=height, width=width, view=View(box=box, full=(height, width)))
+
     @property
     def output_size(self) -> tuple[int, int]:
         """Height and width of the result in pixels."""
@@ -74,22 +80,33 @@ class Geometry:
         Args:
             xy: x and y of each point in the image, [..., 2].
         """
-        (top, left, height, width), (full_height, full_width), shown = self.view.box, self.view.full, self.view.shown
-        # Divided last, so that the corners of the box have no rounding error.
-        scaled = (np.asarray(xy, np.float64) - (left, top)) * (full_width, full_height) / (width, height)
-        found: NDArray[np.float64] = scaled - (shown.left, shown.top)
-        if self.view.mirror:
-            found[..., 0] = shown.width - found[..., 0]
-        if self.upside_down:
-            found[..., 1] = shown.height - found[..., 1]
+        scale, shift = self._affine()
+        found: NDArray[np.float64] = np.asarray(xy, np.float64) * scale + shift
         return found
 
-    def shown_area(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the corners of the result's part that shows the image: the smallest and the largest x and y."""
+    def shown_area(self) -> tuple[float, float, float, float]:
+        """Return the part of the result that shows the image: its left, top, right and bottom."""
         box, (height, width) = self.view.box, self.output_size
-        corners = self.points([(box.left, box.top), (box.left + box.width, box.top + box.height)])
-        corners = np.sort(corners.clip(0, (width, height)), axis=0)
-        return corners[0], corners[1]
+        (scale_x, scale_y), (shift_x, shift_y) = self._affine()
+        left, right = sorted((box.left * scale_x + shift_x, (box.left + box.width) * scale_x + shift_x))
+        top, bottom = sorted((box.top * scale_y + shift_y, (box.top + box.height) * scale_y + shift_y))
+        return (
+            max(0, min(left, width)),
+            max(0, min(top, height)),
+            max(0, min(right, width)),
+            max(0, min(bottom, height)),
+        )
+
+    def _affine(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Return what x and y are multiplied with, and what is added to them then."""
+        (top, left, height, width), (full_height, full_width), shown = self.view.box, self.view.full, self.view.shown
+        scale_x, scale_y = full_width / width, full_height / height
+        shift_x, shift_y = -left * scale_x - shown.left, -top * scale_y - shown.top
+        if self.view.mirror:
+            scale_x, shift_x = -scale_x, shown.width - shift_x
+        if self.upside_down:
+            scale_y, shift_y = -scale_y, shown.height - shift_y
+        return (scale_x, scale_y), (shift_x, shift_y)
 
     def nearest(self, height: int, width: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return which pixels of an image or mask, shown whole as `height` x `width`, are nearest to the result's.
@@ -289,11 +306,14 @@ def _nearest(
     start: int, length: int, full: int, first: int, count: int, image_side: int, side: int
 ) -> NDArray[np.int64]:
     """Return the nearest of `side` pixels for each of `count` pixels, in integers, so that no rounding can be wrong."""
-    largest = 2 * (full * start + (max(full, first + count) + 1) * length) * side
+    end = first + count
+    largest = 2 * (full * start + (max(full, end) + 1) * length) * side
     exact: Any = np.int64 if largest < _MAX_EXACT else object
-    at = np.arange(first, first + count).astype(exact)
-    found = (2 * full * start + (2 * at + 1) * length) * side // (2 * full * image_side)
-    return np.where((at < 0) | (at >= full), -1, found).astype(np.int64)
+    odd = np.arange(2 * first + 1, 2 * end, 2).astype(exact, copy=False)  # centres of pixels, in half pixels
+    found: NDArray[np.int64] = (odd * (length * side) + 2 * full * start * side) // (2 * full * image_side)
+    found[: max(0, -first)] = -1
+    found[max(0, count - max(0, end - full)) :] = -1
+    return found.astype(np.int64, copy=False)
 
 
 def _scaled_span(start: int, length: int, side: int, new_side: int) -> tuple[int, int]:

@@ -100,10 +100,15 @@ def nearest_values(values: NDArray[Any], geometry: Geometry, *, ignore: float, d
         dtype: Type of the result, which must hold all values.
     """
     rows, columns = geometry.nearest(*values.shape)
-    shown: NDArray[Any] = values.take(rows, axis=0)[:, columns].astype(dtype)  # faster than with both indexes at once
-    if min(rows.min(), columns.min()) < 0:
-        shown[rows < 0] = ignore
-        shown[:, columns < 0] = ignore
+    if geometry.view.box.height * values.shape[0] < len(rows) * geometry.height:  # fewer rows are read than written
+        first, last = max(0, rows.min()), max(0, rows.max())
+        part = values[first : last + 1, columns].astype(dtype, copy=False)
+        shown: NDArray[Any] = part.take(rows - first, axis=0, mode="clip")
+    else:
+        shown = values.take(rows, axis=0, mode="clip")[:, columns].astype(dtype, copy=False)
+    for places, axis in ((rows, 0), (columns, 1)):
+        if min(places[0], places[-1]) < 0:  # only the ends can lie outside
+            shown[(slice(None),) * axis + (places < 0,)] = ignore
     return shown
 
 

@@ -6,7 +6,8 @@ that a copy of the file is decoded in which the numbers themselves are shades of
 
 import struct
 from typing import Any
-from zlib import crc32
+from zlib import crc32, decompressobj
+from zlib import error as zlib_error
 
 import cv2
 import numpy as np
@@ -71,7 +72,7 @@ def _png_values(data: ImageBytes, limits: Limits, claim: Claim) -> NDArray[Any]:
         raise _several_channels("PNG", 4 if color == 6 else 3 if color == 2 else 2)
     gray = b"IHDR" + _IHDR.pack(width, height, bits, _GRAY, *rest)
     parts: list[ImageBytes] = [_PNG, b"\0\0\0\x0d", gray, crc32(gray).to_bytes(4, "big")]
-    view = memoryview(data)
+    view, pixels, is_turned = memoryview(data), [], False
     kind = b""
     while kind != b"IEND":
         end = place + 12 + int.from_bytes(view[place : place + 4], "big")
@@ -80,10 +81,33 @@ def _png_values(data: ImageBytes, limits: Limits, claim: Claim) -> NDArray[Any]:
             raise DecodeError(f"PNG is damaged or truncated: a chunk ends at byte {end:,} of {len(data):,}")
         if kind in {b"IDAT", b"IEND", b"eXIf"}:
             parts.append(view[place:end])
+        if kind == b"IDAT":
+            pixels.append(view[place + 8 : end - 4])
+        is_turned |= kind == b"eXIf"
         place = end
     claim(PEAK_PIXEL_BYTES * height * width)
+    if bits == 8 and rest == [0, 0, 0] and not is_turned:
+        plain = _plain_values(b"".join(pixels), height, width)
+        if plain is not None:
+            return plain
     values = _decoded("PNG", b"".join(parts), cv2.IMREAD_ANYDEPTH)
     return values if bits >= 8 else values // (255 // ((1 << bits) - 1))
+
+
+def _plain_values(pixels: bytes, height: int, width: int) -> NDArray[np.uint8] | None:
+    """Return the 8-bit values of a PNG whose rows are stored as they are, which most programs do with palettes.
+
+    That takes half as long as OpenCV. None if the rows are stored in another way, or are damaged.
+    """
+    num_bytes = height * (width + 1)
+    inflate = decompressobj()
+    try:
+        rows = np.frombuffer(inflate.decompress(pixels, num_bytes + 1), np.uint8)
+    except zlib_error:
+        return None
+    if len(rows) != num_bytes or not inflate.eof or rows[:: width + 1].any():  # the first byte is the row's filter
+        return None
+    return rows.reshape(height, width + 1)[:, 1:]
 
 
 def _bmp_values(data: ImageBytes, limits: Limits, claim: Claim) -> NDArray[Any]:

@@ -7,6 +7,7 @@ column_decoders    ColumnDecoders: each column has a decoder of its own, samples
 text_decoders      Text, Json
 objects            reads the objects that a file lists for an image, from JSON or YOLO's text
 boxes              Boxes: the objects' boxes and values, which follow the crop of the image
+segments           the outlines of objects, as COCO stores them, as masks
 keypoints          Keypoints: points that follow the crop of the image
 views              Views: several crops of one image
 reading            opens the storage that a record's bytes are read from

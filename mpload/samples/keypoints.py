@@ -66,7 +66,8 @@ class Keypoints:
         Raises:
             DecodeError: `data` is no such list of points, or lacks one of `flip_pairs`.
         """
-        self.limits.check_bytes(len(data))
+        if len(data) > self.max_bytes:
+            self.limits.check_bytes(len(data))
         parsed, scale = parse_json(data), (1.0, 1.0)
         if isinstance(parsed, dict):
             name = next((name for name in ("keypoints", "points") if name in parsed), None)
@@ -93,8 +94,8 @@ def move_points(
     xy, visibility = (points[..., :2] + decode.offset) * scale, points[..., 2]
     if geometry is not None:
         xy = geometry.points(xy)
-        low, high = geometry.shown_area()
-        visibility = np.where(((xy >= low) & (xy <= high)).all(axis=-1), visibility, 0)
+        left, top, right, bottom = geometry.shown_area()
+        visibility = np.where(((xy >= (left, top)) & (xy <= (right, bottom))).all(axis=-1), visibility, 0)
     found = np.concatenate([xy, visibility[..., None]], axis=-1)
     found[visibility <= 0] = 0
     if geometry is not None and geometry.view.mirror != geometry.upside_down:

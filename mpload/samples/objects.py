@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -13,15 +13,24 @@ from mpload.errors import DecodeError
 from mpload.images.geometry import Geometry
 from mpload.images.jpeg_header import ImageBytes
 
-__all__ = ["Objects", "finite", "parse_json", "parse_objects", "parse_yolo", "scale_between", "stated_size", "text_of"]
+__all__ = [
+    "Objects",
+    "finite",
+    "parse_json",
+    "parse_objects",
+    "parse_yolo",
+    "scale_between",
+    "shortened",
+    "stated_size",
+    "text_of",
+]
 
 _BOXES: Final = ("boxes", "bbox", "bboxes", "box")
 _LISTS: Final = ("annotations", "objects")
 _MAX_NUMBER: Final = 1e9
 _OTHER_NAMES: Final = {
     "labels": ("label", "category_id", "category", "categories", "class", "class_id"),
-    "segments": ("segmentation", "segmentations"),
-    "keypoints": ("points",),
+    "masks": ("segmentation", "segmentations", "segments"),
 }
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII)
 """What float() reads, without underscores, infinity and NaN."""
@@ -31,11 +40,12 @@ _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII)
 class Objects:
     """The objects of one image, as a file lists them."""
 
-    num_objects: int
-    boxes: NDArray[np.float64] | None = None
-    """float64 [n, 4], in whatever format the file has; None if it lists no boxes."""
+    boxes: NDArray[np.float64]
+    """float64 [n, 4], in whatever format the file has."""
     values: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """By name, a list with one value per object."""
+    items: Sequence[Mapping[str, Any]] = ()
+    """The values of each object by name, if the file has them like this."""
     size: tuple[int, int] | None = None
     """Height and width of the image that the coordinates belong to, if the file gives them."""
 
@@ -48,10 +58,12 @@ class Objects:
         for known in (name, *_OTHER_NAMES.get(name, ())):
             if known in self.values:
                 return self.values[known]
-        if not self.num_objects:
+            if self.items and known in self.items[0]:
+                return _column(self.items, known)
+        if not len(self.boxes):
             return ()
-        found = ", ".join(map(repr, self.values)) or "nothing else"
-        raise DecodeError(f"the objects have no {name!r}, only boxes and {found}. Pass values= without it")
+        found = ", ".join(map(repr, self.items[0] if self.items else self.values)) or "the boxes"
+        raise DecodeError(f"the objects have no {name!r}, only {found}. Pass values= without it")
 
 
 def text_of(data: ImageBytes | str) -> str:
@@ -75,7 +87,7 @@ def parse_json(data: ImageBytes | str) -> Any:
         DecodeError: It is not JSON, is nested too deeply, or has NaN or infinity, which are not JSON.
     """
     try:
-        return json.loads(text_of(data), parse_constant=_refuse_constant)
+        return _JSON.decode(text_of(data))
     except RecursionError as error:
         raise DecodeError("the JSON is nested too deeply") from error
     except ValueError as error:
@@ -86,6 +98,9 @@ def parse_json(data: ImageBytes | str) -> Any:
 
 def _refuse_constant(name: str) -> None:
     raise DecodeError(f"the JSON holds {name}, which is not a number of JSON")
+
+
+_JSON: Final = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def finite(numbers: object, shape: tuple[int | None, ...], subject: str) -> NDArray[np.float64]:
@@ -100,10 +115,10 @@ def finite(numbers: object, shape: tuple[int | None, ...], subject: str) -> NDAr
         found = np.asarray(None)
     if found.size == 0 and numbers == []:
         return np.empty([length or 0 for length in shape])
-    fits = found.ndim == len(shape) and all(map(_fits, found.shape, shape))
-    if not fits or found.dtype.kind not in "iuf" or not (np.abs(found) <= _MAX_NUMBER).all():
+    fits = found.ndim == len(shape) and all(map(_fits, found.shape, shape)) and found.dtype.kind in "iuf"
+    if not fits or (found.size and not np.abs(found).max() <= _MAX_NUMBER):  # NaN is not smaller either
         wanted = f"[{', '.join('n' if length is None else str(length) for length in shape)}]"
-        raise DecodeError(f"{subject} must be numbers {wanted} of at most {_MAX_NUMBER:.0e}, got {_shortened(numbers)}")
+        raise DecodeError(f"{subject} must be numbers {wanted} of at most {_MAX_NUMBER:.0e}, got {shortened(numbers)}")
     return found.astype(np.float64)
 
 
@@ -111,7 +126,8 @@ def _fits(length: int, wanted: int | None) -> bool:
     return wanted is None or length == wanted
 
 
-def _shortened(value: object) -> str:
+def shortened(value: object) -> str:
+    """Return a value for a message, of at most 80 characters."""
     try:
         text = repr(value)
     except (RecursionError, ValueError):  # ValueError: an integer of thousands of digits
@@ -137,35 +153,38 @@ def _objects(parsed: Any, *, nested: bool) -> Objects:
     if isinstance(parsed, list):
         return _listed(parsed)
     if not isinstance(parsed, dict):
-        raise DecodeError(f"the JSON must be a list of boxes or objects, or lists by name, got {_shortened(parsed)}")
+        raise DecodeError(f"the JSON must be a list of boxes or objects, or lists by name, got {shortened(parsed)}")
     size = stated_size(parsed)
     for holder in _LISTS:
         if holder in parsed and not nested:
             inner = _objects(parsed[holder], nested=True)
-            return Objects(
-                num_objects=inner.num_objects, boxes=inner.boxes, values=inner.values, size=inner.size or size
-            )
-    values = {name: value for name, value in parsed.items() if isinstance(value, list)}
-    name = next((name for name in _BOXES if name in values), None)
+            return inner if inner.size else replace(inner, size=size)
+    name = next((name for name in _BOXES if isinstance(parsed.get(name), list)), None)
     if name is None:
-        raise DecodeError(f"the JSON has none of {', '.join(_BOXES)}, only {_shortened(list(parsed))}")
-    listed = values.pop(name)
-    values = {key: value for key, value in values.items() if len(value) == len(listed)}
-    return Objects(num_objects=len(listed), boxes=finite(listed, (None, 4), name), values=values, size=size)
+        raise DecodeError(f"the JSON has none of {', '.join(_BOXES)}, only {shortened(list(parsed))}")
+    boxes = finite(parsed[name], (None, 4), name)
+    values = {key: value for key, value in parsed.items() if isinstance(value, list) and len(value) == len(boxes)}
+    return Objects(boxes=boxes, values=values, size=size)
 
 
 def _listed(parsed: list[Any]) -> Objects:
-    if not all(isinstance(item, dict) for item in parsed):
-        width = 5 if isinstance(parsed[0], list) and len(parsed[0]) == 5 else 4
-        numbers = finite(parsed, (None, width), "boxes")
-        values = {"labels": numbers[:, 4].tolist()} if width == 5 else {}
-        return Objects(num_objects=len(parsed), boxes=numbers[:, :4], values=values)
-    if not parsed:
-        return Objects(num_objects=0, boxes=np.empty((0, 4)))
-    values = {name: [item[name] for item in parsed] for name in parsed[0] if all(name in item for item in parsed)}
-    name = next((name for name in _BOXES if name in values), None)
-    boxes = None if name is None else finite(values.pop(name), (None, 4), name)
-    return Objects(num_objects=len(parsed), boxes=boxes, values=values)
+    first = parsed[0] if parsed else []
+    if isinstance(first, dict):
+        name = next((name for name in _BOXES if name in first), None)
+        if name is None:
+            raise DecodeError(f"the objects have none of {', '.join(_BOXES)}, only {shortened(list(first))}")
+        return Objects(boxes=finite(_column(parsed, name), (None, 4), name), items=parsed)
+    has_labels = isinstance(first, list) and len(first) == 5
+    numbers = finite(parsed, (None, 5 if has_labels else 4), "boxes")
+    return Objects(boxes=numbers[:, :4], values={"labels": numbers[:, 4].tolist()} if has_labels else {})
+
+
+def _column(items: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
+    try:
+        return [item[name] for item in items]
+    except (KeyError, TypeError, IndexError) as error:
+        number = next(number for number, item in enumerate(items) if not isinstance(item, dict) or name not in item)
+        raise DecodeError(f"object {number} has no {name!r}, but others have: {shortened(items[number])}") from error
 
 
 def stated_size(parsed: dict[str, Any]) -> tuple[int, int] | None:
@@ -184,7 +203,7 @@ def stated_size(parsed: dict[str, Any]) -> tuple[int, int] | None:
         and 0 < min(height, width) <= max(height, width) <= _MAX_NUMBER
     ):
         return height, width
-    raise DecodeError(f"height and width must be positive integers, got {_shortened([height, width])}")
+    raise DecodeError(f"height and width must be positive integers, got {shortened([height, width])}")
 
 
 def parse_yolo(data: ImageBytes | str) -> Objects:
@@ -206,11 +225,11 @@ def parse_yolo(data: ImageBytes | str) -> Objects:
         if len(words) < 5 or not len(words) % 2 or not all(map(_NUMBER.fullmatch, words)):
             raise DecodeError(
                 f"line {number} of the boxes must be a class, then centre x, centre y, width and height, got "
-                f"{_shortened(line)}"
+                f"{shortened(line)}"
             )
         label, *numbers = map(float, words)
         if max(map(abs, (label, *numbers))) > _MAX_NUMBER:
-            raise DecodeError(f"line {number} of the boxes has a number beyond {_MAX_NUMBER:.0e}: {_shortened(line)}")
+            raise DecodeError(f"line {number} of the boxes has a number beyond {_MAX_NUMBER:.0e}: {shortened(line)}")
         labels.append(label)
         if len(numbers) > 4:
             polygons.append(numbers)
@@ -220,7 +239,7 @@ def parse_yolo(data: ImageBytes | str) -> Objects:
     values: dict[str, Sequence[Any]] = {"labels": labels}
     if len(polygons) == len(boxes):
         values["segments"] = [[polygon] for polygon in polygons]
-    return Objects(num_objects=len(boxes), boxes=np.array(boxes, np.float64).reshape(-1, 4), values=values)
+    return Objects(boxes=np.array(boxes, np.float64).reshape(-1, 4), values=values)
 
 
 def scale_between(size: tuple[int, int] | None, geometry: Geometry | None) -> tuple[float, float]:

@@ -12,6 +12,7 @@ from PIL import Image
 
 from mpload.errors import ArgumentError
 from mpload.images.decoders import ResizeCenterCrop
+from mpload.images.geometry import Geometry
 from mpload.images.letterbox import Letterbox
 from mpload.images.mask import Mask
 from mpload.samples.boxes import Boxes
@@ -48,14 +49,18 @@ def test_photos_of_all_kinds_are_letterboxed(photos: Photos, name: str, size: in
     decode = Letterbox(size, antialias=True)
     made = decode(data)
     geometry = decode.draw_geometry(*upright_size(data))
-    low, high = (corner.astype(int) for corner in geometry.shown_area())
-    part = made[low[1] : high[1], low[0] : high[0]]
+    part = made[shown_part(geometry)]
     alone = ResizeCenterCrop(part.shape[:2], resize=max(part.shape[:2]), antialias=True)
     view = geometry.view._replace(window=None)
-    expected = alone(data, geometry=type(geometry)(height=geometry.height, width=geometry.width, view=view))
+    expected = alone(data, geometry=Geometry(height=geometry.height, width=geometry.width, view=view))
     assert distance(part, expected) == 0
-    made[low[1] : high[1], low[0] : high[0]] = 114
+    made[shown_part(geometry)] = 114
     assert (made == 114).all()
+
+
+def shown_part(geometry: Geometry) -> tuple[slice, slice]:
+    left, top, right, bottom = map(round, geometry.shown_area())
+    return slice(top, bottom), slice(left, right)
 
 
 def upright_size(data: bytes) -> tuple[int, int]:
@@ -72,8 +77,7 @@ def test_a_flip_mirrors_the_image_and_leaves_the_padding(height: int, width: int
     plain, mirrored = Letterbox(41)(data), Letterbox(41, flip=1.0)(data, rng)
     assert rng.random() == np.random.default_rng(0).random(2)[1]
     geometry = Letterbox(41).draw_geometry(height, width)
-    low, high = (corner.astype(int) for corner in geometry.shown_area())
-    shown = slice(low[1], high[1]), slice(low[0], high[0])
+    shown = shown_part(geometry)
     np.testing.assert_array_equal(mirrored[shown], plain[shown][:, ::-1])
     mirrored[shown] = plain[shown]
     np.testing.assert_array_equal(mirrored, plain)

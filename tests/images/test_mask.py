@@ -59,9 +59,9 @@ def test_a_mask_of_any_size_has_no_value_that_its_file_does_not_have(
     assert mask.shape == geometry.output_size
     assert mask.dtype == dtype
     assert set(np.unique(mask).tolist()) <= {*np.unique(ids).tolist(), 255}
-    low, high = geometry.shown_area()
+    left, top, right, bottom = geometry.shown_area()
     rows, columns = np.arange(mask.shape[0]) + 0.5, np.arange(mask.shape[1]) + 0.5
-    is_shown = ((rows > low[1]) & (rows < high[1]))[:, None] & ((columns > low[0]) & (columns < high[0]))
+    is_shown = ((rows > top) & (rows < bottom))[:, None] & ((columns > left) & (columns < right))
     np.testing.assert_array_equal(mask != 255, is_shown)
 
 
