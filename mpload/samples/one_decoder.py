@@ -12,6 +12,9 @@ from mpload.images.arrays import RawArray
 from mpload.images.claims import Claim
 from mpload.images.decoders import ImageDecoder, NumpyDecoder, RandomResizedCrop, RawBytes, ResizeCenterCrop
 from mpload.images.gpu_decode import GpuDecode
+from mpload.images.letterbox import Letterbox
+from mpload.images.mask import Mask
+from mpload.images.patches import RandomCrop
 from mpload.index.columns import Column
 from mpload.index.record import Record
 from mpload.plan.sample_rng import SampleRng
@@ -32,8 +35,8 @@ from mpload.samples.views import Views
 
 __all__ = ["OneDecoder", "declares_images"]
 
-_IMAGE_DECODERS = (ImageDecoder, RandomResizedCrop, ResizeCenterCrop, GpuDecode)
-_OUR_DECODERS = frozenset({*_IMAGE_DECODERS, RawBytes, NumpyDecoder, RawArray})
+_IMAGE_DECODERS = (ImageDecoder, RandomResizedCrop, ResizeCenterCrop, Letterbox, RandomCrop, GpuDecode)
+_OUR_DECODERS = frozenset({*_IMAGE_DECODERS, RawBytes, NumpyDecoder, RawArray, Mask})
 
 
 class OneDecoder:

@@ -71,6 +71,17 @@ def test_a_geometry_that_is_given_shows_the_pixels_that_drawing_it_shows(photos:
         np.testing.assert_array_equal(show(crop, image, geometry), expected)
 
 
+@pytest.mark.parametrize("name", ["jpeg_420", "png_rgb"])
+def test_a_decoder_that_follows_keeps_its_own_antialiasing(photos: Photos, name: str) -> None:
+    data = photos[name].read_bytes()
+    plain, smooth = RandomResizedCrop(40), RandomResizedCrop(40, antialias=True)
+    image = open_as(plain, data)
+    geometry = plain.draw_geometry(image.height, image.width, np.random.default_rng(5))
+    expected = smooth(data, np.random.default_rng(5))
+    np.testing.assert_array_equal(smooth(data, geometry=geometry), expected)
+    assert not np.array_equal(plain(data, geometry=geometry), expected)
+
+
 @given(geometries(st.integers(30, 250)))
 def test_points_and_pixels_agree(geometry: Geometry) -> None:
     x, y = np.meshgrid(np.arange(geometry.width), np.arange(geometry.height))
