@@ -19,6 +19,8 @@ from mpload.samples.segments import decode_counts, draw_segment
 from tests.support.geometries import geometries
 from tests.support.hostile import JSON_VALUES
 
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # in pycocotools
+
 SIDES = st.integers(1, 50)
 NUMBERS = st.floats(-15, 65).map(lambda number: round(number, 2)) | st.integers(-15, 65)
 POLYGONS = st.lists(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=3, max_size=9), min_size=1, max_size=3)
