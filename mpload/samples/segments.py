@@ -1,6 +1,7 @@
 """Turns the outlines of objects, as COCO stores them, into masks of pixels: the same as those of pycocotools."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -11,7 +12,7 @@ from mpload.images.geometry import Geometry
 from mpload.images.limits import Limits
 from mpload.samples.objects import finite, shortened
 
-__all__ = ["decode_counts", "draw_segment", "polygon_columns"]
+__all__ = ["decode_counts", "draw_segment"]
 
 _STEPS: Final = 5
 """Outlines are drawn at this many times the image's resolution, as in pycocotools."""
@@ -40,21 +41,61 @@ def draw_segment(
     Raises:
         DecodeError: The segment is damaged, or too large.
     """
+    view = geometry.view
+    out = out[:: -1 if geometry.upside_down else 1, :: -1 if view.mirror else 1]
+    plain = replace(geometry, upside_down=False, view=view._replace(mirror=False))
     if isinstance(segment, dict):
-        height, width, mask = _mask_of_runs(segment)
-        _add(mask, 0, geometry.nearest(height, width), out)
+        mask = _mask_of_runs(segment)
+        rows, columns = plain.nearest(*mask.shape)
+        shown = _inside(rows), _inside(columns)
+        out[shown] = mask[np.ix_(rows[shown[0]], columns[shown[1]])]
         return
     if not isinstance(segment, list):
         raise DecodeError(f"a segmentation must be polygons or run lengths, got {shortened(segment)}")
     height, width = size or (geometry.height, geometry.width)
     _check_size(height, width)
-    nearest = geometry.nearest(height, width)
+    rows, columns = plain.nearest(height, width)
+    shown = _inside(rows), _inside(columns)
     for polygon in segment:
         numbers = finite(polygon, (None,), "a polygon")
         if len(numbers) % 2:
             raise DecodeError(f"a polygon must be x and y of each point, got {len(numbers)} numbers")
-        first, columns = polygon_columns(numbers.reshape(-1, 2) * scale, height, width)
-        _add(columns.T, first, nearest, out)
+        borders = _borders(numbers.reshape(-1, 2) * scale, height, width)
+        _fill(out[shown], borders, rows[shown[0]], columns[shown[1]])
+
+
+def _inside(places: NDArray[np.int64]) -> slice:
+    """Return which rows or columns of an unflipped result show something of the image: all but some at the ends."""
+    inside = np.flatnonzero(places >= 0)
+    return slice(int(inside[0]), int(inside[-1]) + 1) if len(inside) else slice(0, 0)
+
+
+def _fill(
+    out: NDArray[np.uint8],
+    borders: tuple[NDArray[np.int64], NDArray[np.int64]],
+    rows: NDArray[np.int64],
+    columns: NDArray[np.int64],
+) -> None:
+    """Set the pixels inside an outline to 1.
+
+    Args:
+        out: The result, uint8 [h, w].
+        borders: The columns of the image in which the outline is crossed, and the first row after each crossing.
+        rows: The row of the image that each row of the result shows, int64 [h], ascending.
+        columns: Its column for each column of the result, int64 [w], ascending.
+    """
+    first, end = np.searchsorted(columns, borders[0]), np.searchsorted(columns, borders[0], "right")
+    num_copies = end - first  # an enlarged image shows each of its columns several times
+    if not num_copies.any():
+        return
+    column = np.repeat(first - np.cumsum(num_copies) + num_copies, num_copies) + np.arange(num_copies.sum())
+    row = np.repeat(np.searchsorted(rows, borders[1]), num_copies)
+    low, high = int(column.min()), int(column.max()) + 1
+    # A pixel is inside if the number of crossings above it is odd. Crossings below the last row get a row of their own.
+    num_rows = len(rows) + 1
+    crossings = np.bincount((column - low) * num_rows + row, minlength=(high - low) * num_rows)
+    odd = (crossings & 1).astype(np.uint8).reshape(high - low, num_rows)
+    out[:, low:high] |= np.bitwise_xor.accumulate(odd, axis=1)[:, :-1].T
 
 
 def _check_size(height: int, width: int) -> None:
@@ -62,40 +103,19 @@ def _check_size(height: int, width: int) -> None:
         raise DecodeError(f"a segmentation of {width}x{height} pixels is empty or larger than {Limits().max_pixels:,}")
 
 
-def _add(
-    mask: NDArray[np.uint8], first: int, nearest: tuple[NDArray[np.int64], NDArray[np.int64]], out: NDArray[np.uint8]
-) -> None:
-    """Add the pixels of a mask, [height, n], whose first column is `first`, to the result."""
-    rows, columns = nearest
-    across = np.flatnonzero((columns >= first) & (columns < first + mask.shape[1]) & (columns >= 0))
-    down = np.flatnonzero(rows >= 0)
-    out[np.ix_(down, across)] |= mask[np.ix_(rows[down], columns[across] - first)]
+def _borders(points: NDArray[np.float64], height: int, width: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return where the outline of a polygon is crossed, going down the columns of the image.
 
-
-def polygon_columns(points: NDArray[np.float64], height: int, width: int) -> tuple[int, NDArray[np.uint8]]:
-    """Draw a polygon as pycocotools' `rleFrPoly` does.
+    This does what pycocotools' `rleFrPoly` does.
 
     Args:
-        points: x and y of its corners, float64 [n, 2].
+        points: x and y of the corners, float64 [n, 2].
         height: The image's height in pixels.
         width: The image's width in pixels.
 
     Returns:
-        The first column with pixels of the polygon, and that column and those after it, uint8 [m, height].
+        The column and the first row after each crossing, both int64 [m]; the row is `height` below the image.
     """
-    borders = _borders(points, height, width)
-    if not len(borders):
-        return 0, np.zeros((0, height), np.uint8)
-    first, last = int(borders.min()) // height, min(width - 1, int(borders.max()) // height)
-    # A pixel is inside if the number of borders up to it, column by column, is odd.
-    num_pixels = (last - first + 1) * height
-    borders = borders[borders < (last + 1) * height] - first * height
-    odd = (np.bincount(borders, minlength=num_pixels) & 1).astype(np.uint8)
-    return first, np.bitwise_xor.accumulate(odd).reshape(-1, height)
-
-
-def _borders(points: NDArray[np.float64], height: int, width: int) -> NDArray[np.int64]:
-    """Return where the outline is crossed, going down each column: numbers of pixels, column by column, int64 [m]."""
     corners = np.trunc(points * _STEPS + 0.5).astype(np.int64)
     corners = np.concatenate([corners, corners[:1]])
     start, lengths = corners[:-1], np.abs(np.diff(corners, axis=0))
@@ -120,11 +140,10 @@ def _borders(points: NDArray[np.float64], height: int, width: int) -> NDArray[np
     column, remainder = np.divmod(np.where(x[moves] < x[moves - 1], x[moves], x[moves] - 1) - _STEPS // 2, _STEPS)
     is_inside = (remainder == 0) & (column >= 0) & (column < width)
     row = -(-(np.minimum(y[moves], y[moves - 1]) - _STEPS // 2) // _STEPS)
-    borders: NDArray[np.int64] = (column * height + row.clip(0, height))[is_inside]
-    return borders
+    return column[is_inside], row.clip(0, height)[is_inside]
 
 
-def _mask_of_runs(segment: Mapping[str, Any]) -> tuple[int, int, NDArray[np.uint8]]:
+def _mask_of_runs(segment: Mapping[str, Any]) -> NDArray[np.uint8]:
     height, width = (int(side) for side in finite(segment.get("size"), (2,), "the size of run lengths"))
     _check_size(height, width)
     counts = segment.get("counts")
@@ -135,7 +154,7 @@ def _mask_of_runs(segment: Mapping[str, Any]) -> tuple[int, int, NDArray[np.uint
     if (runs < 0).any() or int(runs.sum()) != height * width:
         raise DecodeError(f"the counts of run lengths must be {height * width:,} pixels, got {int(runs.sum()):,}")
     values = (np.arange(len(runs)) & 1).astype(np.uint8)
-    return height, width, np.repeat(values, runs).reshape(width, height).T
+    return np.repeat(values, runs).reshape(width, height).T
 
 
 def decode_counts(text: str) -> NDArray[np.int64]:
@@ -146,7 +165,7 @@ def decode_counts(text: str) -> NDArray[np.int64]:
     Raises:
         DecodeError: It is not such a string.
     """
-    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32).astype(np.int64) - 48
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.int64) - 48
     if len(codes) and (codes.min() < 0 or codes.max() > 63 or codes[-1] & 32):
         raise DecodeError(f"the counts of run lengths are damaged: {shortened(text)}")
     ends = np.flatnonzero(codes < 32)

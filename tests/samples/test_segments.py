@@ -152,6 +152,7 @@ def test_memory_for_masks_is_requested() -> None:
         ({"size": [100_000, 100_000], "counts": [10_000_000_000]}, "is empty or larger than"),
         ({"size": [4, 6], "counts": "\x01"}, "the counts of run lengths are damaged"),
         ({"size": [4, 6], "counts": "é"}, "the counts of run lengths are damaged"),
+        ({"size": [4, 6], "counts": "\ud800"}, "the counts of run lengths are damaged"),
         ({"size": [4, 6], "counts": "oooooooooooo0"}, "a number has more than 40 bits"),
         ({"size": [4, 6], "counts": "o"}, "the counts of run lengths are damaged"),
         ({"size": [4, 6], "counts": ""}, "must be 24 pixels, got 0"),
