@@ -26,7 +26,7 @@ _PNG, _NPY = b"\x89PNG\r\n\x1a\n", b"\x93NUMPY"
 _IHDR = struct.Struct(">IIBBBBB")
 _GRAY, _PALETTE = 0, 3  # colour types of PNG
 _WIDTH, _HEIGHT, _BITS, _PHOTOMETRIC = 256, 257, 258, 262  # tags of TIFF
-_BLACK_IS_ZERO, _COLOR_MAP = 1, 3  # values of `_PHOTOMETRIC`
+_WHITE_IS_ZERO, _BLACK_IS_ZERO, _COLOR_MAP = 0, 1, 3  # values of `_PHOTOMETRIC`
 
 
 def stored_values(data: ImageBytes, *, limits: Limits, claim: Claim) -> NDArray[Any]:
@@ -52,6 +52,8 @@ def stored_values(data: ImageBytes, *, limits: Limits, claim: Claim) -> NDArray[
         return _tiff_values(data, limits, claim)
     if start.startswith(_NPY):
         values = NumpyDecoder(max_bytes=limits.max_bytes)(data)
+        if values.dtype.kind == "c":
+            raise DecodeError(f"the .npy file holds {values.dtype}; a mask holds real numbers")
         if values.ndim != 2 or not values.size:
             raise DecodeError(f"the .npy file holds an array {list(values.shape)}; one value per pixel is [H, W]")
         limits.check_size(".npy", values.shape[0], values.shape[1], len(data))
@@ -118,14 +120,16 @@ def _bmp_values(data: ImageBytes, limits: Limits, claim: Claim) -> NDArray[Any]:
     limits.check_size("BMP", abs(height), width, len(data))
     if bits > 8:
         raise _several_channels("BMP", bits // 8)
-    copy = bytearray(data)
-    num_colors = int.from_bytes(data[46:50], "little") or 1 << bits
-    first, end = 14 + header_bytes, 14 + header_bytes + 4 * min(num_colors, 256)
-    if end > len(data):
-        raise DecodeError("BMP is damaged or truncated: its palette is incomplete")
-    copy[first:end] = bytes(value for color in range(min(num_colors, 256)) for value in (color, color, color, 0))
+    # A complete palette, since OpenCV would turn values beyond the file's palette into 0.
+    palette = bytes(value for color in range(1 << bits) for value in (color, color, color, 0))
+    copy = bytearray(data[: 14 + header_bytes])
+    first_pixel = int.from_bytes(data[10:14], "little")
+    if not len(copy) <= first_pixel <= len(data):
+        raise DecodeError(f"BMP is damaged or truncated: its pixels begin at byte {first_pixel:,} of {len(data):,}")
+    copy[10:14] = (len(copy) + len(palette)).to_bytes(4, "little")
+    copy[46:50] = bytes(4)  # the palette has as many colours as there are values
     claim(PEAK_PIXEL_BYTES * abs(height) * width)
-    return _decoded("BMP", copy, cv2.IMREAD_GRAYSCALE)
+    return _decoded("BMP", b"".join([copy, palette, memoryview(data)[first_pixel:]]), cv2.IMREAD_GRAYSCALE)
 
 
 def _tiff_values(data: ImageBytes, limits: Limits, claim: Claim) -> NDArray[Any]:
@@ -135,7 +139,7 @@ def _tiff_values(data: ImageBytes, limits: Limits, claim: Claim) -> NDArray[Any]
     )
     limits.check_size("TIFF", height, width, len(data))
     kind = tags.get(_PHOTOMETRIC)
-    if kind is not None and kind.value == _COLOR_MAP:
+    if kind is not None and (kind.value == _COLOR_MAP or (kind.value == _WHITE_IS_ZERO and bits > 1)):
         data = bytearray(data)
         data[kind.start : kind.end] = _BLACK_IS_ZERO.to_bytes(kind.end - kind.start, kind.order)
     claim(PEAK_PIXEL_BYTES * height * width)

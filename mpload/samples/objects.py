@@ -43,7 +43,7 @@ class Objects:
     boxes: NDArray[np.float64]
     """float64 [n, 4], in whatever format the file has."""
     values: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """By name, a list with one value per object."""
+    """By name, a list that should have one value per object."""
     items: Sequence[Mapping[str, Any]] = ()
     """The values of each object by name, if the file has them like this."""
     size: tuple[int, int] | None = None
@@ -53,17 +53,22 @@ class Objects:
         """Return the values of a name, or of another name that is usual for it.
 
         Raises:
-            DecodeError: There are none.
+            DecodeError: There are none, or not one for each object.
         """
-        for known in (name, *_OTHER_NAMES.get(name, ())):
-            if known in self.values:
+        names = (name, *_OTHER_NAMES.get(name, ()))
+        found = [known for known in names if known in self.values]
+        for known in found:
+            if len(self.values[known]) == len(self.boxes):
                 return self.values[known]
+        for known in names:
             if self.items and known in self.items[0]:
                 return _column(self.items, known)
         if not len(self.boxes):
             return ()
-        found = ", ".join(map(repr, self.items[0] if self.items else self.values)) or "the boxes"
-        raise DecodeError(f"the objects have no {name!r}, only {found}. Pass values= without it")
+        if found:
+            raise DecodeError(f"{found[0]!r} lists {len(self.values[found[0]])}, but there are {len(self.boxes)} boxes")
+        others = ", ".join(map(repr, self.items[0] if self.items else self.values)) or "the boxes"
+        raise DecodeError(f"the objects have no {name!r}, only {others}. Pass values= without it")
 
 
 def text_of(data: ImageBytes | str) -> str:
@@ -116,7 +121,7 @@ def finite(numbers: object, shape: tuple[int | None, ...], subject: str) -> NDAr
     if found.size == 0 and numbers == []:
         return np.empty([length or 0 for length in shape])
     fits = found.ndim == len(shape) and all(map(_fits, found.shape, shape)) and found.dtype.kind in "iuf"
-    if not fits or (found.size and not np.abs(found).max() <= _MAX_NUMBER):  # NaN is not smaller either
+    if not fits or not (np.abs(found.astype(np.float64)) <= _MAX_NUMBER).all():  # NaN is not smaller either
         wanted = f"[{', '.join('n' if length is None else str(length) for length in shape)}]"
         raise DecodeError(f"{subject} must be numbers {wanted} of at most {_MAX_NUMBER:.0e}, got {shortened(numbers)}")
     return found.astype(np.float64)
@@ -163,7 +168,7 @@ def _objects(parsed: Any, *, nested: bool) -> Objects:
     if name is None:
         raise DecodeError(f"the JSON has none of {', '.join(_BOXES)}, only {shortened(list(parsed))}")
     boxes = finite(parsed[name], (None, 4), name)
-    values = {key: value for key, value in parsed.items() if isinstance(value, list) and len(value) == len(boxes)}
+    values = {key: value for key, value in parsed.items() if isinstance(value, list) and key != name}
     return Objects(boxes=boxes, values=values, size=size)
 
 

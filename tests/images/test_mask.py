@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tifffile
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -35,6 +36,28 @@ def test_a_mask_holds_the_numbers_of_its_file(name: str) -> None:
 def test_a_palette_is_read_as_pillow_reads_it() -> None:
     data = palette_png(IDS)
     np.testing.assert_array_equal(Mask()(data), np.asarray(Image.open(BytesIO(data))))
+
+
+def test_numbers_beyond_the_palette_of_a_bmp_are_read_too() -> None:
+    image, file = Image.fromarray(IDS, "P"), BytesIO()
+    image.putpalette(bytes(range(63)))
+    image.save(file, "BMP")
+    data = bytearray(file.getvalue())  # Pillow writes 21 colours
+    np.testing.assert_array_equal(Mask()(bytes(data)), IDS)
+    data[54 + 4 * 21] = 255  # the last row comes first
+    assert Mask()(bytes(data))[-1, 0] == 255
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+def test_a_tiff_in_which_0_is_white_is_not_inverted(dtype: str) -> None:
+    values, file = IDS.astype(dtype), BytesIO()
+    tifffile.imwrite(file, values, photometric="miniswhite")
+    np.testing.assert_array_equal(Mask()(file.getvalue()), values)
+
+
+def test_complex_numbers_are_refused() -> None:
+    with pytest.raises(DecodeError, match="complex128; a mask holds real numbers"):
+        Mask(dtype="float32")(npy(IDS + 1j))
 
 
 @pytest.mark.parametrize("crop", [RandomResizedCrop((40, 50)), ResizeCenterCrop(40, resize=44)])
