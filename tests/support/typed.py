@@ -66,7 +66,10 @@ def read(index: Path, how: str, **options: Any) -> list[Any]:
 
 
 def comparable(value: Any) -> Any:
-    """Return a value in which every tensor is its dtype, shape, strides and bytes, and every tuple a list."""
+    """Return a value in which every tensor is its dtype, shape, strides and bytes, and every tuple a list.
+
+    NumPy's empty arrays have various strides, which mean nothing.
+    """
     if isinstance(value, torch.Tensor):
         data = value.contiguous().view(torch.uint8) if value.numel() and value.ndim else value
         strides = list(value.stride()) if value.numel() else []

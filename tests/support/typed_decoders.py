@@ -80,3 +80,16 @@ def failing_first(data: bytes, record: Any) -> Any:
     if record["label"] % 4 == 0:
         raise ValueError("the first of four")
     return np.frombuffer(data, np.uint8)
+
+
+class Shown:
+    """Return what the sample shows of its image, to compute coordinates from."""
+
+    of = "image"
+
+    def __call__(self, data: bytes, geometry: Any) -> dict[str, Any]:
+        view = geometry.view
+        sides = (geometry.height, geometry.width), view.box, view.full, view.shown
+        names = "image", "box", "full", "window"
+        values = {name: np.array(side) for name, side in zip(names, sides, strict=True)}
+        return {**values, "mirrored": np.array([view.mirror, geometry.upside_down])}
