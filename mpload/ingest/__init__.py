@@ -9,6 +9,8 @@ folder_options  FolderOptions: which files count as images
 pairs           files that belong to the images of a folder, such as masks and captions
 buckets         objects below a URL, treated as a folder
 coco            JSON files in the format of COCO
+voc             folders in the layout of Pascal VOC
+yolo            folders in YOLO's layout
 annotations     rows whose texts may be too long for a line
 json_stream     reads a JSON file that is larger than memory
 tars            tar shards, as spans

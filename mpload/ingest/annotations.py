@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import IO, Self
 
 from mpload.errors import ArgumentError, StorageError
 from mpload.index.columns import Cell, Column, ColumnType
@@ -29,7 +29,7 @@ _MAX_ROW_BYTES = MAX_LINE_BYTES // 2  # escapes of an index can double the lengt
 class Annotations:
     """Rows in a temporary file. The cells of each are texts, the first one the path of an image."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._max_bytes = 0
         self._longest: list[int] = []

@@ -72,6 +72,9 @@ def build_index(
     - a folder of images without class folders, which gives no labels. If it has a .txt file for each image, these are
       column `caption`;
     - a folder of two folders, `images` and `masks`, with files of the same names;
+    - a JSON file of COCO, a folder of Pascal VOC or one of its sets (`ImageSets/Main/train.txt`), or a folder in YOLO's
+      layout, `images` and `labels`. The objects of an image are column `boxes`, for `Boxes("xywh")`, or
+      `Boxes("yolo")` for YOLO's;
     - a list or CSV of `path label` lines, or an index, whose paths are kept unchanged;
     - a tar file, a folder of tar files, or a sequence of tar files. Samples are grouped as in WebDataset: texts, JSON
       and arrays beside an image are columns too;

@@ -17,6 +17,8 @@ from mpload.ingest.rows import Rows, absolute
 from mpload.ingest.tables import open_arrows, open_parquets
 from mpload.ingest.tars import open_tars, refuse_compressed, refuse_compressed_name
 from mpload.ingest.tfrecords import is_tfrecord, open_tfrecords
+from mpload.ingest.voc import is_voc_folder, is_voc_set, open_voc
+from mpload.ingest.yolo import is_yolo_folder, open_yolo
 from mpload.storage.remote import check_url
 from mpload.units import printable
 
@@ -106,6 +108,12 @@ def open_source(
                 rows = stack.enter_context(
                     open_coco(paths[0], scratch=scratch, sidecar=sidecar, columns=columns, root=root)
                 )
+            case "voc":
+                rows = stack.enter_context(open_voc(paths[0], scratch=scratch, columns=columns, root=root))
+            case "yolo":
+                rows = stack.enter_context(
+                    open_yolo(paths[0], options=folder, scratch=scratch, columns=columns, root=root)
+                )
             case "arrow" | "parquet":
                 open_table = open_arrows if kinds[0] == "arrow" else open_parquets
                 rows = stack.enter_context(open_table([str(path) for path in paths], columns=columns, root=root))
@@ -119,7 +127,7 @@ def _kind(path: Path, folder: FolderOptions) -> str:
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
-            return "folder" if data_file(path) is None else "lmdb"
+            return _folder_kind(path, folder)
         if not stat.S_ISREG(mode):
             raise ArgumentError(f"{name}: is a device, pipe or socket. Give a folder, a list, or tar shards")
         with path.open("rb") as file:
@@ -141,11 +149,21 @@ def _kind(path: Path, folder: FolderOptions) -> str:
         return "parquet"
     if path.suffix.lower() == ".json":
         return "coco"
+    if is_voc_set(path):
+        return "voc"
     if "tfrecord" in path.name.lower() or _starts_with_record(head):
         return "tfrecord"
     if path.name.lower().endswith(folder.extensions):
         raise ArgumentError(f"{name}: is one image. Give the folder that holds it: {path.parent}")
     return "list"
+
+
+def _folder_kind(path: Path, folder: FolderOptions) -> str:
+    if data_file(path) is not None:
+        return "lmdb"
+    if is_voc_folder(path):
+        return "voc"
+    return "yolo" if is_yolo_folder(path, folder.extensions) else "folder"
 
 
 def _starts_with_record(head: bytes) -> bool:
