@@ -8,13 +8,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mpload.errors import SidecarError, StorageError, cause_of
+from mpload.errors import MploadError, SidecarError, StorageError, cause_of
 from mpload.index.columns import Cell, ColumnType, path_of, range_of
 from mpload.index.index import Index, header_of, sidecar_of
 from mpload.index.lookup import SidecarFile
 from mpload.index.sidecar import Progress
 from mpload.index.text import read_header
+from mpload.ingest.folder_options import IMAGE_EXTENSIONS
 from mpload.ingest.lists import Line, read_lines
+from mpload.ingest.signatures import looks_like_image
 from mpload.ingest.threads import map_in_threads
 from mpload.storage.local import LocalStorage
 from mpload.storage.ranges import LmdbValue, RowValue, Span
@@ -23,6 +25,7 @@ from mpload.units import printable
 __all__ = ["Finding", "check_index", "check_lines"]
 
 _CHUNK_SAMPLES = 256
+_NUM_PROBED = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +160,7 @@ class _Check:
         self._decode = decode
         self._sources = [number for number, column in enumerate(index.columns) if column.type.is_source]
         self._reads_files = "://" not in index.root
+        self._images = set(self._sources[:1]) | {each for each in self._sources[1:] if self._holds_images(each)}
 
     def __call__(self, chunk: _Chunk) -> tuple[list[Finding], int]:
         findings = chunk.findings
@@ -174,9 +178,33 @@ class _Check:
                 findings.extend(
                     Finding(where=where, sample_id=sample_id, path=path_of(cells[source]), cause=cause)
                     for source in self._sources
-                    if (cause := self._file_fault(storage, cells[source])) is not None
+                    if (cause := self._file_fault(storage, cells[source], is_image=source in self._images)) is not None
                 )
         return findings, len(chunk.lines)
+
+    def _holds_images(self, source: int) -> bool:
+        """Whether a column of files besides the first one holds images, by its first cells, and not texts or arrays."""
+        if self._decode is None or not self._reads_files:
+            return False
+        try:
+            first = self._index[:_NUM_PROBED]
+        except MploadError:  # a broken line, which is a finding of its own
+            return True
+        with LocalStorage(Path(self._index.root), allow_outside_root=self._index.allow_outside_root) as storage:
+            for record in first:
+                cell = record.cells[source]
+                if isinstance(cell, LmdbValue | RowValue):
+                    return False
+                wanted = range_of(cell)
+                if not isinstance(wanted, Span) and wanted.path.lower().endswith(IMAGE_EXTENSIONS):
+                    return True
+                try:
+                    (data,) = storage.read([wanted])
+                except StorageError:
+                    continue
+                if looks_like_image(data):
+                    return True
+        return False
 
     def _label_fault(self, cells: Sequence[Cell], labels: NDArray[np.int64] | None, number: int) -> str | None:
         column = header_of(self._index).label_column
@@ -185,7 +213,7 @@ class _Check:
         sidecar = sidecar_of(self._index).path
         return f"has label {cells[column]}, but the sidecar {sidecar} says {labels[number]}. {_REBUILD}"
 
-    def _file_fault(self, storage: LocalStorage, cell: Cell) -> str | None:
+    def _file_fault(self, storage: LocalStorage, cell: Cell, *, is_image: bool) -> str | None:
         if not self._reads_files or isinstance(cell, LmdbValue | RowValue):
             return None
         wanted = range_of(cell)
@@ -195,7 +223,7 @@ class _Check:
             (data,) = storage.read([wanted])
         except StorageError as error:
             return str(error).removeprefix(f"{printable(path_of(cell))}: ")
-        if self._decode is None:
+        if self._decode is None or not is_image:
             return None
         try:
             self._decode(data)

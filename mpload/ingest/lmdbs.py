@@ -1,7 +1,8 @@
 """LMDB data files as sources. They are indexed in place, as a column of keys, in one pass over the database.
 
 Keys with an extension, such as `007.jpg` and `007.cls`, are members as in a tar shard (`mpload.ingest.grouping`). A key
-without a known extension is a sample by itself if its value starts like an image file. If no sample has a label and all
+without a known extension is a sample by itself if its value starts like an image file. If there are no images, samples
+are the values that are .npz or .npy files: several arrays in one value. If no sample has a label and all
 keys contain a folder, as in `cat/007.jpg`, the folders are classes, numbered in the order of their names.
 """
 
@@ -34,6 +35,7 @@ __all__ = ["LMDB_MAGIC", "data_file", "open_lmdb_rows"]
 
 LMDB_MAGIC = slice(16, 20)  # its position in a data file made on a 64-bit machine
 _MAGIC_BYTES = (b"\xde\xc0\xef\xbe", b"\xbe\xef\xc0\xde")
+_ARRAYS = (b"\x93NUMPY", b"PK\x03\x04", b"PK\x05\x06")  # .npy, .npz, and an empty .npz
 _PICKLED = re.compile(rb"\x80[\x02-\x05]")
 _MAX_CLASSES = 1 << 20
 
@@ -78,12 +80,16 @@ def open_lmdb_rows(
     unused = LeftOut()
     paths = {file: prefix + file[len(parent) :].lstrip("/") for file in files}
 
-    def samples(left: LeftOut) -> Iterator[Sample]:
+    def samples(left: LeftOut, *, of_arrays: bool = False) -> Iterator[Sample]:
         for file, path in paths.items():
-            yield from group_members(file, _members(file, path, extensions, left), left)
+            yield from group_members(file, _members(file, path, extensions, left, of_arrays=of_arrays), left)
 
     found = samples(left_out)
     first = next(found, None)
+    if first is None:
+        left_out = LeftOut()
+        found = samples(left_out, of_arrays=True)
+        first = next(found, None)
     if first is None:
         raise ArgumentError(
             f"{printable(files[0])}: no value is an image{_hint(files[0])}. Values must be the bytes of image files"
@@ -102,7 +108,9 @@ def open_lmdb_rows(
     yield Rows(columns=chosen, root=base, cells=cells, classes=classes, left_out=left_out)
 
 
-def _members(file: str, path: str, extensions: tuple[str, ...], left_out: LeftOut) -> Iterator[Member]:
+def _members(
+    file: str, path: str, extensions: tuple[str, ...], left_out: LeftOut, *, of_arrays: bool
+) -> Iterator[Member]:
     with closing(scan_lmdb(file, whole=(".cls", ".json"))) as values:
         for raw, value in values:
             name = os.fsdecode(raw)
@@ -115,6 +123,8 @@ def _members(file: str, path: str, extensions: tuple[str, ...], left_out: LeftOu
                 yield Member(name=name, key=key, label=label)
             elif looks_like_image(value):
                 yield Member(name=name, key=name, column="image", cell=LmdbValue(path, raw))
+            elif of_arrays and value.startswith(_ARRAYS):
+                yield Member(name=name, key=key or name, column="arrays", cell=LmdbValue(path, raw))
             elif key and is_attached(extension):
                 label, has_more = None, True
                 if extension == "json":

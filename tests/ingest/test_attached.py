@@ -112,6 +112,21 @@ def test_values_beside_the_images_of_a_database_become_columns(tmp_path: Path) -
     assert columns_of(tmp_path / "y.txt") == "image:lmdb txt:lmdb"
 
 
+@pytest.mark.processes
+def test_a_database_without_images_has_samples_of_several_arrays(tmp_path: Path) -> None:
+    lmdb = pytest.importorskip("lmdb")
+    with lmdb.open(str(tmp_path / "lmdb"), map_size=1 << 24) as environment, environment.begin(write=True) as put:
+        for number in range(3):
+            file = io.BytesIO()
+            np.savez(file, x=np.arange(4), y=np.float32(number))
+            put.put(f"{number:08d}".encode(), file.getvalue())
+        put.put(b"__len__", b"3")
+    with pytest.warns(MploadWarning, match="__len__"):
+        index = open_index(build_index(tmp_path / "lmdb", tmp_path / "x.txt"))
+    assert columns_of(tmp_path / "x.txt") == "arrays:lmdb"
+    assert [str(record["arrays"]) for record in index] == [f"{number:08d}@data.mdb" for number in range(3)]
+
+
 _KEYS = st.sampled_from(["a", "b", "c"])
 _MEMBERS = st.lists(st.tuples(_KEYS, st.sampled_from(["jpg", "txt", "json", "x.npy"])), max_size=20, unique=True)
 

@@ -195,3 +195,17 @@ def test_a_finding_reads_as_a_sentence_and_can_always_be_printed() -> None:
     finding = Finding(where="i.txt:3", sample_id=0, path="\udcff.jpg", cause="is gone")
     assert str(finding).encode() == rb"i.txt:3: \udcff.jpg: is gone"
     assert str(Finding(where="i.txt", sample_id=None, path=None, cause="is old")) == "i.txt: is old"
+
+
+def test_files_beside_images_are_read_but_not_decoded_unless_they_are_images(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.jpg").write_bytes(JPEG)
+        (tmp_path / f"{number}.txt").write_text("a dog")
+        (tmp_path / f"{number}_mask.png").write_bytes(b"damaged" if number == 1 else JPEG)
+    lines = [f"{number}.jpg\t{number}.txt\t{number}_mask.png\t0+5@{number}.txt" for number in range(3)]
+    index = open_index(write(tmp_path / "i.txt", *lines, columns="image:path caption:path mask:path text:span"))
+    found = list(check_index(index, decode=simplejpeg.decode_jpeg))
+    assert [(finding.sample_id, finding.path) for finding in found] == [(1, "1_mask.png")]
+    (tmp_path / "2.txt").unlink()
+    found = list(check_index(index, decode=simplejpeg.decode_jpeg))
+    assert [(finding.sample_id, finding.path) for finding in found] == [(1, "1_mask.png"), (2, "2.txt"), (2, "2.txt")]
