@@ -1,4 +1,4 @@
-"""`mpload index`: index a folder, a list, shards, or everything below a URL."""
+"""`mpload index`: index a folder, a list, shards, annotated images, or everything below a URL."""
 
 import math
 import time
@@ -29,7 +29,8 @@ def index(
         list[str],
         typer.Argument(
             metavar="SOURCE",
-            help="A folder of images, a list or CSV, shards (tar, LMDB, TFRecord, Arrow, Parquet), or s3://BUCKET/PREFIX.",
+            help="A folder of images, a list or CSV, shards (tar, LMDB, TFRecord, Arrow, Parquet), COCO's JSON, a "
+            "folder or set of Pascal VOC, a folder of YOLO, or s3://BUCKET/PREFIX.",
         ),
     ],
     *,

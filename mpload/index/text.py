@@ -104,8 +104,10 @@ def check_label(header: Header, cells: Sequence[Cell]) -> None:
             )
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path, *, joins_lines: bool = False) -> Header:
     """Read the directives of the index at `path`, or infer the layout of a plain list.
+
+    With `joins_lines`, a quoted cell of a CSV may contain newlines, as it may in a source.
 
     Raises:
         IndexNotFoundError: there is no file at `path`.
@@ -120,7 +122,7 @@ def read_header(path: Path) -> Header:
             file.seek(start)
             return _read_directives(path, file)
         file.seek(0)
-        return _sniff(path, file.read(2 * MAX_LINE_BYTES))
+        return _sniff(path, file.read(2 * MAX_LINE_BYTES), joins_lines=joins_lines)
 
 
 def format_header(*, columns: tuple[Column, ...], root: str | None = None, classes: Sequence[str] = ()) -> bytes:
@@ -228,21 +230,22 @@ def _read_directives(path: Path, file: BinaryIO) -> Header:
     return header
 
 
-def _sniff(path: Path, head: bytes) -> Header:
+def _sniff(path: Path, head: bytes, *, joins_lines: bool) -> Header:
     position = len(_BOM) if head.startswith(_BOM) else 0
     num_lines = 0
     while head.startswith((b"# ", b"#\n", b"#\r\n", b"\n", b"\r\n"), position):  # comments and blank lines
         end = head.find(b"\n", position)
         position = end + 1 if end >= 0 else len(head)
         num_lines += 1
-    first, _, rest = head[position:].partition(b"\n")
+    is_csv = path.suffix.lower() == ".csv"
+    first, rest = _cut(head[position:], joins_lines=joins_lines and is_csv)
     if not head[position:].strip():
         raise IndexFormatError(f"{path}: {_EMPTY}")
     if b"\0" in first:
         raise IndexFormatError(f"{path}:{num_lines + 1}: {_NUL}")
     if first.startswith(_MAGIC):
         raise IndexFormatError(f"{path}:{num_lines + 1}: '#mpload' comes after other lines. Delete the lines above it")
-    if path.suffix.lower() == ".csv":
+    if is_csv:
         dialect = Dialect.COMMA
     elif b"\t" in first.strip():
         dialect = Dialect.TAB
@@ -261,14 +264,22 @@ def _sniff(path: Path, head: bytes) -> Header:
         if not _HEADER_NAMES.isdisjoint(text.strip().lower() for text in texts):
             names = [re.sub(r"\W+|^(?=\d)", "_", text.strip()) or f"column{n}" for n, text in enumerate(texts, 1)]
             position += len(first) + 1
-            num_lines += 1
-            texts = split(empty, rest.partition(b"\n")[0])
+            num_lines += 1 + first.count(b"\n")
+            texts = split(empty, _cut(rest, joins_lines=joins_lines and is_csv)[0])
             if not rest.strip():
                 raise ValueError(_EMPTY)
         columns = _guess_columns(names or ["image", "label", *(f"column{n}" for n in range(3, len(texts) + 1))], texts)
     except ValueError as error:
         raise IndexFormatError(f"{path}:{num_lines + 1}: {error}") from error
     return Header(columns=columns, dialect=dialect, body_bytes=position, num_lines=num_lines)
+
+
+def _cut(text: bytes, *, joins_lines: bool) -> tuple[bytes, bytes]:
+    """Return the first line, and the rest. If `joins_lines`, the line goes on while a quote is open."""
+    end = text.find(b"\n")
+    while joins_lines and end >= 0 and text.count(b'"', 0, end) % 2:
+        end = text.find(b"\n", end + 1)
+    return (text, b"") if end < 0 else (text[:end], text[end + 1 :])
 
 
 def _guess_columns(names: list[str], texts: list[str]) -> tuple[Column, ...]:

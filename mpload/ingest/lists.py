@@ -65,7 +65,7 @@ def read_lines(path: Path, header: Header) -> Iterator[Line]:
 def open_list(
     path: Path, *, columns: str | None = None, root: str | os.PathLike[str] | None = None, prefix: str = ""
 ) -> Iterator[Rows]:
-    """Open a plain list, a CSV or an index as a source.
+    """Open a plain list, a CSV or an index as a source. A quoted cell of a CSV may contain newlines.
 
     Args:
         path: the text.
@@ -78,7 +78,7 @@ def open_list(
         IndexFormatError: the text is empty, a line is broken, or a path leads outside the root.
         StorageError: the text cannot be opened.
     """
-    header = read_header(path)
+    header = read_header(path, joins_lines=True)
     if columns is not None:
         header = replace(header, columns=parse_columns(columns))
     base = absolute(root) if root is not None else root_of(path, header)
@@ -87,7 +87,7 @@ def open_list(
     sources = [number for number, column in enumerate(header.columns) if column.type.is_source]
 
     def cells() -> Iterator[list[Cell]]:
-        for line in read_lines(path, header):
+        for line in _joined(read_lines(path, header), header):
             try:
                 cells = line.parse(header)
                 for number in sources:
@@ -102,6 +102,33 @@ def open_list(
             yield cells
 
     yield Rows(columns=header.columns, root=base, cells=cells(), classes=header.classes)
+
+
+def _joined(lines: Iterator[Line], header: Header) -> Iterator[Line]:
+    """Yield the lines. In a CSV file, a line goes on with the next one while a quote is open.
+
+    Memory: one sample's lines, or about `MAX_LINE_BYTES` if a quote is never closed.
+    """
+    if header.dialect is not Dialect.COMMA:
+        yield from lines
+        return
+    for line in lines:
+        if line.text.count(b'"') % 2 == 0:
+            yield line
+            continue
+        parts = [line.text]
+        num_bytes = len(line.text)
+        for following in lines:
+            parts.append(following.text)
+            num_bytes += len(following.text)
+            if following.text.count(b'"') % 2:
+                yield replace(line, text=b"\n".join(parts))
+                break
+            if num_bytes > MAX_LINE_BYTES:
+                yield line  # its quote is never closed, which is an error of this line
+                break
+        else:
+            yield line
 
 
 def _outside(path: str, root: str) -> str:

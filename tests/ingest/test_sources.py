@@ -1,5 +1,6 @@
 """Folders and lists as sources: the samples that people expect, in the order of ImageFolder or of the list."""
 
+import csv
 import itertools
 import os
 import random
@@ -241,6 +242,37 @@ def test_common_kinds_of_lists_become_indexes(
     assert cells(out) == expected
     assert open_index(out).root == str(tmp_path)
     assert not (tmp_path / f"{name}.mpx").exists()
+
+
+def test_quoted_cells_of_a_csv_may_contain_newlines(tmp_path: Path) -> None:
+    text = 'path,caption,n\na.jpg,"two\nlines, ""quoted""",1\n"b\r\n.jpg","",2\r\nc.jpg,"\n\n",3\n'
+    (tmp_path / "l.csv").write_bytes(text.encode())
+    found = cells(build_index(tmp_path / "l.csv", tmp_path / "i.txt"))
+    assert found == [("a.jpg", 'two\nlines, "quoted"', 1), ("b\r\n.jpg", "", 2), ("c.jpg", "\n\n", 3)]
+
+
+@given(
+    rows=st.lists(
+        st.tuples(*[st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=9)] * 2), min_size=1
+    )
+)
+def test_what_the_csv_module_writes_is_read_again(
+    rows: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("csv")
+    with (folder / "l.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, quoting=csv.QUOTE_ALL)
+        writer.writerow(["path", "caption"])
+        writer.writerows((f"x{number}{name}", caption) for number, (name, caption) in enumerate(rows))
+    index = build_index(folder / "l.csv", folder / "i.txt", columns="path:str caption:str")
+    assert cells(index) == [(f"x{number}{name}", caption) for number, (name, caption) in enumerate(rows)]
+
+
+def test_a_quote_that_is_never_closed_is_an_error_of_its_line(tmp_path: Path) -> None:
+    for rest in ("", "b.jpg,2\n" * 50_000):
+        (tmp_path / "l.csv").write_text(f'image,label\na.jpg,1\nc.jpg,"2\n{rest}')
+        with pytest.raises(IndexFormatError, match=r"l\.csv:3: a quote is not closed"):
+            build_index(tmp_path / "l.csv", tmp_path / "i.txt")
 
 
 def test_columns_of_a_list_can_be_given_names_and_types(tmp_path: Path) -> None:
