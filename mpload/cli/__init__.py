@@ -24,6 +24,7 @@ loading       opens the index and imports the decoder and transform named on the
 summary       the facts about an index, gathered in constant memory
 findings      the results of a check, as JSON lines
 grid          the contact sheet
+overlays      draws masks and objects over the photos of a contact sheet
 lettering     text in the contact sheet
 monitor_plot  memory over time, grouped by the role of each process
 photos        generates the demo's photographs

@@ -6,15 +6,16 @@ can render, and the class number instead of any other name. `Sheet.unshown` maps
 
 import textwrap
 from base64 import b64encode
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import cv2
 import numpy as np
 
 from mpload.cli.lettering import Lettering
+from mpload.cli.overlays import draw_mask, draw_objects, mask_in
 from mpload.errors import MploadError
-from mpload.images.decoders import ImageDecoder
+from mpload.images.decoders import ImageDecoder, RawBytes
 from mpload.images.resize import Pixels
 from mpload.index.index import Index, Record, header_of, require_files
 from mpload.plan.order import Shuffle
@@ -34,6 +35,9 @@ _BACKGROUND = (24, 26, 30)
 _MAT = (36, 39, 45)
 _BRIGHT, _DIM, _ALARM = (232, 234, 238), (142, 148, 158), (240, 128, 112)
 _JPEG_QUALITY = 85
+_CAPTION_LETTERS = 60
+_ARRAYS = (b"\x93NUMPY", b"PK\x03\x04")
+_OBJECTS = ("boxes", "objects")  # columns of objects, which are drawn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +51,7 @@ class Tile:
     name: str
     """The class name; empty if it is not known."""
     facts: tuple[str, ...]
-    """The sample's number, the column if there are several image columns, and the size of the image."""
+    """The sample's number, the column if there are several images, the size of the image, and its captions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,36 +131,97 @@ class Sheet:
 def read_sheet(index: Index, *, num_tiles: int, seed: int) -> Sheet:
     """Read random samples for a sheet, with a tile for each image of a record.
 
-    The tile of an image that cannot be shown says why.
+    Masks and objects are drawn over the first image. The tile of an image that cannot be shown says why.
     """
     require_files(index, what="a sheet of images")
     sources = [column.name for column in index.columns if column.type.is_source]
-    num_samples = min(len(index), max(1, num_tiles // len(sources)))
     order = Shuffle().order(num_samples=len(index), seed=seed, epoch=0)
-    pipeline = Pipeline(index=index, decode=ImageDecoder(), policy=ErrorPolicy())
-    tiles = []
-    for record in index.records(order.sample_ids(np.arange(num_samples, dtype=np.int64))):
+    pipeline = Pipeline(index=index, decode=RawBytes(), policy=ErrorPolicy())
+    tiles: list[Tile] = []
+    num_shown = 0
+    for sample_id in order.sample_ids(np.arange(min(len(index), num_tiles), dtype=np.int64)):
+        (record,) = index.records([sample_id])
         number, name = _label(index, record)
-        for source, image in zip(sources, _images(pipeline, record), strict=True):
+        made = _pictures(pipeline, record, sources)
+        if num_shown and len(tiles) + len(made) > num_tiles:
+            break
+        num_shown += 1
+        for source, picture in made.items():
             facts = [] if number.startswith("#") else [f"#{record.sample_id}"]
-            facts += [source] * (len(sources) > 1)
-            if not isinstance(image, str):
-                facts.append(f"{image.shape[1]} x {image.shape[0]}")
-                image = _fitted(image, side=_PAGE_TILE, max_enlargement=1)  # noqa: PLW2901  full-size photos would take gigabytes
-            tiles.append(Tile(image=image, number=number, name=name, facts=tuple(facts)))
-    title = f"{index.path}: {format_count(num_samples)} of {format_counted(len(index), 'sample')}"
+            facts += [source] * (len(made) > 1)
+            if picture.size is not None:
+                facts.append(f"{picture.size[1]} x {picture.size[0]}")
+            facts += picture.texts
+            tiles.append(Tile(image=picture.image, number=number, name=name, facts=tuple(facts)))
+    title = f"{index.path}: {format_count(num_shown)} of {format_counted(len(index), 'sample')}"
     return Sheet(title=title, tiles=tuple(tiles))
 
 
-def _images(pipeline: Pipeline, record: Record) -> list[Pixels | str]:
-    """Return each image of a record, or the reason why it cannot be shown."""
-    sources = [number for number, column in enumerate(record.columns) if column.type.is_source]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Picture:
+    image: Pixels | str
+    """The image, at most 352 x 352, with what was drawn over it, or the reason why it cannot be shown."""
+    size: tuple[int, int] | None = None
+    """Height and width of the original."""
+    texts: tuple[str, ...] = ()
+    """The beginning of each caption."""
+
+
+def _pictures(pipeline: Pipeline, record: Record, sources: list[str]) -> dict[str, _Picture]:
+    """Return the pictures of a record, by column. Masks, objects and captions are part of the first one."""
     try:
         made = pipeline.sample(record, seed=0, epoch=0)
     except MploadError as error:
-        return [str(error.__cause__ or error)] * len(sources)
+        return {source: _Picture(image=str(error.__cause__ or error)) for source in sources}
     assert made is not None, "the error policy raises"
-    return [made[1][number] for number in sources]
+    values = {column.name: value for column, value in zip(record.columns, made[1], strict=True)}
+    first, *others = sources
+    pictures = {first: _decoded(values[first])}
+    masks = []
+    texts: list[str] = []
+    objects = [str(values[name]) for name in _OBJECTS if isinstance(values.get(name), str)]
+    for source in others:
+        data = values[source]
+        if (text := _text_in(data)) is not None:
+            if source in _OBJECTS:
+                objects.append(text)
+            else:
+                texts.append(" ".join(text.split())[:_CAPTION_LETTERS])
+        elif data.startswith(_ARRAYS):
+            continue
+        elif (mask := mask_in(data)) is not None and mask_in(values[first]) is None:
+            masks.append(mask)
+        else:
+            pictures[source] = _decoded(data)
+    picture = pictures[first]
+    if isinstance(picture.image, str) or picture.size is None:
+        return pictures
+    for mask in masks:
+        draw_mask(picture.image, mask)
+    for text in objects:
+        try:
+            draw_objects(picture.image, text, height=picture.size[0], width=picture.size[1])
+        except ValueError:
+            texts.append("unreadable objects")
+    return {**pictures, first: replace(picture, texts=tuple(texts))}
+
+
+def _text_in(data: bytes) -> str | None:
+    """Return the text in a file; None if it holds something else."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return None
+    return text if "".join(text.split()).isprintable() else None
+
+
+def _decoded(data: bytes) -> _Picture:
+    try:
+        image = ImageDecoder()(data)
+    except MploadError as error:
+        return _Picture(image=str(error))
+    # Full-size photos would take gigabytes.
+    return _Picture(image=_fitted(image, side=_PAGE_TILE, max_enlargement=1), size=image.shape[:2])
 
 
 def _label(index: Index, record: Record) -> tuple[str, str]:

@@ -38,7 +38,9 @@ def inspect(
         ),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Threads that read and decode for --check.")] = 8,
-    grid: Annotated[Path | None, typer.Option(help="Draw random samples with their labels, as .png or .html.")] = None,
+    grid: Annotated[
+        Path | None, typer.Option(help="Draw random samples with their labels, masks and boxes, as .png or .html.")
+    ] = None,
     tiles: Annotated[int, typer.Option(min=1, max=1000, help="Number of images that --grid draws.")] = 48,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random choice of samples for --grid.")] = 0,
     as_json: AsJson = False,

@@ -1,5 +1,6 @@
 """The contact sheet of `mpload inspect --grid`: it shows every sample, and names in any script."""
 
+import json
 from pathlib import Path
 
 import cv2
@@ -13,6 +14,13 @@ from tests.support.programs import mpload, told
 
 pytestmark = pytest.mark.processes
 
+RUNS = [40 * 90 + 30, *([30, 60] * 39), 30, 30 + 40 * 90]  # of a mask with rows 30 to 59 and columns 40 to 79
+COMPRESSED = json.dumps(
+    {
+        "size": [90, 120],
+        "counts": "^a3n0l100000000000000000000000000000000000000000000000000000000000000000000000000000b_3",
+    }
+)
 COLOURS = {"red": (200, 30, 30), "green": (30, 160, 60), "blue": (40, 60, 210)}
 
 
@@ -85,3 +93,79 @@ def test_string_labels_that_a_png_cannot_show_are_listed_by_sample_number(tmp_pa
     cv2.imwrite(str(tmp_path / "a.png"), solid(COLOURS["red"]))
     (tmp_path / "words.txt").write_text("#mpload 1\n#columns image:path label:str\na.png\tقطة\na.png\tcat\n")
     assert read_sheet(open_index(tmp_path / "words.txt"), num_tiles=4, seed=0).unshown == {"#0": "قطة"}
+
+
+def photo_with(folder: Path, **cells: str) -> NDArray[np.uint8]:
+    """Return the sheet of one red photo of 120 x 90 pixels, with further columns. Files have names with a dot."""
+    cv2.imwrite(str(folder / "red.png"), solid(COLOURS["red"]))
+    columns = "".join(f" {name}:{'path' if cell.endswith(('.png', '.txt')) else 'str'}" for name, cell in cells.items())
+    line = "\t".join(["red.png", *(cell.replace("\n", "\\n") for cell in cells.values())])
+    (folder / "index.txt").write_text(f"#mpload 1\n#columns image:path{columns}\n{line}\n")
+    sheet = read_sheet(open_index(folder / "index.txt"), num_tiles=4, seed=0)
+    assert len(sheet.tiles) == 1
+    image = sheet.tiles[0].image
+    assert not isinstance(image, str)
+    return np.asarray(image, np.uint8)
+
+
+def changed(image: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    return np.asarray(np.abs(image.astype(int) - COLOURS["red"]).max(axis=2) > 3, np.bool_)
+
+
+def test_a_mask_is_drawn_over_its_photo(tmp_path: Path) -> None:
+    mask = np.zeros((90, 120), np.uint8)
+    mask[30:60, 40:80] = 2
+    cv2.imwrite(str(tmp_path / "mask.png"), mask)
+    assert np.array_equal(changed(photo_with(tmp_path, mask="mask.png")), mask > 0)
+
+
+@pytest.mark.parametrize(
+    "boxes",
+    [
+        '{"boxes":[[40,30,40,30]],"labels":[1]}',
+        '{"width":240,"height":180,"boxes":[[80,60,80,60]]}',
+        "1 0.5 0.5 0.33333333 0.33333333",
+    ],
+)
+def test_boxes_are_drawn_over_their_photo(tmp_path: Path, boxes: str) -> None:
+    found = changed(photo_with(tmp_path, boxes=boxes))
+    rows, columns = np.flatnonzero(found.any(axis=1)), np.flatnonzero(found.any(axis=0))
+    assert np.abs(np.array([rows[0], rows[-1], columns[0], columns[-1]]) - [30, 60, 40, 80]).max() <= 2
+    assert not found[35:55, 45:75].any()
+
+
+@pytest.mark.parametrize(
+    "segment", ["[[40,30,80,30,80,60,40,60]]", json.dumps({"size": [90, 120], "counts": RUNS}), COMPRESSED]
+)
+def test_segments_are_drawn_over_their_photo(tmp_path: Path, segment: str) -> None:
+    found = changed(photo_with(tmp_path, boxes=f'{{"boxes":[[40,30,40,30]],"segments":[{segment}]}}'))
+    assert found[33:57, 43:77].all()
+    assert not found[:27].any()
+    assert not found[:, :37].any()
+
+
+@pytest.mark.parametrize(
+    "boxes",
+    [
+        "[1,2]",
+        "{",
+        '{"boxes":3}',
+        '{"boxes":[[1,2,3]]}',
+        '{"boxes":[[1,2,3,1e999]]}',
+        "a b c d e",
+        '{"boxes":[[1,1,1,1]],"width":0}',
+        '{"boxes":[["a",1,1,1]]}',
+        '{"boxes":[[1,1,1,1]],"segments":[{"size":[9,9],"counts":"~~~~~~~~~~~~~~~~~"}]}',
+    ],
+)
+def test_objects_that_cannot_be_read_are_a_fact_of_their_tile(tmp_path: Path, boxes: str) -> None:
+    photo_with(tmp_path, boxes=boxes)
+    (tile,) = read_sheet(open_index(tmp_path / "index.txt"), num_tiles=4, seed=0).tiles
+    assert tile.facts[-1] == "unreadable objects"
+
+
+def test_a_caption_is_shown_with_its_photo(tmp_path: Path) -> None:
+    (tmp_path / "red.txt").write_text("a red\nwall\n")
+    photo_with(tmp_path, caption="red.txt")
+    (tile,) = read_sheet(open_index(tmp_path / "index.txt"), num_tiles=4, seed=0).tiles
+    assert tile.facts == ("120 x 90", "a red wall")
