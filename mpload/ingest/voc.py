@@ -117,13 +117,17 @@ def _listed(path: Path) -> Iterator[str]:
         with path.open(encoding="utf-8", errors="surrogateescape") as file:
             for line in file:
                 if words := line.split():
+                    if "/" in words[0] or "\0" in words[0]:
+                        raise ArgumentError(
+                            f"{printable(str(path))}: {printable(words[0])} is not the name of an image"
+                        )
                     yield words[0]
     except OSError as error:
         raise _unreadable(path, error) from error
 
 
 def _existing(folder: Path, name: str) -> str:
-    if not (folder / name).is_file():
+    if not os.path.isfile(folder / name):  # noqa: PTH113  unlike Path.is_file, it never fails
         raise ArgumentError(f"{printable(str(folder / name))}: is missing. Is the folder a complete copy?")
     return name
 

@@ -65,6 +65,14 @@ def test_a_set_of_voc_has_its_images_in_its_order_and_the_classes_of_all(tmp_pat
         build_index(voc, tmp_path / "x.txt")
 
 
+@pytest.mark.parametrize("name", ["../a", "/etc/passwd", "a\0b", "x" * 300])
+def test_a_set_with_a_name_that_is_no_image_is_refused(tmp_path: Path, name: str) -> None:
+    voc = make_voc(tmp_path / "voc", a="")
+    (voc / "ImageSets" / "Main" / "train.txt").write_text(f"{name}\n")
+    with pytest.raises(ArgumentError, match=r"is not the name of an image|is missing"):
+        build_index(voc / "ImageSets" / "Main" / "train.txt", tmp_path / "x.txt")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

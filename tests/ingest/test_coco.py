@@ -177,6 +177,12 @@ def test_an_annotation_of_a_wrong_form_is_named(tmp_path: Path, members: dict[st
         build_index(write(tmp_path, text), tmp_path / "x.txt")
 
 
+def test_a_name_that_no_file_can_have_is_not_found(tmp_path: Path) -> None:
+    document = changed(images=[{"id": 9, "file_name": "x" * 300}], annotations=[])
+    with pytest.raises(ArgumentError, match="was looked for in"):
+        build_index(write(tmp_path, document), tmp_path / "x.txt")
+
+
 def test_an_image_outside_the_root_is_refused(tmp_path: Path) -> None:
     document = changed(images=[{"id": 9, "file_name": "../../etc/passwd"}], annotations=[])
     with pytest.raises(ArgumentError, match="image '9' leads outside the root"):
