@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,21 +41,21 @@ class ViewGroup:
     """The transform as a function of a view and its generator."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.count, int) or self.count < 1:
-            raise ArgumentError(f"the number of views must be a positive integer, got {self.count!r}")
-        if not isinstance(self.decode, DrawsGeometry) or not isinstance(self.shape, tuple):  # a class has a property
+        count, decode = cast("tuple[object, object]", (self.count, self.decode))
+        if not isinstance(count, int) or count < 1:
+            raise ArgumentError(f"the number of views must be a positive integer, got {count!r}")
+        if not isinstance(decode, DrawsGeometry) or not self.shape:
             raise ArgumentError(
-                f"views are drawn by a decoder that chooses a crop, such as RandomResizedCrop(224), got "
-                f"{self.decode!r:.80}"
+                f"views are drawn by a decoder that chooses a crop, such as RandomResizedCrop(224), got {decode!r:.80}"
             )
         adapted = None if self.transform is None else adapt_transform(self.transform)
         object.__setattr__(self, "adapted", adapted)
 
     @property
-    def shape(self) -> tuple[int, ...] | None:
-        """The shape of the views before the transform: (count, height, width, 3); None if it varies."""
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the views before the transform: (count, height, width, 3); () if it varies."""
         shape = getattr(self.decode, "output_shape", None)
-        return (self.count, *shape) if isinstance(shape, tuple) else None
+        return (self.count, *shape) if isinstance(shape, tuple) else ()  # a class has a property
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
@@ -110,7 +110,7 @@ class Views:
                     )
 
     @property
-    def output_shape(self) -> dict[str, tuple[int, ...] | None] | None:
+    def output_shape(self) -> dict[str, tuple[int, ...]] | None:
         """The shape of each group's views; None if a transform may change it."""
         if any(group.transform is not None for _, group in self.groups):
             return None
@@ -150,7 +150,7 @@ class Views:
         views: dict[str, NDArray[Any]] = {}
         first = 0
         for name, group in self.groups:
-            shown = np.empty(group.shape or 0, np.uint8) if out is None else out[name]
+            shown = np.empty(group.shape, np.uint8) if out is None else out[name]
             for view, geometry in zip(shown, drawn[first : first + group.count], strict=True):
                 show(group.decode, image, geometry, view)
             views[name] = shown if group.adapted is None else _transformed(name, group.adapted, shown, rng)
