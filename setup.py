@@ -6,7 +6,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 JPEG_FILES = (
-    *("_decoder", "_huffman", "_huffman_tables", "_huffman_test", "_rows", "_resize", "_resize_simd"),
+    *("_decoder", "_huffman", "_huffman_scan", "_huffman_tables", "_huffman_test", "_rows", "_resize", "_resize_simd"),
     *("_photos", "_header", "_philox", "_crop"),
 )
 

@@ -26,6 +26,7 @@ baseline         rewrites JPEGs without loss, so that they decode faster
 _jpeg            the native decoder (C, optional): its Python module
 _decoder         decodes rows and columns of a JPEG through libjpeg-turbo (C)
 _huffman         decodes Huffman codes faster than libjpeg-turbo (C)
+_huffman_scan    prepares the Huffman decoder for a scan (C)
 _huffman_tables  tables that decode several codes at a time (C)
 _huffman_test    the self-test: compares the pixels with libjpeg-turbo's (C)
 _rows            the entry that tells where rows begin (C)

@@ -294,6 +294,24 @@ int decode_view(Decoder *decoder, const uint8_t *data, size_t num_bytes, const V
     return decode(decoder, NO_ROWS, data, num_bytes, view, out);
 }
 
+int decode_views(
+    Decoder *decoder, const uint8_t *data, size_t num_bytes, const View *views, uint8_t *const *outs, size_t count
+) {
+    Huffman *huffman = decoder->huffman;
+    if (huffman != NULL) {
+        huffman->rows.mode = NO_ROWS;
+        keep(huffman);
+    }
+    size_t made = 0;
+    while (made < count && try_view(decoder, huffman, data, num_bytes, &views[made], outs[made])) {
+        made++;
+    }
+    if (huffman != NULL) {
+        forget(huffman);
+    }
+    return made == count;
+}
+
 int decode_view_with_rows(
     Decoder *decoder, const uint8_t *data, size_t num_bytes, const View *view, const uint8_t *entry,
     size_t entry_bytes, uint8_t *out

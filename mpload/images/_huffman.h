@@ -1,6 +1,7 @@
 /* Huffman decoding of a JPEG's scan in place of libjpeg-turbo's, which is slower.
 
    _huffman_tables.c  builds lookup tables from the tables in the file
+   _huffman_scan.c    prepares for a scan, and takes libjpeg-turbo's place
    _huffman.c         decodes a scan with them
    _rows.c            keeps where the rows of MCUs begin; see _rows.h
    _huffman_test.c    tests whether the pixels are the same as with libjpeg-turbo's decoder
@@ -31,7 +32,8 @@ enum {
     LAST_PLACE = 63,
     ENDS_BLOCK = 128,       /* flag in an advance; added to a place, it exceeds LAST_PLACE, which ends the loop */
     ADVANCE_MASK = 127,
-    NO_ADVANCE = 127        /* the table does not cover this prefix; larger than any block */
+    NO_ADVANCE = 127,       /* the table does not cover this prefix; larger than any block */
+    MAX_KEPT_BYTES = 1 << 24
 };
 
 typedef struct {
@@ -97,6 +99,10 @@ typedef struct Huffman {
     unsigned column, num_columns;               /* column of the next MCU; MCUs in a row */
     unsigned asked_row, asked_column;           /* of the MCU that libjpeg-turbo asks for next, which may lie behind */
     Rows rows;                                  /* where rows begin, if that is known or wanted */
+    int keeps;                                  /* whether coefficients are kept, to decode the photo again */
+    JBLOCK *kept;                               /* [num_kept][num_blocks] those of the first MCUs; NULL before the first
+                                                   decode, and if there is no room for all */
+    size_t num_kept;                            /* MCUs; the next one is that of `row` and `column` */
     unsigned first_shown, end_shown;            /* other columns are skipped */
     unsigned restart_interval, until_restart;   /* in MCUs; the interval is 0 if there are no restart markers */
     int next_restart;                           /* number of the next restart marker, 0 to 7 */
@@ -112,8 +118,17 @@ typedef struct Huffman {
    this. */
 int take_over(Huffman *huffman, j_decompress_ptr info, JDIMENSION left, JDIMENSION right);
 
+/* Keep the coefficients of the next photo, which is decoded several times: the later times need no Huffman decoding. A
+   photo with more than MAX_KEPT_BYTES of them is decoded from its start each time. If one decode fails, so do all that
+   follow it. `forget` frees them. */
+void keep(Huffman *huffman);
+void forget(Huffman *huffman);
+
 /* Skip the rest of the scan, so that the starts of all rows are noted. Returns 0 if something is wrong with it. */
 int skip_rest(Huffman *huffman);
+
+/* What libjpeg-turbo calls instead of its own: decode the next MCU, unless `blocks` is NULL or it is not shown. */
+boolean decode_mcu(j_decompress_ptr info, JBLOCKROW *blocks);
 
 /* Whether no two codes overlap and no symbol exceeds `max_symbol`. libjpeg-turbo has refused other tables already; this
    makes sure that no table is written out of bounds. */

@@ -11,6 +11,8 @@
 #include "_huffman.h"
 #include "_photos.h"
 
+enum { NUM_SCALES = 4 };
+
 typedef struct {
     Decoder *at_rest;   /* list of idle decoders; guarded by the GIL */
     int with_huffman;   /* whether decoders use mpload's Huffman decoder */
@@ -128,6 +130,63 @@ static PyObject *decode(PyObject *module, PyObject *args) {
         PyBuffer_Release(&out);
     }
     PyBuffer_Release(&entry);
+    PyBuffer_Release(&data);
+    return result;
+}
+
+/* Decode parts of a photo; return None, or the reason for declining it. */
+static PyObject *write_parts(PyObject *module, const Py_buffer *data, const View *views, uint8_t *const *outs, size_t count) {
+    State *state = PyModule_GetState(module);
+    Decoder *decoder = take_decoder(state);
+    if (decoder == NULL) {
+        return PyErr_NoMemory();
+    }
+    int done;
+    Py_BEGIN_ALLOW_THREADS
+    done = decode_views(decoder, data->buf, (size_t)data->len, views, outs, count);
+    Py_END_ALLOW_THREADS
+    PyObject *result = done ? Py_NewRef(Py_None) : PyUnicode_DecodeLocale(decoder->cause, "surrogateescape");
+    put_back(state, decoder);
+    return result;
+}
+
+PyDoc_STRVAR(decode_parts_doc,
+"decode_parts(data, views, outs)\n--\n\n"
+"Write several views of one JPEG, one for each scale, as `decode` does, with less work. `views` and `outs` are tuples.");
+
+static PyObject *decode_parts(PyObject *module, PyObject *args) {
+    Py_buffer data, buffers[NUM_SCALES];
+    View views[NUM_SCALES];
+    uint8_t *outs[NUM_SCALES];
+    PyObject *numbers, *targets, *result = NULL;
+    if (!PyArg_ParseTuple(args, "y*O!O!:decode_parts", &data, &PyTuple_Type, &numbers, &PyTuple_Type, &targets)) {
+        return NULL;
+    }
+    Py_ssize_t count = PyTuple_Size(numbers), taken = 0;
+    int is_legal = count <= NUM_SCALES && PyTuple_Size(targets) == count;
+    if (!is_legal) {
+        PyErr_Format(PyExc_ValueError, "at most %d views are wanted, and an array for each", NUM_SCALES);
+    }
+    while (is_legal && taken < count) {
+        Py_buffer *out = &buffers[taken];
+        PyObject *view = PyTuple_GetItem(numbers, taken);
+        if (!PyTuple_Check(view)) {
+            PyErr_SetString(PyExc_TypeError, "a view must be a StoredView");
+            break;
+        }
+        if (!read_view(view, &views[taken])
+            || PyObject_GetBuffer(PyTuple_GetItem(targets, taken), out, PyBUF_WRITABLE | PyBUF_ND) != 0) {
+            break;
+        }
+        is_legal = complete_view(out, &views[taken]);
+        outs[taken++] = out->buf;
+    }
+    if (is_legal && taken == count) {
+        result = write_parts(module, &data, views, outs, (size_t)count);
+    }
+    while (taken > 0) {
+        PyBuffer_Release(&buffers[--taken]);
+    }
     PyBuffer_Release(&data);
     return result;
 }
@@ -316,6 +375,7 @@ static void free_module(void *module) {
 static PyMethodDef methods[] = {
     {"decode", decode, METH_VARARGS, decode_doc},
     {"decode_many", decode_many, METH_VARARGS, decode_many_doc},
+    {"decode_parts", decode_parts, METH_VARARGS, decode_parts_doc},
     {"resize", resize, METH_VARARGS, resize_doc},
     {NULL, NULL, 0, NULL},
 };

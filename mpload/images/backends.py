@@ -68,6 +68,10 @@ class Native(Protocol):
         """
         ...
 
+    def decode_parts(self, data: ImageBytes, views: tuple[StoredView, ...], outs: tuple[Pixels, ...]) -> str | None:
+        """Write at most four views as `decode` does, with less work; return None, or the reason for declining them."""
+        ...
+
     def resize(self, pixels: Pixels, view: StoredView, out: Pixels) -> str | None:
         """Write a view to `out` as `decode` does, but of decoded pixels; return None, or the reason for declining it.
 

@@ -5,7 +5,7 @@ damage, anything that libjpeg warns about) go to simplejpeg, so that errors and 
 the native module. Damage below the last row that a view needs is not noticed; a file that breaks off there is.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -106,34 +106,35 @@ class Jpeg:
         """Return the pixels in `box`, perhaps at a smaller scale, but no smaller than `at_least` unless `box` is."""
         denominator = _denominator(box, at_least)
         scaled = self._scaled_box(box, denominator)
-        pixels = self._first_rows(scaled.top + scaled.height, denominator)
-        return self.upright(scaled.of(self._stored_pixels(denominator=denominator) if pixels is None else pixels))
+        return self.upright(scaled.of(self._rows(scaled, denominator)))
 
     def upright(self, region: Pixels) -> Pixels:
         """Return a region of the stored image as it is shown."""
         return region if self.orientation == 1 else np.ascontiguousarray(_oriented(region, self.orientation))
 
-    def decoded(self, denominator: int, box: Box) -> Pixels | None:
-        """Return a part of the stored image for `Native.resize`, uint8 [n]; without `native`, all rows down to its end.
+    def decoded(self, parts: Mapping[int, Box]) -> dict[int, Pixels] | None:
+        """Return parts of the stored image for `Native.resize`, uint8 [n]; without `native`, all rows down to their end.
 
         Return None if `native` declines the image.
 
         Args:
-            denominator: The image is decoded at 1 / `denominator` of its size.
-            box: The part, in pixels of the stored image at that scale.
+            parts: By denominator: a part, in pixels of the stored image at 1 / denominator of its size.
 
         Raises:
             DecodeError: The image is damaged or truncated, and there is no `native`.
         """
         if self.native is None:
-            pixels = self._first_rows(box.top + box.height, denominator)
-            return self._stored_pixels(denominator=denominator) if pixels is None else pixels
-        num_bytes = box.height * box.width * 3
-        self.claim(num_bytes if self.has_one_scan else PEAK_PIXEL_BYTES * self.stored_size[0] * self.stored_size[1])
-        flat = np.empty(num_bytes + self.native.PADDING_BYTES, np.uint8)
-        whole = StoredView(self.stored_size, denominator, box, (box.height, box.width), (0, 0), False, False)
-        declined = self.native.decode(self.data, whole, flat[:num_bytes].reshape(box.height, box.width, 3))
-        return None if isinstance(declined, str) else flat
+            return {denominator: self._rows(box, denominator) for denominator, box in parts.items()}
+        num_pixels = self.stored_size[0] * self.stored_size[1]
+        self.claim((PLAIN_PIXEL_BYTES + 4 if self.has_one_scan else PEAK_PIXEL_BYTES) * num_pixels)
+        flat, views, outs = {}, [], []
+        for denominator, box in parts.items():
+            num_bytes = box.height * box.width * 3
+            flat[denominator] = np.empty(num_bytes + self.native.PADDING_BYTES, np.uint8)
+            views.append(StoredView(self.stored_size, denominator, box, (box.height, box.width), (0, 0), False, False))
+            outs.append(flat[denominator][:num_bytes].reshape(box.height, box.width, 3))
+        declined = self.native.decode_parts(self.data, tuple(views), tuple(outs))
+        return None if declined else flat
 
     def draw(self, view: View, out: Pixels) -> None:
         """Write `view` to `out`, C-contiguous uint8 [height, width, 3] of the view's window."""
@@ -182,6 +183,11 @@ class Jpeg:
         top, height = _scaled_span(box.top, box.height, denominator, -(-self.stored_size[0] // denominator))
         left, width = _scaled_span(box.left, box.width, denominator, -(-self.stored_size[1] // denominator))
         return Box(top=top, left=left, height=height, width=width)
+
+    def _rows(self, box: Box, denominator: int) -> Pixels:
+        """Decode at least the rows down to the end of `box`, at that scale."""
+        pixels = self._first_rows(box.top + box.height, denominator)
+        return self._stored_pixels(denominator=denominator) if pixels is None else pixels
 
     def _first_rows(self, num_rows: int, denominator: int) -> Pixels | None:
         """Decode only the first `num_rows` at that scale, by a header with a smaller height; return None if that fails.

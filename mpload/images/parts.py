@@ -18,8 +18,8 @@ __all__ = ["decoded_once"]
 def decoded_once(image: Image, views: Iterable[View]) -> Image:
     """Return the image, prepared to draw these views in less time.
 
-    A JPEG is decoded at the scale that each view needs. Views of one scale share a decoded part, which is the smallest
-    box around them all, unless it takes less work to decode each alone.
+    A JPEG is decoded at the scale that each view needs. Views of one scale share a decoded part, the smallest box around
+    them all. The header's numbers tell whether it takes less work to decode each view alone instead.
 
     Raises:
         DecodeError: The image is damaged or truncated.
@@ -30,15 +30,11 @@ def decoded_once(image: Image, views: Iterable[View]) -> Image:
     for view in views:
         stored = image.stored_view(view)
         boxes.setdefault(stored.denominator, []).append(stored.box)
-    parts = {}
-    for denominator, group in boxes.items():
-        part = _around(group)
-        width = -(-image.stored_size[1] // denominator)
-        if len(group) > 1 and (not image.has_one_scan or _work([part], width) < _work(group, width)):
-            pixels = image.decoded(denominator, part)
-            if pixels is not None:
-                parts[denominator] = part, pixels
-    return _InParts(image, parts)
+    parts = {denominator: _around(group) for denominator, group in boxes.items()}
+    if image.has_one_scan and _work_together(parts, image) >= _work_alone(boxes, image):
+        return image
+    decoded = image.decoded(parts)
+    return image if decoded is None else _InParts(image, parts, decoded)
 
 
 def _around(boxes: Sequence[Box]) -> Box:
@@ -47,13 +43,21 @@ def _around(boxes: Sequence[Box]) -> Box:
     return Box(top=top, left=left, height=bottom - top, width=right - left)
 
 
-def _work(boxes: Sequence[Box], width: int) -> int:
-    """Return the work to decode each box of an image of that width, in pixels.
+def _work_together(parts: Mapping[int, Box], image: Jpeg) -> int:
+    """Return the work to decode the parts together, in units of the time that one pixel takes.
 
-    The Huffman codes of all rows down to the last one of a box are decoded, then the colours of its pixels. Measured on
-    photographs, both take about the same time for a pixel.
+    The Huffman codes of all rows down to the last one are decoded once, then the colours of the pixels of each part. On
+    photographs both take about the same time for each pixel of the part; at a smaller scale colours take less, but not
+    in proportion to the pixels.
     """
-    return sum((box.top + box.height) * width + box.height * box.width for box in boxes)
+    last = max((denominator * (box.top + box.height) for denominator, box in parts.items()), default=0)
+    colours = sum(denominator * box.height * box.width for denominator, box in parts.items())
+    return last * image.stored_size[1] + colours
+
+
+def _work_alone(boxes: Mapping[int, Sequence[Box]], image: Jpeg) -> int:
+    """Return the work to decode each box alone."""
+    return sum(_work_together({denominator: box}, image) for denominator, group in boxes.items() for box in group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +65,10 @@ class _InParts:
     """A JPEG of which some parts are decoded."""
 
     jpeg: Jpeg
-    parts: Mapping[int, tuple[Box, Pixels]]
-    """By denominator: a part of the stored image at that scale, and its pixels as `Jpeg.decoded` returns them."""
+    parts: Mapping[int, Box]
+    """By denominator: a part of the stored image at that scale."""
+    decoded: Mapping[int, Pixels]
+    """By denominator: the pixels of that part, as `Jpeg.decoded` returns them."""
 
     @property
     def height(self) -> int:
@@ -80,10 +86,12 @@ class _InParts:
 
     def draw(self, view: View, out: Pixels) -> None:
         stored = self.jpeg.stored_view(view)
-        around, decoded = self.parts.get(stored.denominator, (None, None))
-        if around is None or decoded is None or _around([around, stored.box]) != around:
+        around = self.parts.get(stored.denominator)
+        if around is None or _around([around, stored.box]) != around:
             self.jpeg.draw(view, out)
-        elif self.jpeg.native is None:
+            return
+        decoded = self.decoded[stored.denominator]
+        if self.jpeg.native is None:
             resize_into(out, self.jpeg.upright(stored.box.of(decoded)), view, claim=self.jpeg.claim)
         elif not self.jpeg.write_turned(view, out, partial(_resize, self.jpeg.native, around, decoded)):
             self.jpeg.draw(view, out)

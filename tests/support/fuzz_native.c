@@ -1,6 +1,6 @@
 /* Damaged files, and any view of them, through the native decoder: no error of memory, and the same pixels or the same
    cause whether Huffman codes are decoded by mpload or by libjpeg-turbo, with or without SIMD instructions, and with or
-   without the starts of rows. Each file is also decoded as one of many photos. A file that can be rewritten as a baseline
+   without the starts of rows, or several scales at once. Each file is also decoded as one of many photos. A file that can be rewritten as a baseline
    JPEG has the same pixels afterwards.
 
        FILES="tests/support/fuzz_native.c mpload/images/_[cdhpr]*.c"
@@ -25,7 +25,7 @@
 enum { VIEW_BYTES = 16, MAX_PIXELS = 300000, MAX_RESULT = 256 };
 
 static Decoder *with_huffman, *without_huffman;
-static long num_decoded, num_huffman_decoded, num_entries, num_photos, num_rewritten;
+static long num_together, num_decoded, num_huffman_decoded, num_entries, num_photos, num_rewritten;
 
 static int pick(const uint8_t *bytes, int low, int high) {
     return low + (bytes[0] << 8 | bytes[1]) % (high - low + 1);
@@ -121,6 +121,50 @@ static void decode_with_entries(const Expected *expected, uint8_t *pixels, uint3
     free(entry);
 }
 
+/* The photo as a whole at this scale and others, by one call that decodes its codes once: all parts are as they are
+   alone, and so is the view when it is resized from one. */
+static void decode_together(const Expected *expected, uint8_t *pixels) {
+    static const int orders[][4] = {{1, 2, 4, 8}, {8, 4, 2, 1}, {2, 8, 1, 4}};
+    const int *order = orders[expected->num_bytes % 3];
+    if ((long)expected->view->stored_height * expected->view->stored_width > MAX_PIXELS) {
+        return;
+    }
+    View parts[4];
+    uint8_t *outs[4], *alone[4];
+    size_t sizes[4];
+    for (int number = 0; number < 4; number++) {
+        View *part = &parts[number];
+        *part = *expected->view;
+        part->denominator = order[number];
+        part->top = part->left = part->out_top = part->out_left = part->mirror = 0;
+        part->height = part->full_height = part->out_height = (part->stored_height + order[number] - 1) / order[number];
+        part->width = part->full_width = part->out_width = (part->stored_width + order[number] - 1) / order[number];
+        sizes[number] = (size_t)part->height * (size_t)part->width * 3;
+        outs[number] = allocate(sizes[number] + PADDING_BYTES);
+        alone[number] = allocate(sizes[number]);
+    }
+    int is_made = decode_views(with_huffman, expected->data, expected->num_bytes, parts, outs, 4), is_same = 1;
+    for (int number = 0; number < 4; number++) {
+        int is_alone = decode_view(without_huffman, expected->data, expected->num_bytes, &parts[number], alone[number]);
+        is_same &= !is_made || (is_alone && memcmp(outs[number], alone[number], sizes[number]) == 0);
+        if (is_made && order[number] == expected->view->denominator) {
+            View view = *expected->view;
+            view.stored_height = parts[number].height;
+            view.stored_width = parts[number].width;
+            if (resize_view(with_huffman, outs[number], &view, pixels)) {
+                is_same &= expected->is_made && memcmp(pixels, expected->pixels, expected->result_bytes) == 0;
+            }
+        }
+        free(outs[number]);
+        free(alone[number]);
+    }
+    if (!is_same) {
+        fprintf(stderr, "parts that are decoded together differ from those that are decoded alone\n");
+        abort();
+    }
+    num_together += is_made;
+}
+
 static void decode_all_ways(const uint8_t *data, size_t num_bytes, const View *view, uint32_t dice) {
     size_t result_bytes = (size_t)view->out_height * (size_t)view->out_width * 3;
     uint8_t *copy = allocate(num_bytes);  /* so that a byte too many is seen */
@@ -133,6 +177,7 @@ static void decode_all_ways(const uint8_t *data, size_t num_bytes, const View *v
     num_decoded += expected.is_made;
     num_huffman_decoded += expected.is_made && with_huffman->is_huffman_used;
     decode_with_entries(&expected, ours, dice);
+    decode_together(&expected, ours);
     free(copy);
     free(ours);
     free(theirs);
@@ -370,9 +415,9 @@ int main(int argc, char **argv) {
         free_decoder(without_huffman);
     }
     printf("%ld inputs, %ld pictures, %ld of them without libjpeg-turbo's Huffman decoder, %ld with starts of rows, "
-           "%ld photos of chunks, %ld rewritten\n", num_inputs, num_decoded, num_huffman_decoded, num_entries, num_photos,
-           num_rewritten);
+           "%ld photos of chunks, %ld together, %ld rewritten\n", num_inputs, num_decoded, num_huffman_decoded, num_entries,
+           num_photos, num_together, num_rewritten);
     return num_huffman_decoded < num_inputs / 20 || num_entries < num_inputs / 20 || num_photos < num_inputs / 20
-        || num_rewritten < num_inputs / 20;
+        || num_together < num_inputs / 20 || num_rewritten < num_inputs / 20;
 }
 #endif

@@ -1,0 +1,124 @@
+/* Prepare the Huffman decoder for a scan, and put it in the place of libjpeg-turbo's. */
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "_huffman.h"
+
+/* The first two members of a private struct of libjpeg-turbo, as declared in its jpegint.h from version 2.0 to 3.2. The
+   other members are not used. libjpeg-turbo calls `decode_mcu` with blocks filled with zeros, or with NULL in rows that
+   `jpeg_skip_scanlines` skips; in single-scan files the first call comes after `jpeg_start_decompress` has returned. */
+struct jpeg_entropy_decoder {
+    void (*start_pass)(j_decompress_ptr info);
+    boolean (*decode_mcu)(j_decompress_ptr info, JBLOCKROW *blocks);
+};
+
+#if JPEG_LIB_VERSION >= 70
+#define SCALED_SIZE(component) ((component)->DCT_h_scaled_size)
+#define MIN_SCALED_SIZE(info) ((info)->min_DCT_h_scaled_size)
+#else
+#define SCALED_SIZE(component) ((component)->DCT_scaled_size)
+#define MIN_SCALED_SIZE(info) ((info)->min_DCT_scaled_size)
+#endif
+
+enum {
+    LONG_SCAN_BYTES = 10000     /* here new tables save about as much time as making them takes, 35 us */
+};
+
+static int is_understood(j_decompress_ptr info) {
+    return !info->progressive_mode && !info->arith_code && !jpeg_has_multiple_scans(info)
+        && info->comps_in_scan == info->num_components && info->Ss == 0 && info->Se == LAST_PLACE
+        && info->Ah == 0 && info->Al == 0 && info->data_precision == 8 && info->unread_marker == 0;
+}
+
+/* Returns 0 if the scan is short and its tables are new: making them would take longer than they save. They are made
+   when the next photo has the same ones, as in data sets that one program wrote. */
+static int prepare_tables(Huffman *huffman, j_decompress_ptr info) {
+    int are_ready = 1, at_once = info->src->bytes_in_buffer >= LONG_SCAN_BYTES;  /* up to the end of the file */
+    unsigned prepared = 0;  /* a bit for each AC table, since components may share one */
+    for (int component = 0; component < info->comps_in_scan; component++) {
+        int dc = info->cur_comp_info[component]->dc_tbl_no, ac = info->cur_comp_info[component]->ac_tbl_no;
+        if (!is_legal(info->dc_huff_tbl_ptrs[dc], 15) || !is_legal(info->ac_huff_tbl_ptrs[ac], 255)) {
+            return 0;
+        }
+        prepare_dc_table(&huffman->dc_tables[dc], info->dc_huff_tbl_ptrs[dc]);
+        if (!(prepared >> ac & 1)) {
+            are_ready &= prepare_ac_table(&huffman->ac_tables[ac], info->ac_huff_tbl_ptrs[ac], at_once);
+            prepared |= 1U << ac;
+        }
+    }
+    return are_ready;
+}
+
+/* Decide what to do with the starts of rows in this scan. */
+static void prepare_rows(Rows *rows, unsigned num_rows, unsigned num_components) {
+    if (rows->mode == USE_ROWS && (rows->num_rows != num_rows || rows->num_components != num_components)) {
+        rows->mode = NO_ROWS;
+    }
+    if (rows->mode == NOTE_ROWS && !reserve_rows(rows, num_rows, num_components)) {
+        rows->mode = NO_ROWS;
+    }
+}
+
+void keep(Huffman *huffman) {
+    huffman->keeps = 1;
+}
+
+void forget(Huffman *huffman) {
+    free(huffman->kept);
+    huffman->kept = NULL;
+    huffman->keeps = 0;
+}
+
+/* Make room for the coefficients of all MCUs, if they are to be kept and are not too many. */
+static void make_room(Huffman *huffman) {
+    size_t bytes = (size_t)huffman->num_rows * huffman->num_columns * (size_t)huffman->num_blocks * sizeof(JBLOCK);
+    huffman->kept = bytes <= MAX_KEPT_BYTES ? malloc(bytes) : NULL;
+    huffman->num_kept = 0;
+    for (int number = 0; number < huffman->num_blocks && huffman->kept != NULL; number++) {
+        huffman->blocks[number].needs_ac = 1;  /* another scale may need them */
+    }
+}
+
+/* Go to the first MCU. */
+static void start_scan(Huffman *huffman, j_decompress_ptr info) {
+    huffman->num_blocks = info->blocks_in_MCU;
+    for (int number = 0; number < info->blocks_in_MCU; number++) {
+        int component = info->MCU_membership[number];
+        const jpeg_component_info *about = info->cur_comp_info[component];
+        huffman->blocks[number] = (BlockPlan){
+            &huffman->dc_tables[about->dc_tbl_no], &huffman->ac_tables[about->ac_tbl_no],
+            &huffman->predictors[component], SCALED_SIZE(about) > 1};
+    }
+    memset(huffman->predictors, 0, sizeof huffman->predictors);
+    const uint8_t *data = info->src->next_input_byte;
+    huffman->scan = data;
+    huffman->bits = (BitReader){.next = data, .end = data + info->src->bytes_in_buffer};
+    huffman->restart_interval = huffman->until_restart = info->restart_interval;
+    huffman->next_restart = 0;
+    huffman->row = huffman->column = 0;
+    huffman->num_rows = info->MCU_rows_in_scan;
+    huffman->num_columns = info->MCUs_per_row;
+    prepare_rows(&huffman->rows, huffman->num_rows, (unsigned)info->comps_in_scan);
+    if (huffman->keeps) {
+        make_room(huffman);
+    }
+}
+
+int take_over(Huffman *huffman, j_decompress_ptr info, JDIMENSION left, JDIMENSION right) {
+    if (!is_understood(info) || !prepare_tables(huffman, info)) {
+        return 0;
+    }
+    unsigned mcu_width = (unsigned)(MIN_SCALED_SIZE(info) * (info->comps_in_scan > 1 ? info->max_h_samp_factor : 1));
+    huffman->first_shown = left / mcu_width;
+    huffman->end_shown = (right + mcu_width - 1) / mcu_width;
+    huffman->asked_row = huffman->asked_column = 0;
+    if (huffman->kept == NULL) {
+        start_scan(huffman, info);
+    } else if (huffman->num_blocks != info->blocks_in_MCU || huffman->num_rows != info->MCU_rows_in_scan
+               || huffman->num_columns != info->MCUs_per_row) {
+        return 0;
+    }
+    info->entropy->decode_mcu = decode_mcu;
+    return 1;
+}
