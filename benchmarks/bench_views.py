@@ -7,6 +7,8 @@ batches of 64 samples: DINO's crops, 2 of 224 x 224 pixels and 8 of 96 x 96, or 
 bilinear and mirrored half of the time.
 
 - mpload: one `Views` decoder.
+- PIL: Image.open once, then crop, resize and transpose for each crop, as torchvision does for DINO's own code, in a
+  stock DataLoader.
 - albumentations: cv2.imdecode once, then RandomResizedCrop and HorizontalFlip for each crop, in a stock DataLoader.
 - simplejpeg: decode_jpeg once, then cv2.resize and cv2.flip for each crop, in a stock DataLoader. The least that one
   can write by hand.
@@ -59,7 +61,9 @@ def stock(library: str, *, has_views: bool) -> Load:
         import torch
         from torch.utils.data import DataLoader, Dataset
 
-        make_crops = {"albumentations": with_albumentations, "simplejpeg": by_hand}[library](has_views=has_views)
+        make_crops = {"PIL": with_pil, "albumentations": with_albumentations, "simplejpeg": by_hand}[library](
+            has_views=has_views
+        )
         paths = sorted(map(str, folder.rglob("*.JPEG")))
         rng = np.random.default_rng()
 
@@ -101,6 +105,28 @@ def groups(*, has_views: bool) -> dict[str, tuple[int, int, tuple[float, float]]
     if not has_views:
         return {"one": (1, 224, (0.08, 1.0))}
     return {name: (*SHAPES[name], SCALES[name]) for name in SHAPES}
+
+
+def with_pil(*, has_views: bool) -> Callable[[str, np.random.Generator], dict[str, list[Any]]]:
+    from PIL import Image
+
+    from mpload.images.crops import random_crop_box
+
+    wanted = groups(has_views=has_views)
+
+    def make_crops(path: str, rng: np.random.Generator) -> dict[str, list[Any]]:
+        with Image.open(path) as file:
+            image = file.convert("RGB")
+
+        def crop(side: int, scale: tuple[float, float]) -> Any:
+            box = random_crop_box(image.height, image.width, rng, scale=scale)
+            edges = (box.left, box.top, box.left + box.width, box.top + box.height)
+            made = image.crop(edges).resize((side, side), Image.Resampling.BILINEAR)
+            return np.array(made.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if rng.random() < 0.5 else made)
+
+        return {name: [crop(side, scale) for _ in range(count)] for name, (count, side, scale) in wanted.items()}
+
+    return make_crops
 
 
 def with_albumentations(*, has_views: bool) -> Callable[[str, np.random.Generator], dict[str, list[Any]]]:
@@ -149,6 +175,8 @@ def by_hand(*, has_views: bool) -> Callable[[str, np.random.Generator], dict[str
 CONTESTANTS: dict[str, Load] = {
     "mpload, 2 + 8 crops": ours(has_views=True),
     "mpload, one crop": ours(has_views=False),
+    "DataLoader, PIL, 2 + 8 crops": stock("PIL", has_views=True),
+    "DataLoader, PIL, one crop": stock("PIL", has_views=False),
     "DataLoader, albumentations, 2 + 8 crops": stock("albumentations", has_views=True),
     "DataLoader, albumentations, one crop": stock("albumentations", has_views=False),
     "DataLoader, simplejpeg, 2 + 8 crops": stock("simplejpeg", has_views=True),

@@ -67,6 +67,8 @@ from mpload.plan.topology import detect_topology as detect_topology
 from mpload.samples.boxes import Boxes as Boxes
 from mpload.samples.cache.choice import CachedForm as CachedForm
 from mpload.samples.cache.choice import PartialCache as PartialCache
+from mpload.samples.clips import AudioClip as AudioClip
+from mpload.samples.clips import VideoClip as VideoClip
 from mpload.samples.keypoints import Keypoints as Keypoints
 from mpload.samples.policy import ErrorAction as ErrorAction
 from mpload.samples.policy import ErrorPolicy as ErrorPolicy

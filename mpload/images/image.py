@@ -113,6 +113,11 @@ def open_image(
     return _Decoded(pixels, claim)
 
 
+def decoded_image(pixels: Pixels, claim: Claim = unclaimed) -> Image:
+    """Return pixels, uint8 RGB [height, width, 3], as an image."""
+    return _Decoded(pixels, claim)
+
+
 @dataclass(frozen=True, slots=True)
 class _Decoded:
     """An image that has been decoded completely."""

@@ -113,9 +113,10 @@ class Jpeg:
         return region if self.orientation == 1 else np.ascontiguousarray(_oriented(region, self.orientation))
 
     def decoded(self, parts: Mapping[int, Box]) -> dict[int, Pixels] | None:
-        """Return parts of the stored image for `Native.resize`, uint8 [n]; without `native`, all rows down to their end.
+        """Return parts of the stored image for `Native.resize`, uint8 [n].
 
-        Return None if `native` declines the image.
+        Without `native`, return all rows down to the end of each part, uint8 [h, w, 3]. Return None if `native`
+        declines the image.
 
         Args:
             parts: By denominator: a part, in pixels of the stored image at 1 / denominator of its size.

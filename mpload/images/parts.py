@@ -18,8 +18,8 @@ __all__ = ["decoded_once"]
 def decoded_once(image: Image, views: Iterable[View]) -> Image:
     """Return the image, prepared to draw these views in less time.
 
-    A JPEG is decoded at the scale that each view needs. Views of one scale share a decoded part, the smallest box around
-    them all. The header's numbers tell whether it takes less work to decode each view alone instead.
+    A JPEG is decoded at the scale that each view needs. Views of one scale share a decoded part, the smallest box
+    around them all. The header's numbers tell whether it takes less work to decode each view alone instead.
 
     Raises:
         DecodeError: The image is damaged or truncated.

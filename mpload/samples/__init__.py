@@ -9,6 +9,7 @@ objects            reads the objects that a file lists for an image, from JSON o
 boxes              Boxes: the objects' boxes and values, which follow the crop of the image
 segments           the outlines of objects, as COCO stores them, as masks
 keypoints          Keypoints: points that follow the crop of the image
+clips              VideoClip, AudioClip: parts of videos and audio files
 views              Views: several crops of one image
 reading            opens the storage that a record's bytes are read from
 masks              refuses masks that an image decoder would destroy

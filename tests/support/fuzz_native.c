@@ -1,7 +1,7 @@
 /* Damaged files, and any view of them, through the native decoder: no error of memory, and the same pixels or the same
    cause whether Huffman codes are decoded by mpload or by libjpeg-turbo, with or without SIMD instructions, and with or
-   without the starts of rows, or several scales at once. Each file is also decoded as one of many photos. A file that can be rewritten as a baseline
-   JPEG has the same pixels afterwards.
+   without the starts of rows, or several scales at once. Each file is also decoded as one of many photos. A file that
+   can be rewritten as a baseline JPEG has the same pixels afterwards.
 
        FILES="tests/support/fuzz_native.c mpload/images/_[cdhpr]*.c"
    With libFuzzer, guided by coverage (best with a libjpeg-turbo that is built with the same flags, WITH_SIMD=0):
