@@ -36,6 +36,8 @@ _DAMAGE = (
 
 _NOT_NEEDED = "extraneous bytes before marker 0xd9"
 _OF_INKS = frozenset({"CMYK", "YCCK"})
+_KEPT_PIXEL_BYTES = 6
+_MAX_KEPT_BYTES = 1 << 24  # of coefficients, as in _huffman.h
 _STRIP_ROWS = 64
 _MARGIN_ROWS = 4  # upsampling uses rows below
 
@@ -127,7 +129,9 @@ class Jpeg:
         if self.native is None:
             return {denominator: self._rows(box, denominator) for denominator, box in parts.items()}
         num_pixels = self.stored_size[0] * self.stored_size[1]
-        self.claim((PLAIN_PIXEL_BYTES + 4 if self.has_one_scan else PEAK_PIXEL_BYTES) * num_pixels)
+        part_bytes = sum(3 * box.height * box.width for box in parts.values())
+        kept_bytes = min(_KEPT_PIXEL_BYTES * num_pixels, _MAX_KEPT_BYTES)
+        self.claim(part_bytes + kept_bytes if self.has_one_scan else PEAK_PIXEL_BYTES * num_pixels)
         flat, views, outs = {}, [], []
         for denominator, box in parts.items():
             num_bytes = box.height * box.width * 3
