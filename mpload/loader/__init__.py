@@ -18,6 +18,7 @@ map_options   MapOptions: an MPLoader's arguments for map-style datasets
 map_run       how a run reads a map-style dataset, and the position of the run
 map_source    MapSource: batches of a map-style dataset, written sample by sample into slots
 batch_source  BatchSource: batches of a map-style dataset, each made whole by one worker
+sample_errors  errors for samples of a map-style dataset, of the user's own classes
 planned       the tasks of an epoch whose batches are planned by arithmetic
 forms         how the columns of samples are stored in a slot
 collate       Pad, Flat: how values of different shapes become one tensor

@@ -7,15 +7,17 @@ from typing import Any
 
 from torch.utils.data import default_collate, default_convert
 
-from mpload.errors import SampleError, cause_of
+from mpload.errors import cause_of
 from mpload.loader.epochs import Epoch
 from mpload.loader.map_run import MapRun
 from mpload.loader.planned import num_tasks
+from mpload.loader.sample_errors import error_of_failure, sample_error
 from mpload.samples.batch_work import ASKED, BATCH, BatchFailedError, BatchWork, Wanted
 from mpload.samples.counts import DECODE_NS
 from mpload.samples.parcel import unpack
 from mpload.samples.seeded_dataset import SeededDataset, kept_generators
 from mpload.transport.batches import FilledBatch, KilledSample
+from mpload.transport.forking import Forks
 from mpload.transport.messages import Tally
 from mpload.transport.ragged import sample_room_bytes
 from mpload.transport.slots import Field, RaggedField
@@ -40,6 +42,7 @@ class BatchSource:
         collate_fn: Callable[[Any], Any] | None,
         is_single: bool,
         batches_ahead: int | None,
+        forks: Forks,
     ) -> None:
         """Make a source.
 
@@ -49,6 +52,7 @@ class BatchSource:
             collate_fn: makes a batch of samples; None uses `default_collate`, or `default_convert` if `is_single`.
             is_single: whether batches are single samples.
             batches_ahead: batches in flight per worker; None uses 2, as a DataLoader does.
+            forks: whether workers are forked from this process.
         """
         self._run = run
         self._converts = is_single and collate_fn is None
@@ -65,6 +69,7 @@ class BatchSource:
         self.state_after = run.state_after
         self.load_state_dict = run.load_state_dict
         self.tasks = run.whole_tasks
+        self.forks = forks
         self.cache_in_memory = None
         self.reads_ahead = False
         self.made_here = Tally()
@@ -99,7 +104,8 @@ class BatchSource:
             with kept_generators():
                 batch = self._work.make(wanted, seed=epoch.seed, epoch=epoch.number)
         except BatchFailedError as failed:
-            raise SampleError(self._describe(failed.what, cause_of(failed.error))) from failed.error
+            message = self._describe(failed.what, cause_of(failed.error))
+            raise sample_error(message, failed.error) from failed.error
         busy_ns = perf_counter_ns() - started_ns
         tally = Tally(num_samples=len(wanted.indices), busy_ns=busy_ns)
         tally.counts[DECODE_NS] = busy_ns
@@ -115,7 +121,7 @@ class BatchSource:
         del epoch
         for failure in filled.failures:
             what = failure.details.get("what", "a batch")
-            raise SampleError(self._describe(what, failure.cause)) from failure.origin
+            raise error_of_failure(self._describe(what, failure.cause), failure) from failure.origin
         return self._converted(unpack(filled.arrays[BATCH][0]))
 
     def instead_of(self, killed: KilledSample) -> tuple[int, ...] | None:

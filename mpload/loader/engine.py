@@ -95,6 +95,7 @@ class Engine:
             options=options,
             on_killed=source.instead_of,
             count_oom_kills=num_oom_kills,
+            forks=source.forks,
         )
         self.governor = self._govern()
         self._scaler: Scaler | None = None

@@ -26,6 +26,7 @@ from mpload.samples.leaf_arrays import columns_of_leaves
 from mpload.samples.leaves import leaves_of
 from mpload.samples.policy import ErrorAction, substitute_for
 from mpload.transport.batches import BatchTask, FilledBatch, KilledSample
+from mpload.transport.forking import Forks
 from mpload.transport.messages import Tally
 from mpload.transport.slots import Field, RaggedField
 
@@ -53,6 +54,7 @@ class IndexSource:
         self.state_after = run.state_after
         self.load_state_dict = run.load_state_dict
         self.cache_in_memory = run.cache if run.cache is not None and run.cache.is_tmpfs() else None
+        self.forks = Forks.NEVER
         self.reads_ahead = True
         self.made_here = Tally()
 

@@ -89,6 +89,9 @@ class MPLoader(Generic[Batch]):
             - `prefetch_factor`: batches in flight per worker, if a worker makes whole batches: with a `collate_fn`, a
               sampler, `__getitems__` or `batch_size=None`.
             - `timeout`: as `PoolOptions.sample_timeout_seconds`: a worker that hangs is replaced.
+            - `multiprocessing_context`: None forks workers from this process where that is safe: it is made in the main
+              thread, no other Python threads run, and CUDA is not in use. Otherwise workers import what they need and
+              get a pickled copy of the dataset. `"fork"` always forks, `"spawn"` and `"forkserver"` never do.
             - `pin_memory`, `persistent_workers` and the others are accepted with a warning that says why they are not
               needed.
 

@@ -13,6 +13,7 @@ from mpload.plan.order import OrderChoice, Sequential, Shuffle
 from mpload.plan.plan import Tail
 from mpload.plan.topology import Topology
 from mpload.transport.batches import PoolOptions
+from mpload.transport.forking import Forks
 
 __all__ = ["MapArguments", "MapOptions"]
 
@@ -42,12 +43,15 @@ class MapArguments(TypedDict, total=False):
 
 _WITHOUT_MEANING = {
     "in_order": (True, "batches always come in order"),
-    "multiprocessing_context": (None, "options=PoolOptions(starts_fresh=True) starts processes without a fork"),
     "persistent_workers": (False, "workers live until close()"),
     "pin_memory": (False, "DevicePrefetcher(loader) pins the loader's memory and copies batches to the GPU"),
     "pin_memory_device": ("", "see pin_memory"),
 }
 """By argument: its default, and why an `MPLoader` does not need it."""
+
+_METHODS = (None, "fork", "spawn", "forkserver")
+_OF_ANY_DATASET = {"multiprocessing_context", "prefetch_factor", "timeout"}
+"""Arguments that do not change which batches there are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +75,7 @@ class MapOptions:
     generator: torch.Generator | None = None
     prefetch_factor: int | None = None
     timeout: float = 0
+    multiprocessing_context: Any = None
 
     @classmethod
     def of(cls, arguments: MapArguments) -> "MapOptions":
@@ -98,6 +103,13 @@ class MapOptions:
             raise ArgumentError(f"prefetch_factor must be at least 1, got {self.prefetch_factor}")
         if self.timeout < 0:
             raise ArgumentError(f"timeout must not be negative, got {self.timeout}")
+        if self.multiprocessing_context not in _METHODS and not hasattr(
+            self.multiprocessing_context, "get_start_method"
+        ):
+            raise ArgumentError(
+                "multiprocessing_context must be None, a context, or one of 'fork', 'spawn' and 'forkserver', got "
+                f"{self.multiprocessing_context!r}"
+            )
         if self.tail is not None:
             Tail(self.tail)
         self._check_pair("sampler", "shuffle")
@@ -128,6 +140,13 @@ class MapOptions:
         )
 
     @property
+    def forks(self) -> Forks:
+        """Whether workers are forked from this process."""
+        context = self.multiprocessing_context
+        method = context if isinstance(context, str | None) else context.get_start_method()
+        return Forks.IF_SAFE if method is None else Forks.ALWAYS if method == "fork" else Forks.NEVER
+
+    @property
     def is_sampled(self) -> bool:
         """Whether a sampler of the user decides which samples a batch holds."""
         return self.sampler is not None or self.batch_sampler is not None
@@ -149,7 +168,7 @@ class MapOptions:
     @property
     def are_neutral(self) -> bool:
         """Whether no argument asks for anything that a dataset with options of its own decides."""
-        asked = {each.name for each in fields(self) if self._is_given(each.name)} - {"prefetch_factor", "timeout"}
+        asked = {each.name for each in fields(self) if self._is_given(each.name)} - _OF_ANY_DATASET
         return not asked or (asked == {"tail"} and self.tail == Tail.PAD)
 
     def pool_options(self, options: PoolOptions) -> PoolOptions:

@@ -11,18 +11,20 @@ import numpy as np
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import collate
 
-from mpload.errors import FAILURES, SampleError, cause_of
+from mpload.errors import FAILURES, cause_of
 from mpload.loader.collating import tensor_of_leaf
 from mpload.loader.epochs import Epoch
 from mpload.loader.forms import fields_of, probe
 from mpload.loader.map_run import PlannedRun
 from mpload.loader.planned import SAMPLES_AHEAD, num_tasks, tasks
+from mpload.loader.sample_errors import error_of_failure, sample_error
 from mpload.plan.batch_number import BatchNumber
 from mpload.samples.counts import DECODE_NS
 from mpload.samples.leaves import NUMBER_TYPES, Leaf, LeafKind, leaves_of, template_of
 from mpload.samples.map_work import MapWork
 from mpload.samples.seeded_dataset import SeededDataset, kept_generators
 from mpload.transport.batches import BatchTask, FilledBatch, KilledSample
+from mpload.transport.forking import Forks
 from mpload.transport.messages import Tally
 from mpload.transport.ragged import RaggedArray
 from mpload.transport.slots import Field, RaggedField
@@ -33,7 +35,7 @@ __all__ = ["MapSource"]
 class MapSource:
     """The batches of a map-style dataset, collated as by `default_collate`."""
 
-    def __init__(self, run: PlannedRun, dataset: SeededDataset) -> None:
+    def __init__(self, run: PlannedRun, dataset: SeededDataset, *, forks: Forks) -> None:
         self._run = run
         self._work = MapWork(dataset=dataset, batching=run.batching)
         self.name = run.name
@@ -45,6 +47,7 @@ class MapSource:
         self.set_epoch = run.set_epoch
         self.state_after = run.state_after
         self.load_state_dict = run.load_state_dict
+        self.forks = forks
         self.cache_in_memory = None
         self.reads_ahead = False
         self.made_here = Tally()
@@ -58,7 +61,7 @@ class MapSource:
         leaves = []
         if self._run.batching.num_samples:
             # The bytes come from our own worker, so it is safe to unpickle them.
-            template = pickle.loads(probe(self._work.probe, [()], name=self.name))  # noqa: S301
+            template = pickle.loads(probe(self._work.probe, [()], name=self.name, forks=self.forks))  # noqa: S301
             self._work = replace(self._work, template=template)
             leaves = leaves_of(template)
         return fields_of(leaves, batch_size=self.batch_size)
@@ -99,7 +102,7 @@ class MapSource:
         try:
             return self._work.dataset.sample(sample_id, seed=epoch.seed, epoch=epoch.number)
         except FAILURES as error:
-            raise SampleError(self._describe(sample_id, cause_of(error))) from error
+            raise sample_error(self._describe(sample_id, cause_of(error)), error) from error
 
     def _empty(self) -> Any:
         """Return a batch of no samples, for a rank that has none left in the last batch of a ragged epoch."""
@@ -116,7 +119,7 @@ class MapSource:
         del epoch
         for failure in filled.failures:
             sample_id = int(self._run.batching.sample_ids(BatchNumber.of(filled.task.numbers))[failure.sample])
-            raise SampleError(self._describe(sample_id, failure.cause)) from failure.origin
+            raise error_of_failure(self._describe(sample_id, failure.cause), failure) from failure.origin
         return _collated(self._work.template, filled.arrays)
 
     def instead_of(self, killed: KilledSample) -> tuple[int, ...] | None:

@@ -19,6 +19,7 @@ from mpload.plan.plan import Plan
 from mpload.samples.cache.opened import OpenCache
 from mpload.samples.seeded_dataset import MapDataset, SeededDataset
 from mpload.transport.batches import BatchTask, FilledBatch, KilledSample
+from mpload.transport.forking import Forks
 from mpload.transport.messages import Tally
 from mpload.transport.slots import Field, RaggedField
 from mpload.transport.worker import Work
@@ -61,6 +62,11 @@ class Source(Protocol):
     @property
     def cache_in_memory(self) -> OpenCache | None:
         """The cache, if it is kept in memory; else None."""
+        ...
+
+    @property
+    def forks(self) -> Forks:
+        """Whether the zygote is a fork of this process."""
         ...
 
     @property
@@ -169,5 +175,6 @@ def source_of(dataset: MPDataset[Any] | MapDataset, options: MapOptions, *, num_
             collate_fn=options.collate_fn,
             is_single=is_single,
             batches_ahead=options.prefetch_factor,
+            forks=options.forks,
         )
-    return MapSource(run, seeded)
+    return MapSource(run, seeded, forks=options.forks)

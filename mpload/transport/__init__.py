@@ -14,6 +14,7 @@ inbox     the socket on which those answers arrive
 worker    the loop of a worker process, and the protocol of the work it does
 zygote    the process from which workers are forked (`python -m mpload.transport.zygote`)
 fresh     a worker in a new process instead of a fork (`python -m mpload.transport.fresh`)
+forking   the zygote as a fork of the parent, where that is safe
 launch    the parent's side of the zygote
 kernel    Linux system calls and files for processes: parent-death signal, name, OOM score
 limits    readable errors for resources that the system refuses

@@ -13,13 +13,15 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import cloudpickle  # type: ignore[import-untyped]
 
 from mpload.errors import ArgumentError, MploadWarning, WorkerError
+from mpload.transport.forking import ForkedProcess, Forks, fork_zygote
 from mpload.transport.limits import os_errors_as_refused, shared_memory
 from mpload.transport.worker import Work, WorkerSetup
 
@@ -88,18 +90,37 @@ class ZygoteProcess:
     Process: only the process that made this object may use it. A forked child calls `abandon` to close its copies.
     """
 
-    def __init__(self, setup: WorkerSetup, *, starts_fresh: bool, start_timeout_seconds: float) -> None:
-        self._fds = setup.fds
+    def __init__(
+        self,
+        setup: WorkerSetup,
+        *,
+        starts_fresh: bool,
+        start_timeout_seconds: float,
+        work: Work,
+        forks: Forks,
+        release: Callable[[], object],
+    ) -> None:
+        """Prepare, but do not start.
+
+        Args:
+            setup: what workers need.
+            starts_fresh: whether each worker is a new process instead of a fork.
+            start_timeout_seconds: time limit for loading the work.
+            work: what workers do; `setup` may lack it.
+            forks: whether the zygote is a fork of this process.
+            release: closes what belongs to this process only, in a fork.
+        """
+        self._setup = setup
         self._starts_fresh = starts_fresh
         self._timeout_seconds = start_timeout_seconds
-        self._process: subprocess.Popen[bytes] | None = None
+        self._work = work
+        self._forks = forks
+        self._release = release
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self._control: socket.socket | None = None
         self._has_warned = False
         self._launcher_may_exit = threading.Event()
-        pickled = pickle.dumps(setup)
-        self._setup_fd = shared_memory("mpload-setup", len(pickled))
-        with open(self._setup_fd, "wb", closefd=False) as file:
-            file.write(pickled)
+        self._setup_fd = -1
 
     @property
     def pid(self) -> int:
@@ -165,22 +186,38 @@ class ZygoteProcess:
         launched.result()
 
     def _launch(self, control_fd: int) -> None:
+        limits = dict.fromkeys(_THREAD_LIMITS, "1")
+        if self._forks.applies() or not self._is_pickled():
+            with socket.socket(fileno=os.dup(control_fd)) as theirs, _interrupts_blocked():
+                self._process = fork_zygote(self._setup, self._work, theirs, release=self._release, environment=limits)
+            return
+        self._write_setup()
         arguments = [sys.executable, "-P", "-m", "mpload.transport.zygote"]
         arguments += [str(number) for number in (control_fd, self._setup_fd, os.getpid(), int(self._starts_fresh))]
         package_folder = str(Path(__file__).resolve().parents[2])
         paths = [package_folder, *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {**os.environ, **dict.fromkeys(_THREAD_LIMITS, "1"), "PYTHONPATH": os.pathsep.join(paths)}
-        # A child inherits blocked signals, so Ctrl-C cannot hit the zygote before it ignores SIGINT and unblocks it.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        try:
+        environment = {**os.environ, **limits, "PYTHONPATH": os.pathsep.join(paths)}
+        with _interrupts_blocked():
             self._process = subprocess.Popen(
                 arguments,
                 stdin=subprocess.DEVNULL,
                 env=environment,
-                pass_fds=(*self._fds, self._setup_fd, control_fd),
+                pass_fds=(*self._setup.fds, self._setup_fd, control_fd),
             )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+    def _is_pickled(self) -> bool:
+        """Return whether the work is pickled. Try it now if it is not: the process could be forked, but now cannot."""
+        if not self._setup.work:
+            with contextlib.suppress(ArgumentError):
+                self._setup = replace(self._setup, work=pickle_work(self._work))
+        return bool(self._setup.work)
+
+    def _write_setup(self) -> None:
+        if self._setup_fd < 0:
+            pickled = pickle.dumps(self._setup)
+            self._setup_fd = shared_memory("mpload-setup", len(pickled))
+            with open(self._setup_fd, "wb", closefd=False) as file:
+                file.write(pickled)
 
     def _await_ready(self) -> None:
         if not _is_readable(self.control, self._timeout_seconds):
@@ -274,8 +311,6 @@ class ZygoteProcess:
 
     def close(self) -> None:
         """Ask the zygote and its workers to exit, then kill them, and release everything. May be called again."""
-        if self._setup_fd < 0:
-            return
         if self._process is not None and self._control is not None and not self.is_dead():
             with contextlib.suppress(OSError):
                 self._control.shutdown(socket.SHUT_WR)
@@ -298,6 +333,16 @@ class ZygoteProcess:
         while _is_readable(self.control, max(0.0, deadline - time.monotonic())):
             if not self._receive():
                 return
+
+
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Block SIGINT. A child inherits that, so Ctrl-C cannot hit the zygote before it ignores SIGINT and unblocks it."""
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def pickle_work(work: Work) -> bytes:

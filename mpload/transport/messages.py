@@ -3,6 +3,7 @@
 import builtins
 import json
 import struct
+import sys
 import traceback
 import zlib
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,7 @@ _MESSAGE_BYTES = 200_000
 
 _GAP = "\n...\n"
 
-_KNOWN = {module.__name__: module for module in (builtins, errors)}
+_KNOWN = frozenset({builtins.__name__, errors.__name__})
 """Modules whose errors can be rebuilt in the parent from their name and arguments."""
 
 
@@ -70,14 +71,27 @@ class Failure:
         if not (text := self.details.get("traceback")):
             return None
         trace = WorkerTraceback(f'\n"""\n{text.rstrip()}\n"""')
-        module, name, arguments = self.details.get("error", ("", "", ()))
-        kind = getattr(_KNOWN.get(module), name, None)
-        if isinstance(kind, type) and issubclass(kind, BaseException):
+        if self.kind is not None and self.kind.__module__ in _KNOWN and self.arguments is not None:
             with suppress(Exception):  # some constructors take other arguments than `args`
-                error = kind(*arguments)
+                error = self.kind(*self.arguments)
                 error.__cause__ = trace
                 return error
         return trace
+
+    @property
+    def kind(self) -> type[BaseException] | None:
+        """The class of that exception, if this process has imported it; None otherwise."""
+        module, name, _ = self.details.get("error", ("", "", None))
+        found: Any = sys.modules.get(module)
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        return found if isinstance(found, type) and issubclass(found, BaseException) else None
+
+    @property
+    def arguments(self) -> Sequence[Any] | None:
+        """The `args` of that exception; None if they are unknown, since they are not all numbers and strings."""
+        arguments: Sequence[Any] | None = self.details.get("error", ("", "", None))[2]
+        return arguments
 
 
 def details_of(error: BaseException) -> dict[str, Any]:
@@ -86,8 +100,10 @@ def details_of(error: BaseException) -> dict[str, Any]:
         error = error.__cause__
     details: dict[str, Any] = {"traceback": "".join(traceback.format_exception(error))}
     kind = type(error)
-    if kind.__module__ in _KNOWN and all(map(_is_plain, error.args)):
-        details["error"] = kind.__module__, kind.__name__, error.args
+    arguments = error.args if all(map(_is_plain, error.args)) else None
+    if arguments is not None and len(arguments) == 2 and isinstance(error, OSError) and _is_plain(error.filename):
+        arguments = *arguments, error.filename  # `args` lacks it
+    details["error"] = kind.__module__, kind.__qualname__, arguments
     return details
 
 

@@ -5,12 +5,15 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
+from weakref import WeakSet
 
-from mpload.errors import RefusedError
+from mpload.errors import ArgumentError, RefusedError
 from mpload.transport.batches import PoolOptions
 from mpload.transport.board import ParentBoard
 from mpload.transport.chunks import MAX_CHUNKS
+from mpload.transport.forking import Forks, why_not_fork
 from mpload.transport.inbox import Inbox
 from mpload.transport.launch import ZygoteProcess, pickle_work
 from mpload.transport.limits import os_errors_as_refused
@@ -21,7 +24,7 @@ from mpload.transport.worker import Work, WorkerSetup
 __all__ = ["CloseOnError", "PoolParts"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class PoolParts:
     """The slots, the board, the socket for answers, and the zygote from which workers are forked."""
 
@@ -31,9 +34,17 @@ class PoolParts:
     zygote: ZygoteProcess
 
     @classmethod
-    def make(cls, work: Work, layout: SlotLayout, *, num_slots: int, options: PoolOptions) -> Self:
+    def make(cls, work: Work, layout: SlotLayout, *, num_slots: int, options: PoolOptions, forks: Forks) -> Self:
         """Make all parts, or none if one fails. The zygote is not started yet."""
-        pickled = pickle_work(work)
+        forks = Forks.NEVER if options.starts_fresh else forks
+        try:
+            pickled = b"" if forks.applies() else pickle_work(work)
+        except ArgumentError as error:
+            if forks is Forks.NEVER:
+                raise
+            raise ArgumentError(
+                f"{error}. Or make the loader where this process can be forked, which needs no copy: {why_not_fork()}"
+            ) from error
         with ExitStack() as made, os_errors_as_refused("workers cannot start"):
             ring = SlotRing(num_slots=num_slots, layout=layout, huge_pages=options.huge_pages)
             made.callback(ring.close)
@@ -53,10 +64,17 @@ class PoolParts:
                 python_path=os.environ.get("PYTHONPATH"),
             )
             zygote = ZygoteProcess(
-                setup, starts_fresh=options.starts_fresh, start_timeout_seconds=options.start_timeout_seconds
+                setup,
+                starts_fresh=options.starts_fresh,
+                start_timeout_seconds=options.start_timeout_seconds,
+                work=work,
+                forks=forks,
+                release=partial(_release_all, os.getpid()),
             )
             made.pop_all()
-        return cls(ring=ring, board=board, inbox=inbox, zygote=zygote)
+        parts = cls(ring=ring, board=board, inbox=inbox, zygote=zygote)
+        _OPEN.add(parts)
+        return parts
 
     def close(self, owner_pid: int) -> None:
         """Release all parts. In a process forked from the owner, release only this process's copies."""
@@ -69,6 +87,15 @@ class PoolParts:
             self.board.close()
         self.inbox.close()
         self.ring.close()
+
+
+_OPEN: WeakSet[PoolParts] = WeakSet()
+"""The parts of all pools of this process. A fork inherits them, and must close what it does not use."""
+
+
+def _release_all(owner_pid: int) -> None:
+    for parts in list(_OPEN):
+        parts.close(owner_pid)
 
 
 class CloseOnError:

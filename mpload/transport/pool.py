@@ -13,6 +13,7 @@ from mpload.errors import ArgumentError, WorkerError
 from mpload.transport.batches import BatchTask, FilledBatch, KilledSample, PendingBatch, PoolOptions, PoolStats
 from mpload.transport.chunks import Chunk, after_death, cut
 from mpload.transport.crew import Crew, Death
+from mpload.transport.forking import Forks
 from mpload.transport.messages import Failure, cannot_open
 from mpload.transport.parts import CloseOnError, PoolParts
 from mpload.transport.ring import SlotRing, blank
@@ -50,6 +51,7 @@ class WorkerPool:
         options: PoolOptions | None = None,
         on_killed: Callable[[KilledSample], tuple[int, ...] | None] | None = None,
         count_oom_kills: Callable[[], int] | None = None,
+        forks: Forks = Forks.NEVER,
     ) -> None:
         """Start the zygote and ask it for workers.
 
@@ -62,6 +64,7 @@ class WorkerPool:
             on_killed: decides what to do about a sample that kills its workers. It returns the task numbers of a
                 replacement for the sample, or None to report it as a failure of its batch, or raises.
             count_oom_kills: returns the number of out-of-memory kills so far, so that a death's cause can name them.
+            forks: whether the zygote is a fork of this process. `work` is then not pickled.
 
         Raises:
             ArgumentError: `work` cannot be pickled, or a number is out of range.
@@ -70,7 +73,7 @@ class WorkerPool:
         if sys.platform != "linux":
             raise WorkerError(f"worker pools need Linux (memfd, pidfd), this is {sys.platform}. Use num_workers=0")
         options = options or PoolOptions()
-        parts = PoolParts.make(work, layout, num_slots=num_slots, options=options)
+        parts = PoolParts.make(work, layout, num_slots=num_slots, options=options, forks=forks)
         self._owner_pid = os.getpid()
         self._close = weakref.finalize(self, parts.close, self._owner_pid)
         self._close_on_error = CloseOnError(self._close)

@@ -113,12 +113,17 @@ class Workplace:
     @classmethod
     def enter(cls, setup: WorkerSetup) -> "Workplace":
         """Load the work, map the shared memory and open the socket."""
+        return cls.of(setup, setup.load_work())
+
+    @classmethod
+    def of(cls, setup: WorkerSetup, work: Work) -> "Workplace":
+        """Map the shared memory and open the socket, for a work that is already in this process."""
         for fd in setup.fds:
             os.set_inheritable(fd, False)
         ring = SlotRing.attach(
             setup.ring_fd, num_slots=setup.num_slots, layout=setup.layout, huge_pages=setup.huge_pages
         )
-        return cls(setup.load_work(), ring, WorkerBoard(setup.board), socket.socket(fileno=setup.answers_fd))
+        return cls(work, ring, WorkerBoard(setup.board), socket.socket(fileno=setup.answers_fd))
 
 
 def run_worker(number: int, place: Workplace, *, parent_pid: int) -> int:

@@ -33,7 +33,7 @@ from mpload.errors import MploadError
 from mpload.transport.kernel import die_with_parent, set_process_name, thread_names
 from mpload.transport.worker import WorkerSetup, Workplace, run_worker
 
-__all__ = ["main"]
+__all__ = ["begin", "main", "serve"]
 
 _EXIT_SECONDS = 0.25
 """Time that workers have to finish their chunk when the pool closes."""
@@ -156,9 +156,8 @@ def _send_message(control: socket.socket, message: dict[str, Any]) -> bool:
     return True
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the zygote of the process that started this one; return the exit status."""
-    control_fd, setup_fd, parent_pid, starts_fresh = map(int, arguments)
+def begin(parent_pid: int) -> None:
+    """Make this process a zygote of the process `parent_pid`."""
     die_with_parent(parent_pid)
     # A signal that the parent ignores stays ignored across exec. With SIGCHLD ignored, exit statuses are lost: those of
     # our workers, and those of processes that a library starts in a worker.
@@ -168,6 +167,20 @@ def main(arguments: Sequence[str]) -> int:
     set_process_name("mpload-zygote")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # so that output is not lost when a worker is killed
+
+
+def serve(control: socket.socket, *, setup_fd: int, place: Workplace | None) -> int:
+    """Fork workers on demand until the parent closes the socket; return the exit status."""
+    gc.freeze()
+    if not _send_message(control, {"ready": True}):
+        return 1
+    return _Zygote(control, setup_fd=setup_fd, place=place).run()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the zygote of the process that started this one; return the exit status."""
+    control_fd, setup_fd, parent_pid, starts_fresh = map(int, arguments)
+    begin(parent_pid)
     control = socket.socket(fileno=control_fd)
     place = None
     if not starts_fresh:
@@ -184,10 +197,7 @@ def main(arguments: Sequence[str]) -> int:
             _send_message(control, {"failed": traceback.format_exc()[-8000:]})
             return 1
     gc.collect()
-    gc.freeze()
-    if not _send_message(control, {"ready": True}):
-        return 1
-    return _Zygote(control, setup_fd=setup_fd, place=place).run()
+    return serve(control, setup_fd=setup_fd, place=place)
 
 
 if __name__ == "__main__":

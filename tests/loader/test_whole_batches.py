@@ -1,5 +1,7 @@
 """MPLoader with what DataLoader's users have: `collate_fn`, samplers, single samples, `worker_init_fn`."""
 
+import errno
+import pickle
 import sys
 from typing import Any
 
@@ -15,10 +17,13 @@ from tests.support.map_styles import Broken, Drawn, Killing, Tuples
 from tests.support.whole_batches import (
     Bulk,
     ByName,
+    DamagedError,
     Informed,
+    OddError,
     Photos,
     Scene,
     Scenes,
+    Unlucky,
     as_list,
     mixed_up,
     number_dataset,
@@ -159,6 +164,28 @@ def test_what_failed_is_named_and_only_its_batch_is_lost(num_workers: int) -> No
             with pytest.raises(SampleError, match=message):
                 next(batches)
             assert [sample for batch in batches for sample in batch] == list(range(10, 23))
+
+
+@both
+@pytest.mark.parametrize("collate", [None, as_list])
+def test_an_error_of_the_users_own_class_is_caught_as_that_class(num_workers: int, collate: Any) -> None:
+    dataset = Unlucky()
+    with MPLoader(dataset, batch_size=5, drop_last=False, collate_fn=collate, num_workers=num_workers) as loader:
+        caught: list[Any] = []
+        batches = iter(loader)
+        while len(caught) < 5:
+            with pytest.raises(SampleError) as raised:
+                next(batches)
+            caught.append(raised.value)
+    damaged, missing, ended, huge, forgotten = caught
+    assert isinstance(damaged, DamagedError)
+    assert (damaged.code, str(damaged)) == (3, "sample 2 of Unlucky: DamagedError: file 3 is damaged")
+    assert isinstance(missing, FileNotFoundError)
+    assert (missing.errno, missing.filename) == (errno.ENOENT, "a.jpg")
+    assert not isinstance(ended, StopIteration)
+    assert isinstance(huge, OddError)
+    assert isinstance(forgotten, NotImplementedError)
+    assert type(pickle.loads(pickle.dumps(damaged))) is SampleError
 
 
 def test_a_batch_that_cannot_be_pickled_is_named() -> None:

@@ -1,5 +1,6 @@
 """Map-style datasets whose batches need a `collate_fn`. Workers import this module."""
 
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +57,40 @@ class Informed(Sized):
             if info is None
             else (i, vars(info.dataset).get("number", -1), info.id, info.num_workers)
         )
+
+
+class DamagedError(Exception):
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+    def __str__(self) -> str:
+        return f"file {self.code} is damaged"
+
+
+class OddError(LookupError):
+    """Its arguments cannot be sent, and its constructor takes others."""
+
+    def __init__(self, *, where: object) -> None:
+        super().__init__(where)
+
+
+class Unlucky(Sized):
+    """Fails in each batch of five, each time in another way."""
+
+    def __getitem__(self, i: int) -> int:
+        match i:
+            case 2:
+                raise DamagedError(3)
+            case 7:
+                raise FileNotFoundError(errno.ENOENT, "not there", "a.jpg")
+            case 12:
+                raise StopIteration
+            case 17:
+                raise OddError(where=object())
+            case 21:
+                raise NotImplementedError
+        return i
 
 
 def number_dataset(worker: int) -> None:

@@ -1,0 +1,130 @@
+"""Workers of a map-style dataset that are forked from the process of the loader: as safe as other workers."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mpload import MPLoader, SampleError, Topology
+from mpload.errors import ArgumentError
+from tests.support import forked_program
+from tests.support.forked_program import Locked
+from tests.support.map_styles import Broken, Drawn, Killing, Tensors, Tuples
+from tests.support.whole_batches import Scene, Scenes, as_list
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux"),
+    pytest.mark.processes,
+]
+
+
+def forked(dataset: Any, **options: Any) -> MPLoader[Any]:
+    return MPLoader(
+        dataset,
+        **{"batch_size": 5, "tail": "ragged", "num_workers": 2, "multiprocessing_context": "fork", **options},
+    )
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_a_plain_process_is_forked_and_one_with_threads_is_not() -> None:
+    program = Path(forked_program.__file__)
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stderr == ""
+    *plain, refused = done.stdout.splitlines()
+    assert plain == ["40", "True", "40", "True"]
+    assert "Open files and make locks" in refused
+    assert refused.endswith("which needs no copy: this process has other threads (busy)")
+
+
+@pytest.mark.parametrize("kind", [Tuples, Tensors, Drawn])
+@pytest.mark.parametrize("options", [{}, {"collate_fn": as_list}])
+def test_forked_workers_make_the_same_batches(kind: Any, options: dict[str, Any]) -> None:
+    with (
+        forked(kind(), **options, seed=2, shuffle=True, topology=Topology()) as there,
+        forked(kind(), **options, seed=2, shuffle=True, topology=Topology(), num_workers=0) as here,
+    ):
+        assert str(list(there)) == str(list(here))
+
+
+def test_what_cannot_be_pickled_serves_in_a_fork() -> None:
+    held = threading.Lock()
+
+    def collate(samples: list[Any]) -> int:
+        with held:
+            return len(samples)
+
+    with forked(Locked(), collate_fn=collate) as loader:
+        assert list(loader) == [5] * 8
+    with pytest.raises(ArgumentError, match="workers cannot get a copy of"):
+        forked(Locked(), collate_fn=collate, multiprocessing_context="spawn")
+
+
+def test_classes_of_the_script_keep_their_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Scene, "__module__", "__main__")
+    monkeypatch.setattr(sys.modules["__main__"], "Scene", Scene, raising=False)
+    with forked(Scenes(), collate_fn=as_list) as loader:
+        assert {type(scene) for batch in loader for scene in batch} == {Scene}
+
+
+def test_a_killed_worker_loses_and_repeats_no_sample(tmp_path: Path) -> None:
+    with forked(Killing(tmp_path / "once")) as loader:
+        assert torch.cat(list(loader)).tolist() == list(range(23))
+        assert loader.stats().num_deaths == 1
+
+
+def test_a_killed_zygote_is_replaced() -> None:
+    with forked(Tuples(100)) as loader:
+        received = []
+        for number, batch in enumerate(loader):
+            received += batch[1].tolist()
+            if number == 3:
+                os.kill(loader.pids["mpload-zygote"], signal.SIGKILL)
+        assert received == list(range(100))
+
+
+def test_an_error_arrives_with_its_cause() -> None:
+    with (
+        forked(Broken()) as loader,
+        pytest.raises(SampleError, match="sample 7 of Broken: KeyError: 'seven'") as raised,
+    ):
+        list(loader)
+    assert isinstance(raised.value, KeyError)
+
+
+def test_loaders_that_were_forked_from_each_other_are_closed_one_by_one() -> None:
+    first = forked(Tuples())
+    second = forked(Tuples())  # inherits what belongs to the first
+    assert len(list(first)) == len(list(second)) == 5
+    pids = {loader: list(loader.pids.values()) for loader in (first, second)}
+    first.close()
+    assert not any(map(is_alive, pids[first]))
+    assert len(list(second)) == 5
+    second.close()
+    assert not any(map(is_alive, pids[second]))
+
+
+def test_handlers_of_signals_stay_with_the_training_process(tmp_path: Path) -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: seen.append(number))
+    try:
+        with forked(Tuples(100)) as loader:
+            next(iter(loader))
+            os.kill(loader.pids["mpload-worker-0"], signal.SIGTERM)
+            assert len(list(loader)) == 20
+            assert loader.stats().num_deaths == 1
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not seen
