@@ -1,20 +1,23 @@
 """`BatchSource`: the batches of a map-style dataset, each made whole by one worker."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
 from torch.utils.data import default_collate, default_convert
 
-from mpload.errors import cause_of
+from mpload.errors import TooManyBadSamples, cause_of
 from mpload.loader.epochs import Epoch
 from mpload.loader.map_run import MapRun
 from mpload.loader.planned import num_tasks
 from mpload.loader.sample_errors import error_of_failure, sample_error
-from mpload.samples.batch_work import ASKED, BATCH, BatchFailedError, BatchWork, Wanted
+from mpload.samples.batch_work import ASKED, BATCH, BadItem, BatchFailedError, BatchWork, Wanted
 from mpload.samples.counts import DECODE_NS
 from mpload.samples.parcel import unpack
+from mpload.samples.policy import BadSample, BadSamples, ErrorAction, ErrorPolicy
 from mpload.samples.seeded_dataset import SeededDataset, kept_generators
 from mpload.transport.batches import FilledBatch, KilledSample
 from mpload.transport.forking import Forks
@@ -41,6 +44,7 @@ class BatchSource:
         *,
         collate_fn: Callable[[Any], Any] | None,
         is_single: bool,
+        on_error: ErrorPolicy,
         batches_ahead: int | None,
         forks: Forks,
     ) -> None:
@@ -51,13 +55,21 @@ class BatchSource:
             dataset: makes the samples.
             collate_fn: makes a batch of samples; None uses `default_collate`, or `default_convert` if `is_single`.
             is_single: whether batches are single samples.
+            on_error: how samples that cannot be made are handled.
             batches_ahead: batches in flight per worker; None uses 2, as a DataLoader does.
             forks: whether workers are forked from this process.
         """
         self._run = run
         self._converts = is_single and collate_fn is None
         collate = None if self._converts else collate_fn or default_collate
-        self._work = BatchWork(dataset=dataset, batching=run.batching, collate=collate, is_single=is_single)
+        self._work = BatchWork(
+            dataset=dataset,
+            batching=run.batching,
+            collate=collate,
+            is_single=is_single,
+            action=ErrorAction(on_error.action),
+        )
+        self._bad = BadSamples(on_error, index_path=Path(run.name))
         self.name = run.name
         self.batch_size = run.batch_size
         self.slot_samples = 1
@@ -77,6 +89,13 @@ class BatchSource:
     def image_excess(self) -> float:
         """Return 1: the ratio is unknown."""
         return 1.0
+
+    def refresh(self) -> bool:
+        """Take over changes to the dataset since the last call; return whether there were any."""
+        if not self._run.refresh():
+            return False
+        self._work = replace(self._work, batching=self._run.batching)
+        return True
 
     def prepare(self) -> tuple[Field | RaggedField, ...]:
         """Return the fields of a slot: what is asked for, and the batch."""
@@ -99,13 +118,16 @@ class BatchSource:
         return map(partial(self._make, epoch), [Wanted(indices=[], keys=[])] * num_left)
 
     def _make(self, epoch: Epoch, wanted: Wanted) -> Any:
-        started_ns = perf_counter_ns()
+        started_ns, bad = perf_counter_ns(), list[BadItem]()
+        self._bad.count(len(wanted.indices), epoch=epoch.number)
         try:
             with kept_generators():
-                batch = self._work.make(wanted, seed=epoch.seed, epoch=epoch.number)
+                batch = self._work.make(wanted, seed=epoch.seed, epoch=epoch.number, bad=bad)
         except BatchFailedError as failed:
             message = self._describe(failed.what, cause_of(failed.error))
             raise sample_error(message, failed.error) from failed.error
+        for item in bad:
+            self._note(item.sample_id, repr(item.index), cause_of(item.error), origin=item.error)
         busy_ns = perf_counter_ns() - started_ns
         tally = Tally(num_samples=len(wanted.indices), busy_ns=busy_ns)
         tally.counts[DECODE_NS] = busy_ns
@@ -117,9 +139,14 @@ class BatchSource:
 
         Raises:
             SampleError: the batch could not be made.
+            TooManyBadSamples: more samples failed than the error policy allows.
         """
-        del epoch
+        self._bad.count(filled.task.num_counted or 0, epoch=epoch.number)
         for failure in filled.failures:
+            if failure.details.get("handled"):
+                for sample_id, index, cause in failure.details.get("bad", [(-1, "?", failure.cause)]):
+                    self._note(sample_id, index, cause, origin=failure.origin)
+                continue
             what = failure.details.get("what", "a batch")
             raise error_of_failure(self._describe(what, failure.cause), failure) from failure.origin
         return self._converted(unpack(filled.arrays[BATCH][0]))
@@ -128,6 +155,15 @@ class BatchSource:
         """Return None: a batch that kills workers counts as failed."""
         del killed
         return None
+
+    def _note(self, sample_id: int, index: str, cause: str, *, origin: BaseException | None) -> None:
+        """Add a sample to the error report; raise if there are too many."""
+        try:
+            self._bad.add(
+                BadSample(sample_id=sample_id, where=self.name, paths=(f"{self.name}[{index}]",), cause=cause)
+            )
+        except TooManyBadSamples as error:
+            raise error from origin
 
     def _converted(self, batch: Any) -> Any:
         return default_convert(batch) if self._converts else batch  # type: ignore[no-untyped-call]

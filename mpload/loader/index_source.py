@@ -72,6 +72,10 @@ class IndexSource:
         wanted = math.prod(pipeline.output_shape[:2])
         return float(np.mean(pixels)) / wanted if pixels and min(pixels) > 0 else 1.0
 
+    def refresh(self) -> bool:
+        """Return False: an `MPDataset` does not change."""
+        return False
+
     def prepare(self) -> tuple[Field | RaggedField, ...]:
         """Return the fields of a slot. If they cannot be inferred, a sample is made in a separate process."""
         pipeline = self._run.pipeline

@@ -92,10 +92,14 @@ class MPLoader(Generic[Batch]):
             - `multiprocessing_context`: None forks workers from this process where that is safe: it is made in the main
               thread, no other Python threads run, and CUDA is not in use. Otherwise workers import what they need and
               get a pickled copy of the dataset. `"fork"` always forks, `"spawn"` and `"forkserver"` never do.
-            - `pin_memory`, `persistent_workers` and the others are accepted with a warning that says why they are not
+            - `persistent_workers`: False makes new workers for an iteration if attributes of the dataset have changed
+              since the last one. True keeps the workers and what they have.
+            - `pin_memory` and the others are accepted with a warning that says why they are not
               needed.
 
-            And those of `MPDataset`: `seed`, `tail` (by default `"pad"`), `topology`.
+            And those of `MPDataset`: `seed`, `tail` (by default `"pad"`), `topology`, `on_error`. A bad sample of a
+            sampler is substituted by another one of its batch. A sample that repeatedly kills its worker, and an error
+            in `collate_fn` or `__getitems__`, fail the batch.
 
     Memory: slots within the budget, and a few MB per worker, whatever the script has imported.
     Process: may be used only in the process and thread that created it. Linux only, except with `num_workers=0`.
@@ -184,6 +188,8 @@ class MPLoader(Generic[Batch]):
 
         Frameworks count the batches of a resumed epoch from its beginning.
         """
+        if self._epoch is None:
+            self._refresh()
         num_batches = self._source.plan_of(self._source.epochs.next.whole).num_batches
         if num_batches == MAX_NUM_SAMPLES:
             raise TypeError(f"the sampler has no length, so the loader of {self._source.name} has none")
@@ -219,10 +225,20 @@ class MPLoader(Generic[Batch]):
         """Begin the next epoch. Called for the first batch, because some frameworks call `iter` without iterating."""
         self._epoch = epoch = self._source.epochs.begin(worker=0, num_workers=1)
         self._num_received = 0
+        self._refresh()
         if self._num_workers == 0:
             return self._source.batches(epoch)
         self._stream = self._usable_pool().stream(self._source.tasks(epoch))
         return chain(map(partial(self._source.present, epoch), self._stream), self._source.rest(epoch))
+
+    def _refresh(self) -> None:
+        """Take over changes to the dataset between epochs. Workers are then started again."""
+        if self._source.refresh() and self._num_workers != 0:
+            if self._pool is not None:
+                self._telemetry.keep(self._pool)
+                self._pool.close()
+                self._engine = None
+            self._fields = self._source.prepare()
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that the next iteration reads; see `MPDataset.set_epoch`."""

@@ -12,6 +12,7 @@ from mpload.loader.instead import check_arguments
 from mpload.plan.order import OrderChoice, Sequential, Shuffle
 from mpload.plan.plan import Tail
 from mpload.plan.topology import Topology
+from mpload.samples.policy import ErrorAction, ErrorPolicy, policy_of
 from mpload.transport.batches import PoolOptions
 from mpload.transport.forking import Forks
 
@@ -30,6 +31,7 @@ class MapArguments(TypedDict, total=False):
     batch_sampler: Iterable[Iterable[Any]] | None
     collate_fn: Callable[[Any], Any] | None
     drop_last: bool
+    on_error: ErrorPolicy | Literal["raise", "skip", "substitute"]
     worker_init_fn: Callable[[int], object] | None
     generator: torch.Generator | None
     pin_memory: bool
@@ -43,14 +45,13 @@ class MapArguments(TypedDict, total=False):
 
 _WITHOUT_MEANING = {
     "in_order": (True, "batches always come in order"),
-    "persistent_workers": (False, "workers live until close()"),
     "pin_memory": (False, "DevicePrefetcher(loader) pins the loader's memory and copies batches to the GPU"),
     "pin_memory_device": ("", "see pin_memory"),
 }
 """By argument: its default, and why an `MPLoader` does not need it."""
 
 _METHODS = (None, "fork", "spawn", "forkserver")
-_OF_ANY_DATASET = {"multiprocessing_context", "prefetch_factor", "timeout"}
+_OF_ANY_DATASET = {"multiprocessing_context", "persistent_workers", "prefetch_factor", "timeout"}
 """Arguments that do not change which batches there are."""
 
 
@@ -71,10 +72,12 @@ class MapOptions:
     batch_sampler: Iterable[Iterable[Any]] | None = None
     collate_fn: Callable[[Any], Any] | None = None
     drop_last: bool | None = None
+    on_error: ErrorPolicy | Literal["raise", "skip", "substitute"] = "raise"
     worker_init_fn: Callable[[int], object] | None = None
     generator: torch.Generator | None = None
     prefetch_factor: int | None = None
     timeout: float = 0
+    persistent_workers: bool = False
     multiprocessing_context: Any = None
 
     @classmethod
@@ -119,6 +122,11 @@ class MapOptions:
         if self.is_sampled:
             for other in ("topology", "tail"):
                 self._check_pair("batch_sampler" if self.sampler is None else "sampler", other)
+        if self.policy.action is ErrorAction.SKIP and self.batch_size is None:
+            raise ArgumentError(
+                "on_error='skip' makes batches shorter, but batch_size=None yields single samples. Pass "
+                "on_error='substitute', or a batch_size"
+            )
         if self.drop_last and self.batch_size is None:
             raise ArgumentError("drop_last=True needs batches, but batch_size=None yields single samples. Leave it out")
         if self.drop_last and self.tail not in {None, Tail.DROP}:
@@ -138,6 +146,11 @@ class MapOptions:
         return (
             value is not None and value is not False and not (isinstance(value, int | float | str) and value == default)
         )
+
+    @property
+    def policy(self) -> ErrorPolicy:
+        """How samples that cannot be made are handled."""
+        return policy_of(self.on_error)
 
     @property
     def forks(self) -> Forks:

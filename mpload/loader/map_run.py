@@ -1,12 +1,14 @@
 """How a run reads a map-style dataset, and the position of the run: by an order of ours, or by the user's sampler."""
 
 from collections.abc import Iterator, Mapping, Sized
+from dataclasses import replace
 from typing import Any, Protocol
 
 import cloudpickle  # type: ignore[import-untyped]
 from torch.utils.data import BatchSampler
 
 from mpload.errors import StateError
+from mpload.loader.changes import Attributes
 from mpload.loader.epochs import Epoch, EpochTable
 from mpload.loader.map_options import MapOptions
 from mpload.loader.planned import tasks
@@ -48,6 +50,10 @@ class MapRun(Protocol):
         """Which samples each batch holds, if arithmetic says so."""
         ...
 
+    def refresh(self) -> bool:
+        """Take over changes to the dataset since the last call; return whether there were any."""
+        ...
+
     def facts(self) -> dict[str, str]:
         """Return facts about the run for `repr` and notebooks."""
         ...
@@ -87,8 +93,21 @@ class PlannedRun:
             num_samples=len(dataset), batch_size=self.batch_size, order=options.order, tail=options.chosen_tail
         )
         self.epochs = EpochTable(seed=seed, topology=options.topology)
-        self._fingerprint = f"{type(dataset).__qualname__} of {self.batching.num_samples}"
+        self._dataset = dataset
+        self._attributes = None if options.persistent_workers else Attributes(dataset)
         self.order_of(Epoch(seed=seed, number=0))  # checks the seed
+
+    @property
+    def _fingerprint(self) -> str:
+        return f"{type(self._dataset).__qualname__} of {self.batching.num_samples}"
+
+    def refresh(self) -> bool:
+        """Take over changes to the dataset since the last call; return whether there were any."""
+        if self._attributes is None or not self._attributes.has_changed(self._dataset):
+            return False
+        self._attributes = Attributes(self._dataset)
+        self.batching = replace(self.batching, num_samples=len(self._dataset))
+        return True
 
     def order_of(self, epoch: Epoch) -> Order:
         """Return the order of an epoch."""
@@ -151,6 +170,8 @@ class SampledRun:
         self.batch_size = options.batch_size or 1
         self.batching = None
         self.epochs = EpochTable(seed=seed, topology=Topology())
+        self._dataset = dataset
+        self._attributes = None if options.persistent_workers else Attributes(dataset)
         sampler: Any = options.sampler if options.batch_sampler is None else options.batch_sampler
         self._sampler = self._batches = sampler
         if options.batch_sampler is None and options.batch_size is not None:
@@ -158,6 +179,13 @@ class SampledRun:
         self._are_lists = options.batch_sampler is not None or options.batch_size is not None
         self._order = f"sampler {type(sampler).__qualname__}"
         self._fingerprint = f"{type(dataset).__qualname__} by {type(sampler).__qualname__}"
+
+    def refresh(self) -> bool:
+        """Take over changes to the dataset since the last call; return whether there were any."""
+        if self._attributes is None or not self._attributes.has_changed(self._dataset):
+            return False
+        self._attributes = Attributes(self._dataset)
+        return True
 
     def facts(self) -> dict[str, str]:
         """Return facts about the run for `repr` and notebooks."""

@@ -56,6 +56,13 @@ class MapSource:
         """Return 1: the ratio is unknown."""
         return 1.0
 
+    def refresh(self) -> bool:
+        """Take over changes to the dataset since the last call; return whether there were any."""
+        if not self._run.refresh():
+            return False
+        self._work = replace(self._work, batching=self._run.batching, template=None)
+        return True
+
     def prepare(self) -> tuple[Field | RaggedField, ...]:
         """Return the fields of a slot. To find out, a few samples are made in a separate process."""
         leaves = []

@@ -17,6 +17,7 @@ from mpload.loader.map_run import PlannedRun, SampledRun
 from mpload.loader.map_source import MapSource
 from mpload.plan.plan import Plan
 from mpload.samples.cache.opened import OpenCache
+from mpload.samples.policy import ErrorAction
 from mpload.samples.seeded_dataset import MapDataset, SeededDataset
 from mpload.transport.batches import BatchTask, FilledBatch, KilledSample
 from mpload.transport.forking import Forks
@@ -85,6 +86,13 @@ class Source(Protocol):
 
     def plan_of(self, epoch: Epoch) -> Plan:
         """Return this rank's plan of an epoch."""
+        ...
+
+    def refresh(self) -> bool:
+        """Take over changes to the dataset since the last call; return whether there were any.
+
+        Workers must then be started again, with the fields that `prepare` returns.
+        """
         ...
 
     def set_epoch(self, epoch: int) -> None:
@@ -168,12 +176,14 @@ def source_of(dataset: MPDataset[Any] | MapDataset, options: MapOptions, *, num_
     )
     is_single = options.batch_size is None and options.batch_sampler is None
     run = (SampledRun if options.is_sampled else PlannedRun)(dataset, options, seed=seed)
-    if isinstance(run, SampledRun) or is_single or options.collate_fn is not None or hasattr(dataset, "__getitems__"):
+    needs_whole = is_single or options.collate_fn is not None or hasattr(dataset, "__getitems__")
+    if isinstance(run, SampledRun) or needs_whole or options.policy.action is not ErrorAction.RAISE:
         return BatchSource(
             run,
             seeded,
             collate_fn=options.collate_fn,
             is_single=is_single,
+            on_error=options.policy,
             batches_ahead=options.prefetch_factor,
             forks=options.forks,
         )

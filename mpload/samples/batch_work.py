@@ -11,13 +11,14 @@ from mpload.plan.batch_number import BatchNumber
 from mpload.plan.batching import Batching
 from mpload.samples.counts import DECODE_NS
 from mpload.samples.parcel import pack
+from mpload.samples.policy import ErrorAction, substitute_for
 from mpload.samples.seeded_dataset import SeededDataset
 from mpload.transport.messages import details_of
 from mpload.transport.slots import RaggedField
 from mpload.transport.worker import ChunkReport
 from mpload.units import MIB
 
-__all__ = ["ASKED", "BATCH", "BatchFailedError", "BatchWork", "Wanted"]
+__all__ = ["ASKED", "BATCH", "BadItem", "BatchFailedError", "BatchWork", "Wanted"]
 
 ASKED = RaggedField(name="asked", max_sample_bytes=16 * MIB, is_input=True)
 """The field for what a sampler asks for: a pickled `Wanted`."""
@@ -51,6 +52,20 @@ class BatchFailedError(Exception):
         """Why."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadItem:
+    """A sample that could not be made, and was skipped or substituted."""
+
+    index: Any
+    key: int
+    error: BaseException
+
+    @property
+    def sample_id(self) -> int:
+        """The index if it is a number, else the key."""
+        return self.index if isinstance(self.index, int) else self.key
+
+
 @dataclass(kw_only=True)
 class BatchWork:
     """Makes whole batches. What travels is a value of any form, as a parcel.
@@ -65,6 +80,8 @@ class BatchWork:
     """Makes a batch from a list of samples, or from one sample if `is_single`; None leaves them as they are."""
     is_single: bool
     """Whether batches are single samples."""
+    action: ErrorAction
+    """What happens to a sample that cannot be made. If `__getitems__` or `collate` fails, the batch does."""
 
     def open(self, worker: int) -> None:
         """Prepare the dataset. It opens its own files."""
@@ -83,15 +100,22 @@ class BatchWork:
             sample_ids = self.batching.sample_ids(number).tolist()
             wanted = Wanted(indices=sample_ids, keys=sample_ids)
         report.tally.num_samples = len(wanted.indices)
+        bad: list[BadItem] = []
         try:
-            batch = self.make(wanted, seed=number.seed, epoch=number.epoch, report=report)
+            batch = self.make(wanted, seed=number.seed, epoch=number.epoch, bad=bad, report=report)
             with _named(f"the batch of {_listed(wanted.indices)}"):
                 pack(batch, lambda num_bytes: arrays[BATCH].room(first, (num_bytes,)))
         except BatchFailedError as failed:
             report.failed(first, cause_of(failed.error), {**details_of(failed.error), "what": failed.what})
+            return
+        if bad:
+            listed = [(item.sample_id, repr(item.index), cause_of(item.error)) for item in bad]
+            report.failed(first, listed[0][2], {**details_of(bad[0].error), "handled": True, "bad": listed})
 
-    def make(self, wanted: Wanted, *, seed: int, epoch: int, report: ChunkReport | None = None) -> Any:
-        """Return a batch.
+    def make(
+        self, wanted: Wanted, *, seed: int, epoch: int, bad: list[BadItem], report: ChunkReport | None = None
+    ) -> Any:
+        """Return a batch, and add the samples that were skipped or substituted to `bad`.
 
         Raises:
             BatchFailedError: the user's code raised an error.
@@ -106,8 +130,16 @@ class BatchWork:
             for place, (index, key) in enumerate(zip(wanted.indices, wanted.keys, strict=True)):
                 if report is not None:
                     report.at(place)
-                with _named(f"sample {index!r:.80}"):
+                try:
                     samples.append(dataset.sample(index, seed=seed, epoch=epoch, key=key))
+                except FAILURES as error:
+                    if self.action is ErrorAction.RAISE:
+                        raise BatchFailedError(f"sample {index!r:.80}", error) from error
+                    bad.append(BadItem(index=index, key=key, error=error))
+                    if self.action is ErrorAction.SUBSTITUTE:
+                        samples.append(self._substitute(wanted, place, seed=seed, epoch=epoch, bad=bad))
+            if bad and not samples:
+                raise BatchFailedError(f"all of {_listed(wanted.indices)}", bad[0].error) from bad[0].error
         if report is not None:
             report.tally.counts[DECODE_NS] += perf_counter_ns() - started_ns
         batch = samples[0] if self.is_single else samples
@@ -115,6 +147,25 @@ class BatchWork:
             return batch
         with _named(f"collate_fn on {_listed(wanted.indices)}"):
             return dataset.collated(self.collate, batch, seed=seed, epoch=epoch, key=wanted.key)
+
+    def _substitute(self, wanted: Wanted, place: int, *, seed: int, epoch: int, bad: list[BadItem]) -> Any:
+        """Return another sample: of the whole dataset, or of the same batch if a sampler chose its samples."""
+        others: list[tuple[Any, int]]
+        if self.batching is None:
+            others = list(zip(wanted.indices, wanted.keys, strict=True))
+            others = others[place + 1 :] + others[:place]
+        else:
+            num_samples = self.batching.num_samples
+            found = substitute_for(wanted.keys[place], num_samples=num_samples, seed=seed, epoch=epoch)
+            others = list(zip(found, found, strict=True))
+        first = bad[-1]
+        for index, key in others:
+            try:
+                return self.dataset.sample(index, seed=seed, epoch=epoch, key=key)
+            except FAILURES as error:
+                bad.append(BadItem(index=index, key=key, error=error))
+        what = f"sample {first.index!r:.80} and all {len(others)} substitutes for it"
+        raise BatchFailedError(what, first.error) from first.error
 
 
 class _named:  # noqa: N801  used like a function

@@ -113,7 +113,17 @@ def fork_zygote(
         if stream is not None:
             stream.flush()  # otherwise the zygote would print the rest of the buffer too
     parent_pid = os.getpid()
-    if pid := os.fork():
+    opencv = sys.modules.get("cv2")
+    num_threads = opencv.getNumThreads() if opencv else 1
+    if opencv is not None:  # its threads stop; in a fork, where they are gone, OpenCV would wait for them for ever
+        opencv.setNumThreads(1)
+    pid = -1
+    try:
+        pid = os.fork()
+    finally:
+        if opencv is not None and pid:
+            opencv.setNumThreads(num_threads)  # they start again when they are needed
+    if pid:
         return ForkedProcess(pid)
     status = 1
     try:

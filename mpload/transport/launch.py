@@ -273,7 +273,8 @@ class ZygoteProcess:
             return b""
 
     def _warn_of(self, threads: list[str]) -> None:
-        if threads and not self._has_warned:
+        is_fork = isinstance(self._process, ForkedProcess)  # it has only threads that are ready for forks
+        if threads and not self._has_warned and not is_fork:
             self._has_warned = True
             warnings.warn(
                 f"modules that workers import started {len(threads)} thread(s) ({', '.join(sorted(set(threads)))}). "

@@ -8,6 +8,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import cv2
+import numpy as np
 import pytest
 import torch
 
@@ -128,3 +130,23 @@ def test_handlers_of_signals_stay_with_the_training_process(tmp_path: Path) -> N
     finally:
         signal.signal(signal.SIGTERM, before)
     assert not seen
+
+
+def test_libraries_that_have_computed_with_threads_before_do_not_hang_the_workers() -> None:
+    def work() -> float:
+        image = np.ones((1000, 1000, 3), np.float32)
+        return float(cv2.GaussianBlur(cv2.resize(image, (1500, 1500)), (9, 9), 2).sum() + torch.ones(2000, 2000).sum())
+
+    class Computing(Tuples):
+        def __getitem__(self, i: int) -> float:
+            return work() + float((np.ones((300, 300)) @ np.ones((300, 300))).sum())
+
+    number = cv2.getNumThreads()
+    cv2.setNumThreads(4)
+    try:
+        work()
+        with forked(Computing(8), collate_fn=as_list) as loader:
+            assert len({value for batch in loader for value in batch}) == 1
+        assert cv2.getNumThreads() == 4
+    finally:
+        cv2.setNumThreads(number)

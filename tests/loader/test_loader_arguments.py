@@ -76,9 +76,9 @@ def test_every_argument_of_a_data_loader_is_accepted() -> None:
 
 def test_arguments_without_a_meaning_are_named_in_one_warning() -> None:
     with pytest.warns(
-        MploadWarning, match=r"no use for persistent_workers: .*; pin_memory: DevicePrefetcher"
+        MploadWarning, match=r"no use for pin_memory: DevicePrefetcher.*; pin_memory_device: see"
     ) as warned:
-        MPLoader([*range(8)], num_workers=0, pin_memory=True, persistent_workers=True, in_order=True)
+        MPLoader([*range(8)], num_workers=0, pin_memory=True, pin_memory_device="cuda", in_order=True)
     assert len(warned) == 1
     assert warned[0].filename == __file__
 

@@ -1,8 +1,10 @@
 """MPLoader with what DataLoader's users have: `collate_fn`, samplers, single samples, `worker_init_fn`."""
 
 import errno
+import json
 import pickle
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,8 @@ import torch
 from PIL import Image
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, WeightedRandomSampler
 
-from mpload import MPLoader, Topology, WorkerError
-from mpload.errors import SampleError, StateError
+from mpload import ErrorPolicy, MPLoader, MploadWarning, Topology, WorkerError
+from mpload.errors import ArgumentError, SampleError, StateError, TooManyBadSamples
 from tests.support.map_styles import Broken, Drawn, Killing, Tuples
 from tests.support.whole_batches import (
     Bulk,
@@ -35,6 +37,7 @@ pytestmark = [
     pytest.mark.processes,
 ]
 
+SUBSTITUTE_OF_SEVEN = 9  # with seed 1 in epoch 0
 both = pytest.mark.parametrize("num_workers", [0, 2])
 
 
@@ -238,3 +241,59 @@ def test_a_generator_draws_the_seed() -> None:
             return numbers
 
     assert order(1) == order(1) != order(2)
+
+
+@both
+@pytest.mark.parametrize("options", [{}, {"collate_fn": torch.tensor}, {"sampler": range(23)}])
+def test_bad_samples_are_skipped_or_substituted_and_written_down(
+    tmp_path: Path, options: dict[str, Any], num_workers: int
+) -> None:
+    for action in ("skip", "substitute"):
+        report = tmp_path / action
+        policy = ErrorPolicy(action=action, report=report)
+        with (
+            MPLoader(
+                Broken(), batch_size=5, on_error=policy, drop_last=False, num_workers=num_workers, **options
+            ) as loader,
+            pytest.warns(MploadWarning, match="a bad sample"),
+        ):
+            batches = [batch.tolist() for batch in loader]
+        assert batches[0] + batches[2] + batches[3] + batches[4] == [*range(5), *range(10, 23)]
+        assert len(batches[1]) == (4 if action == "skip" else 5)
+        assert 7 not in batches[1]
+        (line,) = map(json.loads, report.read_text().splitlines())
+        assert line == {
+            "sample_id": 7,
+            "where": "Broken",
+            "paths": ["Broken[7]"],
+            "cause": "KeyError: 'seven'",
+            "epoch": 0,
+            "action": action,
+        }
+
+
+@both
+def test_substitutes_do_not_depend_on_the_number_of_workers(tmp_path: Path, num_workers: int) -> None:
+    policy = ErrorPolicy(action="substitute", report=tmp_path / "report", max_error_fraction=1)
+    with (
+        MPLoader(Broken(), batch_size=None, on_error=policy, shuffle=True, seed=1, num_workers=num_workers) as loader,
+        pytest.warns(MploadWarning, match="a bad sample"),
+    ):
+        samples = list(loader)
+    assert len(samples) == 23
+    with MPLoader([*range(23)], batch_size=None, shuffle=True, seed=1, num_workers=0) as loader:
+        ((expected, substitute),) = [pair for pair in zip(loader, samples, strict=True) if pair[0] != pair[1]]
+    assert (expected, substitute) == (7, SUBSTITUTE_OF_SEVEN)
+
+
+@both
+def test_too_many_bad_samples_end_the_epoch(tmp_path: Path, num_workers: int) -> None:
+    policy = ErrorPolicy(action="skip", report=tmp_path / "report", max_error_fraction=0.002)
+    with (
+        MPLoader(Unlucky(), batch_size=23, on_error=policy, num_workers=num_workers) as loader,
+        pytest.warns(MploadWarning, match="a bad sample"),
+        pytest.raises(TooManyBadSamples, match=r"3 of 23 samples failed, .* Unlucky: sample 12 \(Unlucky\[12\]\): "),
+    ):
+        list(loader)
+    with pytest.raises(ArgumentError, match="on_error='skip' makes batches shorter"):
+        MPLoader(Broken(), batch_size=None, on_error="skip", num_workers=0)

@@ -177,3 +177,19 @@ class Turning(Sized):
 
     def __getitem__(self, i: int) -> Any:
         return i if i == 7 else float(i)
+
+
+class Plus:
+    """A transform with an attribute."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class Added(Sized):
+    def __init__(self, num_samples: int = 20) -> None:
+        super().__init__(num_samples)
+        self.transforms = [Plus(0)]
+
+    def __getitem__(self, i: int) -> int:
+        return i + self.transforms[0].number
