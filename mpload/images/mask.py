@@ -101,7 +101,8 @@ def nearest_values(values: NDArray[Any], geometry: Geometry, *, ignore: float, d
     """
     rows, columns = geometry.nearest(*values.shape)
     if geometry.view.box.height * values.shape[0] < len(rows) * geometry.height:  # fewer rows are read than written
-        first, last = max(0, rows.min()), max(0, rows.max())
+        ends = rows[0], rows[-1]
+        first, last = (min(ends), max(ends)) if min(ends) >= 0 else (0, max(0, rows.max()))
         part = values[first : last + 1, columns].astype(dtype, copy=False)
         shown: NDArray[Any] = part.take(rows - first, axis=0, mode="clip")
     else:
