@@ -29,8 +29,8 @@ def index(
         list[str],
         typer.Argument(
             metavar="SOURCE",
-            help="A folder of images, a list or CSV, shards (tar, LMDB, TFRecord, Arrow, Parquet), COCO's JSON, a "
-            "folder or set of Pascal VOC, a folder of YOLO, or s3://BUCKET/PREFIX.",
+            help="A folder of images, a list or CSV, shards (tar, LMDB, TFRecord, Arrow, Parquet, HDF5), COCO's "
+            "JSON, a folder or set of Pascal VOC, a folder of YOLO, or s3://BUCKET/PREFIX.",
         ),
     ],
     *,

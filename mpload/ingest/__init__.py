@@ -17,6 +17,7 @@ tars            tar shards, as spans
 lmdbs           LMDB data files, as keys
 tfrecords       TFRecord files, as spans
 tables          Arrow files, as spans, and Parquet files, as rows
+hdf5            HDF5 files, as spans
 table_cells     values of a table as cells of an index
 lists           plain lists, CSV files and existing indexes
 rows            Rows, the result of opening a source: columns, root, cells, and a count of what was left out

@@ -78,8 +78,8 @@ def build_index(
     - a list or CSV of `path label` lines, or an index, whose paths are kept unchanged;
     - a tar file, a folder of tar files, or a sequence of tar files. Samples are grouped as in WebDataset: texts, JSON
       and arrays beside an image are columns too;
-    - an LMDB database, a TFRecord, Arrow or Parquet file, a sequence of files of one of these kinds, or a folder of
-      Arrow or Parquet files. Texts, numbers and lists in tables are columns too, lists as JSON;
+    - an LMDB database, a TFRecord, Arrow, Parquet or HDF5 file, a sequence of files of one of these kinds, or a folder
+      of Arrow or Parquet files. Texts, numbers and lists in tables are columns too, lists as JSON;
     - a URL such as `s3://bucket/prefix`, which is treated like a folder.
 
     Tar files, databases and tables are indexed in place: nothing is extracted or copied.

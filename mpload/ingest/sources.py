@@ -10,6 +10,7 @@ from mpload.errors import ArgumentError, StorageError
 from mpload.ingest.coco import open_coco
 from mpload.ingest.folder_options import FolderOptions
 from mpload.ingest.folders import open_folder
+from mpload.ingest.hdf5 import HDF5_MAGIC, open_hdf5s
 from mpload.ingest.lists import open_list
 from mpload.ingest.lmdbs import data_file, open_lmdb_rows
 from mpload.ingest.pairs import pair_of_folders
@@ -27,7 +28,7 @@ __all__ = ["SourcePath", "open_source", "source_paths"]
 SourcePath = str | os.PathLike[str]
 
 _TAR_MAGIC = slice(257, 262)
-_SHARDS = frozenset({"arrow", "lmdb", "parquet", "tar", "tfrecord"})
+_SHARDS = frozenset({"arrow", "hdf5", "lmdb", "parquet", "tar", "tfrecord"})
 
 
 def source_paths(source: SourcePath | Sequence[SourcePath]) -> list[Path]:
@@ -103,6 +104,8 @@ def open_source(
             case "tfrecord":
                 files = [str(path) for path in paths]
                 rows = stack.enter_context(open_tfrecords(files, columns=columns, root=root))
+            case "hdf5":
+                rows = stack.enter_context(open_hdf5s([str(path) for path in paths], columns=columns, root=root))
             case "coco":
                 sidecar = out.with_name(f"{out.name}.annotations")
                 rows = stack.enter_context(
@@ -145,6 +148,8 @@ def _kind(path: Path, folder: FolderOptions) -> str:
         return "lmdb"
     if head.startswith((b"ARROW1\0\0", b"\xff\xff\xff\xff")):
         return "arrow"
+    if head.startswith(HDF5_MAGIC):
+        return "hdf5"
     if head.startswith(b"PAR1"):
         return "parquet"
     if path.suffix.lower() == ".json":
