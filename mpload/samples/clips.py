@@ -1,7 +1,7 @@
 """Decoders of clips: frames of a video through PyAV, and audio through soundfile. Both packages are optional."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from importlib.util import find_spec
 from io import BytesIO
@@ -51,7 +51,7 @@ class VideoClip:
 
     num_frames: int
     _: KW_ONLY
-    crop: DrawsGeometry | None = None
+    crop: Callable[..., Any] | None = None
     start: float | str = 0.0
     end: float | str | None = None
     seconds: float | None = None
@@ -63,7 +63,7 @@ class VideoClip:
         num_frames: object = self.num_frames
         if not isinstance(num_frames, int) or num_frames < 1:
             raise ArgumentError(f"num_frames must be a positive integer, got {num_frames!r}")
-        if self.crop is not None and not hasattr(self.crop, "draw_geometry"):
+        if self.crop is not None and not isinstance(self.crop, DrawsGeometry):
             raise ArgumentError(f"crop must be a decoder such as RandomResizedCrop(112), got {self.crop!r:.80}")
         _check_seconds(self.seconds)
         _check_installed("VideoClip", "av")
@@ -118,15 +118,16 @@ class VideoClip:
             raise DecodeError(f"not a video that PyAV decodes, or damaged: {error}") from error
 
     def _shown(self, frames: Iterable[Pixels], rng: np.random.Generator, out: Pixels | None) -> Pixels:
+        crop: Any = self.crop
         geometry = None
         for number, frame in enumerate(frames):
             if out is None:
                 out = np.empty(self.output_shape or (self.num_frames, *frame.shape), np.uint8)
-            if self.crop is None:
+            if crop is None:
                 out[number] = frame
                 continue
-            geometry = geometry or self.crop.draw_geometry(frame.shape[0], frame.shape[1], rng)
-            show(self.crop, decoded_image(frame), geometry, out[number])
+            geometry = geometry or crop.draw_geometry(frame.shape[0], frame.shape[1], rng)
+            show(crop, decoded_image(frame), geometry, out[number])
         assert out is not None
         return out
 

@@ -1,6 +1,7 @@
 """Parts of videos and audio files, from real files."""
 
 import pickle
+import sys
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,7 @@ def test_all_frames_show_the_same_crop() -> None:
         assert made is out
         rng = np.random.default_rng(seed)
         rng.random()
-        geometry = clip.crop.draw_geometry(48, 64, rng)  # type: ignore[union-attr]
+        geometry = RandomResizedCrop((20, 24)).draw_geometry(48, 64, rng)
         edges = [int(frame[:, :, 0].astype(int).max(axis=0).argmin()) for frame in made[3:]]
         assert len(set(edges)) == 1, geometry
     middle = VideoClip(NUM_FRAMES, crop=ResizeCenterCrop(32, resize=48))(VIDEO, np.random.default_rng(0), {})
@@ -116,6 +117,15 @@ def test_damaged_files_raise_nothing_but_decode_errors() -> None:
         except DecodeError:
             num_refused += 1
     assert 0 < num_refused < 300
+
+
+@pytest.mark.parametrize(("package", "make"), [("av", lambda: VideoClip(2)), ("soundfile", AudioClip)])
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    package: str, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ArgumentError, match=rf"needs the package {package}: pip install 'mpload\[video\]'"):
+        make()
 
 
 def test_wrong_arguments_are_refused() -> None:
