@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mpload import ErrorPolicy, MPLoader
+from mpload import ErrorPolicy, ImageDecoder, MPLoader
 from mpload.errors import MploadWarning, SampleError
 from tests.support.annotated import BROKEN, CROPS, IGNORE, NUM_ANNOTATED, annotated_decode, annotated_index, ids_of
 from tests.support.typed import WAYS, comparable, read, typed
@@ -40,6 +40,18 @@ def test_masks_hold_values_of_their_files_from_the_places_that_are_shown(index: 
         centers = np.stack([values % 256, values // 256], axis=1) + 0.5
         found, pixel = in_result(sample["shown"], centers), pixel_of_result(sample["shown"])
         assert (np.abs(found - np.stack([columns, rows], axis=1) - 0.5) <= pixel / 2 + 1e-9).all()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("how", ["alone", "DataLoader", "2"] if sys.platform == "linux" else ["alone", "DataLoader"])
+def test_masks_of_images_that_are_not_cropped_have_their_sizes(index: Path, how: str) -> None:
+    decode = annotated_decode("RandomCrop") | {"image": ImageDecoder()}
+    sizes = set()
+    for batch in read(index, how, decode=decode):
+        for image, mask, places in zip(batch["image"], batch["mask"], batch["places"], strict=True):
+            assert mask[1] == places[1] == image[1][1:]
+            sizes.add(tuple(mask[1]))
+    assert len(sizes) == 5
 
 
 @pytest.mark.parametrize("crop", CROPS)
@@ -136,7 +148,7 @@ def test_bad_annotations_are_bad_samples_of_their_column_and_line(
     ):
         list(loader)
     for action in ("skip", "substitute"):
-        policy = ErrorPolicy(action=action, report=tmp_path / f"{action}.jsonl")  # type: ignore[arg-type]
+        policy = ErrorPolicy(action=action, report=tmp_path / f"{action}.jsonl")
         dataset = typed(index, decode=decode, on_error=policy)
         with MPLoader(dataset, num_workers=num_workers) as loader, pytest.warns(MploadWarning, match=action):
             labels = [label for batch in loader for label in batch["label"].tolist()]
