@@ -121,7 +121,10 @@ def check_collate(collate: Collate | None, *, batch_size: int | None) -> None:
     """Raise `ArgumentError` if this is not a way to make a batch, or if there are no batches."""
     if collate is not None and batch_size is None:
         raise ArgumentError("collate makes batches, but batch_size is None. Pass batch_size= too")
-    if isinstance(collate, type):
+    # A class without `__call__`, such as list, may make a batch itself.
+    if isinstance(collate, type) and (
+        issubclass(collate, Pad | Flat) or any("__call__" in vars(base) for base in collate.__mro__)
+    ):
         raise ArgumentError(f"collate is the class {collate.__name__}. Pass an instance: {collate.__name__}(...)")
     if isinstance(collate, Mapping):
         for key, join in collate.items():

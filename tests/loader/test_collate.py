@@ -204,11 +204,23 @@ def test_padding_of_a_dtype_that_numpy_lacks(index: Path) -> None:
     assert padded["sound"].tolist() == [[1, -2, -2], [1, 1, -2], [1, 1, 1], [1, -2, -2]]
 
 
+class Collator:
+    def __call__(self, samples: list[Any]) -> Any:
+        return samples
+
+
+def test_a_class_may_make_a_batch_of_samples(index: Path) -> None:
+    samples = [*typed(index, batch_size=None)]
+    (batch, *_) = typed(index, collate=list)
+    assert comparable(batch) == comparable(samples[:4])
+
+
 @pytest.mark.parametrize(
     ("collate", "message"),
     [
         (7, r"collate must be Pad\(...\), Flat\(\), a dict of them, or a callable on a list of samples, got 7"),
         (Flat, r"collate is the class Flat. Pass an instance: Flat\(...\)"),
+        (Collator, r"collate is the class Collator. Pass an instance: Collator\(...\)"),
         ({"sound": 0}, r"collate\['sound'\] must be Pad\(...\) or Flat\(\), got 0"),
         ({"sounds": Flat()}, r"collate has keys \['sounds'\], but the keys of a sample are \['image', "),
     ],
