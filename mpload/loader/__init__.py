@@ -15,6 +15,7 @@ source        the protocol of a source, and the choice of the source for a datas
 index_run     IndexRun: how an MPDataset reads its index, and the position of the run
 index_source  IndexSource: batches of an MPDataset
 map_options   MapOptions: an MPLoader's arguments for map-style datasets
+stream_source  StreamSource: batches of an iterable dataset
 changes       notices changes to a dataset's attributes
 map_run       how a run reads a map-style dataset, and the position of the run
 map_source    MapSource: batches of a map-style dataset, written sample by sample into slots

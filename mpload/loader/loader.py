@@ -21,7 +21,8 @@ from mpload.loader.instead import check_attribute
 from mpload.loader.iterations import Iteration, OnHost
 from mpload.loader.machine_share import detect_share
 from mpload.loader.map_options import MapArguments, MapOptions
-from mpload.loader.source import source_of
+from mpload.loader.planned import is_batch
+from mpload.loader.source import is_stream, source_of
 from mpload.memory.budget import MemoryBudget
 from mpload.plan.plan import Plan
 from mpload.plan.ranges import MAX_NUM_SAMPLES
@@ -59,9 +60,9 @@ class MPLoader(Generic[Batch]):
     `loader: MPLoader[list[Tensor]] = MPLoader(dataset, batch_size=8)`. Otherwise batches are `Any`.
 
     Args:
-        dataset: an `MPDataset` with a `batch_size`, or any map-style dataset (`__len__` and `__getitem__`), whose
-            samples are collated as `default_collate` does. Random numbers that its `__getitem__` draws from the global
-            generators of `random`, NumPy and torch depend only on seed, epoch and sample.
+        dataset: an `MPDataset` with a `batch_size`, or any map-style dataset (`__len__` and `__getitem__`). Random
+            numbers that its `__getitem__` draws from the global generators of `random`, NumPy and torch depend only on
+            seed, epoch and sample. Also an `IterableDataset`, with fewer promises: see docs/from-dataloader.md.
         num_workers: number of worker processes. `"auto"` starts one per core available to this process, and adds more
             while the consumer waits for batches and the workers wait for storage. 0 makes batches in this process.
         memory_budget: upper bound for slots and workers together, in bytes or as a string such as `"4GiB"`. `"auto"`
@@ -151,7 +152,9 @@ class MPLoader(Generic[Batch]):
             raise ArgumentError(f"num_workers must be 'auto' or an integer of at least 0, got {num_workers!r}")
         share = detect_share()
         map_options = MapOptions.of(of_dataset)
-        self._options = map_options.pool_options(options or PoolOptions())
+        if num_workers == "auto" and is_stream(dataset):
+            num_workers = 1  # each worker would yield all samples
+        self._options = map_options.pool_options(options or PoolOptions(), may_restart=not is_stream(dataset))
         self._source = source_of(
             dataset, map_options, num_workers=share.num_cores if isinstance(num_workers, str) else num_workers
         )
@@ -229,7 +232,8 @@ class MPLoader(Generic[Batch]):
         if self._num_workers == 0:
             return self._source.batches(epoch)
         self._stream = self._usable_pool().stream(self._source.tasks(epoch))
-        return chain(map(partial(self._source.present, epoch), self._stream), self._source.rest(epoch))
+        made_by_workers = filter(is_batch, map(partial(self._source.present, epoch), self._stream))
+        return chain(made_by_workers, self._source.rest(epoch))
 
     def _refresh(self) -> None:
         """Take over changes to the dataset between epochs. Workers are then started again."""

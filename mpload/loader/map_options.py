@@ -50,6 +50,7 @@ _WITHOUT_MEANING = {
 }
 """By argument: its default, and why an `MPLoader` does not need it."""
 
+_NOT_OF_STREAMS = ("shuffle", "sampler", "batch_sampler", "tail", "topology", "on_error")
 _METHODS = (None, "fork", "spawn", "forkserver")
 _OF_ANY_DATASET = {"multiprocessing_context", "persistent_workers", "prefetch_factor", "timeout"}
 """Arguments that do not change which batches there are."""
@@ -184,9 +185,24 @@ class MapOptions:
         asked = {each.name for each in fields(self) if self._is_given(each.name)} - _OF_ANY_DATASET
         return not asked or (asked == {"tail"} and self.tail == Tail.PAD)
 
-    def pool_options(self, options: PoolOptions) -> PoolOptions:
+    def pool_options(self, options: PoolOptions, *, may_restart: bool) -> PoolOptions:
         """Return `options`, with `timeout` as the limit for a sample if there is one."""
+        if not may_restart:
+            options = replace(options, max_restarts=0)
         return replace(options, sample_timeout_seconds=self.timeout) if self.timeout else options
+
+    def check_for_stream(self, name: str) -> None:
+        """Check that no argument asks for samples by number, which an iterable dataset does not have.
+
+        Raises:
+            ArgumentError: one does.
+        """
+        wrong = [other for other in _NOT_OF_STREAMS if self._is_given(other)]
+        if wrong:
+            raise ArgumentError(
+                f"{name} is an iterable dataset, which decides itself what comes next: leave out "
+                f"{', '.join(f'{other}=' for other in wrong)}"
+            )
 
     def drawn_seed(self) -> int:
         """Return the seed, drawn from `generator` if there is one."""

@@ -1,16 +1,25 @@
 """The tasks of an epoch whose batches are planned by arithmetic."""
 
 from collections.abc import Iterator
+from typing import Any, Final
 
 from mpload.loader.epochs import Epoch
 from mpload.plan.batch_number import BatchNumber
 from mpload.plan.plan import Plan
 from mpload.transport.batches import BatchTask
 
-__all__ = ["SAMPLES_AHEAD", "num_tasks", "tasks"]
+__all__ = ["NO_BATCH", "SAMPLES_AHEAD", "is_batch", "num_tasks", "tasks"]
+
+NO_BATCH: Final = object()
+"""What a source presents for a task that turned out to have no batch. The loader leaves it out."""
 
 SAMPLES_AHEAD = 64
 """Samples in flight per worker, so that no worker waits for the consumer."""
+
+
+def is_batch(presented: Any) -> bool:
+    """Return whether a source has presented a batch."""
+    return presented is not NO_BATCH
 
 
 def num_tasks(plan: Plan) -> int:

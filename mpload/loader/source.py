@@ -15,6 +15,7 @@ from mpload.loader.index_source import IndexSource
 from mpload.loader.map_options import MapOptions
 from mpload.loader.map_run import PlannedRun, SampledRun
 from mpload.loader.map_source import MapSource
+from mpload.loader.stream_source import StreamSource
 from mpload.plan.plan import Plan
 from mpload.samples.cache.opened import OpenCache
 from mpload.samples.policy import ErrorAction
@@ -25,7 +26,7 @@ from mpload.transport.messages import Tally
 from mpload.transport.slots import Field, RaggedField
 from mpload.transport.worker import Work
 
-__all__ = ["Source", "source_of"]
+__all__ = ["Source", "is_stream", "source_of"]
 
 
 class Source(Protocol):
@@ -141,6 +142,11 @@ class Source(Protocol):
         ...
 
 
+def is_stream(dataset: object) -> bool:
+    """Return whether this is an iterable dataset of the user."""
+    return isinstance(dataset, IterableDataset) and not isinstance(dataset, MPDataset)
+
+
 def source_of(dataset: MPDataset[Any] | MapDataset, options: MapOptions, *, num_workers: int) -> Source:
     """Return the source for a dataset.
 
@@ -164,16 +170,18 @@ def source_of(dataset: MPDataset[Any] | MapDataset, options: MapOptions, *, num_
         )
     if isinstance(dataset, type):
         raise ArgumentError(f"dataset is the class {dataset.__name__}. Pass an instance: {dataset.__name__}(...)")
-    if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+    if not is_stream(dataset) and not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise ArgumentError(
-            "dataset must be an MPDataset, or a map-style dataset with __len__ and __getitem__, got "
-            f"{dataset!r:.80} of type {type(dataset).__name__}. The samples of an iterable dataset cannot be requested "
-            "by number: use a DataLoader for it, or make an index and an MPDataset"
+            "dataset must be an MPDataset, an IterableDataset, or a map-style dataset with __len__ and __getitem__, "
+            f"got {dataset!r:.80} of type {type(dataset).__name__}"
         )
     seed = options.drawn_seed()
     seeded = SeededDataset(
         dataset=dataset, num_workers=num_workers, worker_init_fn=options.worker_init_fn, base_seed=seed
     )
+    if isinstance(dataset, IterableDataset):
+        options.check_for_stream(type(dataset).__name__)
+        return StreamSource(dataset, seeded, options, num_workers=num_workers, seed=seed)
     is_single = options.batch_size is None and options.batch_sampler is None
     run = (SampledRun if options.is_sampled else PlannedRun)(dataset, options, seed=seed)
     needs_whole = is_single or options.collate_fn is not None or hasattr(dataset, "__getitems__")

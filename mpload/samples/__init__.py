@@ -27,6 +27,7 @@ index_work         fills a slot with samples of an index
 bulk               makes the samples of a whole chunk with a few native calls
 map_work           fills a slot with samples of a map-style dataset
 batch_work         makes whole batches of a map-style dataset
+stream_work        draws the batches of an iterable dataset
 seeded_dataset     calls a map-style dataset with seeded random generators
 parcel             a value of any form as bytes in shared memory
 leaves             the values inside a sample made of nested containers

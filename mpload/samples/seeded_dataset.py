@@ -73,9 +73,19 @@ class SeededDataset:
 
     def collated(self, collate: Callable[[Any], Any], samples: Any, *, seed: int, epoch: int, key: int) -> Any:
         """Return `collate(samples)`."""
+        with self.hidden():
+            return self._seeded(lambda: collate(samples), seed=seed, epoch=epoch, key=key, stream=_COLLATE)
+
+    def begun(self, *, epoch: int, key: int) -> Any:
+        """Return the dataset, to be iterated over with generators seeded once."""
+        return self._seeded(lambda: self.dataset, seed=self.base_seed, epoch=epoch, key=key, stream=_SAMPLE)
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Let `get_worker_info()` return None within this context."""
         self._announce(None)
         try:
-            return self._seeded(lambda: collate(samples), seed=seed, epoch=epoch, key=key, stream=_COLLATE)
+            yield
         finally:
             self._announce(self._info())
 

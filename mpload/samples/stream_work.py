@@ -1,0 +1,88 @@
+"""The workers' part of an iterable dataset: each draws batches from an iterator of its own."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from mpload.errors import FAILURES, cause_of
+from mpload.plan.batch_number import BatchNumber
+from mpload.samples.batch_work import BATCH
+from mpload.samples.parcel import pack
+from mpload.samples.seeded_dataset import SeededDataset
+from mpload.transport.messages import details_of
+from mpload.transport.worker import ChunkReport
+
+__all__ = ["Drawn", "StreamWork", "batches_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """What a worker draws for a task."""
+
+    worker: int
+    num_samples: int
+    """0 if the worker's iterator is at its end."""
+    batch: Any = None
+
+
+def batches_of(
+    samples: Iterable[Any], *, batch_size: int | None, drop_last: bool, collate: Callable[[Any], Any] | None
+) -> Iterator[tuple[int, Any]]:
+    """Yield the number of samples and the batch of each batch; of each sample if `batch_size` is None."""
+    iterator = iter(samples)
+    while taken := list(islice(iterator, batch_size or 1)):
+        if drop_last and batch_size is not None and len(taken) < batch_size:
+            return
+        batch = taken[0] if batch_size is None else taken
+        yield len(taken), batch if collate is None else collate(batch)
+
+
+@dataclass(kw_only=True)
+class StreamWork:
+    """Draws the batches of an iterable dataset. A task says which epoch; what it gets is the worker's next batch.
+
+    Process: pickled by value once, then forked; or forked from the process of the loader.
+    """
+
+    dataset: SeededDataset
+    batch_size: int | None
+    drop_last: bool
+    collate: Callable[[Any], Any] | None
+    _worker: int = field(default=0, init=False)
+    _epoch: tuple[int, int] | None = field(default=None, init=False)
+    _batches: Iterator[tuple[int, Any]] = field(default_factory=lambda: iter(()), init=False)
+
+    def open(self, worker: int) -> None:
+        """Prepare the dataset."""
+        self._worker = worker
+        self.dataset.open(worker)
+
+    def fill(
+        self, task: tuple[int, ...], arrays: Mapping[str, Any], first: int, last: int, report: ChunkReport
+    ) -> None:
+        """Draw the next batch of the epoch of `task`."""
+        del last
+        number = BatchNumber.of(task)
+        try:
+            drawn = self._drawn((number.epoch, number.start))
+            pack(drawn, lambda num_bytes: arrays[BATCH].room(first, (num_bytes,)))
+            report.tally.num_samples = drawn.num_samples
+        except FAILURES as error:
+            report.failed(first, cause_of(error), details_of(error))
+
+    def _drawn(self, epoch: tuple[int, int]) -> Drawn:
+        if epoch != self._epoch:
+            self._epoch = epoch
+            samples = self.dataset.begun(epoch=epoch[0], key=self._worker)
+            self._batches = batches_of(
+                samples, batch_size=self.batch_size, drop_last=self.drop_last, collate=self._collated
+            )
+        num_samples, batch = next(self._batches, (0, None))
+        return Drawn(worker=self._worker, num_samples=num_samples, batch=batch)
+
+    def _collated(self, samples: Any) -> Any:
+        if self.collate is None:
+            return samples
+        with self.dataset.hidden():
+            return self.collate(samples)

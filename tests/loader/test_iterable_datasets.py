@@ -1,0 +1,86 @@
+"""MPLoader with iterable datasets: each worker iterates over a copy, and what cannot be promised is an error."""
+
+import sys
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+from mpload import ArgumentError, MPLoader, SampleError, StateError, WorkerError
+from tests.support.streams_of_users import Counting, Dying, Failing, Random, Sharded
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux"),
+    pytest.mark.processes,
+]
+
+
+def loader(dataset: Any, **options: Any) -> MPLoader[Any]:
+    return MPLoader(dataset, **{"multiprocessing_context": "fork", **options})
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("options", [{"batch_size": 4}, {"batch_size": 4, "drop_last": True}, {"batch_size": None}])
+def test_one_worker_yields_what_a_data_loader_does(num_workers: int, options: dict[str, Any]) -> None:
+    expected = list(map(str, DataLoader(Counting(), **options)))
+    with loader(Counting(), num_workers=num_workers, **options) as batches:
+        assert list(map(str, batches)) == list(map(str, batches)) == expected
+
+
+def test_workers_share_a_dataset_that_shards_itself() -> None:
+    with loader(Sharded(100), batch_size=3, num_workers=4, collate_fn=list) as batches:
+        for _ in range(2):
+            received = list(batches)
+            assert sorted(sample for batch in received for sample in batch) == list(range(100))
+            assert all(len({sample % 4 for sample in batch}) == 1 for batch in received)
+        assert len(batches) == 34
+
+
+def test_by_default_one_worker_yields_each_sample_once() -> None:
+    with loader(Counting(), batch_size=None) as batches:
+        assert list(batches) == list(range(10))
+        with pytest.raises(TypeError, match="has none"):
+            len(batches)
+
+
+def test_an_iteration_that_was_left_early_does_not_leak_into_the_next() -> None:
+    with loader(Counting(1000), batch_size=None, num_workers=1) as batches:
+        for sample in batches:
+            if sample == 5:
+                break
+        assert list(batches) == list(range(1000))
+
+
+def test_an_error_of_the_iterator_ends_it() -> None:
+    with loader(Failing(), batch_size=2, num_workers=1, collate_fn=list) as batches:
+        iteration = iter(batches)
+        assert [next(iteration), next(iteration)] == [[0, 1], [2, 3]]
+        with pytest.raises(SampleError, match="Failing: LookupError: no more") as raised:
+            next(iteration)
+        assert isinstance(raised.value, LookupError)
+        assert list(iteration) == []
+
+
+def test_a_dead_worker_is_an_error_since_its_position_is_lost() -> None:
+    with loader(Dying(), batch_size=None, num_workers=1) as batches, pytest.raises(WorkerError, match="SIGKILL"):
+        list(batches)
+
+
+def test_random_numbers_depend_on_seed_epoch_and_worker() -> None:
+    def epochs(seed: int) -> list[list[float]]:
+        with loader(Random(), batch_size=None, num_workers=1, seed=seed) as batches:
+            return [list(batches), list(batches)]
+
+    first, second = epochs(1)
+    assert [first, second] == epochs(1) != epochs(2)
+    assert first != second
+
+
+def test_what_needs_samples_by_number_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"Counting is an iterable dataset, .*: leave out shuffle=, on_error="):
+        loader(Counting(), shuffle=True, on_error="skip", num_workers=0)
+    with loader(Counting(), num_workers=0) as batches:
+        with pytest.raises(StateError, match="the position in Counting, an iterable dataset, cannot be saved"):
+            batches.state_dict()
+        with pytest.raises(StateError, match="the position in Counting"):
+            batches.load_state_dict({})
