@@ -24,7 +24,7 @@ sample_errors  errors for samples of a map-style dataset, of the user's own clas
 planned       the tasks of an epoch whose batches are planned by arithmetic
 forms         how the columns of samples are stored in a slot
 collate       Pad, Flat: how values of different shapes become one tensor
-collating     batches of samples made of nested containers
+leaf_tensors  batches of samples made of nested containers
 tensors       converts the values of a sample or batch to tensors
 epochs        the current and next epoch, shared by all processes that read a dataset
 iterations    one iteration of a loader

@@ -96,6 +96,9 @@ class Flat:
             arrays: One array [n, length, ...], or a list of at least one array [length, ...].
             key: What the values are, for messages: `sample['boxes']`.
             torch_dtype: Has no effect.
+
+        Raises:
+            ArgumentError: The arrays differ in another axis than the first.
         """
         del torch_dtype
         if isinstance(arrays, np.ndarray):

@@ -13,9 +13,9 @@ from mpload.errors import StateError
 from mpload.index.columns import format_columns
 from mpload.index.index import Index
 from mpload.loader.collate import BatchSeed, Collate, Flat, FlatValues, Pad, join_of
-from mpload.loader.collating import batch_of_columns, samples_of_columns, unstacked
 from mpload.loader.epochs import Epoch, EpochTable
 from mpload.loader.frameworks import Reader, reader
+from mpload.loader.leaf_tensors import batch_of_columns, samples_of_columns, unstacked
 from mpload.loader.tensors import as_tensor, tensors_of
 from mpload.plan.batching import Batching
 from mpload.plan.checkpoint import State

@@ -12,9 +12,9 @@ from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import collate
 
 from mpload.errors import FAILURES, cause_of
-from mpload.loader.collating import tensor_of_leaf
 from mpload.loader.epochs import Epoch
 from mpload.loader.forms import fields_of, probe
+from mpload.loader.leaf_tensors import tensor_of_leaf
 from mpload.loader.map_run import PlannedRun
 from mpload.loader.planned import SAMPLES_AHEAD, num_tasks, tasks
 from mpload.loader.sample_errors import error_of_failure, sample_error

@@ -91,7 +91,8 @@ class Views:
     """
 
     of: str | None
-    groups: tuple[tuple[str, ViewGroup], ...]
+    groups: tuple[tuple[str, Any], ...]
+    """Name and `ViewGroup` of each group."""
     makes_images: ClassVar[bool] = True
     target: ClassVar[str] = "views"
 
@@ -124,7 +125,8 @@ class Views:
     @property
     def limits(self) -> Limits:
         """Which files are refused."""
-        return self.groups[0][1].decode.limits
+        limits: Limits = self.groups[0][1].decode.limits
+        return limits
 
     def __call__(
         self,
