@@ -8,6 +8,8 @@ from mpload.errors import ArgumentError, DecodeError
 
 __all__ = ["Json", "Text"]
 
+_MAX_LEVELS = 256  # passing a value to another process takes recursion, and Python's limit counts the caller's frames
+
 
 @dataclass(frozen=True, slots=True)
 class Text:
@@ -66,9 +68,24 @@ class Json:
             data: The bytes of a file, or the text of a cell.
 
         Raises:
-            DecodeError: It is not JSON, or too deeply nested.
+            DecodeError: It is not JSON, or nested more than 256 levels deep.
         """
         try:
-            return json.loads(data)
+            parsed = json.loads(data)
         except (ValueError, RecursionError) as error:  # ValueError: of Unicode too
             raise DecodeError(f"not JSON: {error}") from error
+        num_opened = data.count("[") + data.count("{") if isinstance(data, str) else data.count(b"[") + data.count(b"{")
+        if num_opened > _MAX_LEVELS:
+            _check_levels(parsed)
+        return parsed
+
+
+def _check_levels(parsed: Any) -> None:
+    """Raise `DecodeError` if lists and dicts are nested too deeply."""
+    level = [parsed]
+    for _ in range(_MAX_LEVELS):
+        values = (inner for each in level for inner in (each.values() if isinstance(each, dict) else each))
+        level = [value for value in values if isinstance(value, list | dict)]
+        if not level:
+            return
+    raise DecodeError(f"the JSON is nested more than {_MAX_LEVELS} levels deep")

@@ -24,7 +24,7 @@ from mpload import (
     Text,
     Topology,
 )
-from mpload.errors import ArgumentError, MploadWarning, SampleError
+from mpload.errors import ArgumentError, DecodeError, MploadWarning, SampleError
 from tests.support.typed import DECODERS, NUM_SAMPLES, WAYS, comparable, read, same_region, typed, typed_index
 from tests.support.typed_decoders import Region, brighter, drawing, killing, other_keys, tensors, tokens, two_forms
 
@@ -249,11 +249,19 @@ def test_hostile_json_is_a_bad_sample_or_a_value(tmp_path: Path, text: str, batc
         warnings.simplefilter("ignore", MploadWarning)
         found = list(typed(index, on_error=policy, shuffle=False, batch_size=batch_size))
     assert len(found) == 6 if batch_size else len(found) in {NUM_SAMPLES - 1, NUM_SAMPLES}
-    if policy.report.exists():  # type: ignore[union-attr]
-        (line,) = policy.report.read_text().splitlines()  # type: ignore[union-attr]
-        assert "meta" in json.loads(line)["cause"]
-    else:
-        assert text == NESTED
+    (line,) = (tmp_path / "report.jsonl").read_text().splitlines()
+    assert "meta" in json.loads(line)["cause"]
+
+
+def test_how_deeply_json_may_be_nested_does_not_depend_on_the_process() -> None:
+    for opening, closing in (("[", "]"), ('{"a": [', "]}")):
+        deepest, levels = 256 // len(closing), 256
+        assert Json()(opening * deepest + closing * deepest)
+        with pytest.raises(DecodeError, match=f"nested more than {levels} levels deep"):
+            Json()((opening * (deepest + 1) + closing * (deepest + 1)).encode())
+    assert len(Json()(f"[{'[], ' * 1000}[]]")) == 1001
+    with pytest.raises(DecodeError, match="not JSON: maximum recursion depth"):
+        Json()("[" * 100_000)
 
 
 def test_a_value_that_no_batch_can_hold_is_refused(index: Path) -> None:
