@@ -164,7 +164,7 @@ def test_each_batch_draws_its_own_numbers_and_the_generators_of_the_script_stay(
         torch.manual_seed(1)
         expected = random.Random(1).random(), np.random.RandomState(1).rand(), torch.Generator().manual_seed(1)
         drawn = [tuple(batch["drawn"]) for batch in loader]
-        assert len({*drawn}) == len(drawn)
+        assert all(len({*numbers}) == len(drawn) for numbers in zip(*drawn, strict=True))  # of each generator
         assert (random.random(), np.random.rand()) == expected[:2]  # noqa: NPY002
         assert torch.rand(()) == torch.rand((), generator=expected[2])
 
