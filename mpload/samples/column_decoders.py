@@ -67,7 +67,7 @@ class _Column:
                     f"{self.what}: nothing is passed for its parameter {parameter.name!r}. It gets the bytes of a file "
                     f"or the text of a cell, and by name: {', '.join(_GIVEN)}"
                 )
-            if parameter.name == "out" and self.output_shape is None:
+            if parameter.name == "out" and self.output_shape is None and not self.has_geometry_size:
                 raise ArgumentError(f"{self.what} takes out=, so it needs an attribute output_shape")
             if parameter.name == "geometry" and not has_geometry:
                 raise ArgumentError(
@@ -87,6 +87,11 @@ class _Column:
     def output_shape(self) -> object:
         """The shape of all values, or a dict of the shapes of their arrays; None if it varies."""
         return getattr(self.decode, "output_shape", None)
+
+    @property
+    def has_geometry_size(self) -> bool:
+        """Whether the arrays have the height and width of the geometry's result."""
+        return bool(getattr(self.decode, "has_geometry_size", False))
 
     @property
     def draws(self) -> bool:
@@ -154,21 +159,15 @@ class ColumnDecoders:
         """Keys of the sample whose arrays of three or more dimensions are images [..., H, W, C]."""
         self.whole_keys = frozenset(column.key for column in self._columns if getattr(column.decode, "is_whole", False))
         """Keys of the sample whose values a batch lists as they are."""
-        has_fixed_size = self._drawing is not None and self._drawing.output_shape is not None
-        self.fixed_keys = frozenset(
-            column.key
+        has_one_size = self._drawing is not None and self._drawing.output_shape is not None
+        fixed = [
+            column
             for column in self._columns
-            if column.output_shape is not None
-            or (has_fixed_size and getattr(column.decode, "has_geometry_size", False))
-        )
+            if column.output_shape is not None or (has_one_size and column.has_geometry_size)
+        ]
+        self.fixed_keys = frozenset(column.key for column in fixed)
         """Keys of the sample whose arrays all have the same shape."""
-        self.in_place_keys = (
-            frozenset(
-                column.key for column in self._columns if column.output_shape is not None and "out" in column.takes
-            )
-            if transform is None
-            else frozenset[str]()
-        )
+        self.in_place_keys = frozenset(column.key for column in fixed if transform is None and "out" in column.takes)
         """Keys of the sample whose arrays are written to `outs`."""
         self.may_draw_globally = transform is not None or any(runs_user_code(column.decode) for column in self._columns)
         """Whether the user's code is called, which may draw from the global generators."""
@@ -215,7 +214,7 @@ class ColumnDecoders:
         """
         start_ns = perf_counter_ns()
         sample: dict[str, Any] = {column.name: cell for column, cell in zip(record.columns, record.cells, strict=True)}
-        given: dict[str, Any] = {"claim": claim, "geometry": None}
+        given: dict[str, Any] = {"claim": claim, "geometry": None, "rng": None}
         if self._takes_record:
             given["record"] = MappingProxyType(dict(sample))
         made: dict[str, Any] = {}

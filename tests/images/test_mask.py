@@ -203,3 +203,22 @@ def test_what_lies_outside_the_image_has_the_value_to_ignore() -> None:
     view = View(box=Box(0, 0, 60, 80), full=(60, 80), window=Box(top=-2, left=-3, height=70, width=90))
     mask = Mask(ignore=-1)(palette_png(IDS), Geometry(height=60, width=80, view=view))
     np.testing.assert_array_equal(mask, np.pad(IDS.astype(np.int64), ((2, 8), (3, 7)), constant_values=-1))
+
+
+@given(geometry=geometries(), dtype=st.sampled_from(["uint8", "int64", "float32"]), seed=st.integers(0, 99))
+def test_a_mask_written_to_an_array_is_the_one_that_is_returned(geometry: Geometry, dtype: str, seed: int) -> None:
+    ids = np.random.default_rng(seed).integers(0, 21, (geometry.height, geometry.width), np.uint8)
+    mask = Mask(dtype=dtype)
+    expected = mask(palette_png(ids), geometry)
+    rows, columns = geometry.nearest(*ids.shape)
+    chosen = np.where((rows < 0)[:, None] | (columns < 0), 255, ids[rows[:, None], columns])
+    out = np.zeros(geometry.output_size, dtype)
+    assert mask(palette_png(ids), geometry, out=out) is out
+    np.testing.assert_array_equal(out, expected)
+    np.testing.assert_array_equal(out, chosen)
+
+
+def test_a_mask_is_not_written_to_an_array_of_another_size() -> None:
+    geometry = ResizeCenterCrop(20).draw_geometry(*IDS.shape)
+    with pytest.raises(ArgumentError, match=r"out must be 20 x 20, the size of the result, got \[1, 20\]"):
+        Mask()(palette_png(IDS), geometry, out=np.empty((1, 20), np.int64))
