@@ -7,7 +7,7 @@ The samples are photographs of 500 x 375 pixels, masks of 20 classes as PNGs wit
 all files are in the page cache. A crop of 224 x 224 pixels is drawn as in torchvision, and mirrored half of the time;
 mask and boxes follow it. mpload runs with two workers. The DataLoader does this with albumentations, with the number
 of workers (2 or 3) that was fastest in a trial. It decodes photographs with OpenCV or with simplejpeg. Its masks are
-copies in gray, which OpenCV decodes three times as fast as Pillow decodes a palette. Its boxes are lists of tensors.
+copies in gray, which OpenCV decodes, since it would turn a palette into colours. Its boxes are lists of tensors.
 
 The contestants take turns in random order, each in its own process. Their first epoch is checked and not timed: it
 must hold all samples once, with the same share of labelled pixels. CPU time is that of a process and its workers.

@@ -275,6 +275,22 @@ def small() -> str:
     return markdown(["lines of 100 bytes", "samples/s", "CPU µs a sample"], rows)
 
 
+def typed() -> str:
+    """Return the rate of each loader of images, masks and boxes, and its ratio to mpload with images alone."""
+    found = [(record["case"], record["figures"]) for record in latest("typed", "contestant")]
+    rows = [
+        [
+            case["contestant"],
+            with_spread(figures["samples_per_second"]),
+            f"{median(figures['ratio_to_images']):.2f}",
+            f"{median(figures['cpu_us_per_sample']):,.0f}",
+            str(case["num_workers"]),
+        ]
+        for case, figures in sorted(found, key=lambda each: -median(each[1]["samples_per_second"]))
+    ]
+    return markdown(["images of 500 x 375", "samples/s", "ratio to images alone", "CPU µs a sample", "workers"], rows)
+
+
 def with_spread(rates: list[float]) -> str:
     """Return the median of rates, with the lowest and the highest one."""
     return f"{median(rates):,.0f} ({min(rates):,.0f}-{max(rates):,.0f})"
@@ -292,6 +308,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "start": start,
     "summary": summary,
     "throughput": throughput,
+    "typed": typed,
 }
 
 
