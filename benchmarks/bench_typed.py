@@ -49,7 +49,7 @@ def ours(index: str, decode: Callable[[Any], Any]) -> Callable[[Path, int], Iter
 
 def in_dataloader(library: str) -> Callable[[Path, int], Iterable[Any]]:
     def start(folder: Path, num_workers: int) -> Iterable[Any]:
-        import albumentations
+        import albumentations  # type: ignore[import-untyped]
         import cv2
         import numpy as np
         import simplejpeg  # type: ignore[import-untyped]
