@@ -3,8 +3,8 @@
 python examples/train_dino_views.py [train/]
 
 Each photo gives two large crops and eight small ones: the teacher sees the large ones, the student all of them. The
-teacher is a moving average of the student. Both sort photos into kinds of their own. The example checks that training does
-not collapse to a single kind; on so few photos, it says nothing about how good the kinds are.
+teacher is a moving average of the student. Both sort photos into kinds of their own. The example checks that training
+does not collapse to a single kind; on so few photos, it says nothing about how good the kinds are.
 """
 
 import copy

@@ -21,7 +21,7 @@ from mpload.images.jpeg_header import ImageBytes
 from mpload.images.limits import Limits
 from mpload.images.resize import Box, Pixels, View, resize_into
 
-__all__ = ["Image", "TiffTag", "open_image", "tiff_tags"]
+__all__ = ["Image", "TiffTag", "is_image", "open_image", "tiff_tags"]
 
 _JPEG_START = b"\xff\xd8\xff"
 _SIGNATURES = (  # first bytes of a file, and its format
@@ -141,6 +141,14 @@ class _Decoded:
 
     def draw(self, view: View, out: Pixels) -> None:
         resize_into(out, view.box.of(self.decoded), view, claim=self.claim)
+
+
+def is_image(data: ImageBytes) -> bool:
+    """Return whether bytes begin like an image of a known format."""
+    try:
+        return bytes(data[:3]) == _JPEG_START or bool(_kind_of(data))
+    except DecodeError:
+        return False
 
 
 def _kind_of(data: ImageBytes) -> str:

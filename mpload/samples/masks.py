@@ -14,6 +14,7 @@ import cv2
 import numpy as np
 
 from mpload.errors import ArgumentError, DecodeError
+from mpload.images.image import is_image
 from mpload.images.jpeg_header import ImageBytes
 
 __all__ = ["PhotographsOnly", "values_of"]
@@ -64,6 +65,17 @@ class PhotographsOnly:
         kinds = [self._kind(data) for data in files]
         if len(set(kinds)) > 1 or any(kind and _has_few_values(data) for kind, data in zip(kinds, files, strict=True)):
             raise ArgumentError(self._refusal(kinds))
+
+    def check_images(self, samples: Sequence[Sequence[ImageBytes]]) -> None:
+        """Raise `ArgumentError` if no sample has an image in one of the columns, but some have images in another."""
+        seen = [[is_image(data) for data in files] for files in samples]
+        for column, are_images in zip(self.columns, zip(*seen, strict=True), strict=False):
+            if not any(are_images) and any(map(any, seen)):
+                raise ArgumentError(
+                    f"the files of column {column!r} are not images, but {self.treatment} is applied to all file "
+                    'columns. Give each column a decoder of its own: decode={"image": RandomResizedCrop(224), '
+                    f"{column!r}: Text()}}. Or leave the column out of the index: mpload index --columns"
+                )
 
     def check_arrays(self, arrays: Sequence[object]) -> None:
         """Raise `DecodeError` if the decoded files of a sample differ in type, dtype, dimensions or channels."""

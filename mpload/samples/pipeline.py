@@ -75,10 +75,10 @@ class Pipeline:
         self._start()
 
     def refuse_masks(self) -> None:
-        """Check the columns' names and, if files are local, a few samples for masks that would be destroyed.
+        """Check that one decoder of images suits all columns: by their names and, if files are local, by a few samples.
 
         Raises:
-            ArgumentError: A mask was found; see `mpload.samples.masks`.
+            ArgumentError: A mask, or a column without images, was found; see `mpload.samples.masks`.
         """
         files_guard = self.maker.files_guard
         guard = files_guard or self.maker.arrays_guard
@@ -89,9 +89,13 @@ class Pipeline:
         are_files = all(self.index.columns[number].type.is_file for number in self.sources)
         if files_guard is not None and are_files and isinstance(self.opened_storage, LocalStorage):
             sample_ids = np.linspace(0, len(self.index) - 1, num=_NUM_CHECKED, dtype=np.int64)
+            samples = []
             for record in self.index.records(sample_ids):
                 with suppress(StorageError):  # raised again when the sample is made
-                    guard.check_values(self.read(record))
+                    samples.append(self.read(record))
+            guard.check_images(samples)
+            for files in samples:
+                guard.check_values(files)
 
     def _start(self) -> None:
         self.opened_storage = self.storage or storage_of(self.index, self.maker.decoders, self.page_cache)

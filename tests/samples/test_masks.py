@@ -188,3 +188,18 @@ def test_a_missing_file_is_reported_when_its_sample_is_read(tmp_path: Path) -> N
 def test_any_bytes_can_be_checked(damage: bytes, file: bytes, position: int) -> None:
     for data in damage, file[:position], file[:position] + damage + file[position + len(damage) :]:
         values_of(data)
+
+
+def test_a_column_without_images_is_refused_for_one_decoder_and_a_broken_image_is_not(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(PHOTOGRAPHS["jpg"])
+    (tmp_path / "a.txt").write_text("a caption")
+    for images, texts in (("a.jpg", "a.txt"), ("a.txt", "a.jpg")):
+        path = tmp_path / "train.txt"
+        path.write_text(f"#mpload 1\n#columns image:path txt:path\n{images}\t{texts}\n{images}\t{texts}\n")
+        with pytest.raises(ArgumentError, match=r"files of column '(txt|image)' are not images, but RandomResizedCrop"):
+            MPDataset(path, decode=RandomResizedCrop(8), batch_size=2, topology=Topology())
+    path = tmp_path / "pairs.txt"
+    path.write_text("#mpload 1\n#columns image:path other:path\na.jpg\ta.txt\na.jpg\ta.jpg\n")
+    dataset: MPDataset = MPDataset(path, decode=RandomResizedCrop(8), batch_size=2, topology=Topology())
+    with pytest.raises(SampleError, match="not an image"):
+        next(iter(dataset))
