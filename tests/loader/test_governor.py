@@ -255,8 +255,8 @@ with warnings.catch_warnings(record=True) as said, MPLoader(dataset, num_workers
             # The workers must first fill the slots, whose memory would otherwise seem free.
             assert wait_until(lambda: ring.used_bytes >= (loader._pool.depth - 1) * 8 * 2 * MIB)
             free = gauge.read().free_bytes
-            if free > 60 * MIB:
-                held.append(bytearray(b"x") * min(10 * MIB, free - 55 * MIB))
+            if free > 54 * MIB:
+                held.append(bytearray(b"x") * min(10 * MIB, free - 50 * MIB))
         elif number == 110:
             held.clear()
     deaths = loader.stats().num_deaths

@@ -70,6 +70,7 @@ def test_text_in_a_table_is_escaped() -> None:
     assert "<script>" not in html_table("<script>", {"<script>": "<script>"})
 
 
+@pytest.mark.processes
 def test_a_notebook_shows_tables_and_progress() -> None:
     pytest.importorskip("ipykernel")
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
