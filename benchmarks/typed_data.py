@@ -1,6 +1,7 @@
 """Photographs with masks and boxes, as data sets for segmentation and detection have them."""
 
 import json
+import sys
 from pathlib import Path
 
 import cv2
@@ -8,6 +9,9 @@ import numpy as np
 import simplejpeg  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.support.photos import photo
 
 __all__ = ["HEIGHT", "NUM_CLASSES", "WIDTH", "write_data"]
 
@@ -23,8 +27,6 @@ def write_data(folder: Path, num_samples: int) -> None:
     classes, and 255 around each object; `gray` holds the same ids in PNGs without a palette. Boxes are JSON: a list of
     objects as COCO has them.
     """
-    from tests.support.photos import photo
-
     rng = np.random.default_rng(0)
     for kind in ("photos", "masks", "gray", "boxes"):
         (folder / kind).mkdir()
