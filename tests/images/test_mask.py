@@ -3,10 +3,11 @@
 from io import BytesIO
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 import tifffile
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -27,6 +28,8 @@ IDS = np.random.default_rng(1).integers(0, 21, (60, 80)).astype(np.uint8)
 @pytest.mark.parametrize("name", FILES)
 def test_a_mask_holds_the_numbers_of_its_file(name: str) -> None:
     data, values = FILES[name]
+    if "uint32" in name and cv2.__version__.startswith("4."):
+        pytest.skip("OpenCV 4 does not read such files")
     dtype = "float32" if values.dtype.kind == "f" else "int64"
     mask = Mask(dtype=dtype)(data)
     assert mask.dtype == dtype
@@ -185,6 +188,7 @@ def test_a_truncated_mask_is_never_taken_for_a_complete_one(name: str) -> None:
             Mask(dtype="float64")(data[:length])
 
 
+@example(name="tiff_L", changes={60: 0})
 @given(st.sampled_from(sorted(FILES)), st.dictionaries(st.integers(0, 400), st.integers(0, 255), max_size=4))
 def test_a_damaged_mask_is_a_decode_error_or_still_has_one_number_per_pixel(name: str, changes: dict[int, int]) -> None:
     data = bytearray(FILES[name][0])
