@@ -148,7 +148,11 @@ def _tiff_values(data: ImageBytes, limits: Limits, claim: Claim) -> NDArray[Any]
     limits.check_size("TIFF", values.shape[0], values.shape[1], len(data))
     if bits in {2, 4}:
         raise DecodeError(f"a TIFF with {bits} bits per value is not read. Store 8 or 16 bits, or PNG files")
-    return values // 255 if bits == 1 else values
+    if bits > 1:
+        return values
+    if values.dtype != np.uint8:
+        raise DecodeError(f"TIFF is damaged: its values are said to have 1 bit, but are {values.dtype}")
+    return values // 255
 
 
 def _decoded(kind: str, data: ImageBytes, flags: int) -> NDArray[Any]:

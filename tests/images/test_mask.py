@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 import pytest
 import tifffile
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -189,6 +189,8 @@ def test_a_truncated_mask_is_never_taken_for_a_complete_one(name: str) -> None:
 
 
 @example(name="tiff_L", changes={60: 0})
+@example(name="tiff_int16", changes={34: 0})
+@settings(max_examples=1000)
 @given(st.sampled_from(sorted(FILES)), st.dictionaries(st.integers(0, 400), st.integers(0, 255), max_size=4))
 def test_a_damaged_mask_is_a_decode_error_or_still_has_one_number_per_pixel(name: str, changes: dict[int, int]) -> None:
     data = bytearray(FILES[name][0])
