@@ -87,6 +87,9 @@ class Mask:
                 f"the mask holds {values.dtype} values from {values.min()} to {values.max()}, which do not fit into "
                 f"{dtype}. Pass a dtype to Mask that holds them, such as {values.dtype.name!r}"
             )
+        if values.dtype.kind == "f" and values.dtype != dtype:
+            with np.errstate(invalid="ignore"):  # some NaNs would cause a warning
+                values = values.astype(dtype)
         if geometry is None:
             return np.ascontiguousarray(values, dtype)
         height, width = values.shape
