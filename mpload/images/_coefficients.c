@@ -8,6 +8,7 @@
 #include <jpeglib.h>
 
 #include "_coefficients.h"
+#include "_complete.h"
 
 enum { HEAD_BYTES = 17, MAX_SEGMENT_BYTES = 0xFFFF, MAX_DC_SIZE = 11, MAX_AC_SIZE = 10 };
 
@@ -54,18 +55,6 @@ static void free_transcoder(Transcoder *transcoder) {
     jpeg_destroy_compress(&transcoder->target);
     jpeg_destroy_decompress(&transcoder->source);
     free(transcoder);
-}
-
-/* Whether a progressive file has all bits of all coefficients. Where bits are missing, decoders smooth the blocks. */
-static int is_complete(const struct jpeg_decompress_struct *source) {
-    for (int number = 0; source->coef_bits != NULL && number < source->num_components; number++) {
-        for (int place = 0; place < DCTSIZE2; place++) {
-            if (source->coef_bits[number][place] != 0) {
-                return 0;
-            }
-        }
-    }
-    return 1;
 }
 
 static void read_coefficients(Transcoder *transcoder, const uint8_t *data, size_t num_bytes) {

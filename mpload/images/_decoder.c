@@ -3,14 +3,15 @@
    Only the rows and columns that the result needs are decoded, and decoding stops after the last of these rows. Each
    source row is resized horizontally once, into one of a few row buffers. Rows of the result are mixed from these.
 
-   Unusual files are declined: CMYK, more or fewer than 8 bits per sample, damage, and anything that makes libjpeg warn.
-   The caller then uses a slower decoder, which handles the file or reports what is wrong. Upsampling is always smooth
-   ("fancy"): the plain kind in libjpeg-turbo 2.1 produces wrong pixels, or crashes, when rows or columns are left
-   out. */
+   Unusual files are declined: CMYK, more or fewer than 8 bits per sample, damage, missing scans, and anything that makes
+   libjpeg warn. The caller then uses a slower decoder, which handles the file or reports what is wrong. Upsampling is
+   always smooth ("fancy"): the plain kind in libjpeg-turbo 2.1 produces wrong pixels, or crashes, when rows or columns
+   are left out. */
 
 #include <stdlib.h>
 #include <string.h>
 
+#include "_complete.h"
 #include "_decoder.h"
 #include "_huffman.h"
 
@@ -271,6 +272,9 @@ static int try_view(
     fill_axis(decoder, &decoder->rows, view->height, view->full_height, view->out_top, view->out_height, wide);
     fill_axis(decoder, &decoder->columns, view->width, view->full_width, view->out_left, view->out_width, wide);
     jpeg_start_decompress(info);
+    if (!is_complete(info)) {
+        decline(decoder, "it lacks bits of its coefficients");
+    }
     decode_rows(decoder, huffman, view, out);
     if (!has_end(info)) {
         decline(decoder, "it is truncated");

@@ -15,7 +15,7 @@ from mpload.images.image import Image, open_image
 from mpload.images.jpeg import Jpeg
 from mpload.images.parts import decoded_once
 from mpload.images.resize import Box, View
-from tests.support.jpegs import ALL_VARIETIES, NATIVE, make
+from tests.support.jpegs import ALL_VARIETIES, NATIVE, make, without_last_scan
 from tests.support.native import needs_native
 from tests.support.photos import Photos
 
@@ -62,6 +62,20 @@ def test_views_of_any_jpeg_do_not_depend_on_how_it_was_decoded(
     backend: Backend, variety: str, wanted: list[View]
 ) -> None:
     check(jpeg(variety), wanted, backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@given(wanted=views())
+def test_views_of_a_jpeg_without_its_last_scan_have_the_pixels_of_a_full_decode(
+    backend: Backend, wanted: list[View]
+) -> None:
+    data = without_last_scan(jpeg("progressive"))
+    whole = open_image(data, backend="simplejpeg").pixels()
+    for view in wanted:
+        unchanged = View(view.box, (view.box.height, view.box.width))
+        pixels = drawn(open_image(data, backend=backend), unchanged)
+        np.testing.assert_array_equal(pixels, view.box.of(whole), err_msg=f"{unchanged}")
+    check(data, wanted, backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -12,7 +12,7 @@ from mpload.images.backends import StoredView
 from mpload.images.resize import Box
 from tests.support.photos import encode, photo
 
-__all__ = ["ALL_VARIETIES", "NATIVE", "VARIETIES", "make", "view_of_all", "views"]
+__all__ = ["ALL_VARIETIES", "NATIVE", "VARIETIES", "make", "view_of_all", "views", "without_last_scan"]
 
 NATIVE: Any = backends.NATIVE
 VARIETIES: dict[str, dict[str, Any]] = {
@@ -39,6 +39,11 @@ def make(variety: str, height: int, width: int, *, seed: int, quality: int = 90)
     image = Image.fromarray(pixels)
     image = image.convert("L") if variety.startswith("gray") else image
     return encode(image, "JPEG", quality=quality, **ALL_VARIETIES[variety])
+
+
+def without_last_scan(progressive: bytes) -> bytes:
+    """Return a progressive JPEG that lacks some bits of its coefficients. Decoders smooth its blocks."""
+    return progressive[: progressive.rindex(b"\xff\xc4", 0, progressive.rindex(b"\xff\xda"))] + b"\xff\xd9"
 
 
 def view_of_all(height: int, width: int, denominator: int = 1) -> tuple[StoredView, tuple[int, int]]:
