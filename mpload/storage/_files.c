@@ -84,25 +84,53 @@ static PyObject *open_beneath(PyObject *module, PyObject *args) {
 enum { NUM_BUFFERS = 9 };  /* names, bounds, offsets, lengths, numbers; area, starts, sizes, at */
 enum { MAX_SHARDS = 1 << 16 };
 
-/* The open shards, and the buffers of those that are mapped. */
+/* The open shards, and two buffers for each: its map, and which blocks of that are loaded. */
 typedef struct {
     Shard *shards;
-    Py_buffer *maps;
+    Py_buffer *buffers;
     Py_ssize_t num_shards;
 } Shards;
 
 static void release_shards(Shards *shards) {
-    for (Py_ssize_t i = 0; shards->maps != NULL && i < shards->num_shards; i++) {
-        if (shards->maps[i].obj != NULL) {
-            PyBuffer_Release(&shards->maps[i]);
+    for (Py_ssize_t i = 0; shards->buffers != NULL && i < 2 * shards->num_shards; i++) {
+        if (shards->buffers[i].obj != NULL) {
+            PyBuffer_Release(&shards->buffers[i]);
         }
     }
-    PyMem_Free(shards->maps);
+    PyMem_Free(shards->buffers);
     PyMem_Free(shards->shards);
 }
 
-/* Get a tuple of pairs: a descriptor, and a map of the file or None. A map is not used if its file has become shorter:
-   access to the bytes that are gone would kill this process by SIGBUS. */
+/* Get a shard from a tuple: its descriptor, a map or None, when the file had last been changed before it was mapped, and
+   which blocks are loaded. The map of a file that has changed is not used: access to bytes that are gone would kill this
+   process by SIGBUS, and in an overlay file system the map holds the file as it was. */
+static int get_shard(PyObject *from, Shard *shard, Py_buffer *buffers) {
+    PyObject *map, *are_loaded;
+    unsigned long long changed_ns;
+    if (!PyArg_ParseTuple(from, "iOKO:shard", &shard->file, &map, &changed_ns, &are_loaded)) {
+        return 0;
+    }
+    if (map == Py_None) {
+        return 1;
+    }
+    if (PyObject_GetBuffer(map, &buffers[0], PyBUF_SIMPLE) != 0
+        || PyObject_GetBuffer(are_loaded, &buffers[1], PyBUF_WRITABLE) != 0) {
+        return 0;
+    }
+    if (buffers[1].len < buffers[0].len / BLOCK_BYTES + (buffers[0].len % BLOCK_BYTES > 0)) {
+        PyErr_SetString(PyExc_ValueError, "each block of a map needs a byte");
+        return 0;
+    }
+    Shard mapped = {
+        .file = shard->file, .bytes = buffers[0].buf, .num_bytes = buffers[0].len, .changed_ns = changed_ns,
+        .are_loaded = buffers[1].buf,
+    };
+    if (is_unchanged(&mapped)) {
+        *shard = mapped;
+    }
+    return 1;
+}
+
 static int get_shards(PyObject *from, Shards *shards) {
     Py_ssize_t num_shards = PyTuple_Size(from);
     if (num_shards < 0 || num_shards > MAX_SHARDS) {
@@ -110,23 +138,15 @@ static int get_shards(PyObject *from, Shards *shards) {
         return 0;
     }
     shards->shards = PyMem_Calloc((size_t)num_shards + 1, sizeof(Shard));
-    shards->maps = PyMem_Calloc((size_t)num_shards + 1, sizeof(Py_buffer));
+    shards->buffers = PyMem_Calloc(2 * (size_t)num_shards + 1, sizeof(Py_buffer));
     shards->num_shards = num_shards;
-    if (shards->shards == NULL || shards->maps == NULL) {
+    if (shards->shards == NULL || shards->buffers == NULL) {
         PyErr_NoMemory();
         return 0;
     }
     for (Py_ssize_t i = 0; i < num_shards; i++) {
-        Shard *shard = &shards->shards[i];
-        PyObject *map;
-        struct stat facts;
-        if (!PyArg_ParseTuple(PyTuple_GetItem(from, i), "iO:shard", &shard->file, &map)
-            || (map != Py_None && PyObject_GetBuffer(map, &shards->maps[i], PyBUF_SIMPLE) != 0)) {
+        if (!get_shard(PyTuple_GetItem(from, i), &shards->shards[i], &shards->buffers[2 * i])) {
             return 0;
-        }
-        if (map != Py_None && fstat(shard->file, &facts) == 0 && facts.st_size >= shards->maps[i].len) {
-            shard->bytes = shards->maps[i].buf;
-            shard->num_bytes = shards->maps[i].len;
         }
     }
     return 1;

@@ -4,13 +4,17 @@
 #define _GNU_SOURCE
 #include "_read_many.h"
 
+#include <errno.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 enum { ALIGN_BYTES = 64, MAX_PATH_BYTES = 4096, MAX_READ_BYTES = 1 << 30 };
 enum { DECLINED = -1, IS_FULL = -2 };
 enum { WINDOW_BYTES = 1 << 16, MAX_GAP_BYTES = 4096 };
+enum { LOAD_PAGES = 22 };  /* MADV_POPULATE_READ, which older headers lack */
 enum { LINE_BYTES = 64, PREFETCH_BYTES = 4096, COPIES_TIMED = 16 };
 
 /* Bytes of a shard that were read together, because spans of the chunk follow each other there. */
@@ -116,6 +120,42 @@ static int is_mapped(const ManyRanges *ranges, int64_t i) {
     return length <= num_bytes && offset <= num_bytes - length;
 }
 
+int is_unchanged(const Shard *shard) {
+    struct stat facts;
+    return fstat(shard->file, &facts) == 0 && facts.st_size == shard->num_bytes
+        && (uint64_t)facts.st_ctim.tv_sec * 1000000000 + (uint64_t)facts.st_ctim.tv_nsec == shard->changed_ns;
+}
+
+/* Load the pages of a mapped span that were not loaded before. Return 0 if that is impossible, for example because the
+   disk fails: access to the pages would then kill this process by SIGBUS. Kernels older than 5.14 cannot tell. */
+static int load(const Shard *shard, int64_t offset, int64_t num_bytes) {
+    for (int64_t block = offset / BLOCK_BYTES; block <= (offset + num_bytes - 1) / BLOCK_BYTES; block++) {
+        int64_t start = block * BLOCK_BYTES, left = shard->num_bytes - start;
+        if (shard->are_loaded[block]) {
+            continue;
+        }
+        size_t size = (size_t)(left < BLOCK_BYTES ? left : BLOCK_BYTES);
+        if (madvise((void *)(uintptr_t)(shard->bytes + start), size, LOAD_PAGES) != 0 && errno != EINVAL) {
+            return 0;
+        }
+        shard->are_loaded[block] = 1;
+    }
+    return 1;
+}
+
+/* Decline the spans that were copied from shards that have changed meanwhile: bytes that a file has lost are zeros at
+   the end of its last page. */
+static void decline_changed(const ManyRanges *ranges, int64_t num_done, int64_t *sizes) {
+    for (int64_t number = 0; number < ranges->num_shards; number++) {
+        if (ranges->shards[number].bytes == NULL || is_unchanged(&ranges->shards[number])) {
+            continue;
+        }
+        for (int64_t i = 0; i < num_done; i++) {
+            sizes[i] = ranges->numbers[i] == number && is_mapped(ranges, i) ? DECLINED : sizes[i];
+        }
+    }
+}
+
 static int64_t read_span(const ManyRanges *ranges, int64_t i, int64_t start, Window *window) {
     int64_t offset = ranges->offsets[i], number = ranges->numbers[i];
     if (number < 0 || number >= ranges->num_shards || ranges->shards[number].file < 0 || offset < 0
@@ -125,7 +165,7 @@ static int64_t read_span(const ManyRanges *ranges, int64_t i, int64_t start, Win
     }
     const Shard *shard = &ranges->shards[number];
     int64_t size = judged(ranges, ranges->lengths[i], start);
-    if (size > 0 && is_mapped(ranges, i)) {
+    if (size > 0 && is_mapped(ranges, i) && load(shard, offset, size)) {
         memcpy(ranges->area + start, shard->bytes + offset, (size_t)size);
         return size;
     }
@@ -174,6 +214,7 @@ void read_many(const ManyRanges *ranges, ManyRead *result) {
         result->num_slow += read_ns - then_ns > ranges->slow_ns;
         then_ns = read_ns;
     }
+    decline_changed(ranges, i, result->sizes);
     result->num_done = i;
     result->used_bytes = next;
 }

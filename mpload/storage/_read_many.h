@@ -5,11 +5,15 @@
 
 #include <stdint.h>
 
+enum { BLOCK_BYTES = 1 << 16 };  /* of a map, which are loaded together */
+
 /* An open shard, and its bytes if it is mapped. */
 typedef struct {
     int file;
     const uint8_t *bytes;  /* NULL if it is not mapped */
-    int64_t num_bytes;
+    int64_t num_bytes;     /* 0 if it is not mapped */
+    uint64_t changed_ns;   /* when the file had last been changed before it was mapped, modulo 2**64 */
+    uint8_t *are_loaded;   /* [blocks]: whether the pages of each block were loaded */
 } Shard;
 
 typedef struct {
@@ -43,6 +47,9 @@ typedef struct {
 
 /* Open a regular file below a folder, and get its size. Return -1 in every unusual case. */
 int open_file(int folder, const char *path, int64_t *num_bytes);
+
+/* Return whether a mapped shard is still the file that was mapped. */
+int is_unchanged(const Shard *shard);
 
 void read_many(const ManyRanges *ranges, ManyRead *result);
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from mpload.errors import ArgumentError, StorageError
 from mpload.storage.confined import outside_root
 from mpload.storage.many import ManyRanges, ManyReader
-from mpload.storage.mapped import MAX_MAPPED_BYTES, map_of
+from mpload.storage.mapped import MAX_MAPPED_BYTES, MappedShard
 from mpload.storage.native import NATIVE
 from mpload.storage.protocols import Room
 from mpload.storage.ranges import ByteRange
@@ -66,7 +66,7 @@ class _Open:
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
-        self.map: mmap.mmap | None = None
+        self.map: MappedShard | None = None
         weakref.finalize(self, os.close, descriptor)
 
 
@@ -273,8 +273,9 @@ class LocalStorage:
         """Return an open shard, mapped unless all maps would then exceed the limit."""
         shard = self._shard(path)
         if shard.map is None:
-            mapped_bytes = sum(len(other.map) for other in self._shards.values() if other.map is not None)
-            shard.map = map_of(shard.descriptor, max_bytes=MAX_MAPPED_BYTES - mapped_bytes)
+            others = list(self._shards.values())  # other threads may change the dict at any time
+            mapped_bytes = sum(len(other.map.data) for other in others if other.map is not None)
+            shard.map = MappedShard.of(shard.descriptor, max_bytes=MAX_MAPPED_BYTES - mapped_bytes)
         return shard
 
     def _open(self, path: str) -> tuple[int, int]:

@@ -6,14 +6,14 @@ absolute paths. The storage's own methods then read the range, or raise the erro
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from mmap import mmap
 from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import StorageError
-from mpload.storage.native import NATIVE
+from mpload.storage.mapped import MappedShard
+from mpload.storage.native import NATIVE, NativeShard
 
 __all__ = ["SLOW_NS", "ManyRanges", "ManyRead", "ManyReader"]
 
@@ -32,7 +32,7 @@ class _Open(Protocol):
 class _OpenShard(_Open, Protocol):
     """An open shard, which may be mapped into memory."""
 
-    map: mmap | None
+    map: MappedShard | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -95,7 +95,7 @@ class ManyReader:
         )  # it may be written as 1e9
         self._open: list[_OpenShard] = []  # keeps the shards open
         self._numbers = np.full(len(ranges.lengths), -1, np.int64)
-        self._shards: tuple[tuple[int, mmap | None], ...] = ()
+        self._shards: tuple[NativeShard, ...] = ()
         if (ranges.lengths >= 0).any():
             self._open_shards(open_shard, max_shards)
 
@@ -104,7 +104,7 @@ class ManyReader:
         ranges = self._ranges
         firsts = np.empty(min(max_shards, len(ranges.lengths)), np.int64)
         num_distinct = NATIVE.distinct(ranges.names, ranges.paths, self._numbers, firsts)
-        shards: list[tuple[int, mmap | None]] = [(-1, None)] * num_distinct
+        shards: list[NativeShard] = [(-1, None, 0, None)] * num_distinct
         for number, place in enumerate(firsts[:num_distinct].tolist()):
             if ranges.at is not None:
                 ranges.at[0] = ranges.first + place  # opening may take long, or never end
@@ -114,7 +114,11 @@ class ManyReader:
             except StorageError:
                 continue
             self._open.append(shard)
-            shards[number] = shard.descriptor, shard.map
+            shards[number] = (
+                (shard.descriptor, None, 0, None)
+                if shard.map is None
+                else (shard.descriptor, shard.map.data, shard.map.changed_ns, shard.map.are_loaded)
+            )
         self._shards = tuple(shards)
 
     def read(

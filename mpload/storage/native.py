@@ -7,7 +7,10 @@ from numpy.typing import NDArray
 
 from mpload.native import native_module
 
-__all__ = ["NATIVE"]
+__all__ = ["NATIVE", "NativeShard"]
+
+NativeShard = tuple[int, mmap | None, int, bytearray | None]
+"""An open shard: its descriptor, and the fields of its `MappedShard`."""
 
 
 class _Native(Protocol):
@@ -22,7 +25,7 @@ class _Native(Protocol):
         offsets: NDArray[Any],
         lengths: NDArray[Any],
         numbers: NDArray[Any],
-        shards: tuple[tuple[int, mmap | None], ...],
+        shards: tuple[NativeShard, ...],
         area: NDArray[Any],
         starts: NDArray[Any],
         sizes: NDArray[Any],
