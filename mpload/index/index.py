@@ -16,7 +16,7 @@ from mpload.index.lookup import SidecarColumn, SidecarFile, SidecarLayout, check
 from mpload.index.open_file import OpenFile
 from mpload.index.record import Record
 from mpload.index.text import MAX_LINE_BYTES, Header
-from mpload.storage.mapped import map_of
+from mpload.storage.mapped import can_load, map_of
 from mpload.storage.merging import merge_nearby
 from mpload.units import KIB, MIB, format_count, format_facts, html_table
 
@@ -135,7 +135,8 @@ class Index:
         sidecar_bytes = self._layout.file_bytes
         text = map_of(self._text.descriptor, max_bytes=_MAX_MAPPED_BYTES - sidecar_bytes)
         sidecar = map_of(self._sidecar_file.descriptor, max_bytes=sidecar_bytes)
-        self._maps = None if text is None or sidecar is None else (text, sidecar)
+        if text is not None and sidecar is not None and can_load(text) and can_load(sidecar):
+            self._maps = text, sidecar
 
     def _files(self) -> tuple[int, ...]:
         """Return the files and where the lines are, as the native module wants them."""

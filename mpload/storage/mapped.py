@@ -5,6 +5,7 @@ pages that were touched count towards this process's memory, although they are p
 Therefore only worker processes map files, because the death of one loses nothing, and only up to a fixed size.
 """
 
+import errno
 import os
 import resource
 from contextlib import suppress
@@ -14,12 +15,13 @@ from typing import Final, Self
 
 from mpload.units import GIB, KIB
 
-__all__ = ["MAX_MAPPED_BYTES", "MappedShard", "map_of"]
+__all__ = ["MAX_MAPPED_BYTES", "MappedShard", "can_load", "map_of"]
 
 MAX_MAPPED_BYTES = 2 * GIB
 """The most bytes of shards that a process maps."""
 
 _BLOCK_BYTES: Final = 64 * KIB  # as in `_read_many.h`
+_LOAD_PAGES: Final = 22  # MADV_POPULATE_READ, which older versions of Python lack
 _MIN_DESCRIPTORS: Final = 1024  # a map has a descriptor of its own
 
 
@@ -36,6 +38,18 @@ def map_of(descriptor: int, *, max_bytes: int) -> mmap | None:
         if 0 < (num_bytes := os.fstat(descriptor).st_size) <= max_bytes:
             return mmap(descriptor, num_bytes, access=ACCESS_READ)
     return None
+
+
+def can_load(data: mmap) -> bool:
+    """Load all pages of a map, and return whether that worked. Access to other pages would be SIGBUS.
+
+    Kernels older than 5.14 cannot tell.
+    """
+    try:
+        data.madvise(_LOAD_PAGES)
+    except OSError as error:
+        return error.errno == errno.EINVAL
+    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -12,7 +12,7 @@ import pytest
 
 from mpload.storage.local import LocalStorage
 from mpload.storage.many import ManyRanges
-from mpload.storage.mapped import map_of
+from mpload.storage.mapped import can_load, map_of
 from mpload.storage.native import NATIVE
 
 pytestmark = pytest.mark.skipif(NATIVE is None, reason="the native module is not built")
@@ -91,6 +91,14 @@ def test_pages_that_cannot_be_loaded_are_read_and_do_not_end_the_process(tmp_pat
             are_loaded = bytearray(3)
             assert sorted(read_four_bytes(rows.fileno(), data, changed_ns, are_loaded, offset)) == sorted(b"data")
             assert not any(are_loaded)
+
+
+def test_a_file_whose_pages_cannot_all_be_loaded_is_known_before_they_are_accessed(tmp_path: Path) -> None:
+    (tmp_path / "rows").write_bytes(bytes(3 * BLOCK_BYTES))
+    with (tmp_path / "rows").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        assert can_load(data)
+        os.truncate(tmp_path / "rows", 2 * BLOCK_BYTES)  # as if the disk failed
+        assert not can_load(data)
 
 
 def test_a_map_without_a_byte_for_each_block_is_refused(tmp_path: Path) -> None:
