@@ -98,7 +98,7 @@ class Telemetry:
                 WorkerStats(name=name, pid=pid, timings=timings_of([by_worker.get(name, Tally())]))
                 for name, pid in workers
             )
-            slots_bytes = pool.ring.used_bytes
+            slots_bytes = 0 if pool.is_closed else pool.ring.used_bytes  # an error may have closed it
             pids = [zygote[1], *(pid for _, pid in workers)]
             stats.memory = (
                 LoaderMemory.of(pids, slots_bytes=slots_bytes) if with_memory else LoaderMemory(slots_bytes=slots_bytes)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpload import MPDataset, MPLoader, RandomResizedCrop, Topology, build_index
+from mpload import MPDataset, MPLoader, PoolOptions, RandomResizedCrop, Topology, WorkerError, build_index
 from mpload.loader.scaling import ScalerState, Window, decide
 from mpload.memory.machine import num_usable_cores
 from mpload.samples import counts
@@ -19,7 +19,7 @@ from mpload.telemetry.stats import Latencies, Stage, Timings, limiting_stage, ti
 from mpload.transport.messages import Tally
 from mpload.units import MIB
 from tests.support.decoders import add_noise
-from tests.support.map_styles import Computing, Sleeping, Tuples
+from tests.support.map_styles import Computing, Killing, Sleeping, Tuples
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
 
@@ -191,3 +191,15 @@ def test_auto_has_no_more_workers_than_the_budget_allows() -> None:
     with MPLoader(Tuples(), batch_size=5, memory_budget="17MiB", topology=Topology()) as loader:
         assert loader.num_workers == 1
         assert len(list(loader)) == 5
+
+
+@pytest.mark.processes
+@needs_linux
+def test_the_counts_are_still_there_after_a_death_has_ended_a_run(tmp_path: Path) -> None:
+    options = PoolOptions(max_restarts=0)
+    dataset = Killing(tmp_path / "killed")
+    with MPLoader(dataset, batch_size=4, num_workers=1, topology=Topology(), options=options) as loader:
+        with pytest.raises(WorkerError, match="max_restarts=0"):
+            list(loader)
+        assert loader.stats().num_samples > 0
+        assert loader.stats().memory.slots_bytes == 0
