@@ -190,7 +190,7 @@ static inline __attribute__((always_inline)) void prefetch(const ManyRanges *ran
 void read_many(const ManyRanges *ranges, ManyRead *result) {
     Window window;
     window.number = -1;
-    int64_t next = 0, then_ns = now_ns(), i;
+    int64_t next = 0, then_ns = now_ns(), num_timed = 0, i;
     result->num_slow = 0;
     for (i = 0; i < ranges->num_ranges && result->num_slow < ranges->max_slow; i++) {
         prefetch(ranges, i + 1);
@@ -207,12 +207,13 @@ void read_many(const ManyRanges *ranges, ManyRead *result) {
         if (size > 0) {
             next = start + (size + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
         }
-        if (is_mapped(ranges, i) && i % COPIES_TIMED) {
+        if (is_mapped(ranges, i) && i % COPIES_TIMED && i + 1 < ranges->num_ranges) {
             continue;  /* reading the clock can take longer than copying a span */
         }
         int64_t read_ns = now_ns();
-        result->num_slow += read_ns - then_ns > ranges->slow_ns;
+        result->num_slow += read_ns - then_ns > ranges->slow_ns ? i + 1 - num_timed : 0;
         then_ns = read_ns;
+        num_timed = i + 1;
     }
     decline_changed(ranges, i, result->sizes);
     result->num_done = i;

@@ -41,7 +41,7 @@ typedef struct {
     int64_t *starts;  /* [num_ranges]: where each range starts in the area */
     int64_t *sizes;   /* [num_ranges]: its number of bytes; -1 if it was declined */
     int64_t num_done; /* smaller than num_ranges if the area was full, or after many slow reads */
-    int64_t num_slow;
+    int64_t num_slow; /* copies that are timed together are all slow, or none of them */
     int64_t used_bytes;
 } ManyRead;
 

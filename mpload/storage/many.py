@@ -63,7 +63,7 @@ class ManyRead:
     lengths: NDArray[np.int64]
     """int64 [num_done]: the number of bytes of each range; -1 if it was declined."""
     num_slow: int
-    """Number of slow reads."""
+    """Number of slow reads. Up to 16 copies from maps are timed together: then all of them are slow, or none."""
     used_bytes: int
     """Size of the used part of the area, a multiple of 64 bytes."""
 

@@ -4,6 +4,7 @@ import mmap
 import os
 import resource
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from mpload.storage.local import LocalStorage
 from mpload.storage.many import ManyRanges
 from mpload.storage.mapped import can_load, map_of
 from mpload.storage.native import NATIVE
+from mpload.storage.read_ahead import ReadAhead
+from tests.support.slow_disk import SlowDisk, can_mount, mounted
 
 pytestmark = pytest.mark.skipif(NATIVE is None, reason="the native module is not built")
 
@@ -118,3 +121,27 @@ def test_nothing_is_mapped_where_maps_would_take_what_other_code_needs(tmp_path:
             assert map_of(file.fileno(), max_bytes=4) is None
         finally:
             resource.setrlimit(limit, before)
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(not can_mount(), reason="mounts a file system")
+def test_a_slow_disk_is_noticed_when_rows_are_copied_from_a_map_too(tmp_path: Path) -> None:
+    row_bytes, num_rows = 4096, 4096
+    (tmp_path / "contents").mkdir()
+    (tmp_path / "contents" / "rows").write_bytes(bytes(row_bytes * num_rows))
+    disk = SlowDisk(contents=tmp_path / "contents", num_files=1, read_seconds=0.002, is_cached=True)
+    chosen = np.random.default_rng(0).permutation(num_rows)[:64]
+    ranges = ManyRanges(
+        names=b"0",
+        paths=np.tile(np.array([[0, 1]], np.int64), (64, 1)),
+        offsets=chosen * row_bytes,
+        lengths=np.full(64, row_bytes, np.int64),
+    )
+    with mounted(disk, tmp_path / "slow") as folder, LocalStorage(folder) as storage:
+        ahead, area, done = ReadAhead(storage), np.empty(64 * row_bytes, np.uint8), 0
+        reader = storage.many_reader(ranges, maps_shards=True)
+        assert reader is not None
+        while done < 64 and not ahead.is_active:
+            done += len(ahead.measured_many(partial(reader.read, area, first=done, step_bytes=row_bytes)).lengths)
+        assert ahead.is_active
+        del reader
