@@ -161,9 +161,9 @@ def find_growth(readings: Iterable[Reading]) -> list[Growth]:
 
     The first third of a process's readings is ignored as warm-up. The rest is divided into eight windows. A line is
     fitted to the smallest USS of each window, which ignores memory that the process allocates and frees again. Pages of
-    mapped files are left out, because the kernel can drop them. A
-    process grows if the slope is positive with 95 % confidence (Student's t), each window's value is higher than the
-    previous one's, and the total rise exceeds 2 MiB.
+    mapped files are left out if the kernel can drop them: see `ProcessMemory.clean_bytes`. A process grows if the slope
+    is positive with 95 % confidence (Student's t), each window's value is higher than the previous one's, and the total
+    rise exceeds 2 MiB.
     """
     times: dict[tuple[int, str], list[float]] = {}
     sizes: dict[tuple[int, str], list[int]] = {}

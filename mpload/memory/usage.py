@@ -43,7 +43,10 @@ class ProcessMemory:
     swap_bytes: int
     """Pages that are swapped out."""
     clean_bytes: int = 0
-    """The part of `uss_bytes` that the kernel can drop at any time: pages of mapped files. 0 outside Linux."""
+    """The part of `uss_bytes` that the kernel can drop at any time: pages of mapped files. 0 outside Linux.
+
+    Pages that were not yet written to the disk are not part of it, and neither are those of files in a tmpfs.
+    """
 
 
 def process_memory(pid: int | None = None) -> ProcessMemory:
