@@ -11,6 +11,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#ifdef __APPLE__
+#define st_ctim st_ctimespec
+#endif
+
 enum { ALIGN_BYTES = 64, MAX_PATH_BYTES = 4096, MAX_READ_BYTES = 1 << 30 };
 enum { DECLINED = -1, IS_FULL = -2 };
 enum { WINDOW_BYTES = 1 << 16, MAX_GAP_BYTES = 4096 };
