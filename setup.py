@@ -1,4 +1,4 @@
-"""The native modules: each is left out where it cannot be built, as without libjpeg-turbo's headers."""
+"""The native modules: each is left out where it cannot be built, as without the headers of its library."""
 
 import sysconfig
 from pathlib import Path
@@ -31,7 +31,9 @@ def extension(name: str, *, beside: tuple[str, ...] = (), libraries: tuple[str, 
 setup(
     ext_modules=[
         extension("images._jpeg", beside=JPEG_FILES, libraries=("jpeg", "m")),
+        extension("images._masks", beside=("_mask_png", "_mask_nearest"), libraries=("deflate",)),
         extension("images._transcode", beside=("_coefficients",), libraries=("jpeg",)),
+        extension("samples._objects", beside=("_scan", "_clip"), libraries=("m",)),
         extension("storage._files", beside=("_read_many",)),
         extension("transport._ragged"),
         extension("index._lines", beside=("_line_reads", "_line_cells")),

@@ -20,6 +20,8 @@ letterbox        Letterbox: the whole image, scaled to fit and padded
 pil              PilTransform: decodes an image and calls a transform of PIL images
 patches          RandomCrop: a patch of the image, not resized
 many             decodes the samples of a whole chunk with one native call
+many_geometries  the geometries of many samples as numbers, for native calls
+many_masks       decodes the masks of a whole chunk with one native call
 gpu_decode       GpuDecode: the worker chooses the crop, the device decodes
 shrink           makes smaller JPEGs, for packs and caches
 baseline         rewrites JPEGs without loss, so that they decode faster
@@ -38,5 +40,8 @@ _philox          draws a sample's random numbers as SampleRng does (C)
 _crop            chooses the parts that crops show as crops and decoders do (C)
 _transcode       what rewrites JPEGs (C, optional): its Python module
 _coefficients    reads and writes a JPEG's coefficients through libjpeg-turbo (C)
+_masks           many masks (C, optional): its Python module
+_mask_png        decodes a PNG with one channel through libdeflate (C)
+_mask_nearest    picks the pixels of a mask that a crop shows as geometry does (C)
 ```
 """

@@ -236,7 +236,7 @@ static PyObject *resize(PyObject *module, PyObject *args) {
 }
 
 /* The buffers of `decode_many`, in the order of its arguments. */
-enum { AREA, STARTS, LENGTHS, SAMPLE_IDS, ENTRIES, ENTRY_BOUNDS, OUT, IS_MADE, NEXT, NUM_BUFFERS };
+enum { AREA, STARTS, LENGTHS, SAMPLE_IDS, ENTRIES, ENTRY_BOUNDS, OUT, IS_MADE, NEXT, GEOMETRIES, NUM_BUFFERS };
 
 /* The buffer as an array of `count` int64; NULL, with an error, if it is not one. */
 static void *as_int64(const Py_buffer *buffer, Py_ssize_t count) {
@@ -269,7 +269,9 @@ static int read_buffers(Py_buffer *buffers, Photos *photos) {
         && (photos->sample_ids = as_int64(&buffers[SAMPLE_IDS], count)) != NULL
         && (photos->entries == NULL
             || (photos->entry_bounds = as_int64(&buffers[ENTRY_BOUNDS], 2 * count)) != NULL)
-        && (buffers[NEXT].obj == NULL || (photos->next = as_int64(&buffers[NEXT], 1)) != NULL);
+        && (buffers[NEXT].obj == NULL || (photos->next = as_int64(&buffers[NEXT], 1)) != NULL)
+        && (buffers[GEOMETRIES].obj == NULL
+            || (photos->geometries = as_int64(&buffers[GEOMETRIES], NUM_GEOMETRY * count)) != NULL);
 }
 
 static int read_crop(PyObject *from, Photos *photos, RandomCrop *random) {
@@ -300,7 +302,7 @@ static void run_photos(PyObject *module, const Photos *photos) {
 
 PyDoc_STRVAR(decode_many_doc,
 "decode_many(area, starts, lengths, sample_ids, key, crop, antialias, upright, limits, entries,\n"
-"            entry_bounds, out, is_made, next, first)\n"
+"            entry_bounds, out, is_made, next, first, geometries)\n"
 "--\n\n"
 "Decode many photos in `area` to `out`, uint8 [n, height, width, 3]; see mpload.images.many.\n\n"
 "starts, lengths, sample_ids: int64 [n]; photos with a negative length are left out.\n"
@@ -310,22 +312,23 @@ PyDoc_STRVAR(decode_many_doc,
 "entries, entry_bounds: entries of the row index, side by side, and int64 [n, 2], the start and length of each photo's:\n"
 "a length of 0 if one is to be made, -1 to decode without; None, None without a row index.\n"
 "is_made: uint8 [n], set to 1 for photos that were decoded, to 2 if their entry was wrong, and to 0 for all others.\n"
-"next: int64 [1], which always holds `first` plus the number of the photo that is next; or None.");
+"next: int64 [1], which always holds `first` plus the number of the photo that is next; or None.\n"
+"geometries: int64 [n, 13], set for photos that were decoded, as mpload.images.many says; or None.");
 
 static PyObject *decode_many(PyObject *module, PyObject *args) {
     Py_buffer buffers[NUM_BUFFERS];
     Photos photos;
     RandomCrop random;
-    PyObject *crop, *out, *next;
+    PyObject *crop, *out, *next, *geometries;
     unsigned long long key[2];
     long long limits[4], first;
     memset(buffers, 0, sizeof buffers);
     memset(&photos, 0, sizeof photos);
     if (!PyArg_ParseTuple(
-            args, "y*y*y*y*(KK)O!pp(LLLL)z*z*Ow*OL:decode_many", &buffers[AREA], &buffers[STARTS], &buffers[LENGTHS],
+            args, "y*y*y*y*(KK)O!pp(LLLL)z*z*Ow*OLO:decode_many", &buffers[AREA], &buffers[STARTS], &buffers[LENGTHS],
             &buffers[SAMPLE_IDS], &key[0], &key[1], &PyTuple_Type, &crop, &photos.antialias, &photos.is_upright,
-            &limits[0], &limits[1], &limits[2], &limits[3],
-            &buffers[ENTRIES], &buffers[ENTRY_BOUNDS], &out, &buffers[IS_MADE], &next, &first)) {
+            &limits[0], &limits[1], &limits[2], &limits[3], &buffers[ENTRIES],
+            &buffers[ENTRY_BOUNDS], &out, &buffers[IS_MADE], &next, &first, &geometries)) {
         return NULL;  /* it has released the buffers */
     }
     photos.key[0] = key[0];
@@ -337,6 +340,7 @@ static PyObject *decode_many(PyObject *module, PyObject *args) {
     photos.first = first;
     int done = read_crop(crop, &photos, &random) && PyObject_GetBuffer(out, &buffers[OUT], PyBUF_WRITABLE | PyBUF_ND) == 0
         && (next == Py_None || PyObject_GetBuffer(next, &buffers[NEXT], PyBUF_WRITABLE) == 0)
+        && (geometries == Py_None || PyObject_GetBuffer(geometries, &buffers[GEOMETRIES], PyBUF_WRITABLE) == 0)
         && read_buffers(buffers, &photos);
     if (done) {
         run_photos(module, &photos);

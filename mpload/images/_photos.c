@@ -77,6 +77,15 @@ static int decode_with_entry(
     return is_made && decoder->huffman != NULL && decoder->huffman->rows.entry_bytes != 0 ? 2 : is_made;
 }
 
+static void tell_geometry(const Header *header, const Shown *shown, int64_t *geometry) {
+    int is_turned = header->orientation >= 5;
+    const int64_t numbers[NUM_GEOMETRY] = {
+        is_turned ? header->width : header->height, is_turned ? header->height : header->width,
+        shown->box.top, shown->box.left, shown->box.height, shown->box.width, shown->full_height, shown->full_width,
+        shown->window.top, shown->window.left, shown->window.height, shown->window.width, shown->mirror};
+    memcpy(geometry, numbers, sizeof numbers);
+}
+
 /* `turned` has room for one result, to decode photos that are then turned. */
 static int decode_photo(Decoder *decoder, const Photos *photos, size_t number, uint8_t *turned) {
     int64_t start = photos->starts[number], num_bytes = photos->lengths[number];
@@ -98,6 +107,9 @@ static int decode_photo(Decoder *decoder, const Photos *photos, size_t number, u
     }
     if (!choose_view(photos, &header, photos->sample_ids[number], &view, &shown)) {
         return 0;
+    }
+    if (photos->geometries != NULL) {
+        tell_geometry(&header, &shown, photos->geometries + number * NUM_GEOMETRY);
     }
     if (header.orientation == 1) {
         return decode_with_entry(decoder, photos, number, data, (size_t)num_bytes, &view, out);

@@ -45,9 +45,12 @@ class EncodedSamples:
     entries: Sequence[bytes | None] | None = None
     """The samples' entries of the row index: an empty one if it is to be made, which declines the sample, and None to
     decode without one. None if there is no row index."""
+    geometries: NDArray[np.int64] | None = None
+    """int64 [n, 13]: the numbers of each sample's geometry, see `mpload.images.many_geometries`. Crops of photos write
+    them for each photo that was made. Columns that follow the photos read them."""
 
 
-DecodeMany = Callable[[EncodedSamples, NDArray[np.uint8]], NDArray[np.uint8]]
+DecodeMany = Callable[[EncodedSamples, NDArray[Any]], NDArray[np.uint8]]
 """Decodes the samples into the rows of an array [n, *output_shape] and returns, as uint8 [n], 1 for each that was made.
 
 A sample that was made although its entry was of another file has a 2.
@@ -103,6 +106,7 @@ def _many_photos(crop: RandomResizedCrop | ResizeCenterCrop) -> DecodeMany | Non
             is_made,
             samples.at,
             samples.first,
+            samples.geometries,
         )
         return is_made
 

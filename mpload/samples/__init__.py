@@ -25,6 +25,9 @@ row_index          RowIndex: where the rows of each JPEG begin, for faster crops
 counts             names of the workers' counters
 index_work         fills a slot with samples of an index
 bulk               makes the samples of a whole chunk with a few native calls
+bulk_columns       the same for column decoders: images first, then what follows them
+bulk_makers        makes one column of a chunk
+bulk_boxes         makes the boxes of a chunk
 map_work           fills a slot with samples of a map-style dataset
 batch_work         makes whole batches of a map-style dataset
 stream_work        draws the batches of an iterable dataset
@@ -34,5 +37,8 @@ leaves             the values inside a sample made of nested containers
 leaf_arrays        writes such samples into arrays, and reads batches back
 leaf_batches       makes batches of such samples in this process
 probe              runs the user's code in a worker to learn the form of its samples
+_objects           boxes of many files (C, optional): its Python module
+_scan              reads lists of objects in JSON (C)
+_clip              moves boxes into a crop as boxes does (C)
 ```
 """

@@ -31,17 +31,17 @@ from mpload.plan.sample_rng import SampleRng
 from mpload.samples.counts import DECODE_NS, TRANSFORM_NS
 from mpload.samples.leaves import typed_template_of
 from mpload.samples.sample_transforms import adapt_sample_transform, channels_last
-from mpload.samples.targets import target_of
-from mpload.samples.transforms import DECODE_STREAM, TRANSFORM_STREAM, GlobalGenerators, runs_user_code
+from mpload.samples.targets import Target, target_of
+from mpload.samples.transforms import DECODE_STREAM, TRANSFORM_STREAM, GlobalGenerators, runs_user_code, takes_images
 
-__all__ = ["ColumnDecoders"]
+__all__ = ["ColumnDecoders", "Ready", "TypedColumn"]
 
 _GIVEN = ("rng", "record", "geometry", "out", "claim")
 """Parameters of a column decoder, besides the first, that the pipeline gives by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Column:
+class TypedColumn:
     """How the value of one key of a sample is made."""
 
     key: str
@@ -99,6 +99,16 @@ class _Column:
         return isinstance(self.decode, DrawsGeometry)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """The part of a sample that has been made together with those of other samples."""
+
+    keys: frozenset[str]
+    """Keys of the sample whose arrays are made, all of them among `in_place_keys`."""
+    geometry: Geometry
+    """The sample's geometry."""
+
+
 class ColumnDecoders:
     """Decodes each column with a decoder of its own, then transforms the sample. A sample is a dict.
 
@@ -129,7 +139,7 @@ class ColumnDecoders:
                     f"decode={{{column.name!r}: RawBytes(), ...}}"
                 )
         self._columns = [
-            _Column(
+            TypedColumn(
                 key=key,
                 decode=decode[key],
                 number=number,
@@ -141,17 +151,19 @@ class ColumnDecoders:
         self.decoders = [column.decode for column in self._columns if column.place is not None]
         """The decoders that files go through."""
         drawing = [column for column in self._columns if column.draws and column.place is not None][:1]
-        self._check_geometry()
+        self.transform = transform
+        self._check_device()
         for each in self._columns:
             each.check(has_geometry=bool(drawing))
-        self._drawing = drawing[0] if drawing else None
-        self._in_order = [*drawing, *(column for column in self._columns if column not in drawing)]
+        self.drawing = drawing[0] if drawing else None
+        """The column that draws the geometry."""
+        self.in_order = [*drawing, *(column for column in self._columns if column not in drawing)]
+        """The columns that are decoded, in the order in which `make` decodes them."""
         # Keys are those of the index, in its order, then further keys of `decode`.
         cells = [column.name for column in columns if not column.type.is_source or column.name in decode]
         self._keys = [*cells, *(key for key in decode if key not in numbers)]
         self.decode: Any = decode
         self._takes_record = any("record" in column.takes for column in self._columns)
-        self.transform = transform
         found = {column.key: target_of(column.decode) for column in self._columns}
         self.targets = {key: target for key, target in found.items() if target is not None}
         """What transforms treat the values of a key as."""
@@ -159,7 +171,7 @@ class ColumnDecoders:
         """Keys of the sample whose arrays of three or more dimensions are images [..., H, W, C]."""
         self.whole_keys = frozenset(column.key for column in self._columns if getattr(column.decode, "is_whole", False))
         """Keys of the sample whose values a batch lists as they are."""
-        has_one_size = self._drawing is not None and self._drawing.output_shape is not None
+        has_one_size = self.drawing is not None and self.drawing.output_shape is not None
         fixed = [
             column
             for column in self._columns
@@ -181,12 +193,21 @@ class ColumnDecoders:
         self.generators = GlobalGenerators(seeds=self._transform is not None and self._transform.seeds_generators)
         self._at = ""
 
-    def _check_geometry(self) -> None:
+    def _check_device(self) -> None:
+        """Raise `ArgumentError` if images that the device decodes are needed here."""
+        has_images = any(target_of(column.decode) is Target.IMAGE for column in self._columns)
         for column in self._columns:
-            if isinstance(column.decode, GpuDecode) and any("geometry" in each.takes for each in self._columns):
+            if not isinstance(column.decode, GpuDecode):
+                continue
+            instead = f"Use its crop instead: {column.decode.crop!r:.80}"
+            if any("geometry" in each.takes for each in self._columns):
                 raise ArgumentError(
-                    f"{column.what} leaves the crop to the device, where no other column can follow it. Use its crop "
-                    f"instead: {column.decode.crop!r:.80}"
+                    f"{column.what} leaves the crop to the device, where no other column can follow it. {instead}"
+                )
+            if takes_images(self.transform) and not has_images:
+                raise ArgumentError(
+                    f"{column.what} leaves the image to the device, so transform would not get its pixels. {instead}, "
+                    "or transform images on the device with PerSample"
                 )
 
     def cause(self, cause: str) -> str:
@@ -201,6 +222,7 @@ class ColumnDecoders:
         outs: Mapping[str, Any] | None,
         counts: list[int],
         claim: Claim,
+        ready: Ready | None = None,
     ) -> dict[str, Any]:
         """Return a sample.
 
@@ -211,6 +233,7 @@ class ColumnDecoders:
             outs: By key: the array, or dict of arrays, that the decoder writes to, for each of `in_place_keys`.
             counts: The counters to which the time is added.
             claim: Called by decoders before they allocate much memory.
+            ready: What `outs` hold already.
         """
         start_ns = perf_counter_ns()
         sample: dict[str, Any] = {column.name: cell for column, cell in zip(record.columns, record.cells, strict=True)}
@@ -218,15 +241,20 @@ class ColumnDecoders:
         if self._takes_record:
             given["record"] = MappingProxyType(dict(sample))
         made: dict[str, Any] = {}
-        for column in self._in_order:
+        if ready is not None and outs is not None:
+            made = {key: outs[key] for key in ready.keys}
+            given["geometry"] = ready.geometry
+        for column in self.in_order:
+            if column.key in made:
+                continue
             self._at = column.key
             if self.may_draw_globally:
                 self.generators.seed(rng, record.sample_id)
-            if column is self._drawing or "rng" in column.takes:
+            if column is self.drawing or "rng" in column.takes:
                 given["rng"] = rng.for_sample(record.sample_id, stream=DECODE_STREAM)
             given["out"] = None if outs is None else outs.get(column.key)
             value = data[column.place] if column.place is not None else str(record.cells[column.number])
-            if column is self._drawing:
+            if column is self.drawing:
                 made[column.key], given["geometry"] = _drawn(cast("DrawsGeometry", column.decode), value, **given)
             else:
                 arguments = {name: given[name] for name in column.takes if name != "out" or given["out"] is not None}
@@ -241,6 +269,11 @@ class ColumnDecoders:
         for key in self.image_keys & sample.keys():
             sample[key] = channels_last(sample[key])
         return sample
+
+    def needed_sources(self, ready: Ready) -> list[int]:
+        """Return the numbers of the columns whose bytes `make` needs besides what is ready."""
+        needed = {column.number for column in self.in_order if column.key not in ready.keys}
+        return [number for number in self.sources if number in needed]
 
     def blame(self, can_read: Callable[[int], bool]) -> None:
         """Take the first column whose file cannot be read for the one that failed.

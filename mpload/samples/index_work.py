@@ -20,7 +20,8 @@ from mpload.plan.batch_number import BatchNumber
 from mpload.plan.batching import Batching
 from mpload.samples.batch import Sample
 from mpload.samples.bulk import BulkPipeline
-from mpload.samples.column_decoders import ColumnDecoders
+from mpload.samples.bulk_columns import BulkColumns
+from mpload.samples.column_decoders import ColumnDecoders, Ready
 from mpload.samples.leaf_arrays import LeafWriter
 from mpload.samples.leaf_batches import template_of_sample
 from mpload.samples.leaves import exact_pairs
@@ -74,7 +75,11 @@ class PipelineWork:
         del worker
         map_lines(self.pipeline.index)
         self.pipeline.bound_read_ahead(self.read_ahead_bytes)
-        self._bulk = BulkPipeline.of(self.pipeline, arena_bytes=self.read_ahead_bytes)
+        self._bulk: BulkPipeline | BulkColumns | None = (
+            BulkColumns.of(self.pipeline, self.template, arena_bytes=self.read_ahead_bytes)
+            if isinstance(self.pipeline.maker, ColumnDecoders)
+            else BulkPipeline.of(self.pipeline, arena_bytes=self.read_ahead_bytes)
+        )
         self._records_ahead: dict[tuple[tuple[int, ...], int, int], list[Record]] = {}
         self._reads_blocks = False
 
@@ -93,12 +98,14 @@ class PipelineWork:
         number = BatchNumber.of(task)
         prefetch_lines(self.pipeline.index, lambda: self._upcoming_ids(report))
         places: Sequence[int] = range(first, last)
+        ready: Sequence[Ready | None] = [None] * len(places)
         records = self._records_ahead.pop((task, first, last), None)
         if records is None:
             lines = self._lines(task, first, last)
             if self._bulk is not None and not self.pipeline.ahead.is_active:
                 left = self._bulk.make(lines, arrays, number=number, first=first, report=report)
                 places, records = [first + place for place in left], [lines.record(place) for place in left]
+                ready = list(left.values())
             else:
                 records = lines.records()
         if self.pipeline.reads_blocks and number.substitute < 0:
@@ -106,7 +113,7 @@ class PipelineWork:
         if records:
             if self.pipeline.ahead.is_active:
                 self._plan_ahead(records, report)
-            self._fill_one_by_one(number, arrays, places, records, report)
+            self._fill_one_by_one(number, arrays, places, records, ready, report)
         report.tally.add(Tally(counts=self.pipeline.take_counts()))
 
     def _fill_one_by_one(
@@ -115,9 +122,10 @@ class PipelineWork:
         arrays: Mapping[str, Any],
         places: Sequence[int],
         records: Sequence[Record],
+        ready: Sequence[Ready | None],
         report: ChunkReport,
     ) -> None:
-        """Make the samples of `records` at `places` of a batch."""
+        """Make the samples of `records` at `places` of a batch; of each, `ready` is already there."""
         pipeline = self.pipeline
         if isinstance(pipeline.maker, ColumnDecoders):
             writer: LeafWriter | _ColumnWriter = LeafWriter(
@@ -127,7 +135,7 @@ class PipelineWork:
             writer = _ColumnWriter(pipeline, arrays)
         pipeline.claim = partial(_claim, pipeline, self.decode_bytes, report)
         with pipeline.lent_generators():
-            for place, record in zip(places, records, strict=True):
+            for place, record, part in zip(places, records, ready, strict=True):
                 report.at(place)
                 bad: list[BadSample] = []
                 is_made = (
@@ -139,6 +147,7 @@ class PipelineWork:
                         rooms=writer.rooms(place),
                         store=partial(writer.store, place),
                         on_bad=bad.append,
+                        ready=part,
                     )
                     is not None
                 )  # keeps no reference to a large image while the next one is decoded

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from mpload.images.jpeg_header import ImageBytes
 __all__ = [
     "Objects",
     "finite",
+    "names_of",
     "parse_json",
     "parse_objects",
     "parse_yolo",
@@ -55,7 +57,7 @@ class Objects:
         Raises:
             DecodeError: There are none, or not one for each object.
         """
-        names = (name, *_OTHER_NAMES.get(name, ()))
+        names = names_of(name)
         found = [known for known in names if known in self.values]
         for known in found:
             if len(self.values[known]) == len(self.boxes):
@@ -71,6 +73,11 @@ class Objects:
         raise DecodeError(f"the objects have no {name!r}, only {others}. Pass values= without it")
 
 
+def names_of(name: str) -> tuple[str, ...]:
+    """Return the names that are usual for a value, the preferred one first."""
+    return name, *_OTHER_NAMES.get(name, ())
+
+
 def text_of(data: ImageBytes | str) -> str:
     """Return a file's bytes, or a cell, as text.
 
@@ -79,6 +86,8 @@ def text_of(data: ImageBytes | str) -> str:
     """
     if isinstance(data, str):
         return data
+    with suppress(UnicodeDecodeError):
+        return str(data, "utf-8").removeprefix("\ufeff")  # faster than "utf-8-sig", which counts without the mark
     try:
         return str(data, "utf-8-sig")
     except UnicodeDecodeError as error:
@@ -121,10 +130,11 @@ def finite(numbers: object, shape: tuple[int | None, ...], subject: str) -> NDAr
     if found.size == 0 and numbers == []:
         return np.empty([length or 0 for length in shape])
     fits = found.ndim == len(shape) and all(map(_fits, found.shape, shape)) and found.dtype.kind in "iuf"
-    if not fits or not (np.abs(found.astype(np.float64)) <= _MAX_NUMBER).all():  # NaN is not smaller either
+    numbers_found: NDArray[np.float64] = found.astype(np.float64) if fits else np.empty(0)
+    if not fits or not np.abs(numbers_found).max(initial=0) <= _MAX_NUMBER:  # NaN is not smaller either
         wanted = f"[{', '.join('n' if length is None else str(length) for length in shape)}]"
         raise DecodeError(f"{subject} must be numbers {wanted} of at most {_MAX_NUMBER:.0e}, got {shortened(numbers)}")
-    return found.astype(np.float64)
+    return numbers_found
 
 
 def _fits(length: int, wanted: int | None) -> bool:

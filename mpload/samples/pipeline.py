@@ -15,7 +15,7 @@ from mpload.index.columns import path_of, range_of
 from mpload.index.index import Index, Record
 from mpload.plan.sample_rng import SampleRng
 from mpload.samples.batch import Batch, Sample, columns_of_samples
-from mpload.samples.column_decoders import ColumnDecoders
+from mpload.samples.column_decoders import ColumnDecoders, Ready
 from mpload.samples.counts import CACHE_HITS, CACHE_MISSES, DECODE_NS, READ_NS
 from mpload.samples.one_decoder import OneDecoder
 from mpload.samples.policy import BadSample, BadSamples, ErrorAction, ErrorPolicy, substitute_for
@@ -219,6 +219,7 @@ class Pipeline:
         rooms: Sequence[Room] | None = None,
         store: Callable[[Sample], None] | None = None,
         on_bad: Callable[[BadSample], None] | None = None,
+        ready: Ready | None = None,
     ) -> tuple[int, Sample] | None:
         """Make one sample. Return its sample_id and values, or its substitute's, or None if it is skipped.
 
@@ -227,7 +228,8 @@ class Pipeline:
         With `writes_in_place`, sources are decoded into the arrays `outs`; column decoders write into those of
         `ColumnDecoders.in_place_keys`, by key. With `reads_in_place`, they are read into
         arrays that `rooms` return. `store` is called with the values; if it raises, the sample is bad. `on_bad` is
-        called with each sample that is skipped or substituted; without it, they are counted and reported here.
+        called with each sample that is skipped or substituted; without it, they are counted and reported here. `ready`
+        is what column decoders need not make, since it is in `outs`.
         """
         if self._rng is None or (self._rng.seed, self._rng.epoch) != (seed, epoch):
             self._rng = SampleRng(seed=seed, epoch=epoch)
@@ -235,7 +237,7 @@ class Pipeline:
             self.bad.count(1, epoch=epoch)
             on_bad = self.bad.add
         try:
-            return record.sample_id, self._make(record, self._rng, outs, rooms, store)
+            return record.sample_id, self._make(record, self._rng, outs, rooms, store, ready)
         except FAILURES as error:  # whatever the user's callables raise is handled by the policy
             # No local variable may keep the error: its traceback refers to this frame and so to all open files.
             cause = self.maker.cause(cause_of(error))
@@ -282,6 +284,15 @@ class Pipeline:
             arrays[-1][:] = np.frombuffer(data, np.uint8)
         return arrays
 
+    def _read_rest(self, record: Record, ready: Ready) -> list[bytes]:
+        """Return the bytes of each source that is needed besides what is ready, and none of the others."""
+        assert isinstance(self.maker, ColumnDecoders)
+        needed = self.maker.needed_sources(ready)
+        wanted = [range_of(record.cells[number]) for number in needed]
+        read = self.ahead.measured(lambda: self.opened_storage.read(wanted)) if wanted else []
+        found = dict(zip(needed, read, strict=True))
+        return [found.get(number, b"") for number in self.sources]
+
     def plan_ahead(self, records: Iterable[Record]) -> None:
         """Schedule read-ahead of the next samples' sources, in this order, as deep as pays off; cancel all others."""
         cache = self.cache
@@ -321,11 +332,14 @@ class Pipeline:
         outs: Any,
         rooms: Sequence[Room] | None,
         store: Callable[[Sample], None] | None,
+        ready: Ready | None = None,
     ) -> Sample:
         start_ns = perf_counter_ns()
         try:
             data: Sequence[Any] = (
-                self._read_in_place(record, rooms)
+                self._read_rest(record, ready)
+                if ready is not None
+                else self._read_in_place(record, rooms)
                 if self.reads_in_place
                 else self.ahead.read(record.sample_id, self._ranges(record))
                 if self.cache is None
@@ -335,11 +349,12 @@ class Pipeline:
             self.maker.blame(partial(self._can_read, record))
             raise
         self._counts[READ_NS] += perf_counter_ns() - start_ns
-        maker = self.maker
+        maker: Any = self.maker
+        make = maker.make if ready is None else partial(maker.make, ready=ready)
         if maker.may_draw_globally:
-            made = maker.generators.make(lambda: maker.make(record, data, rng, outs, self._counts, self.claim))
+            made: Sample = maker.generators.make(lambda: make(record, data, rng, outs, self._counts, self.claim))
         else:
-            made = maker.make(record, data, rng, outs, self._counts, self.claim)
+            made = make(record, data, rng, outs, self._counts, self.claim)
         if store is not None:
             store(made)
         return made

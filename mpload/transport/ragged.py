@@ -21,7 +21,7 @@ class _Native(Protocol):
 
     def put(
         self,
-        data: bytes,
+        data: bytes | NDArray[Any],
         bounds: NDArray[Any],
         area: NDArray[Any],
         max_bytes: int,
@@ -140,20 +140,25 @@ class RaggedArray:
         """Whether so many samples of the greatest size still fit."""
         return self._next_bytes + num_samples * self.field.room_bytes <= self._end_bytes
 
-    def put_many(self, first: int, data: bytes, bounds: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Write many samples of bytes, and return which were written; the others have no bounds, or are too large.
+    def put_many(
+        self, first: int, data: bytes | NDArray[Any], bounds: NDArray[np.int64], *, row_shape: tuple[int, ...] = ()
+    ) -> NDArray[np.bool_]:
+        """Write many samples, and return which were written; the others have no bounds, or are too large.
 
         Args:
             first: the first sample.
-            data: the bytes of all samples, among others.
-            bounds: int64 [n, 2], C-contiguous: where each sample starts and ends in `data`; -1 for none.
+            data: the bytes of all samples, among others, or a C-contiguous array of the field's dtype.
+            bounds: int64 [n, 2], C-contiguous: where the bytes of each sample start and end in `data`; -1 for none.
+            row_shape: the shape of a sample without its first dimension.
         """
         starts, sizes = np.full((2, len(bounds)), -1, np.int64)
         if _NATIVE is not None:
             used_bytes = _NATIVE.put(data, bounds, self.unused, self.field.max_sample_bytes, starts, sizes)
             starts += self.use(used_bytes)
         made = sizes >= 0
-        self.accept(first, starts, sizes[:, np.newaxis], made=made)
+        shapes = np.empty((len(sizes), 1 + len(row_shape)), np.int64)
+        shapes[:, 0], shapes[:, 1:] = sizes // (self._dtype.itemsize * math.prod(row_shape)), row_shape
+        self.accept(first, starts, shapes, made=made)
         return made
 
     def strings(self, kept: NDArray[np.int64] | None, *, as_text: bool) -> list[Any]:

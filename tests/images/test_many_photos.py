@@ -277,6 +277,8 @@ def test_other_decoders_decode_samples_one_by_one(decode: Callable[..., Any]) ->
         ("at", np.zeros(2, np.int64)),
         ("at", bytes(8)),
         ("entries", b""),
+        ("geometries", np.zeros((1, 12), np.int64)),
+        ("geometries", np.zeros((1, 26), np.int32)[:, ::2]),
     ],
 )
 def test_wrong_arguments_are_refused(name: str, value: Any) -> None:
@@ -287,7 +289,7 @@ def test_wrong_arguments_are_refused(name: str, value: Any) -> None:
         "area": b"", "starts": number, "lengths": number, "sample_ids": number, "key": (1, 2), "crop": (9,),
         "antialias": False, "upright": True, "limits": (1, 1, 1, 1), "entries": None,
         "entry_bounds": None, "out": np.zeros((1, 8, 8, 3), np.uint8),
-        "is_made": np.ones(1, np.uint8), "at": None, "first": 0,
+        "is_made": np.ones(1, np.uint8), "at": None, "first": 0, "geometries": None,
     }  # fmt: skip
     native.decode_many(*arguments.values())
     assert arguments["is_made"][0] == 0

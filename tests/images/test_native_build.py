@@ -1,13 +1,16 @@
 """The native modules are built where they can be, and damaged files never make them access foreign memory."""
 
+import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.golden.make_formats import FOLDER
+from tests.support.value_files import png, value_files
 
 PROJECT = Path(__file__).parents[2]
 
@@ -15,6 +18,13 @@ PROJECT = Path(__file__).parents[2]
 def has_headers() -> bool:
     return subprocess.run(
         ["gcc", "-fsyntax-only", "-x", "c", "-"], input="#include <stdio.h>\n#include <jpeglib.h>\n", text=True,
+        stderr=subprocess.DEVNULL, check=False,
+    ).returncode == 0  # fmt: skip
+
+
+def has_deflate() -> bool:
+    return subprocess.run(
+        ["gcc", "-fsyntax-only", "-x", "c", "-"], input="#include <libdeflate.h>\n", text=True,
         stderr=subprocess.DEVNULL, check=False,
     ).returncode == 0  # fmt: skip
 
@@ -38,9 +48,11 @@ def test_the_native_modules_are_built_if_a_compiler_is_available(tmp_path: Path)
     modules = build(tmp_path)
     assert [module.name.partition(".")[0] for module in modules] == [
         "_jpeg",
+        *(["_masks"] if has_deflate() else []),
         "_transcode",
         "_lines",
         "_permutation",
+        "_objects",
         "_files",
         "_ragged",
     ]
@@ -58,21 +70,25 @@ def test_native_modules_are_left_out_if_they_cannot_be_built(tmp_path: Path) -> 
     assert build(tmp_path, CC="false") == []
 
 
-@pytest.mark.processes
-@pytest.mark.usefixtures("gcc")
-def test_no_damaged_file_or_view_makes_the_native_decoder_access_foreign_memory(tmp_path: Path) -> None:
-    fuzzer = tmp_path / "fuzz"
+def compile_with_sanitizers(program: Path, sources: list[Path], *libraries: str) -> None:
     flags = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-DOWN_MAIN"]
-    images = PROJECT / "mpload" / "images"
-    modules = {images / "_jpeg.c", images / "_transcode.c"}
-    sources = [PROJECT / "tests" / "support" / "fuzz_native.c", *sorted({*images.glob("_*.c")} - modules)]
     built = subprocess.run(
-        ["gcc", *flags, *sources, "-ljpeg", "-lm", "-o", str(fuzzer)],
+        ["gcc", *flags, *sources, *libraries, "-lm", "-o", str(program)],
         capture_output=True, text=True, check=False, timeout=100,
     )  # fmt: skip
     if "cannot find" in built.stderr:
         pytest.skip("gcc comes without its sanitizers here")
     assert built.returncode == 0, built.stderr
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("gcc")
+def test_no_damaged_file_or_view_makes_the_native_decoder_access_foreign_memory(tmp_path: Path) -> None:
+    fuzzer = tmp_path / "fuzz"
+    images = PROJECT / "mpload" / "images"
+    others = {images / "_jpeg.c", images / "_transcode.c", *images.glob("_mask*.c")}
+    sources = [PROJECT / "tests" / "support" / "fuzz_native.c", *sorted({*images.glob("_*.c")} - others)]
+    compile_with_sanitizers(fuzzer, sources, "-ljpeg")
     seeds = sorted(FOLDER.glob("jpeg*"))
     done = subprocess.run([fuzzer, "3", "0", *seeds], capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -117,3 +133,29 @@ def test_decoded_rows_are_never_aligned(tmp_path: Path) -> None:
     subprocess.run(["gcc", f"-I{images}", *sources, "-ljpeg", "-lm", "-o", program], check=True, timeout=100)
     done = subprocess.run([program, FOLDER / "jpeg_444.jpg"], capture_output=True, text=True, check=True, timeout=100)
     assert done.stdout.startswith("0 of ")
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("gcc")
+def test_no_damaged_mask_or_list_of_boxes_makes_native_code_access_foreign_memory(tmp_path: Path) -> None:
+    if not has_deflate():
+        pytest.skip("libdeflate's headers are missing (apt install libdeflate-dev)")
+    parts = ("images/_mask_png.c", "images/_mask_nearest.c", "samples/_scan.c", "samples/_clip.c")
+    sources = [PROJECT / "tests" / "support" / "fuzz_values.c", *(PROJECT / "mpload" / part for part in parts)]
+    compile_with_sanitizers(tmp_path / "fuzz", sources, "-ldeflate")
+    files = {name: data for name, (data, _) in value_files(20, 30).items() if name.startswith("png")}
+    files["filters"] = png(np.indices((40, 50)).sum(axis=0).astype(np.uint8) // 7, 8, 0, filters=[0, 1, 2, 3, 4])
+    for number in range(8):
+        item = {
+            "bbox": [10 * number, 5, 40.25, 60],
+            "category_id": number,
+            "score": 1 / 3,
+            "a": {"b": [[1, "x"], None]},
+        }
+        files[f"list{number}"] = json.dumps([item] * (number % 3 + 1)).encode()
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    command = [str(tmp_path / "fuzz"), "2", "0", *(str(tmp_path / name) for name in files)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(done.stdout.split()[0]) > 1000

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from mpload import (
     ErrorPolicy,
     GpuDecode,
+    ImageDecoder,
     Json,
     MPDataset,
     MPLoader,
@@ -25,6 +26,7 @@ from mpload import (
     Topology,
 )
 from mpload.errors import ArgumentError, DecodeError, MploadWarning, SampleError
+from tests.support.sample_transforms import albumented
 from tests.support.typed import DECODERS, NUM_SAMPLES, WAYS, comparable, read, same_region, typed, typed_index
 from tests.support.typed_decoders import Region, brighter, drawing, killing, other_keys, tensors, tokens, two_forms
 
@@ -156,6 +158,15 @@ def test_a_decoder_that_does_not_fit_is_refused_by_name_when_the_dataset_is_made
 ) -> None:
     with pytest.raises(ArgumentError, match=message):
         typed(index, decode=decode)
+
+
+def test_a_transform_of_images_is_refused_if_the_device_decodes_them(index: Path) -> None:
+    decode = without(image=GpuDecode(RandomResizedCrop(8)), small=RawBytes())
+    message = r"decode\['image'\] \(GpuDecode\) leaves the image to the device, so transform would not get its pixels"
+    with pytest.raises(ArgumentError, match=message):
+        typed(index, decode=decode, transform=albumented())
+    typed(index, decode={**decode, "small": ImageDecoder()}, transform=albumented())
+    typed(index, decode=decode, transform=dict)
 
 
 def test_a_decoder_that_reads_no_column_is_refused(index: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from mpload.images.geometry import Geometry
 from mpload.images.resize import Box, View
 
-__all__ = ["geometries", "nearest_pixel", "source_point"]
+__all__ = ["drawn_numbers", "geometries", "nearest_pixel", "source_point"]
 
 _SIDES = st.integers(1, 400)
 
@@ -28,6 +28,12 @@ def geometries(draw: st.DrawFn, sides: st.SearchStrategy[int] = _SIDES) -> Geome
         mirror=draw(st.booleans()),
     )
     return Geometry(height=height, width=width, view=view, upside_down=draw(st.booleans()))
+
+
+def drawn_numbers(geometry: Geometry) -> list[int]:
+    """Return the numbers of a geometry that a crop drew, in the order of `mpload.images.many_geometries`."""
+    view = geometry.view
+    return [geometry.height, geometry.width, *view.box, *view.full, *view.shown, view.mirror]
 
 
 def source_point(geometry: Geometry, y: Fraction, x: Fraction) -> tuple[Fraction, Fraction] | None:

@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +94,14 @@ class Shown:
         names = "image", "box", "full", "window"
         values = {name: np.array(side) for name, side in zip(names, sides, strict=True)}
         return {**values, "mirrored": np.array([view.mirror, geometry.upside_down])}
+
+
+class Told:
+    """A user's decoder, which returns what it is given, and fails for some cells."""
+
+    def __call__(self, data: str, rng: np.random.Generator, record: Mapping[str, Any], geometry: Any) -> dict[str, Any]:
+        if data.startswith("bad"):
+            raise ValueError(f"a {data} in {record['number']}")
+        drawn = [*geometry.view.box, *geometry.view.shown, *geometry.view.full, geometry.view.mirror, geometry.height]
+        global_number = np.random.randint(1000)  # noqa: NPY002  seeded for the sample
+        return {"numbers": np.array([*drawn, rng.integers(99), global_number, record["number"], len(data)])}

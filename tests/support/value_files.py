@@ -2,6 +2,7 @@
 
 import struct
 import zlib
+from collections.abc import Sequence
 from io import BytesIO
 from typing import Any
 
@@ -10,7 +11,7 @@ import tifffile
 from numpy.typing import NDArray
 from PIL import Image
 
-__all__ = ["palette_png", "value_files"]
+__all__ = ["palette_png", "png", "value_files"]
 
 
 def value_files(height: int, width: int, seed: int = 0) -> dict[str, tuple[bytes, NDArray[Any]]]:
@@ -62,15 +63,29 @@ def palette_png(values: NDArray[Any], bits: int = 8, *more: bytes) -> bytes:
     return png(values, bits, 3, _chunk(b"PLTE", colors), _chunk(b"tRNS", colors[: 1 << bits]), *more)
 
 
-def png(values: NDArray[Any], bits: int, color: int, *chunks: bytes) -> bytes:
-    """Return a PNG with one channel, written bit by bit as its specification says."""
+def png(values: NDArray[Any], bits: int, color: int, *chunks: bytes, filters: Sequence[int] = (0,)) -> bytes:
+    """Return a PNG with one channel, written bit by bit as its specification says; rows take turns with the filters."""
     height, width = values.shape
     shifts = np.arange(bits)[::-1]
     rows = np.packbits((values[..., None] >> shifts & 1).astype(np.uint8).reshape(height, -1), axis=1)
-    scanlines = b"".join(b"\0" + row.tobytes() for row in rows)
+    scanlines = b"".join(
+        _filtered(rows, number, filters[number % len(filters)], 1 + bits // 16) for number in range(height)
+    )
     header = _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, color, 0, 0, 0))
     body = _chunk(b"IDAT", zlib.compress(scanlines)) + _chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + header + b"".join(chunks) + body
+
+
+def _filtered(rows: NDArray[np.uint8], number: int, kind: int, step: int) -> bytes:
+    """Return a row with a filter of PNG before it: 0 to 4 for none, left, up, average and Paeth."""
+    row = rows[number].astype(int)
+    up = rows[number - 1].astype(int) if number else np.zeros_like(row)
+    left, corner = (np.concatenate([np.zeros(step, int), each])[: len(row)] for each in (row, up))
+    near = [abs(up - corner), abs(left - corner), abs(left + up - 2 * corner)]
+    paeth = np.where((near[0] <= near[1]) & (near[0] <= near[2]), left, np.where(near[1] <= near[2], up, corner))
+    guess: NDArray[np.int64] = [np.zeros_like(row), left, up, (left + up) // 2, paeth][kind]
+    filtered: bytes = (row - guess).astype(np.uint8).tobytes()
+    return bytes([kind]) + filtered
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:

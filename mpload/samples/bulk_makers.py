@@ -1,0 +1,267 @@
+"""Makes one column of a chunk of samples, with a few native calls: reading, decoding, all straight into the slot."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpload.errors import DecodeError
+from mpload.images.decoders import NumpyDecoder, read_npy_header
+from mpload.images.many import DecodeMany, EncodedSamples
+from mpload.index.columns import ColumnType
+from mpload.index.lines import Lines
+from mpload.samples.counts import DECODE_NS, READ_NS
+from mpload.samples.row_index import RowIndex
+from mpload.storage.local import LocalStorage
+from mpload.storage.many import ManyRanges, ManyRead, ManyReader
+from mpload.storage.read_ahead import ReadAhead
+from mpload.transport.ragged import RaggedArray
+from mpload.transport.slots import ALIGN_BYTES
+from mpload.transport.worker import ChunkReport
+from mpload.units import MIB
+
+__all__ = ["MAKERS_OF_CELLS", "Arrays", "Bytes", "Chunk", "Images", "Maker", "Reading", "Rows"]
+
+_MAX_ARRAY_BYTES = MIB  # of a `.npy` file; the first of a chunk is copied
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Chunk:
+    """What is made, and where it goes."""
+
+    lines: Lines
+    first: int
+    """Position of the first sample in its batch."""
+    key: tuple[int, int]
+    """The key of the samples' random numbers."""
+    report: ChunkReport
+    geometries: NDArray[np.int64] | None = None
+    """The geometries that the images draw and that other columns follow, as in `EncodedSamples`."""
+    is_drawn: NDArray[np.bool_] | None = None
+    """Which samples have a geometry to follow, bool [n]; None if there is none to follow."""
+
+
+Maker = Callable[[Chunk, int, Any], NDArray[np.bool_] | None]
+"""Writes the values of one column to the array of a slot, and returns which samples were made, bool [n].
+
+None if this time all must be made one by one, which says nothing about the chunks that follow.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Reading:
+    """Reads the files or spans that a column names."""
+
+    storage: LocalStorage
+    ahead: ReadAhead
+    maps_shards: bool = False
+
+    def reader(self, chunk: Chunk, column: int) -> ManyReader | None:
+        """Return a reader of the ranges in a column."""
+        spans = chunk.lines.spans(column)
+        ranges = ManyRanges(
+            names=chunk.lines.data,
+            paths=np.ascontiguousarray(spans.paths),
+            offsets=np.ascontiguousarray(spans.offsets),
+            lengths=np.ascontiguousarray(spans.lengths),
+            first=chunk.first,
+            at=chunk.report.sample,
+        )
+        return self.storage.many_reader(ranges, maps_shards=self.maps_shards)
+
+    def read(
+        self,
+        reader: ManyReader,
+        area: NDArray[np.uint8],
+        chunk: Chunk,
+        done: int,
+        *,
+        step_bytes: int = 0,
+        max_bytes: int | None = None,
+    ) -> ManyRead:
+        """Read the ranges after the first `done` ones. If reads turn out to be slow, read-ahead begins."""
+        start_ns = perf_counter_ns()
+        read = self.ahead.measured_many(
+            lambda: reader.read(area, first=done, step_bytes=step_bytes, max_bytes=max_bytes)
+        )
+        chunk.report.tally.counts[READ_NS] += perf_counter_ns() - start_ns
+        return read
+
+    def into_ragged(
+        self, chunk: Chunk, column: int, array: RaggedArray, *, max_bytes: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Read into a ragged field. Return where in its area each range starts, and its length; -1 if it is missing."""
+        starts, lengths = np.full((2, len(chunk.lines)), -1, np.int64)
+        reader = self.reader(chunk, column)
+        done = 0
+        while reader is not None and done < len(starts) and not self.ahead.is_active:
+            read = self.read(reader, array.unused, chunk, done, max_bytes=max_bytes)
+            if not (num_read := len(read.lengths)):
+                break
+            starts[done : done + num_read] = read.starts + array.use(read.used_bytes)
+            lengths[done : done + num_read] = read.lengths
+            done += num_read
+        return starts, lengths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Bytes:
+    """Reads samples that stay encoded into the area of a ragged field."""
+
+    reading: Reading
+
+    def make(self, chunk: Chunk, column: int, array: RaggedArray) -> NDArray[np.bool_]:
+        """Make a column."""
+        starts, lengths = self.reading.into_ragged(chunk, column, array, max_bytes=array.field.max_sample_bytes)
+        array.accept(chunk.first, starts, lengths[:, np.newaxis], made=lengths >= 0)
+        return lengths >= 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rows:
+    """Reads samples whose bytes are their value straight into the rows of the batch."""
+
+    reading: Reading
+    row_bytes: int
+
+    def make(self, chunk: Chunk, column: int, array: NDArray[Any]) -> NDArray[np.bool_]:
+        """Make a column."""
+        made = np.zeros(len(chunk.lines), np.bool_)
+        reader = self.reading.reader(chunk, column)
+        if reader is None or not array.flags.c_contiguous:
+            return made
+        rows = array[chunk.first : chunk.first + len(made)].reshape(-1).view(np.uint8)
+        if not self.row_bytes or len(rows) != len(made) * self.row_bytes:
+            return made
+        done = 0
+        while done < len(made) and not self.reading.ahead.is_active:
+            area = rows[done * self.row_bytes :]
+            read = self.reading.read(reader, area, chunk, done, step_bytes=self.row_bytes)
+            made[done : done + len(read.lengths)] = read.lengths == self.row_bytes
+            done += len(read.lengths)
+        return made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Arrays:
+    """Reads `.npy` files into the area of a ragged field, where their headers stay, before the arrays.
+
+    The first file of a chunk is decoded. All files with the same header and size hold arrays of the same form.
+    """
+
+    reading: Reading
+    decode: NumpyDecoder
+
+    def make(self, chunk: Chunk, column: int, array: Any) -> NDArray[np.bool_]:
+        """Make a column."""
+        if not isinstance(array, RaggedArray):  # arrays without dimensions, in a field of fixed shape
+            return np.zeros(len(chunk.lines), np.bool_)
+        starts, lengths = self.reading.into_ragged(
+            chunk, column, array, max_bytes=min(_MAX_ARRAY_BYTES, array.field.max_sample_bytes)
+        )
+        start_ns = perf_counter_ns()
+        made = self._place(chunk.first, starts, lengths, array)
+        chunk.report.tally.counts[DECODE_NS] += perf_counter_ns() - start_ns
+        return made
+
+    def _place(
+        self, first: int, starts: NDArray[np.int64], lengths: NDArray[np.int64], array: RaggedArray
+    ) -> NDArray[np.bool_]:
+        made = lengths >= 0
+        if not made.any():
+            return made
+        example = int(made.argmax())
+        data = array.area[starts[example] : starts[example] + lengths[example]].tobytes()
+        try:
+            value, header = self.decode(data), read_npy_header(data)
+        except DecodeError:
+            return np.zeros_like(made)
+        header_bytes = header.num_bytes
+        made &= lengths == len(data)
+        if (
+            (value.dtype, value.ndim) != (array.field.dtype, array.field.num_dims)
+            or header.is_fortran
+            or not header.dtype.isnative
+            or header_bytes % ALIGN_BYTES
+        ):
+            return np.zeros_like(made)
+        places = np.flatnonzero(made)
+        headers = array.area[starts[places, np.newaxis] + np.arange(header_bytes)]
+        made[places] = (headers == np.frombuffer(data, np.uint8, header_bytes)).all(axis=1)
+        array.accept(first, starts + header_bytes, np.broadcast_to(value.shape, (len(made), value.ndim)), made=made)
+        return made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Images:
+    """Reads encoded images or masks into an arena, as many as it holds, and decodes them into the rows of the batch."""
+
+    reading: Reading
+    decode_many: DecodeMany
+    arena: NDArray[np.uint8]
+    rows: RowIndex | None = None
+
+    def make(self, chunk: Chunk, column: int, array: NDArray[Any]) -> NDArray[np.bool_] | None:
+        """Make a column."""
+        made = np.zeros(len(chunk.lines), np.bool_)
+        entries = None if self.rows is None else self.rows.read_many(chunk.lines.sample_ids)
+        if entries is not None and 2 * entries.count(b"") > len(entries):
+            return None  # most entries are to be made, which only samples that are made one by one do
+        reader = self.reading.reader(chunk, column)
+        is_filled = self.rows is not None and self.rows.is_filled
+        done = num_wrong = 0
+        while reader is not None and done < len(made) and not self.reading.ahead.is_active:
+            read = self.reading.read(reader, self.arena, chunk, done)
+            start_ns = perf_counter_ns()
+            stop = done + len(read.lengths)
+            is_drawn, geometries = chunk.is_drawn, chunk.geometries
+            samples = EncodedSamples(
+                data=self.arena[: read.used_bytes],
+                starts=read.starts,
+                lengths=read.lengths if is_drawn is None else np.where(is_drawn[done:stop], read.lengths, -1),
+                sample_ids=chunk.lines.sample_ids[done:stop],
+                key=chunk.key,
+                first=chunk.first + done,
+                at=chunk.report.sample,
+                entries=None if entries is None else entries[done:stop],
+                geometries=None if geometries is None else geometries[done:stop],
+            )
+            is_made = self.decode_many(samples, array[chunk.first + done : chunk.first + stop])
+            # A sample whose entry is wrong is made again if that replaces the entry.
+            made[done:stop] = is_made == 1 if is_filled else is_made != 0
+            num_wrong += int(np.count_nonzero(is_made == 2))
+            chunk.report.tally.counts[DECODE_NS] += perf_counter_ns() - start_ns
+            done = stop
+        return None if is_filled and 2 * num_wrong > len(made) else made
+
+
+def _integers(chunk: Chunk, column: int, array: NDArray[np.int64]) -> NDArray[np.bool_]:
+    values, is_parsed = chunk.lines.integers(column)
+    array[chunk.first : chunk.first + len(values)][is_parsed] = values[is_parsed]
+    return is_parsed
+
+
+def _floats(chunk: Chunk, column: int, array: NDArray[np.float64]) -> NDArray[np.bool_]:
+    made = np.zeros(len(chunk.lines), np.bool_)
+    for place, (start, end) in enumerate(chunk.lines.cells[:, column].tolist()):
+        text = chunk.lines.data[start:end]
+        if start >= 0 and b"_" not in text:
+            with suppress(ValueError):  # raised again when the sample is made
+                array[chunk.first + place] = float(text)
+                made[place] = True
+    return made
+
+
+def _texts(chunk: Chunk, column: int, array: RaggedArray) -> NDArray[np.bool_]:
+    return array.put_many(chunk.first, chunk.lines.data, np.ascontiguousarray(chunk.lines.cells[:, column]))
+
+
+MAKERS_OF_CELLS: dict[ColumnType, Maker] = {
+    ColumnType.INT: _integers,
+    ColumnType.FLOAT: _floats,
+    ColumnType.STR: _texts,
+}
