@@ -5,9 +5,10 @@
 
 The samples are photographs of 500 x 375 pixels, masks of 20 classes as PNGs with a palette, and JSON files of boxes;
 all files are in the page cache. A crop of 224 x 224 pixels is drawn as in torchvision, and mirrored half of the time;
-mask and boxes follow it. mpload runs with two workers. The DataLoader does this with albumentations, with the number
-of workers (2 or 3) that was fastest in a trial. It decodes photographs with OpenCV or with simplejpeg. Its masks are
-copies in gray, which OpenCV decodes, since it would turn a palette into colours. Its boxes are lists of tensors.
+mask and boxes follow it. Small masks have half of the height and width. mpload runs with two workers. The DataLoader
+does this with albumentations, with the number of workers (2 or 3) that was fastest in a trial. It decodes photographs
+with OpenCV or with simplejpeg. Its masks are copies in gray, which OpenCV decodes, since it would turn a palette into
+colours. Its boxes are lists of tensors.
 
 The contestants take turns in random order, each in its own process. Their first epoch is checked and not timed: it
 must hold all samples once, with the same share of labelled pixels. CPU time is that of a process and its workers.
@@ -115,17 +116,20 @@ def in_dataloader(library: str) -> Callable[[Path, int], Iterable[Any]]:
 
 
 TYPED, IMAGES, AS_DICT = "mpload, image + mask + boxes", "mpload, images", "mpload, images in dicts"
+SMALL, SMALL_BYTES = "mpload, image + small mask + boxes", "mpload, image + small mask of bytes + boxes"
+
+
+def all_columns(mpload: Any, **options: Any) -> dict[str, Any]:
+    """Return the decoders of a sample's columns; `options` are those of its mask."""
+    return {"image": mpload.RandomResizedCrop(SIZE), "mask": mpload.Mask(**options), "boxes": mpload.Boxes("xywh")}
+
+
 CONTESTANTS: dict[str, Callable[[Path, int], Iterable[Any]]] = {
     IMAGES: ours("images.txt", lambda mpload: mpload.RandomResizedCrop(SIZE)),
     AS_DICT: ours("images.txt", lambda mpload: {"image": mpload.RandomResizedCrop(SIZE)}),
-    TYPED: ours(
-        "typed.txt",
-        lambda mpload: {
-            "image": mpload.RandomResizedCrop(SIZE),
-            "mask": mpload.Mask(),
-            "boxes": mpload.Boxes("xywh"),
-        },
-    ),
+    TYPED: ours("typed.txt", all_columns),
+    SMALL: ours("small.txt", all_columns),
+    SMALL_BYTES: ours("small.txt", lambda mpload: all_columns(mpload, dtype="uint8")),
     "DataLoader, OpenCV + albumentations, image + mask + boxes": in_dataloader("opencv"),
     "DataLoader, simplejpeg + albumentations, image + mask + boxes": in_dataloader("simplejpeg"),
 }

@@ -24,11 +24,11 @@ def write_data(folder: Path, num_samples: int) -> None:
     """Write so many photographs, masks and files of boxes, and indexes of them.
 
     A photograph is a JPEG of about 100 kB. A mask is a PNG with a palette, of the kind that Pascal VOC has: ids of
-    classes, and 255 around each object; `gray` holds the same ids in PNGs without a palette. Boxes are JSON: a list of
-    objects as COCO has them.
+    classes, and 255 around each object; `gray` holds the same ids in PNGs without a palette, and `small` those of every
+    other pixel. Boxes are JSON: a list of objects as COCO has them.
     """
     rng = np.random.default_rng(0)
-    for kind in ("photos", "masks", "gray", "boxes"):
+    for kind in ("photos", "masks", "gray", "small", "boxes"):
         (folder / kind).mkdir()
     lines = []
     for number in range(num_samples):
@@ -39,10 +39,13 @@ def write_data(folder: Path, num_samples: int) -> None:
         image, mask_path, boxes = (folder / path for path in lines[-1])
         image.write_bytes(jpeg)
         _write_palette(mask_path, mask)
+        _write_palette(folder / "small" / mask_path.name, np.ascontiguousarray(mask[::2, ::2]))
         cv2.imwrite(str(folder / "gray" / mask_path.name), mask)
         boxes.write_text(json.dumps(objects), encoding="utf-8")
     cells = "".join("\t".join(line) + "\n" for line in lines)
     (folder / "typed.txt").write_text(f"#mpload 1\n#columns image:path mask:path boxes:path\n{cells}", encoding="utf-8")
+    small = cells.replace("\tmasks/", "\tsmall/")
+    (folder / "small.txt").write_text(f"#mpload 1\n#columns image:path mask:path boxes:path\n{small}", encoding="utf-8")
     images = "".join(f"{image}\n" for image, _, _ in lines)
     (folder / "images.txt").write_text(f"#mpload 1\n#columns image:path\n{images}", encoding="utf-8")
 
