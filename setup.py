@@ -6,8 +6,9 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 JPEG_FILES = (
-    *("_decoder", "_huffman", "_huffman_scan", "_huffman_tables", "_huffman_test", "_rows", "_resize", "_resize_simd"),
-    *("_photos", "_header", "_philox", "_crop"),
+    *("_decoder", "_scale", "_together", "_rows", "_resize", "_resize_simd"),
+    *("_huffman", "_huffman_scan", "_huffman_shared", "_huffman_tables", "_huffman_test"),
+    *("_photos", "_header", "_philox", "_crop", "_crops", "_jpeg_crops"),
 )
 
 stable_abi = not sysconfig.get_config_var("Py_GIL_DISABLED")  # free-threaded Pythons have none

@@ -22,19 +22,25 @@ patches          RandomCrop: a patch of the image, not resized
 many             decodes the samples of a whole chunk with one native call
 many_geometries  the geometries of many samples as numbers, for native calls
 many_masks       decodes the masks of a whole chunk with one native call
+crops_of_photo   CropsOfPhoto: makes several crops of a photo with one native call
 gpu_decode       GpuDecode: the worker chooses the crop, the device decodes
 shrink           makes smaller JPEGs, for packs and caches
 baseline         rewrites JPEGs without loss, so that they decode faster
 _jpeg            the native decoder (C, optional): its Python module
-_decoder         decodes rows and columns of a JPEG through libjpeg-turbo (C)
+_jpeg_crops      the functions of that module that make several crops of a photo (C)
+_decoder         decodes a part of a JPEG through libjpeg-turbo (C)
+_scale           decodes the rows and columns that views of one scale need (C)
+_together        decodes several views in one pass (C)
 _huffman         decodes Huffman codes faster than libjpeg-turbo (C)
 _huffman_scan    prepares the Huffman decoder for a scan (C)
+_huffman_shared  decodes a scan once for several scales (C)
 _huffman_tables  tables that decode several codes at a time (C)
 _huffman_test    the self-test: compares the pixels with libjpeg-turbo's (C)
 _rows            the entry that tells where rows begin (C)
 _resize          resizes those rows (C)
 _resize_simd     faster loops for it, with AVX2, SSE2 or NEON instructions (C)
 _photos          decodes many photos, each as the decoders do, with one call (C)
+_crops           decodes several crops of each photo (C)
 _header          reads a JPEG's header as jpeg_header does (C)
 _philox          draws a sample's random numbers as SampleRng does (C)
 _crop            chooses the parts that crops show as crops and decoders do (C)

@@ -1,7 +1,9 @@
 /* The native decoder: its types, and the functions that its files call in each other.
 
    _jpeg.c      the Python module
-   _decoder.c   decodes the rows and columns that a view needs, with libjpeg-turbo
+   _decoder.c   decodes a view with libjpeg-turbo
+   _scale.c     decodes the rows and columns that views of one scale need
+   _together.c  decodes the views of a photo in one pass
    _huffman*.c  decode Huffman codes faster than libjpeg-turbo does; see _huffman.h
    _rows.c      keeps where rows begin, so that those above a crop need not be decoded; see _rows.h
    _resize*.c   turn decoded rows into rows of the result */
@@ -15,11 +17,14 @@
 
 #include <jpeglib.h>
 
+#include "_huffman.h"
+
 #ifndef LIBJPEG_TURBO_VERSION
 #error "libjpeg-turbo is needed: other libjpegs cannot leave out rows and columns"
 #endif
 
 enum {
+    NUM_SCALES = 4,         /* 1, 1/2, 1/4 and 1/8 */
     MAX_TAPS = 64,          /* source pixels for one pixel of the result, along one axis; more is declined */
     PADDING_BYTES = 256,    /* after each row, where code may read or write: more than MAX_TAPS pixels */
     MAX_SIDE = 65535,
@@ -55,13 +60,15 @@ typedef struct {
 /* The instructions that rows are resized with. */
 typedef enum { PLAIN, SSE2, NEON, AVX2 } Simd;
 
-typedef struct Decoder {
-    struct jpeg_decompress_struct info;
-    struct jpeg_error_mgr errors;
-    jmp_buf on_error;
-    char cause[JMSG_LENGTH_MAX];
+/* Makes a view of the rows of a scaled image, which it is given one after the other. */
+typedef struct {
+    View view;
+    uint8_t *out;           /* uint8 [out_height, out_width, 3] */
     Axis rows, columns;
-    uint8_t *block;         /* BLOCK_ROWS decoded rows */
+    int next;               /* row of the box that is taken next */
+    int num_made;           /* rows of the result */
+    int is_copied;          /* whether the view is neither resized nor mirrored */
+    size_t copied_from;     /* byte of a row where a copied row begins */
     uint16_t *ring;         /* rows.taps rows, resized horizontally, in units of 1/256 */
     Simd simd;
     int column_taps;        /* maximum number of source pixels for a column of the result */
@@ -70,9 +77,27 @@ typedef struct Decoder {
     uint32_t *windows;      /* [pairs] the smaller offset of two columns; for AVX2, as are the next two members */
     uint8_t *picks;         /* [pairs][WINDOW_BYTES] for each byte of a pair's lanes, its place in the window */
     int are_pairs_near;     /* whether the first pixels of each pair lie in one window */
-    size_t block_bytes, ring_bytes, lanes_bytes, offsets_bytes, windows_bytes, picks_bytes;
+    size_t ring_bytes, lanes_bytes, offsets_bytes, windows_bytes, picks_bytes;
+} Resizer;
+
+typedef struct Decoder {
+    struct jpeg_decompress_struct info;
+    struct jpeg_error_mgr errors;
+    jmp_buf on_error;
+    char cause[JMSG_LENGTH_MAX];
+    Resizer *resizers;      /* [num_resizers] of the views that are decoded together; room for more stays */
+    size_t num_resizers, resizers_bytes;
+    uint8_t *block;         /* BLOCK_ROWS decoded rows */
+    size_t block_bytes, row_bytes;
+    int next_row, end_row;  /* of the scaled image: the rows that remain to be decoded */
+    int is_started;         /* whether the rows above were skipped */
+    JDIMENSION first_column, end_column;    /* of the scaled image: the columns that are decoded */
+    Simd simd;
     struct Huffman *huffman;    /* NULL if libjpeg-turbo decodes all Huffman codes */
     int is_huffman_used;        /* whether `huffman` decoded the last photo */
+    struct Decoder *others[NUM_SCALES - 1]; /* for further scales of the photo; NULL before they are needed */
+    struct Huffman *shared;     /* what decodes the Huffman codes of several scales, and how far this one has come */
+    Reader reader;
     struct Decoder *next;   /* in the module's list of idle decoders */
 } Decoder;
 
@@ -93,6 +118,11 @@ int decode_view(Decoder *decoder, const uint8_t *data, size_t num_bytes, const V
 int decode_views(
     Decoder *decoder, const uint8_t *data, size_t num_bytes, const View *views, uint8_t *const *outs, size_t count);
 
+/* As `decode_view` for several views of one photo, in one pass: rows are decoded once for each scale, and handed to all
+   views of that scale. Also returns 0 if that is impossible, or would take longer than to decode each view alone. */
+int decode_together(
+    Decoder *decoder, const uint8_t *data, size_t num_bytes, const View *views, uint8_t *const *outs, size_t count);
+
 /* As `decode_view`, faster with an entry of the photo; see _rows.h. If `entry` is not one, as with 0 bytes, an entry is
    made where that is possible, and `decoder->huffman->rows.entry_bytes` is not 0 afterwards. */
 int decode_view_with_rows(
@@ -108,6 +138,20 @@ void *grow(Decoder *decoder, void *buffer, size_t *held_bytes, size_t bytes);
 
 #define GROW(decoder, buffer, bytes) ((buffer) = grow((decoder), (buffer), &buffer##_bytes, (bytes)))
 
+/* _scale.c: call these in this order. They decline the photo by `decline`. */
+
+/* Read the header, and choose the scale and the size of the view. Other views are added if they have the same ones. */
+void open_scale(Decoder *decoder, const uint8_t *data, size_t num_bytes, const View *view);
+void add_view(Decoder *decoder, const View *view, uint8_t *out);
+
+/* Start to decode. Columns `first_column` to `end_column` of the scaled image will be. */
+void start_scale(Decoder *decoder);
+
+/* Decode the needed rows above `end_row` of the scaled image, and hand them to the views. */
+void show_rows(Decoder *decoder, int end_row);
+
+void close_scale(Decoder *decoder);
+
 /* _resize.c */
 
 /* Fill in the pixels and weights for `count` pixels, from `out_first` on, of a box of `length` pixels resized to `full`
@@ -121,13 +165,24 @@ static inline size_t first_lane(int out, int column_taps) {
 }
 
 /* Prepare the weights of `count` columns for `resize_row`. Decoded rows begin with column `origin` of the box. */
-void fill_lanes(Decoder *decoder, int count, int mirror, int origin);
+void fill_lanes(Decoder *decoder, Resizer *resizer, int count, int mirror, int origin);
 
 /* Resize a decoded row horizontally to `count` pixels of 3 x 16 bits. */
-void resize_row(const Decoder *decoder, const uint8_t *source, int count, uint16_t *result);
+void resize_row(const Resizer *resizer, const uint8_t *source, int count, uint16_t *result);
 
 /* Mix rows of the ring, `stride` values apart, to the `count` bytes of row `out` of the result. */
-void mix_rows(Decoder *decoder, int out, size_t stride, size_t count, uint8_t *restrict result);
+void mix_rows(Resizer *resizer, int out, size_t stride, size_t count, uint8_t *restrict result);
+
+/* Begin a view. Of the box, rows `rows.first` to `rows.end` and columns `columns.first` to `columns.end` are needed. */
+void start_resizer(Decoder *decoder, Resizer *resizer, const View *view, uint8_t *out);
+
+/* Prepare for rows that begin with this column of the scaled image. */
+void set_first_column(Decoder *decoder, Resizer *resizer, int first_column);
+
+/* Take the next needed row, and write all rows of the result that are then complete. */
+void take_row(Resizer *resizer, const uint8_t *row);
+
+void free_resizer(Resizer *resizer);
 
 /* As `decode_view`, but of pixels that are decoded: uint8 RGB [stored_height, stored_width, 3], and PADDING_BYTES more,
    which may be read. `view->denominator` is ignored. */
@@ -141,7 +196,7 @@ extern const char *const simd_names[];  /* [Simd] */
 Simd best_simd(const char *at_most);
 
 /* `resize_row` unless `simd` is PLAIN, and a part of `mix_rows` if it is AVX2. */
-void resize_row_simd(const Decoder *decoder, const uint8_t *source, int count, uint16_t *result);
+void resize_row_simd(const Resizer *resizer, const uint8_t *source, int count, uint16_t *result);
 void mix_rows_avx2(
     const uint16_t *const *rows, const uint16_t *weights, int taps, size_t count, uint8_t *result);
 

@@ -160,8 +160,7 @@ static inline void skip_block(BitReader *bits, const AcTable *table) {
     }
 }
 
-/* Raise a libjpeg error. Its message is never shown: libjpeg-turbo decodes the file again, and its messages count. */
-static _Noreturn void give_up(j_decompress_ptr info) {
+void give_up(j_decompress_ptr info) {
     info->err->msg_code = JWRN_HUFF_BAD_CODE;
     info->err->error_exit((j_common_ptr)info);
     abort();  /* not reached: it jumps */
@@ -221,8 +220,7 @@ static int go_to_row(Huffman *huffman, unsigned row) {
     return 1;
 }
 
-/* Decode an MCU, or skip it if `blocks` is NULL. Returns 0 if something is wrong. */
-static int take_mcu(Huffman *huffman, JBLOCKROW *blocks) {
+int take_mcu(Huffman *huffman, JBLOCKROW *blocks) {
     if (huffman->column == 0 && huffman->rows.mode == NOTE_ROWS && huffman->row < huffman->num_rows) {
         RowStart *start = &huffman->rows.starts[huffman->row];
         start->position = position_of(huffman);

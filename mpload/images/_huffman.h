@@ -3,6 +3,7 @@
    _huffman_tables.c  builds lookup tables from the tables in the file
    _huffman_scan.c    prepares for a scan, and takes libjpeg-turbo's place
    _huffman.c         decodes a scan with them
+   _huffman_shared.c  decodes a scan once for several scales
    _rows.c            keeps where the rows of MCUs begin; see _rows.h
    _huffman_test.c    tests whether the pixels are the same as with libjpeg-turbo's decoder
 
@@ -33,7 +34,9 @@ enum {
     ENDS_BLOCK = 128,       /* flag in an advance; added to a place, it exceeds LAST_PLACE, which ends the loop */
     ADVANCE_MASK = 127,
     NO_ADVANCE = 127,       /* the table does not cover this prefix; larger than any block */
-    MAX_KEPT_BYTES = 1 << 24
+    MAX_KEPT_BYTES = 1 << 24,
+    RECENT_ROWS = 4,        /* rows of MCUs that are kept for scales that are decoded in step */
+    MAX_RECENT_BYTES = 1 << 22
 };
 
 typedef struct {
@@ -89,6 +92,12 @@ typedef struct {
     int needs_ac;               /* 0 if the block becomes one pixel, as at 1/8 of the size */
 } BlockPlan;
 
+/* How far one of several scales that are decoded in step has come. */
+typedef struct {
+    unsigned asked_row, asked_column;   /* of the MCU that libjpeg-turbo asks for next */
+    unsigned first_shown, end_shown;    /* columns */
+} Reader;
+
 typedef struct Huffman {
     BitReader bits;
     BlockPlan blocks[D_MAX_BLOCKS_IN_MCU];
@@ -103,6 +112,10 @@ typedef struct Huffman {
     JBLOCK *kept;                               /* [num_kept][num_blocks] those of the first MCUs; NULL before the first
                                                    decode, and if there is no room for all */
     size_t num_kept;                            /* MCUs; the next one is that of `row` and `column` */
+    JBLOCK *recent;                             /* [RECENT_ROWS][num_columns][num_blocks] coefficients of the last rows
+                                                   of MCUs, where several scales are decoded in step */
+    size_t recent_bytes;
+    unsigned first_recent;                      /* rows above are skipped */
     unsigned first_shown, end_shown;            /* other columns are skipped */
     unsigned restart_interval, until_restart;   /* in MCUs; the interval is 0 if there are no restart markers */
     int next_restart;                           /* number of the next restart marker, 0 to 7 */
@@ -124,11 +137,27 @@ int take_over(Huffman *huffman, j_decompress_ptr info, JDIMENSION left, JDIMENSI
 void keep(Huffman *huffman);
 void forget(Huffman *huffman);
 
+/* As `take_over`, for a scale that is decoded in step with others: each reads rows of the photo while the other ones are
+   at most a row of MCUs behind. Call it for each scale. `first_row` is the first row of the whole photo, at its full
+   size, that any scale needs. */
+int take_over_shared(
+    Huffman *huffman, Reader *reader, int is_first, j_decompress_ptr info, JDIMENSION left, JDIMENSION right,
+    int first_row);
+
 /* Skip the rest of the scan, so that the starts of all rows are noted. Returns 0 if something is wrong with it. */
 int skip_rest(Huffman *huffman);
 
 /* What libjpeg-turbo calls instead of its own: decode the next MCU, unless `blocks` is NULL or it is not shown. */
 boolean decode_mcu(j_decompress_ptr info, JBLOCKROW *blocks);
+
+/* Raise a libjpeg error. Its message is never shown: libjpeg-turbo decodes the file again, and its messages count. */
+_Noreturn void give_up(j_decompress_ptr info);
+
+/* Decode the next MCU of the scan, or skip it if `blocks` is NULL. Returns 0 if something is wrong. */
+int take_mcu(Huffman *huffman, JBLOCKROW *blocks);
+
+/* As `decode_mcu`, for scales that are decoded in step. */
+boolean decode_shared_mcu(j_decompress_ptr info, JBLOCKROW *blocks);
 
 /* Whether no two codes overlap and no symbol exceeds `max_symbol`. libjpeg-turbo has refused other tables already; this
    makes sure that no table is written out of bounds. */

@@ -22,7 +22,8 @@ struct jpeg_entropy_decoder {
 #endif
 
 enum {
-    LONG_SCAN_BYTES = 10000     /* here new tables save about as much time as making them takes, 35 us */
+    LONG_SCAN_BYTES = 10000,    /* here new tables save about as much time as making them takes, 35 us */
+    MARGIN_ROWS = 2             /* rows of MCUs above the first that is shown, which upsampling may need */
 };
 
 static int is_understood(j_decompress_ptr info) {
@@ -105,13 +106,18 @@ static void start_scan(Huffman *huffman, j_decompress_ptr info) {
     }
 }
 
+/* The columns of MCUs that hold columns `left` to `right` of the scaled image. */
+static void find_columns(j_decompress_ptr info, JDIMENSION left, JDIMENSION right, unsigned *first, unsigned *end) {
+    unsigned mcu_width = (unsigned)(MIN_SCALED_SIZE(info) * (info->comps_in_scan > 1 ? info->max_h_samp_factor : 1));
+    *first = left / mcu_width;
+    *end = (right + mcu_width - 1) / mcu_width;
+}
+
 int take_over(Huffman *huffman, j_decompress_ptr info, JDIMENSION left, JDIMENSION right) {
     if (!is_understood(info) || !prepare_tables(huffman, info)) {
         return 0;
     }
-    unsigned mcu_width = (unsigned)(MIN_SCALED_SIZE(info) * (info->comps_in_scan > 1 ? info->max_h_samp_factor : 1));
-    huffman->first_shown = left / mcu_width;
-    huffman->end_shown = (right + mcu_width - 1) / mcu_width;
+    find_columns(info, left, right, &huffman->first_shown, &huffman->end_shown);
     huffman->asked_row = huffman->asked_column = 0;
     if (huffman->kept == NULL) {
         start_scan(huffman, info);
@@ -120,5 +126,47 @@ int take_over(Huffman *huffman, j_decompress_ptr info, JDIMENSION left, JDIMENSI
         return 0;
     }
     info->entropy->decode_mcu = decode_mcu;
+    return 1;
+}
+
+/* Make room for the coefficients of a few rows of MCUs. Returns 0 if they are too many. */
+static int make_recent_room(Huffman *huffman) {
+    size_t bytes = (size_t)RECENT_ROWS * huffman->num_columns * (size_t)huffman->num_blocks * sizeof(JBLOCK);
+    if (bytes > huffman->recent_bytes && bytes <= MAX_RECENT_BYTES) {
+        free(huffman->recent);
+        huffman->recent = malloc(bytes);
+        huffman->recent_bytes = huffman->recent == NULL ? 0 : bytes;
+    }
+    return bytes <= huffman->recent_bytes;
+}
+
+/* Start a scan for several scales. Returns 0 if they cannot be decoded in step. */
+static int start_shared_scan(Huffman *huffman, j_decompress_ptr info, int first_row) {
+    if (!prepare_tables(huffman, info)) {
+        return 0;
+    }
+    start_scan(huffman, info);
+    int first_mcu_row = first_row / (DCTSIZE * (info->comps_in_scan > 1 ? info->max_v_samp_factor : 1));
+    huffman->first_recent = first_mcu_row < MARGIN_ROWS ? 0 : (unsigned)(first_mcu_row - MARGIN_ROWS);
+    huffman->first_shown = huffman->num_columns;
+    huffman->end_shown = 0;
+    return make_recent_room(huffman);
+}
+
+int take_over_shared(
+    Huffman *huffman, Reader *reader, int is_first, j_decompress_ptr info, JDIMENSION left, JDIMENSION right,
+    int first_row
+) {
+    if (!is_understood(info) || (is_first && !start_shared_scan(huffman, info, first_row))) {
+        return 0;
+    }
+    *reader = (Reader){0};
+    find_columns(info, left, right, &reader->first_shown, &reader->end_shown);
+    huffman->first_shown = reader->first_shown < huffman->first_shown ? reader->first_shown : huffman->first_shown;
+    huffman->end_shown = reader->end_shown > huffman->end_shown ? reader->end_shown : huffman->end_shown;
+    for (int number = 0; number < huffman->num_blocks; number++) {
+        huffman->blocks[number].needs_ac |= SCALED_SIZE(info->cur_comp_info[info->MCU_membership[number]]) > 1;
+    }
+    info->entropy->decode_mcu = decode_shared_mcu;
     return 1;
 }

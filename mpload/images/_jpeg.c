@@ -9,18 +9,10 @@
 
 #include "_decoder.h"
 #include "_huffman.h"
+#include "_jpeg_module.h"
 #include "_photos.h"
 
-enum { NUM_SCALES = 4 };
-
-typedef struct {
-    Decoder *at_rest;   /* list of idle decoders; guarded by the GIL */
-    int with_huffman;   /* whether decoders use mpload's Huffman decoder */
-    Simd simd;
-} State;
-
-/* Returns NULL if memory runs out. */
-static Decoder *take_decoder(State *state) {
+Decoder *take_decoder(State *state) {
     Decoder *decoder = state->at_rest;
     if (decoder != NULL) {
         state->at_rest = decoder->next;
@@ -30,7 +22,7 @@ static Decoder *take_decoder(State *state) {
     return decoder;
 }
 
-static void put_back(State *state, Decoder *decoder) {
+void put_back(State *state, Decoder *decoder) {
     decoder->next = state->at_rest;
     state->at_rest = decoder;
 }
@@ -238,8 +230,7 @@ static PyObject *resize(PyObject *module, PyObject *args) {
 /* The buffers of `decode_many`, in the order of its arguments. */
 enum { AREA, STARTS, LENGTHS, SAMPLE_IDS, ENTRIES, ENTRY_BOUNDS, OUT, IS_MADE, NEXT, GEOMETRIES, NUM_BUFFERS };
 
-/* The buffer as an array of `count` int64; NULL, with an error, if it is not one. */
-static void *as_int64(const Py_buffer *buffer, Py_ssize_t count) {
+void *as_int64(const Py_buffer *buffer, Py_ssize_t count) {
     if (buffer->len != count * (Py_ssize_t)sizeof(int64_t) || (uintptr_t)buffer->buf % sizeof(int64_t) != 0) {
         PyErr_Format(PyExc_ValueError, "int64 [%zd] is wanted, got %zd bytes, or a misaligned array", count, buffer->len);
         return NULL;
@@ -274,7 +265,7 @@ static int read_buffers(Py_buffer *buffers, Photos *photos) {
             || (photos->geometries = as_int64(&buffers[GEOMETRIES], NUM_GEOMETRY * count)) != NULL);
 }
 
-static int read_crop(PyObject *from, Photos *photos, RandomCrop *random) {
+int read_crop(PyObject *from, Photos *photos, RandomCrop *random) {
     if (PyTuple_Size(from) == 1) {
         return PyArg_ParseTuple(from, "i:ResizeCenterCrop", &photos->short_side);
     }
@@ -378,6 +369,8 @@ static void free_module(void *module) {
 
 static PyMethodDef methods[] = {
     {"decode", decode, METH_VARARGS, decode_doc},
+    {"decode_crops", crops_of_photo, METH_VARARGS, crops_of_photo_doc},
+    {"decode_crops_of_many", crops_of_photos, METH_VARARGS, crops_of_photos_doc},
     {"decode_many", decode_many, METH_VARARGS, decode_many_doc},
     {"decode_parts", decode_parts, METH_VARARGS, decode_parts_doc},
     {"resize", resize, METH_VARARGS, resize_doc},

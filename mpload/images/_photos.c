@@ -25,28 +25,32 @@ static int has_few_scans(const uint8_t *data, int64_t num_bytes, int64_t max_sca
     return max_scans >= 0;
 }
 
-/* Choose what to show of the photo, and how to decode that. */
-static int choose_view(const Photos *photos, const Header *header, int64_t sample_id, View *view, Shown *shown) {
+int open_photo(const Photos *photos, const uint8_t *data, int64_t num_bytes, Header *header) {
+    if (!read_header(data, (size_t)num_bytes, header) || !is_within_limits(photos, header, num_bytes)
+        || (header->has_restarts && !has_few_scans(data, num_bytes, photos->max_scans))) {
+        return 0;
+    }
+    if (!photos->is_upright) {
+        header->orientation = 1;
+    }
+    return 1;
+}
+
+int choose_view(const Photos *photos, const Header *header, const double *draws, View *view, Shown *shown) {
     int is_turned = header->orientation >= 5;
     int height = is_turned ? header->width : header->height, width = is_turned ? header->height : header->width;
-    if (photos->random == NULL) {
-        if (!center_shown(photos->short_side, height, width, photos->size, shown)) {
-            return 0;
-        }
-    } else {
-        double draws[NUM_DRAWS];
-        draw_doubles(photos->key, (uint64_t)sample_id, draws, NUM_DRAWS);
-        if (!random_shown(photos->random, height, width, draws, photos->size, shown)) {
-            return 0;
-        }
+    int is_chosen = photos->random == NULL
+        ? center_shown(photos->short_side, height, width, photos->size, shown)
+        : random_shown(photos->random, height, width, draws, photos->size, shown);
+    if (!is_chosen) {
+        return 0;
     }
     stored_view(header, shown, view);
     view->antialias = photos->antialias;
     return is_view(view);
 }
 
-/* Turn stored pixels upright, mirror them if asked for, and write them to `out`, [size[0], size[1], 3]. */
-static void turn(const uint8_t *stored, int orientation, int mirror, const int size[2], uint8_t *out) {
+void turn(const uint8_t *stored, int orientation, int mirror, const int size[2], uint8_t *out) {
     int is_upside_down = orientation == 3 || orientation == 4 || orientation == 7 || orientation == 8;
     int is_reversed = (orientation == 2 || orientation == 3 || orientation == 6 || orientation == 7) != mirror;
     size_t down = orientation >= 5 ? 3 : 3 * (size_t)size[1], right = orientation >= 5 ? 3 * (size_t)size[0] : 3;
@@ -98,14 +102,14 @@ static int decode_photo(Decoder *decoder, const Photos *photos, size_t number, u
     Header header;
     Shown shown;
     View view;
-    if (!read_header(data, (size_t)num_bytes, &header) || !is_within_limits(photos, &header, num_bytes)
-        || (header.has_restarts && !has_few_scans(data, num_bytes, photos->max_scans))) {
+    double draws[NUM_DRAWS];
+    if (!open_photo(photos, data, num_bytes, &header)) {
         return 0;
     }
-    if (!photos->is_upright) {
-        header.orientation = 1;
+    if (photos->random != NULL) {
+        draw_doubles(photos->key, (uint64_t)photos->sample_ids[number], draws, NUM_DRAWS);
     }
-    if (!choose_view(photos, &header, photos->sample_ids[number], &view, &shown)) {
+    if (!choose_view(photos, &header, draws, &view, &shown)) {
         return 0;
     }
     if (photos->geometries != NULL) {

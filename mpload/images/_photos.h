@@ -4,6 +4,7 @@
    _philox.c    draws a sample's random numbers, as sample_rng.py and NumPy do
    _crop.c      chooses what a crop shows, as decoders.py and jpeg.py do
    _photos.c    decodes each photo of a chunk into its place
+   _crops.c     decodes several crops of one photo
 
    Every function returns 0 where it declines: in all unusual cases, and where Python would raise an error. The caller
    then decodes that photo in Python, which handles the case or reports what is wrong. */
@@ -19,7 +20,9 @@
 
 enum {
     NUM_TRIES = 10,                     /* to find a random crop that fits, as in torchvision */
-    NUM_DRAWS = 2 * NUM_TRIES + 3       /* random numbers for one photo: the tries, a position, and whether to mirror */
+    NUM_DRAWS = 2 * NUM_TRIES + 3,      /* random numbers for one photo: the tries, a position, and whether to mirror */
+    MAX_CROPS = 256,                    /* of one photo */
+    MAX_GROUPS = 32                     /* of its crops */
 };
 
 /* The header of a plain JPEG: one sequential scan with one or three components. */
@@ -87,6 +90,33 @@ typedef struct {
     int64_t *next;                  /* if not NULL: always the number of the photo that is decoded next or now */
     int64_t first;                  /* number of the first photo */
 } Photos;
+
+/* Read the header of a photo, if it is within the limits. `is_upright` and the limits of `photos` are used. */
+int open_photo(const Photos *photos, const uint8_t *data, int64_t num_bytes, Header *header);
+
+/* Choose what to show of the photo, and how to decode that. `random`, `short_side`, `antialias` and `size` are used. */
+int choose_view(const Photos *photos, const Header *header, const double *draws, View *view, Shown *shown);
+
+/* Turn stored pixels upright, mirror them if asked for, and write them to `out`, [size[0], size[1], 3]. */
+void turn(const uint8_t *stored, int orientation, int mirror, const int size[2], uint8_t *out);
+
+/* Crops of one photo that are made alike. */
+typedef struct {
+    Photos crop;            /* the members that `choose_view` uses */
+    RandomCrop random;      /* what `crop.random` points to, unless that is NULL */
+    int count;
+    uint8_t *out;           /* [count, height, width, 3] */
+} Group;
+
+/* Decode all crops in one pass. `limits` is as for `open_photo`; `draws` has NUM_DRAWS numbers for each random crop. */
+int decode_crops(
+    Decoder *decoder, const Photos *limits, const uint8_t *data, int64_t num_bytes, const Group *groups,
+    size_t num_groups, const double *draws
+);
+
+/* The crops of each photo of a chunk. `photos->out` is not used: the crops of photo i are written to the i-th part of the
+   groups' `out`, [photos->count, count, height, width, 3]. Returns 0 if memory runs out. */
+int decode_crops_of_photos(Decoder *decoder, const Photos *photos, const Group *groups, size_t num_groups);
 
 /* Returns 0 if memory runs out. */
 int decode_photos(Decoder *decoder, const Photos *photos);

@@ -4,6 +4,7 @@
    loops with the same results. */
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "_decoder.h"
@@ -53,11 +54,11 @@ void fill_axis(Decoder *decoder, Axis *axis, int length, int full, int out_first
 }
 
 /* Choose the bytes of a window that a pair of columns takes. Returns 0 if the columns lie too far apart. */
-static int fill_pair(Decoder *decoder, int pair) {
-    const uint32_t *offsets = decoder->offsets + 2 * (size_t)pair;
+static int fill_pair(Resizer *resizer, int pair) {
+    const uint32_t *offsets = resizer->offsets + 2 * (size_t)pair;
     uint32_t window = offsets[0] < offsets[1] ? offsets[0] : offsets[1];
-    uint8_t *picks = decoder->picks + (size_t)pair * WINDOW_BYTES;
-    decoder->windows[pair] = window;
+    uint8_t *picks = resizer->picks + (size_t)pair * WINDOW_BYTES;
+    resizer->windows[pair] = window;
     memset(picks, NO_BYTE, WINDOW_BYTES);
     for (int column = 0; column < 2; column++, picks += 2 * COLUMN_LANES) {
         uint32_t at = offsets[column] - window;
@@ -71,8 +72,8 @@ static int fill_pair(Decoder *decoder, int pair) {
     return 1;
 }
 
-void fill_lanes(Decoder *decoder, int count, int mirror, int origin) {
-    const Axis *columns = &decoder->columns;
+void fill_lanes(Decoder *decoder, Resizer *resizer, int count, int mirror, int origin) {
+    const Axis *columns = &resizer->columns;
     size_t num_groups = ((size_t)count + GROUP_COLUMNS - 1) / GROUP_COLUMNS, num_columns = num_groups * GROUP_COLUMNS;
     int taps = 2;  /* an even number, as few as all columns can do with */
     for (int column = 0; column < count; column++) {
@@ -80,40 +81,40 @@ void fill_lanes(Decoder *decoder, int count, int mirror, int origin) {
         taps = used > taps ? (used + 1) / 2 * 2 : taps;
     }
     size_t num_lanes = num_groups * (size_t)taps * GROUP_LANES;
-    GROW(decoder, decoder->lanes, num_lanes * sizeof *decoder->lanes);
-    GROW(decoder, decoder->offsets, num_columns * sizeof *decoder->offsets);
-    GROW(decoder, decoder->windows, num_columns / 2 * sizeof *decoder->windows);
-    GROW(decoder, decoder->picks, num_columns / 2 * WINDOW_BYTES);
-    memset(decoder->lanes, 0, num_lanes * sizeof *decoder->lanes);
-    decoder->column_taps = taps;
+    GROW(decoder, resizer->lanes, num_lanes * sizeof *resizer->lanes);
+    GROW(decoder, resizer->offsets, num_columns * sizeof *resizer->offsets);
+    GROW(decoder, resizer->windows, num_columns / 2 * sizeof *resizer->windows);
+    GROW(decoder, resizer->picks, num_columns / 2 * WINDOW_BYTES);
+    memset(resizer->lanes, 0, num_lanes * sizeof *resizer->lanes);
+    resizer->column_taps = taps;
     for (int out = 0; out < count; out++) {
         int column = mirror ? count - 1 - out : out;
         const uint16_t *weights = columns->weights + (size_t)column * (size_t)columns->taps;
-        uint16_t *lanes = decoder->lanes + first_lane(out, taps);
-        decoder->offsets[out] = 3 * (uint32_t)(columns->starts[column] - origin);
+        uint16_t *lanes = resizer->lanes + first_lane(out, taps);
+        resizer->offsets[out] = 3 * (uint32_t)(columns->starts[column] - origin);
         for (int tap = 0; tap < taps; tap++, lanes += GROUP_LANES) {
             lanes[0] = lanes[1] = lanes[2] = tap < columns->taps ? weights[tap] : 0;
         }
     }
     for (size_t out = (size_t)count; out < num_columns; out++) {  /* fill up the last group; the weights are 0 */
-        decoder->offsets[out] = decoder->offsets[count - 1];
+        resizer->offsets[out] = resizer->offsets[count - 1];
     }
-    decoder->are_pairs_near = 1;
-    for (int pair = 0; pair < (int)num_columns / 2 && decoder->are_pairs_near; pair++) {
-        decoder->are_pairs_near = fill_pair(decoder, pair);
+    resizer->are_pairs_near = 1;
+    for (int pair = 0; pair < (int)num_columns / 2 && resizer->are_pairs_near; pair++) {
+        resizer->are_pairs_near = fill_pair(resizer, pair);
     }
 }
 
-void resize_row(const Decoder *decoder, const uint8_t *source, int count, uint16_t *result) {
-    if (decoder->simd != PLAIN) {
-        resize_row_simd(decoder, source, count, result);
+void resize_row(const Resizer *resizer, const uint8_t *source, int count, uint16_t *result) {
+    if (resizer->simd != PLAIN) {
+        resize_row_simd(resizer, source, count, result);
         return;
     }
     for (int out = 0; out < count; out++) {
-        const uint8_t *pixels = source + decoder->offsets[out];
-        const uint16_t *weights = decoder->lanes + first_lane(out, decoder->column_taps);
+        const uint8_t *pixels = source + resizer->offsets[out];
+        const uint16_t *weights = resizer->lanes + first_lane(out, resizer->column_taps);
         unsigned red = 0, green = 0, blue = 0;
-        for (int tap = 0; tap < decoder->column_taps; tap++, pixels += 3, weights += GROUP_LANES) {
+        for (int tap = 0; tap < resizer->column_taps; tap++, pixels += 3, weights += GROUP_LANES) {
             unsigned weight = *weights;
             red += pixels[0] * weight >> 8;
             green += pixels[1] * weight >> 8;
@@ -152,47 +153,71 @@ static void mix_many(
     }
 }
 
-void mix_rows(Decoder *decoder, int out, size_t stride, size_t count, uint8_t *restrict result) {
-    const Axis *axis = &decoder->rows;
+void mix_rows(Resizer *resizer, int out, size_t stride, size_t count, uint8_t *restrict result) {
+    const Axis *axis = &resizer->rows;
     const uint16_t *rows[MAX_TAPS], *weights = axis->weights + (size_t)out * (size_t)axis->taps;
     int taps = axis->ends[out] - axis->starts[out];
     for (int tap = 0; tap < taps; tap++) {
-        rows[tap] = decoder->ring + stride * (size_t)((axis->starts[out] + tap) % axis->taps);
+        rows[tap] = resizer->ring + stride * (size_t)((axis->starts[out] + tap) % axis->taps);
     }
-    if (decoder->simd == AVX2) {
+    if (resizer->simd == AVX2) {
         mix_rows_avx2(rows, weights, taps, count, result);
     } else if (taps <= 2) {
         mix_two(rows[0], rows[taps - 1], weights, count, result);
     } else {
-        mix_many(rows, weights, taps, count, decoder->ring + stride * (size_t)axis->taps, result);
+        mix_many(rows, weights, taps, count, resizer->ring + stride * (size_t)axis->taps, result);
     }
 }
 
-static void resize_rows(Decoder *decoder, const uint8_t *pixels, const View *view, uint8_t *out) {
-    size_t row_bytes = (size_t)view->stored_width * 3, count = (size_t)view->out_width * 3;
-    const uint8_t *box = pixels + row_bytes * (size_t)view->top;
-    if (view->full_height == view->height && view->full_width == view->width && !view->mirror) {
-        box += row_bytes * (size_t)view->out_top + 3 * (size_t)(view->left + view->out_left);
-        for (int y = 0; y < view->out_height; y++) {
-            memcpy(out + count * (size_t)y, box + row_bytes * (size_t)y, count);
-        }
+void start_resizer(Decoder *decoder, Resizer *resizer, const View *view, uint8_t *out) {
+    int wide = view->antialias;
+    fill_axis(decoder, &resizer->rows, view->height, view->full_height, view->out_top, view->out_height, wide);
+    fill_axis(decoder, &resizer->columns, view->width, view->full_width, view->out_left, view->out_width, wide);
+    resizer->is_copied = view->full_height == view->height && view->full_width == view->width && !view->mirror;
+    if (resizer->is_copied) {
+        resizer->rows.end = resizer->rows.first + view->out_height;
+    }
+    resizer->view = *view;
+    resizer->out = out;
+    resizer->next = resizer->rows.first;
+    resizer->num_made = 0;
+    resizer->simd = decoder->simd;
+}
+
+void set_first_column(Decoder *decoder, Resizer *resizer, int first_column) {
+    const View *view = &resizer->view;
+    if (resizer->is_copied) {
+        resizer->copied_from = 3 * (size_t)(view->left + view->out_left - first_column);
         return;
     }
-    int wide = view->antialias;
-    fill_axis(decoder, &decoder->rows, view->height, view->full_height, view->out_top, view->out_height, wide);
-    fill_axis(decoder, &decoder->columns, view->width, view->full_width, view->out_left, view->out_width, wide);
-    fill_lanes(decoder, view->out_width, view->mirror, -view->left);
-    size_t stride = count + PADDING_BYTES;
-    GROW(decoder, decoder->ring, stride * (size_t)(decoder->rows.taps + 1) * sizeof(uint16_t));
-    int next = decoder->rows.first;
-    for (int y = 0; y < view->out_height; y++) {
-        for (; next < decoder->rows.ends[y]; next++) {
-            if (next >= decoder->rows.starts[y]) {
-                uint16_t *row = decoder->ring + stride * (size_t)(next % decoder->rows.taps);
-                resize_row(decoder, box + row_bytes * (size_t)next, view->out_width, row);
-            }
-        }
-        mix_rows(decoder, y, stride, count, out + count * (size_t)y);
+    fill_lanes(decoder, resizer, view->out_width, view->mirror, first_column - view->left);
+    size_t stride = 3 * (size_t)view->out_width + PADDING_BYTES;
+    GROW(decoder, resizer->ring, stride * (size_t)(resizer->rows.taps + 1) * sizeof(uint16_t));
+}
+
+void take_row(Resizer *resizer, const uint8_t *row) {
+    const Axis *rows = &resizer->rows;
+    int width = resizer->view.out_width, number = resizer->next++;
+    size_t count = 3 * (size_t)width, stride = count + PADDING_BYTES;
+    if (resizer->is_copied) {
+        memcpy(resizer->out + count * (size_t)resizer->num_made++, row + resizer->copied_from, count);
+        return;
+    }
+    if (number >= rows->starts[resizer->num_made]) {
+        resize_row(resizer, row, width, resizer->ring + stride * (size_t)(number % rows->taps));
+    }
+    while (resizer->num_made < resizer->view.out_height && rows->ends[resizer->num_made] <= resizer->next) {
+        mix_rows(resizer, resizer->num_made, stride, count, resizer->out + count * (size_t)resizer->num_made);
+        resizer->num_made++;
+    }
+}
+
+void free_resizer(Resizer *resizer) {
+    void *buffers[] = {resizer->rows.starts, resizer->rows.ends, resizer->rows.weights, resizer->columns.starts,
+                       resizer->columns.ends, resizer->columns.weights, resizer->ring, resizer->lanes,
+                       resizer->offsets, resizer->windows, resizer->picks};
+    for (size_t number = 0; number < sizeof buffers / sizeof *buffers; number++) {
+        free(buffers[number]);
     }
 }
 
@@ -203,6 +228,13 @@ int resize_view(Decoder *decoder, const uint8_t *pixels, const View *view, uint8
     if (view->top > view->stored_height - view->height || view->left > view->stored_width - view->width) {
         decline(decoder, "the box lies outside of it");
     }
-    resize_rows(decoder, pixels, view, out);
+    GROW(decoder, decoder->resizers, sizeof *decoder->resizers);
+    Resizer *resizer = decoder->resizers;
+    start_resizer(decoder, resizer, view, out);
+    set_first_column(decoder, resizer, 0);
+    const uint8_t *box = pixels + 3 * (size_t)view->stored_width * (size_t)view->top;
+    for (int row = resizer->rows.first; row < resizer->rows.end; row++) {
+        take_row(resizer, box + 3 * (size_t)view->stored_width * (size_t)row);
+    }
     return 1;
 }

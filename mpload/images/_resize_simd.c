@@ -48,10 +48,10 @@ INLINE __m128i load_pixels(const uint8_t *first, const uint8_t *second) {
 }
 
 /* `taps` is often a constant, so that the compiler unrolls the inner loop. */
-INLINE void resize_by_sse2(int taps, const Decoder *decoder, const uint8_t *source, int count, uint16_t *result) {
-    const uint32_t *offsets = decoder->offsets;
+INLINE void resize_by_sse2(int taps, const Resizer *resizer, const uint8_t *source, int count, uint16_t *result) {
+    const uint32_t *offsets = resizer->offsets;
     for (int out = 0; out < count; out += 2, offsets += 2, result += 6) {
-        const uint16_t *weights = decoder->lanes + first_lane(out, taps);
+        const uint16_t *weights = resizer->lanes + first_lane(out, taps);
         const uint8_t *first = source + offsets[0], *second = source + offsets[1];
         __m128i sum = _mm_setzero_si128();
         for (int tap = 0; tap < taps; tap++, first += 3, second += 3, weights += GROUP_LANES) {
@@ -64,10 +64,10 @@ INLINE void resize_by_sse2(int taps, const Decoder *decoder, const uint8_t *sour
 }
 
 WITH_AVX2 INLINE void resize_by_avx2(
-    int taps, const Decoder *decoder, const uint8_t *source, int count, uint16_t *result
+    int taps, const Resizer *resizer, const uint8_t *source, int count, uint16_t *result
 ) {
-    const __m256i *weights = (const __m256i *)decoder->lanes, *picks = (const __m256i *)decoder->picks;
-    const uint32_t *windows = decoder->windows;
+    const __m256i *weights = (const __m256i *)resizer->lanes, *picks = (const __m256i *)resizer->picks;
+    const uint32_t *windows = resizer->windows;
     const __m256i packed = _mm256_broadcastsi128_si256(
         _mm_setr_epi8(0, 1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13, -1, -1, -1, -1));
     for (int out = 0; out < count; out += GROUP_COLUMNS, windows += 2, picks++, result += 3 * GROUP_COLUMNS) {
@@ -88,25 +88,25 @@ WITH_AVX2 INLINE void resize_by_avx2(
     }
 }
 
-static void resize_row_sse2(const Decoder *decoder, const uint8_t *source, int count, uint16_t *result) {
-    if (decoder->column_taps == 2) {
-        resize_by_sse2(2, decoder, source, count, result);
+static void resize_row_sse2(const Resizer *resizer, const uint8_t *source, int count, uint16_t *result) {
+    if (resizer->column_taps == 2) {
+        resize_by_sse2(2, resizer, source, count, result);
     } else {
-        resize_by_sse2(decoder->column_taps, decoder, source, count, result);
+        resize_by_sse2(resizer->column_taps, resizer, source, count, result);
     }
 }
 
-WITH_AVX2 static void resize_row_avx2(const Decoder *decoder, const uint8_t *source, int count, uint16_t *result) {
-    switch (decoder->column_taps) {
-    case 2: resize_by_avx2(2, decoder, source, count, result); break;
-    case 4: resize_by_avx2(4, decoder, source, count, result); break;
-    default: resize_by_avx2(decoder->column_taps, decoder, source, count, result);
+WITH_AVX2 static void resize_row_avx2(const Resizer *resizer, const uint8_t *source, int count, uint16_t *result) {
+    switch (resizer->column_taps) {
+    case 2: resize_by_avx2(2, resizer, source, count, result); break;
+    case 4: resize_by_avx2(4, resizer, source, count, result); break;
+    default: resize_by_avx2(resizer->column_taps, resizer, source, count, result);
     }
 }
 
-void resize_row_simd(const Decoder *decoder, const uint8_t *source, int count, uint16_t *result) {
-    int is_wide = decoder->simd == AVX2 && decoder->are_pairs_near;
-    (is_wide ? resize_row_avx2 : resize_row_sse2)(decoder, source, count, result);
+void resize_row_simd(const Resizer *resizer, const uint8_t *source, int count, uint16_t *result) {
+    int is_wide = resizer->simd == AVX2 && resizer->are_pairs_near;
+    (is_wide ? resize_row_avx2 : resize_row_sse2)(resizer, source, count, result);
 }
 
 WITH_AVX2 INLINE __m256i mix_values(int taps, const uint16_t *const *rows, const uint16_t *weights, size_t at) {
@@ -151,11 +151,11 @@ WITH_AVX2 void mix_rows_avx2(
 
 #include <arm_neon.h>
 
-void resize_row_simd(const Decoder *decoder, const uint8_t *source, int count, uint16_t *result) {
-    const uint32_t *offsets = decoder->offsets;
-    int taps = decoder->column_taps;
+void resize_row_simd(const Resizer *resizer, const uint8_t *source, int count, uint16_t *result) {
+    const uint32_t *offsets = resizer->offsets;
+    int taps = resizer->column_taps;
     for (int out = 0; out < count; out += 2, offsets += 2, result += 6) {
-        const uint16_t *weights = decoder->lanes + first_lane(out, taps);
+        const uint16_t *weights = resizer->lanes + first_lane(out, taps);
         const uint8_t *first = source + offsets[0], *second = source + offsets[1];
         uint16x8_t sum = vdupq_n_u16(0);
         for (int tap = 0; tap < taps; tap++, first += 3, second += 3, weights += GROUP_LANES) {
@@ -173,8 +173,8 @@ void resize_row_simd(const Decoder *decoder, const uint8_t *source, int count, u
 
 #else
 
-void resize_row_simd(const Decoder *decoder, const uint8_t *source, int count, uint16_t *result) {
-    (void)decoder, (void)source, (void)count, (void)result;
+void resize_row_simd(const Resizer *resizer, const uint8_t *source, int count, uint16_t *result) {
+    (void)resizer, (void)source, (void)count, (void)result;
     abort();  /* not reached: `simd` is PLAIN */
 }
 

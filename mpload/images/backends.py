@@ -81,6 +81,9 @@ class Native(Protocol):
         ...
 
     PADDING_BYTES: int
+    decode_crops: Callable[..., bool]
+    decode_crops_of_many: Callable[..., None]
+    """Both write several crops of photos; see `mpload.images.crops_of_photo`."""
     decode_many: Callable[..., None]
     """Decodes many photos; see `mpload.images.many`."""
 

@@ -17,7 +17,7 @@ from mpload.images.backends import native_decoder
 from mpload.images.decoders import RandomResizedCrop, ResizeCenterCrop, center_short_side
 from mpload.images.limits import Limits
 
-__all__ = ["DecodeMany", "EncodedSamples", "crop_numbers", "many_decoder", "row_bytes"]
+__all__ = ["DecodeMany", "EncodedSamples", "crop_numbers", "limit_numbers", "many_decoder", "row_bytes"]
 
 _MAX_SIDE = 65_535  # of a JPEG
 _MAX_RATIO = 1 << 53  # up to here, doubles hold all integers
@@ -76,16 +76,9 @@ def row_bytes(decode: Callable[..., Any]) -> int | None:
 def _many_photos(crop: RandomResizedCrop | ResizeCenterCrop) -> DecodeMany | None:
     """Return what decodes many JPEGs; it declines all other formats, and JPEGs with several scans."""
     native = native_decoder(crop.backend)
-    numbers = crop_numbers(crop)
-    limits = crop.limits
-    wanted = (limits.max_bytes, limits.max_pixels, limits.max_pixels_per_byte, limits.max_scans)
-    bounds = [min(bound, _MAX_BOUND) for bound in wanted]
-    is_whole = not any(bound % 1 for bound in bounds)  # a limit may be written as 1e9
-    if native is None or max(crop.output_shape) > _MAX_SIDE or numbers is None or not is_whole:
+    numbers, bounds = crop_numbers(crop), limit_numbers(crop.limits)
+    if native is None or numbers is None or bounds is None:
         return None
-    if type(limits) is not Limits:  # subclasses may refuse other files
-        return None
-    whole_bounds = tuple(map(int, bounds))
 
     def decode_photos(samples: EncodedSamples, out: NDArray[np.uint8]) -> NDArray[np.uint8]:
         is_made = np.zeros(len(out), np.uint8)
@@ -99,7 +92,7 @@ def _many_photos(crop: RandomResizedCrop | ResizeCenterCrop) -> DecodeMany | Non
             numbers,
             crop.antialias,
             crop.exif_orientation,
-            whole_bounds,
+            bounds,
             entries,
             entry_bounds,
             out,
@@ -122,9 +115,20 @@ def _side_by_side(entries: Sequence[bytes | None]) -> tuple[bytes, NDArray[np.in
 
 def crop_numbers(crop: RandomResizedCrop | ResizeCenterCrop) -> tuple[float, ...] | None:
     """Return the crop's numbers as the native decoder wants them; None if they are too large for it."""
+    if max(crop.output_shape) > _MAX_SIDE:
+        return None
     if isinstance(crop, ResizeCenterCrop):
         short_side = center_short_side(crop)
         return (short_side,) if short_side <= _MAX_SIDE and not isinstance(short_side, float) else None
     if max(crop.ratio) > _MAX_RATIO:
         return None
     return (*crop.scale, *crop.ratio, *map(math.log, crop.ratio), crop.flip)
+
+
+def limit_numbers(limits: Limits) -> tuple[int, ...] | None:
+    """Return the limits as the native decoder wants them; None if it cannot check them."""
+    if type(limits) is not Limits:  # subclasses may refuse other files
+        return None
+    wanted = (limits.max_bytes, limits.max_pixels, limits.max_pixels_per_byte, limits.max_scans)
+    bounds = [min(bound, _MAX_BOUND) for bound in wanted]
+    return None if any(bound % 1 for bound in bounds) else tuple(map(int, bounds))  # a limit may be written as 1e9

@@ -28,6 +28,7 @@ bulk               makes the samples of a whole chunk with a few native calls
 bulk_columns       the same for column decoders: images first, then what follows them
 bulk_makers        makes one column of a chunk
 bulk_boxes         makes the boxes of a chunk
+bulk_views         does so where all images are views
 map_work           fills a slot with samples of a map-style dataset
 batch_work         makes whole batches of a map-style dataset
 stream_work        draws the batches of an iterable dataset

@@ -21,6 +21,7 @@ from mpload.plan.batching import Batching
 from mpload.samples.batch import Sample
 from mpload.samples.bulk import BulkPipeline
 from mpload.samples.bulk_columns import BulkColumns
+from mpload.samples.bulk_views import BulkViews
 from mpload.samples.column_decoders import ColumnDecoders, Ready
 from mpload.samples.leaf_arrays import LeafWriter
 from mpload.samples.leaf_batches import template_of_sample
@@ -75,11 +76,14 @@ class PipelineWork:
         del worker
         map_lines(self.pipeline.index)
         self.pipeline.bound_read_ahead(self.read_ahead_bytes)
-        self._bulk: BulkPipeline | BulkColumns | None = (
-            BulkColumns.of(self.pipeline, self.template, arena_bytes=self.read_ahead_bytes)
-            if isinstance(self.pipeline.maker, ColumnDecoders)
-            else BulkPipeline.of(self.pipeline, arena_bytes=self.read_ahead_bytes)
-        )
+        arena_bytes = self.read_ahead_bytes
+        self._bulk: BulkPipeline | BulkViews | BulkColumns | None
+        if isinstance(self.pipeline.maker, ColumnDecoders):
+            self._bulk = BulkViews.of(self.pipeline, self.template, arena_bytes=arena_bytes) or BulkColumns.of(
+                self.pipeline, self.template, arena_bytes=arena_bytes
+            )
+        else:
+            self._bulk = BulkPipeline.of(self.pipeline, arena_bytes=arena_bytes)
         self._records_ahead: dict[tuple[tuple[int, ...], int, int], list[Record]] = {}
         self._reads_blocks = False
 

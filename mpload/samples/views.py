@@ -1,7 +1,8 @@
 """`Views`: several crops of one image, as self-supervised training wants them."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError
 from mpload.images.claims import Claim, unclaimed
+from mpload.images.crops_of_photo import CropsOfPhoto, DrawnAhead
 from mpload.images.geometry import DrawsGeometry, open_as, show
 from mpload.images.jpeg_header import ImageBytes
 from mpload.images.limits import Limits
@@ -16,7 +18,7 @@ from mpload.images.parts import decoded_once
 from mpload.images.resize import Pixels
 from mpload.samples.transforms import adapt_transform, runs_user_code
 
-__all__ = ["ViewGroup", "Views"]
+__all__ = ["ViewGroup", "Views", "crops_of"]
 
 _Adapted = Callable[[NDArray[Any], np.random.Generator], NDArray[Any]]
 
@@ -74,7 +76,8 @@ class Views:
     ```
 
     The file is read once. A JPEG is decoded once for each scale that the views need (1, 1/2, 1/4 or 1/8 of its size),
-    unless separate decodes of small crops take less work. Views have the same pixels either way.
+    unless separate decodes of small crops take less work. Views have the same pixels either way. Views of
+    `RandomResizedCrop` and `ResizeCenterCrop` take the least time: one native call makes all views of a photo.
 
     Each view has its own random numbers, which depend on the seed, the epoch, the sample and the view's number. All
     views are drawn one after another, in the order of the groups: the first is the crop that its decoder alone would
@@ -93,6 +96,8 @@ class Views:
     of: str | None
     groups: tuple[tuple[str, Any], ...]
     """Name and `ViewGroup` of each group."""
+    _crops: Any = field(compare=False)
+    """A `CropsOfPhoto`, which makes the views of most photos with one call; None if the views are of another kind."""
     makes_images: ClassVar[bool] = True
     target: ClassVar[str] = "views"
 
@@ -109,6 +114,7 @@ class Views:
                         f"all views are of one opened image, so their decoders must have the same {name}, got "
                         f"{getattr(first, name, None)!r} and {getattr(other, name, None)!r}"
                     )
+        object.__setattr__(self, "_crops", crops_of(self))
 
     @property
     def output_shape(self) -> dict[str, tuple[int, ...]] | None:
@@ -146,18 +152,27 @@ class Views:
         Raises:
             DecodeError: `data` is not a complete image of a known format, or it exceeds the limits of the decoders.
         """
+        shown = {name: np.empty(group.shape, np.uint8) for name, group in self.groups} if out is None else out
+        arrays = [shown[name] for name, _ in self.groups]
+        if self._crops is None:
+            self._show(data, rng, arrays, claim)
+        else:
+            draws = rng.random(self._crops.num_draws)
+            if not self._crops.write(data, draws, arrays):
+                self._show(data, DrawnAhead(draws), arrays, claim)
+        return {
+            name: shown[name] if group.adapted is None else _transformed(name, group.adapted, shown[name], rng)
+            for name, group in self.groups
+        }
+
+    def _show(self, data: ImageBytes, rng: Any, arrays: Sequence[Pixels], claim: Claim) -> None:
+        """Draw the views, and write those of each group to its array."""
         image = open_as(self.groups[0][1].decode, data, claim)
         drawn = [group.decode.draw_geometry(image.height, image.width, rng) for group in self._each()]
         image = decoded_once(image, (geometry.view for geometry in drawn))
-        views: dict[str, NDArray[Any]] = {}
-        first = 0
-        for name, group in self.groups:
-            shown = np.empty(group.shape, np.uint8) if out is None else out[name]
-            for view, geometry in zip(shown, drawn[first : first + group.count], strict=True):
-                show(group.decode, image, geometry, view)
-            views[name] = shown if group.adapted is None else _transformed(name, group.adapted, shown, rng)
-            first += group.count
-        return views
+        views = chain.from_iterable(arrays)
+        for group, geometry, view in zip(self._each(), drawn, views, strict=True):
+            show(group.decode, image, geometry, view)
 
     def _each(self) -> Iterator[ViewGroup]:
         """Yield the group of each view."""
@@ -169,6 +184,11 @@ class Views:
             transform = () if group.transform is None else (group.transform,)
             given.append(f"{name}={(group.count, group.decode, *transform)!r}")
         return f"Views({', '.join(given)})"
+
+
+def crops_of(views: Views) -> CropsOfPhoto | None:
+    """Return what makes the views of most photos with one call; None if the views are of another kind."""
+    return CropsOfPhoto.of([(group.count, group.decode) for _, group in views.groups])
 
 
 def _group(name: str, given: Any) -> ViewGroup:

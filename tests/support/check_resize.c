@@ -62,8 +62,8 @@ static Numbers pick_numbers(void) {
     return numbers;
 }
 
-static void fill(Decoder *decoder, Axis *axis, Numbers of) {
-    fill_axis(decoder, axis, of.length, of.full, of.first, of.count, of.antialias);
+static void fill(Axis *axis, Numbers of) {
+    fill_axis(NULL, axis, of.length, of.full, of.first, of.count, of.antialias);
 }
 
 static void compare(const void *ours, const void *plain, size_t num_bytes, Simd simd, const char *what) {
@@ -73,39 +73,39 @@ static void compare(const void *ours, const void *plain, size_t num_bytes, Simd 
     }
 }
 
-static void check_row(Decoder *decoder, Simd simd) {
+static void check_row(Resizer *resizer, Simd simd) {
     Numbers of = pick_numbers();
     int origin = -pick(0, 20);  /* first decoded column, from the box */
-    fill(decoder, &decoder->columns, of);
-    fill_lanes(decoder, of.count, pick(0, 1), origin);
+    fill(&resizer->columns, of);
+    fill_lanes(NULL, resizer, of.count, pick(0, 1), origin);
     uint8_t *source = random_bytes((size_t)(of.length - origin) * 3 + PADDING_BYTES);
     size_t result_bytes = ((size_t)of.count * 3 + PADDING_BYTES) * sizeof(uint16_t);
     uint8_t *ours = random_bytes(result_bytes), *plain = random_bytes(result_bytes);
-    decoder->simd = simd;
-    resize_row(decoder, source, of.count, (uint16_t *)ours);
-    decoder->simd = PLAIN;
-    resize_row(decoder, source, of.count, (uint16_t *)plain);
+    resizer->simd = simd;
+    resize_row(resizer, source, of.count, (uint16_t *)ours);
+    resizer->simd = PLAIN;
+    resize_row(resizer, source, of.count, (uint16_t *)plain);
     compare(ours, plain, (size_t)of.count * 3 * sizeof(uint16_t), simd, "a resized row");
     free(source);
     free(ours);
     free(plain);
 }
 
-static void check_mixture(Decoder *decoder, Simd simd) {
+static void check_mixture(Resizer *resizer, Simd simd) {
     Numbers of = pick_numbers();
-    fill(decoder, &decoder->rows, of);
+    fill(&resizer->rows, of);
     size_t count = (size_t)pick(1, MAX_FULL) * 3, stride = count + PADDING_BYTES;
-    free(decoder->ring);
-    decoder->ring = (uint16_t *)random_bytes(stride * (size_t)(decoder->rows.taps + 1) * sizeof(uint16_t));
-    for (size_t at = 0; at < stride * (size_t)decoder->rows.taps; at++) {
-        decoder->ring[at] = decoder->ring[at] > 255 << 8 ? 255 << 8 : decoder->ring[at];
+    free(resizer->ring);
+    resizer->ring = (uint16_t *)random_bytes(stride * (size_t)(resizer->rows.taps + 1) * sizeof(uint16_t));
+    for (size_t at = 0; at < stride * (size_t)resizer->rows.taps; at++) {
+        resizer->ring[at] = resizer->ring[at] > 255 << 8 ? 255 << 8 : resizer->ring[at];
     }
     uint8_t *ours = random_bytes(count), *plain = random_bytes(count);
     int out = pick(0, of.count - 1);
-    decoder->simd = simd;
-    mix_rows(decoder, out, stride, count, ours);
-    decoder->simd = PLAIN;
-    mix_rows(decoder, out, stride, count, plain);
+    resizer->simd = simd;
+    mix_rows(resizer, out, stride, count, ours);
+    resizer->simd = PLAIN;
+    mix_rows(resizer, out, stride, count, plain);
     compare(ours, plain, count, simd, "a mixture of rows");
     free(ours);
     free(plain);
@@ -118,21 +118,16 @@ int main(int argc, char **argv) {
         return 2;
     }
     state = (unsigned long)atol(argv[2]);
-    static Decoder decoder;
+    static Resizer resizer;
     for (Simd simd = PLAIN; simd <= AVX2; simd++) {
         if (simd != PLAIN && best_simd(simd_names[simd]) == simd) {
             for (long round = 0; round < num_rounds; round++) {
-                check_row(&decoder, simd);
-                check_mixture(&decoder, simd);
+                check_row(&resizer, simd);
+                check_mixture(&resizer, simd);
             }
             puts(simd_names[simd]);
         }
     }
-    void *buffers[] = {decoder.rows.starts, decoder.rows.ends, decoder.rows.weights, decoder.columns.starts,
-                       decoder.columns.ends, decoder.columns.weights, decoder.ring, decoder.lanes, decoder.offsets,
-                       decoder.windows, decoder.picks};
-    for (size_t number = 0; number < sizeof buffers / sizeof *buffers; number++) {
-        free(buffers[number]);
-    }
+    free_resizer(&resizer);
     return 0;
 }

@@ -67,8 +67,8 @@ int main(int argc, char **argv) {
         free_decoder(without_huffman);
     }
     printf("%ld inputs, %ld pictures, %ld of them without libjpeg-turbo's Huffman decoder, %ld with starts of rows, "
-           "%ld photos of chunks, %ld together, %ld rewritten\n", num_inputs, num_decoded, num_huffman_decoded, num_entries,
-           num_photos, num_together, num_rewritten);
+           "%ld photos of chunks, %ld together, %ld in one pass, %ld rewritten\n", num_inputs, num_decoded,
+           num_huffman_decoded, num_entries, num_photos, num_together, num_in_one_pass, num_rewritten);
     return num_huffman_decoded < num_inputs / 20 || num_entries < num_inputs / 20 || num_photos < num_inputs / 20
-        || num_together < num_inputs / 20 || num_rewritten < num_inputs / 20;
+        || num_together < num_inputs / 20 || num_in_one_pass < num_inputs / 20 || num_rewritten < num_inputs / 20;
 }

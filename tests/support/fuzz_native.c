@@ -1,9 +1,9 @@
 /* Damaged files, and any view of them, through the native decoder: no error of memory, and the same pixels or the same
    cause whether Huffman codes are decoded by mpload or by libjpeg-turbo, with or without SIMD instructions, and with or
-   without the starts of rows, or several scales at once. Each file is also decoded as one of many photos. A file that
+   without the starts of rows, or several views or scales at once. Each file is also decoded as one of many photos. A file that
    can be rewritten as a baseline JPEG has the same pixels afterwards.
 
-       FILES="tests/support/fuzz_native.c mpload/images/_[cdhpr]*.c"
+       FILES="tests/support/fuzz_native.c mpload/images/_[cdhprs]*.c mpload/images/_together.c"
    With libFuzzer, guided by coverage (best with a libjpeg-turbo that is built with the same flags, WITH_SIMD=0):
        clang -g -O1 -fsanitize=fuzzer,address,undefined $FILES -ljpeg -lm -o fuzz
        ./fuzz -max_len=20000 NEW_CORPUS SEEDS
@@ -25,7 +25,7 @@
 enum { VIEW_BYTES = 16, MAX_PIXELS = 300000, MAX_RESULT = 256 };
 
 static Decoder *with_huffman, *without_huffman;
-static long num_together, num_decoded, num_huffman_decoded, num_entries, num_photos, num_rewritten;
+static long num_together, num_in_one_pass, num_decoded, num_huffman_decoded, num_entries, num_photos, num_rewritten;
 
 static int pick(const uint8_t *bytes, int low, int high) {
     return low + (bytes[0] << 8 | bytes[1]) % (high - low + 1);
@@ -123,7 +123,7 @@ static void decode_with_entries(const Expected *expected, uint8_t *pixels, uint3
 
 /* The photo as a whole at this scale and others, by one call that decodes its codes once: all parts are as they are
    alone, and so is the view when it is resized from one. */
-static void decode_together(const Expected *expected, uint8_t *pixels) {
+static void decode_parts(const Expected *expected, uint8_t *pixels) {
     static const int orders[][4] = {{1, 2, 4, 8}, {8, 4, 2, 1}, {2, 8, 1, 4}};
     const int *order = orders[expected->num_bytes % 3];
     if ((long)expected->view->stored_height * expected->view->stored_width > MAX_PIXELS) {
@@ -165,24 +165,6 @@ static void decode_together(const Expected *expected, uint8_t *pixels) {
     num_together += is_made;
 }
 
-static void decode_all_ways(const uint8_t *data, size_t num_bytes, const View *view, uint32_t dice) {
-    size_t result_bytes = (size_t)view->out_height * (size_t)view->out_width * 3;
-    uint8_t *copy = allocate(num_bytes);  /* so that a byte too many is seen */
-    uint8_t *ours = allocate(result_bytes), *theirs = allocate(result_bytes);
-    memcpy(copy, data, num_bytes);
-    Expected expected = {copy, num_bytes, view, theirs, result_bytes, 0};
-    expected.is_made = decode_view(without_huffman, copy, num_bytes, view, theirs);
-    decode_view(with_huffman, copy, num_bytes, view, ours);  /* its tables are made when they come a second time */
-    compare(&expected, decode_view(with_huffman, copy, num_bytes, view, ours), ours);
-    num_decoded += expected.is_made;
-    num_huffman_decoded += expected.is_made && with_huffman->is_huffman_used;
-    decode_with_entries(&expected, ours, dice);
-    decode_together(&expected, ours);
-    free(copy);
-    free(ours);
-    free(theirs);
-}
-
 typedef struct {
     uint8_t is_made[2];
     uint8_t *pixels;
@@ -196,6 +178,27 @@ static MadePhotos decode_photos_with(Decoder *decoder, Photos photos, size_t res
         abort();
     }
     return made;
+}
+
+#include "fuzz_crops.h"
+
+static void decode_all_ways(const uint8_t *data, size_t num_bytes, const View *view, uint32_t dice) {
+    size_t result_bytes = (size_t)view->out_height * (size_t)view->out_width * 3;
+    uint8_t *copy = allocate(num_bytes);  /* so that a byte too many is seen */
+    uint8_t *ours = allocate(result_bytes), *theirs = allocate(result_bytes);
+    memcpy(copy, data, num_bytes);
+    Expected expected = {copy, num_bytes, view, theirs, result_bytes, 0};
+    expected.is_made = decode_view(without_huffman, copy, num_bytes, view, theirs);
+    decode_view(with_huffman, copy, num_bytes, view, ours);  /* its tables are made when they come a second time */
+    compare(&expected, decode_view(with_huffman, copy, num_bytes, view, ours), ours);
+    num_decoded += expected.is_made;
+    num_huffman_decoded += expected.is_made && with_huffman->is_huffman_used;
+    decode_with_entries(&expected, ours, dice);
+    decode_parts(&expected, ours);
+    decode_in_one_pass(&expected, dice);
+    free(copy);
+    free(ours);
+    free(theirs);
 }
 
 /* Compare with the photos that `expected` holds, and free those of `made`. */
@@ -311,6 +314,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t num_bytes) {
     without_huffman->simd = PLAIN;
     const uint8_t *input = data + num_bytes - VIEW_BYTES;
     decode_photos_all_ways(data, num_bytes, input);
+    decode_crops_all_ways(data, num_bytes, input);
     int height, width;
     if (!read_size(data, num_bytes, &height, &width) || (long)height * width > MAX_PIXELS) {
         return 0;

@@ -1,0 +1,62 @@
+/* A scan that is decoded once for several scales of the photo. libjpeg-turbo asks for the MCUs of each scale by itself. The
+   scales are decoded in step, so that the coefficients of a few rows of MCUs are enough for all of them. */
+
+#include <string.h>
+
+#include "_decoder.h"
+#include "_huffman.h"
+
+static JBLOCK *recent_mcu(const Huffman *huffman, unsigned row, unsigned column) {
+    size_t number = (size_t)(row % RECENT_ROWS) * huffman->num_columns + column;
+    return huffman->recent + number * (size_t)huffman->num_blocks;
+}
+
+/* Decode the next MCU and keep its coefficients, if any scale shows it. Returns 0 if something is wrong. */
+static int keep_mcu(Huffman *huffman) {
+    if (huffman->row < huffman->first_recent || huffman->column < huffman->first_shown
+        || huffman->column >= huffman->end_shown) {
+        return take_mcu(huffman, NULL);
+    }
+    JBLOCKROW blocks[D_MAX_BLOCKS_IN_MCU];
+    JBLOCK *mcu = recent_mcu(huffman, huffman->row, huffman->column);
+    memset(mcu, 0, (size_t)huffman->num_blocks * sizeof(JBLOCK));
+    for (int number = 0; number < huffman->num_blocks; number++) {
+        blocks[number] = mcu + number;
+    }
+    return take_mcu(huffman, blocks);
+}
+
+/* Decode all MCUs up to the one that a scale asks for. Returns 0 if that is impossible, or it is not kept any more. */
+static int reach(Huffman *huffman, unsigned row, unsigned column) {
+    if (row < huffman->first_recent || row >= huffman->num_rows || huffman->row >= row + RECENT_ROWS) {
+        return 0;
+    }
+    while (huffman->row < row || (huffman->row == row && huffman->column <= column)) {
+        if (!keep_mcu(huffman)) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+boolean decode_shared_mcu(j_decompress_ptr info, JBLOCKROW *blocks) {
+    Decoder *decoder = (Decoder *)info->client_data;
+    Huffman *huffman = decoder->shared;
+    Reader *reader = &decoder->reader;
+    if (blocks != NULL) {
+        if (!reach(huffman, reader->asked_row, reader->asked_column)) {
+            give_up(info);
+        }
+        if (reader->first_shown <= reader->asked_column && reader->asked_column < reader->end_shown) {
+            const JBLOCK *mcu = recent_mcu(huffman, reader->asked_row, reader->asked_column);
+            for (int number = 0; number < huffman->num_blocks; number++) {
+                memcpy(blocks[number], mcu + number, sizeof(JBLOCK));
+            }
+        }
+    }
+    if (++reader->asked_column == huffman->num_columns) {
+        reader->asked_column = 0;
+        reader->asked_row++;
+    }
+    return TRUE;
+}
