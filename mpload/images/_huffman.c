@@ -19,6 +19,14 @@
 #include "_decoder.h"
 #include "_huffman.h"
 
+/* Compile a function twice: also with the instructions that shift by any number of bits in one cycle. The processor
+   chooses when the module is loaded. Loaders of other C libraries than glibc do not know how. */
+#if defined(__x86_64__) && defined(__GLIBC__)
+#define WITH_BMI2_TOO __attribute__((target_clones("default", "bmi2")))
+#else
+#define WITH_BMI2_TOO
+#endif
+
 enum {
     FILLED_BITS = 56,       /* minimum in the window after `fill` */
     MAX_VALUE_BITS = 15,
@@ -220,19 +228,8 @@ static int go_to_row(Huffman *huffman, unsigned row) {
     return 1;
 }
 
-int take_mcu(Huffman *huffman, JBLOCKROW *blocks) {
-    if (huffman->column == 0 && huffman->rows.mode == NOTE_ROWS && huffman->row < huffman->num_rows) {
-        RowStart *start = &huffman->rows.starts[huffman->row];
-        start->position = position_of(huffman);
-        memcpy(start->predictors, huffman->predictors, sizeof start->predictors);
-    }
-    if (huffman->restart_interval != 0) {
-        if (huffman->until_restart == 0 && !pass_restart(huffman)) {
-            return 0;
-        }
-        huffman->until_restart--;
-    }
-    advance(&huffman->row, &huffman->column, huffman->num_columns);
+/* Decode the blocks of an MCU, or skip them if `blocks` is NULL. Returns 0 if something is wrong. */
+WITH_BMI2_TOO static int take_blocks(Huffman *huffman, JBLOCKROW *blocks) {
     BitReader bits = huffman->bits;  /* a copy that can stay in registers */
     fill(&bits);
     for (int number = 0; number < huffman->num_blocks; number++) {
@@ -249,6 +246,22 @@ int take_mcu(Huffman *huffman, JBLOCKROW *blocks) {
     }
     huffman->bits = bits;
     return bits.count >= bits.missing;  /* missing bits are used last */
+}
+
+int take_mcu(Huffman *huffman, JBLOCKROW *blocks) {
+    if (huffman->column == 0 && huffman->rows.mode == NOTE_ROWS && huffman->row < huffman->num_rows) {
+        RowStart *start = &huffman->rows.starts[huffman->row];
+        start->position = position_of(huffman);
+        memcpy(start->predictors, huffman->predictors, sizeof start->predictors);
+    }
+    if (huffman->restart_interval != 0) {
+        if (huffman->until_restart == 0 && !pass_restart(huffman)) {
+            return 0;
+        }
+        huffman->until_restart--;
+    }
+    advance(&huffman->row, &huffman->column, huffman->num_columns);
+    return take_blocks(huffman, blocks);
 }
 
 /* Skip the MCUs before the one that libjpeg-turbo asks for, from the start of its row if that is known. */
