@@ -1,5 +1,6 @@
 """`BatchSource`: the batches of a map-style dataset, each made whole by one worker."""
 
+import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -14,7 +15,8 @@ from mpload.loader.epochs import Epoch
 from mpload.loader.map_run import MapRun
 from mpload.loader.planned import num_tasks
 from mpload.loader.sample_errors import error_of_failure, sample_error
-from mpload.samples.batch_work import ASKED, BATCH, BadItem, BatchFailedError, BatchWork, Wanted
+from mpload.plan.batch_number import NUM_NUMBERS, BatchNumber
+from mpload.samples.batch_work import ASKED, BATCH, BadItem, BatchFailedError, BatchWork, Wanted, without
 from mpload.samples.counts import DECODE_NS
 from mpload.samples.parcel import unpack
 from mpload.samples.policy import BadSample, BadSamples, ErrorAction, ErrorPolicy
@@ -85,6 +87,7 @@ class BatchSource:
         self.cache_in_memory = None
         self.reads_ahead = False
         self.made_here = Tally()
+        self._killed: dict[tuple[int, ...], dict[int, str]] = {}  # by batch and place: why workers died
 
     def image_excess(self) -> float:
         """Return 1: the ratio is unknown."""
@@ -144,17 +147,30 @@ class BatchSource:
         self._bad.count(filled.task.num_counted or 0, epoch=epoch.number)
         for failure in filled.failures:
             if failure.details.get("handled"):
+                killed = self._killed.pop(filled.task.numbers, {})
+                causes = iter(cause for _, cause in sorted(killed.items()))
                 for sample_id, index, cause in failure.details.get("bad", [(-1, "?", failure.cause)]):
-                    self._note(sample_id, index, cause, origin=failure.origin)
+                    self._note(sample_id, index, cause or next(causes, "killed its worker"), origin=failure.origin)
                 continue
-            what = failure.details.get("what", "a batch")
+            what = failure.details.get("what") or self._killer(filled, failure.details.get("at"))
             raise error_of_failure(self._describe(what, failure.cause), failure) from failure.origin
         return self._converted(unpack(filled.arrays[BATCH][0]))
 
     def instead_of(self, killed: KilledSample) -> tuple[int, ...] | None:
-        """Return None: a batch that kills workers counts as failed."""
-        del killed
-        return None
+        """Return the same batch without the sample that killed its worker; None if that fails the batch."""
+        if self._work.action is ErrorAction.RAISE or killed.at is None:
+            return None
+        self._killed.setdefault(killed.task[:NUM_NUMBERS], {})[killed.at] = killed.cause
+        return without(killed.task, killed.at)
+
+    def _killer(self, filled: FilledBatch, at: int | None) -> str:
+        """Return the name of the sample at place `at`, which killed its worker."""
+        if at is None:
+            return "a batch"
+        if self._run.batching is not None:
+            return f"sample {self._run.batching.sample_ids(BatchNumber.of(filled.task.numbers))[at]}"
+        # The bytes come from this process.
+        return f"sample {pickle.loads(filled.arrays[ASKED.name][0]).indices[at]!r:.80}"  # noqa: S301
 
     def _note(self, sample_id: int, index: str, cause: str, *, origin: BaseException | None) -> None:
         """Add a sample to the error report; raise if there are too many."""

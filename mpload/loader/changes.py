@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
-__all__ = ["Attributes"]
+__all__ = ["Attributes", "Watch"]
 
 _MAX_VALUES = 1000
 _MAX_ITEMS = 100
@@ -27,6 +27,31 @@ class Attributes:
         """Return whether an attribute has another value by now."""
         now = list(_walk(dataset))
         return len(now) != len(self._values) or not all(map(_is_same, now, self._values))
+
+
+class Watch:
+    """Watches a dataset for changes between iterations.
+
+    Args:
+        dataset: what is watched.
+        keeps_workers: whether workers keep the dataset that they have after the first iteration has begun.
+    """
+
+    def __init__(self, dataset: object, *, keeps_workers: bool) -> None:
+        self._dataset = dataset
+        self._keeps_workers = keeps_workers
+        self._attributes: Attributes | None = Attributes(dataset)
+
+    def has_changed(self) -> bool:
+        """Return whether the dataset has changed since the last call, or since this object was made."""
+        if self._attributes is None:
+            return False
+        has_changed = self._attributes.has_changed(self._dataset)
+        if self._keeps_workers:
+            self._attributes = None
+        elif has_changed:
+            self._attributes = Attributes(self._dataset)
+        return has_changed
 
 
 def _walk(dataset: object) -> Iterator[Any]:

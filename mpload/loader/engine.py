@@ -8,6 +8,7 @@ from mpload.loader.scaling import Scaler
 from mpload.loader.source import Source
 from mpload.memory.budget import MIN_SLOTS, WORKER_BYTES, MemoryBudget, divide
 from mpload.memory.machine import address_space_bytes, num_oom_kills
+from mpload.samples.map_work import PARCELS
 from mpload.storage.read_ahead import DEFAULT_AHEAD_BYTES
 from mpload.telemetry.stats import LoaderStats
 from mpload.transport.batches import PoolOptions
@@ -70,9 +71,7 @@ class Engine:
         self._source = source
         self._budget = budget
         self._layout = SlotLayout(num_samples=source.slot_samples, fields=fields)
-        self._is_ragged = any(isinstance(field, RaggedField) for field in fields)
-        # Slots with ragged fields reserve far more address space than they use, so their size is not known yet.
-        self._slot_bytes = 0 if self._is_ragged else self._layout.slot_bytes
+        self._slot_bytes = _known_slot_bytes(self._layout)
         if num_workers is None:
             workers = WorkerRange.auto(budget, num_cores=num_cores, least_slots_bytes=MIN_SLOTS * self._slot_bytes)
         else:
@@ -108,12 +107,20 @@ class Engine:
         if self._scaler is not None:
             self._scaler.check(stats)
 
+    def note_layout(self) -> None:
+        """Take the size of slots into account as soon as the first batches have shown what is in them."""
+        if self._layout is not self.pool.ring.newest_layout:
+            self._layout = self.pool.ring.newest_layout
+            self._slot_bytes = _known_slot_bytes(self._layout)
+            self.governor = self._govern()
+
     def _govern(self) -> Governor:
         self.pool.depth = min(self.pool.ring.num_slots, _depth(self.pool.num_workers, self._source))
         return Governor(
             self.pool,
             budget_bytes=self._budget.total_bytes,
             slot_bytes=self._slot_bytes or None,
+            first_depth=1 - (-self.pool.num_workers // self._source.slot_samples),  # so that no worker is idle
             cache=self._source.cache_in_memory,
         )
 
@@ -128,6 +135,15 @@ class Engine:
         least_bytes = num_workers * WORKER_BYTES + MIN_SLOTS * self._slot_bytes
         spare_bytes = max(0, self._budget.total_bytes - least_bytes)
         return min(DEFAULT_AHEAD_BYTES, spare_bytes // (4 * num_workers))
+
+
+def _known_slot_bytes(layout: SlotLayout) -> int:
+    """Return the memory that a slot uses; 0 if that is unknown: ragged fields reserve far more than they use.
+
+    Those for parcels are empty as soon as there are fields for the samples.
+    """
+    ragged = {field.name for field in layout.fields if isinstance(field, RaggedField)}
+    return 0 if ragged - {PARCELS} else layout.fixed_bytes
 
 
 def _depth(num_workers: int, source: Source) -> int:

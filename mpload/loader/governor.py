@@ -31,7 +31,7 @@ _CALM_STALLED_FRACTION = 0.05
 _PATIENCE_CHECKS = 5
 _MAX_PATIENCE_CHECKS = 60
 _FIRST_DEPTH = 3
-"""Batches in flight at first when the size of a slot is not known in advance and has to be measured."""
+"""The least number of batches in flight at first when the size of a slot is not known and has to be measured."""
 
 
 class GovernedRing(Protocol):
@@ -168,6 +168,7 @@ class Governor:
         *,
         budget_bytes: int,
         slot_bytes: int | None = None,
+        first_depth: int = _FIRST_DEPTH,
         cache: GovernedCache | None = None,
         read_memory: Callable[[], MemoryRoom] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
@@ -178,6 +179,7 @@ class Governor:
             governed: the pool that makes batches ahead.
             budget_bytes: memory for its slots and processes together.
             slot_bytes: memory that a slot uses; None measures it, for values of varying shape.
+            first_depth: batches in flight until it has been measured, if more than three.
             cache: a cache in memory, whose bytes count as used.
             read_memory: returns the current memory of the machine; None uses a `MemoryGauge`.
             monotonic: the clock.
@@ -196,7 +198,7 @@ class Governor:
         self.num_shrinks = 0
         """Number of times that the depth was lowered."""
         if slot_bytes is None:
-            governed.depth = min(governed.depth, _FIRST_DEPTH)
+            governed.depth = min(governed.depth, max(first_depth, _FIRST_DEPTH))
         else:
             self._act(self._readings(self._last, slot_bytes=slot_bytes, seconds=1.0))
 

@@ -21,6 +21,7 @@ from mpload.loader.instead import check_attribute
 from mpload.loader.iterations import Iteration, OnHost
 from mpload.loader.machine_share import detect_share
 from mpload.loader.map_options import MapArguments, MapOptions
+from mpload.loader.pinned import pin_of
 from mpload.loader.planned import is_batch
 from mpload.loader.source import is_stream, source_of
 from mpload.memory.budget import MemoryBudget
@@ -80,34 +81,29 @@ class MPLoader(Generic[Batch]):
               batches.
             - `shuffle`: False, True, or an order, as for `MPDataset`.
             - `sampler`, `batch_sampler`: which samples are read, or which make a batch, instead of `shuffle`. Each rank
-              reads what its own sampler yields. The last batch may be short. Random numbers then belong to the place in
-              the epoch, not to the sample.
+              reads what its own sampler yields. Random numbers then belong to the place in the epoch, not the sample.
             - `collate_fn`: makes a batch from a list of samples, in a worker. It may return anything.
             - `drop_last`: True means `tail="drop"`, and False `tail="ragged"`.
-            - `worker_init_fn`: called in each worker with its number. Seeding there has no effect: random numbers are
-              seeded for each sample.
+            - `worker_init_fn`: called in each worker with its number. Random numbers are seeded later, for each sample.
             - `generator`: draws the seed.
-            - `prefetch_factor`: batches in flight per worker, if a worker makes whole batches: with a `collate_fn`, a
-              sampler, `__getitems__` or `batch_size=None`.
+            - `prefetch_factor`: batches in flight per worker, with a `collate_fn`, a sampler, `__getitems__` or
+              `batch_size=None`. Otherwise workers share the samples of a batch.
             - `timeout`: as `PoolOptions.sample_timeout_seconds`: a worker that hangs is replaced.
             - `multiprocessing_context`: None forks workers from this process where that is safe: it is made in the main
-              thread, no other Python threads run, and CUDA is not in use. Otherwise workers import what they need and
-              get a pickled copy of the dataset. `"fork"` always forks, `"spawn"` and `"forkserver"` never do.
-            - `persistent_workers`: False makes new workers for an iteration if attributes of the dataset have changed
-              since the last one. True keeps the workers and what they have.
-            - `pin_memory` and the others are accepted with a warning that says why they are not
-              needed.
+              thread, no other Python threads run, and CUDA is not in use. Otherwise workers get a pickled copy of the
+              dataset. `"fork"` always forks, `"spawn"` and `"forkserver"` never do.
+            - `persistent_workers`: False makes new workers for an iteration if attributes of the dataset have changed.
+            - `pin_memory`: copies batches into page-locked memory. Others are accepted with a warning.
 
             And those of `MPDataset`: `seed`, `tail` (by default `"pad"`), `topology`, `on_error`. A bad sample of a
-            sampler is substituted by another one of its batch. A sample that repeatedly kills its worker, and an error
-            in `collate_fn` or `__getitems__`, fail the batch.
+            sampler is substituted by another one of its batch. If `collate_fn` or `__getitems__` fails, the batch does.
 
     Memory: slots within the budget, and a few MB per worker, whatever the script has imported.
     Process: may be used only in the process and thread that created it. Linux only, except with `num_workers=0`.
 
     Raises:
         ArgumentError: an argument breaks a rule, the budget is too small, or the pipeline cannot be pickled.
-        SampleError: a sample is needed to find out its shape, but none of the first ones could be made.
+        SampleError: a sample of an `MPDataset` shows the shape, but none of the first ones could be made.
         WorkerError: workers cannot be started.
     """
 
@@ -176,6 +172,7 @@ class MPLoader(Generic[Batch]):
         self._engine: Engine | None = None
         self._is_closed = False
         self._prefetcher = None if device is None else DevicePrefetcher(OnHost(self), device=device)
+        self._pin = pin_of(is_wanted=map_options.pin_memory and device is None)
         self._fields = self._source.prepare() if num_workers != 0 else ()
         if num_workers != 0:
             self._start()
@@ -230,10 +227,12 @@ class MPLoader(Generic[Batch]):
         self._num_received = 0
         self._refresh()
         if self._num_workers == 0:
-            return self._source.batches(epoch)
-        self._stream = self._usable_pool().stream(self._source.tasks(epoch))
-        made_by_workers = filter(is_batch, map(partial(self._source.present, epoch), self._stream))
-        return chain(made_by_workers, self._source.rest(epoch))
+            batches = self._source.batches(epoch)
+        else:
+            self._stream = self._usable_pool().stream(self._source.tasks(epoch))
+            made_by_workers = filter(is_batch, map(partial(self._source.present, epoch), self._stream))
+            batches = chain(made_by_workers, self._source.rest(epoch))
+        return batches if self._pin is None else map(self._pin, batches)
 
     def _refresh(self) -> None:
         """Take over changes to the dataset between epochs. Workers are then started again."""
@@ -362,6 +361,8 @@ class MPLoader(Generic[Batch]):
             raise
         self._telemetry.count_batch(asked)
         self._num_received += 1
+        if self._engine is not None:
+            self._engine.note_layout()
         return batch
 
     def _current_plan(self) -> Plan:

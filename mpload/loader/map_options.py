@@ -45,14 +45,13 @@ class MapArguments(TypedDict, total=False):
 
 _WITHOUT_MEANING = {
     "in_order": (True, "batches always come in order"),
-    "pin_memory": (False, "DevicePrefetcher(loader) pins the loader's memory and copies batches to the GPU"),
-    "pin_memory_device": ("", "see pin_memory"),
+    "pin_memory_device": ("", "torch knows the accelerator"),
 }
 """By argument: its default, and why an `MPLoader` does not need it."""
 
 _NOT_OF_STREAMS = ("shuffle", "sampler", "batch_sampler", "tail", "topology", "on_error")
 _METHODS = (None, "fork", "spawn", "forkserver")
-_OF_ANY_DATASET = {"multiprocessing_context", "persistent_workers", "prefetch_factor", "timeout"}
+_OF_ANY_DATASET = {"multiprocessing_context", "persistent_workers", "pin_memory", "prefetch_factor", "timeout"}
 """Arguments that do not change which batches there are."""
 
 
@@ -78,6 +77,7 @@ class MapOptions:
     generator: torch.Generator | None = None
     prefetch_factor: int | None = None
     timeout: float = 0
+    pin_memory: bool = False
     persistent_workers: bool = False
     multiprocessing_context: Any = None
 

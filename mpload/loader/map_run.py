@@ -8,7 +8,7 @@ import cloudpickle  # type: ignore[import-untyped]
 from torch.utils.data import BatchSampler
 
 from mpload.errors import StateError
-from mpload.loader.changes import Attributes
+from mpload.loader.changes import Watch
 from mpload.loader.epochs import Epoch, EpochTable
 from mpload.loader.map_options import MapOptions
 from mpload.loader.planned import tasks
@@ -94,7 +94,7 @@ class PlannedRun:
         )
         self.epochs = EpochTable(seed=seed, topology=options.topology)
         self._dataset = dataset
-        self._attributes = None if options.persistent_workers else Attributes(dataset)
+        self._watch = Watch(dataset, keeps_workers=options.persistent_workers)
         self.order_of(Epoch(seed=seed, number=0))  # checks the seed
 
     @property
@@ -103,9 +103,8 @@ class PlannedRun:
 
     def refresh(self) -> bool:
         """Take over changes to the dataset since the last call; return whether there were any."""
-        if self._attributes is None or not self._attributes.has_changed(self._dataset):
+        if not self._watch.has_changed():
             return False
-        self._attributes = Attributes(self._dataset)
         self.batching = replace(self.batching, num_samples=len(self._dataset))
         return True
 
@@ -170,8 +169,7 @@ class SampledRun:
         self.batch_size = options.batch_size or 1
         self.batching = None
         self.epochs = EpochTable(seed=seed, topology=Topology())
-        self._dataset = dataset
-        self._attributes = None if options.persistent_workers else Attributes(dataset)
+        self._watch = Watch(dataset, keeps_workers=options.persistent_workers)
         sampler: Any = options.sampler if options.batch_sampler is None else options.batch_sampler
         self._sampler = self._batches = sampler
         if options.batch_sampler is None and options.batch_size is not None:
@@ -182,10 +180,7 @@ class SampledRun:
 
     def refresh(self) -> bool:
         """Take over changes to the dataset since the last call; return whether there were any."""
-        if self._attributes is None or not self._attributes.has_changed(self._dataset):
-            return False
-        self._attributes = Attributes(self._dataset)
-        return True
+        return self._watch.has_changed()
 
     def facts(self) -> dict[str, str]:
         """Return facts about the run for `repr` and notebooks."""

@@ -1,33 +1,30 @@
 """`MapSource`: the batches of an ordinary map-style dataset."""
 
-import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
-from torch.utils.data import default_collate
-from torch.utils.data._utils.collate import collate
 
 from mpload.errors import FAILURES, cause_of
+from mpload.loader.default_batches import batch_of_leaves, batch_of_samples, sample_of_leaves
 from mpload.loader.epochs import Epoch
-from mpload.loader.forms import fields_of, probe
-from mpload.loader.leaf_tensors import tensor_of_leaf
+from mpload.loader.learned_form import LearnedForm
 from mpload.loader.map_run import PlannedRun
 from mpload.loader.planned import SAMPLES_AHEAD, num_tasks, tasks
 from mpload.loader.sample_errors import error_of_failure, sample_error
 from mpload.plan.batch_number import BatchNumber
 from mpload.samples.counts import DECODE_NS
-from mpload.samples.leaves import NUMBER_TYPES, Leaf, LeafKind, leaves_of, template_of
-from mpload.samples.map_work import MapWork
+from mpload.samples.leaves import leaves_of, template_of
+from mpload.samples.map_work import PARCELS, MapWork
+from mpload.samples.parcel import unpack
 from mpload.samples.seeded_dataset import SeededDataset, kept_generators
 from mpload.transport.batches import BatchTask, FilledBatch, KilledSample
 from mpload.transport.forking import Forks
 from mpload.transport.messages import Tally
-from mpload.transport.ragged import RaggedArray
-from mpload.transport.slots import Field, RaggedField
+from mpload.transport.slots import RaggedField
 
 __all__ = ["MapSource"]
 
@@ -38,6 +35,7 @@ class MapSource:
     def __init__(self, run: PlannedRun, dataset: SeededDataset, *, forks: Forks) -> None:
         self._run = run
         self._work = MapWork(dataset=dataset, batching=run.batching)
+        self._form = LearnedForm(batch_size=run.batch_size)
         self.name = run.name
         self.batch_size = self.slot_samples = run.batch_size
         self.samples_ahead = SAMPLES_AHEAD
@@ -60,18 +58,13 @@ class MapSource:
         """Take over changes to the dataset since the last call; return whether there were any."""
         if not self._run.refresh():
             return False
-        self._work = replace(self._work, batching=self._run.batching, template=None)
+        self._work = replace(self._work, batching=self._run.batching)
+        self._form = LearnedForm(batch_size=self.batch_size)
         return True
 
-    def prepare(self) -> tuple[Field | RaggedField, ...]:
-        """Return the fields of a slot. To find out, a few samples are made in a separate process."""
-        leaves = []
-        if self._run.batching.num_samples:
-            # The bytes come from our own worker, so it is safe to unpickle them.
-            template = pickle.loads(probe(self._work.probe, [()], name=self.name, forks=self.forks))  # noqa: S301
-            self._work = replace(self._work, template=template)
-            leaves = leaves_of(template)
-        return fields_of(leaves, batch_size=self.batch_size)
+    def prepare(self) -> tuple[RaggedField, ...]:
+        """Return the fields of a slot for the first batches, whose samples may have any form."""
+        return self._form.first_fields()
 
     def work(self, *, read_ahead_bytes: int, decode_bytes: int) -> MapWork:
         """Return the work for the workers. The limits do not apply: the dataset itself reads and decodes."""
@@ -79,8 +72,8 @@ class MapSource:
         return self._work
 
     def tasks(self, epoch: Epoch) -> Iterator[BatchTask]:
-        """Yield the tasks of an epoch for the workers."""
-        return tasks(epoch, self.plan_of(epoch))
+        """Yield the tasks of an epoch for the workers, with the layout that is known by then."""
+        return tasks(epoch, self.plan_of(epoch), layout=lambda: self._form.layout)
 
     def batches(self, epoch: Epoch) -> Iterator[Any]:
         """Make the batches of an epoch in this process. A failed batch does not end the iterator."""
@@ -99,7 +92,7 @@ class MapSource:
             started_ns = perf_counter_ns()
             samples = [self._sample(sample_id, epoch) for sample_id in sample_ids]
             made_ns = perf_counter_ns()
-            collated = default_collate(samples)
+            collated = batch_of_samples(samples, describe=partial(self._describe, sample_ids))
         tally = Tally(num_samples=len(samples), busy_ns=perf_counter_ns() - started_ns)
         tally.counts[DECODE_NS] = made_ns - started_ns
         self.made_here.add(tally)
@@ -109,55 +102,43 @@ class MapSource:
         try:
             return self._work.dataset.sample(sample_id, seed=epoch.seed, epoch=epoch.number)
         except FAILURES as error:
-            raise sample_error(self._describe(sample_id, cause_of(error)), error) from error
+            raise sample_error(self._describe([sample_id], 0, cause_of(error)), error) from error
 
     def _empty(self) -> Any:
         """Return a batch of no samples, for a rank that has none left in the last batch of a ragged epoch."""
-        template = self._work.template or template_of(self._work.dataset.sample(0, seed=0, epoch=0))
+        template = self._form.template or template_of(self._work.dataset.sample(0, seed=0, epoch=0))
         arrays = {leaf.name: np.empty((0, *leaf.shape), leaf.dtype) for leaf in leaves_of(template)}
-        return _collated(template, arrays)
+        return batch_of_leaves(template, arrays)
 
     def present(self, epoch: Epoch, filled: FilledBatch) -> Any:
         """Return a batch made by the workers.
 
         Raises:
-            SampleError: a sample of the batch failed.
+            SampleError: a sample of the batch failed, or the samples do not fit into one batch.
         """
         del epoch
         for failure in filled.failures:
-            sample_id = int(self._run.batching.sample_ids(BatchNumber.of(filled.task.numbers))[failure.sample])
-            raise error_of_failure(self._describe(sample_id, failure.cause), failure) from failure.origin
-        return _collated(self._work.template, filled.arrays)
+            cause = self._describe(self._sample_ids(filled), failure.sample, failure.cause)
+            raise error_of_failure(cause, failure) from failure.origin
+        template, arrays = self._form.template_of(filled.layout), filled.arrays
+        parcels = {place: unpack(arrays[PARCELS][place]) for place in arrays[PARCELS].written}
+        if not parcels:
+            return batch_of_leaves(template, arrays)
+        samples = [
+            parcels[place] if place in parcels else sample_of_leaves(template, arrays, place)
+            for place in range(filled.task.num_samples)
+        ]
+        self._form.learn(samples)
+        return batch_of_samples(samples, describe=lambda *args: self._describe(self._sample_ids(filled), *args))
 
     def instead_of(self, killed: KilledSample) -> tuple[int, ...] | None:
         """Return None: a sample that kills workers counts as failed."""
         del killed
         return None
 
-    def _describe(self, sample_id: int, cause: str) -> str:
-        return f"sample {sample_id} of {self.name}: {cause}"
+    def _sample_ids(self, filled: FilledBatch) -> Sequence[int]:
+        sample_ids: list[int] = self._run.batching.sample_ids(BatchNumber.of(filled.task.numbers)).tolist()
+        return sample_ids
 
-
-def _number(kind: int, bits: int) -> bool | int | float:
-    """Return the number that a worker stored as a type and 64 bits."""
-    return float(np.int64(bits).view(np.float64)) if NUMBER_TYPES[kind] is float else NUMBER_TYPES[kind](bits)
-
-
-def _collated(template: Any, arrays: Mapping[str, Any]) -> Any:
-    """Return a batch, with the containers of a sample converted as by `default_collate`."""
-
-    def batch_of(leaves: list[Leaf] | tuple[Leaf, ...], **_: Any) -> Any:
-        (leaf,) = leaves
-        array = arrays[leaf.name]
-        match leaf.kind:  # for text and bytes default_collate gives a tuple inside a sequence, else a list
-            case LeafKind.TEXT:
-                return type(leaves)(value.tobytes().decode("utf-8", "surrogatepass") for value in array)
-            case LeafKind.BYTES:
-                return type(leaves)(value.tobytes() for value in array)
-            case LeafKind.NUMBER if array.dtype.names:
-                return default_collate([_number(kind, bits) for kind, bits in array.tolist()])
-            case LeafKind.ARRAY if isinstance(array, RaggedArray):
-                return default_collate([tensor_of_leaf(value, leaf) for value in array])
-        return tensor_of_leaf(array, leaf)
-
-    return collate([template], collate_fn_map={Leaf: batch_of})
+    def _describe(self, sample_ids: Sequence[int], place: int, cause: str) -> str:
+        return f"sample {sample_ids[place]} of {self.name}: {cause}"

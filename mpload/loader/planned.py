@@ -1,12 +1,13 @@
 """The tasks of an epoch whose batches are planned by arithmetic."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from mpload.loader.epochs import Epoch
 from mpload.plan.batch_number import BatchNumber
 from mpload.plan.plan import Plan
 from mpload.transport.batches import BatchTask
+from mpload.transport.slots import SlotLayout
 
 __all__ = ["NO_BATCH", "SAMPLES_AHEAD", "is_batch", "num_tasks", "tasks"]
 
@@ -27,13 +28,16 @@ def num_tasks(plan: Plan) -> int:
     return plan.num_batches - (plan.num_batches > 0 and not plan.size(plan.num_batches - 1))
 
 
-def tasks(epoch: Epoch, plan: Plan, *, is_whole: bool = False) -> Iterator[BatchTask]:
+def tasks(
+    epoch: Epoch, plan: Plan, *, is_whole: bool = False, layout: Callable[[], SlotLayout | None] = lambda: None
+) -> Iterator[BatchTask]:
     """Yield the tasks of an epoch. Only the last one may be short.
 
     Args:
         epoch: the epoch, and where it begins.
         plan: its plan.
         is_whole: whether the slot counts a whole batch as one sample.
+        layout: returns the layout for the slot of the next task; None leaves it as it is.
     """
     last = num_tasks(plan) - 1
     for batch in range(last + 1):
@@ -45,4 +49,5 @@ def tasks(epoch: Epoch, plan: Plan, *, is_whole: bool = False) -> Iterator[Batch
             numbers=number.numbers,
             num_samples=1 if is_whole else num_samples,
             num_counted=num_samples,
+            layout=layout(),
         )

@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from mpload.errors import StateError
-from mpload.loader.changes import Attributes
+from mpload.loader.changes import Watch
 from mpload.loader.epochs import Epoch, EpochTable
 from mpload.loader.map_options import MapOptions
 from mpload.loader.planned import NO_BATCH
@@ -54,7 +54,7 @@ class StreamSource:
         self._dataset = dataset
         self._options = options
         self._num_workers = num_workers
-        self._attributes = None if options.persistent_workers else Attributes(dataset)
+        self._watch = Watch(dataset, keeps_workers=options.persistent_workers)
         self._converts = options.batch_size is None and options.collate_fn is None
         self._collate = None if self._converts else options.collate_fn or default_collate
         self._work = StreamWork(
@@ -82,9 +82,8 @@ class StreamSource:
 
     def refresh(self) -> bool:
         """Take over changes to the dataset since the last call; return whether there were any."""
-        if self._attributes is None or not self._attributes.has_changed(self._dataset):
+        if not self._watch.has_changed():
             return False
-        self._attributes = Attributes(self._dataset)
         self._work = replace(self._work)
         return True
 

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 from mpload.plan.topology import Topology
 
-__all__ = ["BatchNumber"]
+__all__ = ["NUM_NUMBERS", "BatchNumber"]
+
+NUM_NUMBERS = 7
+"""Number of integers that describe a batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,18 +7,19 @@ from time import perf_counter_ns
 from typing import Any
 
 from mpload.errors import FAILURES, cause_of
-from mpload.plan.batch_number import BatchNumber
+from mpload.plan.batch_number import NUM_NUMBERS, BatchNumber
 from mpload.plan.batching import Batching
 from mpload.samples.counts import DECODE_NS
 from mpload.samples.parcel import pack
 from mpload.samples.policy import ErrorAction, substitute_for
 from mpload.samples.seeded_dataset import SeededDataset
 from mpload.transport.messages import details_of
+from mpload.transport.queue import MAX_TASK_NUMBERS
 from mpload.transport.slots import RaggedField
 from mpload.transport.worker import ChunkReport
 from mpload.units import MIB
 
-__all__ = ["ASKED", "BATCH", "BadItem", "BatchFailedError", "BatchWork", "Wanted"]
+__all__ = ["ASKED", "BATCH", "BadItem", "BatchFailedError", "BatchWork", "Wanted", "without"]
 
 ASKED = RaggedField(name="asked", max_sample_bytes=16 * MIB, is_input=True)
 """The field for what a sampler asks for: a pickled `Wanted`."""
@@ -39,6 +40,18 @@ class Wanted:
     def key(self) -> int:
         """The key of random numbers that belong to the whole batch."""
         return self.keys[0] if self.keys else 0
+
+
+_NO_SAMPLE = -1
+
+
+def without(task: tuple[int, ...], place: int) -> tuple[int, ...] | None:
+    """Return a task for the same batch that does not make the sample at `place`; None if there are too many of them."""
+    return (*task, place) if len(task) < MAX_TASK_NUMBERS else None
+
+
+class KilledError(Exception):
+    """Stands for the error of a sample that is not made again, because it kills its worker."""
 
 
 class BatchFailedError(Exception):
@@ -64,6 +77,11 @@ class BadItem:
     def sample_id(self) -> int:
         """The index if it is a number, else the key."""
         return self.index if isinstance(self.index, int) else self.key
+
+    @property
+    def cause(self) -> str | None:
+        """Why; None if it kills its worker, of which only the parent knows the cause."""
+        return None if isinstance(self.error, KilledError) else cause_of(self.error)
 
 
 @dataclass(kw_only=True)
@@ -92,7 +110,7 @@ class BatchWork:
     ) -> None:
         """Make the batch `task`, which is the only one in its slot; making its samples is timed as decoding."""
         del last
-        number = BatchNumber.of(task)
+        number = BatchNumber.of(task[:NUM_NUMBERS])
         if self.batching is None:
             # The bytes come from the parent, through the loader's own memory, so it is safe to unpickle them.
             wanted = pickle.loads(arrays[ASKED.name][first])  # noqa: S301
@@ -102,35 +120,54 @@ class BatchWork:
         report.tally.num_samples = len(wanted.indices)
         bad: list[BadItem] = []
         try:
-            batch = self.make(wanted, seed=number.seed, epoch=number.epoch, bad=bad, report=report)
+            killers = task[NUM_NUMBERS:]
+            batch = self.make(wanted, seed=number.seed, epoch=number.epoch, bad=bad, report=report, killers=killers)
             with _named(f"the batch of {_listed(wanted.indices)}"):
                 pack(batch, lambda num_bytes: arrays[BATCH].room(first, (num_bytes,)))
         except BatchFailedError as failed:
             report.failed(first, cause_of(failed.error), {**details_of(failed.error), "what": failed.what})
             return
         if bad:
-            listed = [(item.sample_id, repr(item.index), cause_of(item.error)) for item in bad]
-            report.failed(first, listed[0][2], {**details_of(bad[0].error), "handled": True, "bad": listed})
+            listed = [(item.sample_id, repr(item.index), item.cause) for item in bad]
+            report.failed(first, cause_of(bad[0].error), {**details_of(bad[0].error), "handled": True, "bad": listed})
 
     def make(
-        self, wanted: Wanted, *, seed: int, epoch: int, bad: list[BadItem], report: ChunkReport | None = None
+        self,
+        wanted: Wanted,
+        *,
+        seed: int,
+        epoch: int,
+        bad: list[BadItem],
+        report: ChunkReport | None = None,
+        killers: Sequence[int] = (),
     ) -> Any:
         """Return a batch, and add the samples that were skipped or substituted to `bad`.
+
+        Args:
+            wanted: the samples.
+            seed: the run's seed.
+            epoch: number of the epoch.
+            bad: where bad samples are noted.
+            report: is told which sample is next; None outside of workers.
+            killers: places of samples that count as failed, since they kill their worker.
 
         Raises:
             BatchFailedError: the user's code raised an error.
         """
         dataset, started_ns = self.dataset, perf_counter_ns()
         samples: Any
+        at: Callable[[int], None] = (lambda _: None) if report is None else report.at
         if hasattr(dataset.dataset, "__getitems__") and not self.is_single:
+            at(_NO_SAMPLE)  # a death is no single sample's fault
             with _named(_listed(wanted.indices)):
                 samples = dataset.samples(list(wanted.indices), seed=seed, epoch=epoch, key=wanted.key)
         else:
             samples = []
             for place, (index, key) in enumerate(zip(wanted.indices, wanted.keys, strict=True)):
-                if report is not None:
-                    report.at(place)
+                at(place)
                 try:
+                    if place in killers:
+                        raise KilledError
                     samples.append(dataset.sample(index, seed=seed, epoch=epoch, key=key))
                 except FAILURES as error:
                     if self.action is ErrorAction.RAISE:
@@ -140,6 +177,7 @@ class BatchWork:
                         samples.append(self._substitute(wanted, place, seed=seed, epoch=epoch, bad=bad))
             if bad and not samples:
                 raise BatchFailedError(f"all of {_listed(wanted.indices)}", bad[0].error) from bad[0].error
+        at(_NO_SAMPLE)
         if report is not None:
             report.tally.counts[DECODE_NS] += perf_counter_ns() - started_ns
         batch = samples[0] if self.is_single else samples

@@ -21,6 +21,7 @@ __all__ = [
     "as_array",
     "exact_pairs",
     "leaves_of",
+    "mapped",
     "marked",
     "pairs",
     "put",
@@ -267,14 +268,23 @@ def _of_tensor(torch: Any, tensor: Any, path: str) -> tuple[NDArray[Any], str]:
 
 def marked(template: Any, varying: set[int], mixed: set[int]) -> Any:
     """Mark leaves of the template, by number: those whose shape varies, and those that mix ints and floats."""
+
+    def mark(leaf: Leaf) -> Leaf:
+        kind = LeafKind.NUMBER if leaf.number in mixed else leaf.kind
+        return replace(leaf, varies=leaf.number in varying, kind=kind)
+
+    return mapped(template, mark)
+
+
+def mapped(template: Any, change: Callable[[Leaf], Any]) -> Any:
+    """Return the containers of a template with `change(leaf)` in place of each leaf."""
     if isinstance(template, Leaf):
-        kind = LeafKind.NUMBER if template.number in mixed else template.kind
-        return replace(template, varies=template.number in varying, kind=kind)
-    if isinstance(template, MutableMapping):
-        for key in template:
-            template[key] = marked(template[key], varying, mixed)
-        return template
-    items = [marked(item, varying, mixed) for item in template]
+        return change(template)
+    if isinstance(template, Mapping):
+        clone: Any = copy.copy(template)
+        clone.update({key: mapped(inner, change) for key, inner in template.items()})
+        return clone
+    items = [mapped(item, change) for item in template]
     return type(template)(*items) if hasattr(template, "_fields") else type(template)(items)
 
 

@@ -1,33 +1,39 @@
 """The workers' part of a map-style dataset: they write its samples, leaf by leaf, into the arrays of a slot."""
 
+import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]
-
+from mpload.errors import ArgumentError
 from mpload.plan.batch_number import BatchNumber
 from mpload.plan.batching import Batching
 from mpload.samples.counts import DECODE_NS
 from mpload.samples.leaf_arrays import LeafWriter
-from mpload.samples.leaves import NUMBER_TYPES, as_array, marked, pairs, template_of
+from mpload.samples.leaves import exact_pairs
+from mpload.samples.parcel import pack
 from mpload.samples.seeded_dataset import SeededDataset
 from mpload.transport.worker import ChunkReport
 
-__all__ = ["MapWork"]
+__all__ = ["PARCELS", "MapWork"]
+
+PARCELS = "parcels"
+"""Name of the field for samples that travel as parcels: the first ones, and those that differ in form."""
 
 
 @dataclass(kw_only=True)
 class MapWork:
     """Reads the samples of a batch from a dataset and writes them into the batch's slot.
 
-    Process: pickled by value once, then forked.
+    The meaning of the slot's layout is the pickled template of the samples, once the parent knows it.
+
+    Process: pickled by value once, then forked; or forked from the process of the loader.
     """
 
     dataset: SeededDataset
     batching: Batching
-    template: Any = None
+    _templates: dict[bytes, Any] = field(default_factory=dict, init=False)
 
     def open(self, worker: int) -> None:
         """Prepare the dataset. It opens its own files."""
@@ -37,30 +43,29 @@ class MapWork:
         self, task: tuple[int, ...], arrays: Mapping[str, Any], first: int, last: int, report: ChunkReport
     ) -> None:
         """Make samples `first` to `last` (exclusive) of the batch `task`; `__getitem__` is timed as decoding."""
-        number, counts = BatchNumber.of(task), report.tally.counts
-        writer = LeafWriter(self.template, arrays)
+        number, counts, parcels = BatchNumber.of(task), report.tally.counts, arrays[PARCELS]
+        writer = None
+        if report.layout is not None:
+            writer = LeafWriter(self._template(report.layout.meaning), arrays, pairing=exact_pairs)
         for place, sample_id in enumerate(self.batching.sample_ids(number, first, last).tolist(), first):
             report.at(place)
             start_ns = perf_counter_ns()
             sample = self.dataset.sample(sample_id, seed=number.seed, epoch=number.epoch)
             counts[DECODE_NS] += perf_counter_ns() - start_ns
-            writer.store(place, sample)
+            if writer is None or not _is_stored(writer, place, sample):
+                pack(sample, lambda num_bytes, at=place: parcels.room(at, (num_bytes,)))  # type: ignore[misc]
 
-    def probe(self) -> bytes:
-        """Return the samples' pickled template, derived from the first, second, middle and last sample."""
-        num_samples = self.batching.num_samples
-        template: Any = None
-        shapes: dict[int, set[tuple[int, ...]]] = {}
-        types: dict[int, set[type]] = {}
-        for sample_id in sorted({0, min(1, num_samples - 1), num_samples // 2, num_samples - 1}):
-            sample = self.dataset.sample(sample_id, seed=0, epoch=0)
-            template = template_of(sample) if template is None else template
-            for leaf, value in pairs(template, sample):
-                found = as_array(value, leaf.path)
-                shapes.setdefault(leaf.number, set()).add(() if found is None else found[0].shape)
-                types.setdefault(leaf.number, set()).add(type(value))
-        varying = {number for number, several in shapes.items() if len(several) > 1}
-        mixed = {number for number, several in types.items() if len(several) > 1 and several <= set(NUMBER_TYPES)}
-        # Pickled by value: classes of the user's script cannot be imported by name in the other process.
-        pickled: bytes = cloudpickle.dumps(marked(template, varying, mixed))
-        return pickled
+    def _template(self, pickled: bytes) -> Any:
+        if pickled not in self._templates:
+            # The bytes come from the parent, through the loader's own memory, so it is safe to unpickle them.
+            self._templates[pickled] = pickle.loads(pickled)  # noqa: S301
+        return self._templates[pickled]
+
+
+def _is_stored(writer: LeafWriter, place: int, sample: Any) -> bool:
+    """Write a sample into the arrays of its leaves; return False if it has another form."""
+    try:
+        writer.store(place, sample)
+    except (ArgumentError, OverflowError):  # an int of more than 64 bits
+        return False
+    return True

@@ -8,6 +8,7 @@ from mpload.errors import ArgumentError
 from mpload.transport.messages import Answer, Failure, Tally
 from mpload.transport.queue import MAX_TASK_NUMBERS
 from mpload.transport.ring import SlotArrays
+from mpload.transport.slots import SlotLayout
 
 __all__ = ["BatchTask", "FilledBatch", "KilledSample", "PendingBatch", "PoolOptions", "PoolStats"]
 
@@ -22,6 +23,8 @@ class BatchTask:
     """Further input, if integers do not suffice. The parent writes it to the input field of the slot."""
     num_counted: int | None = None
     """Number of samples for the statistics, if it differs: a whole batch may be one sample of the slot."""
+    layout: SlotLayout | None = None
+    """The layout that slots should have from this batch on, if it can be used; None keeps the present one."""
 
     def __post_init__(self) -> None:
         if len(self.numbers) > MAX_TASK_NUMBERS:
@@ -39,6 +42,8 @@ class KilledSample:
     task: tuple[int, ...]
     sample: int
     """Position in the batch."""
+    at: int | None
+    """The number that the work last passed to `ChunkReport.at`, if known: whole batches count their samples."""
     cause: str
     """For example `killed its worker (SIGSEGV)`."""
 
@@ -50,6 +55,8 @@ class FilledBatch:
     task: BatchTask
     arrays: SlotArrays
     """By field: an array [n, *shape] or a RaggedArray. Either views of a slot, which keep it reserved, or copies."""
+    layout: SlotLayout
+    """The layout that the slot had."""
     failures: tuple[Failure, ...]
     """Sorted by position in the batch. A failed sample's arrays are zero unless the work wrote something else."""
 

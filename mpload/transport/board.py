@@ -133,7 +133,7 @@ class ParentBoard:
     def post(self, serial: int, chunk: Chunk, *, urgent: bool = False) -> bool:
         """Queue `chunk` for the next free worker; return False if the queue is full."""
         queue = self._urgent if urgent else self._plain
-        where = (self._cells[_GENERATION], chunk.slot, chunk.first, chunk.last)
+        where = (self._cells[_GENERATION], chunk.slot, chunk.first, chunk.last, chunk.layout)
         return queue.post((serial, *where, len(chunk.task), 0, *chunk.task))
 
     def post_stop(self) -> bool:
@@ -321,5 +321,6 @@ class WorkerBoard:
 
 
 def _chunk_of(entry: Sequence[int]) -> Chunk:
-    _, _, slot, first, last, num_numbers = entry[:READER]
-    return Chunk(batch=0, slot=slot, first=first, last=last, task=tuple(entry[TASK : TASK + num_numbers]))
+    _, _, slot, first, last, layout, num_numbers = entry[:READER]
+    task = tuple(entry[TASK : TASK + num_numbers])
+    return Chunk(batch=0, slot=slot, first=first, last=last, task=task, layout=layout)

@@ -29,6 +29,8 @@ class Chunk:
     first: int
     last: int
     task: tuple[int, ...]
+    layout: int = 0
+    """Number of the slot's layout: see `SlotRing.adopt`."""
     num_deaths: int = 0
     """Number of workers that died while filling exactly this chunk."""
 
@@ -39,7 +41,14 @@ class Chunk:
 
 
 def cut(
-    *, batch: int, slot: int, num_samples: int, task: tuple[int, ...], share: int, sample_ns: float = math.inf
+    *,
+    batch: int,
+    slot: int,
+    num_samples: int,
+    task: tuple[int, ...],
+    share: int,
+    layout: int = 0,
+    sample_ns: float = math.inf,
 ) -> list[Chunk]:
     """Cut a batch into chunks.
 
@@ -52,6 +61,7 @@ def cut(
         num_samples: samples in the batch.
         task: description of the batch for the work.
         share: samples in flight per worker, over all batches.
+        layout: number of the slot's layout.
         sample_ns: mean time that a worker takes for a sample.
     """
     smallest = -(-num_samples // MAX_CHUNKS)
@@ -61,7 +71,8 @@ def cut(
     size = max(smallest, min(CHUNK_SAMPLES << num_doublings, fair), 1)
     starts = range(0, num_samples, size)
     return [
-        Chunk(batch=batch, slot=slot, first=first, last=min(first + size, num_samples), task=task) for first in starts
+        Chunk(batch=batch, slot=slot, first=first, last=min(first + size, num_samples), task=task, layout=layout)
+        for first in starts
     ]
 
 

@@ -165,6 +165,8 @@ class WorkerPool:
         if not self._ring.num_free:
             raise ArgumentError("no slot is free. Take a batch with next() first, or make a pool with more slots")
         with self._close_on_error:
+            if task.layout is not None:
+                self._ring.adopt(task.layout)
             slot = self._ring.take()
             assert slot is not None
             self._serial += 1
@@ -180,6 +182,7 @@ class WorkerPool:
                 num_samples=task.num_samples,
                 task=task.numbers,
                 share=share,
+                layout=self._ring.number_of(slot),
                 sample_ns=self.stats.sample_ns,
             )
             self._issue(chunks, urgent=False)
@@ -230,6 +233,7 @@ class WorkerPool:
 
     def _deliver(self, batch: PendingBatch) -> FilledBatch:
         num_samples = batch.task.num_samples
+        layout = self._ring.layout_at(self._ring.number_of(batch.slot))
         num_unlent = min(_UNLENT_SLOTS, max(1, self._ring.num_slots - 1))
         if self._ring.num_lent + num_unlent < self._ring.num_slots:
             arrays = self._ring.lend(batch.slot, num_samples)
@@ -239,7 +243,7 @@ class WorkerPool:
         self.stats.num_batches += 1
         self.stats.num_samples += num_samples if batch.task.num_counted is None else batch.task.num_counted
         failures = tuple(sorted(batch.failures, key=lambda failure: failure.sample)) if batch.failures else ()
-        return FilledBatch(task=batch.task, arrays=arrays, failures=failures)
+        return FilledBatch(task=batch.task, arrays=arrays, layout=layout, failures=failures)
 
     def _check_usable(self) -> None:
         if os.getpid() != self._owner_pid:
@@ -323,7 +327,7 @@ class WorkerPool:
         elif again:
             self._issue(again, urgent=True)
         else:
-            self._give_up_sample(chunk, f"killed its worker ({death.cause})")
+            self._give_up_sample(chunk, death)
 
     def _reissue_lost(self) -> None:
         """Reissue all chunks that are neither queued nor taken, after all workers died or became idle."""
@@ -332,12 +336,13 @@ class WorkerPool:
         self._issue([self._issued.pop(serial) for serial in lost], urgent=True)
         self._board.wake(len(queued))
 
-    def _give_up_sample(self, chunk: Chunk, cause: str) -> None:
-        killed = KilledSample(task=chunk.task, sample=chunk.first, cause=cause)
+    def _give_up_sample(self, chunk: Chunk, death: Death) -> None:
+        cause = f"killed its worker ({death.cause})"
+        killed = KilledSample(task=chunk.task, sample=chunk.first, at=death.sample, cause=cause)
         numbers = self._on_killed(killed) if self._on_killed else None
         if numbers is not None:
             instead = BatchTask(numbers=numbers, num_samples=1)
             self._issue([replace(chunk, task=instead.numbers, num_deaths=0)], urgent=True)
             return
-        blank(self._ring.views(chunk.slot), chunk.first)
-        self._complete(chunk, [Failure(sample=chunk.first, cause=cause, details={"killed": True})])
+        blank(self._ring.views(chunk.slot, chunk.layout), chunk.first)
+        self._complete(chunk, [Failure(sample=chunk.first, cause=cause, details={"killed": True, "at": death.sample})])

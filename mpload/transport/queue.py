@@ -34,9 +34,9 @@ _HEADS, _TAILS = (8, 16), (24, 32)  # of the urgent and the plain queue; each ce
 _UNRESERVED, _UNRESERVED_GENERATION = 1, 2
 
 _SERIAL, _GENERATION = 0, 1  # cells of an entry
-READER = 6
+READER = 7
 """Cell of an entry: the number of the worker that reserved it, plus one, or 0 if no worker has."""
-TASK = 7
+TASK = 8
 """Cell of an entry: the first of the numbers that describe the batch."""
 ENTRY_CELLS = TASK + MAX_TASK_NUMBERS
 

@@ -113,6 +113,11 @@ class RaggedArray:
         return self[sample]
 
     @property
+    def written(self) -> list[int]:
+        """The numbers of the samples that have a value of at least one byte."""
+        return np.flatnonzero(self._shapes.all(axis=1)).tolist() if self._shapes.any() else []
+
+    @property
     def area(self) -> NDArray[np.uint8]:
         """The memory of all samples, uint8 [num_bytes]."""
         return self._area

@@ -3,6 +3,7 @@
 import contextlib
 import mmap
 import os
+import pickle
 import weakref
 from collections import deque
 from typing import Any
@@ -14,7 +15,7 @@ from mpload.errors import ArgumentError
 from mpload.transport.limits import os_errors_as_refused, shared_memory
 from mpload.transport.ragged import RaggedArray
 from mpload.transport.slots import Field, Part, SlotLayout
-from mpload.units import format_bytes
+from mpload.units import MIB, format_bytes
 
 __all__ = ["SlotArrays", "SlotRing", "blank"]
 
@@ -22,8 +23,17 @@ SlotArrays = dict[str, Any]
 """Arrays of a slot by field name: an array [B, *shape], or a RaggedArray of B values."""
 
 
+_NOTICE_BYTES = 4 * MIB
+"""Address space after the slots, in which the owner describes further layouts to the workers."""
+_MAX_ADOPTED = 16
+_ENDS_BYTES = (_MAX_ADOPTED + 1) * 8
+"""The notices begin with the offsets at which the description of each layout ends, int64."""
+
+
 class SlotRing:
-    """`num_slots` slots of one layout. Each is free, being filled, or lent to the user.
+    """`num_slots` slots. Each is free, being filled, or lent to the user.
+
+    All slots have one layout at first. The owner may `adopt` others, which apply to the slots that are taken later.
 
     A lent slot becomes free when the last array that refers to it dies, including views, slices and tensors made with
     `torch.from_numpy`. So a batch never changes while it is in use.
@@ -37,7 +47,7 @@ class SlotRing:
     def __init__(self, *, num_slots: int, layout: SlotLayout, huge_pages: bool = False) -> None:
         if num_slots < 1:
             raise ArgumentError(f"num_slots must be at least 1, got {num_slots}")
-        fd = shared_memory("mpload-ring", num_slots * layout.slot_bytes)
+        fd = shared_memory("mpload-ring", num_slots * layout.slot_bytes + _NOTICE_BYTES)
         try:
             self._open(fd, num_slots=num_slots, layout=layout, huge_pages=huge_pages)
         except BaseException:
@@ -52,7 +62,7 @@ class SlotRing:
         return ring
 
     def _open(self, fd: int, *, num_slots: int, layout: SlotLayout, huge_pages: bool) -> None:
-        num_bytes = num_slots * layout.slot_bytes
+        num_bytes = num_slots * layout.slot_bytes + _NOTICE_BYTES
         with os_errors_as_refused(f"cannot reserve {format_bytes(num_bytes)} of address space for {num_slots} slots"):
             self._map = mmap.mmap(fd, num_bytes)
         if huge_pages:
@@ -61,8 +71,12 @@ class SlotRing:
         self._fd = fd
         self.num_slots = num_slots
         self.layout = layout
+        """The first layout, which decides how much address space a slot has."""
+        self._layouts = [layout]
+        self._asked = layout  # the one that was to be adopted last
+        self._number_of: dict[int, int] = {}  # by slot: the number of its layout, if it is not 0
         self._free = deque(range(num_slots))
-        self._locked: set[int] = set()
+        self._locked: dict[int, int] = {}  # by slot: size of the part that stays in place
         self._returned: deque[int] = deque()  # appended to by finalizers, in any thread
         self._lent: dict[int, weakref.ref[_Lease]] = {}
 
@@ -90,24 +104,75 @@ class SlotRing:
             self._collect()
         return len(self._lent)
 
+    def adopt(self, layout: SlotLayout) -> bool:
+        """Use another layout for the slots that are taken from now on; return False if it cannot be used.
+
+        It must need no more memory than the first one. A device that reads slots directly rules out some layouts.
+        """
+        if layout is self._asked:
+            return layout is self._layouts[-1]
+        self._asked = layout
+        number, described = len(self._layouts), pickle.dumps(layout)
+        ends = self._ends()
+        start = max(_ENDS_BYTES, int(ends[number - 1]))
+        if (
+            number > _MAX_ADOPTED
+            or start + len(described) > _NOTICE_BYTES
+            or layout.num_samples != self.layout.num_samples
+            or layout.slot_bytes > self.layout.slot_bytes
+            or any(layout.fixed_bytes != locked_bytes for locked_bytes in self._locked.values())
+        ):
+            return False
+        first = self.num_slots * self.layout.slot_bytes + start
+        self._map[first : first + len(described)] = described
+        ends[number] = start + len(described)
+        self._layouts.append(layout)
+        return True
+
+    def layout_at(self, number: int) -> SlotLayout:
+        """Return layout `number`: 0 is the first one. A worker reads what the owner has adopted."""
+        first = self.num_slots * self.layout.slot_bytes
+        while len(self._layouts) <= number:
+            start, end = (max(_ENDS_BYTES, int(end)) for end in self._ends()[len(self._layouts) - 1 :][:2])
+            self._layouts.append(pickle.loads(self._map[first + start : first + end]))  # noqa: S301  the owner's
+        return self._layouts[number]
+
+    @property
+    def newest_layout(self) -> SlotLayout:
+        """The layout of the slots that are taken from now on."""
+        return self._layouts[-1]
+
+    def number_of(self, slot: int) -> int:
+        """Return the number of a taken slot's layout."""
+        return self._number_of.get(slot, 0)
+
+    def _ends(self) -> NDArray[np.int64]:
+        return np.ndarray((_MAX_ADOPTED + 1,), np.int64, self._map, self.num_slots * self.layout.slot_bytes)
+
     def take(self) -> int | None:
         """Take a free slot, to be filled, and return it. Return None if no slot is free."""
         if self._returned:
             self._collect()
-        return self._free.popleft() if self._free else None
+        if not self._free:
+            return None
+        slot = self._free.popleft()
+        if len(self._layouts) > 1:
+            self._number_of[slot] = len(self._layouts) - 1
+        return slot
 
     def give_back(self, slot: int) -> None:
         """Make a taken slot free again."""
         # Last in, first out: the slot used last is still in the CPU caches, and surplus slots stay untouched.
         self._free.appendleft(slot)
 
-    def views(self, slot: int) -> SlotArrays:
-        """Return the arrays of a slot, to be filled. They do not keep the slot alive."""
-        return self._arrays(self._map, slot * self.layout.slot_bytes, self.layout.num_samples)
+    def views(self, slot: int, number: int = 0) -> SlotArrays:
+        """Return the arrays of a slot, in layout `number`, to be filled. They do not keep the slot alive."""
+        layout = self.layout_at(number)
+        return _arrays(layout, self._map, slot * self.layout.slot_bytes, layout.num_samples)
 
     def write_input(self, slot: int, data: bytes) -> None:
         """Write the input of a task to a taken slot."""
-        for array in self.views(slot).values():
+        for array in self.views(slot, self.number_of(slot)).values():
             if isinstance(array, RaggedArray) and array.field.is_input:
                 array.begin(0, 1)
                 array.put(0, data)
@@ -117,11 +182,12 @@ class SlotRing:
         owner = _Lease((self.layout.slot_bytes,), np.uint8, self._map, slot * self.layout.slot_bytes)
         returned = self._returned
         self._lent[slot] = weakref.ref(owner, lambda _: returned.append(slot))
-        return self._arrays(owner, 0, num_samples)
+        return _arrays(self.layout_at(self.number_of(slot)), owner, 0, num_samples)
 
     def copy_out(self, slot: int, num_samples: int) -> SlotArrays:
         """Return a copy of the first `num_samples` samples of a taken slot, and make the slot free again."""
-        arrays = self._arrays(self._map, slot * self.layout.slot_bytes, num_samples)
+        layout = self.layout_at(self.number_of(slot))
+        arrays = _arrays(layout, self._map, slot * self.layout.slot_bytes, num_samples)
         copies = {name: array.copy() for name, array in arrays.items()}
         self.give_back(slot)
         return copies
@@ -133,17 +199,20 @@ class SlotRing:
         """
         start = np.ndarray((0,), np.uint8, self._map).ctypes.data
         slot, offset = divmod(address - start, self.layout.slot_bytes)
-        if not 0 <= slot < self.num_slots or offset >= self.layout.fixed_bytes:
+        if not 0 <= slot < self.num_slots:
             return None
-        self._locked.add(slot)
-        return np.ndarray((self.layout.fixed_bytes,), np.uint8, self._map, slot * self.layout.slot_bytes)
+        fixed_bytes = self.layout_at(self.number_of(slot)).fixed_bytes
+        if offset >= fixed_bytes:
+            return None
+        self._locked[slot] = fixed_bytes
+        return np.ndarray((fixed_bytes,), np.uint8, self._map, slot * self.layout.slot_bytes)
 
     def drop_free_memory(self) -> None:
         """Return the memory of all free slots to the kernel. They allocate new memory when they are filled again."""
         self._collect()
         for slot in self._free:
             # A device would still read the old pages of a locked part.
-            kept_bytes = self.layout.fixed_bytes if slot in self._locked else 0
+            kept_bytes = self._locked.get(slot, 0)
             start, num_bytes = slot * self.layout.slot_bytes + kept_bytes, self.layout.slot_bytes - kept_bytes
             if num_bytes:
                 self._map.madvise(mmap.MADV_REMOVE, start, num_bytes)
@@ -163,19 +232,6 @@ class SlotRing:
             del self._lent[slot]
             self._free.appendleft(slot)
 
-    def _arrays(self, buffer: Any, base_bytes: int, num_samples: int) -> SlotArrays:
-        arrays: SlotArrays = {}
-        for field in self.layout.fields:
-            parts = self.layout.parts[field.name]
-            if isinstance(field, Field):
-                arrays[field.name] = _array(buffer, base_bytes, parts[0])[:num_samples]
-            else:
-                starts, shapes, area = (_array(buffer, base_bytes, part) for part in parts)
-                arrays[field.name] = RaggedArray(
-                    field, starts=starts[:num_samples], shapes=shapes[:num_samples], area=area
-                )
-        return arrays
-
 
 class _Lease(np.ndarray[tuple[int], np.dtype[np.uint8]]):
     """A lent slot. NumPy shortens a view's chain of bases only within one type, so every view keeps its lease alive."""
@@ -189,6 +245,18 @@ def blank(arrays: SlotArrays, sample: int) -> None:
                 array.begin(sample, sample + 1)
         else:
             array[sample] = np.zeros((), array.dtype)
+
+
+def _arrays(layout: SlotLayout, buffer: Any, base_bytes: int, num_samples: int) -> SlotArrays:
+    arrays: SlotArrays = {}
+    for field in layout.fields:
+        parts = layout.parts[field.name]
+        if isinstance(field, Field):
+            arrays[field.name] = _array(buffer, base_bytes, parts[0])[:num_samples]
+        else:
+            starts, shapes, area = (_array(buffer, base_bytes, part) for part in parts)
+            arrays[field.name] = RaggedArray(field, starts=starts[:num_samples], shapes=shapes[:num_samples], area=area)
+    return arrays
 
 
 def _array(buffer: Any, base_bytes: int, part: Part) -> np.ndarray[Any, np.dtype[Any]]:

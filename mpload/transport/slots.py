@@ -97,6 +97,8 @@ class SlotLayout:
 
     num_samples: int
     fields: tuple[Field | RaggedField, ...]
+    meaning: bytes = field(default=b"", repr=False)
+    """What the fields stand for. Only the work and the parent know how to read it."""
     parts: dict[str, tuple[Part, ...]] = field(init=False, repr=False, compare=False)
     """By field: its array. A ragged field has three: starts int64 [B], shapes int64 [B, num_dims], uint8 [B * room]."""
     fixed_bytes: int = field(init=False)

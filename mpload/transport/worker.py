@@ -54,6 +54,8 @@ class ChunkReport:
     """One int64, which `at` sets. Native code that makes many samples writes the number of each one there."""
     wait_for_turn: Callable[[], None]
     """Waits for this worker's turn to use much memory, which it keeps until its next sample or chunk."""
+    layout: SlotLayout | None = None
+    """The layout of the slot; None if it has the first one."""
     tally: Tally = field(default_factory=Tally)
     """The work may add to its `counts`."""
     failures: list[Failure] = field(default_factory=list)
@@ -152,7 +154,7 @@ def report_cannot_open(number: int, answers: socket.socket, error: BaseException
 
 
 def _serve(number: int, place: Workplace) -> None:
-    slots: dict[int, SlotArrays] = {}
+    slots: dict[tuple[int, int], SlotArrays] = {}
     while (taken := place.board.take()) is not None:
         serial, chunk = taken
         board = place.board
@@ -161,9 +163,12 @@ def _serve(number: int, place: Workplace) -> None:
         )
         if chunk is not None:
             start_ns = time.perf_counter_ns()
-            if chunk.slot not in slots:
-                slots[chunk.slot] = place.ring.views(chunk.slot)
-            _fill(place.work, chunk, slots[chunk.slot], report)
+            key = chunk.slot, chunk.layout
+            if key not in slots:
+                slots[key] = place.ring.views(*key)
+            if chunk.layout:
+                report.layout = place.ring.layout_at(chunk.layout)
+            _fill(place.work, chunk, slots[key], report)
             report.tally.num_samples = report.tally.num_samples or chunk.num_samples
             report.tally.busy_ns = time.perf_counter_ns() - start_ns
         place.board.end_turn()

@@ -11,12 +11,25 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from mpload import BlockShuffle, MPDataset, MPLoader, Shuffle, Topology, build_index, open_index
+from mpload import (
+    BlockShuffle,
+    ErrorPolicy,
+    MPDataset,
+    MPLoader,
+    MploadWarning,
+    Shuffle,
+    Topology,
+    build_index,
+    open_index,
+)
 from mpload.errors import ArgumentError, SampleError, StateError
 from tests.support.map_styles import (
     Broken,
+    Changing,
+    Counted,
     Dicts,
     Drawn,
+    FirstBroken,
     Growing,
     Halves,
     Killing,
@@ -183,14 +196,37 @@ def test_a_sample_of_another_shape_is_named() -> None:
 
 
 @pytest.mark.processes
-def test_values_that_cannot_cross_processes_are_refused() -> None:
-    with pytest.raises(SampleError, match=r"sample\['x'\] requires grad, .* Return sample\['x'\]\.detach\(\)"):
-        loader(WithGrad(), num_workers=1)
-    with loader(WithGrad(), num_workers=0) as batches:
-        assert next(iter(batches))["x"].requires_grad
-    message = r"sample 7 of Turning: sample: this sample is int64\[\], the first one is float64\[\]"
-    with loader(Turning(), num_workers=1) as batches, pytest.raises(SampleError, match=message):
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_values_that_no_batch_can_hold_are_refused(num_workers: int) -> None:
+    message = r"sample 0 of Strange: sample\['what'\] is a object, which no batch can hold"
+    with loader(Strange(), num_workers=num_workers) as batches:
+        with pytest.raises(SampleError, match=message) as raised:
+            next(iter(batches))
+        assert isinstance(raised.value, TypeError)
+
+
+@pytest.mark.processes
+def test_samples_of_any_form_are_batched_as_by_a_data_loader() -> None:
+    for dataset in (Changing(), Turning(), WithGrad()):
+        with loader(dataset, num_workers=2) as batches:
+            received = [*batches, *batches]
+        assert same(received, [*DataLoader(dataset, batch_size=5)] * 2)  # type: ignore[arg-type]
+
+
+@pytest.mark.processes
+def test_nothing_reads_samples_before_or_besides_the_epoch(tmp_path: Path) -> None:
+    dataset = Counted(tmp_path / "read")
+    with loader(dataset, num_workers=2, shuffle=True) as batches:
+        assert not dataset.log.exists()
         list(batches)
+    assert sorted(map(int, dataset.log.read_text().split())) == list(range(23))
+
+
+@pytest.mark.processes
+def test_bad_samples_at_the_beginning_are_skipped(tmp_path: Path) -> None:
+    policy = ErrorPolicy(action="skip", report=tmp_path / "report", max_error_fraction=1)
+    with loader(FirstBroken(), batch_size=10, num_workers=2, on_error=policy) as batches, pytest.warns(MploadWarning):
+        assert torch.cat(list(batches)).tolist() == list(range(9, 23))
 
 
 @pytest.mark.processes
@@ -223,5 +259,3 @@ def test_only_datasets_that_can_be_loaded_are_accepted(photo_tree: Path) -> None
             loader(wrong, num_workers=1)
     with pytest.raises(ArgumentError, match="an MPDataset has its own batch_size"):
         MPLoader(MPDataset(index, batch_size=2, topology=Topology()), batch_size=2)  # type: ignore[call-overload]
-    with pytest.raises(SampleError, match=r"sample\['what'\] is a object, which no batch can hold"):
-        loader(Strange(), num_workers=1)

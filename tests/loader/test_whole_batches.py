@@ -20,6 +20,7 @@ from tests.support.whole_batches import (
     Bulk,
     ByName,
     DamagedError,
+    Deadly,
     Informed,
     OddError,
     Photos,
@@ -27,6 +28,7 @@ from tests.support.whole_batches import (
     Scenes,
     Unlucky,
     as_list,
+    deadly,
     mixed_up,
     number_dataset,
     picky,
@@ -270,6 +272,41 @@ def test_bad_samples_are_skipped_or_substituted_and_written_down(
             "epoch": 0,
             "action": action,
         }
+
+
+@pytest.mark.parametrize("options", [{}, {"sampler": range(23)}])
+@pytest.mark.parametrize("action", ["skip", "substitute"])
+def test_a_sample_that_kills_its_worker_is_the_only_one_lost(
+    tmp_path: Path, action: Any, options: dict[str, Any]
+) -> None:
+    policy = ErrorPolicy(action=action, report=tmp_path / "report")
+    with (
+        MPLoader(Deadly(), batch_size=5, on_error=policy, drop_last=False, num_workers=2, **options) as loader,
+        pytest.warns(MploadWarning, match="a bad sample"),
+    ):
+        batches = [batch.tolist() for batch in loader]
+    assert [len(batch) for batch in batches] == [5, 4 if action == "skip" else 5, 5, 5, 3]
+    assert {sample for batch in batches for sample in batch} == set(range(23)) - {7}
+    (line,) = map(json.loads, (tmp_path / "report").read_text().splitlines())
+    assert (line["paths"], line["cause"]) == (["Deadly[7]"], "killed its worker (SIGSEGV)")
+
+
+@pytest.mark.parametrize("options", [{"collate_fn": as_list}, {"sampler": range(23)}])
+def test_a_sample_that_kills_its_worker_is_named(options: dict[str, Any]) -> None:
+    with MPLoader(Deadly(), batch_size=5, num_workers=1, **options) as loader:
+        batches = iter(loader)
+        next(batches)
+        with pytest.raises(SampleError, match=r"^sample 7 of Deadly: killed its worker \(SIGSEGV\)$"):
+            next(batches)
+        assert list(next(batches)) == list(range(10, 15))
+
+
+def test_a_collate_fn_that_kills_its_worker_is_no_samples_fault() -> None:
+    with MPLoader([*range(23)], batch_size=5, on_error="skip", collate_fn=deadly, num_workers=1) as loader:
+        batches = iter(loader)
+        next(batches)
+        with pytest.raises(SampleError, match=r"^a batch of list: killed its worker \(SIGSEGV\)$"):
+            next(batches)
 
 
 @both

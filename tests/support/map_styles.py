@@ -113,6 +113,42 @@ class Killing(Sized):
         return i
 
 
+class Changing(Sized):
+    """Samples of one form within each batch of five; the keys, the types and the number of axes change in between."""
+
+    def __getitem__(self, i: int) -> Any:
+        value = np.full((2,) * (i // 5), i)
+        match i // 5:
+            case 0 | 3:
+                return {"a": value, "text": str(i)}
+            case 1:
+                return {"a": value, "text": str(i), "b": i}
+            case _:
+                return {"a": float(i), "text": [str(i), i % 2]}
+
+
+class Counted(Sized):
+    """Writes down which samples are read."""
+
+    def __init__(self, log: Path) -> None:
+        super().__init__()
+        self.log = log
+
+    def __getitem__(self, i: int) -> int:
+        with self.log.open("a") as file:
+            file.write(f"{i}\n")
+        return i
+
+
+class FirstBroken(Sized):
+    """The first nine samples cannot be made."""
+
+    def __getitem__(self, i: int) -> int:
+        if i < 9:
+            raise OSError("cannot be read")
+        return i
+
+
 class Strange(Sized):
     def __getitem__(self, i: int) -> Any:
         return {"what": object()}

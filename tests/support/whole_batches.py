@@ -1,6 +1,8 @@
 """Map-style datasets whose batches need a `collate_fn`. Workers import this module."""
 
 import errno
+import os
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +61,15 @@ class Informed(Sized):
         )
 
 
+class Deadly(Sized):
+    """Sample 7 always kills its worker."""
+
+    def __getitem__(self, i: int) -> int:
+        if i == 7:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return i
+
+
 class DamagedError(Exception):
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -113,4 +124,10 @@ def mixed_up(samples: Sequence[Any]) -> tuple[list[Any], Any]:
 def picky(samples: list[Any]) -> list[Any]:
     if 7 in samples:
         raise LookupError("seven")
+    return samples
+
+
+def deadly(samples: list[Any]) -> list[Any]:
+    if 7 in samples:
+        os.kill(os.getpid(), signal.SIGSEGV)
     return samples

@@ -108,7 +108,7 @@ def test_a_half_written_entry_is_visible_at_no_instruction_of_posting(board: Par
     def inspect() -> None:
         visible = [worker._plain.peek(4)[:2]] if not worker._plain.is_empty else []
         assert visible in ([], [[9, 0]])
-        assert worker._plain.is_empty or worker._plain.peek(4)[2:6] == [3, 7, 9, 2]
+        assert worker._plain.is_empty or worker._plain.peek(4)[2:7] == [3, 7, 9, 0, 2]
 
     assert before_each_instruction(lambda: board.post(9, chunk(7)), inspect) > 20
     assert worker.take() == (9, chunk(7))

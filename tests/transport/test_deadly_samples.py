@@ -85,7 +85,7 @@ def test_the_caller_may_substitute_another_sample_for_a_deadly_one() -> None:
 
     with WorkerPool(Substitutes(), LAYOUT, num_slots=2, num_workers=2, on_killed=substitute) as pool:
         batches = list(pool.stream(tasks(3)))
-    assert asked == [KilledSample(task=(1,), sample=5, cause="killed its worker (SIGSEGV)")]
+    assert asked == [KilledSample(task=(1,), sample=5, at=5, cause="killed its worker (SIGSEGV)")]
     assert not any(batch.failures for batch in batches)
     assert batches[1].arrays["label"].tolist() == [70_005 if place == 5 else 1000 + place for place in range(32)]
 

@@ -1,0 +1,79 @@
+"""The form of a map-style dataset's samples, learned from the first batches, and the layout of slots that fits it."""
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from mpload.memory.budget import MIN_SLOTS
+from mpload.memory.machine import address_space_bytes
+from mpload.samples.leaves import leaves_of
+from mpload.samples.map_work import PARCELS
+from mpload.samples.sample_form import common_template
+from mpload.transport.ragged import sample_room_bytes
+from mpload.transport.slots import RaggedField, SlotLayout
+
+__all__ = ["LearnedForm"]
+
+_MAX_SAMPLES_UNDER_WAY = 1 << 10
+_MAX_LEARNED = 100
+"""Batches from which the form is learned."""
+
+
+class LearnedForm:
+    """What samples look like, as far as it is known.
+
+    While it is unknown, samples travel as parcels, and the parent stacks them. Afterwards workers write them straight
+    into arrays of the slot. A sample of another form still travels as a parcel, and widens the form.
+    """
+
+    def __init__(self, *, batch_size: int) -> None:
+        self._batch_size = batch_size
+        self._template: Any = None
+        self._num_learned = 0
+        self.layout: SlotLayout | None = None
+        """The layout of slots that fits the form; None while that is unknown, or no slot can hold such samples."""
+
+    @property
+    def template(self) -> Any:
+        """The template of the samples; None while it is unknown."""
+        return self._template
+
+    def first_fields(self) -> tuple[RaggedField, ...]:
+        """Return the fields of a slot for samples of any form."""
+        return (self._parcels(num_fields=1),)
+
+    def learn(self, samples: Sequence[Any]) -> None:
+        """Take the samples of a batch into account. Samples that come in ever new forms are left alone."""
+        if self._num_learned == _MAX_LEARNED:
+            return
+        self._num_learned += 1
+        try:
+            template = common_template(samples, self._template)
+            # Pickled by value: classes of the user's script cannot be imported by name in the workers.
+            meaning = cloudpickle.dumps(template)
+        except Exception:  # noqa: BLE001  such samples are parcels; pickling runs the user's code
+            return
+        if self.layout is not None and self.layout.meaning == meaning:
+            return
+        leaves = leaves_of(template)
+        parcels = self._parcels(num_fields=sum(leaf.is_ragged for leaf in leaves) + 2)  # 1 for what is not ragged
+        fields = tuple(leaf.field(room_bytes=parcels.max_sample_bytes) for leaf in leaves)
+        self._template = template
+        self.layout = SlotLayout(num_samples=self._batch_size, fields=(*fields, parcels), meaning=meaning)
+
+    def template_of(self, layout: SlotLayout) -> Any:
+        """Return the template of the samples in a slot of this layout; None if they are parcels."""
+        if not layout.meaning:
+            return None
+        if self.layout is not None and layout.meaning == self.layout.meaning:
+            return self._template
+        return pickle.loads(layout.meaning)  # noqa: S301  this process has pickled it
+
+    def _parcels(self, *, num_fields: int) -> RaggedField:
+        room_bytes = sample_room_bytes(batch_size=self._batch_size, num_fields=num_fields)
+        if (address_bytes := address_space_bytes()) is not None:  # most datasets need far less
+            num_samples = MIN_SLOTS * self._batch_size + _MAX_SAMPLES_UNDER_WAY
+            room_bytes = max(1, min(room_bytes, address_bytes // (2 * num_samples)))
+        return RaggedField(name=PARCELS, max_sample_bytes=room_bytes)
