@@ -19,6 +19,8 @@ stream_source  StreamSource: batches of an iterable dataset
 changes       notices changes to a dataset's attributes
 map_run       how a run reads a map-style dataset, and the position of the run
 map_source    MapSource: batches of a map-style dataset, written sample by sample into slots
+learned_form  LearnedForm: what such samples look like, and the layout of slots that fits them
+default_batches  batches as default_collate makes them
 batch_source  BatchSource: batches of a map-style dataset, each made whole by one worker
 sample_errors  errors for samples of a map-style dataset, of the user's own classes
 planned       the tasks of an epoch whose batches are planned by arithmetic
@@ -26,6 +28,7 @@ forms         how the columns of samples are stored in a slot
 collate       Pad, Flat: how values of different shapes become one tensor
 leaf_tensors  batches of samples made of nested containers
 tensors       converts the values of a sample or batch to tensors
+pinned        batches in page-locked memory
 epochs        the current and next epoch, shared by all processes that read a dataset
 iterations    one iteration of a loader
 frameworks    support for Lightning, Accelerate and others

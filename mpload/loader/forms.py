@@ -21,7 +21,6 @@ from mpload.samples.leaves import Leaf
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.probe import Probe
 from mpload.transport.batches import BatchTask
-from mpload.transport.forking import Forks
 from mpload.transport.pool import WorkerPool
 from mpload.transport.ragged import sample_room_bytes
 from mpload.transport.slots import Field, RaggedField, SlotLayout
@@ -143,9 +142,7 @@ def _probed(pipeline: Pipeline) -> list[dict[str, Any]]:
     return described
 
 
-def probe(
-    find: Callable[..., bytes], tasks: Iterable[tuple[int, ...]], *, name: str, forks: Forks = Forks.NEVER
-) -> bytes:
+def probe(find: Callable[..., bytes], tasks: Iterable[tuple[int, ...]], *, name: str) -> bytes:
     """Return the result of `find` for the first of `tasks` on which it succeeds.
 
     `find` runs in a separate process, because it calls the user's code.
@@ -155,7 +152,7 @@ def probe(
     """
     failures = []
     layout = SlotLayout(num_samples=1, fields=(RaggedField(name="found"),))
-    with WorkerPool(Probe(find=find), layout, num_slots=1, num_workers=1, forks=forks) as pool:
+    with WorkerPool(Probe(find=find), layout, num_slots=1, num_workers=1) as pool:
         for task in tasks:
             pool.submit(BatchTask(numbers=task, num_samples=1))
             filled = pool.next()

@@ -4,10 +4,12 @@ from collections.abc import Iterable
 
 from mpload.errors import ArgumentError
 
-__all__ = ["check_arguments", "check_attribute"]
+__all__ = ["check_arguments", "check_assignment", "check_attribute"]
 
 _ATTRIBUTES = frozenset({"batch_sampler", "collate_fn", "drop_last", "generator", "pin_memory", "sampler"})
 """Attributes by which frameworks rebuild a DataLoader."""
+_FIXED = frozenset({"batch_sampler", "batch_size", "drop_last", "sampler"})
+"""Attributes that a DataLoader does not let users change."""
 
 
 def check_arguments(unknown: Iterable[str]) -> None:
@@ -19,6 +21,16 @@ def check_arguments(unknown: Iterable[str]) -> None:
     names = ", ".join(f"{name}=" for name in sorted(unknown))
     if names:
         raise ArgumentError(f"MPLoader has no argument {names}: docs/from-dataloader.md lists those that it has")
+
+
+def check_assignment(name: str, *, is_set: bool) -> None:
+    """Check that an attribute of a loader may be assigned to.
+
+    Raises:
+        ArgumentError: it is one of those that decide which batches there are, and that would have no effect.
+    """
+    if name in _FIXED or (name == "dataset" and is_set):
+        raise ArgumentError(f"{name} of an MPLoader cannot be changed. Make a new loader, with another {name}=")
 
 
 def check_attribute(name: str) -> None:

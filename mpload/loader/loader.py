@@ -17,7 +17,7 @@ from mpload.loader.advice import Adviser
 from mpload.loader.dataset import Batch, MPDataset
 from mpload.loader.engine import Engine
 from mpload.loader.frameworks import AccelerateIteration, is_accelerate_used
-from mpload.loader.instead import check_attribute
+from mpload.loader.instead import check_assignment, check_attribute
 from mpload.loader.iterations import Iteration, OnHost
 from mpload.loader.machine_share import detect_share
 from mpload.loader.map_options import MapArguments, MapOptions
@@ -83,9 +83,8 @@ class MPLoader(Generic[Batch]):
             - `sampler`, `batch_sampler`: which samples are read, or which make a batch, instead of `shuffle`. Each rank
               reads what its own sampler yields. Random numbers then belong to the place in the epoch, not the sample.
             - `collate_fn`: makes a batch from a list of samples, in a worker. It may return anything.
-            - `drop_last`: True means `tail="drop"`, and False `tail="ragged"`.
+            - `drop_last`: True means `tail="drop"`, and False `tail="ragged"`. `generator`: draws the seed.
             - `worker_init_fn`: called in each worker with its number. Random numbers are seeded later, for each sample.
-            - `generator`: draws the seed.
             - `prefetch_factor`: batches in flight per worker, with a `collate_fn`, a sampler, `__getitems__` or
               `batch_size=None`. Otherwise workers share the samples of a batch.
             - `timeout`: as `PoolOptions.sample_timeout_seconds`: a worker that hangs is replaced.
@@ -309,6 +308,10 @@ class MPLoader(Generic[Batch]):
             check_attribute(name)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
+        def __setattr__(self, name: str, value: Any) -> None:
+            check_assignment(name, is_set=name in vars(self))
+            super().__setattr__(name, value)
+
     @property
     def _first_place(self) -> int:
         """Position of this rank's first sample within a global batch."""
@@ -316,10 +319,7 @@ class MPLoader(Generic[Batch]):
         return plan.topology.rank * plan.batch_size
 
     def _lock_slot(self, address: int) -> NDArray[np.uint8] | None:
-        """Return the fixed-shape fields of the slot that contains `address`, for pinning; None if it lies elsewhere.
-
-        From now on their memory is never returned to the kernel.
-        """
+        """Return the fixed-shape fields of the slot that contains `address`, for pinning; None if it lies elsewhere."""
         return None if self._pool is None else self._pool.ring.lock(address)
 
     @property

@@ -12,6 +12,7 @@ from mpload.loader.instead import check_arguments
 from mpload.plan.order import OrderChoice, Sequential, Shuffle
 from mpload.plan.plan import Tail
 from mpload.plan.topology import Topology
+from mpload.samples.data_pipes import is_data_pipe
 from mpload.samples.policy import ErrorAction, ErrorPolicy, policy_of
 from mpload.transport.batches import PoolOptions
 from mpload.transport.forking import Forks
@@ -191,16 +192,20 @@ class MapOptions:
             options = replace(options, max_restarts=0)
         return replace(options, sample_timeout_seconds=self.timeout) if self.timeout else options
 
-    def check_for_stream(self, name: str) -> None:
+    def check_for_stream(self, dataset: object) -> None:
         """Check that no argument asks for samples by number, which an iterable dataset does not have.
+
+        A DataPipe has a `Shuffler` that `shuffle=True` or False turns on or off.
 
         Raises:
             ArgumentError: one does.
         """
         wrong = [other for other in _NOT_OF_STREAMS if self._is_given(other)]
+        if is_data_pipe(dataset) and isinstance(self.shuffle, bool):
+            wrong = [other for other in wrong if other != "shuffle"]
         if wrong:
             raise ArgumentError(
-                f"{name} is an iterable dataset, which decides itself what comes next: leave out "
+                f"{type(dataset).__name__} is an iterable dataset, which decides itself what comes next: leave out "
                 f"{', '.join(f'{other}=' for other in wrong)}"
             )
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from torch.utils.data import IterableDataset
+from torch.utils.data.graph_settings import apply_shuffle_settings
 
 from mpload.errors import ArgumentError
 from mpload.index.index import Index
@@ -18,6 +19,7 @@ from mpload.loader.map_source import MapSource
 from mpload.loader.stream_source import StreamSource
 from mpload.plan.plan import Plan
 from mpload.samples.cache.opened import OpenCache
+from mpload.samples.data_pipes import is_data_pipe
 from mpload.samples.policy import ErrorAction
 from mpload.samples.seeded_dataset import MapDataset, SeededDataset
 from mpload.transport.batches import BatchTask, FilledBatch, KilledSample
@@ -175,12 +177,14 @@ def source_of(dataset: MPDataset[Any] | MapDataset, options: MapOptions, *, num_
             "dataset must be an MPDataset, an IterableDataset, or a map-style dataset with __len__ and __getitem__, "
             f"got {dataset!r:.80} of type {type(dataset).__name__}"
         )
+    if is_data_pipe(dataset) and isinstance(options.shuffle, bool):
+        dataset = apply_shuffle_settings(dataset, shuffle=options.shuffle)
     seed = options.drawn_seed()
     seeded = SeededDataset(
         dataset=dataset, num_workers=num_workers, worker_init_fn=options.worker_init_fn, base_seed=seed
     )
     if isinstance(dataset, IterableDataset):
-        options.check_for_stream(type(dataset).__name__)
+        options.check_for_stream(dataset)
         return StreamSource(dataset, seeded, options, num_workers=num_workers, seed=seed)
     is_single = options.batch_size is None and options.batch_sampler is None
     run = (SampledRun if options.is_sampled else PlannedRun)(dataset, options, seed=seed)

@@ -1,13 +1,14 @@
 """`StreamSource`: the batches of an iterable dataset."""
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sized
 from dataclasses import replace
 from typing import Any
 
 from torch.utils.data import IterableDataset, default_collate, default_convert
 
-from mpload.errors import StateError
+from mpload.errors import MploadWarning, StateError
 from mpload.loader.changes import Watch
 from mpload.loader.epochs import Epoch, EpochTable
 from mpload.loader.map_options import MapOptions
@@ -18,6 +19,7 @@ from mpload.plan.plan import Plan, Tail
 from mpload.plan.ranges import MAX_NUM_SAMPLES
 from mpload.plan.topology import Topology
 from mpload.samples.batch_work import BATCH
+from mpload.samples.data_pipes import is_data_pipe, shared_pipe
 from mpload.samples.parcel import unpack
 from mpload.samples.seeded_dataset import SeededDataset
 from mpload.samples.stream_work import Drawn, StreamWork, batches_of
@@ -60,6 +62,8 @@ class StreamSource:
         self._work = StreamWork(
             dataset=seeded, batch_size=options.batch_size, drop_last=bool(options.drop_last), collate=self._collate
         )
+        self._told_samples: int | None = None  # the length, once somebody has asked for it
+        self._num_received = 0
         self._num_iterations = 0
         self._ended: set[int] = set()  # workers whose iterator is at its end
 
@@ -76,7 +80,8 @@ class StreamSource:
         del epoch
         num_batches = MAX_NUM_SAMPLES
         if isinstance(self._dataset, Sized):
-            number = len(self._dataset) / self.batch_size
+            self._told_samples = len(self._dataset)
+            number = self._told_samples / self.batch_size
             num_batches = math.floor(number) if self._options.drop_last else math.ceil(number)
         return Plan(num_samples=num_batches, batch_size=1, topology=Topology(), tail=Tail.RAGGED)
 
@@ -123,10 +128,11 @@ class StreamSource:
 
     def batches(self, epoch: Epoch) -> Iterator[Any]:
         """Make the batches of an epoch in this process. An error ends the dataset's iterator."""
-        del epoch
-        options = self._options
+        options, dataset = self._options, self._dataset
+        if is_data_pipe(dataset):
+            dataset = shared_pipe(dataset, seed=epoch.seed, epoch=epoch.number)
         batches = batches_of(
-            self._dataset, batch_size=options.batch_size, drop_last=bool(options.drop_last), collate=self._collate
+            dataset, batch_size=options.batch_size, drop_last=bool(options.drop_last), collate=self._collate
         )
         for num_samples, batch in batches:
             self.made_here.add(Tally(num_samples=num_samples))
@@ -134,6 +140,7 @@ class StreamSource:
 
     def tasks(self, epoch: Epoch) -> Iterator[BatchTask]:
         """Yield tasks until `present` has seen the end of each worker's iterator."""
+        self._num_received = 0
         self._num_iterations += 1
         number = BatchNumber(
             seed=epoch.seed, epoch=epoch.number, start=self._num_iterations, batch=0, topology=Topology()
@@ -151,6 +158,15 @@ class StreamSource:
         if not drawn.num_samples:
             self._ended.add(drawn.worker)
             return NO_BATCH
+        self._num_received += drawn.num_samples
+        if self._told_samples is not None and self._num_received > self._told_samples:
+            warnings.warn(
+                f"{self.name} has a length of {self._told_samples}, but {self._num_received} samples have been "
+                "fetched. For multiprocessing data-loading, this happens if each worker yields all samples. Make the "
+                "dataset shard itself with get_worker_info(), or pass num_workers=1",
+                MploadWarning,
+                stacklevel=7,
+            )
         return self._converted(drawn.batch)
 
     def rest(self, epoch: Epoch) -> Iterator[Any]:

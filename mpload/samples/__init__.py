@@ -31,9 +31,11 @@ bulk_boxes         makes the boxes of a chunk
 bulk_views         does so where all images are views
 map_work           fills a slot with samples of a map-style dataset
 batch_work         makes whole batches of a map-style dataset
+data_pipes         divides DataPipes among workers
 stream_work        draws the batches of an iterable dataset
 seeded_dataset     calls a map-style dataset with seeded random generators
 parcel             a value of any form as bytes in shared memory
+sample_form        learns the form of a map-style dataset's samples from those that were made
 leaves             the values inside a sample made of nested containers
 leaf_arrays        writes such samples into arrays, and reads batches back
 leaf_batches       makes batches of such samples in this process

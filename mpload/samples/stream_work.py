@@ -8,6 +8,7 @@ from typing import Any
 from mpload.errors import FAILURES, cause_of
 from mpload.plan.batch_number import BatchNumber
 from mpload.samples.batch_work import BATCH
+from mpload.samples.data_pipes import is_data_pipe, shared_pipe
 from mpload.samples.parcel import pack
 from mpload.samples.seeded_dataset import SeededDataset
 from mpload.transport.messages import details_of
@@ -65,16 +66,21 @@ class StreamWork:
         del last
         number = BatchNumber.of(task)
         try:
-            drawn = self._drawn((number.epoch, number.start))
+            drawn = self._drawn(number)
             pack(drawn, lambda num_bytes: arrays[BATCH].room(first, (num_bytes,)))
             report.tally.num_samples = drawn.num_samples
         except FAILURES as error:
             report.failed(first, cause_of(error), details_of(error))
 
-    def _drawn(self, epoch: tuple[int, int]) -> Drawn:
-        if epoch != self._epoch:
-            self._epoch = epoch
-            samples = self.dataset.begun(epoch=epoch[0], key=self._worker)
+    def _drawn(self, number: BatchNumber) -> Drawn:
+        if (number.epoch, number.start) != self._epoch:
+            self._epoch = number.epoch, number.start
+            samples = self.dataset.begun(epoch=number.epoch, key=self._worker)
+            if is_data_pipe(samples):
+                count = self.dataset.num_workers
+                samples = shared_pipe(
+                    samples, seed=number.seed, epoch=number.epoch, worker=self._worker, num_workers=count
+                )
             self._batches = batches_of(
                 samples, batch_size=self.batch_size, drop_last=self.drop_last, collate=self._collated
             )
