@@ -86,6 +86,7 @@ class BatchSource:
         self.forks = forks
         self.cache_in_memory = None
         self.reads_ahead = False
+        self.starts_all_workers = True
         self.made_here = Tally()
         self._killed: dict[tuple[int, ...], dict[int, str]] = {}  # by batch and place: why workers died
 

@@ -13,6 +13,7 @@ from mpload.storage.read_ahead import DEFAULT_AHEAD_BYTES
 from mpload.telemetry.stats import LoaderStats
 from mpload.transport.batches import PoolOptions
 from mpload.transport.board import MAX_WORKERS
+from mpload.transport.chunks import CHUNK_SAMPLES
 from mpload.transport.pool import WorkerPool
 from mpload.transport.slots import Field, RaggedField, SlotLayout
 
@@ -116,11 +117,15 @@ class Engine:
 
     def _govern(self) -> Governor:
         self.pool.depth = min(self.pool.ring.num_slots, _depth(self.pool.num_workers, self._source))
+        first_depth = 0
+        if self._source.starts_all_workers:
+            num_chunks = -(-self._source.slot_samples // CHUNK_SAMPLES)
+            first_depth = 1 - (-self.pool.num_workers // num_chunks)
         return Governor(
             self.pool,
             budget_bytes=self._budget.total_bytes,
             slot_bytes=self._slot_bytes or None,
-            first_depth=1 - (-self.pool.num_workers // self._source.slot_samples),  # so that no worker is idle
+            first_depth=first_depth,
             cache=self._source.cache_in_memory,
         )
 

@@ -168,7 +168,7 @@ class Governor:
         *,
         budget_bytes: int,
         slot_bytes: int | None = None,
-        first_depth: int = _FIRST_DEPTH,
+        first_depth: int = 0,
         cache: GovernedCache | None = None,
         read_memory: Callable[[], MemoryRoom] | None = None,
         monotonic: Callable[[], float] = time.monotonic,

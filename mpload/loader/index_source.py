@@ -56,6 +56,7 @@ class IndexSource:
         self.cache_in_memory = run.cache if run.cache is not None and run.cache.is_tmpfs() else None
         self.forks = Forks.NEVER
         self.reads_ahead = True
+        self.starts_all_workers = False
         self.made_here = Tally()
 
     def image_excess(self) -> float:

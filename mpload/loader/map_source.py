@@ -48,6 +48,7 @@ class MapSource:
         self.forks = forks
         self.cache_in_memory = None
         self.reads_ahead = False
+        self.starts_all_workers = True
         self.made_here = Tally()
 
     def image_excess(self) -> float:

@@ -79,6 +79,11 @@ class Source(Protocol):
         ...
 
     @property
+    def starts_all_workers(self) -> bool:
+        """Whether all workers begin at once, as in a DataLoader, even if the size of a batch is unknown."""
+        ...
+
+    @property
     def made_here(self) -> Tally:
         """Counts of the samples made in this process so far."""
         ...

@@ -51,6 +51,7 @@ class StreamSource:
         self.epochs = EpochTable(seed=seed, topology=Topology())
         self.cache_in_memory = None
         self.reads_ahead = False
+        self.starts_all_workers = True
         self.forks = options.forks
         self.made_here = Tally()
         self._dataset = dataset

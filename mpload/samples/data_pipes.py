@@ -17,7 +17,7 @@ def is_data_pipe(dataset: object) -> bool:
 
 
 def shared_pipe(pipe: Any, *, seed: int, epoch: int, worker: int = 0, num_workers: int = 1) -> Any:
-    """Return the DataPipe for one worker. Its `Shuffler`s draw the same in all workers; its `ShardingFilter`s divide."""
+    """Return the DataPipe for one worker: a `Shuffler` draws the same in all workers, a `ShardingFilter` divides."""
     torch = sys.modules["torch"]
     settings: Any = sys.modules["torch.utils.data.graph_settings"]
     generator = torch.Generator()

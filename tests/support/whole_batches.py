@@ -1,6 +1,7 @@
 """Map-style datasets whose batches need a `collate_fn`. Workers import this module."""
 
 import errno
+import multiprocessing
 import os
 import signal
 from collections.abc import Sequence
@@ -59,6 +60,45 @@ class Informed(Sized):
             if info is None
             else (i, vars(info.dataset).get("number", -1), info.id, info.num_workers)
         )
+
+
+class Listed:
+    """Samples of nested containers."""
+
+    factor = 1
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, i: int) -> Any:
+        return {"number": self.factor * i, "pair": [float(i), (str(i), i % 2 == 0)], "scalar": np.float32(i)}
+
+
+class AllAtOnce(Sized):
+    """Takes a list of indices."""
+
+    def __getitem__(self, indices: Any) -> Any:
+        return torch.as_tensor(indices)
+
+
+class Meeting:
+    """Returns the first sample that a worker makes only when all workers are making one."""
+
+    def __init__(self, *, num_workers: int, batch_size: int) -> None:
+        self.barrier = multiprocessing.get_context("fork").Barrier(num_workers)
+        self.num_samples = num_workers * batch_size
+        self.has_met = False
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, i: int) -> int:
+        if not self.has_met:
+            self.has_met = True
+            self.barrier.wait(20)
+        info = torch.utils.data.get_worker_info()
+        assert info is not None
+        return info.id
 
 
 class Deadly(Sized):
