@@ -183,7 +183,8 @@ def source_of(dataset: MPDataset[Any] | MapDataset, options: MapOptions, *, num_
             f"got {dataset!r:.80} of type {type(dataset).__name__}"
         )
     if is_data_pipe(dataset) and isinstance(options.shuffle, bool):
-        dataset = apply_shuffle_settings(dataset, shuffle=options.shuffle)
+        pipe: Any = dataset
+        dataset = apply_shuffle_settings(pipe, shuffle=options.shuffle)
     seed = options.drawn_seed()
     seeded = SeededDataset(
         dataset=dataset, num_workers=num_workers, worker_init_fn=options.worker_init_fn, base_seed=seed

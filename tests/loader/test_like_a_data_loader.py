@@ -24,10 +24,9 @@ from torch.utils.data import (
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from mpload import ArgumentError, MPLoader, MploadWarning
-from tests.loader.test_map_style import same
 from tests.support.map_styles import Broken, Tuples
 from tests.support.streams_of_users import Counting, Sharded
-from tests.support.whole_batches import AllAtOnce, Listed, Meeting
+from tests.support.whole_batches import AllAtOnce, Listed, Meeting, same
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux"),
@@ -42,7 +41,7 @@ CALLS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
     "without the rest": lambda: (TENSORS, {"batch_size": 3, "drop_last": True}),
     "samples": lambda: (TENSORS, {"batch_size": None}),
     "concatenated": lambda: (ConcatDataset([TENSORS, Subset(TENSORS, [3, 1])]), {"batch_size": 5}),
-    "stacked": lambda: (StackDataset(x=TENSORS, name=Listed()), {"batch_size": 4}),
+    "stacked": lambda: (StackDataset(x=TENSORS, y=Subset(TENSORS, range(20))), {"batch_size": 4}),
     "sampler": lambda: (TENSORS, {"batch_size": 4, "sampler": SequentialSampler(range(7))}),
     "batch sampler": lambda: (TENSORS, {"batch_sampler": BatchSampler(SequentialSampler(range(7)), 3, False)}),
     "lists of indices": lambda: (AllAtOnce(), {"batch_size": None, "sampler": [[1, 2], [3]]}),

@@ -2,7 +2,6 @@
 
 import random
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +43,7 @@ from tests.support.map_styles import (
     Turning,
     WithGrad,
 )
+from tests.support.whole_batches import same
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
 
@@ -52,18 +52,6 @@ KINDS = [Tuples, Dicts, Named, Texts, Tensors, Growing, Halves, Mixed]
 
 def loader(dataset: Any, **options: Any) -> MPLoader:
     return MPLoader(dataset, **{"batch_size": 5, "tail": "ragged", "topology": Topology(), **options})
-
-
-def same(a: Any, b: Any) -> bool:
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b) and a.dtype == b.dtype
-    if isinstance(a, Mapping):
-        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(same, a, b))
-    return bool(a == b)
 
 
 @pytest.mark.processes
