@@ -11,7 +11,7 @@ from mpload.plan.batch_number import BatchNumber
 from mpload.plan.batching import Batching
 from mpload.samples.counts import DECODE_NS
 from mpload.samples.leaf_arrays import LeafWriter
-from mpload.samples.leaves import exact_pairs
+from mpload.samples.leaves import Leaf, exact_pairs, pairs
 from mpload.samples.parcel import pack
 from mpload.samples.seeded_dataset import SeededDataset
 from mpload.transport.worker import ChunkReport
@@ -46,7 +46,8 @@ class MapWork:
         number, counts, parcels = BatchNumber.of(task), report.tally.counts, arrays[PARCELS]
         writer = None
         if report.layout is not None:
-            writer = LeafWriter(self._template(report.layout.meaning), arrays, pairing=exact_pairs)
+            template = self._template(report.layout.meaning)
+            writer = LeafWriter(template, arrays, pairing=exact_pairs if _has_keys(template) else pairs)
         for place, sample_id in enumerate(self.batching.sample_ids(number, first, last).tolist(), first):
             report.at(place)
             start_ns = perf_counter_ns()
@@ -60,6 +61,11 @@ class MapWork:
             # The bytes come from the parent, through the loader's own memory, so it is safe to unpickle them.
             self._templates[pickled] = pickle.loads(pickled)  # noqa: S301
         return self._templates[pickled]
+
+
+def _has_keys(template: Any) -> bool:
+    """Return whether a dict is among the containers of a template, so that samples may have more keys."""
+    return not isinstance(template, Leaf) and (isinstance(template, Mapping) or any(map(_has_keys, template)))
 
 
 def _is_stored(writer: LeafWriter, place: int, sample: Any) -> bool:

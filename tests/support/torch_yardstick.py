@@ -95,6 +95,10 @@ class DataLoader(MPLoader[Any]):
         return _Iteration(self)
 
     @property
+    def _auto_collation(self) -> bool:
+        return self._has_batches
+
+    @property
     def batch_size(self) -> Any:
         return super().batch_size if self._has_batches else None
 
