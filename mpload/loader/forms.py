@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum, auto
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpload.errors import SampleError
+from mpload.errors import ArgumentError, SampleError
 from mpload.images.decoders import ImageDecoder, RawBytes
 from mpload.index.text import MAX_LINE_BYTES
 from mpload.samples.batch import DTYPES
@@ -94,10 +95,14 @@ def template_of_columns(pipeline: Pipeline) -> Any:
 
     Raises:
         SampleError: none of the first few samples could be made.
+        ArgumentError: no batch can hold a value of the first one.
     """
     tasks = [(sample_id,) for sample_id in range(min(NUM_PROBED, len(pipeline.index)))]
     # The bytes come from our own worker, so it is safe to unpickle them.
-    return pickle.loads(probe(partial(pickled_template, pipeline), tasks, name=str(pipeline.index.path)))  # noqa: S301
+    found = pickle.loads(probe(partial(pickled_template, pipeline), tasks, name=str(pipeline.index.path)))  # noqa: S301
+    if isinstance(found, ArgumentError):
+        raise found
+    return found
 
 
 def fields_of(leaves: Sequence[Leaf], *, batch_size: int) -> tuple[Field | RaggedField, ...]:
@@ -107,10 +112,22 @@ def fields_of(leaves: Sequence[Leaf], *, batch_size: int) -> tuple[Field | Ragge
     return tuple(leaf.field(room_bytes=room_bytes) for leaf in leaves) or (Field(name="nothing", dtype="uint8"),)
 
 
-def columns_of(forms: Sequence[Form], arrays: Mapping[str, Any], kept: NDArray[np.int64] | None) -> list[Any]:
-    """Return a slot's arrays as columns of a batch, as `Pipeline.batch` does: of all samples, or of those in `kept`."""
+def columns_of(
+    forms: Sequence[Form],
+    arrays: Mapping[str, Any],
+    kept: NDArray[np.int64] | None,
+    *,
+    joined: Mapping[str, Any] = MappingProxyType({}),
+) -> list[Any]:
+    """Return a slot's arrays as columns of a batch, as `Pipeline.batch` does: of all samples, or of those in `kept`.
+
+    Those in `joined`, by field, are taken from there.
+    """
     columns: list[Any] = []
     for form in forms:
+        if form.field.name in joined:
+            columns.append(joined[form.field.name])
+            continue
         array = arrays[form.field.name]
         if form.kind is Kind.ALIKE:
             columns.append(array if kept is None else array[kept])

@@ -218,14 +218,17 @@ def described_sample(pipeline: Pipeline, sample_id: int) -> bytes:
 
 
 def pickled_template(pipeline: Pipeline, sample_id: int) -> bytes:
-    """Make a sample with column decoders, and return its template.
+    """Make a sample with column decoders, and return its template; or an `ArgumentError` to be raised by the parent.
 
     Raises:
         SampleError: The sample cannot be made.
-        ArgumentError: No batch can hold one of its values.
     """
+    try:
+        found = template_of_sample(pipeline, sample_id)
+    except ArgumentError as error:  # no batch can hold one of its values
+        found = error
     # Pickled by value: classes of the user's script cannot be imported by name in the other process.
-    pickled: bytes = cloudpickle.dumps(template_of_sample(pipeline, sample_id))
+    pickled: bytes = cloudpickle.dumps(found)
     return pickled
 
 

@@ -275,11 +275,15 @@ def test_how_deeply_json_may_be_nested_does_not_depend_on_the_process() -> None:
         Json()("[" * 100_000)
 
 
-def test_a_value_that_no_batch_can_hold_is_refused(index: Path) -> None:
-    with pytest.raises(
-        ArgumentError, match=r"sample\['sound'\] is a NoneType, which no batch can hold. Make decode or"
-    ):
-        next(iter(typed(index, decode=without(sound=lambda data: None))))
+@pytest.mark.processes
+@needs_linux
+def test_a_value_that_no_batch_can_hold_is_refused_in_any_process(index: Path) -> None:
+    dataset = typed(index, decode=without(sound=lambda data: None))
+    message = r"^sample\['sound'\] is a NoneType, which no batch can hold. Make decode or"
+    with pytest.raises(ArgumentError, match=message):
+        next(iter(dataset))
+    with pytest.raises(ArgumentError, match=message):
+        MPLoader(dataset, num_workers=1)
 
 
 @pytest.mark.processes
