@@ -26,6 +26,7 @@ sample_errors  errors for samples of a map-style dataset, of the user's own clas
 planned       the tasks of an epoch whose batches are planned by arithmetic
 forms         how the columns of samples are stored in a slot
 collate       Pad, Flat: how values of different shapes become one tensor
+presenting    converts batches to what an MPDataset yields
 leaf_tensors  batches of samples made of nested containers
 tensors       converts the values of a sample or batch to tensors
 pinned        batches in page-locked memory

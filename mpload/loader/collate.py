@@ -1,18 +1,34 @@
 """`Pad`, `Flat`: how values of different shapes become one tensor of a batch."""
 
+import io
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mpload.errors import ArgumentError
+from mpload.errors import FAILURES, ArgumentError, cause_of
 from mpload.plan.sample_rng import SampleRng
+from mpload.samples.joins import Join, offsets_of, pad_into, padded_shape
 from mpload.samples.transforms import BATCH_STREAM, GlobalGenerators, seed_generators, seed_opencv, takes
+from mpload.transport.slots import RaggedField
 
-__all__ = ["BatchSeed", "Collate", "Flat", "FlatValues", "Pad", "check_collate", "join_of"]
+__all__ = [
+    "BatchSeed",
+    "Collate",
+    "CollateError",
+    "Flat",
+    "FlatValues",
+    "Pad",
+    "check_collate",
+    "join_in_workers",
+    "join_of",
+    "why_not_in_workers",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,27 +60,10 @@ class Pad:
         """
         if isinstance(arrays, np.ndarray):
             return arrays, None
-        shape = np.array([array.shape for array in arrays]).max(axis=0).tolist()
         dtype = arrays[0].dtype
-        joined = np.full((len(arrays), *shape), self._fill(dtype, torch_dtype, key), dtype)
-        for place, array in enumerate(arrays):
-            joined[place][tuple(map(slice, array.shape))] = array
+        joined = np.empty(padded_shape(np.array([array.shape for array in arrays])), dtype)
+        pad_into(joined, arrays, _fill_of(self, dtype, key=key, torch_dtype=torch_dtype))
         return joined, None
-
-    def _fill(self, dtype: np.dtype[Any], torch_dtype: str, key: str) -> Any:
-        kind = getattr(torch, torch_dtype) if torch_dtype else torch.from_numpy(np.empty(0, dtype)).dtype
-        try:
-            fill = torch.tensor(self.value, dtype=kind)
-            fits = kind.is_floating_point or kind.is_complex or fill.item() == self.value
-        except (RuntimeError, ValueError, OverflowError):
-            fits = False
-        if not fits:
-            raise ArgumentError(
-                f"collate: {key} is {str(kind).removeprefix('torch.')}, which cannot hold the value of {self!r}. Pass "
-                "one for each key, such as collate={'image': Pad(0), 'mask': Pad(255)}"
-            )
-        bits = fill.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[fill.element_size()]) if torch_dtype else fill
-        return bits.numpy()
 
 
 class FlatValues(NamedTuple):
@@ -111,9 +110,7 @@ class Flat:
                 f"collate: Flat() joins arrays along their first axis, but {key} differs in others too: it is "
                 f"{list(arrays[0].shape)} and {list(other.shape)}. Use Pad() for its key: collate={{key: Pad(0), ...}}"
             )
-        offsets = np.zeros(len(arrays) + 1, np.int64)
-        np.cumsum([len(array) for array in arrays], out=offsets[1:])
-        return np.concatenate(arrays), offsets
+        return np.concatenate(arrays), offsets_of(np.array([len(array) for array in arrays]))
 
 
 Collate = Pad | Flat | Mapping[str, Pad | Flat] | Callable[..., Any]
@@ -146,6 +143,79 @@ def join_of(collate: Collate | None, key: str) -> Pad | Flat | None:
     return collate if isinstance(collate, Pad | Flat) else None
 
 
+def join_in_workers(join: Pad | Flat, field: RaggedField, *, max_bytes: int, torch_dtype: str = "") -> Join | None:
+    """Return how workers join the arrays in a field of a slot; None if they cannot.
+
+    Args:
+        join: What the user wants.
+        field: The field.
+        max_bytes: Maximum size of the joined array.
+        torch_dtype: The dtype of the values if NumPy lacks it.
+    """
+    fill, is_padded = None, isinstance(join, Pad)
+    if isinstance(join, Pad):
+        try:
+            fill = _fill_of(join, np.dtype(field.dtype), key=field.name, torch_dtype=torch_dtype)
+        except ArgumentError:  # raised again for a batch that must be padded
+            return None
+    into = RaggedField(
+        name=f"joined {field.name}",
+        dtype=field.dtype,
+        num_dims=field.num_dims + is_padded,
+        max_sample_bytes=max_bytes,
+        is_whole=True,
+    )
+    return Join(source=field.name, into=into, fill=fill)
+
+
+def _fill_of(pad: Pad, dtype: np.dtype[Any], *, key: str, torch_dtype: str) -> NDArray[Any]:
+    """Return the bits of the value, an array []. The arguments are those of `joined`.
+
+    Raises:
+        ArgumentError: The dtype cannot hold the value.
+    """
+    kind = getattr(torch, torch_dtype) if torch_dtype else torch.from_numpy(np.empty(0, dtype)).dtype
+    try:
+        fill = torch.tensor(pad.value, dtype=kind)
+        fits = kind.is_floating_point or kind.is_complex or fill.item() == pad.value
+    except (RuntimeError, ValueError, OverflowError):
+        fits = False
+    if not fits:
+        raise ArgumentError(
+            f"collate: {key} is {str(kind).removeprefix('torch.')}, which cannot hold the value of {pad!r}. Pass "
+            "one for each key, such as collate={'image': Pad(0), 'mask': Pad(255)}"
+        )
+    bits = fill.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[fill.element_size()]) if torch_dtype else fill
+    found: NDArray[Any] = bits.numpy()
+    return found
+
+
+def why_not_in_workers(collate: Callable[..., Any]) -> str | None:
+    """Return why workers cannot call the user's callable; None if they can."""
+    try:
+        _PicklerForHosts(io.BytesIO(), protocol=pickle.HIGHEST_PROTOCOL).dump(collate)
+    except Exception as error:  # noqa: BLE001  pickling calls code of the user's
+        return cause_of(error)
+    return None
+
+
+class _PicklerForHosts(cloudpickle.Pickler):  # type: ignore[misc]
+    """Refuses tensors on a device: each worker would need memory there."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.device.type not in {"cpu", "meta"}:
+            raise pickle.PicklingError(f"it holds a tensor on {value.device}")
+        return super().reducer_override(value)
+
+
+class CollateError(Exception):
+    """The user's callable raised an error."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSeed:
     """What the random numbers of a batch depend on."""
@@ -159,11 +229,17 @@ class BatchSeed:
         """Return what the user's callable makes of samples.
 
         If it has a parameter `rng`, it gets a generator. If not, the global generators are seeded during the call.
+
+        Raises:
+            CollateError: It raised an error.
         """
         rng = SampleRng(seed=self.seed, epoch=self.epoch).for_sample(self.first_id, stream=BATCH_STREAM)
-        if takes(collate, "rng"):
-            return collate(samples, rng=rng)
-        with GlobalGenerators(seeds=True).lent():
-            seed_generators(rng)
-            seed_opencv(seed=self.seed, epoch=self.epoch, sample_id=self.first_id)
-            return collate(samples)
+        try:
+            if takes(collate, "rng"):
+                return collate(samples, rng=rng)
+            with GlobalGenerators(seeds=True).lent():
+                seed_generators(rng)
+                seed_opencv(seed=self.seed, epoch=self.epoch, sample_id=self.first_id)
+                return collate(samples)
+        except FAILURES as error:
+            raise CollateError(error) from error

@@ -21,6 +21,7 @@ from mpload.loader.collate import Collate, check_collate
 from mpload.loader.epochs import Epoch, EpochTable
 from mpload.loader.frameworks import Reader, reader, samples_of_a_batch, stacks_batches
 from mpload.loader.index_run import IndexRun
+from mpload.loader.presenting import Presenter
 from mpload.plan.batching import Batching
 from mpload.plan.order import OrderChoice, Sequential, Shuffle
 from mpload.plan.plan import Tail
@@ -92,8 +93,8 @@ class MPDataset(IterableDataset[Batch]):
         as_dict: yield `{"image": ..., "label": ...}` instead of tuples, as a dict of decoders always does.
         collate: how samples become a batch. None stacks arrays of the same shape and lists others. `Pad(0)` pads arrays
             that differ in size, `Flat()` joins arrays that differ in length end to end, and `{"image": Pad(0), "boxes":
-            Flat()}` chooses for each column. Any other callable gets the list of samples and returns the batch, in the
-            training process if an `MPLoader` calls it. Its random numbers depend on the batch's first sample.
+            Flat()}` chooses for each column. Any other callable gets the list of samples and returns the batch, in a
+            worker if there are any, as in a DataLoader. Its random numbers depend on the batch's first sample.
 
     Type checkers do not read the index, so to them batches are `Any`. To change that, annotate the dataset:
     `dataset: MPDataset[tuple[Tensor, Tensor]] = MPDataset("train.txt", batch_size=8)`.
@@ -179,8 +180,7 @@ class MPDataset(IterableDataset[Batch]):
             cache=opened,
             batching=batching,
             batch_size=batch_size,
-            as_dict=as_dict,
-            collate=collate,
+            presenter=Presenter(pipeline=pipeline, as_dict=as_dict, collate=collate),
             epochs=EpochTable(seed=seed, topology=topology),
         )
         self._cursor: _Cursor | None = None
@@ -367,7 +367,7 @@ class _EpochIterator(Iterator[Any]):
             with pipeline.lent_generators():
                 made = pipeline.sample(record, seed=cursor.epoch.seed, epoch=cursor.epoch.number)
             if made is not None:
-                return self._run.present_sample(made[1])
+                return self._run.presenter.present_sample(made[1])
         raise StopIteration
 
     def _look_up_block(self) -> bool:

@@ -1,31 +1,28 @@
 """`IndexRun`: how a run reads an index, and the position of the run."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch.utils.data import get_worker_info
 
 from mpload.errors import StateError
 from mpload.index.columns import format_columns
 from mpload.index.index import Index
-from mpload.loader.collate import BatchSeed, Collate, Flat, FlatValues, Pad, join_of
+from mpload.loader.collate import BatchSeed, CollateError
 from mpload.loader.epochs import Epoch, EpochTable
 from mpload.loader.frameworks import Reader, reader
-from mpload.loader.leaf_tensors import batch_of_columns, samples_of_columns, unstacked
-from mpload.loader.tensors import as_tensor, tensors_of
+from mpload.loader.presenting import Presenter
 from mpload.plan.batching import Batching
 from mpload.plan.checkpoint import State
 from mpload.plan.order import Order
 from mpload.plan.plan import Plan
-from mpload.samples.batch import Sample
+from mpload.samples.batch import listed_samples
 from mpload.samples.cache.opened import OpenCache
 from mpload.samples.column_decoders import ColumnDecoders
 from mpload.samples.leaf_batches import batch_of_leaves, template_here
-from mpload.samples.one_decoder import OneDecoder
 from mpload.samples.pipeline import Pipeline
 from mpload.units import format_count
 
@@ -41,9 +38,7 @@ class IndexRun:
     batching: Batching
     batch_size: int | None
     """Number of samples in a batch of this rank; None yields samples one by one."""
-    as_dict: bool
-    collate: Collate | None
-    """How the samples of a batch become the batch; None stacks those that are alike."""
+    presenter: Presenter
     epochs: EpochTable
 
     @property
@@ -79,66 +74,35 @@ class IndexRun:
     def batch(
         self, sample_ids: NDArray[np.int64], *, seed: int, epoch: int, following: Callable[[], Any] | None = None
     ) -> Any:
-        """Make a batch in this process and convert it to what the dataset yields; see `Pipeline.batch`."""
+        """Make a batch in this process and convert it to what the dataset yields; see `Pipeline.batch`.
+
+        What `collate` raises is raised unchanged, because a DataLoader makes an error of the same class of it.
+        """
+        try:
+            return self.collated(sample_ids, seed=seed, epoch=epoch, following=following)
+        except CollateError as failed:
+            failed.error.add_note(f"This error is from {self.collate_on(sample_ids)}")
+            raise failed.error from failed.error.__cause__
+
+    def collate_on(self, sample_ids: NDArray[np.int64]) -> str:
+        """Return what made a batch fail if `collate` did, for messages."""
+        return f"collate on {listed_samples(sample_ids.tolist())} of {self.name}"
+
+    def collated(
+        self, sample_ids: NDArray[np.int64], *, seed: int, epoch: int, following: Callable[[], Any] | None = None
+    ) -> Any:
+        """Make the same batch as `batch`.
+
+        Raises:
+            CollateError: `collate` raised an error.
+        """
         pipeline = self.pipeline
         batch_seed = BatchSeed(seed=seed, epoch=epoch, first_id=int(sample_ids[0]) if len(sample_ids) else 0)
         if isinstance(pipeline.maker, ColumnDecoders):
             columns = batch_of_leaves(pipeline, sample_ids, seed=seed, epoch=epoch, following=following)
-            return self.present_leaves(template_here(pipeline), columns, batch_seed)
+            return self.presenter.present_leaves(template_here(pipeline), columns, batch_seed)
         made = pipeline.batch(sample_ids, seed=seed, epoch=epoch, following=following)
-        return self.present(made.columns, batch_seed)
-
-    def present_leaves(self, template: Any, columns: Mapping[str, Any], batch_seed: BatchSeed) -> Any:
-        """Convert a batch of column decoders to what the dataset yields."""
-        maker, collate = self.pipeline.maker, self.collate
-        assert isinstance(maker, ColumnDecoders)
-        if callable(collate):
-            samples = samples_of_columns(template, columns, targets=maker.targets)
-            return batch_seed.collated(collate, samples)
-        return batch_of_columns(template, columns, targets=maker.targets, collate=collate)
-
-    def present(self, columns: Sequence[Any], batch_seed: BatchSeed) -> Any:
-        """Convert a batch of one decoder to what the dataset yields."""
-        if not callable(self.collate):
-            return self._named([self._shown(number, column) for number, column in enumerate(columns)])
-        values = []
-        for number, column in enumerate(columns):
-            is_number = number not in self.pipeline.sources  # or text, which is no tensor
-            values.append(unstacked(as_tensor(column, are_images=self._makes_images), is_number=is_number))
-        return batch_seed.collated(self.collate, [self._named(row) for row in zip(*values, strict=True)])
-
-    def _shown(self, number: int, column: Any) -> Any:
-        """Return a column of one decoder's batch as the dataset yields it."""
-        key, offsets = self.index.columns[number].name, None
-        join = join_of(self.collate, key)
-        may_vary = number in self.pipeline.sources and self.pipeline.output_shape is None
-        is_joined = isinstance(join, Pad) or (isinstance(join, Flat) and not self._makes_images)
-        if join is not None and is_joined and may_vary and len(column) and np.ndim(column[0]):
-            column, offsets = join.joined(column, key=f"column {key!r}")
-        values = as_tensor(column, are_images=self._makes_images)
-        return values if offsets is None else FlatValues(values=values, offsets=torch.from_numpy(offsets))
-
-    @property
-    def _makes_images(self) -> bool:
-        return isinstance(self.pipeline.maker, OneDecoder) and self.pipeline.maker.makes_images
-
-    def present_sample(self, sample: Sample) -> Any:
-        """Convert a sample to what the dataset yields."""
-        maker = self.pipeline.maker
-        if not isinstance(maker, ColumnDecoders):
-            return self._named([as_tensor(value, are_images=self._makes_images) for value in sample])
-        return {
-            key: value
-            if key in maker.whole_keys and isinstance(value, list | dict)
-            else tensors_of(value, are_images=key in maker.image_keys)
-            for key, value in sample.items()
-        }
-
-    def _named(self, values: Sequence[Any]) -> Any:
-        """Return a value for each column in the form that the dataset yields."""
-        if self.as_dict:
-            return {column.name: value for column, value in zip(self.index.columns, values, strict=True)}
-        return values[0] if len(values) == 1 else tuple(values)
+        return self.presenter.present(made.columns, batch_seed)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that the next iteration reads; see `MPDataset.set_epoch`."""

@@ -1,7 +1,8 @@
 """`IndexSource`: the batches of an `MPDataset`."""
 
 import math
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -13,22 +14,27 @@ import imagesize  # type: ignore[import-untyped]
 import numpy as np
 from numpy.typing import NDArray
 
-from mpload.errors import ArgumentError, MploadError, SampleError, TooManyBadSamples
-from mpload.loader.collate import BatchSeed
+from mpload.errors import ArgumentError, MploadError, MploadWarning, SampleError, TooManyBadSamples, cause_of
+from mpload.loader.collate import BatchSeed, CollateError, why_not_in_workers
 from mpload.loader.epochs import Epoch
-from mpload.loader.forms import Form, columns_of, fields_of, forms_of, template_of_columns
+from mpload.loader.forms import Form, fields_of, forms_of, template_of_columns
 from mpload.loader.index_run import IndexRun
 from mpload.loader.planned import SAMPLES_AHEAD, num_tasks, tasks
+from mpload.loader.presenting import SlotPresenter
+from mpload.loader.sample_errors import error_of_failure, sample_error
 from mpload.plan.batch_number import BatchNumber
+from mpload.samples.collated_work import MADE, CollatedWork, unpacked, whole_field
 from mpload.samples.column_decoders import ColumnDecoders
 from mpload.samples.index_work import PipelineWork
-from mpload.samples.leaf_arrays import columns_of_leaves
+from mpload.samples.joins import Join
 from mpload.samples.leaves import leaves_of
 from mpload.samples.policy import ErrorAction, substitute_for
 from mpload.transport.batches import BatchTask, FilledBatch, KilledSample
 from mpload.transport.forking import Forks
 from mpload.transport.messages import Tally
+from mpload.transport.ragged import batch_room_bytes
 from mpload.transport.slots import Field, RaggedField
+from mpload.transport.worker import Work
 
 __all__ = ["IndexSource"]
 
@@ -44,6 +50,9 @@ class IndexSource:
         self._run = run
         self._forms: list[Form] = []
         self._template: Any = None
+        self._joins: list[Join] = []
+        self._collates = False
+        """Whether workers call the user's callable."""
         self.name = run.name
         self.facts = run.facts
         self.batch_size = self.slot_samples = run.batch_size
@@ -79,15 +88,43 @@ class IndexSource:
 
     def prepare(self) -> tuple[Field | RaggedField, ...]:
         """Return the fields of a slot. If they cannot be inferred, a sample is made in a separate process."""
-        pipeline = self._run.pipeline
-        if not isinstance(pipeline.maker, ColumnDecoders):
+        pipeline, fields = self._run.pipeline, tuple[Field | RaggedField, ...]()
+        if isinstance(pipeline.maker, ColumnDecoders):
+            self._template = template_of_columns(pipeline) if len(pipeline.index) else {}
+            fields = fields_of(leaves_of(self._template), batch_size=self.batch_size)
+        else:
             self._forms = forms_of(pipeline, batch_size=self.batch_size)
-            return tuple(form.field for form in self._forms)
-        self._template = template_of_columns(pipeline) if len(pipeline.index) else {}
-        return fields_of(leaves_of(self._template), batch_size=self.batch_size)
+            fields = tuple(form.field for form in self._forms)
+        self._slots = SlotPresenter(presenter=self._run.presenter, forms=self._forms, template=self._template)
+        return (*fields, *self._fields_of_batch(fields))
 
-    def work(self, *, read_ahead_bytes: int, decode_bytes: int) -> PipelineWork:
+    def _fields_of_batch(self, fields: Sequence[Field | RaggedField]) -> tuple[Field | RaggedField, ...]:
+        """Return further fields, for the last step of a batch if it has one."""
+        self._collates, self._joins = False, list[Join]()
+        collate = self._run.presenter.callable
+        if collate is not None:
+            if reason := why_not_in_workers(collate):
+                warnings.warn(
+                    f"collate runs in the training process, because workers cannot get a copy of it: {reason}",
+                    MploadWarning,
+                    stacklevel=4,
+                )
+                return ()
+            self._collates = True
+            return MADE, whole_field(max_bytes=batch_room_bytes(batch_size=self.batch_size, num_fields=1))
+        max_bytes = batch_room_bytes(batch_size=self.batch_size, num_fields=len(fields))
+        self._joins = self._slots.joins({field.name: field for field in fields}, max_bytes=max_bytes)
+        return (MADE, *(join.into for join in self._joins)) if self._joins else ()
+
+    def work(self, *, read_ahead_bytes: int, decode_bytes: int) -> Work:
         """Return the work for the workers, with these memory limits for each worker."""
+        samples = self.sample_work(read_ahead_bytes=read_ahead_bytes, decode_bytes=decode_bytes)
+        if not self._collates and not self._joins:
+            return samples
+        return CollatedWork(samples=samples, joins=self._joins, collate=self._slots if self._collates else None)
+
+    def sample_work(self, *, read_ahead_bytes: int, decode_bytes: int) -> PipelineWork:
+        """Return the work that makes the samples."""
         return PipelineWork(
             pipeline=self._run.pipeline,
             batching=self._run.batching,
@@ -113,7 +150,11 @@ class IndexSource:
         started_ns, pipeline = perf_counter_ns(), self._run.pipeline
         sample_ids = self._run.order_of(epoch).sample_ids(self.plan_of(epoch).positions(batch))
         pipeline.take_counts()  # discards counts of failed batches, and of batches made without the loader
-        presented = self._run.batch(sample_ids, seed=epoch.seed, epoch=epoch.number)
+        try:
+            presented = self._run.collated(sample_ids, seed=epoch.seed, epoch=epoch.number)
+        except CollateError as failed:
+            message = f"{self._run.collate_on(sample_ids)}: {cause_of(failed.error)}"
+            raise sample_error(message, failed.error) from failed.error
         busy_ns = perf_counter_ns() - started_ns
         self.made_here.add(Tally(num_samples=len(sample_ids), busy_ns=busy_ns, counts=pipeline.take_counts()))
         return presented
@@ -126,11 +167,15 @@ class IndexSource:
         """
         self._run.pipeline.bad.count(filled.task.num_samples, epoch=epoch.number)
         kept = self._kept(filled) if filled.failures else None
+        if self._collates:
+            return unpacked(filled.arrays)
         batch_seed = BatchSeed(seed=epoch.seed, epoch=epoch.number, first_id=self._first_id(filled))
-        if self._template is None:
-            return self._run.present(columns_of(self._forms, filled.arrays, kept), batch_seed)
-        columns = columns_of_leaves(self._template, filled.arrays, kept)
-        return self._run.present_leaves(self._template, columns, batch_seed)
+        joined = {join.source: join.read(filled.arrays, kept) for join in self._joins}
+        found = {name: column for name, column in joined.items() if column is not None}
+        try:
+            return self._slots.batch(filled.arrays, kept, batch_seed, joined=found)
+        except CollateError as failed:
+            raise sample_error(self._collate_failed(filled, cause_of(failed.error)), failed.error) from failed.error
 
     def instead_of(self, killed: KilledSample) -> tuple[int, ...] | None:
         """Return the task that makes a substitute, if the error policy says so; else None."""
@@ -149,6 +194,9 @@ class IndexSource:
         number, failed = BatchNumber.of(filled.task.numbers), []
         for failure in filled.failures:
             details = failure.details
+            if failure.sample == filled.task.num_samples:
+                message = self._collate_failed(filled, failure.cause)
+                raise error_of_failure(message, failure) from failure.origin
             if not (details.get("skipped") or details.get("substituted") or details.get("killed")):
                 raise SampleError(failure.cause) from failure.origin
             own = self._sample_id(number, failure.sample), failure.cause
@@ -167,8 +215,12 @@ class IndexSource:
         return kept
 
     def _first_id(self, filled: FilledBatch) -> int:
-        is_needed = callable(self._run.collate)
+        is_needed = self._run.presenter.callable is not None
         return self._sample_id(BatchNumber.of(filled.task.numbers), 0) if is_needed else 0
+
+    def _collate_failed(self, filled: FilledBatch, cause: str) -> str:
+        sample_ids = self._run.batching.sample_ids(BatchNumber.of(filled.task.numbers))
+        return f"{self._run.collate_on(sample_ids)}: {cause}"
 
     def _sample_id(self, number: BatchNumber, place: int) -> int:
         if number.substitute >= 0:

@@ -7,12 +7,13 @@ import torch
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError
-from mpload.loader.collate import Collate, Flat, FlatValues, Pad, join_of
+from mpload.loader.collate import Collate, Flat, FlatValues, Pad, join_in_workers, join_of
 from mpload.loader.tensors import as_tensor, tensors_of
-from mpload.samples.leaves import Leaf, LeafKind
+from mpload.samples.joins import Join, JoinedColumn
+from mpload.samples.leaves import Leaf, LeafKind, leaves_of
 from mpload.samples.targets import Target
 
-__all__ = ["batch_of_columns", "samples_of_columns", "tensor_of_leaf", "unstacked"]
+__all__ = ["batch_of_columns", "joins_of_leaves", "samples_of_columns", "tensor_of_leaf", "unstacked"]
 
 
 def batch_of_columns(
@@ -26,7 +27,7 @@ def batch_of_columns(
 
     Args:
         template: The template of the samples.
-        columns: The values of each leaf, by the leaf's name: see `columns_of_leaves`.
+        columns: The values of each leaf, by the leaf's name: see `columns_of_leaves`. Or a `JoinedColumn` of them.
         targets: What the values of each key are. Images [..., H, W, C] are shown as [..., C, H, W].
         collate: How arrays of different shapes are joined.
     """
@@ -34,12 +35,39 @@ def batch_of_columns(
         raise ArgumentError(f"collate has keys {list(collate)}, but the keys of a sample are {list(template)}")
     batch = {}
     for key, inner in template.items():
-        join = join_of(collate, key)
+        join = _join_of_key(collate, key, targets)
         are_images = key in targets and targets[key].shows_images
-        if isinstance(join, Flat) and (are_images or targets.get(key) is Target.MASK):
-            join = None
         batch[key] = _batch_of(inner, columns, are_images=are_images, join=join)
     return batch
+
+
+def joins_of_leaves(
+    template: Mapping[str, Any],
+    fields: Mapping[str, Any],
+    *,
+    targets: Mapping[str, Target],
+    collate: Collate,
+    max_bytes: int,
+) -> list[Join]:
+    """Return what workers join. They get up to `max_bytes` for each array; `fields` are those of the leaves, by name.
+
+    The other arguments are as above.
+    """
+    found = []
+    for key, inner in template.items():
+        if (join := _join_of_key(collate, key, targets)) is not None:
+            found += [
+                join_in_workers(join, fields[leaf.name], max_bytes=max_bytes, torch_dtype=leaf.torch_dtype)
+                for leaf in leaves_of(inner)
+                if leaf.varies
+            ]
+    return [join for join in found if join is not None]
+
+
+def _join_of_key(collate: Collate | None, key: str, targets: Mapping[str, Target]) -> Pad | Flat | None:
+    join = join_of(collate, key)
+    is_shown = key in targets and (targets[key].shows_images or targets[key] is Target.MASK)
+    return None if isinstance(join, Flat) and is_shown else join
 
 
 def samples_of_columns(
@@ -81,8 +109,9 @@ def _batch_of(template: Any, columns: Mapping[str, Any], *, are_images: bool, jo
         column = columns[template.name]
         if join is None or not template.varies:
             return _shown(column, template, are_images=are_images)
-        column, offsets = join.joined(column, key=template.path, torch_dtype=template.torch_dtype)
-        values = _shown(column, template, are_images=are_images)
+        if not isinstance(column, JoinedColumn):
+            column = JoinedColumn(*join.joined(column, key=template.path, torch_dtype=template.torch_dtype))
+        values, offsets = _shown(column.values, template, are_images=are_images), column.offsets
         return values if offsets is None else FlatValues(values=values, offsets=torch.from_numpy(offsets))
     if isinstance(template, Mapping):
         return {key: _batch_of(inner, columns, are_images=are_images, join=join) for key, inner in template.items()}

@@ -24,6 +24,8 @@ cache              PartialCache: a subset of the samples, kept on a fast disk or
 row_index          RowIndex: where the rows of each JPEG begin, for faster crops
 counts             names of the workers' counters
 index_work         fills a slot with samples of an index
+collated_work      does the same, then makes the batch of them in the slot
+joins              joins the arrays of a batch in a slot: padded, or end to end
 bulk               makes the samples of a whole chunk with a few native calls
 bulk_columns       the same for column decoders: images first, then what follows them
 bulk_makers        makes one column of a chunk

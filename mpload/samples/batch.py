@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mpload.index.columns import Column, ColumnType
 
-__all__ = ["DTYPES", "Batch", "Sample", "columns_of_samples", "stack"]
+__all__ = ["DTYPES", "Batch", "Sample", "columns_of_samples", "listed_samples", "stack"]
 
 DTYPES: dict[ColumnType, type[np.number[Any]]] = {ColumnType.INT: np.int64, ColumnType.FLOAT: np.float64}
 """The dtype of each numeric column type."""
@@ -47,3 +47,9 @@ def stack(values: list[Any], dtype: type[np.number[Any]] | None) -> NDArray[Any]
         return np.array(values, dtype)
     alike = {(value.shape, value.dtype) if isinstance(value, np.ndarray) else None for value in values}
     return np.stack(values) if len(alike) == 1 and None not in alike else values
+
+
+def listed_samples(indices: Sequence[Any]) -> str:
+    """Return the first samples of a batch for a message: `samples 7, 3, 12`."""
+    shown = ", ".join(f"{index!r:.20}" for index in indices[:8])
+    return f"samples {shown}{', ...' if len(indices) > 8 else ''}"

@@ -9,6 +9,7 @@ from typing import Any
 from mpload.errors import FAILURES, cause_of
 from mpload.plan.batch_number import NUM_NUMBERS, BatchNumber
 from mpload.plan.batching import Batching
+from mpload.samples.batch import listed_samples
 from mpload.samples.counts import DECODE_NS
 from mpload.samples.parcel import pack
 from mpload.samples.policy import ErrorAction, substitute_for
@@ -122,7 +123,7 @@ class BatchWork:
         try:
             killers = task[NUM_NUMBERS:]
             batch = self.make(wanted, seed=number.seed, epoch=number.epoch, bad=bad, report=report, killers=killers)
-            with _named(f"the batch of {_listed(wanted.indices)}"):
+            with _named(f"the batch of {listed_samples(wanted.indices)}"):
                 pack(batch, lambda num_bytes: arrays[BATCH].room(first, (num_bytes,)))
         except BatchFailedError as failed:
             report.failed(first, cause_of(failed.error), {**details_of(failed.error), "what": failed.what})
@@ -159,7 +160,7 @@ class BatchWork:
         at: Callable[[int], None] = (lambda _: None) if report is None else report.at
         if hasattr(dataset.dataset, "__getitems__") and not self.is_single:
             at(_NO_SAMPLE)  # a death is no single sample's fault
-            with _named(_listed(wanted.indices)):
+            with _named(listed_samples(wanted.indices)):
                 samples = dataset.samples(list(wanted.indices), seed=seed, epoch=epoch, key=wanted.key)
         else:
             samples = []
@@ -176,14 +177,14 @@ class BatchWork:
                     if self.action is ErrorAction.SUBSTITUTE:
                         samples.append(self._substitute(wanted, place, seed=seed, epoch=epoch, bad=bad))
             if bad and not samples:
-                raise BatchFailedError(f"all of {_listed(wanted.indices)}", bad[0].error) from bad[0].error
+                raise BatchFailedError(f"all of {listed_samples(wanted.indices)}", bad[0].error) from bad[0].error
         at(_NO_SAMPLE)
         if report is not None:
             report.tally.counts[DECODE_NS] += perf_counter_ns() - started_ns
         batch = samples[0] if self.is_single else samples
         if self.collate is None:
             return batch
-        with _named(f"collate_fn on {_listed(wanted.indices)}"):
+        with _named(f"collate_fn on {listed_samples(wanted.indices)}"):
             return dataset.collated(self.collate, batch, seed=seed, epoch=epoch, key=wanted.key)
 
     def _substitute(self, wanted: Wanted, place: int, *, seed: int, epoch: int, bad: list[BadItem]) -> Any:
@@ -218,8 +219,3 @@ class _named:  # noqa: N801  used like a function
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if isinstance(error, FAILURES):
             raise BatchFailedError(self._what, error) from error
-
-
-def _listed(indices: Sequence[Any]) -> str:
-    shown = ", ".join(f"{index!r:.20}" for index in indices[:8])
-    return f"samples {shown}{', ...' if len(indices) > 8 else ''}"

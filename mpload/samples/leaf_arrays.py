@@ -93,14 +93,18 @@ def local_arrays(template: Any, num_samples: int) -> dict[str, Any]:
     }
 
 
-def columns_of_leaves(template: Any, arrays: Mapping[str, Any], kept: NDArray[np.int64] | None) -> dict[str, Any]:
-    """Return the values of each leaf, by the leaf's name: of all samples, or of those in `kept`.
+def columns_of_leaves(
+    template: Any, arrays: Mapping[str, Any], kept: NDArray[np.int64] | None, *, but: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return the values of each leaf but some, by the leaf's name: of all samples, or of those in `kept`.
 
     They are an array [n, ...] if all values have one shape, otherwise a list of arrays; a list of texts, bytes or other
     objects.
     """
     columns: dict[str, Any] = {}
     for leaf in leaves_of(template):
+        if leaf.name in but:
+            continue
         array = arrays[leaf.name]
         if not leaf.is_ragged:
             columns[leaf.name] = array if kept is None else array[kept]

@@ -58,7 +58,10 @@ class FilledBatch:
     layout: SlotLayout
     """The layout that the slot had."""
     failures: tuple[Failure, ...]
-    """Sorted by position in the batch. A failed sample's arrays are zero unless the work wrote something else."""
+    """Sorted by position in the batch. A failed sample's arrays are zero unless the work wrote something else.
+
+    The last step of a batch is at the position after all samples.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +123,6 @@ class PendingBatch:
     task: BatchTask
     slot: int
     num_left: int
-    """Samples whose chunks have not been answered yet."""
+    """Samples whose chunks have not been answered yet, and one more if the batch has a last step."""
     is_cancelled: bool = False
     failures: list[Failure] = field(default_factory=list)

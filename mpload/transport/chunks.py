@@ -21,7 +21,10 @@ _KILLS_TO_BLAME = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Samples `first` to `last` (exclusive) of the batch in `slot`, to be filled as `task` describes."""
+    """Samples `first` to `last` (exclusive) of the batch in `slot`, to be filled as `task` describes.
+
+    A chunk without samples, whose `first` and `last` are the number of samples, is the last step of its batch.
+    """
 
     batch: int
     """Serial number of the batch."""
@@ -38,6 +41,11 @@ class Chunk:
     def num_samples(self) -> int:
         """Number of samples in the chunk."""
         return self.last - self.first
+
+    @property
+    def is_last_step(self) -> bool:
+        """Whether it finishes its batch, whose samples have all been made."""
+        return self.first == self.last
 
 
 def cut(
@@ -82,10 +90,10 @@ def after_death(chunk: Chunk, sample: int | None, *, is_from_outside: bool = Fal
     The first time, the same chunk is retried, because most deaths are no sample's fault. After a second death it is
     split around `sample`, the sample that the worker was making, or in the middle if that is unknown. An empty list
     means that the sample is to blame: it was alone in its chunk, and two workers died over it, or six if the last death
-    came from outside.
+    came from outside. So is the last step of a batch.
     """
     chunk = replace(chunk, num_deaths=chunk.num_deaths + 1)
-    is_alone = chunk.num_samples == 1
+    is_alone = chunk.num_samples <= 1
     if chunk.num_deaths < (_KILLS_TO_BLAME if is_alone and is_from_outside else _DEATHS_TO_BLAME):
         return [chunk]
     if is_alone:

@@ -23,9 +23,9 @@ from mpload.transport.kernel import thread_names
 from mpload.transport.worker import Work, WorkerSetup, Workplace
 from mpload.transport.zygote import begin, serve
 
-__all__ = ["ForkedProcess", "Forks", "fork_zygote", "why_not_fork"]
+__all__ = ["JEMALLOC", "ForkedProcess", "Forks", "fork_zygote", "why_not_fork"]
 
-_JEMALLOC = "jemalloc_bg_thd"
+JEMALLOC = "jemalloc_bg_thd"
 """A thread of the allocator of pyarrow, which MPDataset imports. The allocator has handlers for forks."""
 
 
@@ -49,7 +49,7 @@ def why_not_fork() -> str | None:
     others = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
     if not others:
         own = Path("/proc/self/comm").read_text().strip()
-        others = sorted({*thread_names()} - {own, _JEMALLOC})
+        others = sorted({*thread_names()} - {own, JEMALLOC})
     if others:
         return f"this process has other threads ({', '.join(others)})"
     torch = sys.modules.get("torch")

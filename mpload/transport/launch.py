@@ -21,7 +21,7 @@ from pathlib import Path
 import cloudpickle  # type: ignore[import-untyped]
 
 from mpload.errors import ArgumentError, MploadWarning, WorkerError
-from mpload.transport.forking import ForkedProcess, Forks, fork_zygote
+from mpload.transport.forking import JEMALLOC, ForkedProcess, Forks, fork_zygote
 from mpload.transport.limits import os_errors_as_refused, shared_memory
 from mpload.transport.worker import Work, WorkerSetup
 
@@ -274,10 +274,11 @@ class ZygoteProcess:
 
     def _warn_of(self, threads: list[str]) -> None:
         is_fork = isinstance(self._process, ForkedProcess)  # it has only threads that are ready for forks
+        threads = sorted({*threads} - {JEMALLOC})
         if threads and not self._has_warned and not is_fork:
             self._has_warned = True
             warnings.warn(
-                f"modules that workers import started {len(threads)} thread(s) ({', '.join(sorted(set(threads)))}). "
+                f"modules that workers import started {len(threads)} thread(s) ({', '.join(threads)}). "
                 f"Forking a process with threads may hang its workers. Import these modules later, in the workers, or "
                 "use MPLoader(..., options=mpload.PoolOptions(starts_fresh=True))",
                 MploadWarning,

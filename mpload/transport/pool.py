@@ -19,7 +19,7 @@ from mpload.transport.parts import CloseOnError, PoolParts
 from mpload.transport.ring import SlotRing, blank
 from mpload.transport.slots import SlotLayout
 from mpload.transport.stream import Stream
-from mpload.transport.worker import Work
+from mpload.transport.worker import FinishingWork, Work
 
 __all__ = ["WorkerPool"]
 
@@ -79,6 +79,7 @@ class WorkerPool:
         self._close_on_error = CloseOnError(self._close)
         self._ring, self._board, self._inbox, self._zygote = parts.ring, parts.board, parts.inbox, parts.zygote
         self._on_killed = on_killed
+        self._has_last_steps = isinstance(work, FinishingWork)
         self._serial = 0
         self._batches: dict[int, PendingBatch] = {}
         self._undelivered: deque[int] = deque()  # serial numbers of batches to deliver, in order
@@ -173,7 +174,8 @@ class WorkerPool:
             number = self._serial
             if task.input is not None:
                 self._ring.write_input(slot, task.input)
-            self._batches[number] = PendingBatch(task=task, slot=slot, num_left=task.num_samples)
+            num_left = task.num_samples + self._has_last_steps
+            self._batches[number] = PendingBatch(task=task, slot=slot, num_left=num_left)
             self._undelivered.append(number)
             share = self._ring.num_slots * task.num_samples // self._crew.num_wanted
             chunks = cut(
@@ -200,7 +202,9 @@ class WorkerPool:
         batch = self._batches[self._undelivered[0]]
         while batch.num_left:
             self._poll(_POLL_SECONDS, batch)
-        if time.monotonic() - self._crew_checked_at > _CREW_CHECK_SECONDS:
+        if self._has_last_steps:
+            self._poll(0.0)  # so that the last steps of later batches begin
+        elif time.monotonic() - self._crew_checked_at > _CREW_CHECK_SECONDS:
             self._poll(0.0, batch)
         with self._close_on_error:
             del self._batches[self._undelivered.popleft()]
@@ -291,8 +295,15 @@ class WorkerPool:
 
     def _complete(self, chunk: Chunk, failures: Sequence[Failure] = ()) -> None:
         batch = self._batches[chunk.batch]
-        batch.num_left -= chunk.num_samples
+        batch.num_left -= 1 if chunk.is_last_step else chunk.num_samples
         batch.failures.extend(failures)
+        if self._has_last_steps and batch.num_left == 1:
+            num_samples = batch.task.num_samples
+            last_step = replace(chunk, first=num_samples, last=num_samples, task=batch.task.numbers, num_deaths=0)
+            if batch.is_cancelled:
+                batch.num_left = 0
+            else:
+                self._issue([last_step], urgent=True)
         if batch.is_cancelled and not batch.num_left:
             self._discard(chunk.batch, batch)
 
@@ -339,10 +350,11 @@ class WorkerPool:
     def _give_up_sample(self, chunk: Chunk, death: Death) -> None:
         cause = f"killed its worker ({death.cause})"
         killed = KilledSample(task=chunk.task, sample=chunk.first, at=death.sample, cause=cause)
-        numbers = self._on_killed(killed) if self._on_killed else None
+        numbers = self._on_killed(killed) if self._on_killed and not chunk.is_last_step else None
         if numbers is not None:
             instead = BatchTask(numbers=numbers, num_samples=1)
             self._issue([replace(chunk, task=instead.numbers, num_deaths=0)], urgent=True)
             return
-        blank(self._ring.views(chunk.slot, chunk.layout), chunk.first)
+        if not chunk.is_last_step:
+            blank(self._ring.views(chunk.slot, chunk.layout), chunk.first)
         self._complete(chunk, [Failure(sample=chunk.first, cause=cause, details={"killed": True, "at": death.sample})])

@@ -13,7 +13,7 @@ from mpload.native import native_module
 from mpload.transport.slots import ALIGN_BYTES, RaggedField, round_up
 from mpload.units import MIB, format_bytes
 
-__all__ = ["RaggedArray", "sample_room_bytes"]
+__all__ = ["RaggedArray", "batch_room_bytes", "sample_room_bytes"]
 
 
 class _Native(Protocol):
@@ -40,7 +40,7 @@ _ADDRESS_BYTES = 1 << 45
 """Maximum address space that a loader reserves: a quarter of a process's address space on x86-64 and ARM."""
 _SAMPLES_UNDER_WAY = 1 << 14
 """Samples in flight besides four batches: 64 for each of 256 workers."""
-_LIMITED_BYTES = 256 * MIB
+_LIMITED_BYTES, _LIMITED_SAMPLES = 256 * MIB, 4
 
 
 def sample_room_bytes(*, batch_size: int, num_fields: int = 1) -> int:
@@ -50,8 +50,20 @@ def sample_room_bytes(*, batch_size: int, num_fields: int = 1) -> int:
     the address space, it is at most 256 MiB.
     """
     room_bytes = _ADDRESS_BYTES // ((_SAMPLES_UNDER_WAY + 4 * batch_size) * max(1, num_fields))
-    is_limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
-    return max(1, min(room_bytes, _LIMITED_BYTES) if is_limited else room_bytes)
+    return max(1, min(room_bytes, _LIMITED_BYTES) if _is_limited() else room_bytes)
+
+
+def batch_room_bytes(*, batch_size: int, num_fields: int) -> int:
+    """Return the maximum size of a ragged field's only value, which belongs to a whole batch.
+
+    It is the same as for all samples of a batch together. If `RLIMIT_AS` limits the address space, it is at most 1 GiB.
+    """
+    num_samples = min(batch_size, _LIMITED_SAMPLES) if _is_limited() else batch_size
+    return num_samples * sample_room_bytes(batch_size=batch_size, num_fields=num_fields)
+
+
+def _is_limited() -> bool:
+    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
 
 
 class RaggedArray:
@@ -111,6 +123,15 @@ class RaggedArray:
         self._starts[sample], self._shapes[sample], self._newest = start, shape, sample
         self._next_bytes = start + round_up(num_bytes, ALIGN_BYTES)
         return self[sample]
+
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Whether `room` has room for a sample of this shape."""
+        return math.prod(shape) * self._dtype.itemsize <= min(self.field.max_sample_bytes, len(self.unused))
+
+    @property
+    def shapes(self) -> NDArray[np.int64]:
+        """The shape of each sample, int64 [n, num_dims]."""
+        return self._shapes
 
     @property
     def written(self) -> list[int]:

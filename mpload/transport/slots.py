@@ -51,6 +51,8 @@ class RaggedField:
     max_sample_bytes: int = 64 * MIB
     is_input: bool = False
     """Whether the parent writes it, as part of the task; workers only read it."""
+    is_whole: bool = False
+    """Whether a batch has one value, at place 0, in place of one for each sample. It is written last."""
 
     def __post_init__(self) -> None:
         if self.num_dims < 1:
@@ -100,7 +102,10 @@ class SlotLayout:
     meaning: bytes = field(default=b"", repr=False)
     """What the fields stand for. Only the work and the parent know how to read it."""
     parts: dict[str, tuple[Part, ...]] = field(init=False, repr=False, compare=False)
-    """By field: its array. A ragged field has three: starts int64 [B], shapes int64 [B, num_dims], uint8 [B * room]."""
+    """By field: its array. A ragged field has three: starts int64 [B], shapes int64 [B, num_dims], uint8 [B * room].
+
+    If it is whole, B is 1.
+    """
     fixed_bytes: int = field(init=False)
     """Size of the whole pages at the start of a slot that hold all fields of fixed shape; 0 if there are none."""
     slot_bytes: int = field(init=False)
@@ -130,6 +135,7 @@ def _arrays(each: Field | RaggedField, num_samples: int) -> Iterable[tuple[tuple
     if isinstance(each, Field):
         yield (num_samples, *each.shape), np.dtype(each.dtype)
     else:
-        yield (num_samples,), np.dtype(np.int64)
-        yield (num_samples, each.num_dims), np.dtype(np.int64)
-        yield (num_samples * each.room_bytes,), np.dtype(np.uint8)
+        num_values = 1 if each.is_whole else num_samples
+        yield (num_values,), np.dtype(np.int64)
+        yield (num_values, each.num_dims), np.dtype(np.int64)
+        yield (num_values * each.room_bytes,), np.dtype(np.uint8)

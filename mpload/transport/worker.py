@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from mpload.transport.board import BoardFds, WorkerBoard
 from mpload.transport.chunks import Chunk
@@ -19,7 +19,7 @@ from mpload.transport.ragged import RaggedArray
 from mpload.transport.ring import SlotArrays, SlotRing, blank
 from mpload.transport.slots import SlotLayout
 
-__all__ = ["ChunkReport", "Work", "WorkerSetup", "Workplace", "report_cannot_open", "run_worker"]
+__all__ = ["ChunkReport", "FinishingWork", "Work", "WorkerSetup", "Workplace", "report_cannot_open", "run_worker"]
 
 
 class Work(Protocol):
@@ -38,6 +38,18 @@ class Work(Protocol):
         `task` and the sample, because another process may fill the chunk again, or a part of it. An exception is the
         failure of one sample. In a chunk of several samples each is then filled again alone, to find the one that
         fails.
+        """
+        ...
+
+
+@runtime_checkable
+class FinishingWork(Work, Protocol):
+    """Work with a last step for each batch, after all its samples have been made, by any workers."""
+
+    def finish(self, task: tuple[int, ...], arrays: Mapping[str, Any], num_samples: int, report: "ChunkReport") -> None:
+        """Finish the batch of `num_samples` samples that `task` describes; `arrays` holds them.
+
+        The arguments are those of `fill`. An exception is a failure of the batch, reported at place `num_samples`.
         """
         ...
 
@@ -177,6 +189,14 @@ def _serve(number: int, place: Workplace) -> None:
 
 
 def _fill(work: Work, chunk: Chunk, arrays: SlotArrays, report: ChunkReport) -> None:
+    if chunk.is_last_step:
+        assert isinstance(work, FinishingWork)
+        report.at(chunk.first)
+        try:
+            work.finish(chunk.task, arrays, chunk.first, report)
+        except BaseException as error:  # noqa: BLE001  as below
+            report.failed(chunk.first, cause_of(error), details_of(error))
+        return
     try:
         _fill_range(work, chunk.task, arrays, range(chunk.first, chunk.last), report)
     except BaseException as error:  # noqa: BLE001  anything that user code raises is a failure, even SystemExit

@@ -16,6 +16,7 @@ from hypothesis.extra import numpy as arrays_of
 
 from mpload import ErrorPolicy, Flat, FlatValues, ImageDecoder, MPDataset, MPLoader, Pad, Topology
 from mpload.errors import ArgumentError
+from tests.support.collates import drawing, listed, with_rng
 from tests.support.photos import photo
 from tests.support.typed import DECODERS, NUM_SAMPLES, comparable, read, typed, typed_index
 from tests.support.typed_decoders import failing_first
@@ -41,24 +42,6 @@ def sizes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def listed(samples: list[Any]) -> list[Any]:
-    return samples
-
-
-def drawing(samples: list[Any]) -> dict[str, Any]:
-    drawn = [
-        random.random(),
-        np.random.rand(),  # noqa: NPY002
-        torch.rand(()).item(),
-        float(cv2.randu(np.zeros(1), np.zeros(1), np.ones(1))[0]),
-    ]
-    return {"drawn": drawn, "whole": samples[0] if samples else None, "labels": [each["label"] for each in samples]}
-
-
-def with_rng(samples: list[Any], rng: np.random.Generator) -> list[Any]:
-    return [samples[place] for place in rng.permutation(len(samples))]
-
-
 COLLATES: dict[str, Any] = {
     "Pad": Pad(-1.5),
     "Flat": Flat(),
@@ -74,7 +57,16 @@ COLLATES: dict[str, Any] = {
 def test_batches_are_the_same_bit_for_bit_however_they_are_made(index: Path, name: str) -> None:
     expected = read(index, "alone", collate=COLLATES[name])
     assert len(expected) == 6
-    for how in WAYS if name == "callable" else ["0", "2"]:
+    for how in WAYS if name == "by column" else WAYS[:3]:
+        assert read(index, how, collate=COLLATES[name]) == expected, how
+
+
+@needs_linux
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COLLATES)
+def test_batches_do_not_depend_on_the_number_of_workers(index: Path, name: str) -> None:
+    expected = read(index, "2", collate=COLLATES[name])
+    for how in WAYS:
         assert read(index, how, collate=COLLATES[name]) == expected, how
 
 
@@ -145,12 +137,27 @@ def test_images_of_one_decoder_are_padded_channels_last(sizes: Path, collate: An
 
 @needs_linux
 @pytest.mark.processes
+def test_images_of_one_decoder_are_padded_in_workers(sizes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"decode": ImageDecoder(), "batch_size": 4, "topology": Topology(), "tail": "ragged"}
+    expected = [comparable(batch) for batch in MPDataset(sizes, collate=Pad(3), as_dict=True, **options)]
+    monkeypatch.delattr(Pad, "joined")  # in this process only
+    with MPLoader(MPDataset(sizes, collate=Pad(3), as_dict=True, **options), num_workers=2) as loader:
+        assert [comparable(batch) for batch in loader] == expected
+
+
+@needs_linux
+@pytest.mark.processes
 @pytest.mark.parametrize("as_dict", [False, True])
-def test_a_callable_gets_the_samples_that_the_dataset_yields(sizes: Path, index: Path, as_dict: bool) -> None:
+def test_a_callable_gets_the_samples_that_the_dataset_yields(sizes: Path, as_dict: bool) -> None:
     options: dict[str, Any] = {"decode": ImageDecoder(), "as_dict": as_dict, "topology": Topology(), "shuffle": True}
     alone = [comparable(sample) for sample in MPDataset(sizes, **options)]
-    with MPLoader(MPDataset(sizes, batch_size=3, collate=listed, **options), num_workers=2) as loader:
+    with MPLoader(MPDataset(sizes, batch_size=3, collate=listed, **options), num_workers=2 * as_dict) as loader:
         assert [comparable(sample) for batch in loader for sample in batch] == alone
+
+
+@needs_linux
+@pytest.mark.processes
+def test_a_callable_gets_the_dicts_of_column_decoders(index: Path) -> None:
     one_by_one = read(index, "one by one")
     assert [sample for batch in read(index, "2", collate=listed) for sample in batch] == one_by_one
 
@@ -158,7 +165,7 @@ def test_a_callable_gets_the_samples_that_the_dataset_yields(sizes: Path, index:
 @needs_linux
 @pytest.mark.processes
 def test_each_batch_draws_its_own_numbers_and_the_generators_of_the_script_stay(index: Path) -> None:
-    with MPLoader(typed(index, collate=drawing), num_workers=2) as loader:
+    with MPLoader(typed(index, collate=drawing), num_workers=0) as loader:
         random.seed(1)
         np.random.seed(1)  # noqa: NPY002
         torch.manual_seed(1)

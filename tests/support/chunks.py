@@ -27,7 +27,7 @@ class OneWorker:
         self.source = IndexSource(dataset._run)
         layout = SlotLayout(num_samples=self.source.batch_size, fields=self.source.prepare())
         self._ring = SlotRing(num_slots=1, layout=layout)
-        self.work = self.source.work(read_ahead_bytes=1 << 24, decode_bytes=1 << 26)
+        self.work = self.source.sample_work(read_ahead_bytes=1 << 24, decode_bytes=1 << 26)
         self.work.open(0)
         self.arrays = self._ring.views(0)
         weakref.finalize(self, self._ring.close)

@@ -1,0 +1,112 @@
+"""The workers' part of an `MPDataset` with `collate`: samples are made as ever, then one worker makes the batch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpload.errors import FAILURES, ArgumentError, cause_of
+from mpload.plan.batch_number import BatchNumber
+from mpload.samples.index_work import PipelineWork
+from mpload.samples.joins import Join
+from mpload.samples.parcel import pack, unpack
+from mpload.samples.policy import ErrorAction
+from mpload.transport.ragged import RaggedArray
+from mpload.transport.slots import Field, RaggedField
+from mpload.transport.worker import ChunkReport
+
+__all__ = ["MADE", "CollateSlot", "CollatedWork", "unpacked", "whole_field"]
+
+MADE = Field(name="made samples", dtype=np.bool_)
+"""The field that says which samples of a batch were made."""
+_BATCH = "whole batch"
+
+
+def whole_field(*, max_bytes: int) -> RaggedField:
+    """Return the field for a batch that a callable of the user's has made: a parcel."""
+    return RaggedField(name=_BATCH, max_sample_bytes=max_bytes, is_whole=True)
+
+
+class CollateSlot(Protocol):
+    """Calls the user's `collate` with the samples in a slot."""
+
+    def __call__(
+        self, arrays: Mapping[str, Any], kept: NDArray[np.int64] | None, *, seed: int, epoch: int, first_id: int
+    ) -> Any:
+        """Return the batch.
+
+        Args:
+            arrays: The arrays of the slot.
+            kept: Places of the samples; None for all.
+            seed: The run's seed.
+            epoch: The epoch's number.
+            first_id: The sample_id of the batch's first sample, also if that was skipped.
+        """
+        ...
+
+
+@dataclass(kw_only=True)
+class CollatedWork:
+    """Makes the samples of a batch, and as its last step the batch, in the same slot.
+
+    Process: as `PipelineWork`.
+    """
+
+    samples: PipelineWork
+    joins: Sequence[Join]
+    collate: CollateSlot | None
+    """The user's callable; None if all is said by `joins`."""
+
+    def open(self, worker: int) -> None:
+        """Prepare this process."""
+        self.samples.open(worker)
+
+    def fill(
+        self, task: tuple[int, ...], arrays: Mapping[str, Any], first: int, last: int, report: ChunkReport
+    ) -> None:
+        """Make samples, and note which were made."""
+        made = arrays[MADE.name]
+        made[first:last] = True
+        self.samples.fill(task, arrays, first, last, report)
+        for failure in report.failures:
+            if failure.details.get("skipped"):
+                made[failure.sample] = False
+
+    def finish(self, task: tuple[int, ...], arrays: Mapping[str, Any], num_samples: int, report: ChunkReport) -> None:
+        """Make the batch. If a failed sample makes the batch fail, there is nothing to do."""
+        del report
+        made = arrays[MADE.name]
+        places = np.flatnonzero(made[:num_samples])
+        action = self.samples.pipeline.policy.action
+        if not len(places) or (len(places) < num_samples and action is ErrorAction.RAISE):
+            return
+        for join in self.joins:
+            join.write(arrays, places)
+        if self.collate is not None:
+            number = BatchNumber.of(task)
+            batch = self.collate(
+                arrays,
+                None if len(places) == len(made) else places,
+                seed=number.seed,
+                epoch=number.epoch,
+                first_id=int(self.samples.sample_ids(number, 0, 1)[0]),
+            )
+            _pack(batch, arrays[_BATCH])
+
+
+def _pack(batch: Any, parcel: RaggedArray) -> None:
+    parcel.begin(0, 1)
+    try:
+        pack(batch, lambda num_bytes: parcel.room(0, (num_bytes,)))
+    except FAILURES as error:
+        raise ArgumentError(
+            f"the batch cannot be passed to the training process: {cause_of(error)}. Return tensors, arrays and values "
+            "that can be pickled"
+        ) from error
+
+
+def unpacked(arrays: Mapping[str, Any]) -> Any:
+    """Return the batch that the user's callable has made. Its tensors are views of the slot."""
+    return unpack(arrays[_BATCH][0])

@@ -1,0 +1,66 @@
+"""What the last step of a batch joins is what the training process would join."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays_of
+
+from mpload import Flat, Pad
+from mpload.loader.collate import join_in_workers
+from mpload.transport.ring import SlotRing
+from mpload.transport.slots import RaggedField, SlotLayout
+
+FIELD = RaggedField(name="x", dtype="float32", num_dims=2, max_sample_bytes=1 << 12)
+numbers = arrays_of.arrays(np.float32, st.tuples(st.integers(0, 4), st.integers(0, 3)), elements=st.integers(-9, 9))
+
+
+def joined(join: Any, values: list[Any], places: list[int], *, max_bytes: int = 1 << 20) -> Any:
+    """Join the values at some places in a slot, as workers do."""
+    how = join_in_workers(join, FIELD, max_bytes=max_bytes)
+    assert how is not None
+    ring = SlotRing(num_slots=1, layout=SlotLayout(num_samples=max(1, len(values)), fields=(FIELD, how.into)))
+    try:
+        arrays = ring.views(0)
+        for array in arrays.values():
+            array.begin(0, len(values))
+        for place, value in enumerate(values):
+            arrays["x"].put(place, value)
+        how.write(arrays, np.array(places))
+        found = how.read(arrays, np.array(places))
+        return found and (found.values.copy(), found.offsets)
+    finally:
+        ring.close()
+
+
+@given(st.lists(numbers, min_size=1, max_size=5), st.data())
+def test_workers_pad_as_the_training_process_does(values: list[Any], data: st.DataObject) -> None:
+    places = sorted(data.draw(st.sets(st.sampled_from(range(len(values))), min_size=1)))
+    expected, _ = Pad(0.5).joined([values[place] for place in places], key="x")
+    found, offsets = joined(Pad(0.5), values, places)
+    np.testing.assert_array_equal(found, expected)
+    assert found.dtype == expected.dtype
+    assert offsets is None
+
+
+@given(st.lists(numbers.map(lambda array: np.resize(array, (len(array), 2))), min_size=1, max_size=5), st.data())
+def test_workers_join_end_to_end_as_the_training_process_does(values: list[Any], data: st.DataObject) -> None:
+    places = sorted(data.draw(st.sets(st.sampled_from(range(len(values))), min_size=1)))
+    expected, expected_offsets = Flat().joined([values[place] for place in places], key="x")
+    found = joined(Flat(), values, places)
+    if not len(expected):
+        assert found is None  # left to the training process
+        return
+    np.testing.assert_array_equal(found[0], expected)
+    np.testing.assert_array_equal(found[1], expected_offsets)
+
+
+def test_what_cannot_be_joined_is_left_to_the_training_process() -> None:
+    assert joined(Flat(), [np.zeros((1, 2), "f"), np.zeros((1, 3), "f")], [0, 1]) is None  # which raises the error
+    assert joined(Pad(0), [np.zeros((9, 9), "f")] * 2, [0, 1], max_bytes=100) is None
+    counts = RaggedField(name="n", dtype="uint8")
+    assert join_in_workers(Pad(-1), counts, max_bytes=100) is None
+    with pytest.raises(OverflowError):
+        np.uint8(-1)
