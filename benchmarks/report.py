@@ -291,6 +291,21 @@ def typed() -> str:
     return markdown(["images of 500 x 375", "samples/s", "ratio to images alone", "CPU µs a sample", "workers"], rows)
 
 
+def collate() -> str:
+    """Return the rate of each way to make batches of images that differ in size, and what it takes of the training."""
+    found = [(record["case"], record["figures"]) for record in latest("collate", "contestant")]
+    rows = [
+        [
+            case["contestant"],
+            with_spread(figures["samples_per_second"]),
+            f"{median(figures['training_process_cpu_ms_per_batch']):.1f}",
+            f"{median(figures['cpu_us_per_sample']):,.0f}",
+        ]
+        for case, figures in sorted(found, key=lambda each: median(each[1]["training_process_cpu_ms_per_batch"]))
+    ]
+    return markdown(["batches of 64 images", "images/s", "training process: CPU ms a batch", "CPU µs an image"], rows)
+
+
 def with_spread(rates: list[float]) -> str:
     """Return the median of rates, with the lowest and the highest one."""
     return f"{median(rates):,.0f} ({min(rates):,.0f}-{max(rates):,.0f})"
@@ -300,6 +315,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "ahead": ahead,
     "arrays": arrays,
     "batch-sizes": batch_sizes,
+    "collate": collate,
     "leaders": leaders,
     "memory": memory,
     "peer-memory": peer_memory,
