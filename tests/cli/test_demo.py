@@ -105,8 +105,13 @@ def test_the_demo_fails_if_a_sample_is_delivered_twice(
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("num_workers", "cpu_seconds"),
-    [(0, 0.0), (1, 0.0), (2, 0.0), (4, 0.0), (4, 0.1)],
-    ids=["zygote started", "first worker started", "half started", "all started", "all work"],
+    [
+        pytest.param(0, 0.0, id="zygote started"),
+        pytest.param(1, 0.0, id="first worker started", marks=pytest.mark.slow),
+        pytest.param(2, 0.0, id="half started", marks=pytest.mark.slow),
+        pytest.param(4, 0.0, id="all started", marks=pytest.mark.slow),
+        pytest.param(4, 0.1, id="all work"),
+    ],
 )
 def test_ctrl_c_prints_one_line_and_leaves_no_process_and_no_file(
     photos: Path, tmp_path: Path, num_workers: int, cpu_seconds: float

@@ -14,7 +14,9 @@ import typer.main
 from mpload import MPDataset, PartialCache, RawBytes
 from mpload.cli.main import app
 from mpload.tools.bench.decoders import CROP, DECODE
+from tests.support import programs
 from tests.support.photos import make_photo_tree
+from tests.support.programs import Ran
 
 pytestmark = pytest.mark.processes
 
@@ -41,9 +43,8 @@ def decode(data, rng):
 """
 
 
-def mpload(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mpload", *map(str, arguments), "--json"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, **options)
+def mpload(*arguments: str | Path, **options: Any) -> Ran:
+    return programs.mpload(*arguments, "--json", **options)
 
 
 def told(*arguments: str | Path, code: int = 0, **options: Any) -> dict[str, Any]:

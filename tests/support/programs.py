@@ -8,6 +8,8 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from tests.support.command_server import run_forked
+
 __all__ = ["REPOSITORY", "Ran", "cache_command", "mpload", "run_as_nobody", "run_script", "told"]
 
 REPOSITORY = Path(__file__).parents[2]
@@ -39,10 +41,17 @@ def run_as_nobody(code: str, *arguments: Path, warm_up: Path) -> str:
 
 
 def mpload(*arguments: str | Path, cwd: Path | None = None, **environment: str) -> Ran:
-    """Run a command of mpload; it can also import modules of the repository."""
+    """Run a command of mpload in a process of its own; it can also import modules of the repository.
+
+    The process is a fork of one that has imported everything, or a new interpreter if the environment says how it runs.
+    """
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **environment}
+    command = [*map(str, arguments)]
+    if environment["PYTHONPATH"] == str(REPOSITORY):
+        return run_forked(command, cwd or Path.cwd(), environment, timeout_seconds=100)
     return subprocess.run(
-        [sys.executable, "-m", "mpload", *map(str, arguments)], capture_output=True, text=True, timeout=100, cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **environment}, check=False,
+        [sys.executable, "-m", "mpload", *command], capture_output=True, text=True, timeout=100, cwd=cwd,
+        env=environment, check=False,
     )  # fmt: skip
 
 
