@@ -59,8 +59,12 @@ def test_an_array_keeps_its_axes(arrays: Path, tmp_path: Path, how: str) -> None
     found = batches(arrays, how, decode=NumpyDecoder())
     expected = np.stack([np.arange(315, dtype=np.int16).reshape(5, 7, 9) + number for number in range(3)])
     assert np.array_equal(found.numpy(), expected)
-    assert batches(numbers_index(tmp_path, 5), how, decode=decoders.cube).shape == (5, 5, 7, 9)
     assert batches(arrays, how, decode=NumpyDecoder(makes_images=True)).shape == (3, 9, 5, 7)
+
+
+@pytest.mark.parametrize("how", ["alone", *WAYS[4:]])
+def test_an_array_of_a_callable_keeps_its_axes(tmp_path: Path, how: str) -> None:
+    assert batches(numbers_index(tmp_path, 5), how, decode=decoders.cube).shape == (5, 5, 7, 9)
 
 
 @pytest.mark.parametrize("how", WAYS)
@@ -94,7 +98,7 @@ def wider() -> torch.nn.Module:
     return Wider()
 
 
-@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("how", [*WAYS[:2], *WAYS[4:]])
 def test_a_torch_module_gets_images_channels_first_and_arrays_unchanged(arrays: Path, tmp_path: Path, how: str) -> None:
     numbers = numbers_index(tmp_path, 5)
     assert batches(numbers, how, decode=decoders.picture, transform=wider()).shape == (5, 3, 4, 12)
@@ -103,7 +107,7 @@ def test_a_torch_module_gets_images_channels_first_and_arrays_unchanged(arrays: 
         batches(numbers, how, decode=decoders.cube, transform=wider())
 
 
-@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("how", ["alone", *WAYS[4:]])
 def test_results_of_image_transform_libraries_are_images(tmp_path: Path, how: str) -> None:
     found = batches(
         numbers_index(tmp_path, 5),
@@ -121,7 +125,7 @@ def test_a_zero_dimensional_array_is_a_number(tmp_path: Path, how: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
-@pytest.mark.parametrize("value", ["text", ["a", "list"], {"a": 1}, None, 5, torch.ones(2, dtype=torch.uint8)])
+@pytest.mark.parametrize("value", ["text", {"a": 1}, None, torch.ones(2, dtype=torch.uint8)])
 def test_values_that_workers_cannot_pass_on_are_refused(tmp_path: Path, value: Any) -> None:
     dataset = MPDataset(numbers_index(tmp_path, 5), decode=lambda _: value, batch_size=2)
     with pytest.raises(SampleError, match=rf"'number'.* {type(value).__name__}, .*NumPy array"):

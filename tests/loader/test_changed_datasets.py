@@ -17,11 +17,11 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker pools ne
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("workers", [{"num_workers": 0}, {"num_workers": 2, "multiprocessing_context": "fork"}])
 @pytest.mark.parametrize("options", [{}, {"collate_fn": as_list}, {"sampler": range(20)}])
-def test_changes_reach_the_workers(num_workers: int, options: dict[str, Any]) -> None:
+def test_changes_reach_the_workers(workers: dict[str, Any], options: dict[str, Any]) -> None:
     dataset = Added()
-    options = {"batch_size": 10, "num_workers": num_workers, **options}
+    options = {"batch_size": 10, **workers, **options}
     with MPLoader(Subset(dataset, range(20)), **options) as loader:  # type: ignore[arg-type]
         for number in (0, 100, 100, 300):
             dataset.transforms[0].number = number

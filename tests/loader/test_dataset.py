@@ -23,7 +23,7 @@ from tests.support.batches import flat, ids, numbers, numbers_index
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
 def test_batches_do_not_depend_on_the_number_of_workers(folder: Path, num_workers: int) -> None:
     expected = ids(numbers(folder, 103))
     assert sorted(set(flat(expected))) == list(range(103))
@@ -31,7 +31,7 @@ def test_batches_do_not_depend_on_the_number_of_workers(folder: Path, num_worker
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("start_method", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_batches_do_not_depend_on_the_start_method(folder: Path, start_method: str) -> None:
     loader = DataLoader(
         numbers(folder, 103), batch_size=None, num_workers=2, multiprocessing_context=start_method
@@ -50,7 +50,7 @@ def test_each_iteration_reads_the_next_epoch_with_any_reader(folder: Path) -> No
     alone = numbers(folder, 50)
     assert [ids(alone) for _ in range(3)] == expected
     for persistent in (False, True):
-        for start_method in ("fork", "spawn", "forkserver") if persistent else ("fork", "forkserver"):
+        for start_method in ("fork", "spawn") if persistent else ("fork",):
             loader = DataLoader(
                 numbers(folder, 50),
                 batch_size=None,

@@ -114,8 +114,10 @@ def test_reading_ahead_leaves_nothing_open(photos: Path, leaves_nothing_open: Ch
 
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:a bad sample")
-@pytest.mark.parametrize("on_error", ["raise", "skip", "substitute"])
-@pytest.mark.parametrize("num_workers", [None, 0, 2])
+@pytest.mark.parametrize(
+    ("num_workers", "on_error"),
+    [*((number, action) for number in (None, 0) for action in ("raise", "skip", "substitute")), (2, "raise")],
+)
 def test_an_iteration_that_ends_in_an_error_leaves_nothing_open(
     tmp_path: Path, on_error: str, num_workers: int | None, leaves_nothing_open: Check
 ) -> None:
@@ -135,8 +137,7 @@ def test_an_iteration_that_ends_in_an_error_leaves_nothing_open(
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("num_batches", [2, 100])
+@pytest.mark.parametrize(("num_workers", "num_batches"), [(0, 2), (0, 100), (2, 2)])
 def test_a_loader_leaves_nothing_open(
     photos: Path, num_workers: int, num_batches: int, leaves_nothing_open: Check
 ) -> None:

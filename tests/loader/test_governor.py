@@ -307,7 +307,7 @@ def test_a_worker_killed_for_lack_of_memory_is_replaced_and_the_cause_is_reporte
     assert "out of memory" in report.read_text()
 
 
-@pytest.mark.processes
+@pytest.mark.slow
 def test_a_loader_stays_within_its_budget_in_a_small_container() -> None:
     """The same over ten million samples and 2,000 batches: `python benchmarks/bench_budget.py`."""
     benchmark = Path(__file__).parents[2] / "benchmarks" / "bench_budget.py"

@@ -34,7 +34,7 @@ def nothing_left() -> Iterator[None]:
 @pytest.mark.processes
 @pytest.mark.usefixtures("nothing_left")
 def test_closing_collecting_and_releasing_leave_nothing(folder: Path) -> None:
-    for _ in range(3):
+    for _ in range(2):
         loader = MPLoader(numbers(folder, 60), num_workers=2)
         next(iter(loader))
         loader.close()
@@ -90,7 +90,7 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_all_processes_end_with_the_parent(folder: Path, how: signal.Signals) -> None:
     numbers(folder, 60)
     with subprocess.Popen(

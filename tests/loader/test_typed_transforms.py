@@ -14,7 +14,7 @@ from tests.support.photos import photo
 from tests.support.sample_transforms import albumented, drawing_pil
 from tests.support.typed import comparable, read
 
-WAYS = ["DataLoader", "0", "1", "2", "7"] if sys.platform == "linux" else ["DataLoader"]
+WAYS = ["0", "2"] if sys.platform == "linux" else ["DataLoader"]
 NUM_SAMPLES = 14
 DECODERS: dict[str, Any] = {"image": ImageDecoder(), "mask": Mask(), "boxes": Boxes(), "points": Keypoints()}
 
@@ -56,7 +56,7 @@ def test_samples_of_torchvision_are_the_same_however_they_are_made(index: Path) 
     expected = read(index, "alone", **options)
     assert expected[0]["image"][1] == [4, 3, 50, 50]
     assert len({bytes(batch["image"][3]) for batch in expected}) == len(expected)
-    for how in {"DataLoader", "0", "2"} & {*WAYS}:
+    for how in WAYS:
         assert read(index, how, **options) == expected, how
 
 

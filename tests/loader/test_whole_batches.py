@@ -40,12 +40,14 @@ pytestmark = [
 ]
 
 SUBSTITUTE_OF_SEVEN = 9  # with seed 1 in epoch 0
-both = pytest.mark.parametrize("num_workers", [0, 2])
+FORKS: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "fork"}
+"""Two workers that are forks of the test's process, which start at once."""
+both = pytest.mark.parametrize("workers", [{"num_workers": 0}, FORKS], ids=["0", "2 fork"])
 
 
-@both
-def test_what_collate_fn_returns_arrives_as_it_is(num_workers: int) -> None:
-    with MPLoader(Scenes(), batch_size=5, collate_fn=as_list, drop_last=False, num_workers=num_workers) as loader:
+@pytest.mark.parametrize("workers", [{"num_workers": 0}, FORKS, {"num_workers": 2}], ids=["0", "2 fork", "2"])
+def test_what_collate_fn_returns_arrives_as_it_is(workers: dict[str, Any]) -> None:
+    with MPLoader(Scenes(), batch_size=5, collate_fn=as_list, drop_last=False, **workers) as loader:
         scenes = [scene for batch in loader for scene in batch]
     assert [type(scene) for scene in scenes] == [Scene] * 23
     assert all(torch.equal(scene.boxes, Scenes()[i].boxes) for i, scene in enumerate(scenes))
@@ -53,8 +55,8 @@ def test_what_collate_fn_returns_arrives_as_it_is(num_workers: int) -> None:
 
 
 @both
-def test_images_of_pil_and_tensors_of_any_dtype_arrive(num_workers: int) -> None:
-    with MPLoader(Photos(4), batch_size=2, collate_fn=as_list, num_workers=num_workers) as loader:
+def test_images_of_pil_and_tensors_of_any_dtype_arrive(workers: dict[str, Any]) -> None:
+    with MPLoader(Photos(4), batch_size=2, collate_fn=as_list, **workers) as loader:
         ((photo, more), *_), _ = list(loader)
     assert isinstance(photo, Image.Image)
     assert np.array_equal(np.asarray(photo), np.zeros((4, 3, 3)))
@@ -62,52 +64,52 @@ def test_images_of_pil_and_tensors_of_any_dtype_arrive(num_workers: int) -> None
 
 
 @both
-def test_single_samples_come_without_a_batch_size(num_workers: int) -> None:
+def test_single_samples_come_without_a_batch_size(workers: dict[str, Any]) -> None:
     expected = list(DataLoader(Tuples(), batch_size=None))  # type: ignore[arg-type]
-    with MPLoader(Tuples(), batch_size=None, num_workers=num_workers) as loader:
+    with MPLoader(Tuples(), batch_size=None, **workers) as loader:
         assert len(loader) == 23
         received = list(loader)
     assert [str(sample) for sample in received] == [str(sample) for sample in expected]
 
 
 @both
-def test_a_sampler_decides_what_is_read(num_workers: int) -> None:
+def test_a_sampler_decides_what_is_read(workers: dict[str, Any]) -> None:
     names = ["b", ("a", 1), "b", "c", "d"]
-    with MPLoader(ByName(), sampler=names, batch_size=2, num_workers=num_workers) as loader:
+    with MPLoader(ByName(), sampler=names, batch_size=2, **workers) as loader:
         assert len(loader) == 3
         assert list(loader) == [["<b>", "<('a', 1)>"], ["<b>", "<c>"], ["<d>"]]
-    with MPLoader(ByName(), sampler=names, batch_size=2, drop_last=True, num_workers=num_workers) as loader:
+    with MPLoader(ByName(), sampler=names, batch_size=2, drop_last=True, **workers) as loader:
         assert len(list(loader)) == len(loader) == 2
-    with MPLoader(ByName(), sampler=names, batch_size=None, num_workers=num_workers) as loader:
+    with MPLoader(ByName(), sampler=names, batch_size=None, **workers) as loader:
         assert list(loader) == [f"<{name}>" for name in names]
 
 
 @both
-def test_a_batch_sampler_decides_what_a_batch_holds(num_workers: int) -> None:
+def test_a_batch_sampler_decides_what_a_batch_holds(workers: dict[str, Any]) -> None:
     batches = [[0, 1], [2, 3, 4], [], [5]]
-    with MPLoader([*range(9)], batch_sampler=batches, collate_fn=as_list, num_workers=num_workers) as loader:
+    with MPLoader([*range(9)], batch_sampler=batches, collate_fn=as_list, **workers) as loader:
         assert len(loader) == 4
         assert list(loader) == list(loader) == batches
     sampler = BatchSampler(WeightedRandomSampler([0.0, 1.0, 0.0], 4), batch_size=2, drop_last=False)
-    with MPLoader([*range(3)], batch_sampler=sampler, num_workers=num_workers) as loader:
+    with MPLoader([*range(3)], batch_sampler=sampler, **workers) as loader:
         assert [batch.tolist() for batch in loader] == [[1, 1], [1, 1]]
 
 
 @both
-def test_a_sampler_without_a_length_is_read_to_its_end(num_workers: int) -> None:
+def test_a_sampler_without_a_length_is_read_to_its_end(workers: dict[str, Any]) -> None:
     class Endless:
         def __iter__(self) -> Any:
             return iter(range(5))
 
-    with MPLoader([*range(5)], sampler=Endless(), batch_size=2, collate_fn=as_list, num_workers=num_workers) as loader:
+    with MPLoader([*range(5)], sampler=Endless(), batch_size=2, collate_fn=as_list, **workers) as loader:
         assert list(loader) == list(loader) == [[0, 1], [2, 3], [4]]
         with pytest.raises(TypeError, match="the sampler has no length"):
             len(loader)
 
 
 def test_batches_do_not_depend_on_the_number_of_workers() -> None:
-    def epochs(num_workers: int, **options: Any) -> list[str]:
-        with MPLoader(Drawn(with_torch=True), collate_fn=mixed_up, num_workers=num_workers, **options) as loader:
+    def epochs(**options: Any) -> list[str]:
+        with MPLoader(Drawn(with_torch=True), collate_fn=mixed_up, **options) as loader:
             return [str(list(loader)), str(list(loader))]
 
     for options in (
@@ -115,9 +117,10 @@ def test_batches_do_not_depend_on_the_number_of_workers() -> None:
         {"batch_size": 5, "sampler": [*range(23), 1, 1]},
         {"batch_size": None},
     ):
-        first, second = alone = epochs(0, **options)
+        first, second = alone = epochs(num_workers=0, **options)
         assert first != second
-        assert epochs(1, **options) == epochs(7, **options) == alone
+        assert epochs(**FORKS, **options) == alone
+    assert epochs(num_workers=7, **options) == alone
 
 
 def test_a_sample_that_a_sampler_repeats_gets_other_random_numbers() -> None:
@@ -127,8 +130,8 @@ def test_a_sample_that_a_sampler_repeats_gets_other_random_numbers() -> None:
 
 
 @both
-def test_the_samples_of_a_batch_can_be_got_at_once(num_workers: int) -> None:
-    with MPLoader(Bulk(), batch_size=10, shuffle=True, drop_last=False, num_workers=num_workers) as loader:
+def test_the_samples_of_a_batch_can_be_got_at_once(workers: dict[str, Any]) -> None:
+    with MPLoader(Bulk(), batch_size=10, shuffle=True, drop_last=False, **workers) as loader:
         batches = list(loader)
     assert sorted(torch.cat([batch[0] for batch in batches]).tolist()) == list(range(23))
     assert [batch[1].tolist() for batch in batches] == [[10] * 10, [10] * 10, [3] * 3]
@@ -137,7 +140,7 @@ def test_the_samples_of_a_batch_can_be_got_at_once(num_workers: int) -> None:
 
 @pytest.mark.parametrize("batch_size", [None, 4])
 def test_a_worker_knows_its_number(batch_size: int | None) -> None:
-    with MPLoader(Informed(), batch_size=batch_size, num_workers=2, worker_init_fn=number_dataset) as loader:
+    with MPLoader(Informed(), batch_size=batch_size, worker_init_fn=number_dataset, **FORKS) as loader:
         for _, set_by_init, number, num_workers in loader:
             assert set_by_init.tolist() == number.tolist() if batch_size else set_by_init == number
             assert np.all(np.asarray(number) < 2)
@@ -157,13 +160,13 @@ def test_an_error_in_worker_init_fn_ends_the_iteration() -> None:
 
 
 @both
-def test_what_failed_is_named_and_only_its_batch_is_lost(num_workers: int) -> None:
+def test_what_failed_is_named_and_only_its_batch_is_lost(workers: dict[str, Any]) -> None:
     cases: list[tuple[Any, Any, str]] = [
         (Broken(), as_list, r"^sample 7 of Broken: KeyError: 'seven'$"),
         ([*range(23)], picky, r"^collate_fn on samples 5, 6, 7, 8, 9 of list: LookupError: seven$"),
     ]
     for dataset, collate, message in cases:
-        with MPLoader(dataset, batch_size=5, collate_fn=collate, drop_last=False, num_workers=num_workers) as loader:
+        with MPLoader(dataset, batch_size=5, collate_fn=collate, drop_last=False, **workers) as loader:
             batches = iter(loader)
             assert next(batches) == [0, 1, 2, 3, 4]
             with pytest.raises(SampleError, match=message):
@@ -173,9 +176,9 @@ def test_what_failed_is_named_and_only_its_batch_is_lost(num_workers: int) -> No
 
 @both
 @pytest.mark.parametrize("collate", [None, as_list])
-def test_an_error_of_the_users_own_class_is_caught_as_that_class(num_workers: int, collate: Any) -> None:
+def test_an_error_of_the_users_own_class_is_caught_as_that_class(workers: dict[str, Any], collate: Any) -> None:
     dataset = Unlucky()
-    with MPLoader(dataset, batch_size=5, drop_last=False, collate_fn=collate, num_workers=num_workers) as loader:
+    with MPLoader(dataset, batch_size=5, drop_last=False, collate_fn=collate, **workers) as loader:
         caught: list[Any] = []
         batches = iter(loader)
         while len(caught) < 5:
@@ -213,15 +216,15 @@ def test_a_killed_worker_loses_and_repeats_no_batch(tmp_path: Any) -> None:
 
 
 def test_batches_that_are_kept_do_not_change() -> None:
-    with MPLoader(Scenes(200), batch_size=2, collate_fn=as_list, num_workers=2) as loader:
+    with MPLoader(Scenes(200), batch_size=2, collate_fn=as_list, **FORKS) as loader:
         kept = list(loader)
         assert all(torch.equal(s.boxes, Scenes()[2 * k + i].boxes) for k, b in enumerate(kept) for i, s in enumerate(b))
 
 
 @both
-def test_a_run_with_a_sampler_is_resumed_where_it_was_left(num_workers: int) -> None:
+def test_a_run_with_a_sampler_is_resumed_where_it_was_left(workers: dict[str, Any]) -> None:
     def make(sampler: Any) -> MPLoader[list[int]]:
-        return MPLoader([*range(10)], sampler=sampler, batch_size=3, collate_fn=as_list, num_workers=num_workers)
+        return MPLoader([*range(10)], sampler=sampler, batch_size=3, collate_fn=as_list, **workers)
 
     with make([*range(10)]) as loader:
         batches = iter(loader)
@@ -248,15 +251,13 @@ def test_a_generator_draws_the_seed() -> None:
 @both
 @pytest.mark.parametrize("options", [{}, {"collate_fn": torch.tensor}, {"sampler": range(23)}])
 def test_bad_samples_are_skipped_or_substituted_and_written_down(
-    tmp_path: Path, options: dict[str, Any], num_workers: int
+    tmp_path: Path, options: dict[str, Any], workers: dict[str, Any]
 ) -> None:
     for action in ("skip", "substitute"):
         report = tmp_path / action
         policy = ErrorPolicy(action=action, report=report)
         with (
-            MPLoader(
-                Broken(), batch_size=5, on_error=policy, drop_last=False, num_workers=num_workers, **options
-            ) as loader,
+            MPLoader(Broken(), batch_size=5, on_error=policy, drop_last=False, **workers, **options) as loader,
             pytest.warns(MploadWarning, match="a bad sample"),
         ):
             batches = [batch.tolist() for batch in loader]
@@ -310,10 +311,10 @@ def test_a_collate_fn_that_kills_its_worker_is_no_samples_fault() -> None:
 
 
 @both
-def test_substitutes_do_not_depend_on_the_number_of_workers(tmp_path: Path, num_workers: int) -> None:
+def test_substitutes_do_not_depend_on_the_number_of_workers(tmp_path: Path, workers: dict[str, Any]) -> None:
     policy = ErrorPolicy(action="substitute", report=tmp_path / "report", max_error_fraction=1)
     with (
-        MPLoader(Broken(), batch_size=None, on_error=policy, shuffle=True, seed=1, num_workers=num_workers) as loader,
+        MPLoader(Broken(), batch_size=None, on_error=policy, shuffle=True, seed=1, **workers) as loader,
         pytest.warns(MploadWarning, match="a bad sample"),
     ):
         samples = list(loader)
@@ -324,10 +325,10 @@ def test_substitutes_do_not_depend_on_the_number_of_workers(tmp_path: Path, num_
 
 
 @both
-def test_too_many_bad_samples_end_the_epoch(tmp_path: Path, num_workers: int) -> None:
+def test_too_many_bad_samples_end_the_epoch(tmp_path: Path, workers: dict[str, Any]) -> None:
     policy = ErrorPolicy(action="skip", report=tmp_path / "report", max_error_fraction=0.002)
     with (
-        MPLoader(Unlucky(), batch_size=23, on_error=policy, num_workers=num_workers) as loader,
+        MPLoader(Unlucky(), batch_size=23, on_error=policy, **workers) as loader,
         pytest.warns(MploadWarning, match="a bad sample"),
         pytest.raises(TooManyBadSamples, match=r"3 of 23 samples failed, .* Unlucky: sample 12 \(Unlucky\[12\]\): "),
     ):

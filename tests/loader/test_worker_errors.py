@@ -173,8 +173,10 @@ def leaving(index: Path, way: str, kind: type[BaseException], on_error: str, fol
 
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:a bad sample")
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", [SystemExit, GeneratorExit])
+@pytest.mark.parametrize(
+    ("way", "kind"),
+    [*((way, SystemExit) for way in WAYS), ("dataset", GeneratorExit), ("loader, 0 workers", GeneratorExit)],
+)
 def test_exit_exceptions_in_user_code_count_as_failed_samples(
     index: Path, tmp_path: Path, way: str, kind: type[BaseException]
 ) -> None:
@@ -186,8 +188,10 @@ def test_exit_exceptions_in_user_code_count_as_failed_samples(
 
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:a bad sample")
-@pytest.mark.parametrize("way", ["dataset", "loader, 0 workers", "loader, 2 workers"])
-@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize(
+    ("way", "on_error"),
+    [("dataset", "raise"), ("dataset", "skip"), ("loader, 0 workers", "skip"), ("loader, 2 workers", "skip")],
+)
 def test_a_keyboard_interrupt_is_never_skipped_as_a_bad_sample(
     index: Path, tmp_path: Path, way: str, on_error: str
 ) -> None:

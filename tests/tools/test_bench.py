@@ -242,7 +242,7 @@ def test_a_case_needs_samples() -> None:
         MemoryCase(loader="list-fork", num_samples=0, num_workers=0)
 
 
-@pytest.mark.processes
+@pytest.mark.slow
 def test_one_command_prints_tables_and_draws_curves(tmp_path: Path) -> None:
     chart = tmp_path / "memory.png"
     options = ["--samples", "1e3,2e3", "--workers", "0", "--loaders", "mpdataset", "--epochs", "1"]

@@ -26,7 +26,11 @@ from tests.support.transport_works import wait_until
 
 pytestmark = pytest.mark.processes
 
-_MARKS = {"progressive photos": [needs_native]}
+_MARKS = {
+    "progressive photos": [needs_native, pytest.mark.slow],
+    "slow consumer": [pytest.mark.slow],
+    "container limit": [pytest.mark.slow],
+}
 _QUIET = {"tiny batches", "huge images", "slow transform", "thrashing page cache", "cold cache", "too few workers"}
 
 

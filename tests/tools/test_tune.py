@@ -74,7 +74,7 @@ def test_a_decoder_that_waits_gets_more_workers_than_cores(index_path: Path) -> 
         decode=staged.waiting_decode,
         transform=None,
         batch_sizes=[8],
-        seconds=0.5,
+        seconds=0.3,
         max_workers=16,
     )
     assert found.best.point.num_workers > num_usable_cores()
@@ -82,7 +82,7 @@ def test_a_decoder_that_waits_gets_more_workers_than_cores(index_path: Path) -> 
     assert tried[Point(num_workers=1, batch_size=8)].waiting_share > 0.5
 
 
-@pytest.mark.processes
+@pytest.mark.slow
 def test_a_decoder_that_computes_gets_at_most_one_worker_more_than_cores(index_path: Path) -> None:
     found = tune(
         open_index(index_path), decode=staged.plain_crop, transform=staged.slow_transform, batch_sizes=[8], seconds=0.5
@@ -118,7 +118,7 @@ def test_points_beyond_the_budget_are_not_tried(index_path: Path) -> None:
         )
 
 
-@pytest.mark.processes
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_a_call_and_writes_a_plot(index_path: Path, tmp_path: Path) -> None:
     job = (
         "--decode",

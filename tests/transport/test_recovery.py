@@ -47,10 +47,18 @@ class ReadsAhead(Numbers):
         super().fill(task, arrays, first, last, report)
 
 
-@pytest.mark.parametrize("work", [Numbers, ReadsAhead])
 @pytest.mark.parametrize(
-    ("disturb", "every_seconds"),
-    [(kill_a_worker, 0.05), (kill_all_workers, 0.15), (kill_the_zygote, 0.7), (kill_all_processes, 0.7)],
+    ("disturb", "every_seconds", "work"),
+    [
+        (kill_a_worker, 0.05, ReadsAhead),
+        (kill_all_workers, 0.15, Numbers),
+        (kill_the_zygote, 0.7, ReadsAhead),
+        (kill_all_processes, 0.7, Numbers),
+        pytest.param(kill_a_worker, 0.05, Numbers, marks=pytest.mark.slow),
+        pytest.param(kill_all_workers, 0.15, ReadsAhead, marks=pytest.mark.slow),
+        pytest.param(kill_the_zygote, 0.7, Numbers, marks=pytest.mark.slow),
+        pytest.param(kill_all_processes, 0.7, ReadsAhead, marks=pytest.mark.slow),
+    ],
 )
 def test_killed_processes_lose_and_repeat_no_sample(
     disturb: Callable[[dict[str, int]], None], every_seconds: float, work: type[Numbers]

@@ -38,6 +38,7 @@ def test_an_interrupted_step_closes_the_pool_and_an_interrupted_wait_does_not(mo
         del pool
 
 
+@pytest.mark.slow
 def test_a_parent_that_was_stopped_does_not_consider_its_workers_stuck(tmp_path: Path) -> None:
     script = """
         import os, signal, subprocess, sys
@@ -69,7 +70,7 @@ def test_a_parent_that_was_stopped_does_not_consider_its_workers_stuck(tmp_path:
 
 @pytest.mark.parametrize(
     ("number", "starts_fresh"),
-    [(signal.SIGKILL, False), (signal.SIGKILL, True), (signal.SIGTERM, False), (signal.SIGINT, False)],
+    [(signal.SIGKILL, False), (signal.SIGKILL, True), pytest.param(signal.SIGTERM, False, marks=pytest.mark.slow)],
 )
 def test_the_death_of_the_parent_ends_all_processes(number: signal.Signals, starts_fresh: bool) -> None:
     script = f"""
