@@ -87,7 +87,9 @@ def test_a_fault_in_a_transform_is_an_error_that_names_the_sample(folder: Path, 
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (number % 3)) for number, name in enumerate(FAULTS)]
+)
 def test_a_skipped_fault_loses_only_its_own_sample(folder: Path, tmp_path: Path, name: str) -> None:
     fault, _ = FAULTS[name]
     expected = [[number for number in batch if number != BAD] for batch in ids(numbers(folder, NUM_SAMPLES))]
@@ -186,7 +188,12 @@ def same_bits(left: Sequence[Sequence[torch.Tensor]], right: Sequence[Sequence[t
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("disturb", "seconds"),
-    [(kill_a_worker, 0.03), (kill_all_workers, 0.1), (kill_the_zygote, 0.25), (stop_a_worker, 0.2)],
+    [
+        (kill_a_worker, 0.03),
+        pytest.param(kill_all_workers, 0.1, marks=pytest.mark.slow),
+        pytest.param(kill_the_zygote, 0.25, marks=pytest.mark.slow),
+        (stop_a_worker, 0.2),
+    ],
 )
 def test_epochs_are_bit_identical_whichever_process_is_killed_or_stopped(
     folder: Path, disturb: Callable[[MPLoader, random.Random], None], seconds: float
@@ -263,8 +270,10 @@ def expected_epochs(folder: Path) -> list[Any]:
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "mount",
-    ["mount -t tmpfs -o size=64m mpload /dev/shm", "mount -t tmpfs -o ro mpload /dev/shm"],
-    ids=["64 MB", "none"],
+    [
+        pytest.param("mount -t tmpfs -o size=64m mpload /dev/shm", id="64 MB", marks=pytest.mark.slow),
+        pytest.param("mount -t tmpfs -o ro mpload /dev/shm", id="none"),
+    ],
 )
 def test_slots_do_not_need_dev_shm(folder: Path, expected_epochs: list[Any], mount: str) -> None:
     before = ["unshare", "-m", "sh", "-c", f'{mount} && exec "$@"', "sh"]
@@ -276,7 +285,7 @@ def test_slots_do_not_need_dev_shm(folder: Path, expected_epochs: list[Any], mou
     assert not found["deaths"]
 
 
-@pytest.mark.processes
+@pytest.mark.slow
 def test_256_file_descriptors_are_enough(folder: Path, expected_epochs: list[Any]) -> None:
     found = run_large(numbers_index(folder, 160), max_fds=256)
     assert found["epochs"] == expected_epochs
@@ -309,7 +318,7 @@ print(json.dumps({"ids": batches, "deaths": deaths, "history": [line for _, line
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("parent_bytes", [400 * MIB, 850 * MIB])
+@pytest.mark.parametrize("parent_bytes", [400 * MIB, pytest.param(850 * MIB, marks=pytest.mark.slow)])
 def test_a_transform_that_leaks_in_a_small_container_loses_workers_but_no_sample(
     folder: Path, parent_bytes: int
 ) -> None:

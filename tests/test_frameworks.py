@@ -70,7 +70,7 @@ def test_every_epoch_has_every_sample_once(tmp_path: Path, framework: str, modul
             assert len(everything) in {43, 48}, f"{way}, epoch {epoch}"
 
 
-@pytest.mark.processes
+@pytest.mark.slow
 def test_two_ranks_split_the_epochs_of_a_loader_made_before_the_process_group(tmp_path: Path) -> None:
     numbers_index(tmp_path, 43)
     run_job(tmp_path, "torchrun", 2)

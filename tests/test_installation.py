@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from mpload import build_index
+
 pytestmark = pytest.mark.processes
 
 ALBUMENTATIONS_PACKAGES = ("albumentations", "albucore", "scipy", "simsimd", "stringzilla", "yaml")
@@ -60,13 +62,12 @@ def run(*arguments: str | Path, lacking: Iterable[str], folder: Path, **more: st
     )
 
 
-@pytest.fixture
-def index(photo_tree: Path, tmp_path: Path) -> Path:
-    made = run("-m", "mpload", "index", photo_tree, "-o", tmp_path / "train.txt", lacking=(), folder=tmp_path)
-    assert (made.returncode, made.stderr) == (0, "")
-    return tmp_path / "train.txt"
+@pytest.fixture(scope="module")
+def index(photo_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_index(photo_tree, tmp_path_factory.mktemp("index") / "train.txt")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="workers need Linux")
 def test_a_job_that_does_not_use_albumentations_does_not_need_it(index: Path, tmp_path: Path) -> None:
     ran = run("-c", TRAIN, index, lacking=(*ALBUMENTATIONS_PACKAGES, *OPTIONAL), folder=tmp_path)
@@ -118,6 +119,7 @@ def test_there_is_no_warning_if_the_native_decoder_is_not_used(code: str, tmp_pa
     assert decode_without_native(f"import mpload; {code}", folder=tmp_path) == ""
 
 
+@pytest.mark.slow
 def test_a_command_warns_of_a_missing_native_decoder_in_one_line(tmp_path: Path) -> None:
     lacking, options = ["mpload.images._jpeg"], ("--images", "8", "--workers", "1", "--batch-size", "4")
     ran = run("-m", "mpload", "demo", *options, lacking=lacking, folder=tmp_path, PYTHONWARNINGS="")

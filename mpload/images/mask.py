@@ -30,8 +30,9 @@ class Mask:
 
     PNG, BMP, TIFF and `.npy` files with one channel are read. Values are those that the file stores: the ids of a
     palette, not its colours, and 0 and 1 where the file has one bit per pixel. A mask may be larger or smaller than its
-    image; it shows the same scene. It shows the scene upright, as viewers show the image: if masks were made for images
-    whose EXIF orientation was ignored, pass `exif_orientation=False` to the image's decoder.
+    image, but must have the same ratio of width to height, to within a pixel. It shows the scene upright, as viewers
+    show the image: if masks were made for images whose EXIF orientation was ignored, pass `exif_orientation=False` to
+    the image's decoder.
 
     Attributes:
         ignore: Value of the result where it shows nothing of the image, as around a `Letterbox`.
@@ -78,7 +79,8 @@ class Mask:
             out: The array to write to, `dtype` [height, width]; None creates one. It needs a geometry.
 
         Raises:
-            DecodeError: `data` is not such a file, exceeds `limits`, or holds a value that `dtype` cannot hold.
+            DecodeError: `data` is not such a file, exceeds `limits`, holds a value that `dtype` cannot hold, or has
+                another ratio of width to height than the image.
         """
         values = stored_values(data, limits=self.limits, claim=claim)
         dtype = np.dtype(self.dtype)
@@ -98,6 +100,12 @@ class Mask:
                 f"the mask is {width}x{height}, but its image is {geometry.width}x{geometry.height} when it is turned "
                 "upright by its EXIF orientation. Pass exif_orientation=False to the image's decoder if the masks were "
                 "made without it"
+            )
+        if not geometry.has_ratio_of(height, width):
+            raise DecodeError(
+                f"the mask is {width}x{height}, but its image is {geometry.width}x{geometry.height}, which has another "
+                "ratio of width to height. If the mask shows the whole image, resize it to the image's size by nearest "
+                "neighbour; otherwise it belongs to another image"
             )
         return nearest_values(values, geometry, ignore=self.ignore, dtype=dtype, out=out)
 

@@ -67,6 +67,8 @@ def open_coco(
         strings = stack.enter_context(sorted_strings(document.records(), folder=scratch))
         if document.num_images == 0:
             raise ArgumentError(f"{printable(str(path))}: lists no images, so it is not a file of COCO")
+        if document.has_no_annotations and document.categories:  # objects in none of its images
+            document.has[_BOXES] = True
         base = absolute(root) if root is not None else _image_folder(path, document.first_name)
         if is_url(base):
             check_url(base)
@@ -98,6 +100,8 @@ def _image_folder(path: Path, name: str) -> str:
 class _Document:
     path: Path
     num_images: int = 0
+    has_no_annotations: bool = False
+    """Whether the file has a list of annotations, but an empty one."""
     first_name: str = ""
     has: dict[str, bool] = field(
         default_factory=lambda: dict.fromkeys((_BOXES, _CAPTIONS, "segments", "keypoints"), False)
@@ -113,6 +117,9 @@ class _Document:
         """Yield images and annotations as strings `IMAGE_ID NUL KIND NUL NUMBER NUL JSON`, and note the categories."""
         for number, (name, item) in enumerate(read_members(self.path)):
             if name not in {"images", "annotations", "categories"}:
+                continue
+            if item == []:
+                self.has_no_annotations |= name == "annotations"
                 continue
             if not isinstance(item, dict):
                 self._fail(f"an item of {name!r} must be an object, got {item!r:.80}")

@@ -18,7 +18,9 @@ _ENDS = frozenset(f"{_BLANKS},:]}}")
 
 
 def read_members(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield each item of each array in the topmost object with the array's name, and each other value with its name.
+    """Yield the members of the topmost object: the name of an array with each of its items, and of any other value.
+
+    An empty array is yielded as it is.
 
     Memory: a few MiB, or several times the size of the largest item.
 
@@ -36,7 +38,7 @@ def read_members(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 class _Reader:
-    """A position in a text of which a part is in memory."""
+    """A position in a text. Only a part of the text is in memory."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self._path = path
@@ -60,7 +62,12 @@ class _Reader:
                 name = self._value()
                 self._expect(":")
                 if self._next() == "[":
-                    yield from ((name, item) for item in self._items())
+                    is_empty = True
+                    for item in self._items():
+                        is_empty = False
+                        yield name, item
+                    if is_empty:
+                        yield name, []
                 else:
                     yield name, self._value()
                 separator = self._expect(",}")

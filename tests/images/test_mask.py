@@ -1,5 +1,7 @@
 """Masks keep the numbers of their files and follow the geometry of their image, pixel by pixel."""
 
+import math
+from fractions import Fraction
 from io import BytesIO
 from typing import Any
 
@@ -7,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 import tifffile
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -74,12 +76,20 @@ def test_a_crop_has_the_pixels_of_pillows_nearest_neighbour(crop: Any, seed: int
     np.testing.assert_array_equal(Mask()(palette_png(IDS), geometry), expected[:, ::-1] if view.mirror else expected)
 
 
-@given(geometries(), st.integers(1, 300), st.integers(1, 300), st.sampled_from(["int64", "uint8", "float32"]))
+def scaled(draw: st.DrawFn, geometry: Geometry) -> tuple[int, int]:
+    """Return height and width of the geometry's image at another resolution, rounded up or down."""
+    times = draw(st.fractions(Fraction(1, 9), 4, max_denominator=40))
+    sides = (geometry.height * times, geometry.width * times)
+    height, width = (max(1, draw(st.sampled_from((math.floor(side), math.ceil(side))))) for side in sides)
+    return height, width
+
+
+@given(st.data(), geometries(), st.sampled_from(["int64", "uint8", "float32"]))
 def test_a_mask_of_any_size_has_no_value_that_its_file_does_not_have(
-    geometry: Geometry, height: int, width: int, dtype: str
+    data: st.DataObject, geometry: Geometry, dtype: str
 ) -> None:
-    if (height, width) == (geometry.width, geometry.height):
-        height += 1
+    height, width = scaled(data.draw, geometry)
+    assume((height, width) != (geometry.width, geometry.height) or height == width)
     ids = np.random.default_rng(height).choice(np.array([3, 7, 200], np.uint8), (height, width))
     mask = Mask(ignore=255, dtype=dtype)(palette_png(ids), geometry)
     assert mask.shape == geometry.output_size
@@ -113,6 +123,19 @@ def test_the_exif_orientation_of_a_mask_is_applied() -> None:
     exif[0x0112] = 6
     data = encode(Image.fromarray(IDS), "PNG", exif=exif)
     np.testing.assert_array_equal(Mask()(data), np.rot90(IDS, -1))
+
+
+@pytest.mark.parametrize(("height", "width"), [(375, 500), (374, 500), (188, 250), (94, 125), (750, 1000), (749, 1000)])
+def test_a_mask_may_be_rounded_to_pixels(height: int, width: int) -> None:
+    geometry = ResizeCenterCrop(40).draw_geometry(375, 500)
+    assert Mask()(npy(np.zeros((height, width), np.uint8)), geometry).shape == (40, 40)
+
+
+@pytest.mark.parametrize(("height", "width"), [(512, 512), (375, 504), (380, 500), (90, 125), (1500, 1500)])
+def test_a_mask_of_another_shape_than_its_image_is_refused(height: int, width: int) -> None:
+    geometry = ResizeCenterCrop(40).draw_geometry(375, 500)
+    with pytest.raises(DecodeError, match=rf"the mask is {width}x{height}, but its image is 500x375, .*another ratio"):
+        Mask()(npy(np.zeros((height, width), np.uint8)), geometry)
 
 
 def test_a_mask_that_lies_on_its_side_is_refused() -> None:

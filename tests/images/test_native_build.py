@@ -81,7 +81,7 @@ def compile_with_sanitizers(program: Path, sources: list[Path], *libraries: str)
     assert built.returncode == 0, built.stderr
 
 
-@pytest.mark.processes
+@pytest.mark.slow
 @pytest.mark.usefixtures("gcc")
 def test_no_damaged_file_or_view_makes_the_native_decoder_access_foreign_memory(tmp_path: Path) -> None:
     fuzzer = tmp_path / "fuzz"

@@ -144,8 +144,15 @@ def test_equal_rows_have_different_checksums_at_other_positions_and_in_other_tex
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("what", ["sidecar", "text"])
+@pytest.mark.parametrize(
+    ("num_workers", "what"),
+    [
+        (2, "sidecar"),
+        (0, "text"),
+        pytest.param(0, "sidecar", marks=pytest.mark.slow),
+        pytest.param(2, "text", marks=pytest.mark.slow),
+    ],
+)
 def test_a_file_truncated_while_in_use_raises_an_error_and_causes_no_signal(
     tmp_path: Path, num_workers: int, what: str
 ) -> None:

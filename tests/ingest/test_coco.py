@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpload import build_index, open_index
+from mpload import Boxes, build_index, open_index
 from mpload.errors import ArgumentError, MploadError
 from mpload.ingest.coco import open_coco
 from mpload.ingest.json_stream import read_members
@@ -74,6 +74,15 @@ def test_the_objects_of_each_image_are_lists_by_name(tmp_path: Path) -> None:
         },
         {"width": 8, "height": 8, "boxes": [], "labels": [], "iscrowd": [], "area": [], "segments": []},
     ]
+
+
+def test_images_without_any_object_have_empty_lists_of_boxes(tmp_path: Path) -> None:
+    out = build_index(write(tmp_path, changed(annotations=[])), tmp_path / "x.txt")
+    assert columns_of(out) == "image:path image_id:str boxes:str"
+    for record in open_index(out):
+        assert Boxes("xywh", values=("labels:int", "iscrowd:int"))(str(record["boxes"]))["boxes"].shape == (0, 4)
+    unannotated = {name: items for name, items in DOCUMENT.items() if name != "annotations"}
+    assert columns_of(build_index(write(tmp_path, unannotated), tmp_path / "y.txt")) == "image:path image_id:str"
 
 
 def test_captions_and_keypoints_are_kept(tmp_path: Path) -> None:
@@ -229,7 +238,7 @@ def test_a_stream_of_json_gives_what_the_whole_gives(
                     found.setdefault(name, []).append(item)
                 else:
                     found[name] = item
-            assert found == {name: value for name, value in document.items() if value != []}
+            assert found == {name: [[]] if value == [] else value for name, value in document.items()}
         except ArgumentError:
             assert b"NaN" in text or b"Infinity" in text
         path.write_bytes(text[: max(0, len(text) - 1 - cut)])

@@ -138,7 +138,9 @@ def test_a_leak_of_one_megabyte_a_second_is_found_within_a_minute_at_one_percent
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("seconds", [6.0, pytest.param(60.0, marks=pytest.mark.quiet)])
+@pytest.mark.parametrize(
+    "seconds", [pytest.param(6.0, marks=pytest.mark.slow), pytest.param(60.0, marks=pytest.mark.quiet)]
+)
 def test_in_a_clean_run_no_leak_is_reported_and_every_process_has_its_role(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:

@@ -1,6 +1,7 @@
 """Parts of videos and audio files, from real files."""
 
 import pickle
+import struct
 import sys
 from typing import Any
 
@@ -29,6 +30,28 @@ def test_frames_are_shown_as_at_the_middles_of_equal_spans() -> None:
 def test_other_codecs_and_containers_show_the_same_frames(codec: str, kind: str) -> None:
     data = video(codec=codec, kind=kind)
     assert numbers(VideoClip(4, start=1.0, end=3.0), data=data) == [12, 17, 22, 27]
+
+
+MATRICES = {"clockwise": (0, 1, -1, 0), "half": (-1, 0, 0, -1), "counterclockwise": (0, -1, 1, 0)}
+
+
+@pytest.mark.parametrize(("turn", "quarters"), [("clockwise", -1), ("half", 2), ("counterclockwise", 1)])
+def test_frames_are_turned_upright_as_the_metadata_says(turn: str, quarters: int) -> None:
+    data = turned(VIDEO, MATRICES[turn])
+    (expected,), (found,) = (VideoClip(1)(each, np.random.default_rng(0), {}) for each in (VIDEO, data))
+    np.testing.assert_array_equal(found, np.rot90(expected, quarters))
+    cropped = VideoClip(2, crop=ResizeCenterCrop((40, 20)))(data, np.random.default_rng(0), {})
+    assert cropped.shape == (2, 40, 20, 3)
+
+
+def turned(data: bytes, matrix: tuple[int, int, int, int]) -> bytes:
+    """Return an MP4 with this matrix, which turns x and y, in the header of its track."""
+    a, b, c, d = matrix
+    upright = struct.pack(">9i", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
+    place = data.index(upright, data.index(b"tkhd"))
+    return (
+        data[:place] + struct.pack(">9i", a << 16, b << 16, 0, c << 16, d << 16, 0, 0, 0, 1 << 30) + data[place + 36 :]
+    )
 
 
 def test_the_part_may_be_given_or_come_from_the_record() -> None:

@@ -173,7 +173,7 @@ def test_auto_adds_workers_that_wait() -> None:
         assert loader.stats().num_workers == loader.num_workers
 
 
-@pytest.mark.processes
+@pytest.mark.slow
 @needs_linux
 def test_auto_uses_one_worker_per_core_if_workers_are_cpu_bound() -> None:
     cores = num_usable_cores()

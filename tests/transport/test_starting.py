@@ -174,7 +174,7 @@ def test_a_parent_that_ignores_sigchld_still_replaces_dead_processes(starts_fres
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("made_by", ["main thread", "thread that ends"])
+@pytest.mark.parametrize("made_by", [pytest.param("main thread", marks=pytest.mark.slow), "thread that ends"])
 def test_stopped_processes_die_with_the_parent(made_by: str) -> None:
     script = f"""
         import threading
