@@ -1,4 +1,4 @@
-/* Prepare the Huffman decoder for a scan, and put it in the place of libjpeg-turbo's. */
+/* Prepare the Huffman decoder for a scan, and use it instead of libjpeg-turbo's. */
 
 #include <stdlib.h>
 #include <string.h>

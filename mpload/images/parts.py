@@ -62,7 +62,7 @@ def _work_alone(boxes: Mapping[int, Sequence[Box]], image: Jpeg) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _InParts:
-    """A JPEG of which some parts are decoded."""
+    """A JPEG, and the parts of it that have been decoded."""
 
     jpeg: Jpeg
     parts: Mapping[int, Box]

@@ -1,8 +1,8 @@
 /* Find the lines of samples and read them. Rows of the sidecar, and lines, that are near each other share a read.
 
-   Lines of a mapped index are copied one by one. Otherwise, first all reads are tried that the page cache can serve. For
-   each of the others, the kernel is asked to load the pages, and only then are they waited for: so the disk works on all
-   of them at once. */
+   Lines of a mapped index are copied one by one. Otherwise, all reads are first tried from the page cache. The kernel
+   is then asked to load the pages of the others, before any of them is waited for: the disk works on all of them at
+   once. */
 
 #define _GNU_SOURCE
 

@@ -16,7 +16,7 @@ from mpload.samples.pipeline import Pipeline
 __all__ = ["NUM_PROBED", "batch_of_leaves", "template_here", "template_of_sample"]
 
 NUM_PROBED = 8
-"""Number of samples of which the first that can be made shows the form of all."""
+"""How many samples are tried. The first one that can be made shows the form of all samples."""
 
 
 def batch_of_leaves(

@@ -43,7 +43,7 @@ class Objects:
     """The objects of one image, as a file lists them."""
 
     boxes: NDArray[np.float64]
-    """float64 [n, 4], in whatever format the file has."""
+    """float64 [n, 4], in the format of the file."""
     values: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """By name, a list that should have one value per object."""
     items: Sequence[Mapping[str, Any]] = ()

@@ -25,7 +25,7 @@ PLAIN = Geometry(height=100, width=200, view=View(box=Box(0, 0, 100, 200), full=
 
 @st.composite
 def corners(draw: st.DrawFn) -> NDArray[np.float64]:
-    """Draw boxes, some of which lie partly or wholly outside of any image: left, top, right and bottom."""
+    """Draw boxes: left, top, right and bottom. Some lie partly or wholly outside any image."""
     numbers = st.floats(-50, 450).map(lambda number: round(number, 2))
     found = [[draw(numbers) for _ in range(4)] for _ in range(draw(st.integers(0, 6)))]
     boxes = np.array(found, np.float64).reshape(-1, 2, 2)
