@@ -4,6 +4,7 @@
 image            open_image: finds an image's format and size before it decodes a pixel
 claims           Claim: how a decoder requests memory before it allocates it
 limits           Limits: which files are refused
+checks           checks of arguments that several decoders have
 backends         the decoders of JPEGs that are installed: the native module and simplejpeg
 jpeg             decodes JPEG with the native decoder, otherwise with simplejpeg or OpenCV
 jpeg_header      reads size and orientation from a JPEG's header

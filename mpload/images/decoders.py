@@ -22,7 +22,7 @@ The decoders below are values: their fields define equality, `repr` and pickling
 """
 
 import math
-from dataclasses import KW_ONLY, InitVar, dataclass, replace
+from dataclasses import KW_ONLY, InitVar, dataclass
 from io import BytesIO
 from tokenize import TokenError
 from typing import Any, ClassVar, NamedTuple
@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError, DecodeError
 from mpload.images.backends import Backend, check_backend, jpeg_backend
+from mpload.images.checks import check_interval, check_probability, check_size, pair, set_max_pixels
 from mpload.images.claims import Claim, unclaimed
 from mpload.images.crops import middle_strip, random_crop_box
 from mpload.images.geometry import Geometry, check_rng, decode_as, open_as
@@ -48,11 +49,8 @@ __all__ = [
     "RawBytes",
     "ResizeCenterCrop",
     "center_short_side",
-    "check_size",
     "jpeg_backend",
-    "pair",
     "read_npy_header",
-    "set_max_pixels",
 ]
 
 
@@ -130,12 +128,11 @@ class RandomResizedCrop:
 
     def __post_init__(self, max_pixels: int | None) -> None:
         check_size("size", self.size)
-        _check_interval("scale", self.scale)
-        _check_interval("ratio", self.ratio)
+        check_interval("scale", self.scale)
+        check_interval("ratio", self.ratio)
         if self.scale[1] > 1:
             raise ArgumentError(f"scale is a fraction of the image's area and must not exceed 1, got {self.scale}")
-        if not 0 <= self.flip <= 1:
-            raise ArgumentError(f"flip must be in [0, 1], got {self.flip}")
+        check_probability("flip", self.flip)
         check_backend(self.backend)
         set_max_pixels(self, max_pixels)
 
@@ -353,28 +350,3 @@ def read_npy_header(data: ImageBytes) -> NpyHeader:
     if dtype.kind not in "biufc" or dtype.shape:
         raise DecodeError(f"the .npy file holds {dtype}. Only arrays of numbers are read")
     return NpyHeader(shape, is_fortran, dtype, file.tell())
-
-
-def pair(size: int | tuple[int, int]) -> tuple[int, int]:
-    """Return height and width."""
-    return (size, size) if isinstance(size, int) else size
-
-
-def check_size(name: str, size: object) -> None:
-    """Raise `ArgumentError` if `size` is neither a positive number nor two of them."""
-    sides = size if isinstance(size, tuple) and len(size) == 2 else (size,)
-    if not all(isinstance(side, int) and side > 0 for side in sides):
-        raise ArgumentError(f"{name} must be a positive number of pixels, or (height, width), got {size!r}")
-
-
-def _check_interval(name: str, interval: object) -> None:
-    match interval:
-        case (int() | float() as low, int() | float() as high) if 0 < low <= high < math.inf:
-            return
-    raise ArgumentError(f"{name} must be two positive numbers, the smaller first, got {interval!r}")
-
-
-def set_max_pixels(decoder: Any, max_pixels: int | None) -> None:
-    """Move `max_pixels` into `limits`, so that decoders with the same limits are equal, however they were written."""
-    if max_pixels is not None:
-        object.__setattr__(decoder, "limits", replace(decoder.limits, max_pixels=max_pixels))

@@ -5,10 +5,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from mpload.errors import ArgumentError
 from mpload.images.backends import Backend, check_backend
+from mpload.images.checks import check_fill, check_probability, check_size, pair, set_max_pixels
 from mpload.images.claims import Claim, unclaimed
-from mpload.images.decoders import check_size, pair, set_max_pixels
 from mpload.images.geometry import Geometry, check_rng, decode_as
 from mpload.images.jpeg_header import ImageBytes
 from mpload.images.limits import Limits
@@ -104,15 +103,3 @@ class Letterbox:
             DecodeError: `data` is not a complete image of a known format, or it exceeds `limits`.
         """
         return decode_as(self, data, rng, out, claim, geometry)
-
-
-def check_fill(fill: object) -> None:
-    """Raise `ArgumentError` if `fill` is not a value of a channel."""
-    if not isinstance(fill, int) or not 0 <= fill <= 255:
-        raise ArgumentError(f"fill must be a value of a channel, 0 to 255, got {fill!r}")
-
-
-def check_probability(name: str, probability: float) -> None:
-    """Raise `ArgumentError` if `probability` is not in [0, 1]."""
-    if not 0 <= probability <= 1:
-        raise ArgumentError(f"{name} must be in [0, 1], got {probability}")

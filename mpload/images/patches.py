@@ -7,11 +7,10 @@ import numpy as np
 
 from mpload.errors import ArgumentError
 from mpload.images.backends import Backend, check_backend
+from mpload.images.checks import check_fill, check_probability, check_size, pair, set_max_pixels
 from mpload.images.claims import Claim, unclaimed
-from mpload.images.decoders import check_size, pair, set_max_pixels
 from mpload.images.geometry import Geometry, check_rng, decode_as
 from mpload.images.jpeg_header import ImageBytes
-from mpload.images.letterbox import check_fill, check_probability
 from mpload.images.limits import Limits
 from mpload.images.resize import Box, Pixels, View
 
