@@ -12,7 +12,6 @@ pixels = show(decode, image, geometry, out)                        # may be repe
 region of another image, at its own size and with its own antialiasing.
 """
 
-import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Protocol, runtime_checkable
@@ -122,11 +121,6 @@ class Geometry:
         rows = _nearest(box.top, box.height, full[0], shown.top, shown.height, self.height, height)
         columns = _nearest(box.left, box.width, full[1], shown.left, shown.width, self.width, width)
         return rows[::-1] if self.upside_down else rows, columns[::-1] if self.view.mirror else columns
-
-    def has_ratio_of(self, height: int, width: int) -> bool:
-        """Return whether a size and the image's size have the same ratio, to within a pixel of the smaller of both."""
-        larger = max((height, width), (self.height, self.width), key=math.prod)
-        return abs(height * self.width - width * self.height) < sum(larger)
 
     def for_size(self, height: int, width: int) -> "Geometry":
         """Return the geometry that shows the same region of another image, to within a pixel of the smaller of both.

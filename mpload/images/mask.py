@@ -1,5 +1,6 @@
 """`Mask`: one value per pixel, such as class ids or depths, which follow the sample's geometry unchanged."""
 
+import math
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
@@ -14,7 +15,7 @@ from mpload.images.jpeg_header import ImageBytes
 from mpload.images.limits import Limits
 from mpload.images.stored_values import stored_values
 
-__all__ = ["Mask", "nearest_values"]
+__all__ = ["Mask", "check_shape", "nearest_values"]
 
 _TRANSPOSED = frozenset(map(np.dtype, ("uint8", "uint16", "int16", "int32", "float32")))
 """Types that OpenCV transposes."""
@@ -95,19 +96,28 @@ class Mask:
         if geometry is None:
             return np.ascontiguousarray(values, dtype)
         height, width = values.shape
-        if (height, width) == (geometry.width, geometry.height) and height != width:
-            raise DecodeError(
-                f"the mask is {width}x{height}, but its image is {geometry.width}x{geometry.height} when it is turned "
-                "upright by its EXIF orientation. Pass exif_orientation=False to the image's decoder if the masks were "
-                "made without it"
-            )
-        if not geometry.has_ratio_of(height, width):
-            raise DecodeError(
-                f"the mask is {width}x{height}, but its image is {geometry.width}x{geometry.height}, which has another "
-                "ratio of width to height. If the mask shows the whole image, resize it to the image's size by nearest "
-                "neighbour; otherwise it belongs to another image"
-            )
+        check_shape(height, width, geometry)
         return nearest_values(values, geometry, ignore=self.ignore, dtype=dtype, out=out)
+
+
+def check_shape(height: int, width: int, geometry: Geometry) -> None:
+    """Raise `DecodeError` unless a mask of this size can belong to the geometry's image.
+
+    Both must have the same ratio of width to height, to within a pixel of the smaller of both.
+    """
+    if (height, width) == (geometry.width, geometry.height) and height != width:
+        raise DecodeError(
+            f"the mask is {width}x{height}, but its image is {geometry.width}x{geometry.height} when it is turned "
+            "upright by its EXIF orientation. Pass exif_orientation=False to the image's decoder if the masks were "
+            "made without it"
+        )
+    larger = max((height, width), (geometry.height, geometry.width), key=math.prod)
+    if abs(height * geometry.width - width * geometry.height) >= sum(larger):
+        raise DecodeError(
+            f"the mask is {width}x{height}, but its image is {geometry.width}x{geometry.height}, which has another "
+            "ratio of width to height. If the mask shows the whole image, resize it to the image's size by nearest "
+            "neighbour; otherwise it belongs to another image"
+        )
 
 
 def nearest_values(

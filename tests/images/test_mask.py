@@ -76,11 +76,11 @@ def test_a_crop_has_the_pixels_of_pillows_nearest_neighbour(crop: Any, seed: int
     np.testing.assert_array_equal(Mask()(palette_png(IDS), geometry), expected[:, ::-1] if view.mirror else expected)
 
 
-def scaled(draw: st.DrawFn, geometry: Geometry) -> tuple[int, int]:
+def scaled(data: st.DataObject, geometry: Geometry) -> tuple[int, int]:
     """Return height and width of the geometry's image at another resolution, rounded up or down."""
-    times = draw(st.fractions(Fraction(1, 9), 4, max_denominator=40))
+    times = data.draw(st.fractions(Fraction(1, 9), 4, max_denominator=40))
     sides = (geometry.height * times, geometry.width * times)
-    height, width = (max(1, draw(st.sampled_from((math.floor(side), math.ceil(side))))) for side in sides)
+    height, width = (max(1, data.draw(st.sampled_from((math.floor(side), math.ceil(side))))) for side in sides)
     return height, width
 
 
@@ -88,7 +88,7 @@ def scaled(draw: st.DrawFn, geometry: Geometry) -> tuple[int, int]:
 def test_a_mask_of_any_size_has_no_value_that_its_file_does_not_have(
     data: st.DataObject, geometry: Geometry, dtype: str
 ) -> None:
-    height, width = scaled(data.draw, geometry)
+    height, width = scaled(data, geometry)
     assume((height, width) != (geometry.width, geometry.height) or height == width)
     ids = np.random.default_rng(height).choice(np.array([3, 7, 200], np.uint8), (height, width))
     mask = Mask(ignore=255, dtype=dtype)(palette_png(ids), geometry)

@@ -21,6 +21,8 @@ from mpload import (
 from mpload.errors import ArgumentError
 from tests.support.batches import flat, ids, numbers, numbers_index
 
+SLOW_START_METHODS = [pytest.param(method, marks=pytest.mark.slow) for method in ("spawn", "forkserver")]
+
 
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
@@ -31,7 +33,7 @@ def test_batches_do_not_depend_on_the_number_of_workers(folder: Path, num_worker
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("start_method", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("start_method", ["fork", "spawn", *SLOW_START_METHODS[1:]])
 def test_batches_do_not_depend_on_the_start_method(folder: Path, start_method: str) -> None:
     loader = DataLoader(
         numbers(folder, 103), batch_size=None, num_workers=2, multiprocessing_context=start_method
@@ -40,7 +42,9 @@ def test_batches_do_not_depend_on_the_start_method(folder: Path, start_method: s
 
 
 @pytest.mark.processes
-def test_each_iteration_reads_the_next_epoch_with_any_reader(folder: Path) -> None:
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("start_method", ["fork", *SLOW_START_METHODS])
+def test_each_iteration_reads_the_next_epoch_with_any_reader(folder: Path, start_method: str, persistent: bool) -> None:
     expected = []
     for epoch in range(3):
         dataset = numbers(folder, 50)
@@ -49,16 +53,14 @@ def test_each_iteration_reads_the_next_epoch_with_any_reader(folder: Path) -> No
     assert expected[0] != expected[1] != expected[2]
     alone = numbers(folder, 50)
     assert [ids(alone) for _ in range(3)] == expected
-    for persistent in (False, True):
-        for start_method in ("fork", "spawn") if persistent else ("fork",):
-            loader = DataLoader(
-                numbers(folder, 50),
-                batch_size=None,
-                num_workers=2,
-                persistent_workers=persistent,
-                multiprocessing_context=start_method,
-            )
-            assert [ids(loader) for _ in range(3)] == expected
+    loader = DataLoader(
+        numbers(folder, 50),
+        batch_size=None,
+        num_workers=2,
+        persistent_workers=persistent,
+        multiprocessing_context=start_method,
+    )
+    assert [ids(loader) for _ in range(3)] == expected
 
 
 @pytest.mark.processes

@@ -52,8 +52,8 @@ def _server() -> socket.socket:
     ours, theirs = socket.socketpair()
     with theirs:
         subprocess.run(
-            [sys.executable, "-m", __name__, str(theirs.fileno())],
-            cwd=_REPOSITORY, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()], check=True,
+            [sys.executable, "-m", __name__, str(theirs.fileno())], cwd=_REPOSITORY, check=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
         )  # fmt: skip
     atexit.register(ours.close)  # ends the process
     return ours
