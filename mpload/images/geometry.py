@@ -98,7 +98,7 @@ class Geometry:
         )
 
     def _affine(self) -> tuple[tuple[float, float], tuple[float, float]]:
-        """Return what x and y are multiplied with, and what is added to them then."""
+        """Return the factors for x and y, and the numbers that are added after that."""
         (top, left, height, width), (full_height, full_width), shown = self.view.box, self.view.full, self.view.shown
         scale_x, scale_y = full_width / width, full_height / height
         shift_x, shift_y = -left * scale_x - shown.left, -top * scale_y - shown.top

@@ -126,7 +126,7 @@ def captions_of(folder: str, image: str) -> Beside | None:
 
 
 def belongs_to_image(patterns: Mapping[str, str]) -> re.Pattern[str] | None:
-    """Return an expression that matches the relative paths of files of `patterns`, which are no images themselves."""
+    """Return an expression that matches the relative paths of files of `patterns`, which are not images themselves."""
     inside = [os.path.normpath(pattern) for pattern in patterns.values()]
     parts = [
         ".+".join(map(re.escape, pattern.split("{}"))) for pattern in inside if not pattern.startswith(("/", ".."))

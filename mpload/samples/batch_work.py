@@ -1,4 +1,4 @@
-"""The workers' part of a map-style dataset whose batches they make whole: with the user's `collate_fn` or sampler."""
+"""The workers' part of a map-style dataset with the user's `collate_fn` or sampler: they make whole batches."""
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence

@@ -276,10 +276,10 @@ class ColumnDecoders:
         return [number for number in self.sources if number in needed]
 
     def blame(self, can_read: Callable[[int], bool]) -> None:
-        """Take the first column whose file cannot be read for the one that failed.
+        """Blame the failure on the first column whose file cannot be read.
 
         Args:
-            can_read: Tells whether the file in a column can be read, whose number it gets.
+            can_read: Tells whether the file in a column, given by its number, can be read.
         """
         of_files = (column for column in self._columns if column.place is not None)
         self._at = next((column.key for column in of_files if not can_read(column.number)), "")

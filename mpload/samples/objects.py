@@ -222,7 +222,7 @@ def stated_size(parsed: dict[str, Any]) -> tuple[int, int] | None:
 
 
 def parse_yolo(data: ImageBytes | str) -> Objects:
-    """Read objects from a text of YOLO's: a line for each, of its class and its centre, width and height.
+    """Read objects from the lines of a YOLO label file: the class, then the centre, width and height of the box.
 
     All four are fractions of the image's width and height. More numbers in a line are a polygon, x and y of each point
     in fractions: the box is then the polygon's, and `segments` holds it.
@@ -258,7 +258,7 @@ def parse_yolo(data: ImageBytes | str) -> Objects:
 
 
 def scale_between(size: tuple[int, int] | None, geometry: Geometry | None) -> tuple[float, float]:
-    """Return what x and y are multiplied with to get pixels of the image.
+    """Return the factors for x and y that turn them into pixels of the image.
 
     Args:
         size: Height and width of the image that the coordinates belong to; None for those of the image.

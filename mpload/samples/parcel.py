@@ -65,7 +65,7 @@ def unpack(parcel: NDArray[np.uint8]) -> Any:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Leaves the data of arrays and tensors to `buffers`. Classes go by name where this process finds them by name."""
+    """Leaves the data of arrays and tensors to `buffers`. Classes that can be found by name are pickled by name."""
 
     def __init__(self, file: io.BytesIO, buffers: list[memoryview]) -> None:
         super().__init__(file, protocol=5, buffer_callback=lambda buffer: buffers.append(buffer.raw()))

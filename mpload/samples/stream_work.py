@@ -41,7 +41,7 @@ def batches_of(
 
 @dataclass(kw_only=True)
 class StreamWork:
-    """Draws the batches of an iterable dataset. A task says which epoch; what it gets is the worker's next batch.
+    """Draws the batches of an iterable dataset. A task names the epoch, and gets the worker's next batch.
 
     Process: pickled by value once, then forked; or forked from the process of the loader.
     """

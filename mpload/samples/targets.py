@@ -1,4 +1,4 @@
-"""What a column's values are to libraries that transform whole samples."""
+"""How libraries that transform whole samples treat the values of a column."""
 
 from collections.abc import Callable
 from enum import StrEnum, auto
@@ -31,7 +31,7 @@ class Target(StrEnum):
 
 
 def target_of(decode: Callable[..., Any]) -> Target | None:
-    """Return what a decoder's values are: its attribute `target`, or `makes_images`; None if it has neither."""
+    """Return the target of a decoder's values: its attribute `target`, or `makes_images`; None if it has neither."""
     while isinstance(decode, partial):
         decode = decode.func
     declared = str(getattr(decode, "target", None))

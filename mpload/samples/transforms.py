@@ -40,7 +40,7 @@ _IMAGE_LIBRARIES = frozenset({"albumentations", "kornia", "torchvision"})
 
 
 def runs_user_code(decode: object) -> bool:
-    """Return whether a decoder runs code of the user's, which may draw from the global generators."""
+    """Return whether a decoder runs the user's code, which may draw from the global generators."""
     return bool(getattr(decode, "runs_user_code", not type(decode).__module__.startswith("mpload.")))
 
 
