@@ -366,8 +366,8 @@ def test_clock_jumps_kill_no_worker_and_hide_no_dead_or_stopped_one(
     assert found == ids(numbers(folder, 400))
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("num_cycles", [30, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_cycles", [30, pytest.param(1000, marks=pytest.mark.timeout(900))])
 def test_cycles_of_making_iterating_and_closing_leave_nothing_behind(folder: Path, num_cycles: int) -> None:
     def cycle() -> None:
         dataset.set_epoch(0)

@@ -214,7 +214,7 @@ def test_a_case_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
     assert measured(tmp_path, max_seconds=0.3, reserve_bytes=0).outcome is Outcome.OUT_OF_TIME
 
 
-@pytest.mark.processes
+@pytest.mark.slow
 def test_a_case_that_does_not_fit_is_skipped_and_its_list_is_not_written(tmp_path: Path) -> None:
     cases = all_cases(["list-fork"], [10_000, 300_000, 10**12], [0])
     *_, last = measure_memory(cases, num_epochs=1, max_seconds=60.0, folder=tmp_path, reserve_bytes=0)

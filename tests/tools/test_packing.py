@@ -215,7 +215,7 @@ def test_an_lmdb_pack_contains_the_same_samples_and_lmdb_can_read_it(index: Path
     assert samples(again) == there
 
 
-@pytest.mark.processes
+@pytest.mark.slow
 def test_any_number_of_workers_makes_the_same_lmdb_and_a_flipped_bit_is_found(index: Path, tmp_path: Path) -> None:
     pytest.importorskip("lmdb")
     for name, num_workers in (("alone", 1), ("many", 3)):
