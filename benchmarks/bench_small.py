@@ -18,16 +18,14 @@ import argparse
 import json
 import math
 import mmap
-import random
-import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+
+from turns import medians, run_epochs, started, take_turns, told
 
 LINE_BYTES, BATCH_SIZE, NUM_WORKERS = 100, 1024, 2
 
@@ -120,23 +118,11 @@ CONTESTANTS: dict[str, tuple[str, Callable[[Path], Iterable[Any]]]] = {
 
 
 def contest(name: str, folder: Path) -> None:
-    """Run an epoch for each line of the input, and write what it took."""
+    """Check the first epoch, then run an epoch for each turn."""
     loader = CONTESTANTS[name][1](folder)
     found = [int(line) for batch in loader for line in batch]
     print(json.dumps({"is_whole": sorted(found) == list(range(len(found))), "num_lines": len(found)}), flush=True)
-    for _ in sys.stdin:
-        start = time.perf_counter()
-        num_lines = sum(len(batch) for batch in loader)
-        print(json.dumps({"seconds": time.perf_counter() - start, "num_lines": num_lines}), flush=True)
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU time of a process and of all its descendants."""
-    import psutil
-
-    process = psutil.Process(pid)
-    own = process.cpu_times()
-    return float(own.user + own.system) + sum(sum(child.cpu_times()[:2]) for child in process.children(recursive=True))
+    run_epochs(loader, len)
 
 
 def main() -> None:
@@ -157,7 +143,7 @@ def main() -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         write_lines(folder, arguments.num_lines)
-        running: dict[str, subprocess.Popen[str]] = {}
+        running = {}
         for name, (environment, _) in CONTESTANTS.items():
             python = Path(sys.executable)
             if environment != "own":
@@ -165,23 +151,17 @@ def main() -> None:
             if not python.exists():
                 print(f"{name}: not installed")
                 continue
-            command = [str(python), "-W", "ignore", __file__, "--case", name, str(folder)]
-            running[name] = stack.enter_context(
-                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            )
+            running[name] = stack.enter_context(started(__file__, "--case", name, str(folder), python=python))
             first = told(running[name])
             if first != {"is_whole": True, "num_lines": arguments.num_lines}:
                 raise SystemExit(f"{name}: the first epoch did not hold every line once: {first}")
-        rates: dict[str, list[tuple[float, float]]] = {name: [] for name in running}
-        for number in range(arguments.rounds):
-            for name in random.Random(number).sample(list(running), len(running)):
-                rates[name].append(turn(running[name]))
-    for name, found in rates.items():
+        turns = take_turns(running, arguments.rounds)
+    for name, found in turns.items():
         figures = {
             "samples_per_second": [round(rate) for rate, _ in found],
             "cpu_us_per_sample": [round(cpu_us, 3) for _, cpu_us in found],
         }
-        rate, cpu_us = (statistics.median(values) for values in zip(*found, strict=True))
+        rate, cpu_us = medians(found)
         print(f"{name:34} {rate:12,.0f} samples/s {cpu_us:8.2f} us CPU a sample")
         if not arguments.quick:
             case = {
@@ -192,27 +172,6 @@ def main() -> None:
                 "num_workers": NUM_WORKERS,
             }
             write_record("small", case, figures)
-
-
-def told(process: "subprocess.Popen[str]") -> dict[str, Any]:
-    """Return what a contestant writes next."""
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    if not line:
-        raise SystemExit("a contestant has failed; see above")
-    result: dict[str, Any] = json.loads(line)
-    return result
-
-
-def turn(process: "subprocess.Popen[str]") -> tuple[float, float]:
-    """Let a contestant run an epoch; return samples per second, and microseconds of CPU time a sample."""
-    assert process.stdin is not None
-    before = cpu_seconds(process.pid)
-    process.stdin.write("\n")
-    process.stdin.flush()
-    result = told(process)
-    taken = cpu_seconds(process.pid) - before
-    return result["num_lines"] / result["seconds"], 1e6 * taken / result["num_lines"]
 
 
 if __name__ == "__main__":

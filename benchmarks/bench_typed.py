@@ -17,18 +17,14 @@ Records: benchmarks/records/typed.jsonl.
 
 import argparse
 import json
-import random
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from bench_small import told, turn
+from turns import Process, medians, run_epochs, started, take_turns, told, turn
 from typed_data import write_data
 
 BATCH_SIZE, SIZE = 64, 224
@@ -136,7 +132,7 @@ CONTESTANTS: dict[str, Callable[[Path, int], Iterable[Any]]] = {
 
 
 def contest(name: str, folder: Path, num_workers: int) -> None:
-    """Run an epoch for each line of the input, and write what it took."""
+    """Check the first epoch, then run an epoch for each turn."""
     loader = CONTESTANTS[name](folder, num_workers)
     shares = []
     num_samples = 0
@@ -145,10 +141,7 @@ def contest(name: str, folder: Path, num_workers: int) -> None:
         if isinstance(batch, dict) and "mask" in batch:
             shares += ((batch["mask"] != 0).float().mean(dim=(1, 2))).tolist()
     print(json.dumps({"num_samples": num_samples, "labelled": statistics.mean(shares) if shares else None}), flush=True)
-    for _ in sys.stdin:
-        start = time.perf_counter()
-        num_lines = sum(size_of(batch) for batch in loader)
-        print(json.dumps({"seconds": time.perf_counter() - start, "num_lines": num_lines}), flush=True)
+    run_epochs(loader, size_of)
 
 
 def size_of(batch: Any) -> int:
@@ -181,7 +174,7 @@ def main() -> None:
             if name.startswith("DataLoader") and not arguments.quick:
                 rates = {count: trial(name, folder, count) for count in TRIED_WORKERS}
                 workers[name] = max(rates, key=rates.__getitem__)
-            running[name] = stack.enter_context(started(name, folder, workers[name]))
+            running[name] = stack.enter_context(started_case(name, folder, workers[name]))
             first = told(running[name])
             labelled[name] = first["labelled"]
             if first["num_samples"] != arguments.num_samples:
@@ -189,12 +182,9 @@ def main() -> None:
         shares = [share for share in labelled.values() if share is not None]
         if not arguments.quick and max(shares) - min(shares) > NEAR_LABELLED:
             raise SystemExit(f"not the same work: the labelled shares of the masks are {labelled}")
-        rates_of: dict[str, list[tuple[float, float]]] = {name: [] for name in running}
-        for number in range(arguments.rounds):
-            for name in random.Random(number).sample(list(running), len(running)):
-                rates_of[name].append(turn(running[name]))
-    for name, found in rates_of.items():
-        rate, cpu_us = (statistics.median(values) for values in zip(*found, strict=True))
+        turns = take_turns(running, arguments.rounds)
+    for name, found in turns.items():
+        rate, cpu_us = medians(found)
         print(f"{name:62} {workers[name]} workers {rate:8,.0f} samples/s {cpu_us:8.0f} us CPU a sample")
         if not arguments.quick:
             case = {
@@ -206,22 +196,21 @@ def main() -> None:
             figures = {
                 "samples_per_second": [round(rate) for rate, _ in found],
                 "ratio_to_images": [
-                    round(its / images, 3) for (its, _), (images, _) in zip(found, rates_of[IMAGES], strict=True)
+                    round(its / images, 3) for (its, _), (images, _) in zip(found, turns[IMAGES], strict=True)
                 ],
                 "cpu_us_per_sample": [round(cpu_us, 1) for _, cpu_us in found],
             }
             write_record("typed", case, figures)
 
 
-def started(name: str, folder: Path, num_workers: int) -> "subprocess.Popen[str]":
+def started_case(name: str, folder: Path, num_workers: int) -> Process:
     """Start the process of a contestant."""
-    command = [sys.executable, "-W", "ignore", __file__, "--case", name, str(folder), str(num_workers)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return started(__file__, "--case", name, str(folder), str(num_workers))
 
 
 def trial(name: str, folder: Path, num_workers: int) -> float:
     """Return the samples per second of an epoch, after one that is not timed."""
-    with started(name, folder, num_workers) as process:
+    with started_case(name, folder, num_workers) as process:
         told(process)
         return max(turn(process)[0] for _ in range(2))
 

@@ -19,18 +19,15 @@ shapes must be right. CPU time is that of the process and its workers. Records: 
 
 import argparse
 import json
-import random
-import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from turns import medians, run_epochs, started, take_turns, told
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -185,16 +182,13 @@ CONTESTANTS: dict[str, Load] = {
 
 
 def contest(name: str, folder: Path) -> None:
-    """Run an epoch for each line of the input, and write what it took."""
+    """Check the first epoch, then run an epoch for each turn."""
     loader = CONTESTANTS[name](folder)
     shapes = {(BATCH_SIZE, count, 3, side, side) for count, side in SHAPES.values()}
     wanted = shapes if "2 + 8" in name else {(BATCH_SIZE, 3, 224, 224)}
     is_right = all({crops.shape for crops in tensors(batch)} == wanted for batch in loader)
     print(json.dumps({"is_right": is_right}), flush=True)
-    for _ in sys.stdin:
-        start = time.perf_counter()
-        num_samples = BATCH_SIZE * sum(1 for _ in loader)
-        print(json.dumps({"seconds": time.perf_counter() - start, "num_lines": num_samples}), flush=True)
+    run_epochs(loader, lambda _: BATCH_SIZE)
 
 
 def tensors(batch: Any) -> list[Any]:
@@ -216,7 +210,6 @@ def main() -> None:
         return
     if arguments.quick:
         arguments.num_photos, arguments.rounds = 128, 1
-    from bench_small import told, turn
     from records import write_record
 
     from tests.support.photos import make_photo_tree
@@ -226,20 +219,14 @@ def main() -> None:
         make_photo_tree(folder / "train", num_images=arguments.num_photos, num_classes=1, seed=0, grain=10)
         photos = sorted(path.relative_to(folder) for path in folder.rglob("*.JPEG"))
         (folder / "photos.txt").write_text("#mpload 1\n#columns image:path\n" + "".join(f"{path}\n" for path in photos))
-        running: dict[str, subprocess.Popen[str]] = {}
+        running = {}
         for name in CONTESTANTS:
-            command = [sys.executable, "-W", "ignore", __file__, "--case", name, str(folder)]
-            running[name] = stack.enter_context(
-                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            )
+            running[name] = stack.enter_context(started(__file__, "--case", name, str(folder)))
             if not told(running[name])["is_right"]:
                 raise SystemExit(f"{name}: a batch has wrong shapes")
-        turns: dict[str, list[tuple[float, float]]] = {name: [] for name in running}
-        for number in range(arguments.rounds):
-            for name in random.Random(number).sample(list(running), len(running)):
-                turns[name].append(turn(running[name]))
+        turns = take_turns(running, arguments.rounds)
     for name, found in turns.items():
-        rate, cpu_us = (statistics.median(values) for values in zip(*found, strict=True))
+        rate, cpu_us = medians(found)
         print(f"{name:42} {rate:8,.0f} samples/s {cpu_us:8,.0f} us CPU a sample")
         if not arguments.quick:
             case = {

@@ -1,0 +1,78 @@
+"""Contestants take turns in random order, each in a process of its own. A turn is one epoch, timed by its process.
+
+A contestant writes a line of JSON about its first epoch, which is not timed, and then calls `run_epochs`. The benchmark
+starts each with `started`, reads that line with `told`, and then calls `take_turns`.
+"""
+
+import json
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Process", "medians", "run_epochs", "started", "take_turns", "told", "turn"]
+
+Process = subprocess.Popen[str]
+
+
+def started(script: str, *arguments: str, python: Path | str = sys.executable) -> Process:
+    """Start a contestant: a script of a benchmark with these arguments."""
+    command = [str(python), "-W", "ignore", script, *arguments]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def run_epochs(loader: Iterable[Any], size_of: Callable[[Any], int]) -> None:
+    """Run an epoch for each line of the input, and write what it took; `size_of` counts the samples of a batch."""
+    for _ in sys.stdin:
+        start = time.perf_counter()
+        num_samples = sum(map(size_of, loader))
+        print(json.dumps({"seconds": time.perf_counter() - start, "num_samples": num_samples}), flush=True)
+
+
+def told(process: Process) -> dict[str, Any]:
+    """Return what a contestant writes next."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise SystemExit("a contestant has failed; see above")
+    result: dict[str, Any] = json.loads(line)
+    return result
+
+
+def turn(process: Process) -> tuple[float, float]:
+    """Let a contestant run an epoch; return samples per second, and microseconds of CPU time a sample."""
+    assert process.stdin is not None
+    before = _cpu_seconds(process.pid)
+    process.stdin.write("\n")
+    process.stdin.flush()
+    result = told(process)
+    taken = _cpu_seconds(process.pid) - before
+    return result["num_samples"] / result["seconds"], 1e6 * taken / result["num_samples"]
+
+
+def take_turns(running: Mapping[str, Process], num_rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """Return the result of each contestant's turns, by its name."""
+    results: dict[str, list[tuple[float, float]]] = {name: [] for name in running}
+    for number in range(num_rounds):
+        for name in random.Random(number).sample(list(running), len(running)):
+            results[name].append(turn(running[name]))
+    return results
+
+
+def medians(turns: list[tuple[float, float]]) -> tuple[float, float]:
+    """Return the medians of samples per second, and of microseconds of CPU time a sample."""
+    rate, cpu_us = (statistics.median(values) for values in zip(*turns, strict=True))
+    return rate, cpu_us
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Return the CPU time of a process and of all its descendants."""
+    import psutil
+
+    process = psutil.Process(pid)
+    own = process.cpu_times()
+    return float(own.user + own.system) + sum(sum(child.cpu_times()[:2]) for child in process.children(recursive=True))
