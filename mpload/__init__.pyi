@@ -10,6 +10,7 @@ from mpload.errors import IndexFormatError as IndexFormatError
 from mpload.errors import IndexNotFoundError as IndexNotFoundError
 from mpload.errors import MploadError as MploadError
 from mpload.errors import MploadWarning as MploadWarning
+from mpload.errors import OutageError as OutageError
 from mpload.errors import OutsideRootError as OutsideRootError
 from mpload.errors import RefusedError as RefusedError
 from mpload.errors import SampleError as SampleError
@@ -82,6 +83,7 @@ from mpload.storage.ranges import ByteRange as ByteRange
 from mpload.storage.ranges import LmdbValue as LmdbValue
 from mpload.storage.ranges import RowValue as RowValue
 from mpload.storage.ranges import Span as Span
+from mpload.storage.remote import RemoteStorage as RemoteStorage
 from mpload.telemetry.stats import Latencies as Latencies
 from mpload.telemetry.stats import LoaderMemory as LoaderMemory
 from mpload.telemetry.stats import LoaderStats as LoaderStats

@@ -9,6 +9,7 @@ MploadError
 ├── SidecarError       (RuntimeError)     a sidecar cannot be read or written, or does not match its index text
 ├── StateError         (ValueError)       a checkpoint cannot be restored, or cannot be taken
 ├── StorageError       (OSError)          bytes could not be read or written
+│   ├── OutageError                       a server does not answer
 │   └── OutsideRootError                  a path leads outside the index's root
 ├── DecodeError        (ValueError)       a decoder cannot decode the bytes
 ├── SampleError        (RuntimeError)     one sample could not be made
@@ -30,6 +31,7 @@ __all__ = [
     "IndexNotFoundError",
     "MploadError",
     "MploadWarning",
+    "OutageError",
     "OutsideRootError",
     "RefusedError",
     "SampleError",
@@ -118,6 +120,15 @@ class StorageError(MploadError, OSError):
     The message names the file. Check that it exists below the index's `#root`, that you have permission to read it,
     and that the disk or network works. `mpload inspect --check` lists every file that cannot be read. When this error
     occurs while a batch is being made, it is the `__cause__` of a `SampleError`.
+    """
+
+
+class OutageError(StorageError):
+    """A server does not answer, for longer than `RemoteStorage.retry_seconds`.
+
+    The message names the URL, what happened, and what was tried. The samples are not to blame, so they are neither
+    skipped nor substituted: the epoch ends, whatever `on_error` says. Check the server, the network and the URL. If
+    outages last longer than that, pass `storage=RemoteStorage(retry_seconds=...)` to the `MPDataset`.
     """
 
 

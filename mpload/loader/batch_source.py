@@ -87,6 +87,7 @@ class BatchSource:
         self.cache_in_memory = None
         self.reads_ahead = False
         self.starts_all_workers = True
+        self.max_read_seconds = 0.0
         self.made_here = Tally()
         self._killed: dict[tuple[int, ...], dict[int, str]] = {}  # by batch and place: why workers died
 

@@ -32,6 +32,7 @@ from mpload.samples.policy import ErrorPolicy, policy_of
 from mpload.samples.row_index import open_row_index
 from mpload.storage.local import PageCache
 from mpload.storage.protocols import Storage
+from mpload.storage.remote import RemoteStorage
 from mpload.units import format_facts, html_table
 
 __all__ = ["Batch", "MPDataset"]
@@ -85,9 +86,8 @@ class MPDataset(IterableDataset[Batch]):
             to 0.5 % of the JPEGs' size. None uses such a file if there is one (`mpload index --jpeg` makes it), and
             False does not.
         on_error: `"raise"`, `"skip"`, `"substitute"`, or an `ErrorPolicy`.
-        storage: reads the bytes, in place of the files below the root of the index. Any picklable object with a method
-            `read(ranges: Sequence[ByteRange]) -> list[bytes]` will do. If it is slow, samples are read ahead by as many
-            threads as its attribute `max_parallel_reads` says.
+        storage: a `RemoteStorage` with time limits for reading URLs. Or any picklable object with a method
+            `read(ranges: Sequence[ByteRange]) -> list[bytes]`, which may be called in `max_parallel_reads` threads.
         page_cache: `"drop"` releases the page cache of local files after each read, for jobs whose container is charged
             for it and whose data does not fit into memory anyway. `"keep"` leaves the page cache to the kernel.
         as_dict: yield `{"image": ..., "label": ...}` instead of tuples, as a dict of decoders always does.
@@ -128,7 +128,7 @@ class MPDataset(IterableDataset[Batch]):
         cache: PartialCache | None = None,
         row_index: bool | None = None,
         on_error: ErrorPolicy | Literal["raise", "skip", "substitute"] = "raise",
-        storage: Storage | None = None,
+        storage: Storage | RemoteStorage | None = None,
         page_cache: PageCache | Literal["keep", "drop"] = PageCache.KEEP,
         as_dict: bool = False,
         collate: Collate | None = None,
@@ -166,7 +166,8 @@ class MPDataset(IterableDataset[Batch]):
                     'cache: what="resized" keeps smaller images, which boxes and masks would no longer fit. Use '
                     'what="bytes" with a dict as decode'
                 )
-            opened = open_cache(cache, pipeline.index, read=pipeline.read, sources_are_files=storage is None)
+            are_files = isinstance(storage, RemoteStorage | None)
+            opened = open_cache(cache, opened_index, read=pipeline.read, sources_are_files=are_files)
             pipeline = make_pipeline(cache=opened)
         batching = Batching(
             num_samples=len(pipeline.index),

@@ -1,6 +1,6 @@
 """The workers and slots of a loader. Their numbers fit the memory budget, and are adjusted while the loader runs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from mpload.loader.governor import Governor
@@ -92,7 +92,7 @@ class Engine:
             self._layout,
             num_slots=plan.num_slots,
             num_workers=workers.initial,
-            options=options,
+            options=replace(options, sample_timeout_seconds=options.sample_timeout_seconds + source.max_read_seconds),
             on_killed=source.instead_of,
             count_oom_kills=num_oom_kills,
             forks=source.forks,

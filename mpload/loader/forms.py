@@ -21,7 +21,7 @@ from mpload.samples.leaf_batches import NUM_PROBED
 from mpload.samples.leaves import Leaf
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.probe import Probe
-from mpload.transport.batches import BatchTask
+from mpload.transport.batches import BatchTask, PoolOptions
 from mpload.transport.pool import WorkerPool
 from mpload.transport.ragged import sample_room_bytes
 from mpload.transport.slots import Field, RaggedField, SlotLayout
@@ -99,7 +99,14 @@ def template_of_columns(pipeline: Pipeline) -> Any:
     """
     tasks = [(sample_id,) for sample_id in range(min(NUM_PROBED, len(pipeline.index)))]
     # The bytes come from our own worker, so it is safe to unpickle them.
-    found = pickle.loads(probe(partial(pickled_template, pipeline), tasks, name=str(pipeline.index.path)))  # noqa: S301
+    found = pickle.loads(  # noqa: S301
+        probe(
+            partial(pickled_template, pipeline),
+            tasks,
+            name=str(pipeline.index.path),
+            max_read_seconds=pipeline.max_read_seconds,
+        )
+    )
     if isinstance(found, ArgumentError):
         raise found
     return found
@@ -154,22 +161,31 @@ def _inferred(pipeline: Pipeline) -> list[dict[str, Any]] | None:
 def _probed(pipeline: Pipeline) -> list[dict[str, Any]]:
     tasks = [(sample_id,) for sample_id in range(min(NUM_PROBED, len(pipeline.index)))]
     described: list[dict[str, Any]] = json.loads(
-        probe(partial(described_sample, pipeline), tasks, name=str(pipeline.index.path))
+        probe(
+            partial(described_sample, pipeline),
+            tasks,
+            name=str(pipeline.index.path),
+            max_read_seconds=pipeline.max_read_seconds,
+        )
     )
     return described
 
 
-def probe(find: Callable[..., bytes], tasks: Iterable[tuple[int, ...]], *, name: str) -> bytes:
+def probe(
+    find: Callable[..., bytes], tasks: Iterable[tuple[int, ...]], *, name: str, max_read_seconds: float = 0.0
+) -> bytes:
     """Return the result of `find` for the first of `tasks` on which it succeeds.
 
-    `find` runs in a separate process, because it calls the user's code.
+    `find` runs in a separate process, because it calls the user's code. `max_read_seconds` is the longest time in which
+    a storage reads a sample.
 
     Raises:
         SampleError: it fails on all of them. The message begins with `name`, the name of the dataset.
     """
     failures = []
     layout = SlotLayout(num_samples=1, fields=(RaggedField(name="found"),))
-    with WorkerPool(Probe(find=find), layout, num_slots=1, num_workers=1) as pool:
+    options = PoolOptions(sample_timeout_seconds=PoolOptions().sample_timeout_seconds + max_read_seconds)
+    with WorkerPool(Probe(find=find), layout, num_slots=1, num_workers=1, options=options) as pool:
         for task in tasks:
             pool.submit(BatchTask(numbers=task, num_samples=1))
             filled = pool.next()

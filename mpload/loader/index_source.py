@@ -28,7 +28,7 @@ from mpload.samples.column_decoders import ColumnDecoders
 from mpload.samples.index_work import PipelineWork
 from mpload.samples.joins import Join
 from mpload.samples.leaves import leaves_of
-from mpload.samples.policy import ErrorAction, substitute_for
+from mpload.samples.policy import ErrorAction, all_failed, substitute_for
 from mpload.transport.batches import BatchTask, FilledBatch, KilledSample
 from mpload.transport.forking import Forks
 from mpload.transport.messages import Tally
@@ -66,6 +66,7 @@ class IndexSource:
         self.forks = Forks.NEVER
         self.reads_ahead = True
         self.starts_all_workers = False
+        self.max_read_seconds = run.pipeline.max_read_seconds
         self.made_here = Tally()
 
     def image_excess(self) -> float:
@@ -192,6 +193,7 @@ class IndexSource:
     def _kept(self, filled: FilledBatch) -> NDArray[np.int64] | None:
         """Return the places of samples that were made; None if all were. Raise if the error policy says so."""
         number, failed = BatchNumber.of(filled.task.numbers), []
+        causes: list[str] = []
         for failure in filled.failures:
             details = failure.details
             if failure.sample == filled.task.num_samples:
@@ -202,7 +204,7 @@ class IndexSource:
             own = self._sample_id(number, failure.sample), failure.cause
             for sample_id, cause in details.get("bad", [own]):
                 try:
-                    self._write_down(sample_id, cause, epoch=number.epoch)
+                    causes.append(self._write_down(sample_id, cause, epoch=number.epoch))
                 except TooManyBadSamples as error:
                     raise error from failure.origin
             if not details.get("substituted"):
@@ -211,7 +213,7 @@ class IndexSource:
             return None
         kept = np.setdiff1d(np.arange(filled.task.num_samples), failed)
         if not kept.size:
-            raise SampleError(f"{self._run.index.path}: all {len(failed)} samples of a batch failed")
+            raise all_failed(self._run.index.path, len(failed), causes)
         return kept
 
     def _first_id(self, filled: FilledBatch) -> int:
@@ -227,11 +229,12 @@ class IndexSource:
             return number.substitute
         return int(self._run.batching.sample_ids(number)[place])
 
-    def _write_down(self, sample_id: int, cause: str, *, epoch: int) -> None:
-        """Record a bad sample in the report; raise if the error policy says so."""
+    def _write_down(self, sample_id: int, cause: str, *, epoch: int) -> str:
+        """Record a bad sample in the report, and return its description; raise if the error policy says so."""
         pipeline = self._run.pipeline
         bad = pipeline.describe(pipeline.index[sample_id], cause)
         if pipeline.policy.action is ErrorAction.RAISE:
             raise SampleError(str(bad))
         pipeline.bad.count(0, epoch=epoch)
         pipeline.bad.add(bad)
+        return str(bad)

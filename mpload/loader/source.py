@@ -84,6 +84,11 @@ class Source(Protocol):
         ...
 
     @property
+    def max_read_seconds(self) -> float:
+        """The longest time for reading a sample that its storage itself limits; 0 if it sets no limit."""
+        ...
+
+    @property
     def made_here(self) -> Tally:
         """Counts of the samples made in this process so far."""
         ...

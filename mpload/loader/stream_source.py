@@ -52,6 +52,7 @@ class StreamSource:
         self.cache_in_memory = None
         self.reads_ahead = False
         self.starts_all_workers = True
+        self.max_read_seconds = 0.0
         self.forks = options.forks
         self.made_here = Tally()
         self._dataset = dataset

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpload.errors import FAILURES, MploadError, SampleError, StorageError, cause_of
+from mpload.errors import FAILURES, MploadError, OutageError, SampleError, StorageError, cause_of
 from mpload.images.claims import Claim, unclaimed
 from mpload.index.columns import path_of, range_of
 from mpload.index.index import Index, Record
@@ -18,7 +18,7 @@ from mpload.samples.batch import Batch, Sample, columns_of_samples
 from mpload.samples.column_decoders import ColumnDecoders, Ready
 from mpload.samples.counts import CACHE_HITS, CACHE_MISSES, DECODE_NS, READ_NS
 from mpload.samples.one_decoder import OneDecoder
-from mpload.samples.policy import BadSample, BadSamples, ErrorAction, ErrorPolicy, substitute_for
+from mpload.samples.policy import BadSample, BadSamples, ErrorAction, ErrorPolicy, all_failed, substitute_for
 from mpload.samples.reading import SampleCache, storage_of
 from mpload.samples.row_index import RowIndex
 from mpload.storage.local import LocalStorage, PageCache
@@ -26,6 +26,7 @@ from mpload.storage.merging import merged
 from mpload.storage.protocols import PageStorage, Room, RoomStorage, Storage
 from mpload.storage.ranges import ByteRange
 from mpload.storage.read_ahead import ReadAhead
+from mpload.storage.remote import RemoteStorage
 from mpload.transport.messages import MAX_COUNTS
 from mpload.units import KIB
 
@@ -48,7 +49,7 @@ class Pipeline:
         decode: Callable[..., Any] | Mapping[str, Callable[..., Any]],
         transform: Callable[..., Any] | None = None,
         policy: ErrorPolicy,
-        storage: Storage | None = None,
+        storage: Storage | RemoteStorage | None = None,
         page_cache: PageCache | str = PageCache.KEEP,
         cache: SampleCache | None = None,
         row_index: RowIndex | None = None,
@@ -98,7 +99,10 @@ class Pipeline:
                 guard.check_values(files)
 
     def _start(self) -> None:
-        self.opened_storage = self.storage or storage_of(self.index, self.maker.decoders, self.page_cache)
+        storage = self.storage
+        if storage is None or isinstance(storage, RemoteStorage):
+            storage = storage_of(self.index, self.maker.decoders, self.page_cache, storage)
+        self.opened_storage = storage
         """Where this process reads from."""
         self.ahead = ReadAhead(self.opened_storage)
         self.bad = BadSamples(self.policy, index_path=self.index.path)
@@ -115,6 +119,12 @@ class Pipeline:
     def bound_read_ahead(self, max_bytes: int) -> None:
         """Bound the bytes that this process has read ahead but not yet used; call it before samples are made."""
         self.ahead = ReadAhead(self.opened_storage, max_bytes=max_bytes)
+
+    @property
+    def max_read_seconds(self) -> float:
+        """The longest time for reading a sample that the storage itself limits; 0 if it sets no limit."""
+        seconds: float = getattr(self.opened_storage, "max_read_seconds", 0.0)
+        return seconds * len(self.sources)
 
     def exclude_from_decoding(self, wait_ns: int) -> None:
         """Subtract a wait for memory from the decoding time of the current sample."""
@@ -181,19 +191,26 @@ class Pipeline:
             SampleError, TooManyBadSamples: As for `batch`.
         """
         ids: list[int] = []
+        causes: list[str] = []
+
+        def note(bad: BadSample) -> None:
+            causes.append(str(bad))
+            self.bad.add(bad)
+
         records = self.index.records(sample_ids)
         if self.ahead.is_active:
             self.plan_ahead(records if following is None else [*records, *self.index.records(following())])
         with self.lent_generators():
             for record in records:
                 place = len(ids)
-                made = self.sample(record, seed=seed, epoch=epoch, outs=outs_at(place), store=store_at(place))
+                self.bad.count(1, epoch=epoch)
+                made = self.sample(
+                    record, seed=seed, epoch=epoch, outs=outs_at(place), store=store_at(place), on_bad=note
+                )
                 if made is not None:
                     ids.append(made[0])
         if not ids and len(sample_ids):
-            raise SampleError(
-                f"{self.index.path}: all {len(sample_ids)} samples of a batch failed; see the error report"
-            )
+            raise all_failed(self.index.path, len(sample_ids), causes)
         return np.array(ids, np.int64)
 
     def _empty_batch(self) -> Batch:
@@ -241,7 +258,7 @@ class Pipeline:
         except FAILURES as error:  # whatever the user's callables raise is handled by the policy
             # No local variable may keep the error: its traceback refers to this frame and so to all open files.
             cause = self.maker.cause(cause_of(error))
-            if self.policy.action is ErrorAction.RAISE:
+            if self.policy.action is ErrorAction.RAISE or isinstance(error, OutageError):
                 raise SampleError(str(self.describe(record, cause))) from error
             on_bad(self.describe(record, cause, error))
             if self.policy.action is ErrorAction.SKIP:
@@ -250,6 +267,8 @@ class Pipeline:
             for substitute in self.index.records(candidates):
                 try:
                     return substitute.sample_id, self._make(substitute, self._rng, outs, rooms, store)
+                except OutageError as outage:
+                    raise SampleError(str(self.describe(substitute, self.maker.cause(cause_of(outage))))) from outage
                 except FAILURES as substitute_error:
                     found = self.maker.cause(cause_of(substitute_error))
                     on_bad(self.describe(substitute, found, substitute_error))

@@ -4,16 +4,18 @@ import hashlib
 import json
 import os
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
-from mpload.errors import ArgumentError, MploadWarning, TooManyBadSamples
+from mpload.errors import ArgumentError, MploadWarning, SampleError, TooManyBadSamples
 
-__all__ = ["BadSample", "BadSamples", "ErrorAction", "ErrorPolicy", "policy_of", "substitute_for"]
+__all__ = ["BadSample", "BadSamples", "ErrorAction", "ErrorPolicy", "all_failed", "policy_of", "substitute_for"]
 
 _GRACE_SAMPLES = 1000
+_SHOWN_CAUSES = 3
 _SUBSTITUTES = 8
 """Number of other samples that are tried in place of a bad one."""
 
@@ -137,6 +139,13 @@ class BadSamples:
                     MploadWarning,
                     stacklevel=2,
                 )
+
+
+def all_failed(index_path: Path, num_samples: int, bad: Sequence[str]) -> SampleError:
+    """Return the error for a batch that has no sample left, with the first of its `bad` samples."""
+    listed = "".join(f"\n  {each}" for each in bad[:_SHOWN_CAUSES])
+    more = f"\n  and {len(bad) - _SHOWN_CAUSES} more" if len(bad) > _SHOWN_CAUSES else ""
+    return SampleError(f"{index_path}: all {num_samples} samples of a batch failed; see the error report{listed}{more}")
 
 
 def substitute_for(sample_id: int, *, num_samples: int, seed: int, epoch: int) -> list[int]:

@@ -10,6 +10,7 @@ from mpload.storage.local import PageCache
 from mpload.storage.opening import open_storage
 from mpload.storage.protocols import Storage
 from mpload.storage.ranges import ByteRange, LmdbValue, RowValue
+from mpload.storage.remote import RemoteStorage
 
 __all__ = ["SampleCache", "storage_of"]
 
@@ -26,10 +27,15 @@ class SampleCache(Protocol):
         ...
 
 
-def storage_of(index: Index, decoders: Iterable[Callable[..., Any]], page_cache: PageCache | str) -> Storage:
+def storage_of(
+    index: Index,
+    decoders: Iterable[Callable[..., Any]],
+    page_cache: PageCache | str,
+    remote: RemoteStorage | None = None,
+) -> Storage:
     """Open the storage of an index's sources; it refuses files that exceed the `max_bytes` of all decoders' limits.
 
-    An index without sources gets a storage of local files, which reads nothing.
+    `remote` has the time limits for URLs. An index without sources gets a storage of local files, which reads nothing.
     """
     limits = [getattr(decode, "limits", None) for decode in decoders]
     max_bytes = [each.max_bytes for each in limits if isinstance(each, Limits)]
@@ -40,6 +46,7 @@ def storage_of(index: Index, decoders: Iterable[Callable[..., Any]], page_cache:
         allow_outside_root=index.allow_outside_root,
         max_bytes=max(max_bytes) if max_bytes and len(max_bytes) == len(limits) else None,
         page_cache=page_cache,
+        limits=remote,
     )
 
 

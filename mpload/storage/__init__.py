@@ -9,7 +9,13 @@ local       LocalStorage: files and shards below a root folder
 lmdb        LmdbStorage: values in LMDB data files
 lmdb_scan   reads all values of an LMDB data file in a separate process
 parquet     ParquetStorage: values in Parquet files
-remote      RemoteStorage: objects at URLs
+remote      RemoteStorage: time limits for reading objects at URLs; RemoteObjects reads them
+retrying    repeats requests that fail, and tells bad objects from outages
+servers     what a process knows about a server, and when to repeat a request
+web         makes requests to http and https URLs
+connections HTTP connections on which every wait has a limit
+buckets     makes requests to buckets, with obstore
+request_failure  what went wrong with one request
 listing     lists the keys of a bucket in several threads
 opening     open_storage: makes the storage that an index needs
 many        reads the ranges of a whole chunk of samples with one native call

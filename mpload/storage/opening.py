@@ -4,13 +4,13 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 
-from mpload.errors import StorageError
+from mpload.errors import ArgumentError, StorageError
 from mpload.storage.lmdb import LmdbStorage
 from mpload.storage.local import LocalStorage, PageCache
 from mpload.storage.parquet import ParquetStorage
 from mpload.storage.protocols import Storage
 from mpload.storage.ranges import ByteRange, LmdbValue, RowValue, Span
-from mpload.storage.remote import RemoteStorage, is_url
+from mpload.storage.remote import RemoteObjects, RemoteStorage, is_url
 
 __all__ = ["LocalOrRemote", "SeveralStorages", "open_storage"]
 
@@ -42,9 +42,11 @@ class LocalOrRemote:
 
     max_parallel_reads = 16
 
-    def __init__(self, local: LocalStorage, remote: RemoteStorage) -> None:
+    def __init__(self, local: LocalStorage, remote: RemoteObjects) -> None:
         self._local = local
         self._remote = remote
+        self.max_read_seconds = remote.max_read_seconds
+        """The longest time that a server may take to deliver one range."""
 
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         """Return the bytes of each range, in the order of `ranges`."""
@@ -68,6 +70,7 @@ def open_storage(
     allow_outside_root: bool = False,
     max_bytes: int | None = None,
     page_cache: PageCache | str = PageCache.KEEP,
+    limits: RemoteStorage | None = None,
 ) -> Storage:
     """Return a storage that reads ranges of these types below `root`. Nothing is opened yet.
 
@@ -77,18 +80,20 @@ def open_storage(
         allow_outside_root: allow absolute paths, `..` and symbolic links to lead outside `root`.
         max_bytes: size of the largest file, span or value that may be read; None means no limit.
         page_cache: what happens to the page cache that reading files fills.
+        limits: the time limits for reading URLs; None means the default ones.
 
     Raises:
         StorageError: `root` is a URL, but ranges of these types can only be read from local files.
-        ArgumentError: the URL is not one that can be read.
+        ArgumentError: the URL is not one that can be read, or there are limits but no URLs.
     """
+    remote = partial(RemoteObjects, limits=limits)
     if is_url(root):
         if others := {LmdbValue, RowValue}.intersection(kinds):
             kind = "LMDB" if LmdbValue in others else "Parquet"
             raise StorageError(
                 f"{kind} files can only be read from a local disk, not from {root}. Copy them to this machine"
             )
-        return RemoteStorage(root, allow_outside_root=allow_outside_root, max_bytes=max_bytes)
+        return remote(root, allow_outside_root=allow_outside_root, max_bytes=max_bytes)
     local = partial(
         LocalStorage, Path(root), allow_outside_root=allow_outside_root, max_bytes=max_bytes, page_cache=page_cache
     )
@@ -97,7 +102,12 @@ def open_storage(
         LmdbValue: partial(LmdbStorage, Path(root), allow_outside_root=allow_outside_root, max_bytes=max_bytes),
         RowValue: partial(ParquetStorage, Path(root), allow_outside_root=allow_outside_root, max_bytes=max_bytes),
     }
+    reads_urls = allow_outside_root and set(kinds) == {ByteRange}
+    if limits is not None and not reads_urls:
+        raise ArgumentError(
+            f"storage=RemoteStorage(...) sets time limits for URLs, but the index reads files below {root}"
+        )
     storages = {kind: makers[kind]() for kind in kinds}
-    if allow_outside_root and set(kinds) == {ByteRange}:
-        return LocalOrRemote(local(), RemoteStorage(root, allow_outside_root=True, max_bytes=max_bytes))
+    if reads_urls:
+        return LocalOrRemote(local(), remote(root, allow_outside_root=True, max_bytes=max_bytes))
     return next(iter(storages.values())) if len(storages) == 1 else SeveralStorages(storages)

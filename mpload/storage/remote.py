@@ -1,63 +1,70 @@
-"""Reads objects at s3, gs, az, http and https URLs, using `obstore`.
+"""Reads objects at s3, gs, az, http and https URLs, and copes with servers that fail.
 
-Compared with `pyarrow.fs`, a read takes about the same CPU time, startup takes a tenth of the time, and a worker uses
-less than half of the memory (benchmarks/records/remote.jsonl).
-
-Credentials come only from the provider's usual sources: environment variables, a role of the machine or container, or
-an AWS profile (`AWS_PROFILE`, through boto3). An index never contains credentials. Errors never quote the messages of
-servers or clients, because these can contain signed requests.
+Credentials come only from the provider's usual sources. An index never contains credentials. Errors never quote the
+messages of servers or clients, because these can contain signed requests.
 """
 
 import os
-import random
 import re
-import time
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
-from mpload.errors import ArgumentError, OutsideRootError, StorageError
-from mpload.storage.listing import Object, is_plain, list_in_parts
+from mpload.errors import ArgumentError, MploadError, OutsideRootError, StorageError
+from mpload.storage.buckets import BucketClient, list_bucket
 from mpload.storage.ranges import ByteRange
+from mpload.storage.request_failure import RequestFailure
+from mpload.storage.retrying import Client, RetryingClient
+from mpload.storage.servers import Limits
 from mpload.units import format_count, printable
 
-if TYPE_CHECKING:
-    from obstore.store import ObjectStore
-
-__all__ = ["RemoteStorage", "check_url", "is_url", "list_objects"]
+__all__ = ["RemoteObjects", "RemoteStorage", "check_url", "is_url", "list_objects"]
 
 _SCHEMES = ("s3", "gs", "az", "http", "https")
-_BODY_ATTEMPTS = 4
-_FIRST_WAIT_SECONDS = 0.2
-_PARALLEL_LISTS = 16
-_PAGE_OBJECTS = 1000  # number of objects that providers send per page
-_STATUS = re.compile(r"status code: (\d{3}[ \w-]{0,30})")
-_CAUSES = ("timed out", "timeout", "connection refused", "dns error", "connection closed", "error trying to connect")
+_MAX_CONNECT_SECONDS = 10.0
 
 
-class _Runtime:
-    """The process that started obstore's threads. A forked child lacks them, so calls to obstore would hang there."""
-
-    pid: int | None = None
-
-
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteStorage:
-    """Reads objects, and spans of them, below a URL.
+    """The time limits for reading objects at URLs. Pass it as `storage` to an `MPDataset`.
 
-    A failed request is retried up to `max_retries` times within `retry_seconds`, with increasing waits and jitter. A
-    request without a response within `timeout_seconds` has failed.
+    A request that fails is repeated, with increasing waits, until `retry_seconds` are over. A server that sends a
+    `Retry-After` is not asked again before that time (only http and https URLs; the client for buckets does not show
+    it). If other objects of the server can be read meanwhile, the object is bad, which the error policy handles. If
+    not, it is an outage: no sample is skipped, and after `retry_seconds` an `OutageError` ends the epoch.
+
+    A connection must be made within half of `request_timeout_seconds`, and within 10 seconds. The time in which the
+    server is read counts in addition to `PoolOptions.sample_timeout_seconds`.
+
+    Raises:
+        ArgumentError: a limit is not positive, or a request may take as long as all of its repetitions.
+    """
+
+    request_timeout_seconds: float = 30.0
+    """Time limit for one request, from its beginning to the last byte of the answer. An answer that comes slowly is
+    cut off too, so this must allow for the largest object."""
+    retry_seconds: float = 90.0
+    """Time limit for reading an object or span, with all repetitions of the request. An outage counts once for all
+    reads that it delays."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.request_timeout_seconds < self.retry_seconds < float("inf"):
+            raise ArgumentError(
+                "RemoteStorage: 0 < request_timeout_seconds < retry_seconds must hold, got "
+                f"request_timeout_seconds={self.request_timeout_seconds:g} and retry_seconds={self.retry_seconds:g}"
+            )
+
+
+class RemoteObjects:
+    """Reads objects, and spans of them, below a URL.
 
     Args:
         root: the URL that paths are relative to.
+        limits: the time limits; None means the default ones.
         allow_outside_root: allow paths that are URLs outside `root`.
         max_bytes: size of the largest object or span that may be read; None means no limit.
-        timeout_seconds: time limit for one request.
-        retry_seconds: time limit for a request and all its retries.
-        max_retries: number of retries after the first attempt.
 
-    Memory: the bytes that `read` returns, and about 10 MB for the client.
+    Memory: the bytes that `read` returns, and about 10 MB for the client of buckets.
     Process: may be pickled, and may be forked before the first read. Each process makes its own clients. Any thread may
     read.
 
@@ -71,31 +78,36 @@ class RemoteStorage:
         self,
         root: str,
         *,
+        limits: RemoteStorage | None = None,
         allow_outside_root: bool = False,
         max_bytes: int | None = None,
-        timeout_seconds: float = 30.0,
-        retry_seconds: float = 120.0,
-        max_retries: int = 6,
     ) -> None:
         if is_url(root):
             check_url(root)
+        limits = limits or RemoteStorage()
         self._root = root.rstrip("/")
         self._allow_outside_root = allow_outside_root
         self._max_bytes = max_bytes
-        self._timeout_seconds = timeout_seconds
-        self._retry_seconds = retry_seconds
-        self._max_retries = max_retries
+        self._limits = Limits(
+            connect_seconds=min(_MAX_CONNECT_SECONDS, limits.request_timeout_seconds / 2),
+            request_seconds=limits.request_timeout_seconds,
+            retry_seconds=limits.retry_seconds,
+        )
+        self.max_read_seconds = 1.2 * limits.retry_seconds
+        """The longest time that a read of one range takes."""
         self._start()
 
     def _start(self) -> None:
-        self._stores: dict[str, ObjectStore] = {}
+        self._pid = os.getpid()
+        self._servers: dict[str, RetryingClient] = {}
 
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         """Return the bytes of each range, in the order of `ranges`.
 
         Raises:
-            ArgumentError: obstore is not installed.
+            ArgumentError: obstore, which reads buckets, is not installed.
             OutsideRootError: a URL leads outside the root.
+            OutageError: a server does not answer.
             StorageError: bytes cannot be read.
         """
         return [self._read(item) for item in ranges]
@@ -106,22 +118,16 @@ class RemoteStorage:
             self._check_size(url, item.length_bytes)
             if not item.length_bytes:
                 return b""
-        bucket, key = _split(url)
-        store = self._store(bucket, url)
-        failure, data = None, b""
-        for attempt in range(_BODY_ATTEMPTS):
-            try:
-                data = self._fetch(store, key, url, item)
-            except StorageError:
-                raise
-            except Exception as error:  # noqa: BLE001  obstore raises many classes, whose texts must not be shown
-                failure = _failure(url, error)
-                if not _is_truncated(error) or attempt == _BODY_ATTEMPTS - 1:
-                    break
-                time.sleep(random.uniform(0.5, 1.0) * _FIRST_WAIT_SECONDS * 2**attempt)
-            else:
-                failure = None
-                break
+        if self._pid != os.getpid():
+            self._start()
+        place, key = _split(url)
+        failure: MploadError | None = None
+        data = b""
+        try:
+            server = self._servers.get(place) or self._servers.setdefault(place, self._new_server(place))
+            data = server.fetch(key, None if item.length_bytes is None else (item.offset_bytes, item.length_bytes))
+        except (ArgumentError, StorageError) as error:
+            failure = type(error)(f"{_redacted(url)}: {error}")
         if failure is not None:  # raised outside `except`, so that the original is not its context
             raise failure
         if item.length_bytes is not None and len(data) < item.length_bytes:
@@ -132,13 +138,16 @@ class RemoteStorage:
             )
         return data
 
-    def _fetch(self, store: "ObjectStore", key: str, url: str, item: ByteRange) -> bytes:
-        if item.length_bytes is not None:
-            span = {"start": item.offset_bytes, "length": item.length_bytes}
-            return bytes(_obstore(url).get_range(store, key, **span))
-        found = _obstore(url).get(store, key)
-        self._check_size(url, found.meta["size"])
-        return bytes(found.bytes())
+    def _new_server(self, place: str) -> RetryingClient:
+        seconds = self._limits.connect_seconds
+        if not place.startswith("http"):
+            client: Client = BucketClient(connect_seconds=seconds, max_bytes=self._max_bytes)
+        else:
+            # Imported here: TLS and HTTP would cost every worker that reads local files 3 MB and 30 ms.
+            from mpload.storage.web import WebClient  # noqa: PLC0415
+
+            client = WebClient(connect_seconds=seconds, max_bytes=self._max_bytes)
+        return RetryingClient(client, place, self._limits)
 
     def _url(self, path: str) -> str:
         if not is_url(path):
@@ -164,20 +173,8 @@ class RemoteStorage:
                 f"max_bytes={format_count(self._max_bytes)}. Raise that limit, or remove the sample from the index"
             )
 
-    def _store(self, bucket: str, url: str) -> "ObjectStore":
-        store = self._stores.get(bucket)
-        if store is None:
-            store = self._stores[bucket] = _open_bucket(
-                bucket,
-                url,
-                timeout_seconds=self._timeout_seconds,
-                retry_seconds=self._retry_seconds,
-                max_retries=self._max_retries,
-            )
-        return store
-
     def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in self.__dict__.items() if name != "_stores"}
+        return {name: value for name, value in self.__dict__.items() if name != "_servers"}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
@@ -220,109 +217,21 @@ def list_objects(url: str) -> Iterator[tuple[str, int]]:
             "with this URL as its root"
         )
     bucket, prefix = _split(f"{url.rstrip('/')}/")
-    store = _open_bucket(bucket, url, timeout_seconds=60.0, retry_seconds=300.0, max_retries=10)
-    library = _obstore(url)
-
-    def pages_after(last: str) -> Iterator[list[Object]]:
-        offset = prefix + last if last else None
-        for page in library.list(store, prefix=prefix or None, offset=offset, chunk_size=_PAGE_OBJECTS):
-            yield [(each["path"][len(prefix) :], each["size"]) for each in page if each["path"].startswith(prefix)]
-
-    is_sorted = bucket.startswith("s3:") and not bucket.endswith("--x-s3")  # directory buckets are not sorted
-    failure = None
+    failure: MploadError | None = None
     try:
-        if is_sorted and is_plain(prefix):
-            yield from list_in_parts(pages_after, num_threads=_PARALLEL_LISTS)
-        else:
-            yield from chain.from_iterable(pages_after(""))
-    except StorageError as error:
+        yield from list_bucket(bucket, prefix)
+    except RequestFailure as error:
         failure = StorageError(f"{_redacted(url)}: {error}")
-    except Exception as error:  # noqa: BLE001  as above
-        failure = _failure(url, error)
+    except (ArgumentError, StorageError) as error:
+        failure = type(error)(f"{_redacted(url)}: {error}")
     if failure is not None:
         raise failure
-
-
-def _obstore(url: str) -> Any:
-    try:
-        import obstore  # noqa: PLC0415  an optional package
-    except ImportError as error:
-        raise ArgumentError(
-            f"{_redacted(url)}: reading URLs takes the package obstore: pip install 'mpload[remote]'"
-        ) from error
-    if _Runtime.pid is None:
-        _Runtime.pid = os.getpid()
-    if _Runtime.pid != os.getpid():
-        raise StorageError(
-            f"{_redacted(url)}: this process was forked from one that had already read URLs, so it lacks obstore's "
-            "threads. Use MPLoader, or DataLoader(..., multiprocessing_context='spawn')"
-        )
-    return obstore
-
-
-def _is_truncated(error: Exception) -> bool:
-    """Return whether a response started but did not finish. obstore does not always retry these."""
-    return type(error).__name__ == "GenericError" and "Retry" not in str(error)
 
 
 def _split(url: str) -> tuple[str, str]:
     scheme, _, rest = url.partition("://")
     bucket, _, key = rest.partition("/")
     return f"{scheme}://{bucket}", unquote(key) if scheme.startswith("http") and "%" in key else key
-
-
-def _open_bucket(
-    bucket: str, url: str, *, timeout_seconds: float, retry_seconds: float, max_retries: int
-) -> "ObjectStore":
-    _obstore(url)
-    from obstore.store import from_url  # noqa: PLC0415  an optional package
-
-    more: dict[str, Any] = {}
-    if bucket.startswith("s3:") and "AWS_PROFILE" in os.environ:
-        try:
-            from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415  an optional package
-        except ImportError as error:
-            raise ArgumentError(f"{_redacted(url)}: AWS_PROFILE takes the package boto3: pip install boto3") from error
-        more["credential_provider"] = Boto3CredentialProvider()
-    failure = None
-    try:
-        return from_url(
-            bucket,
-            client_options={
-                "timeout": timedelta(seconds=timeout_seconds),
-                "connect_timeout": timedelta(seconds=min(10.0, timeout_seconds)),
-                "allow_http": True,  # for an endpoint with an http URL in the environment
-            },
-            retry_config={"max_retries": max_retries, "retry_timeout": timedelta(seconds=retry_seconds)},
-            **more,
-        )
-    except Exception as error:  # noqa: BLE001  as above
-        failure = _failure(url, error)
-    raise failure
-
-
-def _failure(url: str, error: Exception) -> StorageError:
-    """Return an error that says what kind of failure it was and its HTTP status, but never quotes its text."""
-    text = str(error)
-    status = _STATUS.search(text)
-    if isinstance(error, FileNotFoundError) or type(error).__name__ == "NotFoundError":
-        cause = "no such object. Does #root of the index point to the right place, or was the object deleted?"
-    elif type(error).__name__ in {"PermissionDeniedError", "UnauthenticatedError"} or (
-        status is not None and status[1][:3] in {"401", "403"}
-    ):
-        cause = (
-            "access is denied. Set up credentials as for the provider's own tools (AWS_ACCESS_KEY_ID, AWS_PROFILE, "
-            "GOOGLE_APPLICATION_CREDENTIALS, a role). For a public bucket, set AWS_SKIP_SIGNATURE=true"
-        )
-    elif status is not None and status[1].startswith("416"):
-        cause = "the span lies past the end of the object. Build the index again"
-    elif status is not None:
-        cause = f"the server answered {status[1].strip()} to every attempt"
-    elif found := next((words for words in _CAUSES if words in text.lower()), None):
-        cause = f"{found}, in every attempt. Check the network and the endpoint"
-    else:
-        cause = f"cannot be read ({type(error).__name__})"
-    return StorageError(f"{_redacted(url)}: {cause}")
 
 
 def _redacted(url: str) -> str:

@@ -22,7 +22,7 @@ from mpload.storage.parquet import ParquetStorage
 from mpload.storage.protocols import Storage
 from mpload.storage.ranges import ByteRange, LmdbValue, RowValue, Span
 from mpload.storage.read_ahead import ReadAhead
-from mpload.storage.remote import RemoteStorage
+from mpload.storage.remote import RemoteObjects
 from tests.support.s3 import S3
 from tests.support.storage_contract import StorageContract, Stored, check_in_a_child
 
@@ -176,7 +176,7 @@ class TestRemoteStorage(StorageContract):
         one = data[ByteRange(NAMES[0])]
         data |= {Span(NAMES[0], start, length): one[start : start + length] for start, length in ((3, 5), (0, 0))}
         return Stored(
-            make=partial(RemoteStorage, "s3://photos/bin/"),
+            make=partial(RemoteObjects, "s3://photos/bin/"),
             data=data,
             missing=[
                 (ByteRange("none.bin"), r"s3://photos/bin/none\.bin: no such object"),
@@ -205,7 +205,7 @@ class TestRemoteStorage(StorageContract):
 
     def test_a_missing_bucket_is_an_error(self, s3: S3) -> None:
         with pytest.raises(StorageError, match="no such object"):
-            RemoteStorage("s3://nobucket").read([ByteRange("x")])
+            RemoteObjects("s3://nobucket").read([ByteRange("x")])
 
 
 class AheadOfEachRead:

@@ -2,20 +2,20 @@
 
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from mpload import MPDataset, MPLoader, RawBytes, Topology, build_index, open_index
-from mpload.errors import ArgumentError, MploadError, OutsideRootError, StorageError
+from mpload.errors import ArgumentError, MploadError, OutageError, OutsideRootError, StorageError
 from mpload.storage.ranges import ByteRange
-from mpload.storage.remote import RemoteStorage, list_objects
+from mpload.storage.remote import RemoteObjects, RemoteStorage, list_objects
 from tests.support.photos import make_photo_tree
-from tests.support.s3 import S3, SECRETS
+from tests.support.s3 import S3, SECRETS, s3_environment
+from tests.support.web_faults import AT_ONCE, web_server
 
 NAMES = ["a/one.bin", "a b/é ü.bin", "100%/x.bin", "a%20b/x.bin", "q?x=1/y.bin", "h#z+y.bin"]
 
@@ -39,110 +39,109 @@ def photos(s3: S3, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.processes
 def test_no_path_leads_outside_the_root(s3: S3) -> None:
-    storage = RemoteStorage("s3://photos/bin/a")
+    storage = RemoteObjects("s3://photos/bin/a")
     for path in ("../h#z+y.bin", "/x", "s3://photos/bin/a/../x", "s3://photos/bin/ab", "s3://other/x"):
         with pytest.raises(OutsideRootError):
             storage.read([ByteRange(path)])
     assert storage.read([ByteRange("s3://photos/bin/a/one.bin", 0, 3)]) == [b"a/o"]
-    anywhere = RemoteStorage("s3://photos/bin/a", allow_outside_root=True)
+    anywhere = RemoteObjects("s3://photos/bin/a", allow_outside_root=True)
     assert anywhere.read([ByteRange("s3://photos/bin/h#z+y.bin", 0, 2)]) == [b"h#"]
 
 
-# Faults, from a faulty server
+# Faults of the server of a bucket; test_web_faults.py has those of web servers
 
 
-class Faulty(BaseHTTPRequestHandler):
-    """Responds according to the path /KIND/..., where KIND is the fault that the first requests encounter."""
-
-    seen: dict[str, int]
-    protocol_version = "HTTP/1.1"
-    data = bytes(range(256)) * 40
-
-    def do_GET(self) -> None:
-        count = self.seen[self.path] = self.seen.get(self.path, 0) + 1
-        kind = self.path.split("/")[1]
-        if (kind == "busy" and count <= 3) or kind == "down":
-            self.answer(503, b"<Error><AWSAccessKeyId>AKIATHISISASECRET</AWSAccessKeyId></Error>")
-        elif (kind == "stall" and count <= 2) or kind == "dead":
-            self.connection.settimeout(30)
-            self.connection.recv(1)  # returns when the client gives up and closes the connection
-            self.close_connection = True
-        elif kind == "denied":
-            self.answer(403, b"<StringToSign>this/is/a/secret+too</StringToSign>")
-        else:
-            first, last = 0, len(self.data) - 1
-            span = ""
-            if (wanted := self.headers.get("Range")) is not None:
-                first, last = map(int, wanted.removeprefix("bytes=").split("-"))
-                span = f"bytes {first}-{last}/{len(self.data)}"
-            part = self.data[first : last + 1]
-            self.close_connection = is_cut = kind == "cut" and count <= 2
-            self.answer(206 if span else 200, part[:100] if is_cut else part, length=len(part), span=span)
-
-    def answer(self, status: int, data: bytes, *, length: int | None = None, span: str = "") -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data) if length is None else length))
-        if span:
-            self.send_header("Content-Range", span)
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: object) -> None:
-        pass
+LIMITS = RemoteStorage(request_timeout_seconds=0.3, retry_seconds=1.0)
 
 
-class FaultyServer(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, *_: object) -> None:
-        pass  # some tests make the client close the connection early
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that web servers serve as the bucket `photos`."""
+    folder = tmp_path_factory.mktemp("served")
+    (folder / "photos").mkdir()
+    for name in ("bad.bin", "good.bin"):
+        (folder / "photos" / name).write_bytes(bytes(range(256)) * 40)
+    return folder
 
 
 @contextmanager
-def faulty_server() -> Iterator[str]:
-    handler = type("Handler", (Faulty,), {"seen": {}})
-    with FaultyServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join(10)
-
-
-@pytest.mark.parametrize("kind", ["good", "busy", "stall", "cut"])
-def test_a_temporary_fault_is_retried(kind: str) -> None:
+def bucket(objects: Path, fault: str, *, seconds: float = 0.0) -> Iterator[RemoteObjects]:
+    """Serve a bucket in which `bad.bin` has a fault."""
     pytest.importorskip("obstore")
-    with faulty_server() as url:
-        storage = RemoteStorage(f"{url}/{kind}", timeout_seconds=0.7)
-        assert storage.read([ByteRange("x y.bin")]) == [Faulty.data]
-        assert storage.read([ByteRange("z.bin", 300, 1000)]) == [Faulty.data[300:1300]]
+    with web_server(objects, fault, seconds=seconds, bad="bad.bin") as server, s3_environment(server.url):
+        yield RemoteObjects("s3://photos", limits=LIMITS)
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("fault", ["status 503 once", "status 429 once", "stall once", "cut once"])
+def test_a_temporary_fault_of_a_bucket_is_retried(fault: str, objects: Path) -> None:
+    data = (objects / "photos" / "bad.bin").read_bytes()
+    with bucket(objects, fault) as storage:
+        assert storage.read([ByteRange("bad.bin"), ByteRange("bad.bin", 300, 1000)]) == [data, data[300:1300]]
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize(
-    ("kind", "message"),
+    ("fault", "message"),
     [
-        ("down", "the server answered 503 Service Unavailable"),
-        ("dead", "timed out|timeout|cannot be read"),
-        ("denied", "access is denied. Set up credentials"),
+        ("status 403", "access is denied. Set up credentials"),
+        ("status 500", r"the server answered 500 Internal Server Error \(.*The server answers other requests"),
+        ("stall", "no answer in time: the request took longer than 0.3 s .*The server answers other requests"),
+        ("stall in the body", "answer stalled: the request took longer than 0.3 s"),
+        ("reset", r"connection reset \("),
+        ("closed before the answer", r"connection closed \("),
+        ("cut", r"answer cut short \("),
+        ("not HTTP", r"answer is not HTTP \("),
+        ("redirect loop", "redirect loop"),
+        ("chunked", "answer without a length: the server sends no Content-Length"),
     ],
 )
-def test_a_permanent_fault_is_an_error_within_the_time_limit_and_reveals_no_secret(kind: str, message: str) -> None:
-    pytest.importorskip("obstore")
-    with faulty_server() as url:
-        storage = RemoteStorage(f"{url}/{kind}", timeout_seconds=0.5, max_retries=2, retry_seconds=5)
+def test_a_lasting_fault_of_a_bucket_is_named_in_time_and_reveals_no_secret(
+    fault: str, message: str, objects: Path
+) -> None:
+    with bucket(objects, fault) as storage:
+        assert len(storage.read([ByteRange("good.bin")])[0]) == 10240
+        start = time.monotonic()
         with pytest.raises(StorageError, match=message) as caught:
-            storage.read([ByteRange("x.bin")])
+            storage.read([ByteRange("bad.bin")])
+        assert time.monotonic() - start < 1.2
+        assert str(caught.value).startswith("s3://photos/bad.bin: ")
+        assert not isinstance(caught.value, OutageError)
+        assert not [secret for secret in SECRETS.values() if secret in str(caught.value)]
         assert caught.value.__cause__ is None
         assert caught.value.__context__ is None
 
 
-def test_a_refused_connection_is_an_error() -> None:
+@pytest.mark.parametrize(
+    ("endpoint", "message"),
+    [
+        ("http://127.0.0.1:9", "connection refused .*The server answers no other request either"),
+        ("http://no-such-host.invalid", "name not resolved: DNS knows no address of the endpoint"),
+    ],
+)
+def test_a_bucket_that_cannot_be_reached_is_an_outage(endpoint: str, message: str) -> None:
     pytest.importorskip("obstore")
-    storage = RemoteStorage("http://127.0.0.1:9", timeout_seconds=0.5, max_retries=1, retry_seconds=2)
-    with pytest.raises(StorageError, match=r"http://127\.0\.0\.1:9/x"):
-        storage.read([ByteRange("x")])
+    with s3_environment(endpoint):
+        storage = RemoteObjects("s3://photos", limits=LIMITS)
+        start = time.monotonic()
+        with pytest.raises(OutageError, match=message):
+            storage.read([ByteRange("x")])
+        assert time.monotonic() - start < 1.2
+        with pytest.raises(OutageError, match=message):  # the outage counts once
+            storage.read([ByteRange("y")])
+        assert time.monotonic() - start < 1.2
+
+
+@pytest.mark.parametrize(("request_seconds", "retry_seconds"), [(0, 1), (1, 1), (2, 1), (1, float("inf"))])
+def test_limits_that_do_not_nest_are_refused(request_seconds: float, retry_seconds: float) -> None:
+    with pytest.raises(ArgumentError, match="0 < request_timeout_seconds < retry_seconds must hold, got"):
+        RemoteStorage(request_timeout_seconds=request_seconds, retry_seconds=retry_seconds)
+
+
+def test_limits_for_urls_are_refused_for_an_index_without_urls(photo_tree: Path, tmp_path: Path) -> None:
+    index = build_index(photo_tree, tmp_path / "x.txt")
+    with pytest.raises(ArgumentError, match="sets time limits for URLs, but the index reads files below"):
+        MPDataset(index, storage=RemoteStorage())
 
 
 # Indexes
@@ -209,8 +208,8 @@ def test_an_index_contains_no_secret_and_no_error_reveals_one(tmp_path: Path, ur
         lambda: build_index(listed, out, root="/"),
         lambda: build_index(url, out),
         lambda: build_index(listed, out, root=url),
-        lambda: RemoteStorage(url),
-        lambda: RemoteStorage("https://host", allow_outside_root=True).read([ByteRange(url)]),
+        lambda: RemoteObjects(url),
+        lambda: RemoteObjects("https://host", allow_outside_root=True).read([ByteRange(url)]),
         lambda: list(list_objects(url)),
     ]
     for attempt in attempts:
@@ -222,11 +221,11 @@ def test_an_index_contains_no_secret_and_no_error_reveals_one(tmp_path: Path, ur
 
 
 @pytest.mark.processes
-def test_wrong_credentials_do_not_appear_in_errors(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
-    with faulty_server() as url:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"{url}/denied")
+def test_wrong_credentials_do_not_appear_in_errors(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with web_server(tmp_path, "status 403", bad=AT_ONCE) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
         for attempt in (
-            lambda: RemoteStorage("s3://photos").read([ByteRange("x")]),
+            lambda: RemoteObjects("s3://photos").read([ByteRange("x")]),
             lambda: list(list_objects("s3://photos")),
         ):
             with pytest.raises(StorageError, match="access is denied") as caught:
@@ -248,4 +247,4 @@ def test_an_error_says_what_to_do_if_a_url_cannot_be_listed(s3: S3, tmp_path: Pa
 def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(ArgumentError, match=r"pip install 'mpload\[remote\]'"):
-        RemoteStorage("s3://x").read([ByteRange("y")])
+        RemoteObjects("s3://x").read([ByteRange("y")])

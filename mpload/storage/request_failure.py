@@ -1,0 +1,72 @@
+"""The failure of one request to a server."""
+
+from http import HTTPStatus
+
+__all__ = ["RequestFailure", "status_failure"]
+
+_TEMPORARY = {408, 425, 429, 500, 502, 503, 504}
+_OVERLOAD = {429, 503}
+
+
+class RequestFailure(Exception):  # noqa: N818  it becomes a part of the message of an error, or is retried
+    """A request failed. No text of a server is a part of it, because that may contain signed requests.
+
+    Args:
+        what: a few words, by which failures are counted: `connection refused`.
+        detail: what else is known, to be written behind `what`.
+        text: a sentence that says it all, in place of `what` and `detail`.
+        is_temporary: whether the same request may succeed later.
+        is_of_server: whether every request to this server fails in this way.
+        is_overload: whether the server has said that it cannot serve any object now.
+        wait_seconds: how long the server asks to wait before the next request; None if it does not say.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        detail: str = "",
+        *,
+        text: str | None = None,
+        is_temporary: bool = True,
+        is_of_server: bool = False,
+        is_overload: bool = False,
+        wait_seconds: float | None = None,
+    ) -> None:
+        super().__init__(text or f"{what}{detail}")
+        self.what = what
+        self.is_temporary = is_temporary
+        self.is_of_server = is_of_server
+        self.is_overload = is_overload
+        self.wait_seconds = wait_seconds
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether the server answered, and only refuses this object."""
+        return not self.is_temporary and not self.is_of_server
+
+
+def status_failure(status: int, *, wait_seconds: float | None = None) -> RequestFailure:
+    """Return the failure of a request that was answered with an HTTP status that is not a success."""
+    try:
+        status_line = f"{status} {HTTPStatus(status).phrase}"
+    except ValueError:
+        status_line = str(status)
+    if status in {404, 410}:
+        text = "no such object. Does #root of the index point to the right place, or was the object deleted?"
+    elif status in {401, 403}:
+        text = (
+            "access is denied. Set up credentials as for the provider's own tools (AWS_ACCESS_KEY_ID, AWS_PROFILE, "
+            "GOOGLE_APPLICATION_CREDENTIALS, a role). For a public bucket, set AWS_SKIP_SIGNATURE=true. (The server "
+            f"answered {status_line})"
+        )
+    elif status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+        text = "the span lies past the end of the object. Build the index again"
+    else:
+        text = f"the server answered {status_line}"
+    return RequestFailure(
+        f"status {status}",
+        text=text,
+        is_temporary=status in _TEMPORARY,
+        is_overload=status in _OVERLOAD,
+        wait_seconds=wait_seconds if status in _OVERLOAD else None,
+    )

@@ -1,0 +1,154 @@
+"""Repeats requests to a server that fail, for as long as the limits allow, and says what was tried."""
+
+import random
+import time
+from typing import NoReturn, Protocol
+
+from mpload.errors import OutageError, StorageError
+from mpload.storage.request_failure import RequestFailure
+from mpload.storage.servers import Attempts, Limits, Server
+
+__all__ = ["Client", "RetryingClient"]
+
+_PROBE = "mpload-probe"
+"""Name of an object that does not exist. A server that says so is alive."""
+_PROBE_SHARE = 4
+_MAX_REMEMBERED = 256
+_JITTER_SECONDS = 0.1
+
+_What = tuple[str, tuple[int, int] | None]
+
+
+class Client(Protocol):
+    """Makes single requests, as `WebClient` and `BucketClient` do."""
+
+    def fetch(self, url: str, key: str, span: tuple[int, int] | None, *, limit_seconds: float) -> bytes:
+        """Return the bytes of an object, or of a span of it, or raise `RequestFailure`."""
+        ...
+
+
+class RetryingClient:
+    """Reads from one server, or bucket.
+
+    A failure of one object is told from an outage of the server by whether the server answers other requests. If no
+    other thread makes one, this client makes one itself: it asks for the beginning of another object.
+
+    Args:
+        client: makes the requests.
+        url: the URL of the server, or the bucket.
+        limits: the time limits.
+
+    Process: for the process in which it was made. Any thread may read.
+    """
+
+    def __init__(self, client: Client, url: str, limits: Limits) -> None:
+        self._client = client
+        self._url = url
+        self._limits = limits
+        self._server = Server()
+        self._outage = ""  # the message of the latest outage
+        self._failed: dict[_What, tuple[float, str]] = {}  # what could not be read, when, and why
+
+    def fetch(self, key: str, span: tuple[int, int] | None) -> bytes:
+        """Return the bytes of an object, or of a span of it: (offset, length). A span may end early.
+
+        Raises:
+            OutageError: the server does not answer. The message does not contain the URL.
+            StorageError: the object cannot be read. The message does not contain the URL.
+        """
+        began = time.monotonic()
+        attempts = Attempts.begin(self._limits, self._server, now=began)
+        self._raise_if_known((key, span), attempts, now=began)
+        while True:
+            self._await_turn(attempts)
+            began = time.monotonic()
+            try:
+                data = self._client.fetch(self._url, key, span, limit_seconds=attempts.limit_seconds(began))
+            except RequestFailure as failure:
+                attempts.failed(failure, now=time.monotonic())
+                self._note(failure, began=began)
+            else:
+                self._server.answered(time.monotonic())
+                self._server.good_key = key
+                return data
+            if self._server.is_failing:
+                self._probe(key, attempts)
+            wait_seconds = attempts.wait_seconds(time.monotonic())
+            if wait_seconds is None:
+                self._give_up((key, span), attempts)
+            time.sleep(wait_seconds)
+
+    def _note(self, failure: RequestFailure, *, began: float) -> None:
+        now = time.monotonic()
+        if failure.is_answer:
+            self._server.answered(now)
+        else:
+            self._server.failed(failure, began=began, now=now)
+
+    def _await_turn(self, attempts: Attempts) -> None:
+        """Wait until the server wants to be asked again."""
+        while (pause := self._server.resumes_at - (now := time.monotonic())) > 0:
+            if now + pause >= attempts.deadline:
+                if attempts.last is None:
+                    attempts.failed(RequestFailure("server overloaded"), now=now)
+                self._give_up(None, attempts, note=f", and asks to wait for {pause:.3g} s more")
+            time.sleep(pause + random.uniform(0, min(_JITTER_SECONDS, self._limits.fresh_seconds)))
+
+    def _probe(self, key: str, attempts: Attempts) -> None:
+        """Ask the server for another object, in one thread at a time, unless it wants to be left alone."""
+        server = self._server
+        now = time.monotonic()
+        if server.resumes_at > now or now >= attempts.deadline or not server.probing.acquire(blocking=False):
+            return
+        try:
+            other = server.good_key
+            if other is None or other == key:
+                other = f"{key.rpartition('/')[0]}/{_PROBE}".lstrip("/")
+            limit_seconds = attempts.limit_seconds(now) / _PROBE_SHARE
+            self._client.fetch(self._url, other, (0, 1), limit_seconds=limit_seconds)
+            server.answered(time.monotonic())
+        except RequestFailure as failure:
+            self._note(failure, began=now)
+        finally:
+            server.probing.release()
+
+    def _raise_if_known(self, what: _What, attempts: Attempts, *, now: float) -> None:
+        """Raise again what was raised a moment ago, since a failed sample is read several times."""
+        server = self._server
+        if server.is_failing and now - server.given_up_at < self._limits.outage_seconds:
+            raise OutageError(self._outage)
+        for other, (at, message) in list(self._failed.items()):
+            if now - at < self._limits.fresh_seconds:
+                if other == what:
+                    raise StorageError(message)
+                if _is_part(what, other):  # it may be good: another part of it may be to blame
+                    attempts.deadline = min(attempts.deadline, now + self._limits.fresh_seconds)
+
+    def _give_up(self, what: _What | None, attempts: Attempts, *, note: str = "") -> NoReturn:
+        now = time.monotonic()
+        assert attempts.last is not None
+        failure = attempts.first_of_kind[attempts.last.what]  # the last one may have had less time than usual
+        if failure.is_answer:
+            message = str(failure) if attempts.count.total() == 1 else f"{failure} ({attempts.described(now)})"
+            raise StorageError(message) from None
+        message = f"{failure}{note} ({attempts.described(now)}; retry_seconds={self._limits.retry_seconds:g})"
+        if attempts.is_outage:
+            self._outage = f"{message}. The server answers no other request either, so no sample is skipped"
+            self._server.given_up_at = now
+            raise OutageError(self._outage) from None
+        message = f"{message}. The server answers other requests"
+        if what is not None:
+            for other in [
+                other for other, (at, _) in list(self._failed.items()) if now - at > self._limits.fresh_seconds
+            ]:
+                self._failed.pop(other, None)
+            if len(self._failed) < _MAX_REMEMBERED:
+                self._failed[what] = now, message
+        raise StorageError(message) from None
+
+
+def _is_part(what: _What, of: _What) -> bool:
+    span, whole = what[1], of[1]
+    if what[0] != of[0] or span is None or whole is None:
+        return False
+    return whole[0] <= span[0] and sum(span) <= sum(whole)

@@ -1,0 +1,143 @@
+"""What a process knows about a server: whether it answers, since when it does not, and when it wants to be asked again.
+
+All threads share it, so that an outage counts once, however many reads meet it, and so that one bad object can be told
+from an outage.
+"""
+
+import random
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+
+from mpload.storage.request_failure import RequestFailure
+
+__all__ = ["Attempts", "Limits", "Server"]
+
+_FIRST_WAIT_SECONDS = 0.1
+_MAX_WAIT_SECONDS = 10.0
+_MAX_BLAMES = 6
+_LEAST_SHARE = 1 / 4  # of the time limit of a request: less time is not enough for another attempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Time limits, each of which holds several of the one before."""
+
+    connect_seconds: float
+    """For a connection to be made."""
+    request_seconds: float
+    """For one request, from its beginning to the last byte of the answer."""
+    retry_seconds: float
+    """For a read: a request, all its repetitions and the waits between them."""
+
+    @property
+    def fresh_seconds(self) -> float:
+        """For so long after a read has failed for good, the same read fails again without a request."""
+        return self.retry_seconds / 10
+
+    @property
+    def outage_seconds(self) -> float:
+        """For so long after a server was given up, all reads from it fail without a request."""
+        return min(2.0, self.fresh_seconds)
+
+
+class Server:
+    """The state of one server, for all threads of a process."""
+
+    def __init__(self) -> None:
+        self.answered_at = float("-inf")
+        """When a request to it last succeeded."""
+        self.failing_since = float("-inf")
+        """When the first request failed since it last answered; earlier than `answered_at` while it answers."""
+        self.failed_at = float("-inf")
+        """When a request to it last failed."""
+        self.resumes_at = float("-inf")
+        """When it wants to be asked again."""
+        self.given_up_at = float("-inf")
+        """When a read last failed because it had not answered any request for too long."""
+        self.good_key: str | None = None
+        """An object that it has delivered."""
+        self.probing = threading.Lock()
+        """Held by the thread that asks it for another object."""
+
+    def answered(self, now: float) -> None:
+        """Note that a request succeeded."""
+        self.answered_at = now
+
+    def failed(self, failure: RequestFailure, *, began: float, now: float) -> None:
+        """Note that a request failed, though it may succeed later."""
+        if not self.is_failing:
+            self.failing_since = max(began, self.answered_at)
+        self.failed_at = now
+        if failure.wait_seconds is not None:
+            self.resumes_at = max(self.resumes_at, now + failure.wait_seconds)
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether its last answer was a failure."""
+        return self.failing_since >= self.answered_at and self.failed_at > self.answered_at
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempts:
+    """The attempts of one read so far. Decides whether another one is made, and when."""
+
+    limits: Limits
+    server: Server
+    began: float
+    deadline: float
+    count: Counter[str] = field(default_factory=Counter)
+    """Failures by kind."""
+    first_of_kind: dict[str, RequestFailure] = field(default_factory=dict)
+    num_blames: int = 0
+    """Failures while the server answered another request: then the object is to blame."""
+    last: RequestFailure | None = None
+    last_failed_at: float = float("-inf")
+
+    @classmethod
+    def begin(cls, limits: Limits, server: Server, *, now: float) -> "Attempts":
+        """Begin a read. It ends together with other reads that the same outage delays."""
+        deadline = now + limits.retry_seconds
+        if server.is_failing and now - server.failed_at < limits.request_seconds + limits.fresh_seconds:
+            # An outage that has lasted longer than the limit gets another chance, but not all of the time again.
+            deadline = max(server.failing_since + limits.retry_seconds, now + limits.fresh_seconds)
+        return cls(limits=limits, server=server, began=now, deadline=deadline)
+
+    def failed(self, failure: RequestFailure, *, now: float) -> None:
+        """Note a failed attempt."""
+        self.num_blames += self.last is not None and self.server.answered_at > self.last_failed_at
+        self.last, self.last_failed_at = failure, now
+        self.count[failure.what] += 1
+        self.first_of_kind.setdefault(failure.what, failure)
+
+    def limit_seconds(self, now: float) -> float:
+        """Return the time limit of the next attempt. Limits repeat, since a client may be made for each of them."""
+        seconds = self.limits.request_seconds
+        least_seconds = seconds * _LEAST_SHARE
+        while seconds > self.deadline - now and seconds > least_seconds:
+            seconds /= 2
+        return seconds
+
+    def wait_seconds(self, now: float) -> float | None:
+        """Return how long to wait before the next attempt; None if there is none."""
+        assert self.last is not None
+        if not self.last.is_temporary or (self.num_blames >= _MAX_BLAMES and not self.last.is_overload):
+            return None
+        left = self.deadline - now
+        if left < self.limits.request_seconds * _LEAST_SHARE:
+            return None
+        most = min(_MAX_WAIT_SECONDS, self.limits.fresh_seconds, left / 2)
+        num_doublings = min(self.count.total() - 1, 20)
+        return min(most, _FIRST_WAIT_SECONDS * float(1 << num_doublings)) * random.uniform(0.5, 1.0)
+
+    @property
+    def is_outage(self) -> bool:
+        """Whether the server, not the object, is to blame for the failures."""
+        assert self.last is not None
+        return self.last.is_of_server or (self.last.is_temporary and not self.num_blames)
+
+    def described(self, now: float) -> str:
+        """Return what was tried: `3 attempts in 2.1 s (2 x connection refused, 1 x no answer in time)`."""
+        total = self.count.total()
+        kinds = ", ".join(f"{number} x {what}" for what, number in self.count.most_common(4))
+        return f"{total} attempt{'s' * (total != 1)} in {now - self.began:.3g} s{f' ({kinds})' * (total > 1)}"

@@ -1,0 +1,271 @@
+"""Reads objects, and spans of them, at http and https URLs, with Python's own client.
+
+obstore hides the headers of failed answers, such as Retry-After. It can read neither answers without a Content-Length
+nor from servers that ignore ranges. A read through Python's client takes about the same CPU time and less memory.
+"""
+
+import http.client
+import re
+import time
+import weakref
+import zlib
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+from urllib.parse import quote, urljoin, urlsplit
+
+from mpload.errors import StorageError
+from mpload.storage.connections import Connection, Origin, failure_of
+from mpload.storage.request_failure import RequestFailure, status_failure
+from mpload.units import MIB, format_count
+
+__all__ = ["WebClient"]
+
+_MAX_REDIRECTS = 10
+_REDIRECTS = {301, 302, 303, 307, 308}
+_MAX_BEFORE_SPAN_BYTES = 16 * MIB
+"""Bytes that are read from the beginning of an object to get at a span, if the server ignores ranges."""
+_SAFE = "/!$&'()*+,;=:@~-._"  # characters of a path that stand for themselves
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
+_FILES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".npy", ".tar", ".zip")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Body:
+    """What an answer brought."""
+
+    data: bytes
+    has_end: bool
+    """Whether the answer says where it ends. Otherwise a broken connection looks the same as its end."""
+
+
+class WebClient:
+    """Reads from the web servers that URLs name. Connections are kept and used again.
+
+    Args:
+        connect_seconds: time limit for a connection to be made.
+        max_bytes: size of the largest object that may be read; None means no limit.
+
+    Process: for the process in which it was made. Any thread may read.
+    """
+
+    def __init__(self, *, connect_seconds: float, max_bytes: int | None) -> None:
+        self._connect_seconds = connect_seconds
+        self._max_bytes = max_bytes
+        self._idle: defaultdict[Origin, deque[Connection]] = defaultdict(deque)
+        weakref.finalize(self, _close_all, self._idle)
+
+    def fetch(self, url: str, key: str, span: tuple[int, int] | None, *, limit_seconds: float) -> bytes:
+        """Return the bytes of an object, or of a span of it: (offset, length). A span may end early.
+
+        Args:
+            url: the URL of the server, without a path.
+            key: the path, without percent-encoding.
+            span: what to read; None means the whole object.
+            limit_seconds: time limit for the whole request.
+
+        Raises:
+            RequestFailure: the request failed.
+            StorageError: the object is larger than `max_bytes`.
+        """
+        deadline = time.monotonic() + limit_seconds
+        address = f"{url}/{quote(key, safe=_SAFE, errors='surrogateescape')}"
+        body = self._follow(address, span, deadline=deadline, limit_seconds=limit_seconds)
+        if not body.has_end:
+            again = self._follow(address, span, deadline=deadline, limit_seconds=limit_seconds)
+            if again.data != body.data:
+                raise RequestFailure(
+                    "answer without a length",
+                    ": the server sends neither Content-Length nor chunks, and two answers differ. Enable one of them",
+                )
+        return body.data
+
+    def _follow(self, address: str, span: tuple[int, int] | None, *, deadline: float, limit_seconds: float) -> _Body:
+        for _ in range(_MAX_REDIRECTS + 1):
+            target = urlsplit(address)
+            try:
+                origin = Origin.of(target)
+            except ValueError:
+                raise RequestFailure("redirect to another kind of URL", is_temporary=False) from None
+            path = f"{target.path or '/'}{f'?{target.query}' if target.query else ''}"
+            result = self._ask(origin, path, span, deadline=deadline, limit_seconds=limit_seconds)
+            if isinstance(result, _Body):
+                return result
+            address = urljoin(address, result)
+        raise RequestFailure("redirect loop", f": more than {_MAX_REDIRECTS} redirects", is_temporary=False)
+
+    def _ask(
+        self, origin: Origin, path: str, span: tuple[int, int] | None, *, deadline: float, limit_seconds: float
+    ) -> _Body | str:
+        """Return the body of an answer, or the address that it redirects to."""
+        headers = {} if span is None else {"Range": f"bytes={span[0]}-{span[0] + span[1] - 1}"}
+        while True:
+            connection = self._idle_connection(origin) or Connection(origin, connect_seconds=self._connect_seconds)
+            try:
+                response = connection.ask(path, headers, deadline=deadline)
+                result = self._read(response, path, span)
+            except StorageError:
+                connection.close()
+                raise
+            except Exception as error:  # noqa: BLE001  many classes, which `failure_of` names
+                connection.close()
+                is_first_answer = connection.is_fresh or connection.step == "rest of the answer"
+                if not is_first_answer and not isinstance(error, TimeoutError):
+                    continue  # the server has closed an idle connection in this moment
+                failure = failure_of(error, connection, limit_seconds=limit_seconds)
+            else:
+                if response.isclosed() and connection.sock is not None:
+                    connection.is_fresh = False
+                    self._idle[origin].append(connection)
+                else:
+                    connection.close()
+                return result
+            raise failure  # outside `except`, so that the original, which may quote the server, is not its context
+
+    def _idle_connection(self, origin: Origin) -> Connection | None:
+        idle = self._idle[origin]
+        while idle:
+            try:
+                connection = idle.pop()
+            except IndexError:  # another thread took the last one
+                break
+            if not connection.is_stale:
+                return connection
+            connection.close()
+        return None
+
+    def _read(self, response: http.client.HTTPResponse, path: str, span: tuple[int, int] | None) -> _Body | str:
+        status = response.status
+        if status in _REDIRECTS and (address := response.headers.get("Location")):
+            return address
+        if status not in {HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT}:
+            raise status_failure(status, wait_seconds=_seconds_of(response.headers.get("Retry-After")))
+        _refuse_page(response, path)
+        if span is None:
+            if status == HTTPStatus.PARTIAL_CONTENT:
+                raise RequestFailure("answer is a part", ", though the whole object was requested", is_temporary=False)
+            return self._whole(response, path)
+        _refuse_encoding(response)
+        if status == HTTPStatus.PARTIAL_CONTENT:
+            return _part(response, span)
+        return _beginning(response, span)
+
+    def _whole(self, response: http.client.HTTPResponse, path: str) -> _Body:
+        num_bytes = response.length
+        if num_bytes is not None:
+            self._check_size(num_bytes)
+            data = response.read()
+        elif self._max_bytes is None:
+            data = response.read()
+        else:
+            data = response.read(self._max_bytes + 1)
+            self._check_size(len(data))
+        has_end = response.chunked or num_bytes is not None
+        if response.headers.get("Content-Encoding", "").strip().lower() in {"gzip", "x-gzip"} and not path.endswith(
+            (".gz", ".tgz")
+        ):
+            return _Body(data=self._unzipped(data), has_end=True)  # gzip has a checksum at its end
+        if not path.endswith((".gz", ".tgz")):
+            _refuse_encoding(response)
+        return _Body(data=data, has_end=has_end)
+
+    def _unzipped(self, data: bytes) -> bytes:
+        unzip = zlib.decompressobj(wbits=31)
+        limit = 0 if self._max_bytes is None else self._max_bytes + 1
+        try:
+            plain = unzip.decompress(data, limit)
+        except zlib.error:
+            raise RequestFailure("answer is damaged", ": it is not the gzip that its header says") from None
+        self._check_size(len(plain))
+        if not unzip.eof:
+            raise RequestFailure("answer cut short", ": its gzip has no end")
+        return plain
+
+    def _check_size(self, num_bytes: int) -> None:
+        if self._max_bytes is not None and num_bytes > self._max_bytes:
+            raise StorageError(
+                f"is not read: its {format_count(num_bytes)} bytes exceed max_bytes={format_count(self._max_bytes)}. "
+                "Raise that limit, or remove the sample from the index"
+            )
+
+
+def _close_all(idle: Mapping[Origin, Iterable[Connection]]) -> None:
+    for connections in list(idle.values()):
+        for connection in list(connections):
+            connection.close()
+
+
+def _part(response: http.client.HTTPResponse, span: tuple[int, int]) -> _Body:
+    """Return the body of an answer that says which bytes it brings."""
+    offset, length = span
+    match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", "").strip())
+    if match is None:
+        raise RequestFailure(
+            "answer without a Content-Range", ": the server does not say which bytes it sent", is_temporary=False
+        )
+    first, last = int(match[1]), int(match[2])
+    is_end = match[3] != "*" and last == int(match[3]) - 1
+    if first != offset or last >= offset + length or last < first or (last < offset + length - 1 and not is_end):
+        raise RequestFailure(
+            "wrong range",
+            f": bytes {offset} to {offset + length - 1} were requested, and {first} to {last} were sent",
+            is_temporary=False,
+        )
+    data = response.read(last - first + 1)
+    if len(data) < last - first + 1:
+        raise http.client.IncompleteRead(data)
+    return _Body(data=data, has_end=True)
+
+
+def _beginning(response: http.client.HTTPResponse, span: tuple[int, int]) -> _Body:
+    """Return a span from an answer that brings the whole object, if it lies close to the beginning."""
+    offset, length = span
+    end, size = offset + length, response.length
+    if end > _MAX_BEFORE_SPAN_BYTES:
+        raise RequestFailure(
+            "server ignores ranges",
+            f": it sent the whole object{'' if size is None else f' of {format_count(size)} bytes'} instead of "
+            f"{format_count(length)} bytes at {format_count(offset)}. Shards need a server that supports ranges, such "
+            "as nginx or a bucket",
+            is_temporary=False,
+        )
+    data = response.read(end)
+    if size is not None and len(data) < min(end, size):
+        raise http.client.IncompleteRead(data)
+    return _Body(data=data[offset:], has_end=response.chunked or size is not None or len(data) == end)
+
+
+def _refuse_encoding(response: http.client.HTTPResponse) -> None:
+    """Raise if the server compresses, though every request says that it must not."""
+    encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in {"", "identity"}:
+        raise RequestFailure(
+            "answer is compressed",
+            ": the server compresses what it sends, though it was asked not to. Turn off its Content-Encoding",
+            is_temporary=False,
+        )
+
+
+def _refuse_page(response: http.client.HTTPResponse, path: str) -> None:
+    if response.headers.get_content_type() == "text/html" and path.partition("?")[0].lower().endswith(_FILES):
+        raise RequestFailure(
+            "answer is a web page",
+            ", not the file: the server says text/html. Does it ask for a login, or report an error?",
+            is_temporary=False,
+        )
+
+
+def _seconds_of(retry_after: str | None) -> float | None:
+    """Return the seconds of a Retry-After header, which is a number or a date; None if it is missing or neither."""
+    if retry_after is None:
+        return None
+    if retry_after.strip().isdecimal():
+        return float(retry_after)
+    try:
+        until = parsedate_to_datetime(retry_after)
+    except ValueError:
+        return None
+    return max(0.0, ((until if until.tzinfo else until.replace(tzinfo=UTC)) - datetime.now(UTC)).total_seconds())
