@@ -1,7 +1,7 @@
 """Connections to web servers on which every wait has a limit, and the names of what can go wrong on them."""
 
 import errno
-import http.client
+import io
 import os
 import select
 import socket
@@ -11,16 +11,19 @@ import time
 from base64 import b64encode
 from dataclasses import dataclass
 from functools import cached_property
+from http import HTTPStatus
 from queue import Empty, SimpleQueue
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies_environment, proxy_bypass_environment  # type: ignore[attr-defined]
 
+from mpload.storage.answers import Answer, CutShortError, NoAnswerError, NotHttpError
 from mpload.storage.request_failure import RequestFailure
 from mpload.units import format_count
 
 __all__ = ["Connection", "Origin", "failure_of"]
 
+_HEADERS = "User-Agent: mpload\r\nAccept: */*\r\nAccept-Encoding: identity\r\n"
 _PORTS = {"http": 80, "https": 443}
 _UNREACHABLE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EADDRNOTAVAIL}
 
@@ -41,34 +44,37 @@ class Origin:
         return cls(url.scheme, url.hostname, url.port or _PORTS[url.scheme])
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+        return f"{self.name}:{self.port}"
+
+    @property
+    def name(self) -> str:
+        """The host as a URL writes it: an IPv6 address has brackets."""
+        return f"[{self.host}]" if ":" in self.host else self.host
 
 
-class _Timed:
-    """A socket whose reads all end at one deadline. A plain time limit would begin anew with each byte."""
+class _TimedReads(io.RawIOBase):
+    """Reads from a socket until a deadline. A plain time limit would begin anew with each byte."""
 
-    deadline = float("inf")
-    num_received = 0
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self.deadline = float("inf")
+        self.num_received = 0
+
+    def readable(self) -> bool:
+        return True
 
     def limit(self) -> None:
+        """Give the socket the time that is left until the deadline."""
         seconds = self.deadline - time.monotonic()
         if seconds <= 0:
             raise TimeoutError
-        self.settimeout(seconds)  # type: ignore[attr-defined]
+        self._sock.settimeout(seconds)
 
-    def recv_into(self, *arguments: Any, **options: Any) -> int:
+    def readinto(self, buffer: Any) -> int:
         self.limit()
-        num_bytes: int = super().recv_into(*arguments, **options)  # type: ignore[misc]
+        num_bytes = self._sock.recv_into(buffer)
         self.num_received += num_bytes
         return num_bytes
-
-
-class _PlainSocket(_Timed, socket.socket):
-    pass
-
-
-class _TlsSocket(_Timed, ssl.SSLSocket):
-    pass
 
 
 class _Tls:
@@ -76,12 +82,10 @@ class _Tls:
 
     @cached_property
     def context(self) -> ssl.SSLContext:
-        context = ssl.create_default_context()
-        context.sslsocket_class = _TlsSocket
-        return context
+        return ssl.create_default_context()
 
 
-class Connection(http.client.HTTPConnection):
+class Connection:
     """A connection to a server, through the proxy that the environment names, if any.
 
     Args:
@@ -93,58 +97,79 @@ class Connection(http.client.HTTPConnection):
 
     def __init__(self, origin: Origin, *, connect_seconds: float) -> None:
         self.origin = origin
+        self.connect_seconds = connect_seconds
         self.is_fresh = True
+        """Whether it was not used for another request before."""
         self.step = "connection"
         """What the connection waits for: a connection, an answer or the rest of one."""
-        self.connect_seconds = connect_seconds
-        self._deadline = float("inf")
-        self._counter: _Timed | None = None
-        proxy = _proxy_of(origin)
-        self._goes_through_proxy = proxy is not None
-        super().__init__(origin.host if proxy is None else proxy.hostname or "", _port(origin, proxy))
-        self._proxy_headers = _authorization(proxy)
-        if proxy is not None and origin.scheme == "https":
-            self.set_tunnel(origin.host, origin.port, self._proxy_headers)
+        self._proxy = _proxy_of(origin)
+        self._sock: socket.socket | None = None
 
     @property
     def num_received(self) -> int:
         """Number of bytes received for the current request, with headers."""
-        return 0 if self._counter is None else self._counter.num_received
+        return 0 if self._sock is None else self._reads.num_received
 
     @property
     def is_stale(self) -> bool:
         """Whether the server has closed an idle connection, or sent more than it was asked for."""
-        if self.sock is None:
-            return True
+        assert self._sock is not None
         poll = select.poll()
-        poll.register(self.sock, select.POLLIN)
-        return bool(poll.poll(0))
+        poll.register(self._sock, select.POLLIN)
+        if poll.poll(0):
+            return True
+        self._reads.deadline = float("-inf")  # so that only what was received before is found
+        try:
+            return bool(self._reader.peek(1))
+        except TimeoutError:
+            return False
 
-    def ask(self, target: str, headers: dict[str, str], *, deadline: float) -> http.client.HTTPResponse:
-        """Send a request and return the answer, whose body may be read until the deadline."""
-        self._deadline = deadline
-        if self._goes_through_proxy and self.origin.scheme == "http":
-            target = f"http://{self.origin}{target}"
-            headers = headers | self._proxy_headers
-        if self.sock is None:
+    def ask(self, path: str, headers: str, *, deadline: float) -> Answer:
+        """Send a request and return the answer, whose body may be read until the deadline.
+
+        Args:
+            path: the path and query of the URL, in ASCII.
+            headers: further lines of the request, each with its end.
+            deadline: by the monotonic clock.
+        """
+        if self._sock is None:
             self.step = "connection"
-            self.connect()
-        assert isinstance(self.sock, _Timed)
-        self._counter = self.sock
+            self._connect(deadline)
+        assert self._sock is not None
         self.step = "answer"
-        self.sock.deadline, self.sock.num_received = deadline, 0
-        self.sock.limit()
-        self.request("GET", target, headers=headers)
-        response = self.getresponse()
+        if self._proxy is not None and self.origin.scheme == "http":
+            path = f"http://{self.origin}{path}"
+            headers += _authorization(self._proxy)
+        self._send(f"GET {path} HTTP/1.1\r\n{headers}", deadline)
+        answer = Answer(self._reader)
         self.step = "rest of the answer"
-        return response
+        return answer
 
-    def connect(self) -> None:
+    def close(self) -> None:
+        """Close the connection. May be called again."""
+        if self._sock is not None:
+            self._sock.close()
+
+    def _send(self, request: str, deadline: float) -> None:
+        assert self._sock is not None
+        host = self.origin.name if self.origin.port == _PORTS[self.origin.scheme] else str(self.origin)
+        self._reads.deadline, self._reads.num_received = deadline, 0
+        self._reads.limit()
+        self._sock.sendall(f"{request}Host: {host}\r\n{_HEADERS}\r\n".encode("ascii"))
+
+    def _use(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._reads = _TimedReads(sock)
+        self._reader: io.BufferedReader[Any] = io.BufferedReader(self._reads)
+
+    def _connect(self, deadline: float) -> None:
         """Connect within the time limit, to the first address of the server that accepts."""
-        deadline = min(self._deadline, time.monotonic() + self.connect_seconds)
-        addresses = _resolve(self.host, self.port, deadline=deadline)
+        origin, proxy = self.origin, self._proxy
+        deadline = min(deadline, time.monotonic() + self.connect_seconds)
+        host, port = (origin.host, origin.port) if proxy is None else (proxy.hostname or "", proxy.port or 80)
+        addresses = _resolve(host, port, deadline=deadline)
         for number, (family, address) in enumerate(addresses):
-            sock = _PlainSocket(family, socket.SOCK_STREAM)
+            sock = socket.socket(family, socket.SOCK_STREAM)
             try:
                 sock.settimeout(max((deadline - time.monotonic()) / (len(addresses) - number), 1e-3))
                 sock.connect(address)
@@ -153,14 +178,17 @@ class Connection(http.client.HTTPConnection):
                 sock.close()
                 if number == len(addresses) - 1:
                     raise
-        self.sock = sock
-        sock.deadline = deadline
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if self._goes_through_proxy and self.origin.scheme == "https":
-            self._tunnel()  # type: ignore[attr-defined]
-        if self.origin.scheme == "https":
-            sock.limit()
-            self.sock = self._tls.context.wrap_socket(sock, server_hostname=self.origin.host)
+        self._use(sock)
+        if origin.scheme == "https":
+            if proxy is not None:
+                self._send(f"CONNECT {origin} HTTP/1.1\r\n{_authorization(proxy)}", deadline)
+                answer = Answer(self._reader)
+                if answer.status != HTTPStatus.OK:
+                    raise RequestFailure("proxy refuses", f" the connection to {origin}: it answered {answer.status}")
+            self._reads.deadline = deadline
+            self._reads.limit()
+            self._use(self._tls.context.wrap_socket(sock, server_hostname=origin.host))
 
 
 def failure_of(error: Exception, connection: Connection, *, limit_seconds: float) -> RequestFailure:
@@ -191,15 +219,15 @@ def failure_of(error: Exception, connection: Connection, *, limit_seconds: float
             return RequestFailure("TLS failed", f" with {origin} ({error.reason or type(error).__name__})")
         case ConnectionRefusedError():
             return RequestFailure("connection refused", f" by {origin}: no server listens there")
-        case http.client.RemoteDisconnected():
+        case NoAnswerError():
             return RequestFailure("connection closed", f" by {origin} before the answer")
         case ConnectionResetError() | BrokenPipeError():
             return RequestFailure("connection reset", f" by {origin}")
-        case http.client.IncompleteRead():
+        case CutShortError():
             return RequestFailure(
                 "answer cut short", f": the connection to {origin} closed before the end of the answer"
             )
-        case http.client.HTTPException():
+        case NotHttpError():
             return RequestFailure("answer is not HTTP", f": is {origin} a web server?")
         case OSError() if error.errno in _UNREACHABLE:
             return RequestFailure("host unreachable", f": no way to {origin} ({error.strerror})")
@@ -237,12 +265,9 @@ def _proxy_of(origin: Origin) -> SplitResult | None:
     return urlsplit(url if "://" in url else f"http://{url}")
 
 
-def _port(origin: Origin, proxy: SplitResult | None) -> int:
-    return origin.port if proxy is None else proxy.port or _PORTS["http"]
-
-
-def _authorization(proxy: SplitResult | None) -> dict[str, str]:
-    if proxy is None or proxy.username is None:
-        return {}
+def _authorization(proxy: SplitResult) -> str:
+    """Return the header line for the user name and password of a proxy."""
+    if proxy.username is None:
+        return ""
     user = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
-    return {"Proxy-Authorization": f"Basic {b64encode(os.fsencode(user)).decode()}"}
+    return f"Proxy-Authorization: Basic {b64encode(os.fsencode(user)).decode()}\r\n"

@@ -1,10 +1,9 @@
-"""Reads objects, and spans of them, at http and https URLs, with Python's own client.
+"""Reads objects, and spans of them, at http and https URLs.
 
 obstore hides the headers of failed answers, such as Retry-After. It can read neither answers without a Content-Length
-nor from servers that ignore ranges. A read through Python's client takes about the same CPU time and less memory.
+nor from servers that ignore ranges. A read takes about the same CPU time as through obstore.
 """
 
-import http.client
 import re
 import time
 import weakref
@@ -18,6 +17,7 @@ from http import HTTPStatus
 from urllib.parse import quote, urljoin, urlsplit
 
 from mpload.errors import StorageError
+from mpload.storage.answers import Answer, CutShortError
 from mpload.storage.connections import Connection, Origin, failure_of
 from mpload.storage.request_failure import RequestFailure, status_failure
 from mpload.units import MIB, format_count
@@ -90,7 +90,9 @@ class WebClient:
                 origin = Origin.of(target)
             except ValueError:
                 raise RequestFailure("redirect to another kind of URL", is_temporary=False) from None
-            path = f"{target.path or '/'}{f'?{target.query}' if target.query else ''}"
+            path = quote(target.path or "/", safe=f"{_SAFE}%")
+            if target.query:
+                path += f"?{quote(target.query, safe=f'{_SAFE}%?')}"
             result = self._ask(origin, path, span, deadline=deadline, limit_seconds=limit_seconds)
             if isinstance(result, _Body):
                 return result
@@ -101,7 +103,7 @@ class WebClient:
         self, origin: Origin, path: str, span: tuple[int, int] | None, *, deadline: float, limit_seconds: float
     ) -> _Body | str:
         """Return the body of an answer, or the address that it redirects to."""
-        headers = {} if span is None else {"Range": f"bytes={span[0]}-{span[0] + span[1] - 1}"}
+        headers = "" if span is None else f"Range: bytes={span[0]}-{span[0] + span[1] - 1}\r\n"
         while True:
             connection = self._idle_connection(origin) or Connection(origin, connect_seconds=self._connect_seconds)
             try:
@@ -117,7 +119,7 @@ class WebClient:
                     continue  # the server has closed an idle connection in this moment
                 failure = failure_of(error, connection, limit_seconds=limit_seconds)
             else:
-                if response.isclosed() and connection.sock is not None:
+                if response.is_reusable:
                     connection.is_fresh = False
                     self._idle[origin].append(connection)
                 else:
@@ -137,12 +139,12 @@ class WebClient:
             connection.close()
         return None
 
-    def _read(self, response: http.client.HTTPResponse, path: str, span: tuple[int, int] | None) -> _Body | str:
+    def _read(self, response: Answer, path: str, span: tuple[int, int] | None) -> _Body | str:
         status = response.status
-        if status in _REDIRECTS and (address := response.headers.get("Location")):
+        if status in _REDIRECTS and (address := response.headers.get("location")):
             return address
         if status not in {HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT}:
-            raise status_failure(status, wait_seconds=_seconds_of(response.headers.get("Retry-After")))
+            raise status_failure(status, wait_seconds=_seconds_of(response.headers.get("retry-after")))
         _refuse_page(response, path)
         if span is None:
             if status == HTTPStatus.PARTIAL_CONTENT:
@@ -153,7 +155,7 @@ class WebClient:
             return _part(response, span)
         return _beginning(response, span)
 
-    def _whole(self, response: http.client.HTTPResponse, path: str) -> _Body:
+    def _whole(self, response: Answer, path: str) -> _Body:
         num_bytes = response.length
         if num_bytes is not None:
             self._check_size(num_bytes)
@@ -163,8 +165,8 @@ class WebClient:
         else:
             data = response.read(self._max_bytes + 1)
             self._check_size(len(data))
-        has_end = response.chunked or num_bytes is not None
-        if response.headers.get("Content-Encoding", "").strip().lower() in {"gzip", "x-gzip"} and not path.endswith(
+        has_end = response.has_end
+        if response.headers.get("content-encoding", "").strip().lower() in {"gzip", "x-gzip"} and not path.endswith(
             (".gz", ".tgz")
         ):
             return _Body(data=self._unzipped(data), has_end=True)  # gzip has a checksum at its end
@@ -198,10 +200,10 @@ def _close_all(idle: Mapping[Origin, Iterable[Connection]]) -> None:
             connection.close()
 
 
-def _part(response: http.client.HTTPResponse, span: tuple[int, int]) -> _Body:
+def _part(response: Answer, span: tuple[int, int]) -> _Body:
     """Return the body of an answer that says which bytes it brings."""
     offset, length = span
-    match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", "").strip())
+    match = _CONTENT_RANGE.fullmatch(response.headers.get("content-range", "").strip())
     if match is None:
         raise RequestFailure(
             "answer without a Content-Range", ": the server does not say which bytes it sent", is_temporary=False
@@ -216,11 +218,11 @@ def _part(response: http.client.HTTPResponse, span: tuple[int, int]) -> _Body:
         )
     data = response.read(last - first + 1)
     if len(data) < last - first + 1:
-        raise http.client.IncompleteRead(data)
+        raise CutShortError
     return _Body(data=data, has_end=True)
 
 
-def _beginning(response: http.client.HTTPResponse, span: tuple[int, int]) -> _Body:
+def _beginning(response: Answer, span: tuple[int, int]) -> _Body:
     """Return a span from an answer that brings the whole object, if it lies close to the beginning."""
     offset, length = span
     end, size = offset + length, response.length
@@ -233,14 +235,12 @@ def _beginning(response: http.client.HTTPResponse, span: tuple[int, int]) -> _Bo
             is_temporary=False,
         )
     data = response.read(end)
-    if size is not None and len(data) < min(end, size):
-        raise http.client.IncompleteRead(data)
-    return _Body(data=data[offset:], has_end=response.chunked or size is not None or len(data) == end)
+    return _Body(data=data[offset:], has_end=response.has_end or len(data) == end)
 
 
-def _refuse_encoding(response: http.client.HTTPResponse) -> None:
+def _refuse_encoding(response: Answer) -> None:
     """Raise if the server compresses, though every request says that it must not."""
-    encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
+    encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in {"", "identity"}:
         raise RequestFailure(
             "answer is compressed",
@@ -249,8 +249,9 @@ def _refuse_encoding(response: http.client.HTTPResponse) -> None:
         )
 
 
-def _refuse_page(response: http.client.HTTPResponse, path: str) -> None:
-    if response.headers.get_content_type() == "text/html" and path.partition("?")[0].lower().endswith(_FILES):
+def _refuse_page(response: Answer, path: str) -> None:
+    kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == "text/html" and path.partition("?")[0].lower().endswith(_FILES):
         raise RequestFailure(
             "answer is a web page",
             ", not the file: the server says text/html. Does it ask for a login, or report an error?",
