@@ -306,6 +306,24 @@ def collate() -> str:
     return markdown(["batches of 64 images", "images/s", "training process: CPU ms a batch", "CPU µs an image"], rows)
 
 
+def faults() -> str:
+    """Return what each fault of a web server leads to, in how many seconds, and the message."""
+    cases: dict[str, list[Record]] = {}
+    for record in latest("faults", "fault", "on_error", "num_workers"):
+        cases.setdefault(record["case"]["fault"], []).append(record["figures"])
+    rows = []
+    for name, found in cases.items():
+        texts = [figures["message"] for figures in found if figures["message"]]
+        message = re.sub(r".*?\(\w+\.jpg\): (https?://\S+: )?", "", texts[0], count=1) if texts else ""
+        message = re.split(r" \(\d+ attempt|\. ", message, maxsplit=1)[0]
+        if not texts:
+            outcome = "all samples are read"
+        else:
+            outcome = "an error ends the epoch" if len(texts) == len(found) else "error, or one sample is skipped"
+        rows.append([name, outcome, message, f"{max(figures['seconds'] for figures in found):.1f}"])
+    return markdown(["fault", "outcome", "message", "seconds"], rows, num_names=3)
+
+
 def with_spread(rates: list[float]) -> str:
     """Return the median of rates, with the lowest and the highest one."""
     return f"{median(rates):,.0f} ({min(rates):,.0f}-{max(rates):,.0f})"
@@ -316,6 +334,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "arrays": arrays,
     "batch-sizes": batch_sizes,
     "collate": collate,
+    "faults": faults,
     "leaders": leaders,
     "memory": memory,
     "peer-memory": peer_memory,

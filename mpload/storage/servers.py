@@ -16,7 +16,7 @@ __all__ = ["Attempts", "Limits", "Server"]
 _FIRST_WAIT_SECONDS = 0.1
 _MAX_WAIT_SECONDS = 10.0
 _MAX_BLAMES = 6
-_LEAST_SHARE = 1 / 4  # of the time limit of a request: less time is not enough for another attempt
+_LEAST_SHARE = 1 / 8  # of the time limit of a request: less time is not enough for another attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +93,8 @@ class Attempts:
     """Failures while the server answered another request: then the object is to blame."""
     last: RequestFailure | None = None
     last_failed_at: float = float("-inf")
+    previous_failed_at: float = float("-inf")
+    _is_extended: bool = False
 
     @classmethod
     def begin(cls, limits: Limits, server: Server, *, now: float) -> "Attempts":
@@ -106,7 +108,7 @@ class Attempts:
     def failed(self, failure: RequestFailure, *, now: float) -> None:
         """Note a failed attempt."""
         self.num_blames += self.last is not None and self.server.answered_at > self.last_failed_at
-        self.last, self.last_failed_at = failure, now
+        self.last, self.previous_failed_at, self.last_failed_at = failure, self.last_failed_at, now
         self.count[failure.what] += 1
         self.first_of_kind.setdefault(failure.what, failure)
 
@@ -123,10 +125,14 @@ class Attempts:
         assert self.last is not None
         if not self.last.is_temporary or (self.num_blames >= _MAX_BLAMES and not self.last.is_overload):
             return None
-        left = self.deadline - now
-        if left < self.limits.request_seconds * _LEAST_SHARE:
-            return None
-        most = min(_MAX_WAIT_SECONDS, self.limits.fresh_seconds, left / 2)
+        left = self.deadline - now - self.limits.request_seconds * _LEAST_SHARE
+        if left <= 0:
+            if self.num_blames or self.server.is_failing or self._is_extended:
+                return None
+            self._is_extended = True  # the server answers others by now, so this object gets a last chance
+            self.deadline = now + self.limits.fresh_seconds
+            return 0.0
+        most = min(_MAX_WAIT_SECONDS, self.limits.fresh_seconds, left)
         num_doublings = min(self.count.total() - 1, 20)
         return min(most, _FIRST_WAIT_SECONDS * float(1 << num_doublings)) * random.uniform(0.5, 1.0)
 
@@ -134,7 +140,11 @@ class Attempts:
     def is_outage(self) -> bool:
         """Whether the server, not the object, is to blame for the failures."""
         assert self.last is not None
-        return self.last.is_of_server or (self.last.is_temporary and not self.num_blames)
+        if not self.last.is_temporary:
+            return self.last.is_of_server
+        # When an outage begins, answers to earlier requests may still arrive, so an early blame proves nothing.
+        has_ceased = self.server.is_failing and self.server.failing_since < self.previous_failed_at
+        return has_ceased or not self.num_blames
 
     def described(self, now: float) -> str:
         """Return what was tried: `3 attempts in 2.1 s (2 x connection refused, 1 x no answer in time)`."""

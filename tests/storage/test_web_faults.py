@@ -1,7 +1,4 @@
-"""Faults of web servers: what an epoch leads to, how long that takes, and what the error says.
-
-`python -m tests.storage.test_web_faults` runs the whole table, and prints it as JSON lines.
-"""
+"""Faults of web servers: what an epoch leads to, how long that takes, and what the error says."""
 
 import re
 import socket
@@ -11,32 +8,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from mpload import MPDataset, MPLoader, OutageError, PoolOptions, RemoteStorage, ResizeCenterCrop, Topology
-from mpload.errors import SampleError, StorageError
+from mpload.errors import StorageError
 from mpload.storage.ranges import ByteRange
 from mpload.storage.remote import RemoteObjects
-from tests.support.fault_table import BAD, FAULTS, LIMITS, Fault, Outcome
-from tests.support.photos import encode, photo
-from tests.support.web_faults import AT_ONCE, NUM_GOOD, WebServer, web_server
+from tests.support.fault_runs import NUM_FILES, OnError, certificate_in, make_files, read_all, run, write_index
+from tests.support.fault_table import BAD, FAULTS, LIMITS, Fault
+from tests.support.web_faults import AT_ONCE, NUM_GOOD, web_server
 
 pytestmark = [pytest.mark.processes, pytest.mark.filterwarnings("ignore:a bad sample")]
-
-NUM_FILES = 16
-
-
-def make_files(folder: Path) -> None:
-    folder.mkdir(exist_ok=True)
-    rng = np.random.default_rng(0)
-    shard = b""
-    for number in range(NUM_FILES):
-        data = encode(Image.fromarray(photo(64, 64, rng)), "JPEG")
-        (folder / f"{number:02d}.jpg").write_bytes(data)
-        shard += data
-    (folder / "shard.bin").write_bytes(shard)
 
 
 @pytest.fixture(scope="module")
@@ -46,75 +28,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def write_index(path: Path, url: str, files: Path, *, has_spans: bool) -> None:
-    lines, offset = "", 0
-    for number in range(NUM_FILES):
-        name, size = f"{number:02d}.jpg", (files / f"{number:02d}.jpg").stat().st_size
-        lines += f"{f'{offset}+{size}@shard.bin' if has_spans else name}\t{number}\n"
-        offset += size
-    path.write_text(f"#mpload 1\n#root {url}\n#columns image:{'span' if has_spans else 'path'} label:int\n{lines}")
-
-
-def read_all(index: Path, *, on_error: str, num_workers: int) -> tuple[list[int], Exception | None, float]:
-    """Read an epoch; return the labels, the error, and the time by the monotonic clock when the last one came."""
-    dataset = MPDataset(
-        index,
-        decode=ResizeCenterCrop(16),
-        batch_size=4,
-        on_error=on_error,  # type: ignore[arg-type]
-        storage=RemoteStorage(**LIMITS),
-        topology=Topology(),
-    )
-    labels: list[int] = []
-    error = None
-    with MPLoader(dataset, num_workers=num_workers) as loader:
-        try:
-            for _, numbers in loader:
-                labels += numbers.tolist()
-        except SampleError as raised:
-            error = raised
-        return labels, error, time.monotonic()
-
-
-def check(
-    fault: Fault,
-    server: WebServer,
-    on_error: str,
-    num_workers: int,
-    found: tuple[list[int], Exception | None, float],
-) -> float:
-    """Check what a fault has led to, and return the seconds from its first effect to the end."""
-    labels, error, end = found
-    server.stop()
-    faulty = [request.at_seconds for request in server.requests if request.is_faulty]
-    seconds = end - (faulty[0] if faulty else server.requests[0].at_seconds)
-    assert seconds < 1.2 * LIMITS["retry_seconds"]
-    if match := re.search(r"after (\d+)", fault.fault):  # a server that asks to wait is left alone, also by probes
-        first, others = faulty[0], [request.at_seconds for request in server.requests][NUM_GOOD + 1 :]
-        assert all(at - first > int(match[1]) for at in others) or num_workers > 1
-    everything = list(range(NUM_FILES))
-    if fault.outcome is Outcome.ALL_READ:
-        assert error is None
-        assert labels == everything
-    elif fault.outcome is Outcome.BAD_OBJECT and on_error == "skip":
-        assert error is None
-        assert labels == [number for number in everything if number != int(BAD[:2])]
-    else:
-        assert error is not None
-        message = str(error)
-        assert re.search(fault.message, message), message
-        assert re.match(r"\S+\.txt:\d+: sample \d+ \(\d\d\.jpg\): ", message)
-        if fault.name != "empty file":
-            assert f"{server.url}/" in message
-        assert (BAD in message) or fault.outcome is Outcome.OUTAGE
-    return seconds
-
-
-def run(fault: Fault, files: Path, folder: Path, *, on_error: str, num_workers: int) -> tuple[float, Exception | None]:
-    with web_server(files, fault.fault, seconds=fault.seconds, bad=fault.bad) as server:
-        write_index(folder / "index.txt", server.url, files, has_spans=fault.has_spans)
-        found = read_all(folder / "index.txt", on_error=on_error, num_workers=num_workers)
-        return check(fault, server, on_error, num_workers, found), found[1]
+@pytest.fixture(scope="module")
+def many_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("many")
+    make_files(folder, num_files=200, side=32)
+    return folder
 
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.is_fast], ids=lambda fault: fault.name)
@@ -130,7 +48,7 @@ def test_a_fault_of_a_web_server_is_survived_or_its_sample_skipped_in_time(
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_each_fault_of_a_web_server_is_survived_or_named_in_time(
-    fault: Fault, on_error: str, num_workers: int, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fault: Fault, on_error: OnError, num_workers: int, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run(fault, files, tmp_path, on_error=on_error, num_workers=num_workers)
@@ -175,7 +93,7 @@ def test_a_host_that_does_not_answer_at_all_is_an_outage() -> None:
 
 
 def test_a_certificate_must_be_trusted(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    certificate = make_certificate(tmp_path)
+    certificate = certificate_in(tmp_path)
     with web_server(files, "bandwidth", certificate=certificate) as server:
         start = time.monotonic()
         error = error_of(server.url)
@@ -244,7 +162,7 @@ def test_an_object_that_could_not_be_read_fails_again_without_a_request(files: P
 
 def test_a_worker_that_waits_for_a_server_is_not_stuck(files: Path, tmp_path: Path) -> None:
     with web_server(files, "stall once", bad=BAD) as server:
-        write_index(tmp_path / "index.txt", server.url, files, has_spans=False)
+        write_index(tmp_path / "index.txt", server.url, files)
         dataset = MPDataset(
             tmp_path / "index.txt",
             decode=ResizeCenterCrop(16),
@@ -258,15 +176,49 @@ def test_a_worker_that_waits_for_a_server_is_not_stuck(files: Path, tmp_path: Pa
             assert [number for _, numbers in loader for number in numbers.tolist()] == list(range(NUM_FILES))
 
 
+@pytest.mark.parametrize(
+    ("fault", "on_error", "num_missing"),
+    [
+        ("slow stall", "skip", 1),
+        pytest.param("slow stall", "raise", None, marks=pytest.mark.slow),
+        pytest.param("slow outage", "skip", None, marks=pytest.mark.slow),
+        pytest.param("slow stall once", "raise", 0, marks=pytest.mark.slow),
+    ],
+)
+def test_samples_that_are_read_ahead_meet_the_same_limits(
+    fault: str,
+    on_error: OnError,
+    num_missing: int | None,
+    many_files: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The threads that read ahead and the sample itself share the time of their attempts."""
+    monkeypatch.chdir(tmp_path)
+    with web_server(many_files, fault, seconds=1000.0 * ("outage" in fault), bad="150.jpg") as server:
+        write_index(tmp_path / "index.txt", server.url, many_files)
+        labels, message = read_all(tmp_path / "index.txt", on_error=on_error, num_workers=1)
+        end = time.monotonic()
+        server.stop()
+    first = next(request.at_seconds for request in server.requests if request.is_faulty)
+    assert end - first < 1.2 * LIMITS["retry_seconds"]
+    assert (message is None) == (num_missing is not None)
+    if message is None:
+        assert len(labels) == 200 - (num_missing or 0)
+    else:
+        assert re.search(r"(no answer in time|connection refused).*retry_seconds=2", message)
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_the_error_of_a_batch_without_samples_names_the_first_causes(
     num_workers: int, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with web_server(files, "status 404", bad=AT_ONCE) as server:
-        write_index(tmp_path / "index.txt", server.url, files, has_spans=False)
-        _, error, _ = read_all(tmp_path / "index.txt", on_error="skip", num_workers=num_workers)
-    lines = str(error).splitlines()
+        write_index(tmp_path / "index.txt", server.url, files)
+        _, message = read_all(tmp_path / "index.txt", on_error="skip", num_workers=num_workers)
+    assert message is not None
+    lines = message.splitlines()
     assert lines[0].endswith("index.txt: all 4 samples of a batch failed; see the error report")
     for number, line in enumerate(lines[1:4]):
         name = f"{number:02d}.jpg"
@@ -285,15 +237,3 @@ def wait_until(read: Callable[[], list[bytes]], *, seconds: float) -> list[bytes
             return read()
         except OutageError:
             assert time.monotonic() < end
-
-
-def make_certificate(folder: Path) -> Path:
-    """Make a certificate of the address 127.0.0.1, which only those trust who are told to."""
-    path = folder / "certificate.pem"
-    names = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *names]
-    ran = subprocess.run([*command, "-keyout", folder / "key.pem", "-out", path], capture_output=True, check=False)
-    if ran.returncode:
-        pytest.skip("needs openssl")
-    path.write_bytes(path.read_bytes() + (folder / "key.pem").read_bytes())
-    return path

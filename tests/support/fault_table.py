@@ -5,7 +5,9 @@ from enum import StrEnum
 
 from tests.support.web_faults import EVERY
 
-__all__ = ["BAD", "FAULTS", "LIMITS", "Fault", "Outcome"]
+__all__ = ["BAD", "FAULTS", "LIMITS", "NO_HOST", "Fault", "Outcome", "ServerKind"]
+
+NO_HOST = "http://no-such-host.invalid"
 
 BAD = "05.jpg"
 """The file with the fault, if a single one has it."""
@@ -22,6 +24,16 @@ class Outcome(StrEnum):
     """An error, also under "skip"."""
 
 
+class ServerKind(StrEnum):
+    """What kind of server there is."""
+
+    PLAIN = "plain"
+    UNTRUSTED = "untrusted"
+    """It has a certificate that no authority has signed."""
+    NONE = "none"
+    """There is none: DNS does not know its name."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """A fault, and what it must lead to."""
@@ -36,6 +48,9 @@ class Fault:
     bad: str = BAD
     has_spans: bool = False
     """Whether samples are spans of a shard."""
+    server: ServerKind = ServerKind.PLAIN
+    is_of_decoder: bool = False
+    """Whether the error comes from the decoder, which knows the file but not the URL."""
     is_fast: bool = False
     """Whether it is also tested where time is short."""
 
@@ -109,8 +124,27 @@ FAULTS = (
     ),
     _survived("gzip though refused", "gzip"),
     _bad("web page", "web page", "answer is a web page, not the file: the server says text/html"),
-    _bad("empty file", "empty", r"(?i)05\.jpg.*(empty|0 bytes)"),
+    Fault(
+        name="empty file",
+        fault="empty",
+        outcome=Outcome.BAD_OBJECT,
+        message=r"05\.jpg\): not an image: 0 bytes",
+        is_of_decoder=True,
+    ),
     _bad("not HTTP", "not HTTP", rf"answer is not HTTP: is 127\.0\.0\.1:\d+ a web server\? {_TRIED}"),
     _survived("bandwidth 1 MB/s", "bandwidth", bad=EVERY),
+    Fault(
+        name="name that DNS does not know",
+        fault="",
+        outcome=Outcome.OUTAGE,
+        message=f"name not resolved: DNS knows no address of no-such-host.invalid .* {_NONE}",
+        server=ServerKind.NONE,
+    ),
+    Fault(
+        name="certificate not trusted",
+        fault="bandwidth",
+        outcome=Outcome.OUTAGE,
+        message=r"certificate not trusted: that of 127\.0\.0\.1:\d+ fails verification",
+        server=ServerKind.UNTRUSTED,
+    ),
 )
-"""All faults but those that need a server of another kind: a name that DNS does not know, and a bad certificate."""

@@ -2,6 +2,7 @@
 
     python -m tests.support.web_faults FOLDER FAULT SECONDS BAD_NAME [CERTIFICATE]
 
+A fault whose name begins with `slow` is one of a server that takes a while for each answer, so that readers read ahead.
 `SECONDS` is the duration of an outage, or of a stall. `BAD_NAME` names the file that has the fault; `*` means that
 every file has it, once `NUM_GOOD` requests have been answered, and `**` that every file has it at once. The process
 prints its port, and then a line for each request: the time by the monotonic clock, the path, and whether the request
@@ -36,6 +37,7 @@ _HOST = re.compile(r"https?://[^/]*")  # a proxy gets whole URLs
 _STATUS = re.compile(r"status (\d{3})(?: after ([\d.]+))?")
 _GENERAL = {"bandwidth", "ignores ranges"}  # every answer has these
 _BANDWIDTH_BYTES = 1_000_000
+_LATENCY_SECONDS = 0.01
 _OPEN_SECONDS = 60  # how long a connection on which nothing happens stays open
 
 
@@ -88,7 +90,8 @@ class _Server:
 
     def __init__(self, folder: Path, fault: str, seconds: float, bad: str, certificate: str | None) -> None:
         self._folder = folder
-        self._fault = fault
+        self._latency_seconds = _LATENCY_SECONDS if fault.startswith("slow ") else 0.0
+        self._fault = fault.removeprefix("slow ")
         self._seconds = seconds
         self._bad = bad
         self._tls = None
@@ -157,6 +160,7 @@ class _Server:
 
     def _send_part(self, connection: socket.socket, data: bytes, request: bytes) -> bool:
         wanted = None if self._fault == "ignores ranges" else _RANGE.search(request)
+        time.sleep(self._latency_seconds)
         if self._fault == "bandwidth":
             with self._lock:
                 self._sent_until = max(self._sent_until, time.monotonic()) + len(data) / _BANDWIDTH_BYTES
