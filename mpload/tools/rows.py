@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpload.errors import ArgumentError, MploadError
+from mpload.errors import ArgumentError, MploadError, OutageError
 from mpload.images.backends import HOW_TO_BUILD, can_note_rows
 from mpload.images.claims import unclaimed
 from mpload.images.decoders import RawBytes
@@ -35,6 +35,7 @@ def note_rows(index: Index, *, num_workers: int = 8, progress: Callable[[int], N
     Raises:
         ArgumentError: The index names no files, or the decoder here cannot note rows.
         StorageError: The row index can be written neither beside the index nor in the user's cache folder.
+        OutageError: A server does not answer.
 
     Memory: two files per thread.
     """
@@ -54,6 +55,8 @@ def note_rows(index: Index, *, num_workers: int = 8, progress: Callable[[int], N
         number, cell, known = photo
         try:
             made = None if known is None else _entry_of(storage.read([range_of(cell)])[0], known=known)
+        except OutageError:
+            raise
         except MploadError:
             made = None
         return number, made

@@ -176,6 +176,21 @@ def test_a_worker_that_waits_for_a_server_is_not_stuck(files: Path, tmp_path: Pa
             assert [number for _, numbers in loader for number in numbers.tolist()] == list(range(NUM_FILES))
 
 
+@pytest.mark.slow
+def test_an_outage_of_a_minute_is_survived_with_the_default_limits(files: Path, tmp_path: Path) -> None:
+    with web_server(files, "outage", seconds=60.0) as server:
+        write_index(tmp_path / "index.txt", server.url, files)
+        dataset = MPDataset(
+            tmp_path / "index.txt",
+            decode=ResizeCenterCrop(16),
+            batch_size=4,
+            on_error="skip",
+            topology=Topology(),
+        )
+        with MPLoader(dataset, num_workers=2) as loader:
+            assert [number for _, numbers in loader for number in numbers.tolist()] == list(range(NUM_FILES))
+
+
 @pytest.mark.parametrize(
     ("fault", "on_error", "num_missing"),
     [

@@ -74,9 +74,9 @@ _NO_ANSWER = r"no answer in time: none from 127\.0\.0\.1:\d+ within 0\.\d+ s"
 FAULTS = (
     _survived("stall, once", "stall once", is_fast=True),
     _survived("stall that ends after 0.3 s", "stall", seconds=0.3),
-    _bad("stall of an object for ever", "stall", f"{_NO_ANSWER} {_TRIED}"),
+    _bad("stall of an object forever", "stall", f"{_NO_ANSWER} {_TRIED}"),
     Fault(
-        name="stall of the server for ever",
+        name="stall of the server forever",
         fault="stall",
         outcome=Outcome.OUTAGE,
         message=f"{_NO_ANSWER} {_NONE}",
@@ -86,10 +86,10 @@ FAULTS = (
     _bad("drip, 1 kB/s", "drip", rf"answer stalled after \d+ bytes in 0\.\d+ s {_TRIED}", is_fast=True),
     _bad("drip of headers", "drip of headers", f"{_NO_ANSWER} {_TRIED}"),
     _survived("stall in the body, once", "stall in the body once"),
-    _bad("stall in the body for ever", "stall in the body", rf"answer stalled after [\d,]+ bytes in 0\.\d+ s {_TRIED}"),
+    _bad("stall in the body forever", "stall in the body", rf"answer stalled after [\d,]+ bytes in 0\.\d+ s {_TRIED}"),
     _survived("connections refused for 0.5 s", "outage", seconds=0.5, bad=EVERY),
     _survived("connections refused for 1.5 s", "outage", seconds=1.5, bad=EVERY, is_fast=True),
-    _outage("connections refused for ever", "outage", rf"connection refused by 127\.0\.0\.1:\d+: .* {_NONE}"),
+    _outage("connections refused forever", "outage", rf"connection refused by 127\.0\.0\.1:\d+: .* {_NONE}"),
     _survived("connection reset, once", "reset once"),
     _bad("connection reset always", "reset", rf"connection reset by 127\.0\.0\.1:\d+ {_TRIED}"),
     _bad(
@@ -108,7 +108,7 @@ FAULTS = (
     _survived("status 500 for 1 s", "status 500", seconds=1.0, bad=EVERY),
     _survived("status 502 for 1 s", "status 502", seconds=1.0, bad=EVERY),
     _survived("status 503 for 1.5 s", "status 503", seconds=1.5, bad=EVERY),
-    _outage("status 503 for ever", "status 503", f"the server answered 503 Service Unavailable {_NONE}"),
+    _outage("status 503 forever", "status 503", f"the server answered 503 Service Unavailable {_NONE}"),
     _outage(
         "status 503, Retry-After: 30",
         "status 503 after 30",

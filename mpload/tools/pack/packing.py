@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock, Timeout
 
-from mpload.errors import ArgumentError, SampleError, StorageError
+from mpload.errors import ArgumentError, OutageError, SampleError, StorageError
 from mpload.images.arrays import RawArray
 from mpload.images.baseline import HuffmanTables, SymbolCounts
 from mpload.images.decoders import RawBytes
@@ -72,7 +72,8 @@ def pack_index(
         ArgumentError: `out` contains other files or another pack, workers cannot start, or JPEGs are to be rewritten
             and the native module was not built.
         SampleError: A sample cannot be read or decoded. Finished shards are kept.
-        StorageError: A shard cannot be written, or a worker was killed. Finished shards are kept.
+        StorageError: A shard cannot be written, a worker was killed, or a server does not answer. Finished shards are
+            kept.
     """
     check_workers(num_workers)
     folder = Path(out).absolute()
@@ -327,7 +328,7 @@ class _Packer:
         """Raise the errors of a sample as a `SampleError` that says where it is listed."""
         try:
             yield
-        except ArgumentError:  # the sample is not to blame: a native module is missing
+        except (ArgumentError, OutageError):  # the sample is not to blame: a native module is missing, or a server
             raise
         except (OSError, ValueError) as error:  # StorageError and DecodeError are among them
             raise SampleError(f"{self.source.where(record.sample_id)}: {error}. Remove it from the index") from error
