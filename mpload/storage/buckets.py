@@ -27,7 +27,7 @@ __all__ = ["BucketClient", "list_bucket"]
 _PARALLEL_LISTS = 16
 _PAGE_OBJECTS = 1000  # number of objects that providers send per page
 _LIST_SECONDS = 60.0
-_LIST_RETRY_SECONDS = 300.0
+_LIST_RETRY_SECONDS = 90.0
 
 # obstore's errors tell their kind only in the text that Rust makes of them, one field a line. Strings in it, which may
 # quote a server or a path, are replaced first.

@@ -47,7 +47,7 @@ class RetryingClient:
         self._limits = limits
         self._server = Server()
         self._outage = ""  # the message of the latest outage
-        self._failed: dict[_What, tuple[float, str]] = {}  # what could not be read, when, and why
+        self._failed: dict[_What, tuple[float, str]] = {}  # what could not be read, until when that counts, and why
 
     def fetch(self, key: str, span: tuple[int, int] | None) -> bytes:
         """Return the bytes of an object, or of a span of it: (offset, length). A span may end early.
@@ -60,7 +60,8 @@ class RetryingClient:
         attempts = Attempts.begin(self._limits, self._server, now=began)
         self._raise_if_known((key, span), attempts, now=began)
         while True:
-            self._await_turn(attempts)
+            if self._await_turn((key, span), attempts) and attempts.last is not None and self._server.is_failing:
+                self._probe(key, attempts)
             began = time.monotonic()
             try:
                 data = self._client.fetch(self._url, key, span, limit_seconds=attempts.limit_seconds(began))
@@ -85,14 +86,17 @@ class RetryingClient:
         else:
             self._server.failed(failure, began=began, now=now)
 
-    def _await_turn(self, attempts: Attempts) -> None:
-        """Wait until the server wants to be asked again."""
+    def _await_turn(self, what: _What, attempts: Attempts) -> bool:
+        """Wait until the server wants to be asked again, and return whether that took any time."""
+        has_waited = False
         while (pause := self._server.resumes_at - (now := time.monotonic())) > 0:
             if now + pause >= attempts.deadline:
                 if attempts.last is None:
                     attempts.failed(RequestFailure("server overloaded"), now=now)
-                self._give_up(None, attempts, note=f", and asks to wait for {pause:.3g} s more")
+                self._give_up(what, attempts, note=f", and asks to wait for {pause:.3g} s more")
             time.sleep(pause + random.uniform(0, min(_JITTER_SECONDS, self._limits.fresh_seconds)))
+            has_waited = True
+        return has_waited
 
     def _probe(self, key: str, attempts: Attempts) -> None:
         """Ask the server for another object, in one thread at a time, unless it wants to be left alone."""
@@ -117,14 +121,14 @@ class RetryingClient:
         server = self._server
         if server.is_failing and now - server.given_up_at < self._limits.outage_seconds:
             raise OutageError(self._outage)
-        for other, (at, message) in list(self._failed.items()):
-            if now - at < self._limits.fresh_seconds:
+        for other, (until, message) in list(self._failed.items()):
+            if now < until:
                 if other == what:
                     raise StorageError(message)
                 if _is_part(what, other):  # it may be good: another part of it may be to blame
                     attempts.deadline = min(attempts.deadline, now + self._limits.fresh_seconds)
 
-    def _give_up(self, what: _What | None, attempts: Attempts, *, note: str = "") -> NoReturn:
+    def _give_up(self, what: _What, attempts: Attempts, *, note: str = "") -> NoReturn:
         now = time.monotonic()
         assert attempts.last is not None
         failure = attempts.first_of_kind[attempts.last.what]  # the last one may have had less time than usual
@@ -137,13 +141,11 @@ class RetryingClient:
             self._server.given_up_at = now
             raise OutageError(self._outage) from None
         message = f"{message}. The server answers other requests"
-        if what is not None:
-            for other in [
-                other for other, (at, _) in list(self._failed.items()) if now - at > self._limits.fresh_seconds
-            ]:
+        for other, (until, _) in list(self._failed.items()):
+            if now > until:
                 self._failed.pop(other, None)
-            if len(self._failed) < _MAX_REMEMBERED:
-                self._failed[what] = now, message
+        if len(self._failed) < _MAX_REMEMBERED:
+            self._failed[what] = max(now, self._server.resumes_at) + self._limits.fresh_seconds, message
         raise StorageError(message) from None
 
 
