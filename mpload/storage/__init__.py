@@ -1,29 +1,30 @@
 """Reading bytes: from local files, shards, databases and remote stores.
 
 ```
-ranges      ByteRange, Span, LmdbValue, RowValue: requests for bytes
-merging     plans a few large reads for many neighbouring ranges; opens nothing
-protocols   Storage: the interface of every storage, and two optional extensions of it
-confined    resolves paths and checks that they stay inside the root
-local       LocalStorage: files and shards below a root folder
-lmdb        LmdbStorage: values in LMDB data files
-lmdb_scan   reads all values of an LMDB data file in a separate process
-parquet     ParquetStorage: values in Parquet files
-remote      RemoteStorage: time limits for reading objects at URLs; RemoteObjects reads them
-retrying    repeats requests that fail, and tells bad objects from outages
-servers     what a process knows about a server, and when to repeat a request
-web         makes requests to http and https URLs
-connections HTTP connections on which every wait has a limit
-buckets     makes requests to buckets, with obstore
+ranges           ByteRange, Span, LmdbValue, RowValue: requests for bytes
+merging          plans a few large reads for many neighbouring ranges; opens nothing
+protocols        Storage: the interface of every storage, and two optional extensions of it
+confined         resolves paths and checks that they stay inside the root
+local            LocalStorage: files and shards below a root folder
+lmdb             LmdbStorage: values in LMDB data files
+lmdb_scan        reads all values of an LMDB data file in a separate process
+parquet          ParquetStorage: values in Parquet files
+remote           RemoteStorage: time limits for reading objects at URLs; RemoteObjects reads them
+retrying         repeats requests that fail, and tells bad objects from outages
+servers          what a process knows about a server, and when to repeat a request
+web              makes requests to http and https URLs
+connections      HTTP connections on which every wait has a limit
+answers          reads the answers of web servers
+buckets          makes requests to buckets, with obstore
 request_failure  what went wrong with one request
-listing     lists the keys of a bucket in several threads
-opening     open_storage: makes the storage that an index needs
-many        reads the ranges of a whole chunk of samples with one native call
-mapped      maps shards of small samples into memory
-read_ahead  ReadAhead: threads that read samples in advance when the storage is slow
-native      the native module, if it was built
-_files      opens files below a folder (C, optional): its Python module
-_read_many  reads many ranges of files into one area, or copies them from maps (C)
+listing          lists the keys of a bucket in several threads
+opening          open_storage: makes the storage that an index needs
+many             reads the ranges of a whole chunk of samples with one native call
+mapped           maps shards of small samples into memory
+read_ahead       ReadAhead: threads that read samples in advance when the storage is slow
+native           the native module, if it was built
+_files           opens files below a folder (C, optional): its Python module
+_read_many       reads many ranges of files into one area, or copies them from maps (C)
 ```
 
 This file imports nothing, so that a worker loads only the modules it uses.
