@@ -152,7 +152,7 @@ def _connect(connection: HTTPConnection, connect: Callable[[], None]) -> None:
     except Empty:
         raise exceptions.ConnectTimeoutError(connection, "its name is not known yet") from None
     if isinstance(error, socket.gaierror):
-        raise exceptions.NameResolutionError(connection.host, connection, error)
+        raise exceptions.NameResolutionError(connection.host, connection, error) from error
     connect()
     connection.sock = _TimedSocket(connection.sock)
 
@@ -179,7 +179,10 @@ def failure_of(error: Exception, address: str, *, step: str, seconds: float, con
         case exceptions.ProxySchemeUnknown() | exceptions.ProxySchemeUnsupported():
             return RequestFailure("proxy not supported", ": give an http or https proxy", is_temporary=False)
         case exceptions.NameResolutionError():
-            return RequestFailure("name not resolved", f": DNS knows no address of {server.hostname}")
+            cause = error.__cause__.strerror if isinstance(error.__cause__, OSError) else "no answer"
+            return RequestFailure("name not resolved", f": DNS knows no address of {server.hostname} ({cause})")
+        case exceptions.NewConnectionError() if isinstance(error.__cause__, OSError):
+            return _failure_of_socket(error.__cause__, origin)
         case exceptions.ConnectTimeoutError():
             return RequestFailure("no connection in time", f": none from {origin} within {connect_seconds:.3g} s")
         case exceptions.ReadTimeoutError() if step == "answer":
@@ -188,8 +191,6 @@ def failure_of(error: Exception, address: str, *, step: str, seconds: float, con
             received = error.__cause__.args[:1] if isinstance(error.__cause__, TimeoutError) else ()
             count = f" after {format_count(received[0])} bytes" if received and isinstance(received[0], int) else ""
             return RequestFailure("answer stalled", f"{count} in {seconds:.3g} s")
-        case exceptions.NewConnectionError() if isinstance(error.__cause__, OSError):
-            return _failure_of_socket(error.__cause__, origin)
         case exceptions.SSLError() if isinstance(error.args[0], ssl.SSLError):
             return _failure_of_tls(error.args[0], origin)
         case exceptions.ProtocolError() if len(error.args) > 1 and isinstance(error.args[1], Exception):
