@@ -13,8 +13,7 @@ remote           RemoteStorage: time limits for reading objects at URLs; RemoteO
 retrying         repeats requests that fail, and tells bad objects from outages
 servers          what a process knows about a server, and when to repeat a request
 web              makes requests to http and https URLs
-connections      HTTP connections on which every wait has a limit
-answers          reads the answers of web servers
+connections      HTTP connections, through urllib3, on which every wait has a limit
 buckets          makes requests to buckets, with obstore
 request_failure  what went wrong with one request
 listing          lists the keys of a bucket in several threads

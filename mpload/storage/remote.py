@@ -144,7 +144,10 @@ class RemoteObjects:
             client: Client = BucketClient(connect_seconds=seconds, max_bytes=self._max_bytes)
         else:
             # Imported here: TLS and HTTP would cost every worker that reads local files 3 MB and 30 ms.
-            from mpload.storage.web import WebClient  # noqa: PLC0415
+            try:
+                from mpload.storage.web import WebClient  # noqa: PLC0415
+            except ImportError as error:
+                raise ArgumentError("reading URLs takes the package urllib3: pip install 'mpload[remote]'") from error
 
             client = WebClient(connect_seconds=seconds, max_bytes=self._max_bytes)
         return RetryingClient(client, place, self._limits)
