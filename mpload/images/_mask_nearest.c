@@ -22,6 +22,14 @@ static int is_geometry(const int64_t *numbers, int out_height, int out_width) {
         && numbers[SHOWN_HEIGHT] == out_height && numbers[SHOWN_WIDTH] == out_width;
 }
 
+/* `check_shape` in mask.py: whether a mask of this size can belong to the image. */
+static int is_shape(int64_t height, int64_t width, int64_t image_height, int64_t image_width) {
+    int64_t difference = height * image_width - width * image_height;
+    int64_t larger = height * width >= image_height * image_width ? height + width : image_height + image_width;
+    int is_turned = height == image_width && width == image_height && height != width;
+    return !is_turned && difference < larger && -difference < larger;
+}
+
 /* Pick the numbers of a row at `places`, as items of TYPE. */
 #define PICK(TYPE, NUMBER)                                                   \
     do {                                                                     \
@@ -58,8 +66,8 @@ int show_mask(
     uint8_t *out
 ) {
     if (!is_geometry(geometry, out_height, out_width)
-        || (mask->height == geometry[IMAGE_WIDTH] && mask->width == geometry[IMAGE_HEIGHT] && mask->height != mask->width)) {
-        return 0;  /* Python refuses the latter */
+        || !is_shape(mask->height, mask->width, geometry[IMAGE_HEIGHT], geometry[IMAGE_WIDTH])) {
+        return 0;
     }
     for (int x = 0; x < out_width; x++) {
         int64_t place = nearest(
