@@ -26,7 +26,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from bench_small import cpu_seconds, told
+from turns import cpu_seconds, told
 
 BATCH_SIZE = 64
 HEIGHTS, WIDTHS = (330, 500), (400, 640)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Process", "medians", "run_epochs", "started", "take_turns", "told", "turn"]
+__all__ = ["Process", "cpu_seconds", "medians", "run_epochs", "started", "take_turns", "told", "turn"]
 
 Process = subprocess.Popen[str]
 
@@ -46,11 +46,11 @@ def told(process: Process) -> dict[str, Any]:
 def turn(process: Process) -> tuple[float, float]:
     """Let a contestant run an epoch; return samples per second, and microseconds of CPU time a sample."""
     assert process.stdin is not None
-    before = _cpu_seconds(process.pid)
+    before = cpu_seconds(process.pid)
     process.stdin.write("\n")
     process.stdin.flush()
     result = told(process)
-    taken = _cpu_seconds(process.pid) - before
+    taken = cpu_seconds(process.pid) - before
     return result["num_samples"] / result["seconds"], 1e6 * taken / result["num_samples"]
 
 
@@ -69,7 +69,7 @@ def medians(turns: list[tuple[float, float]]) -> tuple[float, float]:
     return rate, cpu_us
 
 
-def _cpu_seconds(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     """Return the CPU time of a process and of all its descendants."""
     import psutil
 
