@@ -99,10 +99,7 @@ class Pipeline:
                 guard.check_values(files)
 
     def _start(self) -> None:
-        storage = self.storage
-        if storage is None or isinstance(storage, RemoteStorage):
-            storage = storage_of(self.index, self.maker.decoders, self.page_cache, storage)
-        self.opened_storage = storage
+        self.opened_storage = storage_of(self.index, self.maker.decoders, self.page_cache, self.storage)
         """Where this process reads from."""
         self.ahead = ReadAhead(self.opened_storage)
         self.bad = BadSamples(self.policy, index_path=self.index.path)

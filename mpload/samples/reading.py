@@ -31,12 +31,15 @@ def storage_of(
     index: Index,
     decoders: Iterable[Callable[..., Any]],
     page_cache: PageCache | str,
-    remote: RemoteStorage | None = None,
+    given: Storage | RemoteStorage | None = None,
 ) -> Storage:
     """Open the storage of an index's sources; it refuses files that exceed the `max_bytes` of all decoders' limits.
 
-    `remote` has the time limits for URLs. An index without sources gets a storage of local files, which reads nothing.
+    A storage that is `given` is returned as it is; it may also be the time limits for URLs. An index without sources
+    gets a storage of local files, which reads nothing.
     """
+    if given is not None and not isinstance(given, RemoteStorage):
+        return given
     limits = [getattr(decode, "limits", None) for decode in decoders]
     max_bytes = [each.max_bytes for each in limits if isinstance(each, Limits)]
     kinds = {_RANGE_TYPES.get(column.type, ByteRange) for column in index.columns if column.type.is_source}
@@ -46,7 +49,7 @@ def storage_of(
         allow_outside_root=index.allow_outside_root,
         max_bytes=max(max_bytes) if max_bytes and len(max_bytes) == len(limits) else None,
         page_cache=page_cache,
-        limits=remote,
+        limits=given,
     )
 
 
