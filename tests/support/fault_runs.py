@@ -93,14 +93,14 @@ def read_all(index: Path, *, on_error: OnError, num_workers: int) -> tuple[tuple
     return tuple(labels), None
 
 
-def run_in_time(fault: Fault, files: Path, folder: Path, *, on_error: OnError, num_workers: int) -> None:
+def run_in_time(fault: Fault, files: Path, folder: Path, *, on_error: OnError, num_workers: int) -> Found:
     """Check as `run` does, and once more if that fails: a busy machine may use up the time that a limit leaves."""
     try:
-        run(fault, files, folder, on_error=on_error, num_workers=num_workers)
+        return run(fault, files, folder, on_error=on_error, num_workers=num_workers)
     except AssertionError:
         again = folder / "again"
-        again.mkdir()
-        run(fault, files, again, on_error=on_error, num_workers=num_workers)
+        again.mkdir(exist_ok=True)
+        return run(fault, files, again, on_error=on_error, num_workers=num_workers)
 
 
 def run(fault: Fault, files: Path, folder: Path, *, on_error: OnError, num_workers: int) -> Found:
