@@ -6,7 +6,8 @@ Each case is an epoch over 16 photographs on a web server on the loopback interf
 has one fault: with "raise" and "skip", without workers and with 2. A request may take 0.5 s, and a read 2 s with all
 its repetitions. The benchmark fails if an epoch leads to anything else than tests/support/fault_table.py says, or if it
 takes more than 1.2 times the limit. The seconds count from the first request that meets the fault, or else from the
-start of the epoch. A case that fails is tried once more, since the machine may have been busy. Records: benchmarks/records/faults.jsonl.
+start of the epoch. A case that fails is tried once more, since the machine may have been busy. Records:
+benchmarks/records/faults.jsonl.
 """
 
 import argparse
