@@ -74,7 +74,7 @@ from tests.support.photos import make_photo_tree
 SIZE = 224
 TURN = 25
 IMAGES = Path(__file__).parents[1] / "mpload" / "images"
-MODULES = {IMAGES / "_jpeg.c", IMAGES / "_transcode.c"}
+MODULES = {IMAGES / f"{name}.c" for name in ("_jpeg", "_jpeg_crops", "_transcode")} | {*IMAGES.glob("_mask*.c")}
 SOURCES = (Path(__file__).with_name("decode_limit.c"), *sorted({*IMAGES.glob("_*.c")} - MODULES))
 Turn = Callable[[int, int], int]
 """Makes the images from first to last (exclusive), and returns the CPU time in nanoseconds."""
