@@ -73,7 +73,7 @@ def batch_of_leaves(template: Any, arrays: Mapping[str, Any]) -> Any:
 
 
 def sample_of_leaves(template: Any, arrays: Mapping[str, Any], place: int) -> Any:
-    """Return the sample at `place`. Arrays become tensors, which are views. The arguments are as above."""
+    """Return the sample at `place`. Its arrays and tensors are views. The arguments are as above."""
 
     def value(leaf: Leaf) -> Any:
         array = arrays[leaf.name][place]
@@ -84,7 +84,12 @@ def sample_of_leaves(template: Any, arrays: Mapping[str, Any], place: int) -> An
                 return array.tobytes()
             case LeafKind.NUMBER if array.dtype.names:
                 return _number(*array.tolist())
-        return array.item() if leaf.is_number else tensor_of_leaf(np.asarray(array), leaf)
+        if leaf.is_number:
+            return array.item()
+        if leaf.made_of in {"numpy.ndarray", "numpy.memmap"}:
+            return np.asarray(array)
+        # Any other class of NumPy is one of its numbers, which is what an array of them has at a place.
+        return array if leaf.made_of.startswith("numpy.") else tensor_of_leaf(np.asarray(array), leaf)
 
     return mapped(template, value)
 

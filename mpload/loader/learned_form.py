@@ -1,14 +1,18 @@
 """The form of a map-style dataset's samples, learned from the first batches, and the layout of slots that fits it."""
 
 import pickle
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
+import numpy as np
+import torch
+from torch.utils.data import default_collate
 
 from mpload.memory.budget import MIN_SLOTS
 from mpload.memory.machine import address_space_bytes
-from mpload.samples.leaves import leaves_of
+from mpload.samples.leaves import NUMBER_TYPES, leaves_of
 from mpload.samples.map_work import PARCELS
 from mpload.samples.sample_form import common_template
 from mpload.transport.ragged import sample_room_bytes
@@ -50,6 +54,8 @@ class LearnedForm:
             return
         self._num_learned += 1
         try:
+            if not _is_plain(samples[0]):
+                return
             template = common_template(samples, self._template)
             # Pickled by value: classes of the user's script cannot be imported by name in the workers.
             meaning = cloudpickle.dumps(template)
@@ -77,3 +83,21 @@ class LearnedForm:
             num_samples = MIN_SLOTS * self._batch_size + _MAX_SAMPLES_UNDER_WAY
             room_bytes = max(1, min(room_bytes, address_bytes // (2 * num_samples)))
         return RaggedField(name=PARCELS, max_sample_bytes=room_bytes)
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether `default_collate` keeps no more of a sample than its containers, keys and values.
+
+    It copies containers of other classes with their attributes, and stacks tensors of some classes to one of that
+    class.
+    """
+    kind = type(value)
+    if kind in {dict, OrderedDict}:
+        return all(map(_is_plain, value.values()))
+    if kind in {list, tuple} or (isinstance(value, tuple) and hasattr(value, "_fields")):
+        return all(map(_is_plain, value))
+    if isinstance(value, torch.Tensor):
+        return kind is torch.Tensor or type(default_collate([value])) is torch.Tensor
+    if kind in {np.ndarray, np.memmap}:
+        return bool(value.dtype.isnative)
+    return kind in {*NUMBER_TYPES, str, bytes} or (isinstance(value, np.generic) and value.dtype.kind in "biufc")

@@ -19,6 +19,7 @@ __all__ = [
     "Leaf",
     "LeafKind",
     "as_array",
+    "class_of",
     "exact_pairs",
     "leaves_of",
     "mapped",
@@ -65,6 +66,8 @@ class Leaf:
     """Whether samples may have different shapes."""
     is_number: bool = False
     """Whether the values are Python's numbers."""
+    made_of: str = ""
+    """The class of the values: see `class_of`."""
     made_by: str = "__getitem__"
     """The user's code that makes the values, for messages."""
 
@@ -121,11 +124,12 @@ def template_of(
                 dtype=array.dtype.str,
                 torch_dtype=torch_dtype,
                 is_number=type(value) in NUMBER_TYPES,
+                made_of=class_of(value),
                 made_by=made_by,
             )
         elif isinstance(value, str | bytes):
             kind = LeafKind.TEXT if isinstance(value, str) else LeafKind.BYTES
-            leaf = Leaf(number=len(leaves), path=path, kind=kind, made_by=made_by)
+            leaf = Leaf(number=len(leaves), path=path, kind=kind, made_of=class_of(value), made_by=made_by)
         elif isinstance(value, Mapping):
             inner = {key: walk(value[key], f"{path}[{key!r}]") for key in value}
             if not isinstance(value, MutableMapping):
@@ -225,6 +229,11 @@ def _refuse_new_keys(template: Any, value: Any, path: str) -> None:
     elif isinstance(template, tuple) and isinstance(value, tuple):
         for number, (inner_template, inner) in enumerate(zip(template, value, strict=False)):
             _refuse_new_keys(inner_template, inner, f"{path}[{number}]")
+
+
+def class_of(value: Any) -> str:
+    """Return the name of a value's class: `numpy.ndarray`. A class that was pickled by value keeps its name."""
+    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def as_array(value: Any, path: str) -> tuple[NDArray[Any], str] | None:

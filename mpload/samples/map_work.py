@@ -11,8 +11,8 @@ from mpload.plan.batch_number import BatchNumber
 from mpload.plan.batching import Batching
 from mpload.samples.counts import DECODE_NS
 from mpload.samples.leaf_arrays import LeafWriter
-from mpload.samples.leaves import Leaf, exact_pairs, pairs
 from mpload.samples.parcel import pack
+from mpload.samples.sample_form import has_form
 from mpload.samples.seeded_dataset import SeededDataset
 from mpload.transport.worker import ChunkReport
 
@@ -44,16 +44,16 @@ class MapWork:
     ) -> None:
         """Make samples `first` to `last` (exclusive) of the batch `task`; `__getitem__` is timed as decoding."""
         number, counts, parcels = BatchNumber.of(task), report.tally.counts, arrays[PARCELS]
-        writer = None
+        template = writer = None
         if report.layout is not None:
             template = self._template(report.layout.meaning)
-            writer = LeafWriter(template, arrays, pairing=exact_pairs if _has_keys(template) else pairs)
+            writer = LeafWriter(template, arrays)
         for place, sample_id in enumerate(self.batching.sample_ids(number, first, last).tolist(), first):
             report.at(place)
             start_ns = perf_counter_ns()
             sample = self.dataset.sample(sample_id, seed=number.seed, epoch=number.epoch)
             counts[DECODE_NS] += perf_counter_ns() - start_ns
-            if writer is None or not _is_stored(writer, place, sample):
+            if writer is None or not has_form(template, sample) or not _is_stored(writer, place, sample):
                 pack(sample, lambda num_bytes, at=place: parcels.room(at, (num_bytes,)))  # type: ignore[misc]
 
     def _template(self, pickled: bytes) -> Any:
@@ -63,13 +63,8 @@ class MapWork:
         return self._templates[pickled]
 
 
-def _has_keys(template: Any) -> bool:
-    """Return whether a dict is among the containers of a template, so that samples may have more keys."""
-    return not isinstance(template, Leaf) and (isinstance(template, Mapping) or any(map(_has_keys, template)))
-
-
 def _is_stored(writer: LeafWriter, place: int, sample: Any) -> bool:
-    """Write a sample into the arrays of its leaves; return False if it has another form."""
+    """Write a sample into the arrays of its leaves; return False if a value has another shape or dtype."""
     try:
         writer.store(place, sample)
     except (ArgumentError, OverflowError):  # an int of more than 64 bits

@@ -1,12 +1,26 @@
 """The form of a map-style dataset's samples, learned from those that workers have made."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpload.errors import ArgumentError
-from mpload.samples.leaves import NUMBER_TYPES, LeafKind, as_array, marked, pairs, template_of
+from mpload.samples.leaves import NUMBER_TYPES, Leaf, LeafKind, as_array, class_of, marked, pairs, template_of
 
-__all__ = ["common_template"]
+__all__ = ["common_template", "has_form"]
+
+
+def has_form(template: Any, sample: Any) -> bool:
+    """Return whether a sample has the containers, the keys in their order and the classes of a template's samples.
+
+    Shapes and dtypes may differ. So may the types of Python's numbers.
+    """
+    if isinstance(template, Leaf):
+        return type(sample) in NUMBER_TYPES if template.is_number else class_of(sample) == template.made_of
+    if class_of(template) != class_of(sample) or len(template) != len(sample):
+        return False
+    if isinstance(template, Mapping):
+        return list(template) == list(sample) and all(has_form(inner, sample[key]) for key, inner in template.items())
+    return all(map(has_form, template, sample))
 
 
 def common_template(samples: Sequence[Any], known: Any = None) -> Any:
@@ -22,7 +36,9 @@ def common_template(samples: Sequence[Any], known: Any = None) -> Any:
     template = template_of(samples[0])
     shapes: dict[int, set[tuple[int, ...]]] = {}
     types: dict[int, set[type]] = {}
-    for sample in samples:
+    for place, sample in enumerate(samples):
+        if not has_form(template, sample):
+            raise ArgumentError(f"sample {place} has other containers, keys or classes than the first one")
         for leaf, value in pairs(template, sample):
             found = as_array(value, leaf.path)
             shape = () if found is None else found[0].shape
@@ -32,12 +48,10 @@ def common_template(samples: Sequence[Any], known: Any = None) -> Any:
             types.setdefault(leaf.number, set()).add(type(value))
     varying = {number for number, several in shapes.items() if len(several) > 1}
     mixed = {number for number, several in types.items() if len(several) > 1 and several <= set(NUMBER_TYPES)}
-    try:
+    if known is not None and has_form(known, samples[0]):
         for leaf, before in pairs(template, known):
             if len(before.shape) == len(leaf.shape) and (before.varies or before.shape != leaf.shape):
                 varying.add(leaf.number)
             if before.kind is LeafKind.NUMBER or (before.is_number and before.dtype != leaf.dtype):
                 mixed.add(leaf.number)
-    except (ArgumentError, AttributeError):
-        pass  # there is none, or it is that of other samples
     return marked(template, varying, mixed)

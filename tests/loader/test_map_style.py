@@ -23,12 +23,15 @@ from mpload import (
 )
 from mpload.errors import ArgumentError, SampleError, StateError
 from tests.support.map_styles import (
+    FORMS,
+    Alternating,
     Broken,
     Changing,
     Counted,
     Dicts,
     Drawn,
     FirstBroken,
+    Formed,
     Growing,
     Halves,
     Killing,
@@ -41,6 +44,7 @@ from tests.support.map_styles import (
     Texts,
     Tuples,
     Turning,
+    Unlike,
     WithGrad,
 )
 from tests.support.whole_batches import same
@@ -203,6 +207,38 @@ def test_samples_of_any_form_are_batched_as_by_a_data_loader() -> None:
         with loader(dataset, num_workers=2) as batches:
             received = [*batches, *batches]
         assert same(received, [*DataLoader(dataset, batch_size=5)] * 2)  # type: ignore[arg-type]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("form", FORMS)
+def test_batches_of_any_form_equal_those_of_a_data_loader_in_later_epochs_too(form: str) -> None:
+    expected = list(DataLoader(Formed(form), batch_size=5))  # type: ignore[arg-type]
+    with loader(Formed(form), num_workers=1) as batches:
+        for _ in range(2):
+            found = list(batches)
+            assert same(found, expected)
+            assert [getattr(batch, "note", 0) for batch in found] == [getattr(batch, "note", 0) for batch in expected]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("dataset", [Unlike(20), Alternating(20)])
+def test_a_batch_that_cannot_be_stacked_fails_with_the_same_words_in_later_epochs(dataset: Sized) -> None:
+    with loader(dataset, num_workers=0) as batches:
+        expected = outcomes(batches)
+    with loader(dataset, num_workers=1) as batches:
+        assert [outcomes(batches), outcomes(batches)] == [expected, expected]
+
+
+def outcomes(batches: MPLoader) -> list[str]:
+    """Return the batches of an epoch as text, and the messages of those that failed."""
+    found, iterator = list[str](), iter(batches)
+    while True:
+        try:
+            found.append(str(next(iterator)))
+        except SampleError as error:
+            found.append(str(error))
+        except StopIteration:
+            return found
 
 
 @pytest.mark.processes

@@ -5,7 +5,10 @@ import random
 import signal
 import time
 from collections import OrderedDict
+from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -229,3 +232,72 @@ class Added(Sized):
 
     def __getitem__(self, i: int) -> int:
         return i + self.transforms[0].number
+
+
+class Split(StrEnum):
+    TRAIN = "train"
+    TEST = "test"
+
+
+class Labels(list[Any]):
+    """A list of a class of the user."""
+
+
+class Noted(dict[str, Any]):
+    """A dict with an attribute, which `default_collate` copies from the first sample of a batch."""
+
+
+def noted(i: int) -> Noted:
+    sample = Noted(x=i)
+    sample.note = i  # type: ignore[attr-defined]
+    return sample
+
+
+def special_tensor(i: int) -> Any:
+    import torch
+
+    from tests.support.whole_batches import Special
+
+    return torch.full((2,), i).as_subclass(Special)
+
+
+FORMS: dict[str, Callable[[int], Any]] = {
+    "a dtype that differs": lambda i: np.full(3, i, np.float64 if i == 17 else np.float32),
+    "a number of another dtype": lambda i: (np.float64 if i == 17 else np.float32)(i),
+    "keys of dicts in lists": lambda i: [{"a": i, "b": i}] if i < 10 else [{"a": i}],
+    "the order of keys": lambda i: {"a": 1, "b": 2} if i < 10 else {"b": 2, "a": 1},
+    "a class of strings": lambda i: (Split.TRAIN, Split.TEST)[i % 2],
+    "a class of lists": lambda i: Labels([i]),
+    "a dict with attributes": noted,
+    "a read-only dict": lambda i: MappingProxyType({"a": i}),
+    "tuples and named tuples": lambda i: Pair(i, i) if i < 10 else (i, i),
+    "lists and tuples": lambda i: ("s", i) if i < 10 else ["s", i],
+    "classes of dicts": lambda i: {"a": i} if i < 10 else OrderedDict(a=i),
+    "a class of tensors": special_tensor,
+}
+"""Samples that no array holds as they are, or that change their form, by what is special about them."""
+
+
+class Formed(Sized):
+    def __init__(self, form: str) -> None:
+        super().__init__(20)
+        self.form = form
+
+    def __getitem__(self, i: int) -> Any:
+        return FORMS[self.form](i)
+
+
+class Unlike(Sized):
+    """Arrays that have one shape in each batch of five, except sample 17."""
+
+    def __getitem__(self, i: int) -> Any:
+        return np.zeros(99 if i == 17 else i // 5)
+
+
+class Alternating(Sized):
+    """Arrays and tensors, which `default_collate` does not stack if the first one is a tensor."""
+
+    def __getitem__(self, i: int) -> Any:
+        import torch
+
+        return np.zeros(2) if i % 2 else torch.zeros(2, dtype=torch.float64)

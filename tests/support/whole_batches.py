@@ -15,6 +15,10 @@ from PIL import Image
 from tests.support.map_styles import Sized
 
 
+class Special(torch.Tensor):
+    """A class of tensors of the user."""
+
+
 @dataclass
 class Scene:
     boxes: Any
