@@ -76,7 +76,6 @@ class CollatedWork:
 
     def finish(self, task: tuple[int, ...], arrays: Mapping[str, Any], num_samples: int, report: ChunkReport) -> None:
         """Make the batch. If a failed sample makes the batch fail, there is nothing to do."""
-        del report
         made = arrays[MADE.name]
         places = np.flatnonzero(made[:num_samples])
         action = self.samples.pipeline.policy.action
@@ -87,7 +86,7 @@ class CollatedWork:
         if self.collate is not None:
             number = BatchNumber.of(task)
             batch = self.collate(
-                arrays,
+                arrays if report.private_arrays is None else report.private_arrays(),
                 None if len(places) == len(made) else places,
                 seed=number.seed,
                 epoch=number.epoch,

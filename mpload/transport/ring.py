@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mpload.errors import ArgumentError
 from mpload.transport.limits import os_errors_as_refused, shared_memory
 from mpload.transport.ragged import RaggedArray
-from mpload.transport.slots import Field, Part, SlotLayout
+from mpload.transport.slots import Field, Part, RaggedField, SlotLayout
 from mpload.units import MIB, format_bytes
 
 __all__ = ["SlotArrays", "SlotRing", "blank"]
@@ -25,6 +25,8 @@ SlotArrays = dict[str, Any]
 
 _NOTICE_BYTES = 4 * MIB
 """Address space after the slots, in which the owner describes further layouts to the workers."""
+_MAP_NORESERVE = 0x4000
+"""Of Linux; Python 3.11's `mmap` lacks it."""
 _MAX_ADOPTED = 16
 _ENDS_BYTES = (_MAX_ADOPTED + 1) * 8
 """The notices begin with the offsets at which the description of each layout ends, int64."""
@@ -169,6 +171,22 @@ class SlotRing:
         """Return the arrays of a slot, in layout `number`, to be filled. They do not keep the slot alive."""
         layout = self.layout_at(number)
         return _arrays(layout, self._map, slot * self.layout.slot_bytes, layout.num_samples)
+
+    def private_views(self, slot: int, number: int = 0) -> SlotArrays:
+        """Return the same as `views`, but what is written to them stays in this process. Whole fields are shared.
+
+        So is everything if the system refuses the address space.
+        """
+        layout, views, num_bytes = self.layout_at(number), self.views(slot, number), self.layout.slot_bytes
+        # Without MAP_NORESERVE the kernel would count the address space, which is far more than there is memory.
+        flags = mmap.MAP_PRIVATE | _MAP_NORESERVE
+        try:
+            private = mmap.mmap(self._fd, num_bytes, flags=flags, offset=slot * num_bytes)
+        except OSError:
+            return views
+        whole = {field.name for field in layout.fields if isinstance(field, RaggedField) and field.is_whole}
+        unshared = _arrays(layout, private, 0, layout.num_samples)
+        return {name: views[name] if name in whole else array for name, array in unshared.items()}
 
     def write_input(self, slot: int, data: bytes) -> None:
         """Write the input of a task to a taken slot."""

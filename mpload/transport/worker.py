@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from mpload.transport.board import BoardFds, WorkerBoard
@@ -68,6 +69,9 @@ class ChunkReport:
     """Waits for this worker's turn to use much memory, which it keeps until its next sample or chunk."""
     layout: SlotLayout | None = None
     """The layout of the slot; None if it has the first one."""
+    private_arrays: Callable[[], SlotArrays] | None = None
+    """Returns the arrays of the slot for code of the user that may change them. The step may run again after a death,
+    so it must find them as they were: the changes stay in this process, except those to whole fields."""
     tally: Tally = field(default_factory=Tally)
     """The work may add to its `counts`."""
     failures: list[Failure] = field(default_factory=list)
@@ -178,6 +182,7 @@ def _serve(number: int, place: Workplace) -> None:
             key = chunk.slot, chunk.layout
             if key not in slots:
                 slots[key] = place.ring.views(*key)
+            report.private_arrays = partial(place.ring.private_views, *key)
             if chunk.layout:
                 report.layout = place.ring.layout_at(chunk.layout)
             _fill(place.work, chunk, slots[key], report)

@@ -10,7 +10,7 @@ import pytest
 
 from mpload import ErrorPolicy, Flat, ImageDecoder, MPLoader, MploadWarning, Pad
 from mpload.errors import ArgumentError, SampleError
-from tests.support.collates import FamousError, Killing, Scene, picky, scene
+from tests.support.collates import Changing, FamousError, Killing, Scene, picky, scene
 from tests.support.typed import DECODERS, comparable, read, typed, typed_index
 from tests.support.typed_decoders import failing_first
 
@@ -89,6 +89,13 @@ def test_a_worker_that_dies_in_a_callable_is_replaced_and_a_deadly_batch_is_name
             next(batches)
         assert list(batches) == [[16, 17, 18, 19], [20, 21, 22]]
         assert loader.stats().num_deaths == 3
+
+
+def test_a_callable_that_changes_its_samples_gets_them_unchanged_after_a_death(index: Path, tmp_path: Path) -> None:
+    expected = list(map(comparable, typed(index, collate=Changing())))
+    with MPLoader(typed(index, collate=Changing(tmp_path / "once")), num_workers=2) as loader:
+        assert [comparable(batch) for batch in loader] == expected
+        assert loader.stats().num_deaths == 1
 
 
 def test_a_resumed_run_continues_with_the_same_batches(index: Path) -> None:
