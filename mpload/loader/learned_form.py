@@ -46,7 +46,7 @@ class LearnedForm:
 
     def first_fields(self) -> tuple[RaggedField, ...]:
         """Return the fields of a slot for samples of any form."""
-        return (self._parcels(num_fields=1),)
+        return (RaggedField(name=PARCELS, max_sample_bytes=self._sample_bytes()),)
 
     def learn(self, samples: Sequence[Any]) -> None:
         """Take the samples of a batch into account. Samples that come in ever new forms are left alone."""
@@ -64,8 +64,11 @@ class LearnedForm:
         if self.layout is not None and self.layout.meaning == meaning:
             return
         leaves = leaves_of(template)
-        parcels = self._parcels(num_fields=sum(leaf.is_ragged for leaf in leaves) + 2)  # 1 for what is not ragged
-        fields = tuple(leaf.field(room_bytes=parcels.max_sample_bytes) for leaf in leaves)
+        # A parcel holds a whole sample, so parcels get half of the room, however many leaves there are.
+        half_bytes = max(1, self._sample_bytes() // 2)
+        parcels = RaggedField(name=PARCELS, max_sample_bytes=half_bytes)
+        num_rooms = sum(leaf.is_ragged for leaf in leaves) + 1  # 1 for what is not ragged
+        fields = tuple(leaf.field(room_bytes=max(1, half_bytes // num_rooms)) for leaf in leaves)
         self._template = template
         self.layout = SlotLayout(num_samples=self._batch_size, fields=(*fields, parcels), meaning=meaning)
 
@@ -77,12 +80,13 @@ class LearnedForm:
             return self._template
         return pickle.loads(layout.meaning)  # noqa: S301  this process has pickled it
 
-    def _parcels(self, *, num_fields: int) -> RaggedField:
-        room_bytes = sample_room_bytes(batch_size=self._batch_size, num_fields=num_fields)
+    def _sample_bytes(self) -> int:
+        """Return the maximum size of a sample in the first batches."""
+        room_bytes = sample_room_bytes(batch_size=self._batch_size)
         if (address_bytes := address_space_bytes()) is not None:  # most datasets need far less
             num_samples = MIN_SLOTS * self._batch_size + _MAX_SAMPLES_UNDER_WAY
             room_bytes = max(1, min(room_bytes, address_bytes // (2 * num_samples)))
-        return RaggedField(name=PARCELS, max_sample_bytes=room_bytes)
+        return room_bytes
 
 
 def _is_plain(value: Any) -> bool:

@@ -1,14 +1,17 @@
 """Samples of varying size may be as large as the address space allows. Beyond that, there is a clear error."""
 
+import resource
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mpload import MPDataset, MPLoader, RawBytes, Topology
 from mpload.errors import SampleError, WorkerError
+from mpload.loader.learned_form import LearnedForm
 from mpload.transport.ragged import sample_room_bytes
 from mpload.transport.ring import SlotRing
 from mpload.transport.slots import RaggedField, SlotLayout
@@ -80,3 +83,21 @@ def test_slots_that_do_not_fit_the_address_space_are_reported_with_numbers() -> 
         match=r"cannot reserve 256\.0 TiB of address space for 2 slots: Cannot allocate memory\. .* Lower batch_size",
     ):
         SlotRing(num_slots=2, layout=layout)
+
+
+@pytest.mark.parametrize("limit_bytes", [resource.RLIM_INFINITY, 1 << 40])
+@pytest.mark.parametrize("num_leaves", [1, 200])
+def test_a_learned_form_leaves_half_of_the_room_to_samples_of_other_forms(limit_bytes: int, num_leaves: int) -> None:
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, before[1]))
+    try:
+        form = LearnedForm(batch_size=4)
+        (first,) = form.first_fields()
+        form.learn([[np.zeros(length)] * num_leaves for length in (1, 2)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert form.layout is not None
+    *leaves, parcels = form.layout.fields
+    assert isinstance(parcels, RaggedField)
+    assert (len(leaves), parcels.max_sample_bytes) == (num_leaves, first.max_sample_bytes // 2)
+    assert form.layout.slot_bytes <= SlotLayout(num_samples=4, fields=(first,)).slot_bytes  # so that it can be adopted
