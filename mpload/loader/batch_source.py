@@ -162,6 +162,8 @@ class BatchSource:
         """Return the same batch without the sample that killed its worker; None if that fails the batch."""
         if self._work.action is ErrorAction.RAISE or killed.at is None:
             return None
+        if killed.at in killed.task[NUM_NUMBERS:]:
+            return None  # the substitute kills workers as well: give up
         self._killed.setdefault(killed.task[:NUM_NUMBERS], {})[killed.at] = killed.cause
         return without(killed.task, killed.at)
 

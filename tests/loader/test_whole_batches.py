@@ -302,6 +302,15 @@ def test_a_sample_that_kills_its_worker_is_named(options: dict[str, Any]) -> Non
         assert list(next(batches)) == list(range(10, 15))
 
 
+def test_a_substitute_that_kills_its_worker_too_fails_its_batch_at_once() -> None:
+    with MPLoader(Deadly(), batch_size=2, on_error="substitute", sampler=[7, 7, 8, 9], num_workers=1) as loader:
+        batches = iter(loader)
+        with pytest.raises(SampleError, match=r"^sample 7 of Deadly: killed its worker \(SIGSEGV\)$"):
+            next(batches)
+        assert list(next(batches)) == [8, 9]
+        assert loader.stats().num_deaths == 4
+
+
 def test_a_collate_fn_that_kills_its_worker_is_no_samples_fault() -> None:
     with MPLoader([*range(23)], batch_size=5, on_error="skip", collate_fn=deadly, num_workers=1) as loader:
         batches = iter(loader)
