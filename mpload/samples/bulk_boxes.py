@@ -52,6 +52,8 @@ def boxes_maker(decode: Callable[..., Any], *, reading: Reading, arena: NDArray[
     usual = [each for found in names.values() for each in found]
     if len(set(usual)) < len(usual) or max(map(len, names.values()), default=0) > _MAX_NAMES or "bbox" in usual:
         return None  # one value of an object would be two of the result
+    if not all(name.isascii() and name.isprintable() for name in usual):
+        return None  # the native module reads no other names
     columns = np.empty((len(kinds), _MAX_OBJECTS), np.int64)
     return _Boxes(
         reading=reading,

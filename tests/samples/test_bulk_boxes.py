@@ -191,6 +191,7 @@ class OtherBoxes(Boxes):
         OtherBoxes(), Boxes(values=("name:str",)), Boxes(values=("masks:mask",)), Boxes(keypoints=Keypoints()),
         Boxes(values=("labels:int", "category:int")), Boxes(values=("labels:int", "labels:float")),
         Boxes(values=("bbox:int",)), Boxes(values=tuple(f"{name}:int" for name in "abcdefghi")), Mask(),
+        Boxes(values=("a\0b:int",)), Boxes(values=("\udc80:int",)), Boxes(values=("é:int",)),
     ],
 )  # fmt: skip
 def test_other_decoders_read_boxes_one_by_one(decode: Any) -> None:
