@@ -9,7 +9,7 @@ import pytest
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
 
-from mpload import MPDataset, MPLoader, Topology
+from mpload import ErrorPolicy, MPDataset, MPLoader, Topology
 from mpload.errors import SampleError, TooManyBadSamples
 from mpload.loader.frameworks import AccelerateIteration
 from mpload.plan.plan import Plan, Tail
@@ -102,6 +102,20 @@ def test_a_state_counts_a_failed_batch_as_received(way: str, num_batches: int, t
 
 def _one(batches: Iterator[Any]) -> Iterator[Any]:
     yield next(batches)
+
+
+@pytest.mark.processes
+@pytest.mark.filterwarnings("ignore::mpload.errors.MploadWarning")
+def test_a_batch_whose_samples_are_all_skipped_has_the_same_error_with_workers(tmp_path: Path) -> None:
+    policy = ErrorPolicy(action="skip", max_error_fraction=1.0, report=tmp_path / "errors.jsonl")
+    options = {"batch_size": 1, "shuffle": False, "on_error": policy}
+    errors = []
+    for num_workers in (0, 1):
+        with MPLoader(dataset(tmp_path, **options), num_workers=num_workers) as loader:
+            with pytest.raises(SampleError, match="all 1 samples of a batch failed; see the error report") as raised:
+                list(loader)
+            errors.append(str(raised.value))
+    assert errors[0] == errors[1]
 
 
 def test_single_samples_continue_after_a_failed_one(tmp_path: Path) -> None:

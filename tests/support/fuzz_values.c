@@ -33,11 +33,12 @@ static void *allocate(size_t num_bytes) {
     return bytes;
 }
 
-/* A crop of any image, mostly as it should be. */
-static void make_geometry(int64_t *geometry) {
+/* A crop of an image, mostly as it should be. */
+static void make_geometry(int64_t *geometry, int64_t height, int64_t width) {
     int64_t *g = geometry;
+    g[IMAGE_HEIGHT] = height;
+    g[IMAGE_WIDTH] = width;
     for (int axis = 0; axis < 2; axis++) {
-        g[IMAGE_HEIGHT + axis] = 1 + any(MAX_SIDE);
         g[BOX_HEIGHT + axis] = 1 + any(g[IMAGE_HEIGHT + axis]);
         g[BOX_TOP + axis] = any(g[IMAGE_HEIGHT + axis] - g[BOX_HEIGHT + axis] + 1);
         g[FULL_HEIGHT + axis] = 1 + any(MAX_SIDE);
@@ -66,10 +67,12 @@ static void mend_checks(uint8_t *bytes, size_t num_bytes) {
     }
 }
 
-static void read_mask(Mask *mask, const uint8_t *bytes, size_t num_bytes, const int64_t *geometry) {
+static void read_mask(Mask *mask, const uint8_t *bytes, size_t num_bytes) {
     MaskLimits limits = {MAX_BYTES, 1 << 20, 1000};
     uint8_t *copy = memcpy(allocate(num_bytes), bytes, num_bytes);
     if (decode_png(mask, &limits, copy, num_bytes)) {
+        int64_t geometry[NUM_GEOMETRY], times = 1 + any(3);
+        make_geometry(geometry, times * mask->height + any(2), times * mask->width + any(2));
         int item_bytes = 1 << any(4), height = (int)(1 + any(MAX_SIDE)), width = (int)(1 + any(MAX_SIDE));
         if (rand() % 8 && geometry[SHOWN_HEIGHT] <= MAX_SIDE && geometry[SHOWN_WIDTH] <= MAX_SIDE
             && geometry[SHOWN_HEIGHT] > 0 && geometry[SHOWN_WIDTH] > 0) {
@@ -89,7 +92,9 @@ static double number_of(const char *literal) {
     return strtod(literal, NULL);
 }
 
-static void read_list(const uint8_t *bytes, size_t num_bytes, const int64_t *geometry) {
+static void read_list(const uint8_t *bytes, size_t num_bytes) {
+    int64_t geometry[NUM_GEOMETRY];
+    make_geometry(geometry, 1 + any(MAX_SIDE), 1 + any(MAX_SIDE));
     Wanted wanted = {
         .num_values = (int)any(3), .values = {{2, {"label", "category_id"}, 1}, {1, {"score"}, 0}},
         .max_objects = any(20), .number = number_of};
@@ -149,14 +154,12 @@ int main(int argc, char **argv) {
     long num_inputs = 0;
     for (time_t end = time(NULL) + atoi(argv[1]); time(NULL) < end; num_inputs++) {
         int seed = (int)any(num_seeds);
-        int64_t geometry[NUM_GEOMETRY];
         size_t num_bytes = damage(memcpy(input, seeds[seed], sizes[seed]), sizes[seed]);
-        make_geometry(geometry);
         if (rand() % 4 && num_bytes > 8) {
             mend_checks(input, num_bytes);
         }
-        read_mask(mask, input, num_bytes, geometry);
-        read_list(input, num_bytes, geometry);
+        read_mask(mask, input, num_bytes);
+        read_list(input, num_bytes);
     }
     free_mask(mask);
     printf("%ld inputs, %ld masks, %ld lists, %ld boxes\n", num_inputs, num_masks, num_lists, num_boxes);
