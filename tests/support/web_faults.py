@@ -74,7 +74,7 @@ def web_server(
     folder: Path, fault: str, *, seconds: float = 0.0, bad: str = EVERY, certificate: Path | None = None
 ) -> Iterator[WebServer]:
     """Start a server and stop it at the end. See the functions of `_Server` for the names of the faults."""
-    command = ["-m", "tests.support.web_faults", folder, fault, seconds, bad, *([certificate] if certificate else [])]
+    command = [__file__, folder, fault, seconds, bad, *([certificate] if certificate else [])]
     with subprocess.Popen([sys.executable, *map(str, command)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         port = int(process.stdout.readline())
