@@ -291,6 +291,20 @@ def typed() -> str:
     return markdown(["images of 500 x 375", "samples/s", "ratio to images alone", "CPU µs a sample", "workers"], rows)
 
 
+def views() -> str:
+    """Return the rate and CPU time of each way to make several crops of one image."""
+    found = [(record["case"], record["figures"]) for record in latest("views", "contestant")]
+    rows = [
+        [
+            case["contestant"],
+            with_spread(figures["samples_per_second"]),
+            f"{median(figures['cpu_us_per_sample']):,.0f}",
+        ]
+        for case, figures in sorted(found, key=lambda each: -median(each[1]["samples_per_second"]))
+    ]
+    return markdown(["photographs of about 500 x 375", "samples/s", "CPU µs a sample"], rows)
+
+
 def collate() -> str:
     """Return the rate of each way to make batches of images that differ in size, and what it takes of the training."""
     found = [(record["case"], record["figures"]) for record in latest("collate", "contestant")]
@@ -344,6 +358,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "summary": summary,
     "throughput": throughput,
     "typed": typed,
+    "views": views,
 }
 
 
