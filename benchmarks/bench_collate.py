@@ -15,18 +15,14 @@ Records: benchmarks/records/collate.jsonl.
 
 import argparse
 import json
-import random
-import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from turns import cpu_seconds, told
+from turns import medians, run_epochs, started, take_turns, told
 
 BATCH_SIZE = 64
 HEIGHTS, WIDTHS = (330, 500), (400, 640)
@@ -140,18 +136,14 @@ CONTESTANTS: dict[str, Callable[[Path, int], Iterable[Any]]] = {
 
 
 def contest(name: str, folder: Path, num_workers: int) -> None:
-    """Run an epoch for each line of the input, and write what it took."""
+    """Check the first epoch, then run an epoch for each turn."""
     import torch
 
     torch.set_num_threads(1)  # as in workers: waiting threads would count as CPU time
     loader = CONTESTANTS[name](folder, num_workers)
     sizes = [batch["image"].shape for batch in loader]
     print(json.dumps({"num_samples": sum(size[0] for size in sizes), "num_channels": sizes[0][1]}), flush=True)
-    for _ in sys.stdin:
-        start, start_cpu = time.perf_counter(), time.process_time()
-        sizes = [len(batch["image"]) for batch in loader]
-        taken = {"seconds": time.perf_counter() - start, "loop_ms": 1e3 * (time.process_time() - start_cpu)}
-        print(json.dumps({**taken, "num_lines": sum(sizes), "num_batches": len(sizes)}), flush=True)
+    run_epochs(loader, lambda batch: len(batch["image"]))
 
 
 def write_data(folder: Path, num_samples: int) -> None:
@@ -198,24 +190,18 @@ def main() -> None:
             write_data(folder, arguments.num_samples)
         running = {}
         for name in CONTESTANTS:
-            command = [sys.executable, "-W", "ignore", __file__, "--case", name, str(folder)]
-            running[name] = stack.enter_context(
-                subprocess.Popen(
-                    [*command, str(arguments.num_workers)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-                )
-            )
+            options = ["--case", name, str(folder), str(arguments.num_workers)]
+            running[name] = stack.enter_context(started(__file__, *options))
             first = told(running[name])
             if first != {"num_samples": arguments.num_samples, "num_channels": 3}:
                 raise SystemExit(f"{name}: the first epoch did not hold every sample once: {first}")
-        found: dict[str, list[dict[str, float]]] = {name: [] for name in running}
-        for number in range(arguments.rounds):
-            for name in random.Random(number).sample(list(running), len(running)):
-                found[name].append(epoch(running[name]))
-    for name, epochs in found.items():
-        rate, loop_ms, cpu_us = (
-            statistics.median(each[key] for each in epochs) for key in ("samples_per_second", "loop_ms", "cpu_us")
+        turns = take_turns(running, arguments.rounds)
+    for name, found in turns.items():
+        typical = medians(found)
+        print(
+            f"{name:24} {typical.samples_per_second:7,.0f} samples/s {typical.own_cpu_ms:7.2f} ms a batch in the loop "
+            f"{typical.cpu_us:6.0f} us CPU a sample"
         )
-        print(f"{name:24} {rate:7,.0f} samples/s {loop_ms:7.2f} ms a batch in the loop {cpu_us:6.0f} us CPU a sample")
         if not arguments.quick:
             case = {
                 "contestant": name,
@@ -224,26 +210,11 @@ def main() -> None:
                 "num_workers": arguments.num_workers,
             }
             figures = {
-                "samples_per_second": [round(each["samples_per_second"]) for each in epochs],
-                "training_process_cpu_ms_per_batch": [round(each["loop_ms"], 3) for each in epochs],
-                "cpu_us_per_sample": [round(each["cpu_us"], 1) for each in epochs],
+                "samples_per_second": [round(each.samples_per_second) for each in found],
+                "training_process_cpu_ms_per_batch": [round(each.own_cpu_ms, 3) for each in found],
+                "cpu_us_per_sample": [round(each.cpu_us, 1) for each in found],
             }
             write_record("collate", case, figures)
-
-
-def epoch(process: "subprocess.Popen[str]") -> dict[str, float]:
-    """Let a contestant run an epoch, and return what it took."""
-    assert process.stdin is not None
-    before = cpu_seconds(process.pid)
-    process.stdin.write("\n")
-    process.stdin.flush()
-    result = told(process)
-    taken = cpu_seconds(process.pid) - before
-    return {
-        "samples_per_second": result["num_lines"] / result["seconds"],
-        "loop_ms": result["loop_ms"] / result["num_batches"],
-        "cpu_us": 1e6 * taken / result["num_lines"],
-    }
 
 
 if __name__ == "__main__":

@@ -158,11 +158,11 @@ def main() -> None:
         turns = take_turns(running, arguments.rounds)
     for name, found in turns.items():
         figures = {
-            "samples_per_second": [round(rate) for rate, _ in found],
-            "cpu_us_per_sample": [round(cpu_us, 3) for _, cpu_us in found],
+            "samples_per_second": [round(each.samples_per_second) for each in found],
+            "cpu_us_per_sample": [round(each.cpu_us, 3) for each in found],
         }
-        rate, cpu_us = medians(found)
-        print(f"{name:34} {rate:12,.0f} samples/s {cpu_us:8.2f} us CPU a sample")
+        typical = medians(found)
+        print(f"{name:34} {typical.samples_per_second:12,.0f} samples/s {typical.cpu_us:8.2f} us CPU a sample")
         if not arguments.quick:
             case = {
                 "contestant": name,

@@ -184,8 +184,11 @@ def main() -> None:
             raise SystemExit(f"not the same work: the labelled shares of the masks are {labelled}")
         turns = take_turns(running, arguments.rounds)
     for name, found in turns.items():
-        rate, cpu_us = medians(found)
-        print(f"{name:62} {workers[name]} workers {rate:8,.0f} samples/s {cpu_us:8.0f} us CPU a sample")
+        typical = medians(found)
+        print(
+            f"{name:62} {workers[name]} workers {typical.samples_per_second:8,.0f} samples/s "
+            f"{typical.cpu_us:8.0f} us CPU a sample"
+        )
         if not arguments.quick:
             case = {
                 "contestant": name,
@@ -194,11 +197,12 @@ def main() -> None:
                 "num_workers": workers[name],
             }
             figures = {
-                "samples_per_second": [round(rate) for rate, _ in found],
+                "samples_per_second": [round(each.samples_per_second) for each in found],
                 "ratio_to_images": [
-                    round(its / images, 3) for (its, _), (images, _) in zip(found, turns[IMAGES], strict=True)
+                    round(each.samples_per_second / images.samples_per_second, 3)
+                    for each, images in zip(found, turns[IMAGES], strict=True)
                 ],
-                "cpu_us_per_sample": [round(cpu_us, 1) for _, cpu_us in found],
+                "cpu_us_per_sample": [round(each.cpu_us, 1) for each in found],
             }
             write_record("typed", case, figures)
 
@@ -212,7 +216,7 @@ def trial(name: str, folder: Path, num_workers: int) -> float:
     """Return the samples per second of an epoch, after one that is not timed."""
     with started_case(name, folder, num_workers) as process:
         told(process)
-        return max(turn(process)[0] for _ in range(2))
+        return max(turn(process).samples_per_second for _ in range(2))
 
 
 if __name__ == "__main__":

@@ -226,8 +226,8 @@ def main() -> None:
                 raise SystemExit(f"{name}: a batch has wrong shapes")
         turns = take_turns(running, arguments.rounds)
     for name, found in turns.items():
-        rate, cpu_us = medians(found)
-        print(f"{name:42} {rate:8,.0f} samples/s {cpu_us:8,.0f} us CPU a sample")
+        typical = medians(found)
+        print(f"{name:42} {typical.samples_per_second:8,.0f} samples/s {typical.cpu_us:8,.0f} us CPU a sample")
         if not arguments.quick:
             case = {
                 "contestant": name,
@@ -236,8 +236,8 @@ def main() -> None:
                 "num_workers": NUM_WORKERS,
             }
             figures = {
-                "samples_per_second": [round(rate, 1) for rate, _ in found],
-                "cpu_us_per_sample": [round(cpu_us) for _, cpu_us in found],
+                "samples_per_second": [round(each.samples_per_second, 1) for each in found],
+                "cpu_us_per_sample": [round(each.cpu_us) for each in found],
             }
             write_record("views", case, figures)
 

@@ -10,13 +10,25 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Process", "cpu_seconds", "medians", "run_epochs", "started", "take_turns", "told", "turn"]
+__all__ = ["Process", "Turn", "medians", "run_epochs", "started", "take_turns", "told", "turn"]
 
 Process = subprocess.Popen[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What an epoch took."""
+
+    samples_per_second: float
+    cpu_us: float
+    """CPU time of the process and its workers, in microseconds per sample."""
+    own_cpu_ms: float
+    """CPU time of the process alone, in milliseconds per batch."""
 
 
 def started(script: str, *arguments: str, python: Path | str = sys.executable) -> Process:
@@ -28,9 +40,10 @@ def started(script: str, *arguments: str, python: Path | str = sys.executable) -
 def run_epochs(loader: Iterable[Any], size_of: Callable[[Any], int]) -> None:
     """Run an epoch for each line of the input, and write what it took; `size_of` counts the samples of a batch."""
     for _ in sys.stdin:
-        start = time.perf_counter()
-        num_samples = sum(map(size_of, loader))
-        print(json.dumps({"seconds": time.perf_counter() - start, "num_samples": num_samples}), flush=True)
+        start, start_cpu = time.perf_counter(), time.process_time()
+        sizes = [size_of(batch) for batch in loader]
+        taken = {"seconds": time.perf_counter() - start, "own_cpu_seconds": time.process_time() - start_cpu}
+        print(json.dumps({**taken, "num_samples": sum(sizes), "num_batches": len(sizes)}), flush=True)
 
 
 def told(process: Process) -> dict[str, Any]:
@@ -43,33 +56,36 @@ def told(process: Process) -> dict[str, Any]:
     return result
 
 
-def turn(process: Process) -> tuple[float, float]:
-    """Let a contestant run an epoch; return samples per second, and microseconds of CPU time a sample."""
+def turn(process: Process) -> Turn:
+    """Let a contestant run an epoch, and return what it took."""
     assert process.stdin is not None
-    before = cpu_seconds(process.pid)
+    before = _cpu_seconds(process.pid)
     process.stdin.write("\n")
     process.stdin.flush()
     result = told(process)
-    taken = cpu_seconds(process.pid) - before
-    return result["num_samples"] / result["seconds"], 1e6 * taken / result["num_samples"]
+    taken = _cpu_seconds(process.pid) - before
+    return Turn(
+        result["num_samples"] / result["seconds"],
+        1e6 * taken / result["num_samples"],
+        1e3 * result["own_cpu_seconds"] / result["num_batches"],
+    )
 
 
-def take_turns(running: Mapping[str, Process], num_rounds: int) -> dict[str, list[tuple[float, float]]]:
+def take_turns(running: Mapping[str, Process], num_rounds: int) -> dict[str, list[Turn]]:
     """Return the result of each contestant's turns, by its name."""
-    results: dict[str, list[tuple[float, float]]] = {name: [] for name in running}
+    results: dict[str, list[Turn]] = {name: [] for name in running}
     for number in range(num_rounds):
         for name in random.Random(number).sample(list(running), len(running)):
             results[name].append(turn(running[name]))
     return results
 
 
-def medians(turns: list[tuple[float, float]]) -> tuple[float, float]:
-    """Return the medians of samples per second, and of microseconds of CPU time a sample."""
-    rate, cpu_us = (statistics.median(values) for values in zip(*turns, strict=True))
-    return rate, cpu_us
+def medians(turns: Sequence[Turn]) -> Turn:
+    """Return the median of each figure."""
+    return Turn(*(statistics.median(figures) for figures in zip(*map(astuple, turns), strict=True)))
 
 
-def cpu_seconds(pid: int) -> float:
+def _cpu_seconds(pid: int) -> float:
     """Return the CPU time of a process and of all its descendants."""
     import psutil
 

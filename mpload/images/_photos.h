@@ -42,7 +42,7 @@ typedef struct {
     int top, left, height, width;
 } Box;
 
-/* `View` in Python: `box` of the upright image is resized to `full`, of which `window` is shown. */
+/* `View` in Python: `box` of the upright image is resized to `full`, and `window` of the result is shown. */
 typedef struct {
     Box box;
     int full_height, full_width;

@@ -26,9 +26,9 @@ _MAX_LEARNED = 100
 
 
 class LearnedForm:
-    """What samples look like, as far as it is known.
+    """The form of the samples: their containers, dtypes and shapes. It is learned from the first batches.
 
-    While it is unknown, samples travel as parcels, and the parent stacks them. Afterwards workers write them straight
+    Until it is known, samples travel as parcels, and the parent stacks them. Afterwards workers write them straight
     into arrays of the slot. A sample of another form still travels as a parcel, and widens the form.
     """
 

@@ -4,8 +4,8 @@
    _clip.c     moves the boxes into a crop, as boxes.py does, to the last bit
    _objects.c  the Python module
 
-   Every function declines what is unusual, not only what is wrong: bytes beyond ASCII, keys with escapes or of which an
-   object has two, and values that are no numbers. Python then parses the file, or reports what is wrong. */
+   Every function declines what is unusual, not only what is wrong: bytes beyond ASCII, keys with escapes, a key that an
+   object has twice, and values that are no numbers. Python then parses the file, or reports what is wrong. */
 
 #ifndef MPLOAD_SCAN_H
 #define MPLOAD_SCAN_H
@@ -36,7 +36,7 @@ typedef struct {
     double (*number)(const char *literal);  /* reads a number with many digits, of less than MAX_LITERAL_BYTES */
 } Wanted;
 
-/* Read a file to the objects from number `first` on. Return how many there are; -1 if it is declined. */
+/* Read a file to the objects from number `first` on. Return the number of objects; -1 if the file is declined. */
 int64_t scan_objects(const Wanted *wanted, const char *data, size_t num_bytes, int64_t first);
 
 typedef enum { XYXY, XYWH, CXCYWH, YOLO, NUM_FORMATS } Format;
@@ -47,8 +47,9 @@ typedef struct {
     double min_visible, min_side;
 } Clip;
 
-/* Clip the `count` boxes from number `first` on to what a geometry shows, and write those that are visible enough to
-   `shown`, [max_objects][BOX_NUMBERS], from number `first` on, and their values to `columns`. Return how many are visible; -1 if the file is declined. */
+/* Clip the `count` boxes from number `first` on to the part that a geometry shows. Write those that are visible enough
+   to `shown`, [max_objects][BOX_NUMBERS], from number `first` on, and their values to `columns`. Return the number of
+   visible boxes; -1 if the file is declined. */
 int64_t clip_boxes(
     const Clip *clip, const Wanted *wanted, const int64_t *geometry, int64_t first, int64_t count, float *shown);
 

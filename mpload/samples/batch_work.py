@@ -81,7 +81,7 @@ class BadItem:
 
     @property
     def cause(self) -> str | None:
-        """Why; None if it kills its worker, of which only the parent knows the cause."""
+        """Why it is bad; None if it kills its worker, because then only the parent knows the cause."""
         return None if isinstance(self.error, KilledError) else cause_of(self.error)
 
 
@@ -149,7 +149,7 @@ class BatchWork:
             seed: the run's seed.
             epoch: number of the epoch.
             bad: where bad samples are noted.
-            report: is told which sample is next; None outside of workers.
+            report: notes the sample that is made next; None outside of workers.
             killers: places of samples that count as failed, since they kill their worker.
 
         Raises:

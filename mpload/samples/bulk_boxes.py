@@ -73,7 +73,7 @@ def boxes_maker(decode: Callable[..., Any], *, reading: Reading, arena: NDArray[
 class _Boxes:
     """Reads files of boxes, and writes the boxes of each sample, and their values, to ragged fields.
 
-    Memory: 1 MiB for boxes with one value, of which only the part for the boxes of a chunk is used.
+    Memory: 1 MiB of addresses for boxes with one value. Only the pages that a chunk fills become memory.
     """
 
     reading: Reading

@@ -25,7 +25,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return typed_index(tmp_path_factory.mktemp("typed"))
 
 
-def test_whatever_a_callable_returns_arrives_from_a_worker(index: Path) -> None:
+def test_a_batch_of_any_type_arrives_from_a_worker(index: Path) -> None:
     alone = list(typed(index, collate=scene, batch_size=2))
     with MPLoader(typed(index, collate=scene, batch_size=2), num_workers=2) as loader:
         kept: list[Scene] = list(loader)  # some of them are copied out of their slots

@@ -12,11 +12,9 @@ from mpload import ErrorPolicy, MPDataset, MPLoader, RandomResizedCrop, ResizeCe
 from mpload.errors import DecodeError, MploadWarning
 from mpload.images.limits import Limits
 from mpload.samples.counts import DECODE_NS, READ_NS
-from tests.golden.make_formats import FOLDER
 from tests.support.chunks import OneWorker
-from tests.support.fuzz_seeds import write_seeds
+from tests.support.fuzz_seeds import write_images_of_all_kinds
 from tests.support.native import needs_native
-from tests.support.photos import make_photo_tree
 
 pytestmark = needs_native
 
@@ -31,12 +29,8 @@ DECODERS = (
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Photos of all kinds, some of them damaged, and files of other formats."""
     folder = tmp_path_factory.mktemp("photos")
-    write_seeds(folder)
-    for path in FOLDER.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    make_photo_tree(folder / "plain", num_images=8, num_classes=1, seed=0)
+    write_images_of_all_kinds(folder)
     (folder / "empty.jpg").write_bytes(b"")
     shard = folder / "shard"
     shard.write_bytes(b"".join(path.read_bytes() for path in sorted(folder.glob("plain/*/*"))))

@@ -9,11 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpload import ErrorPolicy, MPDataset, RandomResizedCrop, ResizeCenterCrop, Topology, Views
-from tests.golden.make_formats import FOLDER
 from tests.support.chunks import OneWorker
-from tests.support.fuzz_seeds import write_seeds
+from tests.support.fuzz_seeds import write_images_of_all_kinds
 from tests.support.native import needs_native
-from tests.support.photos import make_photo_tree
 
 pytestmark = [needs_native, pytest.mark.processes]  # the form of typed samples is found in a process
 VIEWS = Views(
@@ -23,12 +21,8 @@ VIEWS = Views(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Photos of all kinds, some of them damaged, and files of other formats."""
     folder = tmp_path_factory.mktemp("photos")
-    write_seeds(folder)
-    for path in FOLDER.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    make_photo_tree(folder / "plain", num_images=8, num_classes=1, seed=0)
+    write_images_of_all_kinds(folder)
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Shards that are mapped into memory: the same bytes as reads, whatever happens to the file, disk and process."""
+"""Shards that are mapped into memory: the same bytes as reads, even if the file, the disk or the process fails."""
 
 import mmap
 import os

@@ -39,8 +39,8 @@ static void decode_in_one_pass(const Expected *expected, uint32_t dice) {
     num_in_one_pass += is_made;
 }
 
-/* The file, and it again with a wrong start or length, as photos of which several crops are wanted: each is as it is
-   alone. */
+/* The file, and it again with a wrong start or length, as photos with several crops each. Every crop must be the same as
+   when it is made alone. */
 static void decode_crops_all_ways(const uint8_t *data, size_t num_bytes, const uint8_t *input) {
     RandomCrop random = {{0.2, 1}, {0.75, 1.5}, {-0.287682, 0.405465}, 0.5};
     int64_t starts[] = {0, pick(input + 1, -300, 300)}, sample_ids[] = {input[3], input[4]};

@@ -12,9 +12,9 @@ from PIL import Image
 
 from tests.golden.make_formats import FOLDER
 from tests.support.headers import exif, with_segments
-from tests.support.photos import encode, photo
+from tests.support.photos import encode, make_photo_tree, photo
 
-__all__ = ["write_seeds"]
+__all__ = ["write_images_of_all_kinds", "write_seeds"]
 
 
 def write_seeds(folder: Path) -> list[Path]:
@@ -25,6 +25,14 @@ def write_seeds(folder: Path) -> list[Path]:
     for name, data in _made().items():
         (folder / f"{name}.jpg").write_bytes(data)
     return sorted(folder.iterdir())
+
+
+def write_images_of_all_kinds(folder: Path) -> None:
+    """Write photos of all kinds into `folder`, some of them damaged, files of other formats, and 8 good photos."""
+    write_seeds(folder)
+    for path in FOLDER.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    make_photo_tree(folder / "plain", num_images=8, num_classes=1, seed=0)
 
 
 def _made() -> dict[str, bytes]:
