@@ -14,14 +14,14 @@ from rich.table import Table
 from mpload.cli.reports import AsJson, print_json_line
 from mpload.errors import MploadError
 from mpload.memory.usage import anonymous_pss_bytes
-from mpload.telemetry.page import read_pages
+from mpload.telemetry.page import read_pages, stats_of_page
+from mpload.telemetry.stats import Stage, Timings
 from mpload.units import format_bytes, format_count, format_counted, format_seconds
 
 __all__ = ["top"]
 
 _STALE_SECONDS = 3.0
-_STAGES = ("read", "decode", "transform")
-_SHARES = ("busy", *_STAGES, "other")
+_SHARES = ("busy", Stage.READ, Stage.DECODE, Stage.TRANSFORM, "other")
 _CANDIDATES = "`pgrep -af python` lists candidates"
 
 
@@ -93,52 +93,56 @@ def _loaders(pid: int) -> dict[tuple[int, int], dict[str, Any]]:
 
 def _figures(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a loader did between two readings, as `--json` prints it."""
-    metrics, earlier_metrics = now["metrics"], before["metrics"]
-    seconds = now["elapsed_seconds"] - before["elapsed_seconds"]
-    num_lookups = metrics["cache_hits"] + metrics["cache_misses"]
-    span = max(now["monotonic_seconds"] - before["monotonic_seconds"], 1e-9)
-    earlier = {worker["name"]: worker["timings"] for worker in before["workers"]}
+    total, earlier = (stats_of_page(facts) for facts in (now, before))
+    span = total.since(earlier)
+    seconds = max(now["monotonic_seconds"] - before["monotonic_seconds"], 1e-9)
+    num_lookups = span.timings.num_cache_hits + span.timings.num_cache_misses
+    timings_before = {worker.name: worker.timings for worker in earlier.workers}
+    is_idle = not span.num_batches
     return {
         "pid": now["pid"],
-        "samples_per_second": (metrics["samples"] - earlier_metrics["samples"]) / seconds if seconds else None,
-        "waiting_share": (now["wait_seconds"] - before["wait_seconds"]) / seconds if seconds else None,
-        "limit": now["limit"],
-        "batch_p50_seconds": metrics["latency_p50_seconds"],
-        "batch_p99_seconds": metrics["latency_p99_seconds"],
+        "samples_per_second": None if is_idle else span.samples_per_second,
+        "waiting_share": None if is_idle else span.wait_fraction,
+        "limit": None if is_idle else span.limit,
+        "batch_p50_seconds": None if is_idle else span.latencies.quantile_seconds(0.5),
+        "batch_p99_seconds": None if is_idle else span.latencies.quantile_seconds(0.99),
         "last_batch_seconds_ago": time.monotonic() - now["monotonic_seconds"],
-        "slots_bytes": metrics["slots_bytes"],
-        "num_deaths": metrics["deaths"],
-        "num_copied_batches": metrics["copied_batches"],
-        "cache_hit_share": metrics["cache_hits"] / num_lookups if num_lookups else None,
+        "slots_bytes": total.memory.slots_bytes,
+        "num_deaths": total.num_deaths,
+        "num_copied_batches": total.num_copied_batches,
+        "cache_hit_share": span.timings.num_cache_hits / num_lookups if num_lookups else None,
         "workers": [
             {
-                "name": worker["name"],
-                "pid": worker["pid"],
-                **_shares(worker["timings"], earlier.get(worker["name"], {}), seconds=span),
-                "memory_bytes": anonymous_pss_bytes(worker["pid"]),
+                "name": worker.name,
+                "pid": worker.pid,
+                **_shares(worker.timings.since(timings_before.get(worker.name, Timings())), seconds=seconds),
+                "memory_bytes": anonymous_pss_bytes(worker.pid),
             }
-            for worker in now["workers"]
+            for worker in total.workers
         ],
     }
 
 
-def _shares(now: Mapping[str, int], before: Mapping[str, int], *, seconds: float) -> dict[str, float]:
+def _shares(timings: Timings, *, seconds: float) -> dict[str, float]:
     """Return the share of time that a worker was busy, in total and in each stage."""
-    elapsed_ns = {name: now[name] - before.get(name, 0) for name in now}
-    stages = {stage: elapsed_ns[f"{stage}_ns"] for stage in _STAGES}
-    other = max(0, elapsed_ns["total_ns"] - sum(stages.values()))
-    shares = {"busy": elapsed_ns["total_ns"], **stages, "other": other}
-    return {f"{name}_share": each * 1e-9 / seconds for name, each in shares.items()}
+    stages = {str(stage): taken_ns for stage, taken_ns in timings.ns_by_stage.items()}
+    stages["other"] = max(0, stages.pop(Stage.TRANSPORT))
+    return {f"{name}_share": each * 1e-9 / seconds for name, each in {"busy": timings.total_ns, **stages}.items()}
 
 
 def _table(loader: Mapping[str, Any]) -> Table:
     rate, age = loader["samples_per_second"], loader["last_batch_seconds_ago"]
-    p50, p99 = (format_seconds(loader[f"batch_{name}_seconds"]) for name in ("p50", "p99"))
-    busy = "idle" if rate is None else f"{format_count(round(rate))} samples/s, waiting {loader['waiting_share']:.0%}"
-    parts = [
-        f"process {loader['pid']}: {busy}",
-        "not limited by data" if loader["limit"] == "consumer" else f"limited by {loader['limit']}",
-        f"batch p50 {p50}, p99 {p99}",
+    parts = [f"process {loader['pid']}: "]
+    if rate is None:
+        parts[0] += "no batch in this interval"
+    else:
+        p50, p99 = (format_seconds(loader[f"batch_{name}_seconds"]) for name in ("p50", "p99"))
+        parts[0] += f"{format_count(round(rate))} samples/s, waiting {loader['waiting_share']:.0%}"
+        parts += [
+            "not limited by data" if loader["limit"] == Stage.CONSUMER else f"limited by {loader['limit']}",
+            f"batch p50 {p50}, p99 {p99}",
+        ]
+    parts += [
         f"slots {format_bytes(loader['slots_bytes'])}",
         f"{format_counted(loader['num_deaths'], 'worker death')}",
         f"{format_counted(loader['num_copied_batches'], 'batch')} copied",

@@ -1,6 +1,7 @@
 # ruff: noqa: SLF001  these classes are parts of MPLoader
 """One iteration of an `MPLoader`, as seen by its user and by its device prefetcher."""
 
+import time
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
@@ -37,7 +38,7 @@ class Iterated(Protocol):
 
     def _begin(self) -> Iterator[Any]: ...
 
-    def _take(self, batches: Iterator[Any]) -> Any: ...
+    def _take(self, batches: Iterator[Any], *, asked: float) -> Any: ...
 
 
 class OnHost:
@@ -78,10 +79,11 @@ class Iteration(Iterator[Any]):
         self._number = loader._iteration
 
     def __next__(self) -> Any:
+        asked = time.monotonic()
         if self._number != self._loader._iteration:
             raise ArgumentError(
                 "the loader was iterated again, or released, since this iteration began. Use the newest iteration"
             )
         if self._batches is None:
             self._batches = self._loader._begin()
-        return self._loader._take(self._batches)
+        return self._loader._take(self._batches, asked=asked)

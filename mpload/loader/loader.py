@@ -1,6 +1,5 @@
 """`MPLoader`: loads the batches of a dataset in lightweight worker processes, through shared memory."""
 
-import time
 from collections.abc import Iterator, Mapping
 from functools import partial
 from importlib import import_module
@@ -346,23 +345,23 @@ class MPLoader(Generic[Batch]):
         self.release()
         self._telemetry.close()
 
-    def _take(self, batches: Iterator[Any]) -> Any:
-        """Return the next batch of an iteration. No reference is kept, so that its slot can be recycled."""
-        asked = time.monotonic()
+    def _take(self, batches: Iterator[Any], *, asked: float) -> Any:
+        """Return the next batch of an iteration, requested at `asked`. No reference is kept: its slot is recycled."""
         if asked >= self._telemetry.due:
             stats = self._telemetry.notify(self._pool, num_workers=self.num_workers)
             if self._engine is not None:
                 self._engine.adjust(stats)
-            asked = time.monotonic()
         try:
             batch = next(batches)
-        except (SampleError, TooManyBadSamples):
-            self._num_received += 1  # otherwise a resumed run would repeat the batch
+        except BaseException as error:
+            self._telemetry.count_wait(asked)
+            if isinstance(error, SampleError | TooManyBadSamples):
+                self._num_received += 1  # otherwise a resumed run would repeat the batch
             raise
-        self._telemetry.count_batch(asked)
         self._num_received += 1
         if self._engine is not None:
             self._engine.note_layout()
+        self._telemetry.count_batch(asked)
         return batch
 
     def _current_plan(self) -> Plan:

@@ -1,19 +1,17 @@
 """Counts what a loader does, and publishes it: to a page that other processes can read, and to listeners."""
 
 import math
-import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from mpload.errors import ArgumentError
-from mpload.telemetry.page import StatsPage
+from mpload.telemetry.page import StatsPage, page_facts
 from mpload.telemetry.stats import LoaderMemory, LoaderStats, WorkerStats, timings_of
 from mpload.transport.messages import Tally
 from mpload.transport.pool import WorkerPool
 
-__all__ = ["Telemetry", "page_facts"]
+__all__ = ["Telemetry"]
 
 _PAGE_SECONDS = 0.5
 
@@ -39,7 +37,7 @@ class Telemetry:
         self._made_here = made_here
         self._by_closed_pools = Tally()
         self._stats = LoaderStats()
-        self._last_taken: float | None = None
+        self._last_answer: float | None = None
         self._listeners: list[_Listener] = []
         self._page = StatsPage() if with_page else None
         self.due = time.monotonic() if with_page else math.inf
@@ -47,16 +45,21 @@ class Telemetry:
 
     def count_batch(self, asked: float) -> None:
         """Count a batch that was requested at `asked`, on the monotonic clock, and has just been received."""
+        waited = self.count_wait(asked)
+        self._stats.latencies.add(waited)
+        self._stats.num_batches += 1
+
+    def count_wait(self, asked: float) -> float:
+        """Count the time since `asked` as waiting, even if no batch came, and return it."""
         now, stats = time.monotonic(), self._stats
         stats.wait_seconds += now - asked
-        stats.latencies.add(now - asked)
-        stats.elapsed_seconds += now - (self._last_taken or asked)
-        stats.num_batches += 1
-        self._last_taken = now
+        stats.elapsed_seconds += now - (self._last_answer or asked)
+        self._last_answer = now
+        return now - asked
 
     def pause(self) -> None:
         """Exclude the time from now until the next batch is requested."""
-        self._last_taken = None
+        self._last_answer = None
 
     def listen(self, callback: Callable[[LoaderStats], None], *, every_seconds: float) -> None:
         """Call `callback` with a snapshot every `every_seconds`, as long as batches are taken.
@@ -122,19 +125,3 @@ def _add_pool(stats: LoaderStats, pool: WorkerPool) -> None:
     stats.num_samples += pool.stats.num_samples
     stats.num_copied_batches += pool.stats.num_copied_batches
     stats.num_deaths += pool.num_deaths
-
-
-def page_facts(stats: LoaderStats) -> dict[str, Any]:
-    """Return the content of a page: the metrics, totals and workers."""
-    return {
-        "pid": os.getpid(),
-        "monotonic_seconds": time.monotonic(),
-        "metrics": stats.metrics(),
-        "wait_seconds": stats.wait_seconds,
-        "elapsed_seconds": stats.elapsed_seconds,
-        "limit": str(stats.limit),
-        "timings": asdict(stats.timings),
-        "workers": [
-            {"name": worker.name, "pid": worker.pid, "timings": asdict(worker.timings)} for worker in stats.workers
-        ],
-    }

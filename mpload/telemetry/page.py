@@ -10,16 +10,19 @@ import json
 import mmap
 import os
 import struct
+import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from mpload.telemetry.stats import Latencies, LoaderMemory, LoaderStats, Timings, WorkerStats
 from mpload.transport.fence import Fence
 from mpload.transport.limits import shared_memory
 
-__all__ = ["PAGE_VERSION", "StatsPage", "read_pages"]
+__all__ = ["PAGE_VERSION", "StatsPage", "page_facts", "read_pages", "stats_of_page"]
 
-PAGE_VERSION = 1
+PAGE_VERSION = 2
 _NAME = "mpload-stats"
 _MAGIC = b"MPLSTATS"
 _HEAD = struct.Struct("<8s3Q")
@@ -101,3 +104,21 @@ def _read(path: Path) -> dict[str, Any] | None:
                 facts: dict[str, Any] = json.loads(page[_HEAD.size : _HEAD.size + length])
                 return facts
     return None
+
+
+def page_facts(stats: LoaderStats) -> dict[str, Any]:
+    """Return the content of a page: who wrote it and when, and the statistics since the loader was made."""
+    return {"pid": os.getpid(), "monotonic_seconds": time.monotonic(), "stats": asdict(stats)}
+
+
+def stats_of_page(facts: Mapping[str, Any]) -> LoaderStats:
+    """Return the statistics on a page."""
+    stats = facts["stats"]
+    workers = [{**worker, "timings": Timings(**worker["timings"])} for worker in stats["workers"]]
+    parts = {
+        "latencies": Latencies(**stats["latencies"]),
+        "timings": Timings(**stats["timings"]),
+        "memory": LoaderMemory(**stats["memory"]),
+        "workers": tuple(WorkerStats(**worker) for worker in workers),
+    }
+    return LoaderStats(**{**stats, **parts})

@@ -112,7 +112,7 @@ def limiting_stage(timings: Timings, *, num_workers: int, wait_seconds: float, e
 
 @dataclass(slots=True)
 class Latencies:
-    """A histogram of how long the consumer waited for each batch. A bucket spans 16% of a duration.
+    """A histogram of how long the consumer waited for each batch. The ends of a bucket differ by 16%.
 
     Memory: constant. There are 160 buckets, from 1 microsecond to 3 hours.
     """
@@ -126,12 +126,13 @@ class Latencies:
         self.counts[min(place, len(self.counts) - 1)] += 1
 
     def quantile_seconds(self, share: float) -> float:
-        """Return the quantile `share` of the durations, at most 16% too long, or 0 if there are none."""
+        """Return the quantile `share` of the durations, at most 8% too short or too long, or 0 if there are none."""
         wanted, seen = share * sum(self.counts), 0
         for place, count in enumerate(self.counts):
             seen += count
             if count and seen >= wanted:
-                return float(_SHORTEST_SECONDS * 10 ** (place / _BUCKETS_PER_DECADE))
+                middle = max(0.0, place - 0.5)
+                return float(_SHORTEST_SECONDS * 10 ** (middle / _BUCKETS_PER_DECADE))
         return 0.0
 
     def copy(self) -> "Latencies":
@@ -194,9 +195,9 @@ class LoaderStats:
     num_workers: int = 0
     """Current number of workers."""
     wait_seconds: float = 0.0
-    """Time that the consumer waited for batches."""
+    """Time that the consumer waited: for batches, for the start of workers, and for writers of statistics."""
     elapsed_seconds: float = 0.0
-    """Time from the start of each iteration to its last delivered batch, summed over iterations."""
+    """Time from the first request of each iteration until its last answer, summed over iterations."""
     latencies: Latencies = field(default_factory=Latencies)
     """Histogram of the times that the consumer waited for a batch."""
     timings: Timings = field(default_factory=Timings)

@@ -2,15 +2,39 @@
 
 import json
 import os
+import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from mpload.errors import ArgumentError
 from mpload.telemetry.stats import LoaderStats
 
 __all__ = ["JsonLinesWriter", "PrometheusWriter", "Report", "StatsWriter", "TensorBoardWriter"]
 
 _COUNTERS = {"batches", "samples", "cache_hits", "cache_misses", "copied_batches", "deaths"}
+_HELP = {
+    "batches": "Batches delivered.",
+    "samples": "Samples in the batches delivered.",
+    "workers": "Current number of worker processes.",
+    "samples_per_second": "Samples delivered per second.",
+    "wait_fraction": "Fraction of the time that the training loop waited for batches.",
+    "latency_p50_seconds": "Median of the times that the training loop waited for a batch.",
+    "latency_p99_seconds": "99th percentile of the times that the training loop waited for a batch.",
+    "read_seconds_per_sample": "Mean time of a worker to read a sample from storage.",
+    "decode_seconds_per_sample": "Mean time of a worker to decode a sample, or to get it from a map-style dataset.",
+    "transform_seconds_per_sample": "Mean time of a worker in the transform of a sample.",
+    "transport_seconds_per_sample": "Mean time of a worker to pass on a sample.",
+    "slots_bytes": "Shared memory of the slots that hold batches.",
+    "zygote_bytes": "Memory of the zygote, the process that workers are forked from.",
+    "workers_bytes": "Memory of all workers.",
+    "cache_hits": "Samples read from the cache.",
+    "cache_misses": "Samples not found in the cache.",
+    "copied_batches": "Batches copied because the training loop still held too many earlier ones.",
+    "deaths": "Processes of the loader that died and were replaced.",
+}
+_LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 class StatsWriter(Protocol):
@@ -56,16 +80,32 @@ class JsonLinesWriter:
 class PrometheusWriter:
     """Maintains a file in the Prometheus text format, for the textfile collector of the node exporter.
 
-    Names of metrics begin with `mpload_`, and those of counters end with `_total`. The file is replaced atomically.
+    Names of metrics begin with `mpload_`, and those of counters end with `_total`. Counters count since the loader was
+    made; the others describe the last interval. The file is replaced atomically.
+
+    Each loader needs a file of its own, and labels that tell it from the machine's other loaders, such as
+    `PrometheusWriter(f"train-{rank}.prom", labels={"loader": "train", "rank": str(rank)})`.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, labels: Mapping[str, str] | None = None) -> None:
         """Write to `path`.
 
         Args:
             path: the file, whose name should end with `.prom`.
+            labels: labels of all metrics.
+
+        Raises:
+            ArgumentError: a label's name is not one that Prometheus allows.
         """
         self._path = Path(path)
+        for name in labels or {}:
+            if not _LABEL.fullmatch(name):
+                raise ArgumentError(
+                    f"labels: a name consists of letters, digits and underscores and begins with a letter or one "
+                    f"underscore, got {name!r}"
+                )
+        pairs = (f'{name}="{_escaped(str(value))}"' for name, value in (labels or {}).items())
+        self._labels = f"{{{','.join(pairs)}}}" if labels else ""
 
     def write(self, span: LoaderStats, total: LoaderStats) -> None:
         """Replace the file; see `StatsWriter.write`."""
@@ -74,13 +114,19 @@ class PrometheusWriter:
         for name, value in span.metrics().items():
             is_counter = name in _COUNTERS
             full = f"mpload_{name}_total" if is_counter else f"mpload_{name}"
+            lines.append(f"# HELP {full} {_HELP[name]}")
             lines.append(f"# TYPE {full} {'counter' if is_counter else 'gauge'}")
-            lines.append(f"{full} {totals[name] if is_counter else value:.17g}")
+            lines.append(f"{full}{self._labels} {totals[name] if is_counter else value:.17g}")
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         temporary.unlink(missing_ok=True)  # the folder may be shared: do not write through another user's link
-        with temporary.open("x", encoding="ascii") as file:
+        with temporary.open("x", encoding="utf-8") as file:
             file.write("\n".join(lines) + "\n")
         temporary.replace(self._path)
+
+
+def _escaped(value: str) -> str:
+    """Return the value of a label as the text format writes it."""
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 class TensorBoardWriter:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 from mpload import MPLoader, Topology
@@ -124,13 +125,38 @@ def test_the_prometheus_file_holds_the_latest_figures(tmp_path: Path) -> None:
     spans(PrometheusWriter(path))
     lines = path.read_text().splitlines()
     values = dict(line.split() for line in lines if not line.startswith("#"))
-    types = {line.split()[2]: line.split()[3] for line in lines if line.startswith("#")}
-    assert types.keys() == values.keys()
+    types = {line.split()[2]: line.split()[3] for line in lines if line.startswith("# TYPE")}
+    helps = {line.split()[2]: line.split(maxsplit=3)[3] for line in lines if line.startswith("# HELP")}
+    assert types.keys() == values.keys() == helps.keys()
     assert types["mpload_samples_total"] == "counter"
     assert types["mpload_wait_fraction"] == "gauge"
     assert 0 < float(values["mpload_samples_total"]) <= 240
     assert float(values["mpload_decode_seconds_per_sample"]) > 0.009
     assert [child.name for child in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.processes
+def test_prometheus_reads_the_files_of_several_loaders_together(tmp_path: Path) -> None:
+    odd = 'a "b" \\ \n c'
+    for name, labels in {"train": {"loader": "train", "rank": "0"}, "odd": {"loader": odd}}.items():
+        spans(PrometheusWriter(tmp_path / f"{name}.prom", labels=labels), num_epochs=1)
+    families = [
+        list(text_string_to_metric_families(path.read_text(encoding="utf-8"))) for path in tmp_path.glob("*.prom")
+    ]
+    assert [[family.name, family.documentation] for family in families[0]] == [
+        [family.name, family.documentation] for family in families[1]
+    ]
+    (seen, other) = ({*sample.labels.items()} for found in families for sample in found[0].samples)
+    assert {frozenset(seen), frozenset(other)} == {
+        frozenset({("loader", "train"), ("rank", "0")}),
+        frozenset({("loader", odd)}),
+    }
+
+
+@pytest.mark.parametrize("name", ["0a", "a-b", "", "__name", "ä"])
+def test_a_label_that_prometheus_forbids_is_an_error(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ArgumentError, match="labels: a name consists of letters"):
+        PrometheusWriter(tmp_path / "mpload.prom", labels={name: "x"})
 
 
 @pytest.mark.processes
@@ -208,6 +234,6 @@ def test_a_loader_that_is_closed_has_no_page() -> None:
         list(loader)
         (page,) = read_pages(os.getpid())[before:]
         assert page["pid"] == os.getpid()
-        assert [worker["name"] for worker in page["workers"]] == ["mpload-worker-0"]
+        assert [worker["name"] for worker in page["stats"]["workers"]] == ["mpload-worker-0"]
         assert time.monotonic() >= page["monotonic_seconds"]
     assert len(read_pages(os.getpid())) == before
