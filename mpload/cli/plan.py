@@ -19,13 +19,15 @@ def plan(
     batch_size: Annotated[int, typer.Option(help="Samples per batch and GPU.")],
     step_time: Annotated[float, typer.Option(help="Seconds per training step once data is ready.")],
     gpus: Annotated[int, typer.Option(help="GPUs per job.")] = 1,
-    jobs: Annotated[int, typer.Option(help="Jobs that read the same storage at the same time.")] = 1,
+    jobs: Annotated[
+        int, typer.Option(help="Jobs that read the same storage at the same time, each on its own cores.")
+    ] = 1,
     sample_size: Annotated[str | None, typer.Option(help="Mean size of a stored sample, such as 110KB.")] = None,
     iops: Annotated[float | None, typer.Option(help="Random reads per second that the storage delivers.")] = None,
     bandwidth: Annotated[
         str | None, typer.Option(help="Bytes per second that the storage delivers, such as 500MB.")
     ] = None,
-    cores: Annotated[int | None, typer.Option(help="Cores available to the workers.")] = None,
+    cores: Annotated[int | None, typer.Option(help="Cores available to the workers of one job.")] = None,
     core_us: Annotated[float | None, typer.Option(help="Microseconds that one core takes per sample.")] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -1,8 +1,9 @@
 """What a training job requires of its data, and which stage of a machine falls short. Nothing is measured here.
 
 If a step takes `t` seconds and consumes `n` samples on each of `g` GPUs in each of `j` concurrent jobs, then
-`n g j / t` samples are needed per second. Unless samples are stored side by side, each is a read of its own. The
-bandwidth is the rate times the size of a sample, and 99 of 100 batches must arrive within `t`.
+`n g j / t` samples are needed per second. The jobs share the storage; each has cores of its own. Unless samples are
+stored side by side, each is a read of its own. The bandwidth is the rate times the size of a sample, and 99 of 100
+batches must arrive within `t`.
 """
 
 import math
@@ -13,6 +14,8 @@ from mpload.tools.remedy import Remedy
 from mpload.units import format_bytes, format_counted
 
 __all__ = ["Demand", "Machine", "StageNeed", "remedies", "stages"]
+
+_MIN_GAIN = 1.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +61,7 @@ class Machine:
     Attributes:
         reads_per_second: Random reads of the size of a sample.
         bytes_per_second: The bandwidth of sequential reads.
-        num_cores: The cores available to the workers.
+        num_cores: The cores available to the workers of one job.
         core_seconds: The time that one core takes per sample, for decode, transform and transport.
 
     Raises:
@@ -107,59 +110,59 @@ def stages(demand: Demand, machine: Machine) -> list[StageNeed]:
     cores = None
     if machine.num_cores is not None and machine.core_seconds is not None:
         cores = machine.num_cores / machine.core_seconds
-    result.append(StageNeed(name="cores", unit="samples/s", need=rate, have=cores))
+    result.append(StageNeed(name="cores", unit="samples/s", need=rate / demand.num_jobs, have=cores))
     return result
 
 
 def remedies(demand: Demand, machine: Machine) -> list[Remedy]:
     """Return the remedies for the stage that limits the job, the cheapest first. Return none if no stage does.
 
-    A gain is capped by the next slowest stage and by the need.
+    A gain is capped by the next slowest stage and by the need. A cache serves reads and bandwidth together.
     """
     shares = {stage.name: stage.share for stage in stages(demand, machine) if stage.share is not None}
     if not shares or min(shares.values()) >= 1:
         return []
     worst = min(shares, key=lambda name: shares[name])
     share = shares[worst]
-    others = min((value for name, value in shares.items() if name != worst), default=1.0)
-    gain = others / share
+
+    def gain(*relieved: str, factor: float = math.inf) -> float:
+        return min(1.0, *(have * (factor if name in relieved else 1.0) for name, have in shares.items())) / share
+
     if worst == "cores":
         assert machine.core_seconds is not None
-        num_cores = math.ceil(demand.samples_per_second * machine.core_seconds)
-        max_core_seconds = 1 / demand.samples_per_second * (machine.num_cores or 1)
+        rate = demand.samples_per_second / demand.num_jobs
+        max_core_seconds = (machine.num_cores or 1) / rate
         return [
             Remedy(
                 text=f"Make samples cheaper, at most {max_core_seconds * 1e6:,.0f} us of a core each: shrink images "
                 "once with `mpload pack INDEX -o FOLDER --resize-short 256`, or decode on the GPU",
-                gain=gain,
+                gain=gain("cores"),
             ),
-            Remedy(text=f"Use {format_counted(num_cores, 'core')} and as many workers", gain=gain),
+            Remedy(
+                text=f"Use {format_counted(math.ceil(rate * machine.core_seconds), 'core')} and as many workers",
+                gain=gain("cores"),
+            ),
         ]
-    fraction = 1 - share
+    percent = math.ceil(100 * (1 - share / shares.get("cores", 1.0)))
     cached = Remedy(
-        text=f"Cache {fraction:.0%} of the samples on a local disk: "
-        f"cache=PartialCache(FOLDER, fraction={fraction:.2f}). This helps from the second epoch on",
-        gain=gain,
+        text=f"Cache {percent}% of the samples on a local disk: "
+        f"cache=PartialCache(FOLDER, fraction={percent / 100:.2f}). This helps from the second epoch on",
+        gain=gain("reads", "bandwidth", factor=math.inf if percent == 100 else 1 / (1 - percent / 100)),
     )
     if worst == "bandwidth":
         max_bytes = (demand.sample_bytes or 0) * share
-        return [
-            Remedy(
-                text=f"Store samples of at most {format_bytes(max_bytes)} on average: "
-                "`mpload pack INDEX -o FOLDER --resize-short 256`",
-                gain=gain,
-            ),
-            cached,
-        ]
-    samples_per_read = math.ceil(1 / share)
-    return [
-        Remedy(
-            text=f"Read at least {samples_per_read} samples at once: pack them with `mpload pack INDEX -o FOLDER`, and "
-            "pass shuffle=BlockShuffle(block_samples=256)",
-            gain=gain,
-        ),
-        cached,
-    ]
+        other = Remedy(
+            text=f"Store samples of at most {format_bytes(max_bytes)} on average: "
+            "`mpload pack INDEX -o FOLDER --resize-short 256`",
+            gain=gain("bandwidth"),
+        )
+    else:
+        other = Remedy(
+            text=f"Read at least {math.ceil(1 / share)} samples at once: pack them with `mpload pack INDEX -o FOLDER`, "
+            "and pass shuffle=BlockShuffle(block_samples=256)",
+            gain=gain("reads"),
+        )
+    return [remedy for remedy in (other, cached) if remedy.gain >= _MIN_GAIN] or [cached]
 
 
 def _check_positive(name: str, value: float | None) -> None:

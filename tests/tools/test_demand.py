@@ -1,8 +1,10 @@
 """The needs of a job: worked examples from practice, and laws of the arithmetic."""
 
 import json
+import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -70,6 +72,40 @@ def test_a_cached_share_reduces_the_reads_to_the_rate_of_the_storage() -> None:
     assert "at least 4 samples at once" in found[0].text
     assert "Cache 75% of the samples" in found[1].text
     assert [remedy.gain for remedy in found] == [4, 4]
+
+
+@given(demands, machines)
+def test_a_cache_gains_what_it_takes_off_reads_and_bandwidth_alike(demand: Demand, machine: Machine) -> None:
+    for remedy in remedies(demand, machine):
+        if (found := re.search(r"fraction=([0-9.]+)", remedy.text)) is not None:
+            left = max(1e-290, 1 - float(found[1]))
+            assert machine.reads_per_second is not None
+            assert machine.bytes_per_second is not None
+            after = replace(
+                machine,
+                reads_per_second=machine.reads_per_second / left,
+                bytes_per_second=machine.bytes_per_second / left,
+            )
+            before_share, after_share = (
+                min(stage.share for stage in stages(demand, each) if stage.share is not None)
+                for each in (machine, after)
+            )
+            assert remedy.gain == pytest.approx(after_share / before_share)
+
+
+def test_reads_and_bandwidth_that_fall_short_alike_are_relieved_together_by_a_cache() -> None:
+    demand = Demand(batch_size=1000, step_seconds=1, sample_bytes=100_000)
+    found = remedies(demand, Machine(reads_per_second=190, bytes_per_second=20e6))
+    assert [round(remedy.gain, 1) for remedy in found] == [5.3]
+    assert "Cache 81% of the samples" in found[0].text
+
+
+@given(demands, machines)
+def test_jobs_share_the_storage_but_not_the_cores(demand: Demand, machine: Machine) -> None:
+    alone = {stage.name: stage.need for stage in stages(replace(demand, num_jobs=1), machine)}
+    together = {stage.name: stage.need for stage in stages(demand, machine)}
+    factors = {"reads": demand.num_jobs, "bandwidth": demand.num_jobs, "cores": 1}
+    assert together == pytest.approx({name: need * factors[name] for name, need in alone.items()})
 
 
 def test_unknown_rates_limit_nothing() -> None:
