@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpload.errors import ArgumentError, StorageError
 from mpload.storage.listing import Object, is_plain, list_in_parts
+from mpload.storage.object_facts import ObjectFacts
 from mpload.storage.request_failure import RequestFailure, status_failure
 from mpload.units import format_count
 
@@ -101,6 +102,20 @@ class BucketClient:
         except Exception as error:  # noqa: BLE001  obstore raises many classes, whose texts must not be shown
             failure = _failure_of(error, limit_seconds=limit_seconds)
         raise failure  # outside `except`, so that the original is not its context
+
+    def look_up(self, url: str, key: str, *, limit_seconds: float) -> ObjectFacts:
+        """Return the size and the version of an object. Arguments and errors are those of `fetch`."""
+        store = self._store(url, limit_seconds)
+        try:
+            found = obstore().head(store, key)
+        except (ArgumentError, StorageError):
+            raise
+        except Exception as error:  # noqa: BLE001  as above
+            failure = _failure_of(error, limit_seconds=limit_seconds)
+        else:
+            version = found.get("e_tag") or f"{found['last_modified']} {found['size']}"
+            return ObjectFacts(num_bytes=found["size"], version=version)
+        raise failure
 
     def _check_size(self, num_bytes: int) -> None:
         if self._max_bytes is not None and num_bytes > self._max_bytes:

@@ -28,6 +28,8 @@ class SeveralStorages:
 
     def __init__(self, storages: dict[type[ByteRange], Storage]) -> None:
         self._storages = storages if ByteRange not in storages else {**storages, Span: storages[ByteRange]}
+        self.max_read_seconds = max(getattr(storage, "max_read_seconds", 0.0) for storage in storages.values())
+        """The longest time that a server may take to deliver one range."""
 
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         """Return the bytes of each range, in the order of `ranges`."""
@@ -88,16 +90,18 @@ def open_storage(
     """
     remote = partial(RemoteObjects, limits=limits)
     if is_url(root):
-        if others := {LmdbValue, RowValue}.intersection(kinds):
-            kind = "LMDB" if LmdbValue in others else "Parquet"
-            raise StorageError(
-                f"{kind} files can only be read from a local disk, not from {root}. Copy them to this machine"
-            )
-        return remote(root, allow_outside_root=allow_outside_root, max_bytes=max_bytes)
+        if LmdbValue in kinds:
+            raise StorageError(_lmdb_at(root))
+        at_url = partial(remote, root, allow_outside_root=allow_outside_root)
+        makers: dict[type[ByteRange], Callable[[], Storage]] = {
+            ByteRange: partial(at_url, max_bytes=max_bytes),
+            RowValue: lambda: ParquetStorage(at_url(), max_bytes=max_bytes),  # which reads whole columns of row groups
+        }
+        return _joined({kind: makers[kind]() for kind in kinds})
     local = partial(
         LocalStorage, Path(root), allow_outside_root=allow_outside_root, max_bytes=max_bytes, page_cache=page_cache
     )
-    makers: dict[type[ByteRange], Callable[[], Storage]] = {
+    makers = {
         ByteRange: local,
         LmdbValue: partial(LmdbStorage, Path(root), allow_outside_root=allow_outside_root, max_bytes=max_bytes),
         RowValue: partial(ParquetStorage, Path(root), allow_outside_root=allow_outside_root, max_bytes=max_bytes),
@@ -107,7 +111,25 @@ def open_storage(
         raise ArgumentError(
             f"storage=RemoteStorage(...) sets time limits for URLs, but the index reads files below {root}"
         )
-    storages = {kind: makers[kind]() for kind in kinds}
     if reads_urls:
         return LocalOrRemote(local(), remote(root, allow_outside_root=True, max_bytes=max_bytes))
+    return _joined({kind: makers[kind]() for kind in kinds})
+
+
+def _joined(storages: dict[type[ByteRange], Storage]) -> Storage:
     return next(iter(storages.values())) if len(storages) == 1 else SeveralStorages(storages)
+
+
+def _lmdb_at(root: str) -> str:
+    """Return the message about LMDB files below a URL, with the command that copies them."""
+    scheme, _, place = root.partition("://")
+    bucket, _, prefix = place.partition("/")
+    command = {
+        "s3": f"aws s3 sync {root} /data/lmdb",
+        "gs": f"gcloud storage rsync --recursive {root} /data/lmdb",
+        "az": f"az storage blob download-batch --source {bucket} --pattern '{prefix}*' --destination /data/lmdb",
+    }.get(scheme, f"curl --create-dirs --output /data/lmdb/FILE {root}/FILE")
+    return (
+        f"LMDB files cannot be read from {root}, because liblmdb maps files of a local disk into memory. Copy them "
+        f"once to each machine ({command}), and set #root of the index to that folder"
+    )

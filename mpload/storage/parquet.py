@@ -3,31 +3,38 @@
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from mpload.errors import StorageError
 from mpload.storage.confined import real_path
 from mpload.storage.ranges import ByteRange, RowValue
+from mpload.storage.remote import RemoteObjects
 from mpload.units import MIB, format_count, printable
 
 __all__ = ["ParquetStorage"]
 
 _MAX_OPEN_FILES = 16
+_MAX_REQUESTS = 4  # for a value of a file that is not open
 
 
 class ParquetStorage:
-    """Reads values from Parquet files below one folder. Row groups are decoded whole and cached for their other rows.
+    """Reads values from Parquet files below one folder or URL. Row groups are decoded whole and cached for other rows.
 
     If samples come in random order, nearly every sample decodes a whole row group. Either use a `BlockShuffle` whose
     blocks are as large as row groups and whose window fits `kept_bytes`, or pack the index.
 
+    From a URL, opening a file takes two requests, or three if its footer is large. The column of a row group takes one
+    request, or one for each 8 MiB.
+
     Args:
-        root: the folder that paths are relative to.
-        allow_outside_root: allow absolute paths, `..` and symbolic links to lead outside `root`.
+        root: the folder that paths are relative to, or the objects below a URL.
+        allow_outside_root: allow absolute paths, `..` and symbolic links to lead outside the folder `root`.
         max_bytes: size of the largest value that may be returned; None means no limit.
-        kept_bytes: memory for decoded row groups. The least recently used one is evicted first; one is always kept.
+        kept_bytes: memory for decoded row groups, and for the encoded bytes of the one that is being decoded. Those
+            that were not used for longest are evicted first, before another one is decoded. One is always kept.
 
     Memory: `kept_bytes`, plus about 25 MB for pyarrow, which is imported at the first read.
     Process: may be forked and pickled; each process opens the files again. Threads take turns.
@@ -37,16 +44,18 @@ class ParquetStorage:
 
     def __init__(
         self,
-        root: Path,
+        root: Path | RemoteObjects,
         *,
         allow_outside_root: bool = False,
         max_bytes: int | None = None,
         kept_bytes: int = 64 * MIB,
     ) -> None:
-        self._root = os.path.realpath(root)
+        self._root = root if isinstance(root, RemoteObjects) else os.path.realpath(root)
         self._allow_outside_root = allow_outside_root
         self._max_bytes = max_bytes
         self._kept_bytes = kept_bytes
+        self.max_read_seconds = _MAX_REQUESTS * root.max_read_seconds if isinstance(root, RemoteObjects) else 0.0
+        """The longest time that a server may take to deliver one value."""
         self._start()
 
     def _start(self) -> None:
@@ -67,9 +76,25 @@ class ParquetStorage:
         with self._lock:
             return [self._value(item) for item in ranges]
 
+    def needed_bytes(self, item: ByteRange) -> int:
+        """Return the memory that is needed to read this value: that of its row group, decoded and encoded.
+
+        Raises:
+            OutsideRootError, StorageError: as for `read`.
+        """
+        assert isinstance(item, RowValue)
+        if self._pid != os.getpid():
+            self._start()
+        with self._lock, _errors_named(_place_of(item)):
+            return _needed_bytes(self._file(item.path), item)
+
+    def bound(self, max_bytes: int) -> None:
+        """Set `kept_bytes`. Call it before values are read."""
+        self._kept_bytes = max_bytes
+
     def _value(self, item: ByteRange) -> bytes:
         assert isinstance(item, RowValue)
-        where = f"{printable(item.path)}: row {item.row} of row group {item.row_group}"
+        where = _place_of(item)
         values = self._group(item, where)
         if item.row >= len(values):
             raise StorageError(f"{where} does not exist. {_REBUILD}")
@@ -86,24 +111,16 @@ class ParquetStorage:
         return data
 
     def _group(self, item: RowValue, where: str) -> Any:
-        import pyarrow as pa  # noqa: PLC0415  workers that read other files need not pay for it
+        import pyarrow as pa  # noqa: PLC0415  as in `_errors_named`
 
         key = item.path, item.row_group, item.column
         if (values := self._groups.get(key)) is not None:
             self._groups.move_to_end(key)
             return values
-        try:
+        with _errors_named(where):
             file = self._file(item.path)
-            if item.row_group >= file.num_row_groups:
-                raise StorageError(f"{where} does not exist. {_REBUILD}")
+            self._evict(_needed_bytes(file, item))
             table = file.read_row_group(item.row_group, columns=[item.column], use_threads=False)
-        except (pa.ArrowException, OSError) as error:
-            if isinstance(error, StorageError):
-                raise
-            cause = str(error).splitlines()[0] if str(error) else type(error).__name__
-            result = StorageError(f"{where}: cannot be read: {printable(cause)}. {_REBUILD}")
-            result.errno = getattr(error, "errno", None)
-            raise result from error
         if not table.num_columns:
             raise StorageError(f"{printable(item.path)}: has no column {item.column!r}. {_REBUILD}")
         values = table.column(0)
@@ -114,20 +131,26 @@ class ParquetStorage:
                 f"{printable(item.path)}: column {item.column!r} holds {values.type}, not bytes. {_REBUILD}"
             )
         self._groups[key] = values
-        held_bytes = sum(kept.nbytes for kept in self._groups.values())
-        while held_bytes > self._kept_bytes and len(self._groups) > 1:
-            held_bytes -= self._groups.popitem(last=False)[1].nbytes
+        self._evict(self._groups[key].nbytes, num_left=1)  # it may be larger than the file says
         return values
+
+    def _evict(self, new_bytes: int, *, num_left: int = 0) -> None:
+        """Evict row groups until there is room for `new_bytes` more, or only the newest `num_left` are left."""
+        held_bytes = sum(kept.nbytes for kept in list(self._groups.values())[: len(self._groups) - num_left])
+        while held_bytes + new_bytes > self._kept_bytes and len(self._groups) > num_left:
+            held_bytes -= self._groups.popitem(last=False)[1].nbytes
 
     def _file(self, path: str) -> Any:
         import pyarrow.parquet as pq  # noqa: PLC0415  as above
 
         if (file := self._files.get(path)) is None:
-            file = self._files[path] = pq.ParquetFile(
-                real_path(self._root, path, allow_outside_root=self._allow_outside_root),
-                memory_map=False,
-                pre_buffer=False,
-            )
+            if isinstance(self._root, RemoteObjects):
+                from mpload.storage.remote_file import RemoteFile  # noqa: PLC0415  as above
+
+                source: Any = RemoteFile(self._root, path)
+            else:
+                source = real_path(self._root, path, allow_outside_root=self._allow_outside_root)
+            file = self._files[path] = pq.ParquetFile(source, memory_map=False, pre_buffer=False)
             if len(self._files) > _MAX_OPEN_FILES:
                 self._files.popitem(last=False)[1].close()
         self._files.move_to_end(path)
@@ -139,6 +162,39 @@ class ParquetStorage:
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._start()
+
+
+def _place_of(item: RowValue) -> str:
+    return f"{printable(item.path)}: row {item.row} of row group {item.row_group}"
+
+
+def _needed_bytes(file: Any, item: RowValue) -> int:
+    """Return the size of a row group's column, decoded and encoded."""
+    if item.row_group >= file.num_row_groups:
+        raise StorageError(f"{_place_of(item)} does not exist. {_REBUILD}")
+    group = file.metadata.row_group(item.row_group)
+    columns = map(group.column, range(group.num_columns))
+    return sum(
+        column.total_uncompressed_size + column.total_compressed_size
+        for column in columns
+        if column.path_in_schema == item.column
+    )
+
+
+@contextmanager
+def _errors_named(where: str) -> Iterator[None]:
+    """Raise errors of pyarrow and of the system as `StorageError` that begin with `where`."""
+    import pyarrow as pa  # noqa: PLC0415  workers that read other files need not pay for it
+
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, StorageError):
+            raise
+        cause = str(error).splitlines()[0] if str(error) else type(error).__name__
+        result = StorageError(f"{where}: cannot be read: {printable(cause)}. {_REBUILD}")
+        result.errno = getattr(error, "errno", None)
+        raise result from error
 
 
 _PER_PROCESS = frozenset({"_pid", "_lock", "_files", "_groups"})

@@ -6,12 +6,14 @@ messages of servers or clients, because these can contain signed requests.
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
 from mpload.errors import ArgumentError, MploadError, OutsideRootError, StorageError
 from mpload.storage.buckets import BucketClient, list_bucket
+from mpload.storage.object_facts import ObjectFacts
 from mpload.storage.ranges import ByteRange
 from mpload.storage.request_failure import RequestFailure
 from mpload.storage.retrying import Client, RetryingClient
@@ -22,6 +24,7 @@ __all__ = ["RemoteObjects", "RemoteStorage", "check_url", "is_url", "list_object
 
 _SCHEMES = ("s3", "gs", "az", "http", "https")
 _MAX_CONNECT_SECONDS = 10.0
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,18 +121,8 @@ class RemoteObjects:
             self._check_size(url, item.length_bytes)
             if not item.length_bytes:
                 return b""
-        if self._pid != os.getpid():
-            self._start()
-        place, key = _split(url)
-        failure: MploadError | None = None
-        data = b""
-        try:
-            server = self._servers.get(place) or self._servers.setdefault(place, self._new_server(place))
-            data = server.fetch(key, None if item.length_bytes is None else (item.offset_bytes, item.length_bytes))
-        except (ArgumentError, StorageError) as error:
-            failure = type(error)(f"{_redacted(url)}: {error}")
-        if failure is not None:  # raised outside `except`, so that the original is not its context
-            raise failure
+        span = None if item.length_bytes is None else (item.offset_bytes, item.length_bytes)
+        data = self._ask(url, lambda server, key: server.fetch(key, span))
         if item.length_bytes is not None and len(data) < item.length_bytes:
             raise StorageError(
                 f"{_redacted(url)}: the span {item.offset_bytes}+{item.length_bytes} ends at byte "
@@ -137,6 +130,24 @@ class RemoteObjects:
                 "completely? If so, build the index again"
             )
         return data
+
+    def look_up(self, path: str) -> ObjectFacts:
+        """Return the size and the version of an object, as far as the server says. Errors are those of `read`."""
+        return self._ask(self._url(path), RetryingClient.look_up)
+
+    def _ask(self, url: str, request: Callable[[RetryingClient, str], _Answer]) -> _Answer:
+        """Return the answer to a request for the object at `url`."""
+        if self._pid != os.getpid():
+            self._start()
+        place, key = _split(url)
+        try:
+            server = self._servers.get(place) or self._servers.setdefault(place, self._new_server(place))
+            return request(server, key)
+        except (ArgumentError, StorageError) as error:
+            failure = type(error)(f"{_redacted(url)}: {error}")
+            if isinstance(failure, StorageError) and isinstance(error, StorageError):
+                failure.errno = error.errno
+        raise failure  # outside `except`, so that the original is not its context
 
     def _new_server(self, place: str) -> RetryingClient:
         seconds = self._limits.connect_seconds

@@ -40,6 +40,11 @@ class RequestFailure(Exception):  # noqa: N818  it becomes a part of the message
         self.wait_seconds = wait_seconds
 
     @property
+    def is_missing(self) -> bool:
+        """Whether there is no such object."""
+        return self.what in {"status 404", "status 410"}
+
+    @property
     def is_answer(self) -> bool:
         """Whether the server answered, and only refuses this object."""
         return not self.is_temporary and not self.is_of_server

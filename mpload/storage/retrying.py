@@ -1,10 +1,14 @@
 """Repeats requests to a server that fail, for as long as the limits allow, and says what was tried."""
 
+import errno
 import random
 import time
-from typing import NoReturn, Protocol
+from collections.abc import Callable
+from functools import partial
+from typing import NoReturn, Protocol, TypeVar
 
 from mpload.errors import OutageError, StorageError
+from mpload.storage.object_facts import ObjectFacts
 from mpload.storage.request_failure import RequestFailure
 from mpload.storage.servers import Attempts, Limits, Server
 
@@ -17,6 +21,9 @@ _MAX_REMEMBERED = 256
 _JITTER_SECONDS = 0.1
 
 _What = tuple[str, tuple[int, int] | None]
+_FACTS = (-1, 0)
+"""Stands for a span if the size and the version of an object are requested."""
+_Answer = TypeVar("_Answer")
 
 
 class Client(Protocol):
@@ -24,6 +31,10 @@ class Client(Protocol):
 
     def fetch(self, url: str, key: str, span: tuple[int, int] | None, *, limit_seconds: float) -> bytes:
         """Return the bytes of an object, or of a span of it, or raise `RequestFailure`."""
+        ...
+
+    def look_up(self, url: str, key: str, *, limit_seconds: float) -> ObjectFacts:
+        """Return the size and the version of an object, or raise `RequestFailure`."""
         ...
 
 
@@ -56,27 +67,36 @@ class RetryingClient:
             OutageError: the server does not answer. The message does not contain the URL.
             StorageError: the object cannot be read. The message does not contain the URL.
         """
+        return self._repeated((key, span), partial(self._client.fetch, self._url, key, span))
+
+    def look_up(self, key: str) -> ObjectFacts:
+        """Return the size and the version of an object. Errors are those of `fetch`."""
+        return self._repeated((key, _FACTS), partial(self._client.look_up, self._url, key))
+
+    def _repeated(self, what: _What, request: Callable[..., _Answer]) -> _Answer:
+        """Return the answer to a request, which is repeated if it fails."""
+        key = what[0]
         began = time.monotonic()
         attempts = Attempts.begin(self._limits, self._server, now=began)
-        self._raise_if_known((key, span), attempts, now=began)
+        self._raise_if_known(what, attempts, now=began)
         while True:
-            if self._await_turn((key, span), attempts) and attempts.last is not None and self._server.is_failing:
+            if self._await_turn(what, attempts) and attempts.last is not None and self._server.is_failing:
                 self._probe(key, attempts)
             began = time.monotonic()
             try:
-                data = self._client.fetch(self._url, key, span, limit_seconds=attempts.limit_seconds(began))
+                answer = request(limit_seconds=attempts.limit_seconds(began))
             except RequestFailure as failure:
                 attempts.failed(failure, now=time.monotonic())
                 self._note(failure, began=began)
             else:
                 self._server.answered(time.monotonic())
                 self._server.good_key = key
-                return data
+                return answer
             if self._server.is_failing:
                 self._probe(key, attempts)
             wait_seconds = attempts.wait_seconds(time.monotonic())
             if wait_seconds is None:
-                self._give_up((key, span), attempts)
+                self._give_up(what, attempts)
             time.sleep(wait_seconds)
 
     def _note(self, failure: RequestFailure, *, began: float) -> None:
@@ -134,7 +154,9 @@ class RetryingClient:
         failure = attempts.first_of_kind[attempts.last.what]  # the last one may have had less time than usual
         if failure.is_answer:
             message = str(failure) if attempts.count.total() == 1 else f"{failure} ({attempts.described(now)})"
-            raise StorageError(message) from None
+            refused = StorageError(message)
+            refused.errno = errno.ENOENT if failure.is_missing else None
+            raise refused from None
         message = f"{failure}{note} ({attempts.described(now)}; retry_seconds={self._limits.retry_seconds:g})"
         if attempts.is_outage:
             self._outage = f"{message}. The server answers no other request either, so no sample is skipped"

@@ -13,11 +13,12 @@ from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
-from urllib3 import BaseHTTPResponse, Timeout
+from urllib3 import BaseHTTPResponse, HTTPHeaderDict, Timeout
 from urllib3.exceptions import HTTPError
 
 from mpload.errors import StorageError
 from mpload.storage.connections import CUT_SHORT, Server, failure_of
+from mpload.storage.object_facts import ObjectFacts
 from mpload.storage.request_failure import RequestFailure, status_failure
 from mpload.units import KIB, MIB, format_count
 
@@ -32,6 +33,10 @@ _MAX_BEFORE_SPAN_BYTES = 16 * MIB
 """Bytes that are read from the beginning of an object to get at a span, if the server ignores ranges."""
 _SAFE = "/!$&'()*+,;=:@~-._"  # characters of a path that stand for themselves
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
+_PAGE = (
+    "answer is a web page",
+    ", not the file: the server says text/html. Does it ask for a login, or report an error?",
+)
 _FILES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".npy", ".tar", ".zip")
 
 
@@ -42,6 +47,7 @@ class _Body:
     data: bytes
     has_end: bool
     """Whether the answer says where it ends. Otherwise a broken connection looks the same as its end."""
+    headers: HTTPHeaderDict
 
 
 class WebClient:
@@ -83,6 +89,25 @@ class WebClient:
                     ": the server sends neither Content-Length nor chunks, and two answers differ. Enable one of them",
                 )
         return body.data
+
+    def look_up(self, url: str, key: str, *, limit_seconds: float) -> ObjectFacts:
+        """Return the size and the version of an object, as far as the server says. Arguments are those of `fetch`.
+
+        Raises:
+            RequestFailure: the request failed, or the answer is a web page.
+        """
+        deadline = time.monotonic() + limit_seconds
+        address = f"{url}/{quote(key, safe=_SAFE, errors='surrogateescape')}"
+        # Some servers refuse HEAD, and the first byte brings the same headers.
+        headers = self._follow(address, (0, 1), deadline=deadline, limit_seconds=limit_seconds).headers
+        if _is_page(headers):
+            raise RequestFailure(*_PAGE, is_temporary=False)
+        whole = _CONTENT_RANGE.fullmatch(headers.get("content-range", "").strip())
+        size = headers.get("content-length", "") if whole is None else whole[3]
+        version = headers.get("etag") or headers.get("last-modified")
+        return ObjectFacts(
+            num_bytes=int(size) if size.isdecimal() else None, version=f"{version} {size}" if version else ""
+        )
 
     def _follow(self, address: str, span: tuple[int, int] | None, *, deadline: float, limit_seconds: float) -> _Body:
         for _ in range(_MAX_REDIRECTS + 1):
@@ -144,10 +169,11 @@ class WebClient:
         if response.headers.get("content-encoding", "").strip().lower() in {"gzip", "x-gzip"} and not path.endswith(
             (".gz", ".tgz")
         ):
-            return _Body(data=self._unzipped(data), has_end=True)  # gzip has a checksum at its end
+            data = self._unzipped(data)
+            return _Body(data=data, has_end=True, headers=response.headers)  # gzip has a checksum at its end
         if not path.endswith((".gz", ".tgz")):
             _refuse_encoding(response)
-        return _Body(data=data, has_end=has_end)
+        return _Body(data=data, has_end=has_end, headers=response.headers)
 
     def _unzipped(self, data: bytes) -> bytes:
         unzip = zlib.decompressobj(wbits=31)
@@ -200,7 +226,7 @@ def _part(response: BaseHTTPResponse, span: tuple[int, int]) -> _Body:
     data = response.read(last - first + 1)
     if len(data) < last - first + 1:
         raise RequestFailure(*CUT_SHORT)
-    return _Body(data=data, has_end=True)
+    return _Body(data=data, has_end=True, headers=response.headers)
 
 
 def _beginning(response: BaseHTTPResponse, span: tuple[int, int]) -> _Body:
@@ -218,7 +244,7 @@ def _beginning(response: BaseHTTPResponse, span: tuple[int, int]) -> _Body:
     data = response.read(end)
     if len(data) < end and response.length_remaining:
         raise RequestFailure(*CUT_SHORT)
-    return _Body(data=data[offset:], has_end=has_end or len(data) == end)
+    return _Body(data=data[offset:], has_end=has_end or len(data) == end, headers=response.headers)
 
 
 def _refuse_encoding(response: BaseHTTPResponse) -> None:
@@ -233,13 +259,12 @@ def _refuse_encoding(response: BaseHTTPResponse) -> None:
 
 
 def _refuse_page(response: BaseHTTPResponse, path: str) -> None:
-    kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind == "text/html" and path.partition("?")[0].lower().endswith(_FILES):
-        raise RequestFailure(
-            "answer is a web page",
-            ", not the file: the server says text/html. Does it ask for a login, or report an error?",
-            is_temporary=False,
-        )
+    if _is_page(response.headers) and path.partition("?")[0].lower().endswith(_FILES):
+        raise RequestFailure(*_PAGE, is_temporary=False)
+
+
+def _is_page(headers: HTTPHeaderDict) -> bool:
+    return headers.get("content-type", "").partition(";")[0].strip().lower() == "text/html"
 
 
 def _seconds_of(retry_after: str | None) -> float | None:
