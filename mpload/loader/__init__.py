@@ -39,6 +39,7 @@ What keeps the workers busy within the memory budget:
 
 ```
 engine         the workers and slots of a loader
+row_groups     the memory that the row groups of Parquet files need
 scaling        adjusts the number of workers
 governor       makes fewer batches ahead while memory is short
 machine_share  this rank's share of the machine

@@ -9,6 +9,7 @@ from mpload.loader.source import Source
 from mpload.memory.budget import MIN_SLOTS, WORKER_BYTES, MemoryBudget, divide
 from mpload.memory.machine import address_space_bytes, num_oom_kills
 from mpload.samples.map_work import PARCELS
+from mpload.storage.parquet import ROW_GROUPS_BYTES
 from mpload.storage.read_ahead import DEFAULT_AHEAD_BYTES
 from mpload.telemetry.stats import LoaderStats
 from mpload.transport.batches import PoolOptions
@@ -32,15 +33,18 @@ class WorkerRange:
     limit: int
 
     @classmethod
-    def auto(cls, budget: MemoryBudget, *, num_cores: int, least_slots_bytes: int) -> Self:
+    def auto(
+        cls, budget: MemoryBudget, *, num_cores: int, least_slots_bytes: int, worker_bytes: int = WORKER_BYTES
+    ) -> Self:
         """Start with one worker per core, and allow up to eight per core within half of the budget.
 
         Args:
             budget: memory for slots and workers.
             num_cores: cores available to the workers.
             least_slots_bytes: minimum memory for slots, in bytes.
+            worker_bytes: memory for a worker.
         """
-        num_fitting = (budget.total_bytes - least_slots_bytes) // WORKER_BYTES
+        num_fitting = (budget.total_bytes - least_slots_bytes) // worker_bytes
         initial = max(1, min(num_cores, num_fitting, MAX_WORKERS))
         limit = min(_WORKERS_PER_CORE * num_cores, _MAX_WORKERS, num_fitting // 2)
         return cls(initial=initial, limit=max(initial, limit))
@@ -74,7 +78,12 @@ class Engine:
         self._layout = SlotLayout(num_samples=source.slot_samples, fields=fields)
         self._slot_bytes = _known_slot_bytes(self._layout)
         if num_workers is None:
-            workers = WorkerRange.auto(budget, num_cores=num_cores, least_slots_bytes=MIN_SLOTS * self._slot_bytes)
+            workers = WorkerRange.auto(
+                budget,
+                num_cores=num_cores,
+                least_slots_bytes=MIN_SLOTS * self._slot_bytes,
+                worker_bytes=WORKER_BYTES + source.row_group_bytes,
+            )
         else:
             workers = WorkerRange(initial=num_workers, limit=num_workers)
         ahead_bytes = self._read_ahead_bytes(workers.limit)
@@ -86,6 +95,7 @@ class Engine:
             slot_address_bytes=self._layout.slot_bytes,
             address_bytes=address_space_bytes(),
             read_ahead_bytes=ahead_bytes,
+            keeps_row_groups=source.row_group_bytes > 0,
         )
         self.pool = WorkerPool(
             source.work(read_ahead_bytes=max(1, ahead_bytes), decode_bytes=plan.decode_bytes),
@@ -134,12 +144,17 @@ class Engine:
         self.governor = self._govern()
 
     def _read_ahead_bytes(self, num_workers: int) -> int:
-        """Return the read-ahead per worker: at most 16 MiB, and for all workers a quarter of the spare budget."""
-        if not self._source.reads_ahead:
+        """Return the memory per worker for read-ahead and row groups: for all workers a quarter of the spare budget.
+
+        Read-ahead gets at most 16 MiB, and row groups get at most 89 MiB, but always the room for one.
+        """
+        source = self._source
+        if not source.reads_ahead:
             return 0
         least_bytes = num_workers * WORKER_BYTES + MIN_SLOTS * self._slot_bytes
         spare_bytes = max(0, self._budget.total_bytes - least_bytes)
-        return min(DEFAULT_AHEAD_BYTES, spare_bytes // (4 * num_workers))
+        most_bytes = DEFAULT_AHEAD_BYTES + (ROW_GROUPS_BYTES if source.row_group_bytes else 0)
+        return max(source.row_group_bytes, min(most_bytes, spare_bytes // (4 * num_workers)))
 
 
 def _known_slot_bytes(layout: SlotLayout) -> int:

@@ -21,6 +21,7 @@ from mpload.loader.forms import Form, fields_of, forms_of, template_of_columns
 from mpload.loader.index_run import IndexRun
 from mpload.loader.planned import SAMPLES_AHEAD, num_tasks, tasks
 from mpload.loader.presenting import SlotPresenter
+from mpload.loader.row_groups import row_group_bytes
 from mpload.loader.sample_errors import error_of_failure, sample_error
 from mpload.plan.batch_number import BatchNumber
 from mpload.samples.collated_work import MADE, CollatedWork, unpacked, whole_field
@@ -29,6 +30,7 @@ from mpload.samples.index_work import PipelineWork
 from mpload.samples.joins import Join
 from mpload.samples.leaves import leaves_of
 from mpload.samples.policy import ErrorAction, all_failed, substitute_for
+from mpload.storage.parquet import ROW_GROUPS_BYTES
 from mpload.transport.batches import BatchTask, FilledBatch, KilledSample
 from mpload.transport.forking import Forks
 from mpload.transport.messages import Tally
@@ -65,6 +67,7 @@ class IndexSource:
         self.cache_in_memory = run.cache if run.cache is not None and run.cache.is_tmpfs() else None
         self.forks = Forks.NEVER
         self.reads_ahead = True
+        self.row_group_bytes = 0
         self.starts_all_workers = False
         self.max_read_seconds = run.pipeline.max_read_seconds
         self.made_here = Tally()
@@ -90,6 +93,7 @@ class IndexSource:
     def prepare(self) -> tuple[Field | RaggedField, ...]:
         """Return the fields of a slot. If they cannot be inferred, a sample is made in a separate process."""
         pipeline, fields = self._run.pipeline, tuple[Field | RaggedField, ...]()
+        self.row_group_bytes = row_group_bytes(pipeline)
         if isinstance(pipeline.maker, ColumnDecoders):
             self._template = template_of_columns(pipeline) if len(pipeline.index) else {}
             fields = fields_of(leaves_of(self._template), batch_size=self.batch_size)
@@ -126,10 +130,14 @@ class IndexSource:
 
     def sample_work(self, *, read_ahead_bytes: int, decode_bytes: int) -> PipelineWork:
         """Return the work that makes the samples."""
+        row_groups_bytes = 0
+        if self.row_group_bytes:
+            row_groups_bytes = min(read_ahead_bytes, max(self.row_group_bytes, ROW_GROUPS_BYTES))
         return PipelineWork(
             pipeline=self._run.pipeline,
             batching=self._run.batching,
-            read_ahead_bytes=read_ahead_bytes,
+            read_ahead_bytes=max(1, read_ahead_bytes - row_groups_bytes),
+            row_groups_bytes=row_groups_bytes,
             decode_bytes=decode_bytes,
             template=self._template,
         )

@@ -49,6 +49,7 @@ class MapSource:
         self.forks = forks
         self.cache_in_memory = None
         self.reads_ahead = False
+        self.row_group_bytes = 0
         self.starts_all_workers = True
         self.max_read_seconds = 0.0
         self.made_here = Tally()

@@ -79,6 +79,11 @@ class Source(Protocol):
         ...
 
     @property
+    def row_group_bytes(self) -> int:
+        """Memory that a worker needs to read a row group of Parquet; 0 if there are none. `prepare` finds it out."""
+        ...
+
+    @property
     def starts_all_workers(self) -> bool:
         """Whether all workers begin at once, as in a DataLoader, even if the size of a batch is unknown."""
         ...
@@ -128,7 +133,7 @@ class Source(Protocol):
         """Return the work for the workers. Its tasks are the integers of `BatchNumber`.
 
         Args:
-            read_ahead_bytes: memory for data that one worker has read ahead.
+            read_ahead_bytes: memory for data that one worker has read ahead, and for the row groups that it keeps.
             decode_bytes: memory that one worker may use to decode an image without waiting for its turn.
         """
         ...

@@ -51,6 +51,7 @@ class StreamSource:
         self.epochs = EpochTable(seed=seed, topology=Topology())
         self.cache_in_memory = None
         self.reads_ahead = False
+        self.row_group_bytes = 0
         self.starts_all_workers = True
         self.max_read_seconds = 0.0
         self.forks = options.forks

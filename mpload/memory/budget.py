@@ -17,6 +17,7 @@ decoded, so images above one or two megapixels exceed this. See `BudgetPlan.deco
 MIN_SLOTS = 3
 """One slot is being filled, one is ready, and one is held by the consumer."""
 _AUTO_DIVISOR = 2
+_AHEAD = {False: "that they read ahead", True: "for the row groups of Parquet that they read"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +81,7 @@ def divide(
     slot_address_bytes: int | None = None,
     address_bytes: int | None = None,
     read_ahead_bytes: int = 0,
+    keeps_row_groups: bool = False,
 ) -> BudgetPlan:
     """Divide a budget. Workers and read-ahead get what they need, slots get the rest, up to `num_slots` of them.
 
@@ -90,7 +92,8 @@ def divide(
         num_workers: number of worker processes.
         slot_address_bytes: address space that a slot reserves, whether used or not; None means `slot_bytes`.
         address_bytes: address space that this process may still reserve (`RLIMIT_AS`); None means no limit.
-        read_ahead_bytes: memory that each worker may use for read-ahead.
+        read_ahead_bytes: memory that each worker may use for read-ahead, and for row groups of Parquet.
+        keeps_row_groups: whether that includes row groups. Only messages depend on it.
 
     Raises:
         ArgumentError: the memory or the address space is too small for three slots.
@@ -111,12 +114,13 @@ def divide(
         parts = [
             f"{MIN_SLOTS} batches of {format_bytes(slot_bytes)} (one being made, one ready, one in use)",
             f"{num_workers} worker{'s' * (num_workers != 1)} of {format_bytes(WORKER_BYTES)}",
-            *([f"{format_bytes(ahead_bytes)} that they read ahead"] if ahead_bytes else []),
+            *([f"{format_bytes(ahead_bytes)} {_AHEAD[keeps_row_groups]}"] if ahead_bytes else []),
         ]
+        smaller = ", or write the files with smaller row groups" if keeps_row_groups else ""
         raise ArgumentError(
             f"memory_budget {format_bytes(budget.total_bytes)} is too small: the loader needs at least "
             f"{format_bytes(least_bytes)}, for {' and '.join(parts[bool(not slot_bytes) :])}. "
-            f'Pass memory_budget="{-(-least_bytes // MIB)}MiB" or more, or lower batch_size or num_workers'
+            f'Pass memory_budget="{-(-least_bytes // MIB)}MiB" or more, or lower batch_size or num_workers{smaller}'
         )
     num_slots = min(num_slots, left_bytes // slot_bytes) if slot_bytes else num_slots
     return BudgetPlan(

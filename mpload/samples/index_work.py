@@ -28,7 +28,7 @@ from mpload.samples.leaf_batches import template_of_sample
 from mpload.samples.leaves import exact_pairs
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import BadSample
-from mpload.storage.protocols import Room
+from mpload.storage.protocols import KeepingStorage, Room
 from mpload.transport.messages import Tally, details_of
 from mpload.transport.ragged import RaggedArray
 from mpload.transport.worker import ChunkReport
@@ -64,6 +64,8 @@ class PipelineWork:
     """Upper bound of the bytes that each process has read but not yet used."""
     decode_bytes: int
     """Memory that each process may take to decode one image without waiting for its turn."""
+    row_groups_bytes: int = 0
+    """Memory in which each process keeps row groups of Parquet, if the index has any."""
     template: Any = None
     """The template of the samples that column decoders make; None for one decoder."""
     _known: tuple[BatchNumber | None, NDArray[np.int64]] = field(
@@ -76,6 +78,8 @@ class PipelineWork:
         del worker
         map_lines(self.pipeline.index)
         self.pipeline.bound_read_ahead(self.read_ahead_bytes)
+        if isinstance(self.pipeline.opened_storage, KeepingStorage):
+            self.pipeline.opened_storage.bound(self.row_groups_bytes)
         arena_bytes = self.read_ahead_bytes
         self._bulk: BulkPipeline | BulkViews | BulkColumns | None
         if isinstance(self.pipeline.maker, ColumnDecoders):

@@ -3,13 +3,15 @@
 ```
 ranges           ByteRange, Span, LmdbValue, RowValue: requests for bytes
 merging          plans a few large reads for many neighbouring ranges; opens nothing
-protocols        Storage: the interface of every storage, and two optional extensions of it
+protocols        Storage: the interface of every storage, and optional extensions of it
 confined         resolves paths and checks that they stay inside the root
 local            LocalStorage: files and shards below a root folder
 lmdb             LmdbStorage: values in LMDB data files
 lmdb_scan        reads all values of an LMDB data file in a separate process
 parquet          ParquetStorage: values in Parquet files
 remote           RemoteStorage: time limits for reading objects at URLs; RemoteObjects reads them
+remote_file      RemoteFile: an object at a URL, read by position like a file
+object_facts     size and version of an object at a URL
 retrying         repeats requests that fail, and tells bad objects from outages
 servers          what a process knows about a server, and when to repeat a request
 web              makes requests to http and https URLs

@@ -12,4 +12,4 @@ class ObjectFacts:
     num_bytes: int | None
     """Its size; None if the server does not say."""
     version: str
-    """A text that differs once the object has changed: its ETag, or its time and size. Empty if the server says none."""
+    """A text that differs once the object has changed: its ETag, or its time. Empty if the server says neither."""

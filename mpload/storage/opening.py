@@ -8,7 +8,7 @@ from mpload.errors import ArgumentError, StorageError
 from mpload.storage.lmdb import LmdbStorage
 from mpload.storage.local import LocalStorage, PageCache
 from mpload.storage.parquet import ParquetStorage
-from mpload.storage.protocols import Storage
+from mpload.storage.protocols import KeepingStorage, Storage
 from mpload.storage.ranges import ByteRange, LmdbValue, RowValue, Span
 from mpload.storage.remote import RemoteObjects, RemoteStorage, is_url
 
@@ -34,6 +34,17 @@ class SeveralStorages:
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         """Return the bytes of each range, in the order of `ranges`."""
         return [data for item in ranges for data in self._storages[type(item)].read([item])]
+
+    def needed_bytes(self, item: ByteRange) -> int:
+        """Return the memory that is needed to read a range, besides its bytes."""
+        storage = self._storages[type(item)]
+        return storage.needed_bytes(item) if isinstance(storage, KeepingStorage) else 0
+
+    def bound(self, max_bytes: int) -> None:
+        """Bound the memory of the storages that keep more than what was requested."""
+        for storage in self._storages.values():
+            if isinstance(storage, KeepingStorage):
+                storage.bound(max_bytes)
 
 
 class LocalOrRemote:

@@ -14,8 +14,12 @@ from mpload.storage.ranges import ByteRange, RowValue
 from mpload.storage.remote import RemoteObjects
 from mpload.units import MIB, format_count, printable
 
-__all__ = ["ParquetStorage"]
+__all__ = ["ROW_GROUPS_BYTES", "ParquetStorage"]
 
+_PYARROW_BYTES = 25 * MIB
+_KEPT_BYTES = 64 * MIB
+ROW_GROUPS_BYTES = _PYARROW_BYTES + _KEPT_BYTES
+"""Memory that is used in all, unless it is bounded."""
 _MAX_OPEN_FILES = 16
 _MAX_REQUESTS = 4  # for a value of a file that is not open
 
@@ -33,10 +37,10 @@ class ParquetStorage:
         root: the folder that paths are relative to, or the objects below a URL.
         allow_outside_root: allow absolute paths, `..` and symbolic links to lead outside the folder `root`.
         max_bytes: size of the largest value that may be returned; None means no limit.
-        kept_bytes: memory for decoded row groups, and for the encoded bytes of the one that is being decoded. Those
-            that were not used for longest are evicted first, before another one is decoded. One is always kept.
+        kept_bytes: memory for decoded row groups, and for decoding another one. The least recently used one is evicted
+            first. One is always kept.
 
-    Memory: `kept_bytes`, plus about 25 MB for pyarrow, which is imported at the first read.
+    Memory: `kept_bytes`, plus about 25 MiB for pyarrow, which is imported at the first read.
     Process: may be forked and pickled; each process opens the files again. Threads take turns.
     """
 
@@ -48,7 +52,7 @@ class ParquetStorage:
         *,
         allow_outside_root: bool = False,
         max_bytes: int | None = None,
-        kept_bytes: int = 64 * MIB,
+        kept_bytes: int = _KEPT_BYTES,
     ) -> None:
         self._root = root if isinstance(root, RemoteObjects) else os.path.realpath(root)
         self._allow_outside_root = allow_outside_root
@@ -77,7 +81,7 @@ class ParquetStorage:
             return [self._value(item) for item in ranges]
 
     def needed_bytes(self, item: ByteRange) -> int:
-        """Return the memory that is needed to read this value: that of its row group, decoded and encoded.
+        """Return the memory that is needed to read this value: for pyarrow, and to decode the row group.
 
         Raises:
             OutsideRootError, StorageError: as for `read`.
@@ -86,11 +90,11 @@ class ParquetStorage:
         if self._pid != os.getpid():
             self._start()
         with self._lock, _errors_named(_place_of(item)):
-            return _needed_bytes(self._file(item.path), item)
+            return _PYARROW_BYTES + _needed_bytes(self._file(item.path), item)
 
     def bound(self, max_bytes: int) -> None:
-        """Set `kept_bytes`. Call it before values are read."""
-        self._kept_bytes = max_bytes
+        """Bound the memory for pyarrow and row groups. A row group is read even if it needs more."""
+        self._kept_bytes = max(0, max_bytes - _PYARROW_BYTES)
 
     def _value(self, item: ByteRange) -> bytes:
         assert isinstance(item, RowValue)
@@ -121,6 +125,7 @@ class ParquetStorage:
             file = self._file(item.path)
             self._evict(_needed_bytes(file, item))
             table = file.read_row_group(item.row_group, columns=[item.column], use_threads=False)
+        pa.default_memory_pool().release_unused()  # it would keep as much again
         if not table.num_columns:
             raise StorageError(f"{printable(item.path)}: has no column {item.column!r}. {_REBUILD}")
         values = table.column(0)
@@ -169,13 +174,13 @@ def _place_of(item: RowValue) -> str:
 
 
 def _needed_bytes(file: Any, item: RowValue) -> int:
-    """Return the size of a row group's column, decoded and encoded."""
+    """Return the memory that is needed to decode a row group's column: its encoded bytes, and an array that grows."""
     if item.row_group >= file.num_row_groups:
         raise StorageError(f"{_place_of(item)} does not exist. {_REBUILD}")
     group = file.metadata.row_group(item.row_group)
     columns = map(group.column, range(group.num_columns))
     return sum(
-        column.total_uncompressed_size + column.total_compressed_size
+        2 * column.total_uncompressed_size + column.total_compressed_size
         for column in columns
         if column.path_in_schema == item.column
     )

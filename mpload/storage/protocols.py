@@ -1,4 +1,4 @@
-"""The interface of a storage, and two extensions that only some storages have."""
+"""The interface of a storage, and extensions of it that only some storages have."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from mpload.storage.ranges import ByteRange
 
-__all__ = ["PageStorage", "Room", "RoomStorage", "Storage"]
+__all__ = ["KeepingStorage", "PageStorage", "Room", "RoomStorage", "Storage"]
 
 Room = Callable[[int], NDArray[np.uint8]]
 """Returns an array uint8 [n] with room for n bytes. A second call discards the first array."""
@@ -35,6 +35,19 @@ class PageStorage(Protocol):
 
     def forget(self, item: ByteRange) -> None:
         """Free the page cache that `prefetch` filled, if the storage is configured to do so."""
+        ...
+
+
+@runtime_checkable
+class KeepingStorage(Protocol):
+    """A storage that keeps more in memory than what was requested, such as decoded row groups."""
+
+    def needed_bytes(self, item: ByteRange) -> int:
+        """Return the memory that is needed to read a range."""
+        ...
+
+    def bound(self, max_bytes: int) -> None:
+        """Bound the memory that is used from now on. A single range is read even if it needs more."""
         ...
 
 

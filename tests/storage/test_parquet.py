@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -197,3 +198,59 @@ def test_workers_read_parquet_in_blocks_and_do_not_import_pyarrow_for_other_file
     assert found == sorted(image(n) for n in range(230))
     program = "import sys, mpload.samples.index_work, mpload.storage.opening; print('pyarrow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout == b"False\n"
+
+
+# Memory
+
+
+@pytest.fixture(scope="module")
+def large_groups(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index of a file with 12 row groups of 8 MB."""
+    folder = tmp_path_factory.mktemp("groups")
+    values = [random.Random(n).randbytes(1 << 20) for n in range(96)]
+    pq.write_table(pa.table({"image": values}), folder / "a.parquet", row_group_size=8, compression="none")
+    made = build_index(folder / "a.parquet", folder / "x.txt")
+    assert isinstance(made, Path)
+    return made
+
+
+def raw(index: Path) -> MPDataset[Any]:
+    return MPDataset(index, decode=RawBytes(), batch_size=1, shuffle=True, topology=Topology())
+
+
+@pytest.mark.processes
+def test_row_groups_count_towards_the_budget(large_groups: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"147\.\d MiB for the row groups .* smaller row groups") as raised:
+        MPLoader(raw(large_groups), num_workers=3, memory_budget="150MiB")
+    (suggested,) = re.findall(r'Pass memory_budget="(\d+)MiB" or more', str(raised.value))
+    with pytest.raises(ArgumentError, match="too small"):
+        MPLoader(raw(large_groups), num_workers=3, memory_budget=f"{int(suggested) - 1}MiB")
+    with MPLoader(raw(large_groups), num_workers=3, memory_budget=f"{suggested}MiB") as loader:
+        assert len(next(iter(loader))) == 1
+
+
+@pytest.mark.processes
+def test_workers_are_chosen_so_that_their_row_groups_fit(large_groups: Path) -> None:
+    with MPLoader(raw(large_groups), num_workers="auto", memory_budget="150MiB") as loader:
+        assert loader.num_workers <= 2
+
+
+@pytest.mark.processes
+def test_no_more_memory_is_used_than_row_groups_are_allowed(large_groups: Path) -> None:
+    script = """
+import sys, pathlib, random
+from mpload.memory.usage import anonymous_bytes
+from mpload.storage.parquet import ParquetStorage
+from mpload.storage.ranges import RowValue
+import os, pyarrow, pyarrow.parquet
+storage = ParquetStorage(pathlib.Path(sys.argv[1]), kept_bytes=int(sys.argv[2]))
+most, start = 0, anonymous_bytes(os.getpid())
+for group in [*range(12)] * 3:
+    storage.read([RowValue("a.parquet", row_group=group, row=random.randrange(8), column="image")])
+    most = max(most, anonymous_bytes(os.getpid()) - start)
+print(most, pyarrow.default_memory_pool().max_memory())
+"""
+    for kept_bytes in (25 << 20, 50 << 20):
+        command = [sys.executable, "-c", script, str(large_groups.parent), str(kept_bytes)]
+        ran = subprocess.run(command, capture_output=True, check=True, text=True)
+        assert max(map(int, ran.stdout.split())) < kept_bytes + (4 << 20)
