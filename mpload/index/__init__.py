@@ -5,7 +5,7 @@ columns      column types and the cells that they hold: path, span, lmdb, row, i
 text         the text format: header, lines, escapes; plain lists too
 scan         one fast pass over a text for the line offsets, the labels and a digest
 sidecar      writes and checks the sidecar, an Arrow file with the results of a scan (the only module that uses pyarrow)
-derived      where files derived from a text are kept
+derived      where files derived from a text are kept, and the lock of the process that makes them
 open_file    opens a text, and reads files by position
 lookup       reads the columns of a sidecar by position, without pyarrow
 record       Record: one row
@@ -14,6 +14,7 @@ _lines       the native module for lines (C, optional): its Python module
 _line_reads  finds lines through the sidecar and reads many with few system calls (C)
 _line_cells  cuts lines into cells, and parses integers and spans (C)
 index        Index: records and labels
+copying      copies an index at a URL into the cache folder
 opening      open_index: opens the index at a path
 ```
 

@@ -23,20 +23,18 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import platformdirs
 import pyarrow as pa
-from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from mpload.errors import SidecarError
 from mpload.index.columns import format_columns
-from mpload.index.derived import derived_paths
+from mpload.index.derived import derived_paths, machine_lock
 from mpload.index.lookup import BATCH_ROWS, DTYPES, BatchOffsets, SidecarFile, SidecarLayout, checks_of
 from mpload.index.scan import Scan
 from mpload.index.text import MAX_LINE_BYTES, Header
 from mpload.units import MIB
 
-__all__ = ["SIDECAR_VERSION", "Progress", "TextStamp", "ensure_sidecar", "find_sidecar", "rewrite_sidecar"]
+__all__ = ["SIDECAR_VERSION", "Progress", "TextStamp", "ensure_sidecar", "find_sidecar", "rewrite_sidecar", "stamp_in"]
 
 SIDECAR_VERSION = 2
 _LOCK_SECONDS = 3600.0
@@ -120,26 +118,9 @@ def _candidates(text: Path) -> list[Path]:
     return derived_paths(text, suffix=".mpx", folder="sidecars")
 
 
-@contextlib.contextmanager
-def _lock(text: Path) -> Iterator[None]:
-    # The lock is not beside the text, because flock needs a file that persists. It does not exclude other machines, but
-    # publishing by a rename makes a race with them harmless.
-    folder = platformdirs.user_cache_path("mpload") / "locks"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / _candidates(text)[1].with_suffix(".lock").name, timeout=_LOCK_SECONDS)
-        lock.acquire()
-    except Timeout as error:
-        raise SidecarError(
-            f"{text}: another process has been building the sidecar for {_LOCK_SECONDS:.0f} s. Try again later"
-        ) from error
-    except OSError:  # a lock cannot be created: building the sidecar twice is better than failing
-        yield
-        return
-    try:
-        yield
-    finally:
-        lock.release()
+def _lock(text: Path) -> contextlib.AbstractContextManager[bool]:
+    busy = f"{text}: another process has been building the sidecar for {_LOCK_SECONDS:.0f} s. Try again later"
+    return machine_lock(_candidates(text)[1].stem, limit_seconds=_LOCK_SECONDS, busy=SidecarError(busy))
 
 
 def _publish(
@@ -334,9 +315,25 @@ def _footer(file: BinaryIO) -> pa.BufferReader:
     return pa.BufferReader(_ARROW + file.read())
 
 
-def _read(path: Path, text: Path, header: Header) -> SidecarLayout:
+def stamp_in(path: Path) -> TextStamp:
+    """Return the stamp of the text that the sidecar at `path` was built for.
+
+    Raises:
+        SidecarError: it is not a sidecar, or is damaged.
+    """
+    try:
+        return TextStamp(**json.loads(_metadata(path)[b"mpload.text"]))
+    except (pa.ArrowException, OSError, LookupError, ValueError, TypeError) as error:
+        raise SidecarError(f"{path}: is not a sidecar, or is damaged: {error}") from error
+
+
+def _metadata(path: Path) -> dict[bytes, bytes]:
     with open(path, "rb", opener=_open_at_once) as file:
-        metadata = dict(pa.ipc.open_file(_footer(file)).schema.metadata or {})
+        return dict(pa.ipc.open_file(_footer(file)).schema.metadata or {})
+
+
+def _read(path: Path, text: Path, header: Header) -> SidecarLayout:
+    metadata = _metadata(path)
     if metadata[b"mpload.version"] != str(SIDECAR_VERSION).encode():
         raise SidecarError(f"{path}: has version {metadata[b'mpload.version'].decode()}, not {SIDECAR_VERSION}")
     totals = json.loads(metadata.pop(_TOTALS))

@@ -63,7 +63,7 @@ class MPDataset(IterableDataset[Batch]):
       such columns only, and then takes no `decode`, `transform`, `cache` or `storage`.
 
     Args:
-        index: a path to an index, or an `Index`.
+        index: the path or URL of an index, or an `Index`.
         decode: converts the bytes of an image to an array: `ImageDecoder()`, `RandomResizedCrop(224)`,
             `ResizeCenterCrop(224)`, `RawBytes()`, or any callable `bytes -> array`. If the callable has a second
             parameter `rng`, it gets a random generator. Random numbers that it draws from the global generators of
@@ -82,9 +82,8 @@ class MPDataset(IterableDataset[Batch]):
         topology: rank and world size. None calls `detect_topology()` when an iteration begins.
         cache: a `PartialCache`, which keeps a fixed part of the samples on a fast disk or in memory.
         row_index: makes random and centre crops of JPEGs faster from the second epoch on, with the same pixels. True
-            notes during the first epoch where the rows of each JPEG begin, in a file beside the sidecar that takes 0.1
-            to 0.5 % of the JPEGs' size. None uses such a file if there is one (`mpload index --jpeg` makes it), and
-            False does not.
+            notes where the rows of each JPEG begin, in a file beside the sidecar of 0.1 to 0.5 % of their size. None
+            uses such a file if there is one (`mpload index --jpeg` makes it), and False does not.
         on_error: `"raise"`, `"skip"`, `"substitute"`, or an `ErrorPolicy`.
         storage: a `RemoteStorage` with time limits for reading URLs. Or any picklable object with a method
             `read(ranges: Sequence[ByteRange]) -> list[bytes]`, which may be called in `max_parallel_reads` threads.
@@ -142,7 +141,8 @@ class MPDataset(IterableDataset[Batch]):
         check_collate(collate, batch_size=batch_size)
         if not (isinstance(shuffle, bool) or hasattr(shuffle, "order")):
             raise ArgumentError(f"shuffle must be True, False or an order such as BlockShuffle(), got {shuffle!r}")
-        opened_index = index if isinstance(index, Index) else open_index(index)
+        limits = storage if isinstance(storage, RemoteStorage) else None
+        opened_index = index if isinstance(index, Index) else open_index(index, storage=limits)
         of_files = {"decode": decode, "transform": transform, "cache": cache, "storage": storage}
         for name, value in of_files.items():
             if value is not None and not (isinstance(decode, Mapping) and name in {"decode", "transform"}):

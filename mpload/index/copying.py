@@ -1,0 +1,304 @@
+"""Copies an index at a URL into the user's cache folder, once per machine and version.
+
+The copy is made by a child process, `python -m mpload.index.copying`: the client of buckets starts threads, which the
+workers of a stock DataLoader, as forks of the training process, would lack. Processes that want the same index at the
+same time wait for the one that copies it.
+
+Each version has a folder of its own, `indexes/URL/VERSION` (both hashed), that is renamed into place when it is
+complete. So a job that reads an older version is not disturbed. The folder holds the text, the sidecar and the row
+index if the server has them, and `copy.json`: the size, modification time and digest of the text. A copied sidecar is
+used only if its digest is that of the text.
+"""
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import platform
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from mpload import errors
+from mpload.errors import (
+    ArgumentError,
+    IndexChangedError,
+    IndexNotFoundError,
+    MploadError,
+    OutageError,
+    StorageError,
+)
+from mpload.index.derived import machine_lock
+from mpload.index.sidecar import TextStamp, find_sidecar, stamp_in
+from mpload.index.text import read_header
+from mpload.storage.object_facts import ObjectFacts
+from mpload.storage.ranges import ByteRange
+from mpload.storage.remote import RemoteObjects, RemoteStorage, check_url
+from mpload.storage.remote_file import read_parts
+from mpload.units import MIB
+
+__all__ = ["local_copy", "main"]
+
+_CHECK_SECONDS, _CHECK_RETRY_SECONDS = 5.0, 10.0
+"""Time limits for asking a server whether a copy is still current."""
+_SMALL_BYTES = 4 * MIB
+"""The digest of a copy of up to this size is compared each time it is opened, which takes a few milliseconds."""
+_WHOLE_BYTES = 8 * MIB
+_UNUSED_SECONDS = 30 * 24 * 3600.0
+"""A version that was not opened for so long is deleted when a newer one is copied."""
+_LOCK_SECONDS = 3600.0
+_FACTS = "copy.json"
+
+
+def local_copy(url: str, limits: RemoteStorage | None = None) -> tuple[Path, str]:
+    """Return the path of a current copy of the index at `url`, and a warning or "".
+
+    If the server does not answer, the latest copy is returned, with a warning.
+
+    Memory: constant.
+    Process: if several processes of a machine call this at once, one makes the copy and the others wait.
+
+    Raises:
+        ArgumentError: the URL cannot be read, or contains a secret.
+        IndexNotFoundError: there is no object at the URL.
+        IndexChangedError: the object was replaced while it was being copied.
+        OutageError: the server does not answer, and there is no copy.
+        StorageError: the object cannot be read, or the copy cannot be written.
+    """
+    check_url(url)
+    limits = limits or RemoteStorage()
+    package_folder = str(Path(__file__).resolve().parents[2])
+    paths = [package_folder, *filter(None, [os.environ.get("PYTHONPATH")])]
+    with (
+        tempfile.TemporaryFile() as log,
+        subprocess.Popen(
+            [sys.executable, "-P", "-m", "mpload.index.copying", url]
+            + [repr(seconds) for seconds in (limits.request_timeout_seconds, limits.retry_seconds)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            stdin=subprocess.PIPE,  # its end tells the child that this process has died
+            stdout=subprocess.PIPE,
+            stderr=log,
+        ) as child,
+    ):
+        assert child.stdout is not None
+        try:
+            answer = child.stdout.read()
+        finally:
+            child.kill()
+        try:
+            found = json.loads(answer)
+        except ValueError:
+            log.seek(0)
+            message = log.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
+            raise StorageError(
+                f"{url}: the process that copies the index ended early{message and f' ({message})'}"
+            ) from None
+    if "error" in found:
+        raise getattr(errors, found["error"])(found["message"])
+    return Path(os.fsdecode(bytes.fromhex(found["path"]))), found["warning"]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Make the copy, and write its path or the error to standard output."""
+    url, request_seconds, retry_seconds = arguments
+    limits = RemoteStorage(request_timeout_seconds=float(request_seconds), retry_seconds=float(retry_seconds))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        path, warning = _ensure_copy(url, limits)
+        answer = {"path": os.fsencode(path).hex(), "warning": warning}
+    except MploadError as error:
+        answer = {"error": type(error).__name__, "message": str(error)}
+    print(json.dumps(answer), flush=True)
+
+
+def _end_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+def _ensure_copy(url: str, limits: RemoteStorage) -> tuple[Path, str]:
+    above, _, name = url.rpartition("/")
+    if not name:
+        raise ArgumentError(f"{url}: is a folder. Give the URL of an index, such as {url}train.txt")
+    place = platformdirs.user_cache_path("mpload") / "indexes" / _hashed(url)
+    latest = _latest(place, name)
+    try:
+        facts = _facts_of(above, name, limits if latest is None else _shorter(limits))
+    except OutageError as error:
+        if latest is None:
+            raise
+        copied = datetime.fromtimestamp(_facts_in(latest)["copied_at"], UTC)
+        return latest / name, f"{error}. The copy of {copied:%Y-%m-%d %H:%M} UTC is used, which may be out of date"
+    folder = place / _hashed(f"{facts.version} {facts.num_bytes}") if facts.version else None
+    if folder is None or not _is_intact(folder, name):
+        try:
+            folder = _copied(url, limits, facts, place, folder)
+        except OSError as error:
+            if isinstance(error, MploadError):
+                raise
+            raise StorageError(
+                f"{url}: cannot be copied to {place}: {error.strerror or error}. Free some space there, or set "
+                "XDG_CACHE_HOME to a writable folder on another disk"
+            ) from error
+    with contextlib.suppress(OSError):  # a folder that another user has filled
+        os.utime(folder / _FACTS)
+    return folder / name, ""
+
+
+def _shorter(limits: RemoteStorage) -> RemoteStorage:
+    """Return limits for a request that there is an alternative to."""
+    request_seconds = min(_CHECK_SECONDS, limits.request_timeout_seconds)
+    retry_seconds = max(min(_CHECK_RETRY_SECONDS, limits.retry_seconds), 1.5 * request_seconds)
+    return RemoteStorage(request_timeout_seconds=request_seconds, retry_seconds=retry_seconds)
+
+
+def _facts_of(above: str, name: str, limits: RemoteStorage) -> ObjectFacts:
+    try:
+        return RemoteObjects(above, limits=limits).look_up(name)
+    except StorageError as error:
+        if error.errno == errno.ENOENT:
+            raise IndexNotFoundError(
+                f"There is no index at {above}/{name}. Make one, and upload it: mpload index FOLDER -o {name}"
+            ) from None
+        raise
+
+
+def _copied(url: str, limits: RemoteStorage, facts: ObjectFacts, place: Path, folder: Path | None) -> Path:
+    """Copy the index, and return the folder of the copy: `folder`, or one named by the digest if that is None."""
+    above, _, name = url.rpartition("/")
+    objects = RemoteObjects(above, limits=limits)
+    place.mkdir(parents=True, exist_ok=True)
+    busy = StorageError(f"{url}: another process has been copying it for {_LOCK_SECONDS:.0f} s. Try again later")
+    with machine_lock(f"{place.name}.copy", limit_seconds=_LOCK_SECONDS, busy=busy) as is_alone:
+        if folder is not None and _is_intact(folder, name):  # another process was faster
+            return folder
+        if is_alone:
+            for left in place.glob(f"{platform.node()}.*.tmp"):  # by a process that was killed
+                shutil.rmtree(left, ignore_errors=True)
+        with _new_folder(place) as new:
+            digest = _download(objects, name, facts, new)
+            if _facts_of(above, name, limits) != facts:
+                raise IndexChangedError(f"{url}: changed while it was being copied. Open it again")
+            folder = folder or place / _hashed(digest)
+            if not _is_intact(folder, name):
+                if folder.exists():  # damaged
+                    folder.rename(new / "damaged")
+                    shutil.rmtree(new / "damaged")
+                with contextlib.suppress(FileExistsError):  # where files cannot be locked, another process was faster
+                    new.rename(folder)
+        for other in _versions(place):
+            if other != folder and time.time() - (other / _FACTS).stat().st_mtime > _UNUSED_SECONDS:
+                shutil.rmtree(other, ignore_errors=True)
+    return folder
+
+
+@contextlib.contextmanager
+def _new_folder(place: Path) -> Iterator[Path]:
+    """Make a folder, and delete it at the end unless it was renamed."""
+    new = place / f"{platform.node()}.{secrets.token_hex(8)}.tmp"
+    new.mkdir()
+    try:
+        yield new
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def _download(objects: RemoteObjects, name: str, facts: ObjectFacts, folder: Path) -> str:
+    """Copy the text, and the sidecar and the row index if there are any, into a folder; return the text's digest."""
+    text = folder / name
+    _fetch(objects, name, facts, text)
+    for suffix in (".mpx", ".mpr"):
+        derived = folder / f"{name}{suffix}"
+        try:
+            _fetch(objects, derived.name, objects.look_up(derived.name), derived)
+        except OutageError:
+            raise
+        except StorageError:  # there is none: some servers then answer that access is denied
+            derived.unlink(missing_ok=True)
+    digest = _digest_of(text)
+    _keep_if_fitting(text, Path(f"{text}.mpx"))
+    stamp = TextStamp.of(text)
+    found = {"num_bytes": stamp.num_bytes, "mtime_ns": stamp.mtime_ns, "digest": digest, "copied_at": time.time()}
+    with (folder / _FACTS).open("w", encoding="ascii") as file:
+        json.dump(found, file)
+    for path in folder.iterdir():  # onto the disk, before the folder gets its name
+        with path.open("rb") as file_to_keep:
+            os.fsync(file_to_keep)
+    return digest
+
+
+def _fetch(objects: RemoteObjects, name: str, facts: ObjectFacts, path: Path) -> None:
+    num_bytes = facts.num_bytes
+    with path.open("wb") as file:
+        if num_bytes is None or num_bytes <= _WHOLE_BYTES:
+            file.write(objects.read([ByteRange(name)])[0])
+        else:
+            read_parts(objects, name, 0, num_bytes, lambda offset, data: os.pwrite(file.fileno(), data, offset))
+
+
+def _keep_if_fitting(text: Path, sidecar: Path) -> None:
+    """Let the text have the modification time for which its sidecar was made, or delete a sidecar that does not fit.
+
+    The sidecar is then built from the copy.
+    """
+    if not sidecar.exists():
+        return
+    with contextlib.suppress(MploadError):
+        mtime_ns = stamp_in(sidecar).mtime_ns
+        os.utime(text, ns=(mtime_ns, mtime_ns))
+        header = read_header(text)
+        layout = find_sidecar(text, header)
+        if layout is not None and layout.path == sidecar and layout.digest == _digest_of(text, start=header.body_bytes):
+            return
+    sidecar.unlink()
+
+
+def _latest(place: Path, name: str) -> Path | None:
+    """Return the version that was copied last, if any is intact."""
+    intact = [folder for folder in _versions(place) if _is_intact(folder, name)]
+    return max(intact, key=lambda folder: float(_facts_in(folder)["copied_at"]), default=None)
+
+
+def _versions(place: Path) -> list[Path]:
+    return [path.parent for path in place.glob(f"*/{_FACTS}") if path.parent.suffix != ".tmp"]
+
+
+def _facts_in(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / _FACTS).read_text(encoding="ascii"))
+    return found
+
+
+def _is_intact(folder: Path, name: str) -> bool:
+    text = folder / name
+    try:
+        facts, stamp = _facts_in(folder), TextStamp.of(text)
+        is_same = (stamp.num_bytes, stamp.mtime_ns) == (facts["num_bytes"], facts["mtime_ns"])
+        return is_same and (stamp.num_bytes > _SMALL_BYTES or _digest_of(text) == facts["digest"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
+def _digest_of(path: Path, *, start: int = 0) -> str:
+    """Return the BLAKE2b hash of a file from byte `start` on, as `mpload.index.scan` computes that of the lines."""
+    with path.open("rb") as file:
+        file.seek(start)
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).hexdigest()
+
+
+def _hashed(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
