@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from mpload.cli.loading import IndexArgument
 from mpload.cli.outputs import check_plot
 from mpload.cli.reports import AsJson, print_json
 from mpload.cli.terminal import progress_bar
@@ -35,7 +36,7 @@ bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Benchmark
 
 @bench.command()
 def decode(
-    path: Annotated[Path, typer.Argument(metavar="INDEX", help="An index, or a plain list of `path label` lines.")],
+    path: IndexArgument,
     *,
     images: Annotated[int, typer.Option(min=1, max=100_000, help="Number of random images.")] = 100,
     size: Annotated[int, typer.Option(min=1, max=4096, help="Height and width of the crop, in pixels.")] = 224,

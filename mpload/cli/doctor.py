@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mpload.cli.loading import decoder_of, named_object, opened
+from mpload.cli.loading import IndexArgument, decoder_of, named_object, opened
 from mpload.cli.outputs import check_output
 from mpload.cli.reports import AsJson, print_json, prints_on_stderr
 from mpload.memory.machine import num_usable_cores
@@ -21,7 +21,7 @@ __all__ = ["doctor"]
 
 
 def doctor(
-    path: Annotated[Path, typer.Argument(metavar="INDEX", help="An index, or a plain list of `path label` lines.")],
+    path: IndexArgument,
     *,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples per batch and GPU.")] = 256,
     step_time: Annotated[
@@ -67,7 +67,7 @@ def doctor(
     if html is not None:
         from mpload.tools.doctor.report import write_report  # noqa: PLC0415
 
-        write_report(diagnosis, html, title=str(path))
+        write_report(diagnosis, html, title=path)
     if as_json:
         print_json(_facts(diagnosis))
     else:

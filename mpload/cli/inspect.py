@@ -8,23 +8,26 @@ import typer
 
 from mpload.cli.findings import Findings, write_findings
 from mpload.cli.grid import Sheet, read_sheet
+from mpload.cli.loading import IndexArgument
 from mpload.cli.outputs import check_output, check_picture
 from mpload.cli.reports import AsJson, print_json
 from mpload.cli.summary import summarise
 from mpload.cli.terminal import progress_bar
 from mpload.errors import ArgumentError, IndexFormatError
 from mpload.images.decoders import ImageDecoder
+from mpload.index.copying import local_copy
 from mpload.index.index import Index
 from mpload.index.opening import open_index
 from mpload.index.sidecar import find_sidecar
 from mpload.index.text import read_header
 from mpload.ingest.checking import check_index, check_lines
+from mpload.storage.remote import is_url
 
 __all__ = ["inspect"]
 
 
 def inspect(
-    path: Annotated[Path, typer.Argument(metavar="INDEX", help="An index, or a plain list of `path label` lines.")],
+    path: IndexArgument,
     *,
     records: Annotated[int, typer.Option(min=0, help="Number of records to show.")] = 3,
     check: Annotated[
@@ -48,16 +51,18 @@ def inspect(
     """Show, check and preview an index."""
     if report is not None and not check:
         raise ArgumentError("--report names the file for the findings of --check. Add --check")
-    report = report or _default_report(path)
+    is_copied = is_url(path)
+    lines = local_copy(path)[0] if is_copied else Path(path)
+    report = report or _default_report(Path(lines.name) if is_copied else lines)
     check_output(report if check else None)
     check_picture(grid, suffixes=(".png", ".html"))
     findings: Findings | None = None
     try:
-        index, is_fresh = _open(path)
+        index, is_fresh = _open(path, lines)
     except IndexFormatError:
         if not check:
             raise
-        findings = write_findings(check_lines(path), report)
+        findings = write_findings(check_lines(lines), report)
         if not findings.num_findings:
             raise
         text = f"{path}: only its lines were checked. Correct them first; samples can be checked once the index opens"
@@ -85,9 +90,9 @@ def _default_report(path: Path) -> Path:
     return beside if os.access(beside.parent, os.W_OK) else Path(beside.name)
 
 
-def _open(path: Path) -> tuple[Index, bool]:
-    """Open the index, and say whether its sidecar was there and fitted."""
-    is_fresh = find_sidecar(path, read_header(path)) is not None
+def _open(path: str, lines: Path) -> tuple[Index, bool]:
+    """Open the index, whose text is in the file `lines`, and say whether its sidecar was there and fitted."""
+    is_fresh = find_sidecar(lines, read_header(lines)) is not None
     with progress_bar("building the sidecar") as tell:
         return open_index(path, progress=tell), is_fresh
 

@@ -4,7 +4,9 @@ import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from mpload.cli.terminal import progress_bar
 from mpload.errors import ArgumentError
@@ -12,12 +14,17 @@ from mpload.images.decoders import RandomResizedCrop
 from mpload.index.index import Index
 from mpload.index.opening import open_index
 
-__all__ = ["decoder_of", "named_object", "opened"]
+__all__ = ["IndexArgument", "decoder_of", "named_object", "opened"]
+
+IndexArgument = Annotated[
+    str,
+    typer.Argument(metavar="INDEX", help="The path or URL of an index, or of a plain list of `path label` lines."),
+]
 
 _CROP = 224
 
 
-def opened(path: Path) -> Index:
+def opened(path: str) -> Index:
     """Open an index, with a progress bar while its sidecar is built.
 
     Raises:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mpload.cli.loading import opened
+from mpload.cli.loading import IndexArgument, opened
 from mpload.cli.reports import AsJson, print_json
 from mpload.cli.terminal import progress_bar
 from mpload.tools.pack.options import JpegForm, PackOptions, ShardFormat
@@ -17,7 +17,7 @@ __all__ = ["pack"]
 
 
 def pack(
-    path: Annotated[Path, typer.Argument(metavar="INDEX", help="An index, or a plain list of `path label` lines.")],
+    path: IndexArgument,
     *,
     out: Annotated[Path, typer.Option("-o", "--out", help="The folder for the shards and their index.")],
     size: Annotated[str, typer.Option(help="Approximate size of a shard.")] = "1GiB",

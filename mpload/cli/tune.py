@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mpload.cli.loading import decoder_of, named_object, opened
+from mpload.cli.loading import IndexArgument, decoder_of, named_object, opened
 from mpload.cli.outputs import check_plot
 from mpload.cli.reports import AsJson, print_json, prints_on_stderr
 from mpload.errors import ArgumentError
@@ -43,7 +43,7 @@ _SIZES_FORM = "Separate several sizes by commas, the preferred one first: 256,64
 
 
 def tune(
-    path: Annotated[Path, typer.Argument(metavar="INDEX", help="An index, or a plain list of `path label` lines.")],
+    path: IndexArgument,
     *,
     batch_size: Annotated[
         str, typer.Option(help="Batch sizes to choose from, the preferred one first: 256,64")
@@ -136,10 +136,10 @@ def _cells(outcome: "Outcome") -> list[str]:
     ]
 
 
-def _call(path: Path, found: "Tuning", *, decode: str | None, transform: str | None, memory_budget: str) -> str:
+def _call(path: str, found: "Tuning", *, decode: str | None, transform: str | None, memory_budget: str) -> str:
     """Return the Python call that makes a loader with the best settings."""
     point = found.best.point
-    arguments = [repr(str(path)), f"decode={_name(decode) or 'mpload.RandomResizedCrop(224)'}"]
+    arguments = [repr(path), f"decode={_name(decode) or 'mpload.RandomResizedCrop(224)'}"]
     if transform is not None:
         arguments.append(f"transform={_name(transform)}")
     dataset = f"mpload.MPDataset({', '.join(arguments)}, batch_size={point.batch_size}, shuffle=True)"

@@ -188,6 +188,25 @@ def test_workers_read_the_same_from_a_bucket_as_from_the_folder(s3: S3, photos: 
 
 
 @pytest.mark.processes
+def test_forked_workers_of_a_stock_data_loader_read_a_bucket_after_its_index_was_opened(
+    s3: S3, photos: Path, tmp_path: Path
+) -> None:
+    build_index(photos, tmp_path / "x.txt")
+    text = (tmp_path / "x.txt").read_bytes()
+    s3.put(
+        {"indexes/x.txt": text[: text.index(b"#root")] + b"#root ../train/photos" + text[text.index(b"\n#columns") :]}
+    )
+    program = """
+from torch.utils.data import DataLoader
+from mpload import MPDataset, RawBytes
+dataset = MPDataset("s3://photos/indexes/x.txt", decode=RawBytes(), batch_size=6)
+print(dataset.index.root, sum(len(images) for images, _ in DataLoader(dataset, batch_size=None, num_workers=2)))
+"""  # a process of its own, which has not used obstore
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout == "s3://photos/train/photos 24\n"
+
+
+@pytest.mark.processes
 def test_a_plain_list_of_urls_and_local_paths_can_be_read(s3: S3, photos: Path, tmp_path: Path) -> None:
     files = sorted(photos.glob("*/*"))[:4]
     listed = tmp_path / "urls.txt"
