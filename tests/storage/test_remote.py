@@ -1,5 +1,6 @@
 """Objects at URLs: read and listed from a real S3 endpoint, with real faults, and without revealing secrets."""
 
+import json
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ import pytest
 
 from mpload import MPDataset, MPLoader, RawBytes, Topology, build_index, open_index
 from mpload.errors import ArgumentError, MploadError, OutageError, OutsideRootError, StorageError
-from mpload.storage.ranges import ByteRange
+from mpload.storage.ranges import ByteRange, Span
 from mpload.storage.remote import RemoteObjects, RemoteStorage, list_objects
 from tests.support.photos import make_photo_tree
 from tests.support.s3 import S3, SECRETS, s3_environment
@@ -70,6 +71,20 @@ def bucket(objects: Path, fault: str, *, seconds: float = 0.0) -> Iterator[Remot
     pytest.importorskip("obstore")
     with web_server(objects, fault, seconds=seconds, bad="bad.bin") as server, s3_environment(server.url):
         yield RemoteObjects("s3://photos", limits=LIMITS)
+
+
+@pytest.mark.processes
+def test_an_object_at_a_gs_url_is_read_from_the_endpoint_that_the_environment_names(
+    objects: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("obstore")
+    account = {"disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}
+    with web_server(objects, "none", bad="") as server:
+        (tmp_path / "gs.json").write_text(json.dumps({"gcs_base_url": server.url, **account}))
+        monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", str(tmp_path / "gs.json"))
+        storage = RemoteObjects("gs://photos", limits=LIMITS)
+        whole = (objects / "photos" / "good.bin").read_bytes()
+        assert storage.read([ByteRange("good.bin"), Span("good.bin", 3, 5)]) == [whole, whole[3:8]]
 
 
 @pytest.mark.processes
