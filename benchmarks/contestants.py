@@ -1,13 +1,15 @@
 """The contestants of the races: their names, processes and environments, and the best number of workers for each."""
 
 import json
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 __all__ = [
@@ -185,16 +187,20 @@ class Running:
 
     def run(self, epoch: int) -> dict[str, Any]:
         """Have the process run one epoch, and return what it reports."""
+        return self.ask(str(epoch))
+
+    def ask(self, line: str) -> dict[str, Any]:
+        """Write a line to the process, and return what it reports."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         try:
-            self.process.stdin.write(f"{epoch}\n")
+            self.process.stdin.write(f"{line}\n")
             self.process.stdin.flush()
         except BrokenPipeError:
             pass
-        for line in self.process.stdout:
-            if line.startswith('{"num_samples"'):
-                found: dict[str, Any] = json.loads(line)
+        for answer in self.process.stdout:
+            if answer.startswith('{"num_samples"'):
+                found: dict[str, Any] = json.loads(answer)
                 if not found["num_samples"]:
                     raise CannotRunError("an epoch has no samples")
                 return found
@@ -203,8 +209,29 @@ class Running:
 
 
 @contextmanager
-def running(entry: Entry, python: Path, data: Path, output: str, num_workers: int, **more: object) -> Iterator[Running]:
-    """Start a contestant; on exit, end it and its workers. `more` holds further options of `peers.run`."""
+def running(
+    entry: Entry,
+    python: Path,
+    data: Path,
+    output: str,
+    num_workers: int,
+    *,
+    program: str = "peers.run",
+    variables: Mapping[str, str] = MappingProxyType({}),
+    **more: object,
+) -> Iterator[Running]:
+    """Start a contestant; on exit, end it and its workers.
+
+    Args:
+        entry: the contestant.
+        python: the interpreter of its environment.
+        data: folder of the photographs.
+        output: what its batches contain.
+        num_workers: number of workers.
+        program: the module that runs the contestant.
+        variables: more environment variables for the process.
+        more: further options of `program`.
+    """
     log = data / f"{entry.module}.log"
     options = {
         "name": entry.name,
@@ -216,12 +243,18 @@ def running(entry: Entry, python: Path, data: Path, output: str, num_workers: in
         "started": time.time(),
         **{option: value for option, value in more.items() if value is not None},
     }
-    command = [str(python), "-W", "ignore", "-m", "peers.run", entry.module]
+    command = [str(python), "-W", "ignore", "-m", program, entry.module]
     for option, value in options.items():
         command += [f"--{option.replace('_', '-')}", str(value)]
     with log.open("w") as errors:
         process = subprocess.Popen(
-            command, cwd=HERE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+            command,
+            cwd=HERE,
+            env={**os.environ, **variables},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
         )
         try:
             yield Running(entry, num_workers, process, log)

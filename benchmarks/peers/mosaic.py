@@ -11,15 +11,20 @@ from peers.crops import crop_with, finished
 from peers.dataloaders import on_loader
 from peers.race import Contestant, Output, Race, paths_and_labels
 
-__all__ = ["CONTESTANTS", "prepare"]
+__all__ = ["CONTESTANTS", "prepare", "write_shards"]
 
 
 def prepare(data: Path) -> None:
     """Write the shards."""
-    shutil.rmtree(data / "mds", ignore_errors=True)
     race = Race(data=data, output=Output.BYTES, batch_size=1, num_workers=0)
-    with MDSWriter(out=str(data / "mds"), columns={"image": "bytes", "label": "int"}) as writer:
-        for path, label in paths_and_labels(race):
+    write_shards(data / "mds", paths_and_labels(race))
+
+
+def write_shards(folder: Path, samples: list[tuple[str, int]], **options: Any) -> None:
+    """Write shards of files and labels; `options` are those of the writer."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with MDSWriter(out=str(folder), columns={"image": "bytes", "label": "int"}, **options) as writer:
+        for path, label in samples:
             writer.write({"image": Path(path).read_bytes(), "label": label})
 
 

@@ -1,7 +1,7 @@
 """WebDataset over tar shards that its own writer has written."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch.utils.data import default_collate
 from peers.crops import as_columns, channels_first, crop_with, finished
 from peers.race import Batch, Contestant, Epoch, Output, Race, paths_and_labels
 
-__all__ = ["CONTESTANTS", "prepare"]
+__all__ = ["CONTESTANTS", "prepare", "wds"]
 
 
 def prepare(data: Path) -> None:
@@ -24,7 +24,11 @@ def prepare(data: Path) -> None:
             writer.write({"__key__": f"{number:08d}", "jpg": Path(path).read_bytes(), "cls": label})
 
 
-def wds(library: str) -> Contestant:
+def local_shards(race: Race) -> list[str]:
+    return sorted(str(path) for path in (race.data / "wds").glob("*.tar"))
+
+
+def wds(library: str, *, find_shards: Callable[[Race], list[str]] = local_shards) -> Contestant:
     def start(race: Race) -> Epoch:
         crop = crop_with(library, race.output)
         is_bytes = race.output is Output.BYTES
@@ -34,7 +38,7 @@ def wds(library: str) -> Contestant:
             made = crop(data)
             return (made if is_bytes else finished(made, race.output)), int(label)
 
-        shards = sorted(str(path) for path in (race.data / "wds").glob("*.tar"))
+        shards = find_shards(race)
         dataset = (
             webdataset.WebDataset(shards, shardshuffle=len(shards), nodesplitter=None, empty_check=False)
             .shuffle(1000)
