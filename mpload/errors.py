@@ -127,8 +127,8 @@ class OutageError(StorageError):
     """A server does not answer, for longer than `RemoteStorage.retry_seconds`.
 
     The message names the URL, what happened, and what was tried. The samples are not to blame, so they are neither
-    skipped nor substituted: the epoch ends, whatever `on_error` says. Check the server, the network and the URL. If
-    outages last longer than that, pass `storage=RemoteStorage(retry_seconds=...)` to the `MPDataset`.
+    skipped nor substituted: the epoch ends, for every value of `on_error`. Check the server, the network and the URL.
+    If outages last longer than that, pass `storage=RemoteStorage(retry_seconds=...)` to the `MPDataset`.
     """
 
 

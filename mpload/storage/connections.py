@@ -7,7 +7,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from http.client import BadStatusLine, IncompleteRead, LineTooLong, RemoteDisconnected
+from http.client import BadStatusLine, HTTPResponse, IncompleteRead, LineTooLong, RemoteDisconnected
 from queue import Empty, SimpleQueue
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -116,12 +116,24 @@ class _TimedSocket:
         return io.BufferedReader(_TimedReads(self, self._sock.makefile(mode, buffering=0)))
 
 
+class _Response(HTTPResponse):
+    """Passes over all provisional answers: else the true one would be taken for that of the next request."""
+
+    def _read_status(self) -> tuple[str, int, str]:
+        version, status, reason = super()._read_status()  # type: ignore[misc]
+        return version, 100 if 100 <= status < 200 else status, reason  # `begin` passes over 100
+
+
 class _Connection(HTTPConnection):
+    response_class = _Response
+
     def connect(self) -> None:
         _connect(self, super().connect)
 
 
 class _TlsConnection(HTTPSConnection):
+    response_class = _Response
+
     def connect(self) -> None:
         _connect(self, super().connect)
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from mpload.errors import ArgumentError, MploadError, OutsideRootError, StorageError
 from mpload.storage.buckets import BucketClient, list_bucket
@@ -22,7 +22,8 @@ from mpload.units import format_count, printable
 
 __all__ = ["RemoteObjects", "RemoteStorage", "check_url", "is_url", "list_objects"]
 
-_SCHEMES = ("s3", "gs", "az", "http", "https")
+_BUCKETS = ("s3", "gs", "az")
+_SCHEMES = (*_BUCKETS, "http", "https")
 _MAX_CONNECT_SECONDS = 10.0
 _Answer = TypeVar("_Answer")
 
@@ -165,7 +166,7 @@ class RemoteObjects:
 
     def _url(self, path: str) -> str:
         if not is_url(path):
-            if path[:1] == "/" or ".." in path.split("/"):
+            if path[:1] == "/" or _climbs(path):
                 raise OutsideRootError(
                     f"{_redacted(path)}: leads outside of the root {self._root}. Fix this line of the index"
                 )
@@ -173,7 +174,7 @@ class RemoteObjects:
                 raise StorageError(f"{_redacted(path)!r} is not a URL. Fix this line of the index")
             return f"{self._root}/{path}"
         check_url(path)
-        if not self._allow_outside_root and (not path.startswith(f"{self._root}/") or ".." in path.split("/")):
+        if not self._allow_outside_root and (not path.startswith(f"{self._root}/") or _climbs(path)):
             raise OutsideRootError(
                 f"{_redacted(path)}: lies outside of the root {self._root}. Set #root of the index to a URL that holds "
                 "all objects or, if you trust the index, open it by open_index(..., allow_outside_root=True)"
@@ -202,10 +203,12 @@ def is_url(path: str) -> bool:
 
 def check_url(url: str) -> None:
     """Raise `ArgumentError` unless `url` can be read and contains no secret."""
-    parts = urlsplit(url)
-    if parts.scheme not in _SCHEMES or not parts.netloc:
-        raise ArgumentError(f"{_redacted(url)}: is not a URL with scheme {', '.join(_SCHEMES[:-1])} or {_SCHEMES[-1]}")
-    if "@" in parts.netloc or (parts.query and parts.scheme.startswith("http")):
+    scheme, parts = url.partition("://")[0], _parts(url)
+    if parts is None or scheme not in _SCHEMES or not parts.netloc:
+        raise ArgumentError(
+            f"{_redacted(url)}: is not a URL with scheme {', '.join(_SCHEMES[:-1])} or {_SCHEMES[-1]} and a valid host"
+        )
+    if "@" in parts.netloc or (parts.query and scheme.startswith("http")):
         raise ArgumentError(
             f"{_redacted(url)}: contains a password, or a query that may be a signature. An index must not contain "
             "secrets: write s3://BUCKET/KEY, and pass credentials in the provider's environment variables"
@@ -245,10 +248,28 @@ def list_objects(url: str) -> Iterator[tuple[str, int]]:
 def _split(url: str) -> tuple[str, str]:
     scheme, _, rest = url.partition("://")
     bucket, _, key = rest.partition("/")
-    return f"{scheme}://{bucket}", unquote(key) if scheme.startswith("http") and "%" in key else key
+    return f"{scheme}://{bucket}", key
+
+
+def _climbs(path: str) -> bool:
+    """Return whether a path or URL contains `..`, also if it is percent-encoded, since servers decode it."""
+    return ".." in path.split("/") or ".." in unquote(path).split("/")
+
+
+def _parts(url: str) -> SplitResult | None:
+    """Return the parts of a URL; None if its host or port is not valid. Then either may be a part of a password."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        return None
+    return parts
 
 
 def _redacted(url: str) -> str:
-    """Return a URL without its password and query, so that it can be printed."""
-    plain = re.sub(r"(://)[^/@]*@", r"\1", url.partition("?")[0] if url.startswith("http") else url)
-    return printable(plain)
+    """Return a URL without its password and query, so that it can be printed. A path is returned as it is."""
+    scheme, is_there, _ = url.partition("://")
+    if is_there and _parts(url) is None:
+        return f"{printable(scheme)}://..."
+    plain = url.partition("?")[0] if is_there and scheme not in _BUCKETS else url
+    return printable(re.sub(r"(://)[^/@]*@", r"\1", plain))

@@ -11,6 +11,7 @@ from mpload.errors import OutageError, StorageError
 from mpload.storage.object_facts import ObjectFacts
 from mpload.storage.request_failure import RequestFailure
 from mpload.storage.servers import Attempts, Limits, Server
+from mpload.units import format_seconds
 
 __all__ = ["Client", "RetryingClient"]
 
@@ -41,8 +42,9 @@ class Client(Protocol):
 class RetryingClient:
     """Reads from one server, or bucket.
 
-    A failure of one object is told from an outage of the server by whether the server answers other requests. If no
-    other thread makes one, this client makes one itself: it asks for the beginning of another object.
+    If a request fails, the server may be down, or only this object may be bad. It is the object if the server answers
+    other requests. If no other thread makes one, this client makes one itself: it asks for the beginning of another
+    object.
 
     Args:
         client: makes the requests.
@@ -113,7 +115,7 @@ class RetryingClient:
             if now + pause >= attempts.deadline:
                 if attempts.last is None:
                     attempts.failed(RequestFailure("server overloaded"), now=now)
-                self._give_up(what, attempts, note=f", and asks to wait for {pause:.3g} s more")
+                self._give_up(what, attempts, note=f", and asks to wait for {format_seconds(pause)} more")
             time.sleep(pause + random.uniform(0, min(_JITTER_SECONDS, self._limits.fresh_seconds)))
             has_waited = True
         return has_waited

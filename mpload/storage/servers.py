@@ -1,7 +1,7 @@
 """What a process knows about a server: whether it answers, since when it does not, and when it wants to be asked again.
 
-All threads share it, so that an outage counts once, however many reads meet it, and so that one bad object can be told
-from an outage.
+All threads share it, so that an outage counts once, however many reads meet it, and so that an outage can be
+distinguished from one bad object.
 """
 
 import random

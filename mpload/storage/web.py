@@ -28,10 +28,12 @@ _HEADERS = {"User-Agent": "mpload", "Accept": "*/*", "Accept-Encoding": "identit
 _LEAST_SECONDS = 1e-3
 _MAX_REST_BYTES = 64 * KIB  # of an answer that is read to its end, so that its connection can be used again
 _MAX_REDIRECTS = 10
+_MAX_RETRY_AFTER_SECONDS = 86_400.0
 _REDIRECTS = {301, 302, 303, 307, 308}
 _MAX_BEFORE_SPAN_BYTES = 16 * MIB
 """Bytes that are read from the beginning of an object to get at a span, if the server ignores ranges."""
-_SAFE = "/!$&'()*+,;=:@~-._"  # characters of a path that stand for themselves
+_SAFE = "/!$&'()*+,;=:@~-._%"  # characters of a path that stand for themselves
+_STRAY_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
 _PAGE = (
     "answer is a web page",
@@ -70,7 +72,7 @@ class WebClient:
 
         Args:
             url: the URL of the server, without a path.
-            key: the path, without percent-encoding.
+            key: the path, as in a URL. Characters that must be percent-encoded may be, but need not.
             span: what to read; None means the whole object.
             limit_seconds: time limit for the whole request.
 
@@ -79,7 +81,8 @@ class WebClient:
             StorageError: the object is larger than `max_bytes`.
         """
         deadline = time.monotonic() + limit_seconds
-        address = f"{url}/{quote(key, safe=_SAFE, errors='surrogateescape')}"
+        path = quote(key, safe=_SAFE, errors="surrogateescape")
+        address = f"{url}/{_STRAY_PERCENT.sub('%25', path)}"
         body = self._follow(address, span, deadline=deadline, limit_seconds=limit_seconds)
         if not body.has_end:
             again = self._follow(address, span, deadline=deadline, limit_seconds=limit_seconds)
@@ -114,9 +117,10 @@ class WebClient:
             result = self._ask(address, span, deadline=deadline, limit_seconds=limit_seconds)
             if isinstance(result, _Body):
                 return result
-            address = urljoin(address, result)
-            if not address.startswith(("http://", "https://")):
+            target = _joined(address, result)
+            if target is None:
                 raise RequestFailure("redirect to another kind of URL", is_temporary=False)
+            address = target
         raise RequestFailure("redirect loop", f": more than {_MAX_REDIRECTS} redirects", is_temporary=False)
 
     def _ask(self, address: str, span: tuple[int, int] | None, *, deadline: float, limit_seconds: float) -> _Body | str:
@@ -133,7 +137,9 @@ class WebClient:
                 return self._read(response, parts.path, span)
             finally:
                 _finish(response)
-        except (HTTPError, OSError) as error:
+        except StorageError:
+            raise
+        except (HTTPError, OSError, ValueError, OverflowError) as error:  # http.client raises the last two
             failure = failure_of(error, address, step=step, seconds=limit_seconds, connect_seconds=connect_seconds)
         raise failure  # outside `except`, so that the original, which may quote the server, is not its context
 
@@ -193,6 +199,16 @@ class WebClient:
                 f"is not read: its {format_count(num_bytes)} bytes exceed max_bytes={format_count(self._max_bytes)}. "
                 "Raise that limit, or remove the sample from the index"
             )
+
+
+def _joined(address: str, location: str) -> str | None:
+    """Return the URL of a redirect; None if it is not one of the web."""
+    try:
+        target = urljoin(address, location)
+        _ = urlsplit(target).port
+    except ValueError:
+        return None
+    return target if target.startswith(("http://", "https://")) else None
 
 
 def _finish(response: BaseHTTPResponse) -> None:
@@ -272,9 +288,10 @@ def _seconds_of(retry_after: str | None) -> float | None:
     if retry_after is None:
         return None
     if retry_after.strip().isdecimal():
-        return float(retry_after)
+        return min(float(retry_after), _MAX_RETRY_AFTER_SECONDS)
     try:
         until = parsedate_to_datetime(retry_after)
-    except ValueError:
+        seconds = ((until if until.tzinfo else until.replace(tzinfo=UTC)) - datetime.now(UTC)).total_seconds()
+    except (ValueError, OverflowError):
         return None
-    return max(0.0, ((until if until.tzinfo else until.replace(tzinfo=UTC)) - datetime.now(UTC)).total_seconds())
+    return min(max(0.0, seconds), _MAX_RETRY_AFTER_SECONDS)
