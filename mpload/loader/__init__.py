@@ -22,7 +22,7 @@ map_source    MapSource: batches of a map-style dataset, written sample by sampl
 learned_form  LearnedForm: what such samples look like, and the layout of slots that fits them
 default_batches  batches as default_collate makes them
 batch_source  BatchSource: batches of a map-style dataset, each made whole by one worker
-sample_errors  errors for samples of a map-style dataset, of the user's own classes
+sample_errors  errors of samples: what they mean for an iteration, and the user's own classes
 planned       the tasks of an epoch whose batches are planned by arithmetic
 forms         how the columns of samples are stored in a slot
 collate       Pad, Flat: how values of different shapes become one tensor
@@ -31,6 +31,7 @@ leaf_tensors  batches of samples made of nested containers
 tensors       converts the values of a sample or batch to tensors
 pinned        batches in page-locked memory
 epochs        the current and next epoch, shared by all processes that read a dataset
+epoch_iterator  one iteration of an MPDataset in one process, and its position
 iterations    one iteration of a loader
 frameworks    support for Lightning, Accelerate and others
 ```

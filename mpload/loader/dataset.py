@@ -2,24 +2,21 @@
 
 import os
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 from typing_extensions import TypeVar
 
 from mpload.errors import ArgumentError, MploadWarning, StateError
 from mpload.images.decoders import ImageDecoder
-from mpload.index.index import Index, Record, require_files
+from mpload.index.index import Index, require_files
 from mpload.index.opening import open_index
 from mpload.loader.collate import Collate, check_collate
-from mpload.loader.epochs import Epoch, EpochTable
-from mpload.loader.frameworks import Reader, reader, samples_of_a_batch, stacks_batches
+from mpload.loader.epoch_iterator import Cursor, EpochIterator
+from mpload.loader.epochs import EpochTable
+from mpload.loader.frameworks import Reader, reader, stacks_batches
 from mpload.loader.index_run import IndexRun
 from mpload.loader.presenting import Presenter
 from mpload.plan.batching import Batching
@@ -39,8 +36,6 @@ __all__ = ["Batch", "MPDataset"]
 
 Batch = TypeVar("Batch", default=Any)
 """The type of the batches, or samples, that a dataset or loader yields."""
-
-_BLOCK_SAMPLES = 256  # without batch_size, this many samples are looked up in the index at a time
 
 
 class MPDataset(IterableDataset[Batch]):
@@ -100,7 +95,8 @@ class MPDataset(IterableDataset[Batch]):
 
     If you catch a `SampleError`, only that batch (or sample) is lost: the following `next()` returns the one after it,
     and a state counts the failed one as received. In torchdata's StatefulDataLoader with workers, a state counts it
-    only once the next one has been received.
+    only once the next one has been received. After an `OutageError`, which is then its `__cause__`, no batch is lost:
+    the following `next()` makes the same batch again, and a state does not count it.
 
     Memory: independent of the number of samples, in every process.
     Process: may be forked and pickled. The workers of a DataLoader share the table of epochs with their parent.
@@ -184,7 +180,7 @@ class MPDataset(IterableDataset[Batch]):
             presenter=Presenter(pipeline=pipeline, as_dict=as_dict, collate=collate),
             epochs=EpochTable(seed=seed, topology=topology),
         )
-        self._cursor: _Cursor | None = None
+        self._cursor: Cursor | None = None
 
     @property
     def index(self) -> Index:
@@ -227,8 +223,8 @@ class MPDataset(IterableDataset[Batch]):
             )
         epoch = self._run.epochs.begin(worker=worker, num_workers=num_workers)
         first = worker if self.batch_size else 0
-        self._cursor = _Cursor(epoch=epoch, next_batch=first, is_read_ahead=reader() is not Reader.PLAIN)
-        return _EpochIterator(self._run, self._cursor, worker=worker, num_workers=num_workers)
+        self._cursor = Cursor(epoch=epoch, next_batch=first, is_read_ahead=reader() is not Reader.PLAIN)
+        return EpochIterator(self._run, self._cursor, worker=worker, num_workers=num_workers)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration read epoch number `epoch`, including in persistent workers.
@@ -296,18 +292,6 @@ class MPDataset(IterableDataset[Batch]):
         return {**self.__dict__, "_cursor": None}
 
 
-@dataclass(slots=True, kw_only=True)
-class _Cursor:
-    """The position of an iteration in this process."""
-
-    epoch: Epoch
-    """The current epoch, from the position where the iteration began."""
-    next_batch: int
-    """Number of the next batch; without batch_size, the number of samples that this worker has yielded."""
-    is_read_ahead: bool
-    """Whether the reader may have taken more batches than the user has received."""
-
-
 def _check_index(value: object) -> None:
     if not isinstance(value, str | os.PathLike | Index):
         raise ArgumentError(
@@ -321,80 +305,3 @@ def _check_callable(name: str, value: object) -> None:
         raise ArgumentError(f"{name} is the class {value.__name__}. Pass an instance: {value.__name__}(...)")
     if value is not None and not callable(value):
         raise ArgumentError(f"{name} must be callable, got {value!r}")
-
-
-class _EpochIterator(Iterator[Any]):
-    """One worker's part of an epoch: every `num_workers`-th batch of this rank."""
-
-    def __init__(self, run: IndexRun, cursor: _Cursor, *, worker: int, num_workers: int) -> None:
-        self._run = run
-        self._cursor = cursor
-        self._worker = worker
-        self._num_workers = num_workers
-        self._begin()
-
-    def _begin(self) -> None:
-        self._plan = self._run.plan_of(self._cursor.epoch)
-        self._order = self._run.order_of(self._cursor.epoch)
-        self._run_samples = 0  # length of a run of consecutive samples for this worker; set at the first sample
-        # Without batch_size: the next samples, each with the number of samples yielded up to and including it.
-        self._block: deque[tuple[int, Record]] = deque()
-
-    def __next__(self) -> Any:
-        return self._next_batch() if self._run.batch_size else self._next_sample()
-
-    def _next_batch(self) -> Any:
-        cursor = self._cursor
-        if cursor.next_batch >= self._plan.num_batches:
-            raise StopIteration
-        number = cursor.next_batch
-        cursor.next_batch += self._num_workers  # advanced first, so that a failed batch is not repeated
-        return self._run.batch(
-            self._sample_ids(number),
-            seed=cursor.epoch.seed,
-            epoch=cursor.epoch.number,
-            following=lambda: self._sample_ids(cursor.next_batch),
-        )
-
-    def _sample_ids(self, batch: int) -> NDArray[np.int64]:
-        positions = self._plan.positions(batch) if batch < self._plan.num_batches else np.empty(0, np.int64)
-        return self._order.sample_ids(positions)
-
-    def _next_sample(self) -> Any:
-        cursor = self._cursor
-        pipeline = self._run.pipeline
-        while self._block or self._look_up_block():
-            cursor.next_batch, record = self._block.popleft()
-            with pipeline.lent_generators():
-                made = pipeline.sample(record, seed=cursor.epoch.seed, epoch=cursor.epoch.number)
-            if made is not None:
-                return self._run.presenter.present_sample(made[1])
-        raise StopIteration
-
-    def _look_up_block(self) -> bool:
-        """Look up this worker's next samples, and return whether there are any."""
-        cursor = self._cursor
-        self._run_samples = self._run_samples or samples_of_a_batch()
-        before = np.arange(cursor.next_batch, cursor.next_batch + _BLOCK_SAMPLES)
-        runs, places = np.divmod(before, self._run_samples)
-        numbers = (runs * self._num_workers + self._worker) * self._run_samples + places
-        numbers = numbers[numbers < self._plan.num_batches]
-        sample_ids = self._order.sample_ids(self._plan.single_positions(numbers))
-        records = self._run.index.records(sample_ids)
-        if self._run.pipeline.ahead.is_active:
-            self._run.pipeline.plan_ahead(records)
-        self._block.extend(zip((before + 1).tolist(), records, strict=False))
-        if not self._block:
-            cursor.next_batch += len(numbers)  # a ragged last sample belongs to another rank
-        return bool(self._block)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position of this worker, for torchdata's StatefulDataLoader."""
-        return {"start": self._run.state_at(self._cursor.epoch), "next_batch": self._cursor.next_batch}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from the saved position of this worker. The number of workers must be the same."""
-        epoch = self._run.epoch_of(state_dict["start"])
-        epoch = self._run.epochs.enter(epoch, worker=self._worker, num_workers=self._num_workers)
-        self._cursor.epoch, self._cursor.next_batch = epoch, state_dict["next_batch"]
-        self._begin()

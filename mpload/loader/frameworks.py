@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
-from mpload.errors import SampleError, TooManyBadSamples
+from mpload.errors import OutageError, SampleError, TooManyBadSamples
 from mpload.plan.plan import Plan, Tail
 
 if TYPE_CHECKING:
@@ -114,8 +114,9 @@ class AccelerateIteration(Iterator[Any]):
         except StopIteration:
             self._gradients._remove_dataloader(self)  # noqa: SLF001
             raise
-        except (SampleError, TooManyBadSamples):
-            self._count()
+        except (SampleError, TooManyBadSamples) as error:
+            if not isinstance(error.__cause__, OutageError):  # after an outage the same batch is made again
+                self._count()
             raise
         self._count()
         return batch

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mpload.errors import ArgumentError
+from mpload.errors import ArgumentError, SampleError
+from mpload.loader.sample_errors import is_outage
 
 __all__ = ["HostSide", "Iterated", "Iteration", "OnHost"]
 
@@ -35,6 +36,11 @@ class Iterated(Protocol):
     """What an `Iteration` needs of an `MPLoader`."""
 
     _iteration: int
+    _num_received: int
+
+    def _state_on_host(self) -> dict[str, Any]: ...
+
+    def _load_state_on_host(self, state_dict: Mapping[str, Any]) -> None: ...
 
     def _begin(self) -> Iterator[Any]: ...
 
@@ -86,4 +92,15 @@ class Iteration(Iterator[Any]):
             )
         if self._batches is None:
             self._batches = self._loader._begin()
-        return self._loader._take(self._batches, asked=asked)
+        try:
+            return self._loader._take(self._batches, asked=asked)
+        except SampleError as error:
+            if is_outage(error):
+                self._go_back()
+            raise
+
+    def _go_back(self) -> None:
+        """Go back to before the batch that has failed. It is made again for the next request, or in a resumed run."""
+        self._loader._num_received -= 1
+        self._loader._load_state_on_host(self._loader._state_on_host())
+        self._batches, self._number = None, self._loader._iteration

@@ -53,8 +53,8 @@ class MPLoader(Generic[Batch]):
 
     Each iteration reads the next epoch. `close()`, the end of a `with` block and garbage collection stop the workers.
 
-    If you catch a `SampleError`, only that batch is lost: the following `next()` returns the batch after it, and a
-    state counts the failed batch as received.
+    If you catch a `SampleError`, only that batch is lost: the following `next()` returns the next one, and a state
+    counts it as received. If an `OutageError` is its `__cause__`, the following `next()` makes the same batch again.
 
     Type checkers infer the type of batches from the `MPDataset`. For a map-style dataset, annotate it:
     `loader: MPLoader[list[Tensor]] = MPLoader(dataset, batch_size=8)`. Otherwise batches are `Any`.

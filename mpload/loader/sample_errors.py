@@ -1,13 +1,18 @@
-"""The error for a sample of a map-style dataset: a `SampleError` that the user's own `except` catches too."""
+"""Errors of samples: what they mean for an iteration, and how the user's own `except` catches them too."""
 
 from contextlib import suppress
 
-from mpload.errors import MploadError, SampleError
+from mpload.errors import MploadError, OutageError, SampleError
 from mpload.transport.messages import Failure
 
-__all__ = ["error_of_failure", "sample_error"]
+__all__ = ["error_of_failure", "is_outage", "sample_error"]
 
 _FIELDS = ("errno", "strerror", "filename")  # of an OSError
+
+
+def is_outage(error: SampleError) -> bool:
+    """Return whether an outage of a server is to blame. Then the batch is not lost: it is made again."""
+    return isinstance(error.__cause__, OutageError)
 
 
 def sample_error(message: str, error: BaseException) -> SampleError:

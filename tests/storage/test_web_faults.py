@@ -6,12 +6,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mpload import MPDataset, MPLoader, OutageError, PoolOptions, RemoteStorage, ResizeCenterCrop, Topology
-from mpload.errors import StorageError
+from mpload.errors import SampleError, StorageError
 from mpload.storage.ranges import ByteRange
 from mpload.storage.remote import RemoteObjects
 from tests.support.fault_runs import NUM_FILES, OnError, certificate_in, make_files, read_all, run_in_time, write_index
@@ -254,3 +256,34 @@ def wait_until(read: Callable[[], list[bytes]], *, seconds: float) -> list[bytes
             return read()
         except OutageError:
             assert time.monotonic() < end
+
+
+@pytest.mark.parametrize("num_workers", [0, 2, None])
+def test_no_batch_is_lost_if_an_outage_is_caught_or_the_run_is_resumed(
+    num_workers: int | None, files: Path, tmp_path: Path
+) -> None:
+    """Without a loader, too: `num_workers` is then None."""
+    with web_server(files, "outage", seconds=2.5) as server:
+        write_index(tmp_path / "index.txt", server.url, files)
+        dataset, resumed = (
+            MPDataset(
+                tmp_path / "index.txt", decode=ResizeCenterCrop(16), batch_size=2, storage=SHORT, topology=Topology()
+            )
+            for _ in range(2)
+        )
+        with ExitStack() as stack:
+            source: Any = dataset
+            if num_workers is not None:
+                source = stack.enter_context(MPLoader(dataset, num_workers=num_workers))
+            batches, found, states = iter(source), list[int](), list[dict[str, Any]]()
+            while len(found) < NUM_FILES:
+                try:
+                    found += next(batches)[1].tolist()
+                except SampleError as error:
+                    assert isinstance(error.__cause__, OutageError)  # noqa: PT017  the loop goes on
+                    states.append(source.state_dict())
+                    num_found = len(found)
+            assert next(batches, None) is None
+        assert found == list(range(NUM_FILES))
+        resumed.load_state_dict(states[-1])
+        assert [number for _, numbers in resumed for number in numbers.tolist()] == found[num_found:]
