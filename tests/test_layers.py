@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "index": BOTTOM | {"storage"},
     "telemetry": BOTTOM | {"transport", "memory"},
     "ingest": BOTTOM | {"index", "storage"},
-    "samples": BOTTOM | {"index", "storage", "images", "transport", "plan"},
+    "samples": GROUND | {"index"},
     "device": BOTTOM | {"images", "plan"},
     "loader": LOADER,
     "tools": LOADER | {"loader", "ingest"},

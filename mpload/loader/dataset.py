@@ -82,8 +82,8 @@ class MPDataset(IterableDataset[Batch]):
         on_error: `"raise"`, `"skip"`, `"substitute"`, or an `ErrorPolicy`.
         storage: a `RemoteStorage` with time limits for reading URLs. Or any picklable object with a method
             `read(ranges: Sequence[ByteRange]) -> list[bytes]`, which may be called in `max_parallel_reads` threads.
-        page_cache: `"drop"` releases the page cache of local files after each read, for jobs whose container is charged
-            for it and whose data does not fit into memory anyway. `"keep"` leaves the page cache to the kernel.
+        page_cache: `"keep"` leaves the page cache of local files to the kernel, `"drop"` releases it after each read.
+            `"auto"` keeps it, but releases blocks of a `BlockShuffle` if the data does not fit into the job's memory.
         as_dict: yield `{"image": ..., "label": ...}` instead of tuples, as a dict of decoders always does.
         collate: how samples become a batch. None stacks arrays of the same shape and lists others. `Pad(0)` pads arrays
             that differ in size, `Flat()` joins arrays that differ in length end to end, and `{"image": Pad(0), "boxes":
@@ -124,7 +124,7 @@ class MPDataset(IterableDataset[Batch]):
         row_index: bool | None = None,
         on_error: ErrorPolicy | Literal["raise", "skip", "substitute"] = "raise",
         storage: Storage | RemoteStorage | None = None,
-        page_cache: PageCache | Literal["keep", "drop"] = PageCache.KEEP,
+        page_cache: PageCache | Literal["auto", "keep", "drop"] = PageCache.AUTO,
         as_dict: bool = False,
         collate: Collate | None = None,
     ) -> None:

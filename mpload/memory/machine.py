@@ -108,6 +108,11 @@ class MemoryGauge:
         """Return how many processes the kernel has killed in the innermost container for lack of memory."""
         return _statistics(self._kills).get("oom_kill", 0)
 
+    def page_cache_bytes(self) -> int:
+        """Return how much page cache there is room for: what no process has allocated, here and in each container."""
+        limit_bytes, free_bytes = self._machine()
+        return min([free_bytes, *(free for _, _, free in self._containers(limit_bytes))])
+
     def usage(self) -> SystemUsage:
         """Return what uses the memory. Takes about 50 microseconds."""
         machine = _machine_statistics()

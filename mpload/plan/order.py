@@ -208,31 +208,55 @@ class _BlockShuffledOrder:
         ids = self._blocks_at(places) * self.block_samples + (cells - places * self.block_samples)
         return ids.view(np.int64)
 
-    def due_blocks(self, start: int, stop: int, *, is_first: bool) -> tuple[list[range], list[range]]:
-        """Return which blocks to prefetch and which to evict while positions `start` to `stop` (exclusive) are read.
+    def due_blocks(
+        self, start: int, stop: int, *, is_first: bool, is_last: bool = False, max_blocks: int | None = None
+    ) -> tuple[list[range], list[range]]:
+        """Return which blocks to load before positions `start` to `stop` (exclusive), and which to free after them.
 
-        At every multiple of `block_samples`, the block one window later becomes due and the block one window earlier is
-        no longer needed. At the start of a run, all blocks of the current window are due as well. Thus every block of
-        the epoch is reported once, however the positions are divided among processes.
+        A block is needed from the first to the last position of its window. With enough memory, it is loaded one window
+        before that, one block whenever as many positions have passed, and freed at the same pace. With less memory, the
+        blocks for which there is no room are loaded when their window begins, and as many are freed at once. So every
+        block of a run is loaded once and freed once, however the positions are divided among processes.
 
         Args:
             start: the first position.
             stop: the position after the last one.
             is_first: whether a run starts here.
+            is_last: whether the epoch ends here; all blocks are freed then.
+            max_blocks: the most blocks that memory holds, at least `window_blocks`; None means that it holds all.
 
         Returns:
-            Two lists with the sample_ids of each block: the blocks to prefetch and the blocks to evict.
+            Two lists with the sample_ids of each block: the blocks to load and the blocks to free.
         """
-        places = range(-(-start // self.block_samples), -(-stop // self.block_samples))
-        coming = [place + self.window_blocks for place in places]
-        if is_first:
-            window = start // self.block_samples // self.window_blocks
-            coming = [*range(window * self.window_blocks, (window + 1) * self.window_blocks), *coming]
-        done = [place - self.window_blocks for place in places]
+        window = self.window_blocks
+        late = -1 if max_blocks is None else min(max(2 * window - max_blocks, -1), window)
+        before, last = (-(-self._cell(position) // self.block_samples) - 1 for position in (start, stop))
+        loaded = (
+            self._cell(start) // self.block_samples // window * window if is_first else self._num_loaded(before, late)
+        )
+        coming = range(loaded, self._num_loaded(last, late))
+        done = range(self._num_freed(before, late), self.blocks.num_values if is_last else self._num_freed(last, late))
         return self._ranges_of(coming), self._ranges_of(done)
 
-    def _ranges_of(self, places: list[int]) -> list[range]:
-        inside = np.array([place for place in places if 0 <= place < self.blocks.num_values], np.uint64)
+    def _cell(self, position: int) -> int:
+        """Return the cell of a position; within the short block's window, the gap is not counted."""
+        num_blocks = self.blocks.num_values
+        gap = num_blocks * self.block_samples - self.num_samples
+        stop_place = min((self.short_place // self.window_blocks + 1) * self.window_blocks, num_blocks)
+        return position + gap if position >= stop_place * self.block_samples - gap else position
+
+    def _num_loaded(self, place: int, late: int) -> int:
+        """Return how many blocks are loaded before the block at `place` has its turn, the window's `late` ones late."""
+        window, at = divmod(place, self.window_blocks)
+        return (window + 1) * self.window_blocks + min(at + 1, self.window_blocks - max(late, 0))
+
+    def _num_freed(self, place: int, late: int) -> int:
+        """Return how many blocks are freed when the block at `place` has its turn."""
+        window, at = divmod(place, self.window_blocks)
+        return max(0, (window - 1) * self.window_blocks + min(at + 1 + late, self.window_blocks))
+
+    def _ranges_of(self, places: range) -> list[range]:
+        inside = np.arange(max(places.start, 0), min(places.stop, self.blocks.num_values), dtype=np.uint64)
         starts = (self.blocks(inside) * np.uint64(self.block_samples)).tolist()
         return [range(start, min(start + self.block_samples, self.num_samples)) for start in starts]
 

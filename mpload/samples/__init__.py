@@ -6,6 +6,7 @@ one_decoder        OneDecoder: all files of a sample go through the same decoder
 column_decoders    ColumnDecoders: each column has a decoder of its own, samples are dicts
 text_decoders      Text, Json
 objects            reads the objects that a file lists for an image, from JSON or YOLO's text
+block_reads        loads whole blocks of records into the page cache, and frees them
 boxes              Boxes: the objects' boxes and values, which follow the crop of the image
 segments           the outlines of objects, as COCO stores them, as masks
 keypoints          Keypoints: points that follow the crop of the image

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from time import perf_counter_ns
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
@@ -19,6 +19,7 @@ from mpload.index.lines import Lines
 from mpload.plan.batch_number import BatchNumber
 from mpload.plan.batching import Batching
 from mpload.samples.batch import Sample
+from mpload.samples.block_reads import BlockReads
 from mpload.samples.bulk import BulkPipeline
 from mpload.samples.bulk_columns import BulkColumns
 from mpload.samples.bulk_views import BulkViews
@@ -37,15 +38,6 @@ __all__ = ["PipelineWork", "described_sample", "pickled_template"]
 
 _MAX_CHUNKS_AHEAD = 32
 _CHUNKS_PREFETCHED = 2  # of lines: first the rows of the sidecar, then, a chunk later, the lines themselves
-
-
-@runtime_checkable
-class _BlockOrder(Protocol):
-    """An order that visits the samples block by block."""
-
-    def due_blocks(self, start: int, stop: int, *, is_first: bool) -> tuple[list[range], list[range]]:
-        """Return the blocks to read before these positions are reached, and the blocks that are no longer needed."""
-        ...
 
 
 @dataclass(kw_only=True)
@@ -89,7 +81,7 @@ class PipelineWork:
         else:
             self._bulk = BulkPipeline.of(self.pipeline, arena_bytes=arena_bytes)
         self._records_ahead: dict[tuple[tuple[int, ...], int, int], list[Record]] = {}
-        self._reads_blocks = False
+        self._blocks = BlockReads(self.pipeline, self.batching)
 
     def sample_ids(self, number: BatchNumber, first: int, last: int) -> NDArray[np.int64]:
         """Return the sample_ids at places `first` to `last` (exclusive) of a batch."""
@@ -116,12 +108,12 @@ class PipelineWork:
                 ready = list(left.values())
             else:
                 records = lines.records()
-        if self.pipeline.reads_blocks and number.substitute < 0:
-            self._read_blocks(number, first, last)
+        done = self._blocks.load(number, first, last)
         if records:
             if self.pipeline.ahead.is_active:
                 self._plan_ahead(records, report)
             self._fill_one_by_one(number, arrays, places, records, ready, report)
+        self._blocks.free(done)
         report.tally.add(Tally(counts=self.pipeline.take_counts()))
 
     def _fill_one_by_one(
@@ -161,23 +153,6 @@ class PipelineWork:
                 )  # keeps no reference to a large image while the next one is decoded
                 if bad:
                     _report_bad(report, place, bad, is_made=is_made)
-
-    def _read_blocks(self, number: BatchNumber, first: int, last: int) -> None:
-        """Prefetch the blocks that become due with this chunk, for all workers, and release those no longer needed."""
-        order = self.batching.order_of(seed=number.seed, epoch=number.epoch)
-        if isinstance(order, _BlockOrder):
-            plan = self.batching.plan_of(topology=number.topology, start=number.start)
-            positions = plan.positions(number.batch)
-            if first:
-                start = int(positions[first - 1]) + 1
-            elif number.batch:  # the positions between two batches of this rank belong to other ranks
-                start = int(plan.positions(number.batch - 1)[-1]) + 1
-            else:
-                start = number.start
-            is_first = not self._reads_blocks or start == number.start
-            self._reads_blocks = True
-            coming, done = order.due_blocks(start, int(positions[last - 1]) + 1, is_first=is_first)
-            self.pipeline.read_blocks(coming, done)
 
     def _lines(self, task: tuple[int, ...], first: int, last: int) -> Lines:
         return lines_of(self.pipeline.index, self.sample_ids(BatchNumber.of(task), first, last))

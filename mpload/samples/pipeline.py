@@ -22,17 +22,14 @@ from mpload.samples.policy import BadSample, BadSamples, ErrorAction, ErrorPolic
 from mpload.samples.reading import SampleCache, storage_of
 from mpload.samples.row_index import RowIndex
 from mpload.storage.local import LocalStorage, PageCache
-from mpload.storage.merging import merged
-from mpload.storage.protocols import PageStorage, Room, RoomStorage, Storage
+from mpload.storage.protocols import Room, RoomStorage, Storage
 from mpload.storage.ranges import ByteRange
 from mpload.storage.read_ahead import ReadAhead
 from mpload.storage.remote import RemoteStorage
 from mpload.transport.messages import MAX_COUNTS
-from mpload.units import KIB
 
 __all__ = ["Pipeline", "SampleCache"]
 
-_BLOCK_GAP_BYTES = 64 * KIB
 _NUM_CHECKED = 4  # samples that are searched for masks before the first epoch
 
 
@@ -274,7 +271,7 @@ class Pipeline:
 
     def read(self, record: Record) -> list[bytes]:
         """Return the bytes of each source of a sample, read from storage, not from the cache."""
-        return self.ahead.read(record.sample_id, self._ranges(record))
+        return self.ahead.read(record.sample_id, self.ranges_of(record))
 
     def _read_cached(self, record: Record, cache: SampleCache) -> list[bytes]:
         paths = [path_of(record.cells[number]) for number in self.sources]
@@ -291,7 +288,7 @@ class Pipeline:
         rooms = rooms or [lambda num_bytes: np.empty(num_bytes, np.uint8)] * len(self.sources)
         storage = self.opened_storage
         if self.cache is None and not self.ahead.is_active and isinstance(storage, RoomStorage):
-            wanted = zip(self._ranges(record), rooms, strict=True)
+            wanted = zip(self.ranges_of(record), rooms, strict=True)
             return self.ahead.measured(lambda: [storage.read_into(item, room) for item, room in wanted])
         arrays = []
         read = self.read(record) if self.cache is None else self._read_cached(record, self.cache)
@@ -316,29 +313,11 @@ class Pipeline:
         for record in records:
             if cache is None or not cache.has(record.sample_id):
                 with suppress(MploadError):  # raised again when the sample is made
-                    wanted[record.sample_id] = self._ranges(record)
+                    wanted[record.sample_id] = self.ranges_of(record)
         self.ahead.plan(wanted)
 
-    @property
-    def reads_blocks(self) -> bool:
-        """Whether reading whole blocks of records pays off: reads have been slow, and the page cache can share them."""
-        return self.ahead.was_active and isinstance(self.opened_storage, PageStorage)
-
-    def read_blocks(self, coming: Sequence[range], done: Sequence[range]) -> None:
-        """Bring blocks of consecutive samples into the page cache, and evict blocks that are no longer needed.
-
-        All processes of a machine share the page cache. Blocks are evicted with `page_cache="drop"` only.
-        """
-        storage = self.opened_storage
-        assert isinstance(storage, PageStorage)
-        for act, blocks in (storage.prefetch, coming), (storage.forget, done):
-            for sample_ids in blocks:
-                with suppress(MploadError):  # raised again when the samples are made
-                    ranges = [item for record in self.index.records(sample_ids) for item in self._ranges(record)]
-                    for item in merged(ranges, max_gap_bytes=_BLOCK_GAP_BYTES):
-                        self.ahead.run(partial(act, item))
-
-    def _ranges(self, record: Record) -> list[ByteRange]:
+    def ranges_of(self, record: Record) -> list[ByteRange]:
+        """Return the range of each source of a sample."""
         return list(map(range_of, map(record.cells.__getitem__, self.sources)))
 
     def _make(
@@ -357,7 +336,7 @@ class Pipeline:
                 if ready is not None
                 else self._read_in_place(record, rooms)
                 if self.reads_in_place
-                else self.ahead.read(record.sample_id, self._ranges(record))
+                else self.ahead.read(record.sample_id, self.ranges_of(record))
                 if self.cache is None
                 else self._read_cached(record, self.cache)
             )

@@ -53,6 +53,8 @@ _Data = TypeVar("_Data", bytes, NDArray[np.uint8])
 class PageCache(StrEnum):
     """What happens to the page cache that reading fills."""
 
+    AUTO = auto()
+    """Like `KEEP`. But if the data does not fit into memory, blocks of a `BlockShuffle` are freed after their turn."""
     KEEP = auto()
     """The kernel decides. Data that fits is still cached when it is read again."""
     DROP = auto()
@@ -106,14 +108,16 @@ class LocalStorage:
         page_cache: PageCache | str = PageCache.KEEP,
     ) -> None:
         if page_cache not in set(PageCache):
-            raise ArgumentError(f'page_cache must be "keep" or "drop", got {page_cache!r}')
+            raise ArgumentError(f'page_cache must be "auto", "keep" or "drop", got {page_cache!r}')
         if max_open_files < 1:
             raise ArgumentError(f"max_open_files must be positive, got {max_open_files}")
         self._root = Path(root)
         self._allow_outside_root = allow_outside_root
         self._max_open_files = max_open_files
         self._max_bytes = max_bytes
+        self._page_cache = PageCache(page_cache)
         self._drops_pages = page_cache == PageCache.DROP and hasattr(os, "posix_fadvise")
+        self._saves_pages = self._drops_pages
         self._keeps_until_forgotten = False
         self._real_root = _with_slash(os.path.realpath(root))
         self._roots = (self._real_root, _with_slash(os.path.abspath(root)))  # noqa: PTH100  the root as written
@@ -184,9 +188,14 @@ class LocalStorage:
             if not os.preadv(shard.descriptor, [buffer[: end - start]], start):
                 break  # the span ends after the end of the shard; reading its sample will raise the error
 
+    def save_page_cache(self) -> None:
+        """From now on, load no more pages of shards than are asked for, and free those that `forget` names."""
+        self._saves_pages = hasattr(os, "posix_fadvise")
+        self._shards.clear()
+
     def forget(self, item: ByteRange) -> None:
-        """Free the page cache of a span, if `page_cache="drop"`."""
-        if self._drops_pages:
+        """Free the page cache of a span, if `page_cache="drop"` or `save_page_cache` was called."""
+        if self._saves_pages:
             shard = self._shard(item.path)
             _drop_pages(shard.descriptor, item.offset_bytes, item.offset_bytes + (item.length_bytes or 0))
 
@@ -202,8 +211,7 @@ class LocalStorage:
         self.close()
 
     def __reduce__(self) -> tuple[object, ...]:
-        page_cache = PageCache.DROP if self._drops_pages else PageCache.KEEP
-        return _rebuild, (self._root, self._allow_outside_root, self._max_open_files, self._max_bytes, page_cache)
+        return _rebuild, (self._root, self._allow_outside_root, self._max_open_files, self._max_bytes, self._page_cache)
 
     def __repr__(self) -> str:
         return f"LocalStorage({str(self._root)!r}, allow_outside_root={self._allow_outside_root})"
@@ -261,7 +269,7 @@ class LocalStorage:
         shard = self._shards.pop(path, None)
         if shard is None:
             shard = _Open(self._open(path)[0])
-            if self._drops_pages:  # else pages that the kernel reads beyond a span would stay cached
+            if self._saves_pages:  # else pages that the kernel reads beyond a span would stay cached
                 os.posix_fadvise(shard.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         self._shards[path] = shard  # may close another thread's shard, which releases the GIL
         while len(self._shards) > self._max_open_files:

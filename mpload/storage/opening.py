@@ -70,6 +70,10 @@ class LocalOrRemote:
         if not is_url(item.path):
             self._local.prefetch(item)
 
+    def save_page_cache(self) -> None:
+        """Load only the pages of files that are asked for, as `LocalStorage` does."""
+        self._local.save_page_cache()
+
     def forget(self, item: ByteRange) -> None:
         """Free the page cache of a span, as `LocalStorage` does."""
         if not is_url(item.path):

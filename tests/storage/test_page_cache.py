@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from mpload import BlockShuffle, MPDataset, MPLoader, RawBytes, Topology
 from mpload.errors import ArgumentError
+from mpload.samples.block_reads import max_blocks_in
 from mpload.storage.local import LocalStorage
 from mpload.storage.ranges import ByteRange
 from tests.support.batches import plain
@@ -100,36 +101,67 @@ def test_an_unknown_page_cache_choice_is_refused(tmp_path: Path) -> None:
 # --- whole blocks
 
 
-@settings(max_examples=150)
+@settings(max_examples=300)
 @given(
     num_samples=st.integers(1, 400),
     block_samples=st.integers(1, 40),
     window_blocks=st.integers(1, 6),
+    extra_blocks=st.none() | st.integers(0, 15),
     cuts=st.lists(st.integers(0, 400), max_size=20),
     start=st.integers(0, 399),
 )
-def test_each_block_is_due_once_and_before_it_is_needed(
-    num_samples: int, block_samples: int, window_blocks: int, cuts: list[int], start: int
+def test_each_block_is_loaded_before_it_is_needed_and_freed_afterwards(
+    num_samples: int, block_samples: int, window_blocks: int, extra_blocks: int | None, cuts: list[int], start: int
 ) -> None:
     choice = BlockShuffle(block_samples=block_samples, window_blocks=window_blocks)
     order = choice.order(num_samples=num_samples, seed=1, epoch=2)
+    max_blocks = None if extra_blocks is None else window_blocks + extra_blocks
     start = start % num_samples
     bounds = sorted({start, num_samples, *(cut for cut in cuts if start < cut < num_samples)})
     came: list[range] = []
-    done: set[int] = set()
-    num_done = 0
+    freed: list[range] = []
     for first, last in itertools.pairwise(bounds):
-        coming, gone = order.due_blocks(first, last, is_first=first == start)  # type: ignore[attr-defined]
+        coming, done = order.due_blocks(  # type: ignore[attr-defined]
+            first, last, is_first=first == start, is_last=last == num_samples, max_blocks=max_blocks
+        )
         came += coming
-        num_done += len(gone)
         wanted = set(order.sample_ids(np.arange(first, last)).tolist())
-        if not start:  # a run resumed inside a window may miss a block at its edge, as due blocks are only hints
-            assert wanted <= {sample_id for block in came for sample_id in block}
-        assert not wanted & done
-        done |= {sample_id for block in gone for sample_id in block}
-    if not start:
-        assert sorted(sample_id for block in came for sample_id in block) == list(range(num_samples))
-        assert num_done == max(0, -(-num_samples // block_samples) - window_blocks)
+        assert wanted <= {sample_id for block in came for sample_id in block}
+        assert not wanted & {sample_id for block in freed for sample_id in block}
+        freed += done
+        if max_blocks is not None and last - first <= block_samples:
+            assert len(came) - len({*came} & {*freed}) <= max_blocks
+    assert len(came) == len(set(came))
+    assert len(freed) == len(set(freed))
+    assert set(came) <= set(freed)
+    assert len(freed) <= len(came) + 2 * window_blocks  # a run that resumes in the middle forgets what is long past
+
+
+@given(num_blocks=st.integers(1, 40), window_blocks=st.integers(1, 6), max_blocks=st.none() | st.integers(6, 20))
+def test_blocks_that_memory_holds_are_loaded_up_to_a_window_ahead(
+    num_blocks: int, window_blocks: int, max_blocks: int | None
+) -> None:
+    choice = BlockShuffle(block_samples=10, window_blocks=window_blocks)
+    order = choice.order(num_samples=10 * num_blocks, seed=0, epoch=0)
+    num_came = num_freed = 0
+    for place in range(num_blocks):
+        coming, done = order.due_blocks(  # type: ignore[attr-defined]
+            10 * place, 10 * place + 10, is_first=place == 0, is_last=False, max_blocks=max_blocks
+        )
+        num_came += len(coming)
+        most = 2 * window_blocks if max_blocks is None else min(max_blocks, 2 * window_blocks)
+        is_last_of_window = place % window_blocks == window_blocks - 1
+        if is_last_of_window:
+            assert num_came == min(num_blocks, (place + 1) + most - window_blocks)
+        num_freed += len(done)
+        assert num_came - num_freed <= most + 1
+
+
+@pytest.mark.parametrize(
+    ("room_bytes", "max_blocks"), [(1000, None), (999, 7), (400, 3), (100, 0)], ids=["fits", "almost", "some", "none"]
+)
+def test_only_data_that_does_not_fit_into_memory_is_bounded(room_bytes: int, max_blocks: int | None) -> None:
+    assert max_blocks_in(room_bytes, data_bytes=1000, block_bytes=100) == max_blocks
 
 
 @pytest.mark.processes
