@@ -18,7 +18,15 @@ Better = tuple[str, list[str]]
 
 def ahead() -> str:
     """Return a Markdown list with an item for each case in which another loader is ahead."""
-    cases: Iterable[Better] = [*_speed(), *_first_batch(), *_batch_sizes(), *_memory(), *_start(), *_small_samples()]
+    cases: Iterable[Better] = [
+        *_speed(),
+        *_first_batch(),
+        *_batch_sizes(),
+        *_memory(),
+        *_start(),
+        *_small_samples(),
+        *_limited(),
+    ]
     lines = [f"- {case}: {'; '.join(names)}.\n" for case, names in cases if names]
     return "".join(lines) or "- None.\n"
 
@@ -104,3 +112,13 @@ def _small_samples() -> Iterator[Better]:
         ours = max((rate for contestant, rate in rates.items() if not _is_peer(contestant)), default=0.0)
         names = [f"{each} ({rate:,.0f})" for each, rate in rates.items() if _is_peer(each) and rate > ours]
         yield f"samples/s, {title} (mpload {ours:,.0f})", names
+
+
+def _limited() -> Iterator[Better]:
+    rates: dict[str, float] = {}
+    for record in latest("limited_memory"):
+        name, rate = record["case"]["contestant"], record["figures"]["samples_per_second"]
+        rates[name] = max(rate, rates.get(name, 0.0))
+    ours = max(rate for name, rate in rates.items() if not _is_peer(name))
+    names = [f"{name} ({rate:,.0f})" for name, rate in rates.items() if _is_peer(name) and rate > ours]
+    yield f"samples/s from a throttled disk, with data that do not fit into memory (mpload {ours:,.0f})", names

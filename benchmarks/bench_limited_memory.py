@@ -25,6 +25,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -188,6 +189,9 @@ def main() -> None:
             with limited_disk(Path(name), 3 * num_samples * MEAN_SAMPLE_BYTES + 64 * MIB, limits) as disk:
                 data_bytes = write_samples(disk.folder, num_samples)
                 for contestant in arguments.contestants:
+                    if contestant.startswith("WebDataset") and not find_spec("webdataset"):
+                        print(f"skipped {contestant!r}: pip install webdataset")
+                        continue
                     for window_blocks in arguments.windows if "blocks" in contestant else [None]:
                         case = {
                             "contestant": contestant,

@@ -18,6 +18,7 @@ from ahead import ahead
 from bench_repeated import OFFERS
 from contestants import ENTRIES, LISTS
 from hits import draw_hits
+from limited_rows import LIMITED_HEADER, limited_rows
 from records import RECORDS, Record, latest
 from standings import Standing, standings
 
@@ -350,6 +351,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "collate": collate,
     "faults": faults,
     "leaders": leaders,
+    "limited-memory": lambda: markdown(LIMITED_HEADER, limited_rows()),
     "memory": memory,
     "peer-memory": peer_memory,
     "repeated": repeated,

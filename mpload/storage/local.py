@@ -64,10 +64,11 @@ class PageCache(StrEnum):
 class _Open:
     """An open file or folder. It is closed when the last reference to it is dropped."""
 
-    __slots__ = ("__weakref__", "descriptor", "map")
+    __slots__ = ("__weakref__", "descriptor", "is_exact", "map")
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
+        self.is_exact = False  # whether the kernel reads nothing beyond what it is asked for
         self.map: MappedShard | None = None
         weakref.finalize(self, os.close, descriptor)
 
@@ -174,10 +175,7 @@ class LocalStorage:
         )
 
     def prefetch(self, item: ByteRange) -> None:
-        """Load a span into the page cache, with large reads.
-
-        From then on `page_cache="drop"` frees pages only in `forget`, because neighbouring spans share pages.
-        """
+        """Load a span into the page cache, with large reads. From then on, pages are freed only by `forget`."""
         self._keeps_until_forgotten = True
         shard = self._shard(item.path)
         end = item.offset_bytes + (item.length_bytes or 0)
@@ -191,7 +189,6 @@ class LocalStorage:
     def save_page_cache(self) -> None:
         """From now on, load no more pages of shards than are asked for, and free those that `forget` names."""
         self._saves_pages = hasattr(os, "posix_fadvise")
-        self._shards.clear()
 
     def forget(self, item: ByteRange) -> None:
         """Free the page cache of a span, if `page_cache="drop"` or `save_page_cache` was called."""
@@ -269,8 +266,9 @@ class LocalStorage:
         shard = self._shards.pop(path, None)
         if shard is None:
             shard = _Open(self._open(path)[0])
-            if self._saves_pages:  # else pages that the kernel reads beyond a span would stay cached
-                os.posix_fadvise(shard.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+        if self._saves_pages and not shard.is_exact:  # else pages that the kernel reads beyond a span would stay cached
+            os.posix_fadvise(shard.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+            shard.is_exact = True
         self._shards[path] = shard  # may close another thread's shard, which releases the GIL
         while len(self._shards) > self._max_open_files:
             with suppress(RuntimeError):  # another thread has changed the dict in between

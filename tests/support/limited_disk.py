@@ -1,6 +1,7 @@
 """A disk with limits on its reads and bytes per second, for processes with a limit on their memory. Needs root.
 
-The disk is ext4 on a loop device. The block layer of the kernel slows down the processes of a control group.
+The disk is ext4 on a loop device, with the read-ahead that Linux gives to ordinary disks. The block layer of the kernel
+slows down the processes of a control group.
 """
 
 import os
@@ -15,6 +16,7 @@ from tests.support.containers import memory_container
 __all__ = ["CannotLimitError", "DiskLimits", "LimitedDisk", "limited_disk"]
 
 _SECTOR_BYTES = 512
+_READ_AHEAD_KIB = 128  # a loop device may have 2560, which the kernel then also reads after many a random read
 
 
 class CannotLimitError(Exception):
@@ -80,6 +82,7 @@ def limited_disk(folder: Path, num_bytes: int, limits: DiskLimits) -> Iterator[L
             raise CannotLimitError(f"no loop device with ext4 can be created here: {error}") from error
         throttle = Path("/sys/fs/cgroup/blkio", container.folder.name) if container.version == 1 else container.folder
         try:
+            Path("/sys/block", device.name, "queue/read_ahead_kb").write_text(str(_READ_AHEAD_KIB))
             _run("mount", "-o", "noatime", device, point)
             throttle.mkdir(exist_ok=True)
             _throttle(throttle, device, limits)
