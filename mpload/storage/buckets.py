@@ -9,9 +9,13 @@ an AWS profile (`AWS_PROFILE`, through boto3).
 
 import os
 import re
-from collections.abc import Iterator
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from itertools import chain
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from mpload.errors import ArgumentError, StorageError
@@ -92,16 +96,19 @@ class BucketClient:
         store = self._store(url, limit_seconds)
         failure = None
         try:
-            if span is not None:
-                return bytes(obstore().get_range(store, key, start=span[0], length=span[1]))
-            found = obstore().get(store, key)
-            self._check_size(found.meta["size"])
-            return bytes(found.bytes())
+            return _interruptible(partial(self._get, store, key, span))
         except (ArgumentError, StorageError):
             raise
         except Exception as error:  # noqa: BLE001  obstore raises many classes, whose texts must not be shown
             failure = _failure_of(error, limit_seconds=limit_seconds)
         raise failure  # outside `except`, so that the original is not its context
+
+    def _get(self, store: "ObjectStore", key: str, span: tuple[int, int] | None) -> bytes:
+        if span is not None:
+            return bytes(obstore().get_range(store, key, start=span[0], length=span[1]))
+        found = obstore().get(store, key)
+        self._check_size(found.meta["size"])
+        return bytes(found.bytes())
 
     def look_up(self, url: str, key: str, *, limit_seconds: float) -> ObjectFacts:
         """Return the size and the version of an object. Arguments and errors are those of `fetch`."""
@@ -135,6 +142,32 @@ class BucketClient:
                 retry={"max_retries": 0},
             )
         return store
+
+
+def _interruptible(call: Callable[[], bytes]) -> bytes:
+    """Call in a thread where Ctrl-C may end the wait, since obstore notices Ctrl-C only when a request is over."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        return call()
+    found: SimpleQueue[bytes | Exception] = SimpleQueue()
+
+    def work() -> None:
+        try:
+            found.put(call())
+        except Exception as error:  # noqa: BLE001  raised below
+            found.put(error)
+
+    try:
+        threading.Thread(target=work, name="mpload-bucket", daemon=True).start()
+    except RuntimeError:  # a limit on threads is reached
+        return call()
+    result = found.get()
+    try:
+        if isinstance(result, Exception):
+            raise result
+        return result
+    finally:
+        del result  # its traceback refers to this frame
 
 
 def list_bucket(url: str, prefix: str) -> Iterator[tuple[str, int]]:

@@ -1,6 +1,7 @@
 """Objects at URLs: read and listed from a real S3 endpoint, with real faults, and without revealing secrets."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -127,6 +128,26 @@ def test_a_lasting_fault_of_a_bucket_is_named_in_time_and_reveals_no_secret(
         assert not [secret for secret in SECRETS.values() if secret in str(caught.value)]
         assert caught.value.__cause__ is None
         assert caught.value.__context__ is None
+
+
+@pytest.mark.processes
+def test_ctrl_c_ends_a_read_of_a_bucket_that_stalls_at_once(objects: Path) -> None:
+    program = (
+        "from mpload.storage.ranges import ByteRange; from mpload.storage.remote import RemoteObjects\n"
+        "storage = RemoteObjects('s3://photos'); storage.read([ByteRange('good.bin')]); print('read', flush=True)\n"
+        "storage.read([ByteRange('bad.bin')])"
+    )
+    with bucket(objects, "stall"):
+        command = [sys.executable, "-c", program]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as reader:
+            assert reader.stdout is not None
+            assert reader.stdout.readline() == "read\n"
+            with pytest.raises(subprocess.TimeoutExpired):
+                reader.wait(0.5)  # it waits for the server by now
+            start = time.monotonic()
+            reader.send_signal(signal.SIGINT)
+            assert reader.communicate(timeout=60)[1].rstrip().endswith("KeyboardInterrupt")
+    assert time.monotonic() - start < 5  # a request may take 30 s
 
 
 @pytest.mark.parametrize(
