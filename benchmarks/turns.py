@@ -15,7 +15,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Process", "Turn", "medians", "run_epochs", "started", "take_turns", "told", "turn"]
+__all__ = ["Process", "Turn", "cpu_seconds", "medians", "run_epochs", "started", "take_turns", "told", "turn"]
 
 Process = subprocess.Popen[str]
 
@@ -42,7 +42,7 @@ def run_epochs(loader: Iterable[Any], size_of: Callable[[Any], int]) -> None:
     for _ in sys.stdin:
         start, start_cpu = time.perf_counter(), time.process_time()
         sizes = [size_of(batch) for batch in loader]
-        taken = {"seconds": time.perf_counter() - start, "own_cpu_seconds": time.process_time() - start_cpu}
+        taken = {"seconds": time.perf_counter() - start, "owncpu_seconds": time.process_time() - start_cpu}
         print(json.dumps({**taken, "num_samples": sum(sizes), "num_batches": len(sizes)}), flush=True)
 
 
@@ -59,15 +59,15 @@ def told(process: Process) -> dict[str, Any]:
 def turn(process: Process) -> Turn:
     """Let a contestant run an epoch, and return what it took."""
     assert process.stdin is not None
-    before = _cpu_seconds(process.pid)
+    before = cpu_seconds(process.pid)
     process.stdin.write("\n")
     process.stdin.flush()
     result = told(process)
-    taken = _cpu_seconds(process.pid) - before
+    taken = cpu_seconds(process.pid) - before
     return Turn(
         result["num_samples"] / result["seconds"],
         1e6 * taken / result["num_samples"],
-        1e3 * result["own_cpu_seconds"] / result["num_batches"],
+        1e3 * result["owncpu_seconds"] / result["num_batches"],
     )
 
 
@@ -85,7 +85,7 @@ def medians(turns: Sequence[Turn]) -> Turn:
     return Turn(*(statistics.median(figures) for figures in zip(*map(astuple, turns), strict=True)))
 
 
-def _cpu_seconds(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     """Return the CPU time of a process and of all its descendants."""
     import psutil
 
