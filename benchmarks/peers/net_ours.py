@@ -24,9 +24,7 @@ def prepare(data: Path) -> None:
     packed = mpload.pack_index(data / "photos-1.txt", data / "packed", options)
     head, _, lines_of_spans = packed.read_text(encoding="utf-8").partition("#columns")
     columns, _, spans = lines_of_spans.partition("\n")
-    (data / "spans.txt").write_text(
-        f"{head}#root s3://packed\n#columns{columns}\n{spans * TIMES}", encoding="utf-8"
-    )
+    (data / "spans.txt").write_text(f"{head}#root s3://packed\n#columns{columns}\n{spans * TIMES}", encoding="utf-8")
     mpload.open_index(data / "spans.txt")
 
 
