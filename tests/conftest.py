@@ -33,6 +33,12 @@ def own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Run three tests on two cores at a time, since many of them mostly wait for processes."""
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return num_cores + num_cores // 2
+
+
 def pytest_configure() -> None:
     """Set up the interpreter for the tests.
 
