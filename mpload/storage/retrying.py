@@ -10,7 +10,7 @@ from typing import NoReturn, Protocol, TypeVar
 from mpload.errors import OutageError, StorageError
 from mpload.storage.object_facts import ObjectFacts
 from mpload.storage.request_failure import RequestFailure
-from mpload.storage.servers import Attempts, Limits, Server
+from mpload.storage.servers import Attempts, Limits, Server, What
 from mpload.units import format_seconds
 
 __all__ = ["Client", "RetryingClient"]
@@ -21,7 +21,6 @@ _PROBE_SHARE = 4
 _MAX_REMEMBERED = 256
 _JITTER_SECONDS = 0.1
 
-_What = tuple[str, tuple[int, int] | None]
 _FACTS = (-1, 0)
 """Stands for a span if the size and the version of an object are requested."""
 _Answer = TypeVar("_Answer")
@@ -43,8 +42,8 @@ class RetryingClient:
     """Reads from one server, or bucket.
 
     If a request fails, the server may be down, or only this object may be bad. It is the object if the server answers
-    other requests. If no other thread makes one, this client makes one itself: it asks for the beginning of another
-    object.
+    other requests. If no other thread makes one, this client makes one itself: it repeats an earlier read that
+    succeeded, since a server that only drips can still send a few bytes.
 
     Args:
         client: makes the requests.
@@ -60,7 +59,7 @@ class RetryingClient:
         self._limits = limits
         self._server = Server()
         self._outage = ""  # the message of the latest outage
-        self._failed: dict[_What, tuple[float, str]] = {}  # what could not be read, until when that counts, and why
+        self._failed: dict[What, tuple[float, str]] = {}  # what could not be read, until when that counts, and why
 
     def fetch(self, key: str, span: tuple[int, int] | None) -> bytes:
         """Return the bytes of an object, or of a span of it: (offset, length). A span may end early.
@@ -75,15 +74,14 @@ class RetryingClient:
         """Return the size and the version of an object. Errors are those of `fetch`."""
         return self._repeated((key, _FACTS), partial(self._client.look_up, self._url, key))
 
-    def _repeated(self, what: _What, request: Callable[..., _Answer]) -> _Answer:
+    def _repeated(self, what: What, request: Callable[..., _Answer]) -> _Answer:
         """Return the answer to a request, which is repeated if it fails."""
-        key = what[0]
         began = time.monotonic()
         attempts = Attempts.begin(self._limits, self._server, now=began)
         self._raise_if_known(what, attempts, now=began)
         while True:
             if self._await_turn(what, attempts) and attempts.last is not None and self._server.is_failing:
-                self._probe(key, attempts)
+                self._probe(what, attempts)
             began = time.monotonic()
             try:
                 answer = request(limit_seconds=attempts.limit_seconds(began))
@@ -92,10 +90,11 @@ class RetryingClient:
                 self._note(failure, began=began)
             else:
                 self._server.answered(time.monotonic())
-                self._server.good_key = key
+                if what[1] != _FACTS:
+                    self._server.delivered(what, seconds=time.monotonic() - began)
                 return answer
             if self._server.is_failing:
-                self._probe(key, attempts)
+                self._probe(what, attempts)
             wait_seconds = attempts.wait_seconds(time.monotonic())
             if wait_seconds is None:
                 self._give_up(what, attempts)
@@ -108,7 +107,7 @@ class RetryingClient:
         else:
             self._server.failed(failure, began=began, now=now)
 
-    def _await_turn(self, what: _What, attempts: Attempts) -> bool:
+    def _await_turn(self, what: What, attempts: Attempts) -> bool:
         """Wait until the server wants to be asked again, and return whether that took any time."""
         has_waited = False
         while (pause := self._server.resumes_at - (now := time.monotonic())) > 0:
@@ -120,25 +119,28 @@ class RetryingClient:
             has_waited = True
         return has_waited
 
-    def _probe(self, key: str, attempts: Attempts) -> None:
-        """Ask the server for another object, in one thread at a time, unless it wants to be left alone."""
+    def _probe(self, what: What, attempts: Attempts) -> None:
+        """Ask the server for something else, in one thread at a time, unless it wants to be left alone."""
         server = self._server
         now = time.monotonic()
         if server.resumes_at > now or now >= attempts.deadline or not server.probing.acquire(blocking=False):
             return
         try:
-            other = server.good_key
-            if other is None or other == key:
-                other = f"{key.rpartition('/')[0]}/{_PROBE}".lstrip("/")
-            limit_seconds = attempts.limit_seconds(now) / _PROBE_SHARE
-            self._client.fetch(self._url, other, (0, 1), limit_seconds=limit_seconds)
+            no_object = f"{what[0].rpartition('/')[0]}/{_PROBE}".lstrip("/"), (0, 1), 0.0
+            key, span, usual_seconds = next((each for each in server.good if each[:2] != what), no_object)
+            limit_seconds = attempts.limit_seconds(now)
+            if 2 * usual_seconds < limit_seconds / _PROBE_SHARE:
+                limit_seconds /= _PROBE_SHARE
+            self._client.fetch(self._url, key, span, limit_seconds=limit_seconds)
             server.answered(time.monotonic())
         except RequestFailure as failure:
             self._note(failure, began=now)
+        except StorageError:  # the object has become too large
+            server.answered(time.monotonic())
         finally:
             server.probing.release()
 
-    def _raise_if_known(self, what: _What, attempts: Attempts, *, now: float) -> None:
+    def _raise_if_known(self, what: What, attempts: Attempts, *, now: float) -> None:
         """Raise again what was raised a moment ago, since a failed sample is read several times."""
         server = self._server
         if server.is_failing and now - server.given_up_at < self._limits.outage_seconds:
@@ -150,7 +152,7 @@ class RetryingClient:
                 if _is_part(what, other):  # it may be good: another part of it may be to blame
                     attempts.deadline = min(attempts.deadline, now + self._limits.fresh_seconds)
 
-    def _give_up(self, what: _What, attempts: Attempts, *, note: str = "") -> NoReturn:
+    def _give_up(self, what: What, attempts: Attempts, *, note: str = "") -> NoReturn:
         now = time.monotonic()
         assert attempts.last is not None
         failure = attempts.first_of_kind[attempts.last.what]  # the last one may have had less time than usual
@@ -173,7 +175,7 @@ class RetryingClient:
         raise StorageError(message) from None
 
 
-def _is_part(what: _What, of: _What) -> bool:
+def _is_part(what: What, of: What) -> bool:
     span, whole = what[1], of[1]
     if what[0] != of[0] or span is None or whole is None:
         return False

@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 
 from mpload.storage.request_failure import RequestFailure
 
-__all__ = ["Attempts", "Limits", "Server"]
+__all__ = ["Attempts", "Limits", "Server", "What"]
+
+What = tuple[str, tuple[int, int] | None]
+"""What is read: the key of an object, and the span of it: (offset, length). None means all of it."""
 
 _FIRST_WAIT_SECONDS = 0.1
 _MAX_WAIT_SECONDS = 10.0
@@ -55,14 +58,19 @@ class Server:
         """When it wants to be asked again."""
         self.given_up_at = float("-inf")
         """When a read last failed because it had not answered any request for too long."""
-        self.good_key: str | None = None
-        """An object that it has delivered."""
+        self.good: tuple[tuple[str, tuple[int, int] | None, float], ...] = ()
+        """Two different reads that succeeded last, and the seconds that each took."""
         self.probing = threading.Lock()
         """Held by the thread that asks it for another object."""
 
     def answered(self, now: float) -> None:
         """Note that a request succeeded."""
         self.answered_at = now
+
+    def delivered(self, what: What, *, seconds: float) -> None:
+        """Note what it has delivered, to ask for that again in an outage."""
+        others = [each for each in self.good if each[:2] != what]
+        self.good = (*what, seconds), *others[:1]
 
     def failed(self, failure: RequestFailure, *, began: float, now: float) -> None:
         """Note that a request failed, though it may succeed later."""
