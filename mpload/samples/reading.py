@@ -1,10 +1,13 @@
 """Opens the storage that a record's bytes are read from."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
+
 from mpload.images.limits import Limits
-from mpload.index.columns import ColumnType
+from mpload.index.columns import ColumnType, range_of
 from mpload.index.index import Index
 from mpload.storage.local import PageCache
 from mpload.storage.opening import open_storage
@@ -13,6 +16,8 @@ from mpload.storage.ranges import ByteRange, LmdbValue, RowValue
 from mpload.storage.remote import RemoteStorage
 
 __all__ = ["SampleCache", "storage_of"]
+
+_NUM_EXAMPLES = 8
 
 
 class SampleCache(Protocol):
@@ -50,7 +55,17 @@ def storage_of(
         max_bytes=max(max_bytes) if max_bytes and len(max_bytes) == len(limits) else None,
         page_cache=page_cache,
         limits=given,
+        examples=partial(_examples, index),
     )
+
+
+def _examples(index: Index) -> Iterator[ByteRange]:
+    """Yield ranges of a few samples, all over an index."""
+    if not len(index):
+        return
+    sources = [number for number, column in enumerate(index.columns) if column.type.is_source]
+    for record in index.records(np.linspace(0, len(index) - 1, num=_NUM_EXAMPLES, dtype=np.int64)):
+        yield from (range_of(record.cells[number]) for number in sources)
 
 
 _RANGE_TYPES: dict[ColumnType, type[ByteRange]] = {ColumnType.LMDB: LmdbValue, ColumnType.ROW: RowValue}

@@ -1,6 +1,6 @@
 """Makes the storage from which the samples of an index are read."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -88,6 +88,7 @@ def open_storage(
     max_bytes: int | None = None,
     page_cache: PageCache | str = PageCache.KEEP,
     limits: RemoteStorage | None = None,
+    examples: Callable[[], Iterable[ByteRange]] = tuple,
 ) -> Storage:
     """Return a storage that reads ranges of these types below `root`. Nothing is opened yet.
 
@@ -98,6 +99,7 @@ def open_storage(
         max_bytes: size of the largest file, span or value that may be read; None means no limit.
         page_cache: what happens to the page cache that reading files fills.
         limits: the time limits for reading URLs; None means the default ones.
+        examples: returns a few ranges of which most should be readable.
 
     Raises:
         StorageError: `root` is a URL, but ranges of these types can only be read from local files.
@@ -109,7 +111,7 @@ def open_storage(
             raise StorageError(_lmdb_at(root))
         at_url = partial(remote, root, allow_outside_root=allow_outside_root)
         makers: dict[type[ByteRange], Callable[[], Storage]] = {
-            ByteRange: partial(at_url, max_bytes=max_bytes),
+            ByteRange: partial(at_url, max_bytes=max_bytes, examples=examples),
             RowValue: lambda: ParquetStorage(at_url(), max_bytes=max_bytes),  # which reads whole columns of row groups
         }
         return _joined({kind: makers[kind]() for kind in kinds})
@@ -127,7 +129,7 @@ def open_storage(
             f"storage=RemoteStorage(...) sets time limits for URLs, but the index reads files below {root}"
         )
     if reads_urls:
-        return LocalOrRemote(local(), remote(root, allow_outside_root=True, max_bytes=max_bytes))
+        return LocalOrRemote(local(), remote(root, allow_outside_root=True, max_bytes=max_bytes, examples=examples))
     return _joined({kind: makers[kind]() for kind in kinds})
 
 

@@ -6,7 +6,9 @@ messages of servers or clients, because these can contain signed requests.
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -17,7 +19,7 @@ from mpload.storage.object_facts import ObjectFacts
 from mpload.storage.ranges import ByteRange
 from mpload.storage.request_failure import RequestFailure
 from mpload.storage.retrying import Client, RetryingClient
-from mpload.storage.servers import Limits
+from mpload.storage.servers import Limits, What
 from mpload.units import format_count, printable
 
 __all__ = ["RemoteObjects", "RemoteStorage", "check_url", "is_url", "list_objects"]
@@ -67,6 +69,7 @@ class RemoteObjects:
         limits: the time limits; None means the default ones.
         allow_outside_root: allow paths that are URLs outside `root`.
         max_bytes: size of the largest object or span that may be read; None means no limit.
+        examples: returns a few ranges of which most should be readable. They help to tell an outage from a bad object.
 
     Memory: the bytes that `read` returns, and about 10 MB for the client of buckets.
     Process: may be pickled, and may be forked before the first read. Each process makes its own clients. Any thread may
@@ -85,6 +88,7 @@ class RemoteObjects:
         limits: RemoteStorage | None = None,
         allow_outside_root: bool = False,
         max_bytes: int | None = None,
+        examples: Callable[[], Iterable[ByteRange]] = tuple,
     ) -> None:
         if is_url(root):
             check_url(root)
@@ -92,6 +96,7 @@ class RemoteObjects:
         self._root = root.rstrip("/")
         self._allow_outside_root = allow_outside_root
         self._max_bytes = max_bytes
+        self._examples = examples
         self._limits = Limits(
             connect_seconds=min(_MAX_CONNECT_SECONDS, limits.request_timeout_seconds / 2),
             request_seconds=limits.request_timeout_seconds,
@@ -122,8 +127,7 @@ class RemoteObjects:
             self._check_size(url, item.length_bytes)
             if not item.length_bytes:
                 return b""
-        span = None if item.length_bytes is None else (item.offset_bytes, item.length_bytes)
-        data = self._ask(url, lambda server, key: server.fetch(key, span))
+        data = self._ask(url, lambda server, key: server.fetch(key, _span(item)))
         if item.length_bytes is not None and len(data) < item.length_bytes:
             raise StorageError(
                 f"{_redacted(url)}: the span {item.offset_bytes}+{item.length_bytes} ends at byte "
@@ -162,7 +166,16 @@ class RemoteObjects:
                 raise ArgumentError("reading URLs takes the package urllib3: pip install 'mpload[remote]'") from error
 
             client = WebClient(connect_seconds=seconds, max_bytes=self._max_bytes)
-        return RetryingClient(client, place, self._limits)
+        return RetryingClient(client, place, self._limits, examples=partial(self._examples_at, place))
+
+    def _examples_at(self, place: str) -> list[What]:
+        found = list[What]()
+        with suppress(MploadError, OSError):  # the index has changed, which readers of it will say
+            for item in self._examples():
+                other, key = _split(self._url(item.path))
+                if other == place and item.length_bytes != 0:
+                    found.append((key, _span(item)))
+        return found
 
     def _url(self, path: str) -> str:
         if not is_url(path):
@@ -243,6 +256,10 @@ def list_objects(url: str) -> Iterator[tuple[str, int]]:
         failure = type(error)(f"{_redacted(url)}: {error}")
     if failure is not None:
         raise failure
+
+
+def _span(item: ByteRange) -> tuple[int, int] | None:
+    return None if item.length_bytes is None else (item.offset_bytes, item.length_bytes)
 
 
 def _split(url: str) -> tuple[str, str]:

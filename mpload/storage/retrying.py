@@ -3,7 +3,7 @@
 import errno
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NoReturn, Protocol, TypeVar
 
@@ -43,20 +43,25 @@ class RetryingClient:
 
     If a request fails, the server may be down, or only this object may be bad. It is the object if the server answers
     other requests. If no other thread makes one, this client makes one itself: it repeats an earlier read that
-    succeeded, since a server that only drips can still send a few bytes.
+    succeeded, since a server that only drips can still send a few bytes. Before any has succeeded, it makes one of the
+    `examples`.
 
     Args:
         client: makes the requests.
         url: the URL of the server, or the bucket.
         limits: the time limits.
+        examples: returns a few reads of which most should succeed.
 
     Process: for the process in which it was made. Any thread may read.
     """
 
-    def __init__(self, client: Client, url: str, limits: Limits) -> None:
+    def __init__(
+        self, client: Client, url: str, limits: Limits, *, examples: Callable[[], Iterable[What]] = tuple
+    ) -> None:
         self._client = client
         self._url = url
         self._limits = limits
+        self._examples = examples
         self._server = Server()
         self._outage = ""  # the message of the latest outage
         self._failed: dict[What, tuple[float, str]] = {}  # what could not be read, until when that counts, and why
@@ -126,19 +131,28 @@ class RetryingClient:
         if server.resumes_at > now or now >= attempts.deadline or not server.probing.acquire(blocking=False):
             return
         try:
-            no_object = f"{what[0].rpartition('/')[0]}/{_PROBE}".lstrip("/"), (0, 1), 0.0
-            key, span, usual_seconds = next((each for each in server.good if each[:2] != what), no_object)
+            key, span, usual_seconds = self._other(what)
             limit_seconds = attempts.limit_seconds(now)
             if 2 * usual_seconds < limit_seconds / _PROBE_SHARE:
                 limit_seconds /= _PROBE_SHARE
             self._client.fetch(self._url, key, span, limit_seconds=limit_seconds)
             server.answered(time.monotonic())
+            server.delivered((key, span), seconds=time.monotonic() - now)
         except RequestFailure as failure:
             self._note(failure, began=now)
         except StorageError:  # the object has become too large
             server.answered(time.monotonic())
         finally:
             server.probing.release()
+
+    def _other(self, what: What) -> tuple[str, tuple[int, int] | None, float]:
+        """Return another read than `what`, with which to find out whether the server answers, and its usual seconds."""
+        for each in self._server.good:
+            if each[:2] != what:
+                return each
+        if others := [each for each in self._examples() if each != what]:
+            return *random.choice(others), float("inf")
+        return f"{what[0].rpartition('/')[0]}/{_PROBE}".lstrip("/"), (0, 1), 0.0
 
     def _raise_if_known(self, what: What, attempts: Attempts, *, now: float) -> None:
         """Raise again what was raised a moment ago, since a failed sample is read several times."""

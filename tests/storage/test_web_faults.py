@@ -18,7 +18,7 @@ from mpload.storage.ranges import ByteRange
 from mpload.storage.remote import RemoteObjects
 from tests.support.fault_runs import NUM_FILES, OnError, certificate_in, make_files, read_all, run_in_time, write_index
 from tests.support.fault_table import BAD, FAULTS, LIMITS, Fault
-from tests.support.web_faults import AT_ONCE, NUM_GOOD, web_server
+from tests.support.web_faults import AT_ONCE, EVERY, NUM_GOOD, web_server
 
 pytestmark = [pytest.mark.processes, pytest.mark.filterwarnings("ignore:a bad sample")]
 
@@ -53,7 +53,7 @@ def test_each_fault_of_a_web_server_is_survived_or_named_in_time(
     fault: Fault, on_error: OnError, num_workers: int, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run_in_time(fault, files, tmp_path, on_error=on_error, num_workers=num_workers)
+    run_in_time(fault, files, tmp_path, on_error=on_error, num_workers=num_workers, scale=fault.scale)
 
 
 # Servers of other kinds
@@ -72,6 +72,27 @@ def error_of(url: str, *, name: str = "00.jpg", length_bytes: int | None = None,
     assert caught.value.__context__ is None
     assert str(caught.value).startswith(f"{url}/{name}: ")
     return caught.value
+
+
+@pytest.mark.parametrize(("bad", "examples"), [(EVERY, ()), (AT_ONCE, ("01.jpg", "02.jpg"))])
+def test_a_server_that_only_drips_is_an_outage_though_small_answers_arrive(
+    bad: str, examples: tuple[str, ...], files: Path
+) -> None:
+    with web_server(files, "drip", bad=bad) as server:
+        storage = RemoteObjects(server.url, limits=SHORT, examples=lambda: map(ByteRange, examples))
+        if bad == EVERY:
+            storage.read([ByteRange(f"{number:02d}.jpg") for number in range(NUM_GOOD)])
+        with pytest.raises(OutageError, match="answer stalled after"):
+            storage.read([ByteRange("00.jpg")])
+
+
+@pytest.mark.parametrize("fault", ["drip", "stall"])
+def test_an_object_that_fails_before_any_was_read_is_bad_if_an_example_can_be_read(fault: str, files: Path) -> None:
+    with web_server(files, fault, bad="00.jpg") as server:
+        storage = RemoteObjects(server.url, limits=SHORT, examples=lambda: map(ByteRange, ["00.jpg", "01.jpg"]))
+        with pytest.raises(StorageError, match="The server answers other requests") as caught:
+            storage.read([ByteRange("00.jpg")])
+        assert not isinstance(caught.value, OutageError)
 
 
 def test_a_name_that_dns_does_not_know_is_an_outage() -> None:

@@ -72,14 +72,16 @@ def write_index(path: Path, url: str, files: Path, *, has_spans: bool = False) -
     path.write_text(f"#mpload 1\n#root {url}\n#columns image:{'span' if has_spans else 'path'} label:int\n{lines}")
 
 
-def read_all(index: Path, *, on_error: OnError, num_workers: int) -> tuple[tuple[int, ...], str | None]:
-    """Read an epoch, and return the labels and the message of the error that ended it."""
+def read_all(
+    index: Path, *, on_error: OnError, num_workers: int, scale: float = 1.0
+) -> tuple[tuple[int, ...], str | None]:
+    """Read an epoch with `scale` times the `LIMITS`, and return the labels and the message of the error that ended it."""
     dataset = MPDataset(
         index,
         decode=ResizeCenterCrop(16),
         batch_size=4,
         on_error=on_error,
-        storage=RemoteStorage(**LIMITS),
+        storage=RemoteStorage(**{name: scale * seconds for name, seconds in LIMITS.items()}),
         topology=Topology(),
     )
     labels: list[int] = []
@@ -93,24 +95,31 @@ def read_all(index: Path, *, on_error: OnError, num_workers: int) -> tuple[tuple
     return tuple(labels), None
 
 
-def run_in_time(fault: Fault, files: Path, folder: Path, *, on_error: OnError, num_workers: int) -> Found:
+def run_in_time(
+    fault: Fault, files: Path, folder: Path, *, on_error: OnError, num_workers: int, scale: float = 1.0
+) -> Found:
     """Check as `run` does, and once more if that fails: a busy machine may use up the time that a limit leaves."""
     try:
-        return run(fault, files, folder, on_error=on_error, num_workers=num_workers)
+        return run(fault, files, folder, on_error=on_error, num_workers=num_workers, scale=scale)
     except AssertionError:
         again = folder / "again"
         again.mkdir(exist_ok=True)
-        return run(fault, files, again, on_error=on_error, num_workers=num_workers)
+        return run(fault, files, again, on_error=on_error, num_workers=num_workers, scale=scale)
 
 
-def run(fault: Fault, files: Path, folder: Path, *, on_error: OnError, num_workers: int) -> Found:
-    """Read an epoch from a server with a fault, and check that it led to what it must. Run it in `folder`."""
+def run(
+    fault: Fault, files: Path, folder: Path, *, on_error: OnError, num_workers: int, scale: float = 1.0
+) -> Found:
+    """Read an epoch from a server with a fault, and check that it led to what it must. Run it in `folder`.
+
+    The time limits are `scale` times the `LIMITS`.
+    """
     start = time.monotonic()
     with _served(fault, files, folder) as (url, server):
         write_index(folder / "index.txt", url, files, has_spans=fault.has_spans)
-        labels, message = read_all(folder / "index.txt", on_error=on_error, num_workers=num_workers)
+        labels, message = read_all(folder / "index.txt", on_error=on_error, num_workers=num_workers, scale=scale)
         end = time.monotonic()
-        limit_seconds = 1.2 * LIMITS["retry_seconds"]
+        limit_seconds = 1.2 * scale * LIMITS["retry_seconds"]
         if server is None or fault.server is ServerKind.UNTRUSTED:
             limit_seconds += _START_SECONDS
         else:

@@ -186,7 +186,7 @@ class _Server:
                 connection.sendall(_head(200, len(data)) + data[:half])
                 time.sleep(_OPEN_SECONDS)
             case "drip":
-                connection.sendall(_head(200, len(data)))
+                connection.sendall(_head(200 if data else 404, len(data)))
                 for byte in data:
                     connection.sendall(bytes([byte]))
                     time.sleep(0.001)
