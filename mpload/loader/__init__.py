@@ -23,6 +23,7 @@ learned_form  LearnedForm: what such samples look like, and the layout of slots 
 default_batches  batches as default_collate makes them
 batch_source  BatchSource: batches of a map-style dataset, each made whole by one worker
 sample_errors  errors of samples: what they mean for an iteration, and the user's own classes
+outages       warnings of outages, which the workers of a loader notice
 planned       the tasks of an epoch whose batches are planned by arithmetic
 forms         how the columns of samples are stored in a slot
 collate       Pad, Flat: how values of different shapes become one tensor

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from mpload.loader.governor import Governor
+from mpload.loader.outages import OutageWarnings
 from mpload.loader.scaling import Scaler
 from mpload.loader.source import Source
 from mpload.memory.budget import MIN_SLOTS, WORKER_BYTES, MemoryBudget, divide
@@ -105,6 +106,7 @@ class Engine:
             options=replace(options, sample_timeout_seconds=options.sample_timeout_seconds + source.max_read_seconds),
             on_killed=source.instead_of,
             count_oom_kills=num_oom_kills,
+            on_notice=OutageWarnings(),
             forks=source.forks,
         )
         self.governor = self._govern()

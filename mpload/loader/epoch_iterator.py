@@ -42,6 +42,8 @@ class EpochIterator(Iterator[Any]):
         self._cursor = cursor
         self._worker = worker
         self._num_workers = num_workers
+        if worker:  # of a DataLoader: the first one tells the user
+            run.pipeline.notices.turn_off()
         self._begin()
 
     def _begin(self) -> None:

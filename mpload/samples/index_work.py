@@ -29,12 +29,13 @@ from mpload.samples.leaf_batches import template_of_sample
 from mpload.samples.leaves import exact_pairs
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import BadSample
+from mpload.storage.notices import Notice
 from mpload.storage.protocols import KeepingStorage, Room
-from mpload.transport.messages import Tally, details_of
+from mpload.transport.messages import Failure, Tally, details_of
 from mpload.transport.ragged import RaggedArray
 from mpload.transport.worker import ChunkReport
 
-__all__ = ["PipelineWork", "described_sample", "pickled_template"]
+__all__ = ["PipelineWork", "described_sample", "notice_of", "pickled_template"]
 
 _MAX_CHUNKS_AHEAD = 32
 _CHUNKS_PREFETCHED = 2  # of lines: first the rows of the sidecar, then, a chunk later, the lines themselves
@@ -96,6 +97,7 @@ class PipelineWork:
     ) -> None:
         """Make samples `first` to `last` (exclusive) of the batch `task`."""
         number = BatchNumber.of(task)
+        self.pipeline.notices.send = partial(_notify, report)
         prefetch_lines(self.pipeline.index, lambda: self._upcoming_ids(report))
         places: Sequence[int] = range(first, last)
         ready: Sequence[Ready | None] = [None] * len(places)
@@ -171,6 +173,15 @@ class PipelineWork:
                 key = chunk.task, chunk.first, chunk.last
                 self._records_ahead[key] = before.get(key) or self._lines(*key).records()
         self.pipeline.plan_ahead(chain(records, *self._records_ahead.values()))
+
+
+def _notify(report: ChunkReport, notice: Notice) -> None:
+    report.notify(notice.text, {"place": notice.place, "is_outage": notice.is_outage})
+
+
+def notice_of(message: Failure) -> Notice:
+    """Return the notice that a worker has passed to the parent."""
+    return Notice(text=message.cause, **message.details)
 
 
 def described_sample(pipeline: Pipeline, sample_id: int) -> bytes:

@@ -22,6 +22,7 @@ from mpload.samples.policy import BadSample, BadSamples, ErrorAction, ErrorPolic
 from mpload.samples.reading import SampleCache, storage_of
 from mpload.samples.row_index import RowIndex
 from mpload.storage.local import LocalStorage, PageCache
+from mpload.storage.notices import Notices
 from mpload.storage.protocols import Room, RoomStorage, Storage
 from mpload.storage.ranges import ByteRange
 from mpload.storage.read_ahead import ReadAhead
@@ -96,7 +97,11 @@ class Pipeline:
                 guard.check_values(files)
 
     def _start(self) -> None:
-        self.opened_storage = storage_of(self.index, self.maker.decoders, self.page_cache, self.storage)
+        self.notices = Notices()
+        """Where this process sends notices about servers."""
+        self.opened_storage = storage_of(
+            self.index, self.maker.decoders, self.page_cache, self.storage, notices=self.notices
+        )
         """Where this process reads from."""
         self.ahead = ReadAhead(self.opened_storage)
         self.bad = BadSamples(self.policy, index_path=self.index.path)
@@ -375,4 +380,4 @@ class Pipeline:
         self._start()
 
 
-_PER_PROCESS = frozenset({"opened_storage", "ahead", "bad", "_rng", "claim", "_counts"})
+_PER_PROCESS = frozenset({"opened_storage", "notices", "ahead", "bad", "_rng", "claim", "_counts"})

@@ -10,6 +10,7 @@ from mpload.images.limits import Limits
 from mpload.index.columns import ColumnType, range_of
 from mpload.index.index import Index
 from mpload.storage.local import PageCache
+from mpload.storage.notices import Notices
 from mpload.storage.opening import open_storage
 from mpload.storage.protocols import Storage
 from mpload.storage.ranges import ByteRange, LmdbValue, RowValue
@@ -37,11 +38,12 @@ def storage_of(
     decoders: Iterable[Callable[..., Any]],
     page_cache: PageCache | str,
     given: Storage | RemoteStorage | None = None,
+    notices: Notices | None = None,
 ) -> Storage:
     """Open the storage of an index's sources; it refuses files that exceed the `max_bytes` of all decoders' limits.
 
     A storage that is `given` is returned as it is; it may also be the time limits for URLs. An index without sources
-    gets a storage of local files, which reads nothing.
+    gets a storage of local files, which reads nothing. `notices` is told about outages of servers.
     """
     if given is not None and not isinstance(given, RemoteStorage):
         return given
@@ -56,6 +58,7 @@ def storage_of(
         page_cache=page_cache,
         limits=given,
         examples=partial(_examples, index),
+        notices=notices,
     )
 
 

@@ -13,6 +13,7 @@ remote           RemoteStorage: time limits for reading objects at URLs; RemoteO
 remote_file      RemoteFile: an object at a URL, read by position like a file
 object_facts     size and version of an object at a URL
 retrying         repeats requests that fail, and tells bad objects from outages
+notices          what is said while requests to a server are repeated
 servers          what a process knows about a server, and when to repeat a request
 web              makes requests to http and https URLs
 connections      HTTP connections, through urllib3, on which every wait has a limit

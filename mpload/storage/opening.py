@@ -7,6 +7,7 @@ from pathlib import Path
 from mpload.errors import ArgumentError, StorageError
 from mpload.storage.lmdb import LmdbStorage
 from mpload.storage.local import LocalStorage, PageCache
+from mpload.storage.notices import Notices
 from mpload.storage.parquet import ParquetStorage
 from mpload.storage.protocols import KeepingStorage, Storage
 from mpload.storage.ranges import ByteRange, LmdbValue, RowValue, Span
@@ -89,6 +90,7 @@ def open_storage(
     page_cache: PageCache | str = PageCache.KEEP,
     limits: RemoteStorage | None = None,
     examples: Callable[[], Iterable[ByteRange]] = tuple,
+    notices: Notices | None = None,
 ) -> Storage:
     """Return a storage that reads ranges of these types below `root`. Nothing is opened yet.
 
@@ -100,12 +102,13 @@ def open_storage(
         page_cache: what happens to the page cache that reading files fills.
         limits: the time limits for reading URLs; None means the default ones.
         examples: returns a few ranges of which most should be readable.
+        notices: is told about outages of servers before they lead to errors.
 
     Raises:
         StorageError: `root` is a URL, but ranges of these types can only be read from local files.
         ArgumentError: the URL is not one that can be read, or there are limits but no URLs.
     """
-    remote = partial(RemoteObjects, limits=limits)
+    remote = partial(RemoteObjects, limits=limits, notices=notices)
     if is_url(root):
         if LmdbValue in kinds:
             raise StorageError(_lmdb_at(root))

@@ -7,14 +7,15 @@ messages of servers or clients, because these can contain signed requests.
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from mpload.errors import ArgumentError, MploadError, OutsideRootError, StorageError
 from mpload.storage.buckets import BucketClient, list_bucket
+from mpload.storage.notices import Notices
 from mpload.storage.object_facts import ObjectFacts
 from mpload.storage.ranges import ByteRange
 from mpload.storage.request_failure import RequestFailure
@@ -70,6 +71,7 @@ class RemoteObjects:
         allow_outside_root: allow paths that are URLs outside `root`.
         max_bytes: size of the largest object or span that may be read; None means no limit.
         examples: returns a few ranges of which most should be readable. They help to tell an outage from a bad object.
+        notices: is told about outages before they lead to errors.
 
     Memory: the bytes that `read` returns, and about 10 MB for the client of buckets.
     Process: may be pickled, and may be forked before the first read. Each process makes its own clients. Any thread may
@@ -89,6 +91,7 @@ class RemoteObjects:
         allow_outside_root: bool = False,
         max_bytes: int | None = None,
         examples: Callable[[], Iterable[ByteRange]] = tuple,
+        notices: Notices | None = None,
     ) -> None:
         if is_url(root):
             check_url(root)
@@ -97,6 +100,7 @@ class RemoteObjects:
         self._allow_outside_root = allow_outside_root
         self._max_bytes = max_bytes
         self._examples = examples
+        self._notices = notices
         self._limits = Limits(
             connect_seconds=min(_MAX_CONNECT_SECONDS, limits.request_timeout_seconds / 2),
             request_seconds=limits.request_timeout_seconds,
@@ -166,7 +170,8 @@ class RemoteObjects:
                 raise ArgumentError("reading URLs takes the package urllib3: pip install 'mpload[remote]'") from error
 
             client = WebClient(connect_seconds=seconds, max_bytes=self._max_bytes)
-        return RetryingClient(client, place, self._limits, examples=partial(self._examples_at, place))
+        examples = partial(self._examples_at, place)
+        return RetryingClient(client, place, self._limits, examples=examples, notices=self._notices)
 
     def _examples_at(self, place: str) -> list[What]:
         found = list[What]()

@@ -8,6 +8,7 @@ from functools import partial
 from typing import NoReturn, Protocol, TypeVar
 
 from mpload.errors import OutageError, StorageError
+from mpload.storage.notices import Notice, Notices
 from mpload.storage.object_facts import ObjectFacts
 from mpload.storage.request_failure import RequestFailure
 from mpload.storage.servers import Attempts, Limits, Server, What
@@ -51,17 +52,25 @@ class RetryingClient:
         url: the URL of the server, or the bucket.
         limits: the time limits.
         examples: returns a few reads of which most should succeed.
+        notices: is told about outages before they lead to errors.
 
     Process: for the process in which it was made. Any thread may read.
     """
 
     def __init__(
-        self, client: Client, url: str, limits: Limits, *, examples: Callable[[], Iterable[What]] = tuple
+        self,
+        client: Client,
+        url: str,
+        limits: Limits,
+        *,
+        examples: Callable[[], Iterable[What]] = tuple,
+        notices: Notices | None = None,
     ) -> None:
         self._client = client
         self._url = url
         self._limits = limits
         self._examples = examples
+        self._notices = notices or Notices()
         self._server = Server()
         self._outage = ""  # the message of the latest outage
         self._failed: dict[What, tuple[float, str]] = {}  # what could not be read, until when that counts, and why
@@ -94,7 +103,7 @@ class RetryingClient:
                 attempts.failed(failure, now=time.monotonic())
                 self._note(failure, began=began)
             else:
-                self._server.answered(time.monotonic())
+                self._answered()
                 if what[1] != _FACTS:
                     self._server.delivered(what, seconds=time.monotonic() - began)
                 return answer
@@ -103,14 +112,44 @@ class RetryingClient:
             wait_seconds = attempts.wait_seconds(time.monotonic())
             if wait_seconds is None:
                 self._give_up(what, attempts)
+            self._notice(attempts, wait_seconds=wait_seconds)
             time.sleep(wait_seconds)
 
     def _note(self, failure: RequestFailure, *, began: float) -> None:
         now = time.monotonic()
         if failure.is_answer:
-            self._server.answered(now)
+            self._answered()
         else:
             self._server.failed(failure, began=began, now=now)
+
+    def _answered(self) -> None:
+        server, now = self._server, time.monotonic()
+        server.answered(now)
+        if server.is_noticed:
+            with server.noticing:
+                was_noticed, server.is_noticed = server.is_noticed, False
+            if was_noticed:
+                lasted = format_seconds(now - server.failing_since)
+                text = f"{self._url}: the server answers again, after {lasted}"
+                self._notices.send(Notice(place=self._url, is_outage=False, text=text))
+
+    def _notice(self, attempts: Attempts, *, wait_seconds: float) -> None:
+        """Say that there is an outage, if it will have lasted for some time when the next request is made."""
+        server, now = self._server, time.monotonic()
+        if attempts.last is None or server.is_noticed or not server.is_failing:
+            return
+        if now + wait_seconds < server.failing_since + self._limits.quiet_seconds:
+            return
+        with server.noticing:
+            was_noticed, server.is_noticed = server.is_noticed, True
+        if not was_noticed:
+            left = format_seconds(max(0.0, attempts.deadline - now))
+            text = (
+                f"{self._url}: {attempts.last} ({attempts.described(now)}). No request to this server succeeds. "
+                f"Requests are repeated for {left} more, and no sample is skipped meanwhile. "
+                f"MPDataset(storage=RemoteStorage(retry_seconds={self._limits.retry_seconds:g})) sets that limit"
+            )
+            self._notices.send(Notice(place=self._url, is_outage=True, text=text))
 
     def _await_turn(self, what: What, attempts: Attempts) -> bool:
         """Wait until the server wants to be asked again, and return whether that took any time."""
@@ -120,6 +159,7 @@ class RetryingClient:
                 if attempts.last is None:
                     attempts.failed(RequestFailure("server overloaded"), now=now)
                 self._give_up(what, attempts, note=f", and asks to wait for {format_seconds(pause)} more")
+            self._notice(attempts, wait_seconds=pause)
             time.sleep(pause + random.uniform(0, min(_JITTER_SECONDS, self._limits.fresh_seconds)))
             has_waited = True
         return has_waited
@@ -136,12 +176,12 @@ class RetryingClient:
             if 2 * usual_seconds < limit_seconds / _PROBE_SHARE:
                 limit_seconds /= _PROBE_SHARE
             self._client.fetch(self._url, key, span, limit_seconds=limit_seconds)
-            server.answered(time.monotonic())
+            self._answered()
             server.delivered((key, span), seconds=time.monotonic() - now)
         except RequestFailure as failure:
             self._note(failure, began=now)
         except StorageError:  # the object has become too large
-            server.answered(time.monotonic())
+            self._answered()
         finally:
             server.probing.release()
 

@@ -32,6 +32,8 @@ class Limits:
     """For one request, from its beginning to the last byte of the answer."""
     retry_seconds: float
     """For a read: a request, all its repetitions and the waits between them."""
+    quiet_seconds: float = 5.0
+    """Only an outage that lasts longer is worth a notice."""
 
     @property
     def fresh_seconds(self) -> float:
@@ -60,6 +62,10 @@ class Server:
         """When a read last failed because it had not answered any request for too long."""
         self.good: tuple[tuple[str, tuple[int, int] | None, float], ...] = ()
         """Two different reads that succeeded last, and the seconds that each took."""
+        self.is_noticed = False
+        """Whether a notice of the current outage has been sent."""
+        self.noticing = threading.Lock()
+        """Held while `is_noticed` changes."""
         self.probing = threading.Lock()
         """Held by the thread that asks it for another object."""
 
@@ -158,4 +164,6 @@ class Attempts:
         """Return what was tried: `3 attempts in 2.1 s (2 x connection refused, 1 x no answer in time)`."""
         total = self.count.total()
         kinds = ", ".join(f"{number} x {what}" for what, number in self.count.most_common(4))
-        return f"{total} attempt{'s' * (total != 1)} in {now - self.began:.3g} s{f' ({kinds})' * (total > 1)}"
+        return (
+            f"{total} attempt{'s' * (total != 1)} in {max(0.001, now - self.began):.3g} s{f' ({kinds})' * (total > 1)}"
+        )

@@ -15,10 +15,12 @@ from typing import Any
 from mpload import errors
 from mpload.errors import SampleError, WorkerError, WorkerTraceback, cause_of
 
-__all__ = ["MAX_COUNTS", "Answer", "Failure", "Tally", "cannot_open", "cause_of", "details_of"]
+__all__ = ["MAX_COUNTS", "NOTICE", "Answer", "Failure", "Tally", "cannot_open", "cause_of", "details_of"]
 
 MAX_COUNTS = 8
 """Number of counters that a work may use."""
+NOTICE = -1
+"""Serial number of a message that answers no chunk: its failure is a notice of the work."""
 _HEAD = struct.Struct(f"<{4 + MAX_COUNTS}q")
 _TEXT_CHARACTERS = 1_000_000, 16_000
 """Two limits for the text of all failures in an answer. With the first, the compressed text stays below
@@ -142,7 +144,7 @@ def _shortened_texts(failures: Sequence[Failure], num_characters: int) -> list[t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A worker's answer: a chunk is done, or (serial 0) `Work.open` failed."""
+    """A worker's answer: a chunk is done, or (serial 0) `Work.open` failed, or (`NOTICE`) the work says something."""
 
     worker: int
     serial: int

@@ -14,7 +14,7 @@ from mpload.transport.batches import BatchTask, FilledBatch, KilledSample, Pendi
 from mpload.transport.chunks import Chunk, after_death, cut
 from mpload.transport.crew import Crew, Death
 from mpload.transport.forking import Forks
-from mpload.transport.messages import Failure, cannot_open
+from mpload.transport.messages import NOTICE, Failure, cannot_open
 from mpload.transport.parts import CloseOnError, PoolParts
 from mpload.transport.ring import SlotRing, blank
 from mpload.transport.slots import SlotLayout
@@ -51,6 +51,7 @@ class WorkerPool:
         options: PoolOptions | None = None,
         on_killed: Callable[[KilledSample], tuple[int, ...] | None] | None = None,
         count_oom_kills: Callable[[], int] | None = None,
+        on_notice: Callable[[Failure], None] | None = None,
         forks: Forks = Forks.NEVER,
     ) -> None:
         """Start the zygote and ask it for workers.
@@ -64,6 +65,7 @@ class WorkerPool:
             on_killed: decides what to do about a sample that kills its workers. It returns the task numbers of a
                 replacement for the sample, or None to report it as a failure of its batch, or raises.
             count_oom_kills: returns the number of out-of-memory kills so far, so that a death's cause can name them.
+            on_notice: is called with what the work passes to `ChunkReport.notify`.
             forks: whether the zygote is a fork of this process. `work` is then not pickled.
 
         Raises:
@@ -79,6 +81,8 @@ class WorkerPool:
         self._close_on_error = CloseOnError(self._close)
         self._ring, self._board, self._inbox, self._zygote = parts.ring, parts.board, parts.inbox, parts.zygote
         self._on_killed = on_killed
+        self._on_notice = on_notice
+        self._notices: deque[Failure] = deque()  # that have arrived
         self._has_last_steps = isinstance(work, FinishingWork)
         self._serial = 0
         self._batches: dict[int, PendingBatch] = {}
@@ -269,6 +273,10 @@ class WorkerPool:
             if self._backlog:
                 dropped, self._backlog = self._backlog, deque()
                 self._issue(dropped, urgent=True)
+        while self._notices:
+            notice = self._notices.popleft()
+            if self._on_notice is not None:
+                self._on_notice(notice)
 
     def _check_crew(self) -> None:
         deaths = self._crew.check()
@@ -288,6 +296,9 @@ class WorkerPool:
         while (batch is None or batch.num_left) and (answer := self._inbox.read()) is not None:
             if not answer.serial:
                 raise cannot_open(answer)
+            if answer.serial == NOTICE:
+                self._notices.extend(answer.failures)
+                continue
             self.stats.add(answer)
             chunk = self._issued.pop(answer.serial, None)
             if chunk is not None:

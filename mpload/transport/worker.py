@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 from mpload.transport.board import BoardFds, WorkerBoard
 from mpload.transport.chunks import Chunk
 from mpload.transport.kernel import die_with_parent, prefer_for_oom_kill, set_process_name
-from mpload.transport.messages import Answer, Failure, Tally, cause_of, details_of
+from mpload.transport.messages import NOTICE, Answer, Failure, Tally, cause_of, details_of
 from mpload.transport.ragged import RaggedArray
 from mpload.transport.ring import SlotArrays, SlotRing, blank
 from mpload.transport.slots import SlotLayout
@@ -67,6 +67,8 @@ class ChunkReport:
     """One int64, which `at` sets. Native code that makes many samples writes the number of each one there."""
     wait_for_turn: Callable[[], None]
     """Waits for this worker's turn to use much memory, which it keeps until its next sample or chunk."""
+    notify: Callable[[str, Mapping[str, Any]], None] = lambda _, __: None
+    """Passes a text and JSON-compatible facts to the parent at once. May be called later too, in any thread."""
     layout: SlotLayout | None = None
     """The layout of the slot; None if it has the first one."""
     private_arrays: Callable[[], SlotArrays] | None = None
@@ -169,13 +171,23 @@ def report_cannot_open(number: int, answers: socket.socket, error: BaseException
     answers.send(Answer(worker=number, serial=0, failures=(failure,)).encode())
 
 
+def _notify(number: int, answers: socket.socket, text: str, facts: Mapping[str, Any]) -> None:
+    notice = Failure(sample=-1, cause=text, details=facts)
+    with contextlib.suppress(OSError):  # the parent is gone
+        answers.send(Answer(worker=number, serial=NOTICE, failures=(notice,)).encode())
+
+
 def _serve(number: int, place: Workplace) -> None:
     slots: dict[tuple[int, int], SlotArrays] = {}
     while (taken := place.board.take()) is not None:
         serial, chunk = taken
         board = place.board
         report = ChunkReport(
-            at=board.at, upcoming=board.reserve, sample=board.sample, wait_for_turn=board.wait_for_turn
+            at=board.at,
+            upcoming=board.reserve,
+            sample=board.sample,
+            wait_for_turn=board.wait_for_turn,
+            notify=partial(_notify, number, place.answers),
         )
         if chunk is not None:
             start_ns = time.perf_counter_ns()

@@ -75,7 +75,7 @@ def write_index(path: Path, url: str, files: Path, *, has_spans: bool = False) -
 def read_all(
     index: Path, *, on_error: OnError, num_workers: int, scale: float = 1.0
 ) -> tuple[tuple[int, ...], str | None]:
-    """Read an epoch with `scale` times the `LIMITS`, and return the labels and the message of the error that ended it."""
+    """Read an epoch, with limits times `scale`. Return the labels, and the message of the error that ended it."""
     dataset = MPDataset(
         index,
         decode=ResizeCenterCrop(16),
@@ -107,9 +107,7 @@ def run_in_time(
         return run(fault, files, again, on_error=on_error, num_workers=num_workers, scale=scale)
 
 
-def run(
-    fault: Fault, files: Path, folder: Path, *, on_error: OnError, num_workers: int, scale: float = 1.0
-) -> Found:
+def run(fault: Fault, files: Path, folder: Path, *, on_error: OnError, num_workers: int, scale: float = 1.0) -> Found:
     """Read an epoch from a server with a fault, and check that it led to what it must. Run it in `folder`.
 
     The time limits are `scale` times the `LIMITS`.
