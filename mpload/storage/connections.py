@@ -2,29 +2,50 @@
 
 import errno
 import io
+import re
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
 from http.client import BadStatusLine, HTTPResponse, IncompleteRead, LineTooLong, RemoteDisconnected
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies_environment, proxy_bypass_environment  # type: ignore[attr-defined]
 
 import urllib3
 from urllib3 import BaseHTTPResponse, Timeout, exceptions
 from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.util.connection import create_connection
 
-from mpload.storage.request_failure import RequestFailure
+from mpload.storage.request_failure import RequestFailure, proxy_failure
 from mpload.units import format_count
 
-__all__ = ["CUT_SHORT", "Server", "failure_of"]
+__all__ = ["CUT_SHORT", "Server", "Until", "failure_of"]
 
 CUT_SHORT = ("answer cut short", ": the connection was closed before the end of the answer")
 _MAX_IDLE = 64  # connections that are kept for each server
+_TUNNEL_STATUS = re.compile(r"Tunnel connection failed: (\d{3})\b")
+_LEAST_SECONDS = 1e-3
 _UNREACHABLE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EADDRNOTAVAIL}
+
+
+class Until(Timeout):
+    """The time limits of a request: until a deadline, by the monotonic clock, of which connecting takes a part."""
+
+    def __init__(self, deadline: float, *, connect: float) -> None:
+        super().__init__(connect=connect, total=max(_LEAST_SECONDS, deadline - time.monotonic()))
+        self._until = deadline
+        self._connect_seconds = connect
+
+    def clone(self) -> "Until":
+        """Return the same limits. Those of the base class would begin anew after a proxy has connected."""
+        return Until(self._until, connect=self._connect_seconds)
+
+    @property
+    def read_timeout(self) -> float:
+        """The time that is left for the answer."""
+        return max(_LEAST_SECONDS, self._until - time.monotonic())
 
 
 class Server:
@@ -37,6 +58,8 @@ class Server:
         if proxy and proxy_bypass_environment(server.netloc, proxies):
             proxy = None
         pools = urllib3.PoolManager(maxsize=_MAX_IDLE) if proxy is None else _proxy(proxy)
+        self.proxy = None if pools.proxy is None else f"the proxy {pools.proxy.host}:{pools.proxy.port}"
+        """The proxy, as errors call it."""
         pools.pool_classes_by_scheme = {"http": _Pool, "https": _TlsPool}
         self._pool = pools.connection_from_url(url)
         self._prefix = url if proxy and server.scheme == "http" else ""  # such a proxy wants whole URLs
@@ -100,6 +123,10 @@ class _TimedSocket:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)
 
+    def gettimeout(self) -> float | None:
+        """Return the time that is left until the deadline."""
+        return max(_LEAST_SECONDS, self._deadline - time.monotonic()) if self._deadline < float("inf") else None
+
     def settimeout(self, seconds: float | None) -> None:
         self._deadline = float("inf") if seconds is None else time.monotonic() + seconds
         self._sock.settimeout(seconds)
@@ -124,18 +151,89 @@ class _Response(HTTPResponse):
         return version, 100 if 100 <= status < 200 else status, reason  # `begin` passes over 100
 
 
+class _NoConnectionError(exceptions.ConnectTimeoutError):
+    """A connection was not made in time."""
+
+    def __init__(self, connection: HTTPConnection, step: str) -> None:
+        super().__init__(connection, step)
+        self.step = step
+
+
 class _Connection(HTTPConnection):
+    """One deadline for DNS, all addresses of the host, the answer of a proxy and TLS."""
+
     response_class = _Response
+    step = "to connect"
+    """What a connection waits for while it is made."""
 
     def connect(self) -> None:
-        _connect(self, super().connect)
+        self._deadline = time.monotonic() + cast("float", self.timeout)
+        try:
+            super().connect()
+        except TimeoutError:
+            raise _NoConnectionError(self, self.step) from None
+        if not isinstance(self.sock, _TimedSocket):
+            self.sock = _TimedSocket(self.sock)
+
+    def _left_seconds(self) -> float:
+        return max(_LEAST_SECONDS, self._deadline - time.monotonic())
+
+    def _new_conn(self) -> socket.socket:
+        addresses = self._resolved()
+        self.step = "to connect"
+        while True:
+            try:
+                sock = create_connection(
+                    addresses.pop(0), self._left_seconds() / (len(addresses) + 1), socket_options=self.socket_options
+                )
+            except OSError as error:
+                if not addresses and isinstance(error, TimeoutError):
+                    raise _NoConnectionError(self, self.step) from error
+                if not addresses:
+                    raise exceptions.NewConnectionError(self, "no address can be reached") from error
+            else:
+                break
+        self.step = "for TLS"
+        timed = _TimedSocket(sock)
+        timed.settimeout(self._left_seconds())
+        return cast("socket.socket", timed)
+
+    def _resolved(self) -> list[tuple[str, int]]:
+        """Return the addresses of the host: in a thread, because `getaddrinfo` has no time limit."""
+        found: SimpleQueue[list[tuple[str, int]] | OSError] = SimpleQueue()
+
+        def resolve() -> None:
+            try:
+                known = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+            except (OSError, UnicodeError) as error:
+                found.put(
+                    error if isinstance(error, OSError) else socket.gaierror(socket.EAI_NONAME, "not a host name")
+                )
+            else:
+                found.put([(str(each[4][0]), int(each[4][1])) for each in known])
+
+        threading.Thread(target=resolve, name="mpload-resolve", daemon=True).start()
+        try:
+            result = found.get(timeout=self._left_seconds())
+        except Empty:
+            raise _NoConnectionError(self, "for DNS") from None
+        if isinstance(result, OSError):
+            raise exceptions.NameResolutionError(self.host, self, cast("socket.gaierror", result)) from result
+        return result
+
+    def _tunnel(self) -> None:
+        self.step = "for the proxy to connect"
+        try:
+            super()._tunnel()
+        except OSError as error:
+            if match := _TUNNEL_STATUS.match(str(error)):
+                raise proxy_failure(int(match[1]), f"the proxy {self.host}:{self.port}") from None
+            raise
+        self.step = "for TLS"
 
 
-class _TlsConnection(HTTPSConnection):
-    response_class = _Response
-
-    def connect(self) -> None:
-        _connect(self, super().connect)
+class _TlsConnection(_Connection, HTTPSConnection):
+    """The same for https."""
 
 
 class _Pool(urllib3.HTTPConnectionPool):
@@ -146,30 +244,9 @@ class _TlsPool(urllib3.HTTPSConnectionPool):
     ConnectionCls = _TlsConnection
 
 
-def _connect(connection: HTTPConnection, connect: Callable[[], None]) -> None:
-    """Connect, once the name of the host is known in time: `getaddrinfo`, which `connect` calls, has no time limit."""
-    found: SimpleQueue[OSError | None] = SimpleQueue()
-
-    def resolve() -> None:
-        try:
-            socket.getaddrinfo(connection.host, connection.port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:
-            found.put(error if isinstance(error, OSError) else socket.gaierror(socket.EAI_NONAME, "not a host name"))
-        else:
-            found.put(None)
-
-    threading.Thread(target=resolve, name="mpload-resolve", daemon=True).start()
-    try:
-        error = found.get(timeout=connection.timeout)
-    except Empty:
-        raise exceptions.ConnectTimeoutError(connection, "its name is not known yet") from None
-    if isinstance(error, socket.gaierror):
-        raise exceptions.NameResolutionError(connection.host, connection, error) from error
-    connect()
-    connection.sock = _TimedSocket(connection.sock)
-
-
-def failure_of(error: Exception, address: str, *, step: str, seconds: float, connect_seconds: float) -> RequestFailure:
+def failure_of(
+    error: Exception, address: str, *, step: str, seconds: float, connect_seconds: float, proxy: str | None = None
+) -> RequestFailure:
     """Return what happened, by the class of an exception that urllib3 raised.
 
     Args:
@@ -178,25 +255,27 @@ def failure_of(error: Exception, address: str, *, step: str, seconds: float, con
         step: what the request waited for: `answer`, or `rest of the answer`.
         seconds: its time limit.
         connect_seconds: time limit for a connection to be made.
+        proxy: what connections are made to, instead of the server.
     """
     server = urlsplit(address)
     origin = f"{server.hostname}:{server.port or (443 if server.scheme == 'https' else 80)}"
+    if isinstance(error, exceptions.ProxyError):
+        error, origin = error.original_error, proxy or origin
     match error:
         case RequestFailure():
             return error
-        case exceptions.ProxyError():
-            return failure_of(
-                error.original_error, address, step=step, seconds=seconds, connect_seconds=connect_seconds
-            )
         case exceptions.ProxySchemeUnknown() | exceptions.ProxySchemeUnsupported():
             return RequestFailure("proxy not supported", ": give an http or https proxy", is_temporary=False)
         case exceptions.NameResolutionError():
             cause = error.__cause__.strerror if isinstance(error.__cause__, OSError) else "no answer"
-            return RequestFailure("name not resolved", f": DNS knows no address of {server.hostname} ({cause})")
+            return RequestFailure("name not resolved", f": DNS knows no address of {_host_of(origin)} ({cause})")
         case exceptions.NewConnectionError() if isinstance(error.__cause__, OSError):
             return _failure_of_socket(error.__cause__, origin)
-        case exceptions.ConnectTimeoutError():
-            return RequestFailure("no connection in time", f": none from {origin} within {connect_seconds:.3g} s")
+        case _NoConnectionError():
+            where = proxy or origin
+            return RequestFailure(
+                "no connection in time", f": none from {where} within {connect_seconds:.3g} s, waiting {error.step}"
+            )
         case exceptions.ReadTimeoutError() if step == "answer":
             return RequestFailure("no answer in time", f": none from {origin} within {seconds:.3g} s")
         case exceptions.ReadTimeoutError():
@@ -210,6 +289,10 @@ def failure_of(error: Exception, address: str, *, step: str, seconds: float, con
         case exceptions.LocationValueError():  # and of its kind, LocationParseError
             return RequestFailure("redirect to another kind of URL", is_temporary=False)
     return RequestFailure("answer cannot be read", f" ({type(error).__name__})", is_temporary=False)
+
+
+def _host_of(origin: str) -> str:
+    return origin.rpartition(":")[0]
 
 
 def _failure_of_socket(error: Exception, origin: str) -> RequestFailure:

@@ -2,7 +2,7 @@
 
 from http import HTTPStatus
 
-__all__ = ["RequestFailure", "status_failure"]
+__all__ = ["RequestFailure", "proxy_failure", "status_failure"]
 
 _TEMPORARY = {408, 425, 429, 500, 502, 503, 504}
 _OVERLOAD = {429, 503}
@@ -52,10 +52,9 @@ class RequestFailure(Exception):  # noqa: N818  it becomes a part of the message
 
 def status_failure(status: int, *, wait_seconds: float | None = None) -> RequestFailure:
     """Return the failure of a request that was answered with an HTTP status that is not a success."""
-    try:
-        status_line = f"{status} {HTTPStatus(status).phrase}"
-    except ValueError:
-        status_line = str(status)
+    status_line = _status_line(status)
+    if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
+        return proxy_failure(status, "the proxy")
     if status in {404, 410}:
         text = "no such object. Does #root of the index point to the right place, or was the object deleted?"
     elif status in {401, 403}:
@@ -75,3 +74,23 @@ def status_failure(status: int, *, wait_seconds: float | None = None) -> Request
         is_overload=status in _OVERLOAD,
         wait_seconds=wait_seconds if status in _OVERLOAD else None,
     )
+
+
+def proxy_failure(status: int, proxy: str) -> RequestFailure:
+    """Return the failure of a request that a proxy has refused to pass on."""
+    advice = "Can it reach the server? To connect without it, list the host in no_proxy"
+    if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
+        advice = "It wants a name and a password: set http_proxy and https_proxy to http://NAME:PASSWORD@HOST:PORT"
+    return RequestFailure(
+        f"proxy status {status}",
+        text=f"{proxy} answered {_status_line(status)}. {advice}",
+        is_temporary=status in _TEMPORARY,
+        is_of_server=status not in _TEMPORARY,
+    )
+
+
+def _status_line(status: int) -> str:
+    try:
+        return f"{status} {HTTPStatus(status).phrase}"
+    except ValueError:
+        return str(status)

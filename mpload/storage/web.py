@@ -13,11 +13,11 @@ from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
-from urllib3 import BaseHTTPResponse, HTTPHeaderDict, Timeout
+from urllib3 import BaseHTTPResponse, HTTPHeaderDict
 from urllib3.exceptions import HTTPError
 
 from mpload.errors import StorageError
-from mpload.storage.connections import CUT_SHORT, Server, failure_of
+from mpload.storage.connections import CUT_SHORT, Server, Until, failure_of
 from mpload.storage.object_facts import ObjectFacts
 from mpload.storage.request_failure import RequestFailure, status_failure
 from mpload.units import KIB, MIB, format_count
@@ -25,7 +25,6 @@ from mpload.units import KIB, MIB, format_count
 __all__ = ["WebClient"]
 
 _HEADERS = {"User-Agent": "mpload", "Accept": "*/*", "Accept-Encoding": "identity"}
-_LEAST_SECONDS = 1e-3
 _MAX_REST_BYTES = 64 * KIB  # of an answer that is read to its end, so that its connection can be used again
 _MAX_REDIRECTS = 10
 _MAX_RETRY_AFTER_SECONDS = 86_400.0
@@ -127,11 +126,14 @@ class WebClient:
         """Return the body of an answer, or the address that it redirects to."""
         headers = _HEADERS if span is None else {**_HEADERS, "Range": f"bytes={span[0]}-{span[0] + span[1] - 1}"}
         connect_seconds = min(self._connect_seconds, limit_seconds)
-        timeout = Timeout(connect=connect_seconds, total=max(deadline - time.monotonic(), _LEAST_SECONDS))
+        timeout = Until(deadline, connect=connect_seconds)
         parts, step = urlsplit(address), "answer"
         path = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
+        proxy = None
         try:
-            response = self._server(parts).get(path, headers, timeout)
+            server = self._server(parts)
+            proxy = server.proxy
+            response = server.get(path, headers, timeout)
             step = "rest of the answer"
             try:
                 return self._read(response, parts.path, span)
@@ -140,7 +142,9 @@ class WebClient:
         except StorageError:
             raise
         except (HTTPError, OSError, ValueError, OverflowError) as error:  # http.client raises the last two
-            failure = failure_of(error, address, step=step, seconds=limit_seconds, connect_seconds=connect_seconds)
+            failure = failure_of(
+                error, address, step=step, seconds=limit_seconds, connect_seconds=connect_seconds, proxy=proxy
+            )
         raise failure  # outside `except`, so that the original, which may quote the server, is not its context
 
     def _server(self, url: SplitResult) -> Server:
