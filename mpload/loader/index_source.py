@@ -29,7 +29,7 @@ from mpload.samples.column_decoders import ColumnDecoders
 from mpload.samples.index_work import PipelineWork
 from mpload.samples.joins import Join
 from mpload.samples.leaves import leaves_of
-from mpload.samples.policy import ErrorAction, all_failed, substitute_for
+from mpload.samples.policy import BadSample, ErrorAction, all_failed, substitute_for
 from mpload.storage.parquet import ROW_GROUPS_BYTES
 from mpload.transport.batches import BatchTask, FilledBatch, KilledSample
 from mpload.transport.forking import Forks
@@ -201,7 +201,7 @@ class IndexSource:
     def _kept(self, filled: FilledBatch) -> NDArray[np.int64] | None:
         """Return the places of samples that were made; None if all were. Raise if the error policy says so."""
         number, failed = BatchNumber.of(filled.task.numbers), []
-        causes: list[str] = []
+        causes: list[BadSample] = []
         for failure in filled.failures:
             details = failure.details
             if failure.sample == filled.task.num_samples:
@@ -237,12 +237,12 @@ class IndexSource:
             return number.substitute
         return int(self._run.batching.sample_ids(number)[place])
 
-    def _write_down(self, sample_id: int, cause: str, *, epoch: int) -> str:
-        """Record a bad sample in the report, and return its description; raise if the error policy says so."""
+    def _write_down(self, sample_id: int, cause: str, *, epoch: int) -> BadSample:
+        """Record a bad sample in the report, and return it; raise if the error policy says so."""
         pipeline = self._run.pipeline
         bad = pipeline.describe(pipeline.index[sample_id], cause)
         if pipeline.policy.action is ErrorAction.RAISE:
             raise SampleError(str(bad))
         pipeline.bad.count(0, epoch=epoch)
         pipeline.bad.add(bad)
-        return str(bad)
+        return bad

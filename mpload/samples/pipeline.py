@@ -190,10 +190,10 @@ class Pipeline:
             SampleError, TooManyBadSamples: As for `batch`.
         """
         ids: list[int] = []
-        causes: list[str] = []
+        causes: list[BadSample] = []
 
         def note(bad: BadSample) -> None:
-            causes.append(str(bad))
+            causes.append(bad)
             self.bad.add(bad)
 
         records = self.index.records(sample_ids)

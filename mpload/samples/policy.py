@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ __all__ = ["BadSample", "BadSamples", "ErrorAction", "ErrorPolicy", "all_failed"
 
 _GRACE_SAMPLES = 1000
 _SHOWN_CAUSES = 3
+_NUMBER = re.compile(r"\d[\d.,:]*")
+_MORE = re.compile(r"\n| \(|\. |; ")  # behind the first words of a cause
 _SUBSTITUTES = 8
 """Number of other samples that are tried in place of a bad one."""
 
@@ -141,11 +144,26 @@ class BadSamples:
                 )
 
 
-def all_failed(index_path: Path, num_samples: int, bad: Sequence[str]) -> SampleError:
-    """Return the error for a batch that has no sample left, with the first of its `bad` samples."""
+def all_failed(index_path: Path, num_samples: int, bad: Sequence[BadSample]) -> SampleError:
+    """Return the error for a batch that has no sample left, with its most common cause and the first `bad` samples."""
+    kinds: dict[str, list[str]] = {}
+    for each in bad:
+        short = _short_cause(each)
+        kinds.setdefault(_NUMBER.sub("#", short), []).append(short)
+    most = max(kinds.values(), key=len)
+    share = f"{len(most)} of {len(bad)} times" if len(bad) > 1 else "once"
     listed = "".join(f"\n  {each}" for each in bad[:_SHOWN_CAUSES])
     more = f"\n  and {len(bad) - _SHOWN_CAUSES} more" if len(bad) > _SHOWN_CAUSES else ""
-    return SampleError(f"{index_path}: all {num_samples} samples of a batch failed; see the error report{listed}{more}")
+    what = f"all {num_samples} samples of a batch failed, {share} because of: {most[0]}"
+    return SampleError(f"{index_path}: {what}; see the error report{listed}{more}")
+
+
+def _short_cause(bad: BadSample) -> str:
+    """Return what is likely to be the same for all samples that fail in the same way, but for its numbers."""
+    head, _, rest = bad.cause.partition(": ")
+    name = head.rpartition("/")[2]
+    text = rest if name and any(name in path for path in bad.paths) else bad.cause
+    return _MORE.split(text, maxsplit=1)[0]
 
 
 def substitute_for(sample_id: int, *, num_samples: int, seed: int, epoch: int) -> list[int]:

@@ -259,7 +259,9 @@ def test_the_error_of_a_batch_without_samples_names_the_first_causes(
         _, message = read_all(tmp_path / "index.txt", on_error="skip", num_workers=num_workers)
     assert message is not None
     lines = message.splitlines()
-    assert lines[0].endswith("index.txt: all 4 samples of a batch failed; see the error report")
+    assert lines[0].endswith(
+        "index.txt: all 4 samples of a batch failed, 4 of 4 times because of: no such object; see the error report"
+    )
     for number, line in enumerate(lines[1:4]):
         name = f"{number:02d}.jpg"
         assert line.endswith(
