@@ -40,6 +40,7 @@ _DEBUG = "\n\nDebug source:\n"
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _URI = re.compile(r"uri: Some\(.*?\n\s*\),", re.DOTALL)
 _STATUS = re.compile(r"^\s*status: (\d{3}),$", re.MULTILINE)
+_CODE = re.compile(r"<Code>(\w+)</Code>")
 _DNS = re.compile(r'ConnectError\(\s*"dns error"')
 _KINDS = {
     "ConnectionRefused": "connection refused",
@@ -55,6 +56,18 @@ _KINDS = {
     "InvalidMessage": "TLS failed",
 }
 """By a word of the text: what happened. The first word that occurs counts."""
+_EXPIRED = "credentials have expired", ". Renew them, such as by `aws sso login`, and start the job again"
+_REGION = "bucket is in another region", ". Set AWS_REGION to the region of the bucket"
+_CODES = {
+    "ExpiredToken": _EXPIRED,
+    "RequestExpired": _EXPIRED,
+    "TokenRefreshRequired": _EXPIRED,
+    "AuthorizationHeaderMalformed": _REGION,
+    "PermanentRedirect": _REGION,
+    "RequestTimeTooSkewed": ("clock is wrong", ": that of this machine differs from the server's. Set it"),
+    "NoSuchBucket": ("no such bucket", ". Check #root of the index, AWS_REGION and AWS_ENDPOINT_URL"),
+}
+"""By the code of an error of S3, which says that every request will fail: what happened."""
 
 
 class _Runtime:
@@ -258,9 +271,11 @@ def _open_bucket(url: str, *, timeout_seconds: float, connect_seconds: float, re
 
 def _failure_of(error: Exception, *, limit_seconds: float) -> RequestFailure:
     """Return what happened, by the kind that the error states, never by what a server or a path says."""
+    raw = str(error).rpartition(_DEBUG)[2]
+    if (code := _CODE.search(raw)) is not None and code[1] in _CODES:
+        return RequestFailure(*_CODES[code[1]], is_temporary=False, is_of_server=True)
     if isinstance(error, FileNotFoundError):
         return status_failure(404)
-    raw = str(error).rpartition(_DEBUG)[2]
     debug = _STRING.sub('""', _URI.sub("", raw))
     if (status := _STATUS.search(debug)) is not None:
         return status_failure(int(status[1]))
@@ -271,6 +286,8 @@ def _failure_of(error: Exception, *, limit_seconds: float) -> RequestFailure:
         return RequestFailure(what, f": the request took longer than {limit_seconds:.3g} s")
     if _DNS.search(raw):
         return RequestFailure("name not resolved", ": DNS knows no address of the endpoint")
+    if "BareRedirect" in debug:
+        return RequestFailure(*_REGION, is_temporary=False, is_of_server=True)
     if "TooManyRedirects" in debug:
         return RequestFailure("redirect loop", is_temporary=False)
     if "InvalidCertificate" in debug:

@@ -7,7 +7,9 @@ import socket
 import ssl
 import threading
 import time
+from contextlib import suppress
 from http.client import BadStatusLine, HTTPResponse, IncompleteRead, LineTooLong, RemoteDisconnected
+from ipaddress import ip_address, ip_network
 from queue import Empty, SimpleQueue
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
@@ -55,7 +57,9 @@ class Server:
         server = urlsplit(url)
         proxies = getproxies_environment()
         proxy = proxies.get(server.scheme) or proxies.get("all")
-        if proxy and proxy_bypass_environment(server.netloc, proxies):
+        if proxy and (
+            proxy_bypass_environment(server.netloc, proxies) or _is_in(server.hostname, proxies.get("no", ""))
+        ):
             proxy = None
         pools = urllib3.PoolManager(maxsize=_MAX_IDLE) if proxy is None else _proxy(proxy)
         self.proxy = None if pools.proxy is None else f"the proxy {pools.proxy.host}:{pools.proxy.port}"
@@ -77,6 +81,17 @@ class Server:
             preload_content=False,
             decode_content=False,
         )
+
+
+def _is_in(host: str | None, networks: str) -> bool:
+    """Return whether a host is an address in one of the networks, such as `10.0.0.0/8`, as curl reads no_proxy."""
+    with suppress(ValueError):
+        address = ip_address(host or "")
+        for each in networks.split(","):
+            with suppress(ValueError):
+                if "/" in each and address in ip_network(each.strip(), strict=False):
+                    return True
+    return False
 
 
 def _proxy(url: str) -> urllib3.ProxyManager:

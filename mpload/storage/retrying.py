@@ -217,7 +217,12 @@ class RetryingClient:
             raise refused from None
         message = f"{failure}{note} ({attempts.described(now)}; retry_seconds={self._limits.retry_seconds:g})"
         if attempts.is_outage:
-            self._outage = f"{message}. The server answers no other request either, so no sample is skipped"
+            others = (
+                "All requests fail in this way"
+                if failure.is_of_server
+                else "The server answers no other request either"
+            )
+            self._outage = f"{message}. {others}, so no sample is skipped"
             self._server.given_up_at = now
             raise OutageError(self._outage) from None
         message = f"{message}. The server answers other requests"
