@@ -97,7 +97,11 @@ def test_an_address_that_does_not_answer_leaves_time_for_the_next_one(monkeypatc
 
 
 def test_a_name_that_is_not_resolved_in_time_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: time.sleep(10 * MOST_SECONDS))
+    def resolve(*_: object, **__: object) -> list[object]:
+        time.sleep(10 * MOST_SECONDS)
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
     message = failure_of("http://slow.example")
     assert message == "no connection in time: none from slow.example:80 within 0.5 s, waiting for DNS"
 

@@ -204,7 +204,7 @@ class TestRemoteStorage(StorageContract):
         check_in_a_child(is_refused)
 
     def test_a_missing_bucket_is_an_error(self, s3: S3) -> None:
-        with pytest.raises(StorageError, match="no such object"):
+        with pytest.raises(StorageError, match="no such bucket"):
             RemoteObjects("s3://nobucket").read([ByteRange("x")])
 
 
