@@ -20,4 +20,4 @@ class OutageWarnings:
         notice = notice_of(message)
         if notice.is_outage != (notice.place in self._places):
             self._places.symmetric_difference_update({notice.place})
-            warnings.warn(notice.text, MploadWarning, stacklevel=4)
+            warnings.warn(notice.text, MploadWarning, stacklevel=7)  # the line that takes a batch
