@@ -1,9 +1,10 @@
 """Plain lists, CSV files and existing indexes as sources, and their lines one by one."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from mpload.errors import IndexFormatError
@@ -70,7 +71,8 @@ def open_list(
     Args:
         path: the text.
         columns: names and types that replace those declared in the text or inferred from it.
-        root: the folder or URL that the paths are relative to. It replaces the text's own root.
+        root: the folder or URL that the paths are relative to. It replaces the text's own root. If neither is given and
+            the list begins with a URL, the root is its server or bucket.
         prefix: prepended to every relative path, to make it relative to a parent of the root.
 
     Raises:
@@ -81,10 +83,13 @@ def open_list(
     header = read_header(path, joins_lines=True)
     if columns is not None:
         header = replace(header, columns=parse_columns(columns))
-    base = absolute(root) if root is not None else root_of(path, header)
+    sources = [number for number, column in enumerate(header.columns) if column.type.is_source]
+    if root is not None:
+        base = absolute(root)
+    else:
+        base = (None if header.root else _server(path, header, sources)) or root_of(path, header)
     if is_url(base):
         check_url(base)
-    sources = [number for number, column in enumerate(header.columns) if column.type.is_source]
 
     def cells() -> Iterator[list[Cell]]:
         for line in _joined(read_lines(path, header), header):
@@ -102,6 +107,19 @@ def open_list(
             yield cells
 
     yield Rows(columns=header.columns, root=base, cells=cells(), classes=header.classes)
+
+
+def _server(path: Path, header: Header, sources: Sequence[int]) -> str | None:
+    """Return the URL of the server or bucket of a list's first path, or None if that is not a URL."""
+    for line in islice(_joined(read_lines(path, header), header), 1):
+        with suppress(ValueError):  # which is raised again, with the line's number, when the line is read
+            cells = line.parse(header)
+            first = next((path_of(cells[number]) for number in sources), "")
+            if is_url(first):
+                check_url(first)
+                scheme, _, rest = first.partition("://")
+                return f"{scheme}://{rest.partition('/')[0]}"
+    return None
 
 
 def _joined(lines: Iterator[Line], header: Header) -> Iterator[Line]:

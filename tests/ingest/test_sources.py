@@ -306,6 +306,33 @@ def test_the_error_of_a_broken_list_names_the_line(tmp_path: Path, text: bytes, 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["l.txt"]
 
 
+@pytest.mark.parametrize("server", ["https://data.example.com:8443", "s3://bucket"])
+def test_the_root_of_a_list_of_urls_is_their_server(tmp_path: Path, server: str) -> None:
+    listed = tmp_path / "l.csv"
+    listed.write_text(f"image,label\n{server}/a/x.jpg,0\n{server}/b/y.jpg,1\n")
+    index = build_index(listed, tmp_path / "i.txt")
+    assert open_index(index).root == server
+    assert [row[0] for row in cells(index)] == [f"{server}/a/x.jpg", f"{server}/b/y.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("urls", "message"),
+    [
+        (["https://a.example.com/x.jpg", "https://b.example.com/x.jpg"], r"txt:2: .* outside the root https://a\."),
+        (["https://a.example.com/x.jpg", "https://me:word@a.example.com/y.jpg"], r"txt:2: .*contains a password"),
+        (["https://me:word@a.example.com/x.jpg"], r"txt:1: .*contains a password"),
+    ],
+)
+def test_a_url_of_another_server_or_with_a_password_is_an_error_of_its_line(
+    tmp_path: Path, urls: list[str], message: str
+) -> None:
+    listed = tmp_path / "l.txt"
+    listed.write_text("".join(f"{url}\t0\n" for url in urls))
+    with pytest.raises(IndexFormatError, match=message) as caught:
+        build_index(listed, tmp_path / "i.txt", columns="image:path label:int")
+    assert "me:word" not in str(caught.value)
+
+
 def test_absolute_paths_in_a_list_are_kept_if_the_root_contains_them(tmp_path: Path) -> None:
     make_files(tmp_path / "data", "a.jpg")
     (tmp_path / "l.txt").write_text(f"{tmp_path}/data/a.jpg 1\n")
