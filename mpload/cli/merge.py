@@ -1,6 +1,5 @@
 """`mpload merge`: concatenate several indexes."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,9 +14,11 @@ __all__ = ["merge"]
 
 
 def merge(
-    sources: Annotated[list[Path], typer.Argument(metavar="INDEX", help="Indexes with the same columns.")],
+    sources: Annotated[
+        list[str], typer.Argument(metavar="INDEX", help="Paths or URLs of indexes with the same columns.")
+    ],
     *,
-    out: Annotated[Path, typer.Option("-o", "--out", help="The index to write.")],
+    out: Annotated[str, typer.Option("-o", "--out", help="The index to write.")],
     relative: Annotated[
         bool, typer.Option("--relative", help="Store the root relative to the index, so that both can be moved.")
     ] = False,

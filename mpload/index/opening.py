@@ -14,7 +14,7 @@ from mpload.index.sidecar import Progress, TextStamp, ensure_sidecar
 from mpload.index.text import Dialect, Header, read_header
 from mpload.storage.remote import RemoteStorage, is_url
 
-__all__ = ["open_index", "root_of"]
+__all__ = ["open_index", "root_at", "root_of"]
 
 
 def open_index(
@@ -65,7 +65,7 @@ def open_index(
         path=text.absolute(),
         header=header,
         layout=layout,
-        root=_root_at(url, header) if is_url(url) else root_of(text, header),
+        root=root_at(url, header) if is_url(url) else root_of(text, header),
         allow_outside_root=allow_outside_root,
     )
     if TextStamp.of(text) != stamp:  # the header, the sidecar and the lines may come from different texts
@@ -80,7 +80,7 @@ def root_of(text: Path, header: Header) -> str:
     return os.path.normpath(text.absolute().parent / (header.root or "."))
 
 
-def _root_at(url: str, header: Header) -> str:
+def root_at(url: str, header: Header) -> str:
     """Return the folder or URL that paths in the index at `url` are relative to."""
     above, root = url.rpartition("/")[0], header.root or "."
     if is_url(root) or root.startswith("/"):

@@ -1,20 +1,49 @@
 """`merge_indexes`: merges several indexes into one."""
 
 import os
+import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
-from mpload.errors import ArgumentError
+from mpload.errors import ArgumentError, MploadWarning
 from mpload.index.columns import Cell, format_columns
-from mpload.index.opening import open_index, root_of
+from mpload.index.copying import local_copy
+from mpload.index.opening import open_index, root_at, root_of
 from mpload.index.sidecar import Progress
 from mpload.index.text import Header, read_header
 from mpload.ingest.lists import open_list
 from mpload.ingest.rows import Rows, absolute
 from mpload.ingest.writing import check_out, write_texts
+from mpload.storage.remote import check_url, is_url
 from mpload.units import printable
 
 __all__ = ["merge_indexes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """An index to be merged."""
+
+    name: str
+    """Its absolute path, or its URL."""
+    text: Path
+    """It, or a copy of it."""
+    header: Header
+    root: str
+
+    @classmethod
+    def at(cls, name: str) -> Self:
+        """Read the header of the index at an absolute path or a URL, from which it is copied first."""
+        if not is_url(name):
+            text, header = Path(name), read_header(Path(name))
+            return cls(name=name, text=text, header=header, root=root_of(text, header))
+        text, warning = local_copy(name)
+        if warning:
+            warnings.warn(warning, MploadWarning, stacklevel=4)
+        header = read_header(text)
+        return cls(name=name, text=text, header=header, root=root_at(name, header))
 
 
 def merge_indexes(
@@ -29,43 +58,50 @@ def merge_indexes(
     If the sources have different roots, the new root is their common parent, and paths are rewritten relative to it.
 
     Args:
-        sources: paths of indexes or plain lists with the same columns and classes.
+        sources: paths or URLs of indexes or plain lists with the same columns and classes. An index at a URL is copied
+            first, as `open_index` does.
         out: path of the index text to write. An older one is replaced.
         relative: write `#root` relative to the folder of `out`.
         progress: called with the number of samples written so far.
 
     Raises:
-        ArgumentError: columns or classes differ, the roots have no common parent, or `out` is one of the sources.
+        ArgumentError: columns or classes differ, the roots have no common parent, or `out` is one of the sources or a
+            URL.
         IndexNotFoundError: there is no index at one of the paths.
         IndexFormatError: a line is broken, or a source is not a regular file.
+        OutageError: the server of a URL does not answer, and there is no copy.
         StorageError: a file cannot be read or written.
 
     Memory: constant.
     """
-    paths = [Path(absolute(source)) for source in sources]
-    if not paths:
+    names = [absolute(source) for source in sources]
+    if not names:
         raise ArgumentError("sources is empty. Give the indexes to merge: mpload merge a.txt b.txt -o all.txt")
+    if is_url(os.fspath(out)):
+        check_url(os.fspath(out))
+        raise ArgumentError(f"{os.fspath(out)}: an index is written to a local file. Give its path, and upload it then")
     target = Path(absolute(out))
-    check_out(target, paths)
-    headers = [read_header(path) for path in paths]
-    for path, header in zip(paths[1:], headers[1:], strict=True):
-        _check_alike(paths[0], headers[0], path, header)
-    roots = [root_of(path, header) for path, header in zip(paths, headers, strict=True)]
-    root = _common_root(paths, roots)
+    check_out(target, [Path(name) for name in names if not is_url(name)])
+    parts = [_Source.at(name) for name in names]
+    for part in parts[1:]:
+        _check_alike(parts[0], part)
+    root = _common_root(parts)
 
     def cells() -> Iterator[Sequence[Cell]]:
-        for path, own in zip(paths, roots, strict=True):
-            prefix = own[len(root) :].lstrip("/")
-            with open_list(path, prefix=prefix + "/" if prefix else "") as rows:
+        for part in parts:
+            prefix = part.root[len(root) :].lstrip("/")
+            with open_list(part.text, root=part.root, prefix=prefix + "/" if prefix else "") as rows:
                 yield from rows.cells
 
-    rows = Rows(columns=headers[0].columns, root=root, classes=headers[0].classes, cells=cells())
+    first = parts[0].header
+    rows = Rows(columns=first.columns, root=root, classes=first.classes, cells=cells())
     write_texts(rows, target, split=None, relative=relative, progress=progress)
     open_index(target)
     return target
 
 
-def _check_alike(first_path: Path, first: Header, path: Path, header: Header) -> None:
+def _check_alike(one: _Source, other: _Source) -> None:
+    first_path, first, path, header = one.name, one.header, other.name, other.header
     if header.columns != first.columns:
         raise ArgumentError(
             f"{path}: has columns '{format_columns(header.columns)}', but {first_path} has "
@@ -86,14 +122,14 @@ def _check_alike(first_path: Path, first: Header, path: Path, header: Header) ->
     )
 
 
-def _common_root(paths: Sequence[Path], roots: Sequence[str]) -> str:
+def _common_root(parts: Sequence[_Source]) -> str:
     """Return the innermost folder or URL that contains all roots."""
+    roots = [part.root for part in parts]
     common = os.path.commonprefix([root.split("/") for root in roots])  # noqa: RUF071  of lists, component by component
-    is_url = "://" in roots[0]
-    if len(common) < (3 if is_url else 1):  # a URL starts with its scheme, an empty component and its host
+    if len(common) < (3 if is_url(roots[0]) else 1):  # a URL starts with its scheme, an empty component and its host
         other = next(number for number, root in enumerate(roots) if root != roots[0])
         raise ArgumentError(
-            f"{paths[other]}: has the root {printable(roots[other])}, which has no parent in common with "
-            f"{printable(roots[0])}, the root of {paths[0]}. Copy the files below one root first"
+            f"{parts[other].name}: has the root {printable(roots[other])}, which has no parent in common with "
+            f"{printable(roots[0])}, the root of {parts[0].name}. Copy the files below one root first"
         )
     return "/".join(common) or "/"

@@ -19,8 +19,9 @@ import pytest
 from mpload import MPDataset, RandomResizedCrop, RawBytes, RemoteStorage, Topology, build_index, open_index
 from mpload.errors import ArgumentError, IndexNotFoundError, MploadWarning, OutageError, StorageError
 from mpload.index.columns import parse_columns
-from mpload.index.opening import _root_at
+from mpload.index.opening import root_at
 from mpload.index.text import Header
+from mpload.ingest.merge import merge_indexes
 from mpload.samples.row_index import find_row_index, make_row_index
 from tests.support.photos import make_photo_tree
 from tests.support.web_faults import web_server
@@ -260,4 +261,36 @@ def test_commands_accept_a_url(server: Server, command: str, tmp_path: Path) -> 
     ],
 )
 def test_a_relative_root_is_relative_to_the_url(url: str, root: str | None, wanted: str) -> None:
-    assert _root_at(url, Header(columns=parse_columns("image:path"), root=root)) == wanted
+    assert root_at(url, Header(columns=parse_columns("image:path"), root=root)) == wanted
+
+
+def test_indexes_at_urls_are_merged_with_local_ones(folder: Path, server: Server, tmp_path: Path) -> None:
+    for number in range(2):
+        (folder / f"part{number}").mkdir()
+        text = f"#mpload 1\n#root ./data\n#columns image:path label:int\n{number}.jpg\t{number}\n"
+        (folder / f"part{number}" / "index.txt").write_text(text)
+    local = tmp_path / "local.txt"
+    local.write_text(f"#mpload 1\n#root {server.url}\n#columns image:path label:int\n2.jpg\t2\n")
+    sources = [f"{server.url}/part0/index.txt", str(local), f"{server.url}/part1/index.txt"]
+    merged = open_index(merge_indexes(sources, tmp_path / "all.txt"))
+    assert merged.root == server.url
+    assert [record.cells for record in merged] == [("part0/data/0.jpg", 0), ("2.jpg", 2), ("part1/data/1.jpg", 1)]
+    command = [sys.executable, "-m", "mpload", "merge", *sources[::2], "-o", str(tmp_path / "two.txt")]
+    subprocess.run(command, check=True, capture_output=True)
+    assert [record.cells[1] for record in open_index(tmp_path / "two.txt")] == [0, 1]
+
+
+def test_indexes_without_a_common_root_and_an_output_at_a_url_are_refused(
+    folder: Path, server: Server, tmp_path: Path
+) -> None:
+    (folder / "plain.txt").write_text("#mpload 1\n#root train\n#columns image:path label:int\n0.jpg\t0\n")
+    (tmp_path / "local.txt").write_text("#mpload 1\n#root /data\n#columns image:path label:int\n2.jpg\t2\n")
+    url = f"{server.url}/plain.txt"
+    with pytest.raises(ArgumentError, match=f"{url}: has the root {server.url}/train, which has no parent in common"):
+        merge_indexes([tmp_path / "local.txt", url], tmp_path / "all.txt")
+    with pytest.raises(ArgumentError, match=f"{url}: an index is written to a local file"):
+        merge_indexes([tmp_path / "local.txt"], url)
+    with pytest.raises(ArgumentError, match="contains a password") as caught:
+        merge_indexes([tmp_path / "local.txt", url.replace("://", "://name:secret@")], tmp_path / "all.txt")
+    assert "secret" not in str(caught.value)
+    assert not (tmp_path / "all.txt").exists()
