@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from mpload.index.columns import format_columns
 from mpload.index.index import Index, Record, header_of, sidecar_of
 from mpload.samples.row_index import RowIndex, find_row_index
+from mpload.storage.remote import redacted
 from mpload.units import format_bytes, format_count, format_counted
 
 __all__ = [
@@ -72,7 +73,7 @@ class Summary:
             "path": str(index.path),
             "num_samples": len(index),
             "columns": format_columns(index.columns),
-            "root": index.root,
+            "root": redacted(index.root),
             "fingerprint": index.fingerprint,
             "text_bytes": self.text_bytes,
             "sidecar": {
@@ -112,7 +113,7 @@ class Summary:
             f"{index.path}",
             f"samples      {format_count(num_samples)}",
             f"columns      {format_columns(index.columns)}",
-            f"root         {index.root}",
+            f"root         {redacted(index.root)}",
             f"fingerprint  {index.fingerprint}",
             f"text         {format_bytes(self.text_bytes)}, {self.text_bytes / num_samples:.1f} bytes per sample",
             f"sidecar      {format_bytes(self.sidecar_bytes)}, {self.sidecar_bytes / num_samples:.1f} bytes per sample",

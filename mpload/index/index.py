@@ -18,6 +18,7 @@ from mpload.index.record import Record
 from mpload.index.text import MAX_LINE_BYTES, Header
 from mpload.storage.mapped import can_load, map_of
 from mpload.storage.merging import merge_nearby
+from mpload.storage.remote import redacted
 from mpload.units import KIB, MIB, format_count, format_facts, html_table
 
 __all__ = ["Index", "Record", "header_of", "lines_of", "map_lines", "prefetch_lines", "require_files", "sidecar_of"]
@@ -206,7 +207,11 @@ class Index:
         return html_table(f"Index {self.path}", self._facts())
 
     def _facts(self) -> dict[str, str]:
-        facts = {"samples": format_count(len(self)), "columns": format_columns(self.columns), "root": self.root}
+        facts = {
+            "samples": format_count(len(self)),
+            "columns": format_columns(self.columns),
+            "root": redacted(self.root),
+        }
         return facts if not self.classes else {**facts, "classes": format_count(len(self.classes))}
 
 

@@ -20,6 +20,7 @@ from mpload.ingest.signatures import looks_like_image
 from mpload.ingest.threads import map_in_threads
 from mpload.storage.local import LocalStorage
 from mpload.storage.ranges import LmdbValue, RowValue, Span
+from mpload.storage.remote import redacted
 from mpload.units import printable
 
 __all__ = ["Finding", "check_index", "check_lines"]
@@ -235,7 +236,7 @@ class _Check:
 def _unchecked_files(index: Index) -> str | None:
     """Return a sentence about files and values that cannot be checked; None if all can."""
     if "://" in index.root:
-        return f"files at {index.root} are not checked, only the lines and the sidecar"
+        return f"files at {redacted(index.root)} are not checked, only the lines and the sidecar"
     for column in index.columns:
         if column.type in {ColumnType.LMDB, ColumnType.ROW}:
             return f"{column.type} values are not checked, only the lines, the sidecar and other files"

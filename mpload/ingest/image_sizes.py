@@ -14,6 +14,7 @@ from mpload.index.lookup import SidecarFile, SidecarLayout
 from mpload.index.sidecar import Progress, rewrite_sidecar
 from mpload.ingest.threads import map_in_threads
 from mpload.storage.ranges import Span
+from mpload.storage.remote import redacted
 from mpload.units import printable
 
 __all__ = ["measure_sizes"]
@@ -43,7 +44,9 @@ def measure_sizes(index: Index, *, num_workers: int = 8, progress: Progress | No
         if column.type in {ColumnType.LMDB, ColumnType.ROW}:
             raise ArgumentError(f"{index.path}: sizes of {column.type} values cannot be measured. Build without sizes")
     if "://" in index.root and any(column.type is ColumnType.PATH for column in index.columns):
-        raise ArgumentError(f"{index.path}: sizes of files at {index.root} cannot be measured. Build without sizes")
+        raise ArgumentError(
+            f"{index.path}: sizes of files at {redacted(index.root)} cannot be measured. Build without sizes"
+        )
     sources = [number for number, column in enumerate(index.columns) if column.type.is_source]
     root = Path(index.root)
 

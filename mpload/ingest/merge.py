@@ -45,6 +45,10 @@ class _Source:
         header = read_header(text)
         return cls(name=name, text=text, header=header, root=root_at(name, header))
 
+    def __post_init__(self) -> None:
+        if is_url(self.root):
+            check_url(self.root)
+
 
 def merge_indexes(
     sources: Sequence[str | os.PathLike[str]],

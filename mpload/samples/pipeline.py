@@ -26,7 +26,7 @@ from mpload.storage.notices import Notices
 from mpload.storage.protocols import Room, RoomStorage, Storage
 from mpload.storage.ranges import ByteRange
 from mpload.storage.read_ahead import ReadAhead
-from mpload.storage.remote import RemoteStorage
+from mpload.storage.remote import RemoteStorage, is_url, redacted
 from mpload.transport.messages import MAX_COUNTS
 
 __all__ = ["Pipeline", "SampleCache"]
@@ -368,7 +368,8 @@ class Pipeline:
 
     def describe(self, record: Record, cause: str, error: BaseException | None = None) -> BadSample:
         """Return the report on a sample that failed."""
-        sources = tuple(str(record.cells[number]) for number in self.sources)
+        cells = (str(record.cells[number]) for number in self.sources)
+        sources = tuple(redacted(cell) if is_url(cell) else cell for cell in cells)
         where = self.index.where(record.sample_id)
         return BadSample(sample_id=record.sample_id, where=where, paths=sources, cause=cause, error=error)
 

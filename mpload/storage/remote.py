@@ -23,7 +23,7 @@ from mpload.storage.retrying import Client, RetryingClient
 from mpload.storage.servers import Limits, What
 from mpload.units import format_count, printable
 
-__all__ = ["RemoteObjects", "RemoteStorage", "check_url", "is_url", "list_objects"]
+__all__ = ["RemoteObjects", "RemoteStorage", "check_url", "is_url", "list_objects", "redacted"]
 
 _BUCKETS = ("s3", "gs", "az")
 _SCHEMES = (*_BUCKETS, "http", "https")
@@ -134,7 +134,7 @@ class RemoteObjects:
         data = self._ask(url, lambda server, key: server.fetch(key, _span(item)))
         if item.length_bytes is not None and len(data) < item.length_bytes:
             raise StorageError(
-                f"{_redacted(url)}: the span {item.offset_bytes}+{item.length_bytes} ends at byte "
+                f"{redacted(url)}: the span {item.offset_bytes}+{item.length_bytes} ends at byte "
                 f"{format_count(item.offset_bytes + item.length_bytes)}, past the end of the object. Was it uploaded "
                 "completely? If so, build the index again"
             )
@@ -153,7 +153,7 @@ class RemoteObjects:
             server = self._servers.get(place) or self._servers.setdefault(place, self._new_server(place))
             return request(server, key)
         except (ArgumentError, StorageError) as error:
-            failure = type(error)(f"{_redacted(url)}: {error}")
+            failure = type(error)(f"{redacted(url)}: {error}")
             if isinstance(failure, StorageError) and isinstance(error, StorageError):
                 failure.errno = error.errno
         raise failure  # outside `except`, so that the original is not its context
@@ -186,15 +186,15 @@ class RemoteObjects:
         if not is_url(path):
             if path[:1] == "/" or _climbs(path):
                 raise OutsideRootError(
-                    f"{_redacted(path)}: leads outside of the root {self._root}. Fix this line of the index"
+                    f"{redacted(path)}: leads outside of the root {self._root}. Fix this line of the index"
                 )
             if not path or not is_url(self._root):
-                raise StorageError(f"{_redacted(path)!r} is not a URL. Fix this line of the index")
+                raise StorageError(f"{redacted(path)!r} is not a URL. Fix this line of the index")
             return f"{self._root}/{path}"
         check_url(path)
         if not self._allow_outside_root and (not path.startswith(f"{self._root}/") or _climbs(path)):
             raise OutsideRootError(
-                f"{_redacted(path)}: lies outside of the root {self._root}. Set #root of the index to a URL that holds "
+                f"{redacted(path)}: lies outside of the root {self._root}. Set #root of the index to a URL that holds "
                 "all objects or, if you trust the index, open it by open_index(..., allow_outside_root=True)"
             )
         return path
@@ -202,7 +202,7 @@ class RemoteObjects:
     def _check_size(self, url: str, num_bytes: int) -> None:
         if self._max_bytes is not None and num_bytes > self._max_bytes:
             raise StorageError(
-                f"{_redacted(url)}: is not read: its {format_count(num_bytes)} bytes exceed "
+                f"{redacted(url)}: is not read: its {format_count(num_bytes)} bytes exceed "
                 f"max_bytes={format_count(self._max_bytes)}. Raise that limit, or remove the sample from the index"
             )
 
@@ -224,11 +224,11 @@ def check_url(url: str) -> None:
     scheme, parts = url.partition("://")[0], _parts(url)
     if parts is None or scheme not in _SCHEMES or not parts.netloc:
         raise ArgumentError(
-            f"{_redacted(url)}: is not a URL with scheme {', '.join(_SCHEMES[:-1])} or {_SCHEMES[-1]} and a valid host"
+            f"{redacted(url)}: is not a URL with scheme {', '.join(_SCHEMES[:-1])} or {_SCHEMES[-1]} and a valid host"
         )
     if "@" in parts.netloc or (parts.query and scheme.startswith("http")):
         raise ArgumentError(
-            f"{_redacted(url)}: contains a password, or a query that may be a signature. An index must not contain "
+            f"{redacted(url)}: contains a password, or a query that may be a signature. An index must not contain "
             "secrets: write s3://BUCKET/KEY, and pass credentials in the provider's environment variables"
         )
 
@@ -256,9 +256,9 @@ def list_objects(url: str) -> Iterator[tuple[str, int]]:
     try:
         yield from list_bucket(bucket, prefix)
     except RequestFailure as error:
-        failure = StorageError(f"{_redacted(url)}: {error}")
+        failure = StorageError(f"{redacted(url)}: {error}")
     except (ArgumentError, StorageError) as error:
-        failure = type(error)(f"{_redacted(url)}: {error}")
+        failure = type(error)(f"{redacted(url)}: {error}")
     if failure is not None:
         raise failure
 
@@ -281,17 +281,17 @@ def _climbs(path: str) -> bool:
 def _parts(url: str) -> SplitResult | None:
     """Return the parts of a URL; None if its host or port is not valid. Then either may be a part of a password."""
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(f"https://{url.partition('://')[2]}")  # of any scheme, even none
         _ = parts.port
     except ValueError:
         return None
     return parts
 
 
-def _redacted(url: str) -> str:
+def redacted(url: str) -> str:
     """Return a URL without its password and query, so that it can be printed. A path is returned as it is."""
     scheme, is_there, _ = url.partition("://")
     if is_there and _parts(url) is None:
         return f"{printable(scheme)}://..."
     plain = url.partition("?")[0] if is_there and scheme not in _BUCKETS else url
-    return printable(re.sub(r"(://)[^/@]*@", r"\1", plain))
+    return printable(re.sub(r"(://)[^/]*@", r"\1", plain))
