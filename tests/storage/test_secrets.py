@@ -73,6 +73,7 @@ def uses(url: str, folder: Path) -> Iterator[Callable[[], object]]:
     yield lambda: merge_indexes([index], url)
     yield lambda: build_index(url, out)
     yield lambda: build_index(listed, out, root=url)
+    yield lambda: build_index(listed, out)
     yield lambda: build_index(index, out)
     for path in (listed, index, rooted):
         yield lambda path=path: repr(open_index(path))  # type: ignore[misc]
@@ -99,7 +100,7 @@ def test_no_secret_of_a_url_is_shown(
                 shown += traceback.format_exception(error)
     shown += [str(each.message) for each in found]
     shown += [each.getMessage() for each in caplog.records]
-    for path in tmp_path.glob("*.jsonl"):
+    for path in (*tmp_path.glob("*.jsonl"), *tmp_path.glob("out.txt")):
         shown += path.read_text().splitlines()
         path.unlink()
     assert not [text for text in shown if SECRET in text]
