@@ -26,7 +26,7 @@ from mpload.units import format_count
 __all__ = ["CUT_SHORT", "Server", "Until", "failure_of"]
 
 CUT_SHORT = ("answer cut short", ": the connection was closed before the end of the answer")
-_MAX_IDLE = 64  # connections that are kept for each server
+_MAX_IDLE = 128  # connections that are kept for each server
 _TUNNEL_STATUS = re.compile(r"Tunnel connection failed: (\d{3})\b")
 _LEAST_SECONDS = 1e-3
 _UNREACHABLE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EADDRNOTAVAIL}

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from mpload.storage.ranges import ByteRange
 
-__all__ = ["KeepingStorage", "PageStorage", "Room", "RoomStorage", "Storage"]
+__all__ = ["KeepingStorage", "PageStorage", "RemoteReads", "Room", "RoomStorage", "Storage"]
 
 Room = Callable[[int], NDArray[np.uint8]]
 """Returns an array uint8 [n] with room for n bytes. A second call discards the first array."""
@@ -57,4 +57,21 @@ class RoomStorage(Protocol):
 
     def read_into(self, item: ByteRange, room: Room) -> NDArray[np.uint8]:
         """Read a range into the array uint8 [n] that `room(n)` returns, and return that array."""
+        ...
+
+
+@runtime_checkable
+class RemoteReads(Protocol):
+    """A storage behind a network: its reads always take long, and a few take much longer than others."""
+
+    def read_wanted(self, item: ByteRange, is_wanted: Callable[[], bool]) -> bytes:
+        """Read a range. A request that has failed is only repeated while the range is wanted."""
+        ...
+
+    def read_again(self, item: ByteRange) -> bytes:
+        """Read a range that another thread is reading, with one request. Raises `StorageError` if that fails."""
+        ...
+
+    def may_read_again(self, item: ByteRange) -> bool:
+        """Return whether the server of a range has not failed lately. One that fails must not get more requests."""
         ...

@@ -81,7 +81,8 @@ class RemoteObjects:
         ArgumentError: `root` is not a URL that can be read, or contains a secret.
     """
 
-    max_parallel_reads = 32
+    max_parallel_reads = 128
+    """The number of requests in progress follows the latency; this is the maximum for each process."""
 
     def __init__(
         self,
@@ -123,15 +124,28 @@ class RemoteObjects:
             OutageError: a server does not answer.
             StorageError: bytes cannot be read.
         """
-        return [self._read(item) for item in ranges]
+        return [self._read(item, RetryingClient.fetch) for item in ranges]
 
-    def _read(self, item: ByteRange) -> bytes:
+    def read_wanted(self, item: ByteRange, is_wanted: Callable[[], bool]) -> bytes:
+        """Read a range as `read` does. A request that has failed is only repeated while the range is wanted."""
+        return self._read(item, partial(RetryingClient.fetch, is_wanted=is_wanted))
+
+    def read_again(self, item: ByteRange) -> bytes:
+        """Read a range that another thread is reading, with one request. Errors are those of `read`."""
+        return self._read(item, RetryingClient.fetch_once)
+
+    def may_read_again(self, item: ByteRange) -> bool:
+        """Return whether no request to the server of a range has failed for some seconds."""
+        server = self._servers.get(_split(self._url(item.path))[0])
+        return server is not None and server.is_calm
+
+    def _read(self, item: ByteRange, fetch: Callable[[RetryingClient, str, tuple[int, int] | None], bytes]) -> bytes:
         url = self._url(item.path)
         if item.length_bytes is not None:
             self._check_size(url, item.length_bytes)
             if not item.length_bytes:
                 return b""
-        data = self._ask(url, lambda server, key: server.fetch(key, _span(item)))
+        data = self._ask(url, lambda server, key: fetch(server, key, _span(item)))
         if item.length_bytes is not None and len(data) < item.length_bytes:
             raise StorageError(
                 f"{redacted(url)}: the span {item.offset_bytes}+{item.length_bytes} ends at byte "

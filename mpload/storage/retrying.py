@@ -21,6 +21,7 @@ _PROBE = "mpload-probe"
 _PROBE_SHARE = 4
 _MAX_REMEMBERED = 256
 _JITTER_SECONDS = 0.1
+_CALM_SECONDS = 5.0
 
 _FACTS = (-1, 0)
 """Stands for a span if the size and the version of an object are requested."""
@@ -75,20 +76,43 @@ class RetryingClient:
         self._outage = ""  # the message of the latest outage
         self._failed: dict[What, tuple[float, str]] = {}  # what could not be read, until when that counts, and why
 
-    def fetch(self, key: str, span: tuple[int, int] | None) -> bytes:
+    def fetch(self, key: str, span: tuple[int, int] | None, is_wanted: Callable[[], bool] = lambda: True) -> bytes:
         """Return the bytes of an object, or of a span of it: (offset, length). A span may end early.
+
+        A request that fails is repeated only while `is_wanted` returns true.
 
         Raises:
             OutageError: the server does not answer. The message does not contain the URL.
             StorageError: the object cannot be read. The message does not contain the URL.
         """
-        return self._repeated((key, span), partial(self._client.fetch, self._url, key, span))
+        return self._repeated((key, span), partial(self._client.fetch, self._url, key, span), is_wanted)
+
+    def fetch_once(self, key: str, span: tuple[int, int] | None) -> bytes:
+        """Return the same as `fetch`, with one request. Raises `StorageError` if that fails."""
+        began = time.monotonic()
+        try:
+            data = self._client.fetch(self._url, key, span, limit_seconds=self._limits.request_seconds)
+        except RequestFailure as failure:
+            self._note(failure, began=began)
+            message = str(failure)
+        else:
+            self._answered()
+            return data
+        raise StorageError(message)
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether no request has failed for some seconds, apart from those for objects that the server refuses."""
+        now, server = time.monotonic(), self._server
+        return not server.is_failing and now - server.failed_at > _CALM_SECONDS and now >= server.resumes_at
 
     def look_up(self, key: str) -> ObjectFacts:
         """Return the size and the version of an object. Errors are those of `fetch`."""
         return self._repeated((key, _FACTS), partial(self._client.look_up, self._url, key))
 
-    def _repeated(self, what: What, request: Callable[..., _Answer]) -> _Answer:
+    def _repeated(
+        self, what: What, request: Callable[..., _Answer], is_wanted: Callable[[], bool] = lambda: True
+    ) -> _Answer:
         """Return the answer to a request, which is repeated if it fails."""
         began = time.monotonic()
         attempts = Attempts.begin(self._limits, self._server, now=began)
@@ -100,6 +124,8 @@ class RetryingClient:
             try:
                 answer = request(limit_seconds=attempts.limit_seconds(began))
             except RequestFailure as failure:
+                if not is_wanted():
+                    raise StorageError(f"{failure} (no longer wanted)") from None
                 attempts.failed(failure, now=time.monotonic())
                 self._note(failure, began=began)
             else:

@@ -175,7 +175,7 @@ def is_reading(ahead: ReadAhead) -> bool:
 def test_no_more_bytes_are_read_ahead_than_allowed(max_bytes: int) -> None:
     storage = SlowMemory({"shard": FILE})
     ahead = awake(storage, max_bytes=max_bytes)
-    ahead.depth = 100
+    ahead._depths.depth = 100
     ahead._next_probe_ns = 1 << 62
     storage.reads.clear()
     wanted = {number: [span(number * 20_000 % 90_001, 1000)] for number in range(40)}

@@ -1,0 +1,89 @@
+"""How long the requests of a process have taken lately, and from when on one is late."""
+
+from math import frexp
+
+__all__ = ["Latencies"]
+
+_LATE_QUANTILE = 0.95
+_LATE_FACTOR = 2
+_LEAST_LATE_NS = 5_000_000
+"""A busy machine may itself delay an answer by some milliseconds."""
+_NUM_KEPT = 1024
+_NUM_NEEDED = 64
+_NUM_BETWEEN = 32
+_WEIGHT = 1 / 64
+_NUM_BUCKETS = 64 * 8
+
+
+class Latencies:
+    """How long requests have taken lately. Requests of different sizes are kept apart.
+
+    A request is late if it takes twice as long as the 95th percentile of those of its size, and at least 5 ms. Spans
+    have about the same size if their lengths have the same number of binary digits. The length of a whole object is not
+    known before it is read, so all whole objects are taken together.
+
+    Counts are halved after every 1,024 requests, so that old ones fade.
+
+    Memory: 4 kB for each size. Process: use it in one thread.
+    """
+
+    def __init__(self) -> None:
+        self._sizes: dict[int | None, _Histogram] = {}
+        self.mean_ns = 0.0
+        """Mean time of the latest requests; 0 before the first one."""
+
+    def add(self, num_ns: int, length_bytes: int | None) -> None:
+        """Note how long a request took. A `length_bytes` of None means a whole object."""
+        self.mean_ns += (num_ns - self.mean_ns) * (_WEIGHT if self.mean_ns else 1)
+        self._of(length_bytes).add(num_ns)
+
+    def late_ns(self, length_bytes: int | None) -> int | None:
+        """Return after how long a request of this size is late; None if too few were made to tell."""
+        return self._of(length_bytes).late_ns
+
+    @property
+    def longest_late_ns(self) -> int | None:
+        """After how long a request of any size is late; None if too few were made to tell."""
+        known = [each.late_ns for each in self._sizes.values() if each.late_ns is not None]
+        return max(known, default=None)
+
+    def _of(self, length_bytes: int | None) -> "_Histogram":
+        size = None if length_bytes is None else length_bytes.bit_length()
+        found = self._sizes.get(size)
+        if found is None:
+            found = self._sizes[size] = _Histogram()
+        return found
+
+
+class _Histogram:
+    """A histogram whose buckets have widths of about 9 %, and the time after which a request is late."""
+
+    __slots__ = ("_counts", "_num_added", "_total", "late_ns")
+
+    def __init__(self) -> None:
+        self._counts = [0.0] * _NUM_BUCKETS
+        self._total = 0.0
+        self._num_added = 0
+        self.late_ns: int | None = None
+
+    def add(self, num_ns: int) -> None:
+        fraction, exponent = frexp(max(1, num_ns))  # fraction in [0.5, 1)
+        self._counts[exponent * 8 + int(fraction * 16) - 8] += 1
+        self._total += 1
+        self._num_added += 1
+        if self._num_added < _NUM_NEEDED or self._num_added % _NUM_BETWEEN:
+            return
+        self.late_ns = max(_LEAST_LATE_NS, _LATE_FACTOR * self._quantile_ns(_LATE_QUANTILE))
+        if self._total >= _NUM_KEPT:
+            self._counts = [count / 2 for count in self._counts]
+            self._total /= 2
+
+    def _quantile_ns(self, share: float) -> int:
+        """Return the upper end of the bucket that holds a quantile."""
+        left = self._total * (1 - share)
+        for bucket in reversed(range(_NUM_BUCKETS)):
+            left -= self._counts[bucket]
+            if left < 0:
+                exponent, eighth = divmod(bucket, 8)
+                return (9 + eighth << exponent) // 16
+        return 0
