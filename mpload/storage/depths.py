@@ -8,13 +8,14 @@ __all__ = ["DepthByLatency", "DepthByWaits"]
 
 _MAX_DEPTH = 256
 _CALM_SAMPLES = 64
-_FIRST_REMOTE_DEPTH = 32
+_FIRST_REMOTE_DEPTH = 8
 _SPARE_SAMPLES = 8
 _SPARE_THREADS = 4
-_THREAD_FACTOR = 1.5
+_THREAD_FACTOR = 1.25
 _WEIGHT = 1 / 64
 _MAX_RISE = 8
 _SAMPLES_BETWEEN = 16
+_GUESSED_LATE_FACTOR = 2
 
 
 class DepthByWaits:
@@ -82,9 +83,9 @@ class DepthByLatency:
             return
         self._num_since_change = 0
         latencies = self._latencies
-        late_ns = latencies.longest_late_ns
-        if not self._use_ns or late_ns is None:
+        if not self._use_ns or not latencies.mean_ns:
             return
+        late_ns = latencies.longest_late_ns or _GUESSED_LATE_FACTOR * latencies.mean_ns
         self.num_threads = min(
             self._max_threads, _SPARE_THREADS + ceil(_THREAD_FACTOR * latencies.mean_ns / self._use_ns)
         )

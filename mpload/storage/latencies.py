@@ -4,8 +4,9 @@ from math import frexp
 
 __all__ = ["Latencies"]
 
-_LATE_QUANTILE = 0.95
-_LATE_FACTOR = 2
+_USUAL_QUANTILE, _LONG_QUANTILE = 0.5, 0.95
+_LATE_SPREADS = 3
+_LEAST_LATE_SHARE = 1 / 4
 _LEAST_LATE_NS = 5_000_000
 """A busy machine may itself delay an answer by some milliseconds."""
 _NUM_KEPT = 1024
@@ -18,9 +19,10 @@ _NUM_BUCKETS = 64 * 8
 class Latencies:
     """How long requests have taken lately. Requests of different sizes are kept apart.
 
-    A request is late if it takes twice as long as the 95th percentile of those of its size, and at least 5 ms. Spans
-    have about the same size if their lengths have the same number of binary digits. The length of a whole object is not
-    known before it is read, so all whole objects are taken together.
+    Let `spread` be the 95th percentile, less the median, of the requests of its size. A request is late if it takes
+    longer than the 95th percentile by three times the spread, by a quarter, and longer than 5 ms. Spans have about the
+    same size if their lengths have the same number of binary digits. The length of a whole object is not known before
+    it is read, so all whole objects are taken together.
 
     Counts are halved after every 1,024 requests, so that old ones fade.
 
@@ -73,7 +75,9 @@ class _Histogram:
         self._num_added += 1
         if self._num_added < _NUM_NEEDED or self._num_added % _NUM_BETWEEN:
             return
-        self.late_ns = max(_LEAST_LATE_NS, _LATE_FACTOR * self._quantile_ns(_LATE_QUANTILE))
+        usual_ns, long_ns = self._quantile_ns(_USUAL_QUANTILE), self._quantile_ns(_LONG_QUANTILE)
+        late_ns = long_ns + max(_LATE_SPREADS * (long_ns - usual_ns), round(_LEAST_LATE_SHARE * long_ns))
+        self.late_ns = max(_LEAST_LATE_NS, late_ns)
         if self._total >= _NUM_KEPT:
             self._counts = [count / 2 for count in self._counts]
             self._total /= 2
