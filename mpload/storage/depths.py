@@ -15,6 +15,7 @@ _THREAD_FACTOR = 1.25
 _WEIGHT = 1 / 64
 _MAX_RISE = 8
 _SAMPLES_BETWEEN = 16
+_LEAST_SPARE_NS = 16_000_000
 _GUESSED_LATE_FACTOR = 2
 
 
@@ -89,4 +90,5 @@ class DepthByLatency:
         self.num_threads = min(
             self._max_threads, _SPARE_THREADS + ceil(_THREAD_FACTOR * latencies.mean_ns / self._use_ns)
         )
-        self.depth = min(_MAX_DEPTH, _SPARE_SAMPLES + ceil((late_ns + latencies.mean_ns) / self._use_ns))
+        ahead_ns = min(late_ns + latencies.mean_ns, latencies.mean_ns + max(_LEAST_SPARE_NS, latencies.mean_ns))
+        self.depth = min(_MAX_DEPTH, _SPARE_SAMPLES + ceil(ahead_ns / self._use_ns))
