@@ -16,7 +16,7 @@ from mpload.index.index import Index, Record
 from mpload.plan.sample_rng import SampleRng
 from mpload.samples.batch import Batch, Sample, columns_of_samples
 from mpload.samples.column_decoders import ColumnDecoders, Ready
-from mpload.samples.counts import CACHE_HITS, CACHE_MISSES, DECODE_NS, READ_NS
+from mpload.samples.counts import CACHE_HITS, CACHE_MISSES, DECODE_NS, HEDGES, READ_NS
 from mpload.samples.one_decoder import OneDecoder
 from mpload.samples.policy import BadSample, BadSamples, ErrorAction, ErrorPolicy, all_failed, substitute_for
 from mpload.samples.reading import SampleCache, storage_of
@@ -132,6 +132,7 @@ class Pipeline:
     def take_counts(self) -> list[int]:
         """Return this process's counters since the last call; `mpload.samples.counts` names them."""
         counts, self._counts = self._counts, [0] * MAX_COUNTS
+        counts[HEDGES] = self.ahead.take_hedges()
         return counts
 
     @property

@@ -11,12 +11,12 @@ _CALM_SAMPLES = 64
 _FIRST_REMOTE_DEPTH = 8
 _SPARE_SAMPLES = 8
 _SPARE_THREADS = 4
-_THREAD_FACTOR = 1.25
+_CHEAP_THREADS = 24
+_THREAD_FACTOR = 1.125
 _WEIGHT = 1 / 64
 _MAX_RISE = 8
 _SAMPLES_BETWEEN = 16
 _LEAST_SPARE_NS = 16_000_000
-_GUESSED_LATE_FACTOR = 2
 
 
 class DepthByWaits:
@@ -55,6 +55,9 @@ class DepthByLatency:
     Samples are read further ahead than that, by the time after which a request is made a second time, so that a late
     answer delays no sample.
 
+    A busy machine makes requests seem longer, and then more of them at once would only make it busier. So beyond 24 at
+    once, only the time counts that nearly all requests take.
+
     Args:
         latencies: the times of the requests.
         max_threads: maximum number of requests in progress at the same time.
@@ -86,9 +89,8 @@ class DepthByLatency:
         latencies = self._latencies
         if not self._use_ns or not latencies.mean_ns:
             return
-        late_ns = latencies.longest_late_ns or _GUESSED_LATE_FACTOR * latencies.mean_ns
-        self.num_threads = min(
-            self._max_threads, _SPARE_THREADS + ceil(_THREAD_FACTOR * latencies.mean_ns / self._use_ns)
-        )
-        ahead_ns = min(late_ns + latencies.mean_ns, latencies.mean_ns + max(_LEAST_SPARE_NS, latencies.mean_ns))
-        self.depth = min(_MAX_DEPTH, _SPARE_SAMPLES + ceil(ahead_ns / self._use_ns))
+        most_ns = _CHEAP_THREADS * self._use_ns
+        latency_ns = max(latencies.short_ns, min(latencies.mean_ns, most_ns))
+        self.num_threads = min(self._max_threads, _SPARE_THREADS + ceil(_THREAD_FACTOR * latency_ns / self._use_ns))
+        late_ns = min(latencies.any_late_ns, max(_LEAST_SPARE_NS, latency_ns))
+        self.depth = min(_MAX_DEPTH, _SPARE_SAMPLES + ceil((latency_ns + late_ns) / self._use_ns))

@@ -45,7 +45,7 @@ class Hedging:
         self._running: list[Fetch] = []  # hedged, and both requests may still be in progress
         self._num_allowed = 0.0
         self.num_hedges = 0
-        """Number of reads that were made a second time."""
+        """Number of reads that were made a second time; the caller may reset it."""
 
     def begun(self, fetch: Fetch) -> None:
         """Watch a read that was passed to the threads."""

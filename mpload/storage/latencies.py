@@ -4,7 +4,8 @@ from math import frexp
 
 __all__ = ["Latencies"]
 
-_USUAL_QUANTILE, _LONG_QUANTILE = 0.5, 0.95
+_SHORT_QUANTILE, _USUAL_QUANTILE, _LONG_QUANTILE = 0.25, 0.5, 0.95
+_GUESSED_LATE_FACTOR = 2
 _LATE_SPREADS = 3
 _LEAST_LATE_SHARE = 1 / 4
 _LEAST_LATE_NS = 5_000_000
@@ -30,24 +31,32 @@ class Latencies:
     """
 
     def __init__(self) -> None:
+        self._all = _Histogram()
         self._sizes: dict[int | None, _Histogram] = {}
         self.mean_ns = 0.0
-        """Mean time of the latest requests; 0 before the first one."""
+        """Mean time of the latest requests, of which none counts more than a late one; 0 before the first one."""
 
     def add(self, num_ns: int, length_bytes: int | None) -> None:
         """Note how long a request took. A `length_bytes` of None means a whole object."""
-        self.mean_ns += (num_ns - self.mean_ns) * (_WEIGHT if self.mean_ns else 1)
-        self._of(length_bytes).add(num_ns)
+        histogram = self._of(length_bytes)
+        histogram.add(num_ns)
+        self._all.add(num_ns)
+        counted_ns = num_ns if histogram.late_ns is None else min(num_ns, histogram.late_ns)
+        self.mean_ns += (counted_ns - self.mean_ns) * (_WEIGHT if self.mean_ns else 1)
 
     def late_ns(self, length_bytes: int | None) -> int | None:
         """Return after how long a request of this size is late; None if too few were made to tell."""
         return self._of(length_bytes).late_ns
 
     @property
-    def longest_late_ns(self) -> int | None:
-        """After how long a request of any size is late; None if too few were made to tell."""
-        known = [each.late_ns for each in self._sizes.values() if each.late_ns is not None]
-        return max(known, default=None)
+    def any_late_ns(self) -> float:
+        """Return after how long a request is late, whatever its size. It is guessed while too few were made to tell."""
+        return self._all.late_ns or _GUESSED_LATE_FACTOR * self.mean_ns
+
+    @property
+    def short_ns(self) -> float:
+        """Return the time than which three of four requests took longer. Of these, all was spent on the way."""
+        return self._all.short_ns or self.mean_ns
 
     def _of(self, length_bytes: int | None) -> "_Histogram":
         size = None if length_bytes is None else length_bytes.bit_length()
@@ -60,13 +69,14 @@ class Latencies:
 class _Histogram:
     """A histogram whose buckets have widths of about 9 %, and the time after which a request is late."""
 
-    __slots__ = ("_counts", "_num_added", "_total", "late_ns")
+    __slots__ = ("_counts", "_num_added", "_total", "late_ns", "short_ns")
 
     def __init__(self) -> None:
         self._counts = [0.0] * _NUM_BUCKETS
         self._total = 0.0
         self._num_added = 0
         self.late_ns: int | None = None
+        self.short_ns = 0
 
     def add(self, num_ns: int) -> None:
         fraction, exponent = frexp(max(1, num_ns))  # fraction in [0.5, 1)
@@ -75,6 +85,7 @@ class _Histogram:
         self._num_added += 1
         if self._num_added < _NUM_NEEDED or self._num_added % _NUM_BETWEEN:
             return
+        self.short_ns = self._quantile_ns(_SHORT_QUANTILE)
         usual_ns, long_ns = self._quantile_ns(_USUAL_QUANTILE), self._quantile_ns(_LONG_QUANTILE)
         late_ns = long_ns + max(_LATE_SPREADS * (long_ns - usual_ns), round(_LEAST_LATE_SHARE * long_ns))
         self.late_ns = max(_LEAST_LATE_NS, late_ns)

@@ -122,10 +122,12 @@ class ReadAhead:
         """Number of samples to read ahead."""
         return self._depths.depth
 
-    @property
-    def num_hedges(self) -> int:
-        """Number of reads that were made a second time because they were late."""
-        return 0 if self._hedging is None else self._hedging.num_hedges
+    def take_hedges(self) -> int:
+        """Return the number of reads since the last call that were made a second time because they were late."""
+        if self._hedging is None:
+            return 0
+        num_hedges, self._hedging.num_hedges = self._hedging.num_hedges, 0
+        return num_hedges
 
     def plan(self, wanted: Mapping[int, Sequence[ByteRange]]) -> None:
         """Read these samples ahead in this order, as far as `depth` and `max_bytes` allow, and cancel all others.

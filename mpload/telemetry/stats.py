@@ -59,6 +59,8 @@ class Timings:
     """Samples read from the cache."""
     num_cache_misses: int = 0
     """Samples not found in the cache, including those that it never keeps."""
+    num_hedges: int = 0
+    """Requests to a server that were made a second time because the first one was late."""
 
     def since(self, earlier: "Timings") -> "Timings":
         """Return the difference from `earlier`."""
@@ -78,7 +80,7 @@ def timings_of(tallies: Iterable[Tally]) -> Timings:
     total = Tally()
     for tally in tallies:
         total.add(tally)
-    read_ns, decode_ns, transform_ns, num_hits, num_misses, *_ = total.counts
+    read_ns, decode_ns, transform_ns, num_hits, num_misses, num_hedges, *_ = total.counts
     return Timings(
         num_samples=total.num_samples,
         read_ns=read_ns,
@@ -87,6 +89,7 @@ def timings_of(tallies: Iterable[Tally]) -> Timings:
         total_ns=total.busy_ns,
         num_cache_hits=num_hits,
         num_cache_misses=num_misses,
+        num_hedges=num_hedges,
     )
 
 
@@ -269,6 +272,7 @@ class LoaderStats:
             "workers_bytes": memory.workers_bytes,
             "cache_hits": self.timings.num_cache_hits,
             "cache_misses": self.timings.num_cache_misses,
+            "hedges": self.timings.num_hedges,
             "copied_batches": self.num_copied_batches,
             "deaths": self.num_deaths,
         }
