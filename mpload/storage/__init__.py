@@ -24,6 +24,11 @@ opening          open_storage: makes the storage that an index needs
 many             reads the ranges of a whole chunk of samples with one native call
 mapped           maps shards of small samples into memory
 read_ahead       ReadAhead: threads that read samples in advance when the storage is slow
+fetches          one read for read-ahead, and which samples share it
+hedging          makes a read a second time if it is late
+latencies        how long requests have taken lately
+depths           how far to read ahead
+read_threads     threads that run jobs
 native           the native module, if it was built
 _files           opens files below a folder (C, optional): its Python module
 _read_many       reads many ranges of files into one area, or copies them from maps (C)

@@ -25,25 +25,12 @@ from mpload.storage.read_ahead import ReadAhead
 from mpload.storage.read_threads import ReadThreads
 from mpload.storage.remote import RemoteObjects
 from tests.support.batches import plain
+from tests.support.late_storages import FILES, NUM_FILES, LateMemory, late_every, read_in_order
 from tests.support.raw_server import head, raw_server
-from tests.support.storages import FILE, LateMemory
+from tests.support.storages import FILE
 from tests.support.transport_works import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs fork and the page cache of Linux")
-
-NUM_FILES = 400
-FILES = {str(number): FILE[number : 2 * number + 1] for number in range(NUM_FILES)}
-
-
-def late_every(number: int) -> LateMemory:
-    """Return a storage in which the first read of every so manieth file hangs, after the first 200."""
-    return LateMemory(FILES, late=lambda path: int(path) > 200 and not int(path) % number)
-
-
-def read_in_order(ahead: ReadAhead, *, first: int = 0, last: int = NUM_FILES) -> list[bytes]:
-    wanted = {number: [ByteRange(str(number))] for number in range(first, last)}
-    ahead.plan(wanted)
-    return [ahead.read(number, ranges)[0] for number, ranges in wanted.items()]
 
 
 @contextmanager
@@ -179,7 +166,7 @@ def test_a_child_forked_during_a_late_read_starts_afresh() -> None:
 def test_a_process_ends_at_once_though_a_read_is_late() -> None:
     script = """
         from mpload.storage.read_ahead import ReadAhead
-        from tests.storage.test_hedging import late_every, read_in_order
+        from tests.support.late_storages import late_every, read_in_order
         storage = late_every(100)
         ahead = ReadAhead(storage)
         read_in_order(ahead)

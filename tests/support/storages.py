@@ -4,7 +4,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from mpload.errors import StorageError
@@ -82,32 +82,3 @@ class SlowMemory:
         if item.offset_bytes + item.length_bytes > len(data):
             raise StorageError(f"{item.path}: too short")
         return data[item.offset_bytes : item.offset_bytes + item.length_bytes]
-
-
-class LateMemory(SlowMemory):
-    """Like `SlowMemory`, but behind a network: the first read of some files hangs until `answer_late` is set."""
-
-    max_parallel_reads = 16
-
-    def __init__(self, files: dict[str, bytes], *, late: Callable[[str], bool], seconds: float = SLOW_SECONDS) -> None:
-        super().__init__(files, seconds=seconds)
-        self.is_late = late
-        self.answer_late = threading.Event()
-        self.is_calm = True
-        self.is_hedge_good = True
-        self.reads_again: list[ByteRange] = []
-
-    def read_wanted(self, item: ByteRange, is_wanted: Callable[[], bool]) -> bytes:
-        data = self.read([item])[0]
-        if self.is_late(item.path):
-            self.answer_late.wait(60)
-        return data
-
-    def read_again(self, item: ByteRange) -> bytes:
-        self.reads_again.append(item)
-        if not self.is_hedge_good:
-            raise StorageError("a hedge that fails")
-        return self._one(item)
-
-    def may_read_again(self, item: ByteRange) -> bool:
-        return self.is_calm
