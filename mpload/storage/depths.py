@@ -4,7 +4,7 @@ from math import ceil
 
 from mpload.storage.latencies import Latencies
 
-__all__ = ["DepthByLatency", "DepthByWaits"]
+__all__ = ["DepthByLatency", "DepthByWaits", "Depths"]
 
 _MAX_DEPTH = 256
 _CALM_SAMPLES = 64
@@ -94,3 +94,6 @@ class DepthByLatency:
         self.num_threads = min(self._max_threads, _SPARE_THREADS + ceil(_THREAD_FACTOR * latency_ns / self._use_ns))
         late_ns = min(latencies.any_late_ns, max(_LEAST_SPARE_NS, latency_ns))
         self.depth = min(_MAX_DEPTH, _SPARE_SAMPLES + ceil((latency_ns + late_ns) / self._use_ns))
+
+
+Depths = DepthByLatency | DepthByWaits

@@ -5,7 +5,9 @@ The idea is that of J. Dean and L. A. Barroso, The Tail at Scale, Communications
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
+from mpload.storage.depths import Depths
 from mpload.storage.fetches import Fetch
 from mpload.storage.latencies import Latencies
 from mpload.storage.protocols import RemoteReads
@@ -29,16 +31,23 @@ class Hedging:
         storage: where the reads are made.
         threads: the threads that make them.
         latencies: the times of the reads so far.
+        depths: says how many threads there should be, apart from those that are stuck.
         clock_ns: the clock.
 
     Process: use it in one thread, the one that uses the bytes.
     """
 
     def __init__(
-        self, storage: RemoteReads, threads: ReadThreads, latencies: Latencies, clock_ns: Callable[[], int]
+        self,
+        storage: RemoteReads,
+        threads: ReadThreads,
+        latencies: Latencies,
+        depths: Depths,
+        clock_ns: Callable[[], int],
     ) -> None:
         self._storage = storage
         self._threads = threads
+        self._depths = depths
         self._latencies = latencies
         self._clock_ns = clock_ns
         self._watched: deque[Fetch] = deque()  # in the order in which they begin
@@ -100,5 +109,7 @@ class Hedging:
         self.num_hedges += 1
         fetch.is_hedged = fetch.is_hedging = True
         self._running.append(fetch)
-        self._threads.put(lambda: fetch.hedge(self._storage.read_again), is_urgent=True)
+        self._threads.put(partial(fetch.hedge, self._storage.read_again), is_urgent=True)
+        if self._threads.num_waiting:
+            self._threads.start(self._depths.num_threads + len(self._running))
         return True

@@ -10,8 +10,8 @@ from functools import partial
 from typing import TypeVar, cast
 
 from mpload.errors import ArgumentError
-from mpload.storage.depths import DepthByLatency, DepthByWaits
-from mpload.storage.fetches import Fetch, Piece, plan_fetches
+from mpload.storage.depths import DepthByLatency, DepthByWaits, Depths
+from mpload.storage.fetches import Fetch, Piece, Read, plan_fetches
 from mpload.storage.hedging import Hedging
 from mpload.storage.latencies import Latencies
 from mpload.storage.many import SLOW_NS, ManyRead
@@ -88,12 +88,13 @@ class ReadAhead:
         self._mean_file_bytes = float(_GUESSED_FILE_BYTES)
         self._is_possible = self.max_parallel_reads > 1
         self._remote = storage if isinstance(storage, RemoteReads) else None
+        self._read_one: Read = partial(_read_one, storage) if self._remote is None else self._remote.read_wanted
         self.is_active = self._is_possible and self._remote is not None
         """Whether reads are slow enough that `plan` pays."""
         self.was_active = self.is_active
         """Whether `is_active` was ever true."""
         self._latencies = Latencies()
-        self._depths: DepthByLatency | DepthByWaits = (
+        self._depths: Depths = (
             DepthByWaits(max_threads=self.max_parallel_reads)
             if self._remote is None
             else DepthByLatency(self._latencies, max_threads=self.max_parallel_reads)
@@ -104,10 +105,10 @@ class ReadAhead:
 
     def _start(self) -> None:
         self._pid = os.getpid()
-        self._threads = ReadThreads()
-        self._hedging = (
-            None if self._remote is None else Hedging(self._remote, self._threads, self._latencies, self._clock_ns)
-        )
+        self._threads = ReadThreads(max_threads=self.max_parallel_reads)
+        self._hedging = None
+        if self._remote is not None:
+            self._hedging = Hedging(self._remote, self._threads, self._latencies, self._depths, self._clock_ns)
         self._pieces: dict[int, list[Piece]] = {}  # by sample_id, in the order planned
         self._queue: deque[Fetch] = deque()  # reads that have not begun
         self._held_bytes = 0
@@ -197,11 +198,6 @@ class ReadAhead:
             self._hedging.wait(fetch, self._room_bytes)
         return None if fetch.data is None else piece.part_of(fetch.data)
 
-    def _read_one(self, item: ByteRange, is_wanted: Callable[[], bool]) -> bytes:
-        if self._remote is not None:
-            return self._remote.read_wanted(item, is_wanted)
-        return self._storage.read([item])[0]
-
     @property
     def _room_bytes(self) -> int:
         """How much of `max_bytes` is left."""
@@ -241,16 +237,16 @@ class ReadAhead:
 
     def _has_thread(self) -> bool:
         """Start another thread if that helps. Return False if there is none."""
-        num_threads = self._depths.num_threads
+        num_stuck = 0
         if self._hedging is not None:
             if self._threads.num_started and not self._threads.num_waiting:
                 return True
-            num_threads += len(self._hedging.running)  # threads whose answer is no longer wanted
-        if self._threads.num_started < min(self.max_parallel_reads, num_threads) and not self._threads.start_one():
-            self._is_possible = self.is_active = False
-            self._restart()
-            return False
-        return True
+            num_stuck = len(self._hedging.running)  # threads that wait for an answer which another one has got
+        if self._threads.start(self._depths.num_threads + num_stuck):
+            return True
+        self._is_possible = self.is_active = False
+        self._restart()
+        return False
 
     def _restart(self) -> None:
         self._threads.end()
@@ -336,3 +332,8 @@ class ReadAhead:
         if self._pid != os.getpid():
             self._threads.forget()
             self._start()
+
+
+def _read_one(storage: Storage, item: ByteRange, is_wanted: Callable[[], bool]) -> bytes:
+    del is_wanted
+    return storage.read([item])[0]

@@ -19,11 +19,15 @@ class ReadThreads:
     The threads end when this object is garbage-collected, or on `end`; jobs that have not begun are then dropped. They
     are daemons, so that a hanging read cannot prevent the interpreter from exiting.
 
+    Args:
+        max_threads: maximum number of threads.
+
     Memory: a stack for each thread.
     Process: threads do not survive in a forked child. Call `forget` there, and make another object.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_threads: int) -> None:
+        self._max_threads = max_threads
         self._jobs: deque[_Job] = deque()
         self._tokens: SimpleQueue[bool] = SimpleQueue()  # one for each job
         self.num_started = 0
@@ -34,8 +38,10 @@ class ReadThreads:
         (self._jobs.appendleft if is_urgent else self._jobs.append)(job)
         self._tokens.put(True)
 
-    def start_one(self) -> bool:
-        """Start another thread. Return False if the system refuses it."""
+    def start(self, num_threads: int) -> bool:
+        """Start another thread unless there are so many. Return False if the system refuses it."""
+        if self.num_started >= min(num_threads, self._max_threads):
+            return True
         thread = threading.Thread(target=_serve, args=(self._tokens, self._jobs), name=_THREAD_NAME, daemon=True)
         try:
             thread.start()

@@ -10,13 +10,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mpload import MPDataset, MPLoader, RawBytes, RemoteStorage, Shuffle, StorageError, Topology
+from mpload.storage.depths import DepthByLatency
 from mpload.storage.fetches import Fetch
 from mpload.storage.hedging import MAX_HEDGED_SHARE, Hedging
 from mpload.storage.latencies import Latencies
@@ -53,6 +54,16 @@ def test_late_reads_are_made_again_and_bring_the_right_bytes_in_order() -> None:
     assert ahead.take_hedges() == 1
 
 
+def test_reads_that_hang_leave_threads_for_the_others() -> None:
+    storage = LateMemory(FILES, late=lambda path: 300 <= int(path) < 306)
+    ahead = ReadAhead(storage)
+    with answered_after(storage, 30):
+        start = time.monotonic()
+        assert read_in_order(ahead) == [FILES[str(number)] for number in range(NUM_FILES)]
+        assert time.monotonic() - start < 25
+    assert sorted(item.path for item in storage.reads_again) == [str(number) for number in range(300, 306)]
+
+
 def test_bytes_are_right_if_the_first_answer_wins() -> None:
     storage = late_every(100)
     storage.is_hedge_good = False
@@ -80,8 +91,9 @@ def test_nothing_is_made_again_while_the_server_fails() -> None:
 
 
 def test_nothing_is_made_again_that_has_no_room() -> None:
-    storage, threads, latencies = late_every(1), ReadThreads(), Latencies()
-    hedging = Hedging(storage, threads, latencies, time.perf_counter_ns)
+    latencies, threads = Latencies(), ReadThreads(max_threads=0)
+    depths = DepthByLatency(latencies, max_threads=0)
+    hedging = Hedging(late_every(1), threads, latencies, depths, time.perf_counter_ns)
     for _ in range(64):
         latencies.add(1, None)
     fetches = [Fetch(ByteRange("300")) for _ in range(100)]
@@ -90,11 +102,11 @@ def test_nothing_is_made_again_that_has_no_room() -> None:
         fetch.begin()
         hedging.begun(fetch)
     hedging.check(999)
-    assert not hedging.num_hedges
+    assert not hedging.running
     for fetch in fetches:
         hedging.begun(fetch)
     hedging.check(2999)
-    assert hedging.num_hedges == 2
+    assert threads.num_waiting == hedging.num_hedges == 2
     assert sum(fetch.held_bytes for fetch in hedging.running) == 2000
 
 
@@ -240,9 +252,11 @@ def test_an_epoch_with_stalls_brings_the_same_batches_with_few_more_requests(num
             tmp_path / "all.txt", decode=RawBytes(), batch_size=16, shuffle=True, tail="ragged", topology=Topology()
         )
         start = time.monotonic()
-        with MPLoader(dataset, num_workers=num_workers) if num_workers else nullcontext(dataset) as batches:
-            made = plain(batches)
-            hedges = batches.stats().timings.num_hedges if num_workers else None
+        if num_workers:
+            with MPLoader(dataset, num_workers=num_workers) as loader:
+                made, num_hedges = plain(loader), loader.stats().timings.num_hedges
+        else:
+            made, num_hedges = plain(dataset), sum(number - 1 for number in stalls.num_requests.values())
         seconds = time.monotonic() - start
         stalls.end.set()
     labels = [label for _, labels in made for label in labels]
@@ -250,12 +264,7 @@ def test_an_epoch_with_stalls_brings_the_same_batches_with_few_more_requests(num
     assert [data for files, _ in made for data in files] == [content(f"/{label}.bin") for label in labels]
     assert stalls.stalled
     assert seconds < 50  # no request that stalls was waited for
-    repeated = sum(number - 1 for number in stalls.num_requests.values())
-    if num_workers == 0:
-        assert repeated <= MAX_HEDGED_SHARE * num_objects
-    else:
-        assert hedges is not None
-        assert 1 <= hedges <= MAX_HEDGED_SHARE * stalls.num_requests.total()
+    assert 1 <= num_hedges <= MAX_HEDGED_SHARE * stalls.num_requests.total()
 
 
 @pytest.mark.processes
