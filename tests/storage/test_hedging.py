@@ -86,7 +86,7 @@ def test_no_more_than_the_allowed_share_of_reads_is_made_again() -> None:
     ahead = ReadAhead(storage)
     with answered_after(storage, 1):
         assert read_in_order(ahead) == [FILES[str(number)] for number in range(NUM_FILES)]
-    assert 0 < len(storage.reads_again) == ahead.take_hedges() <= MAX_HEDGED_SHARE * len(storage.reads)
+    assert 0 < len(storage.reads_again) <= ahead.take_hedges() <= MAX_HEDGED_SHARE * len(storage.reads)
 
 
 def test_nothing_is_made_again_while_the_server_fails() -> None:
