@@ -1,0 +1,89 @@
+"""Tests of what the kernel says about the time of processes."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mpload.memory import core_times
+from mpload.memory.core_times import CoreShares, CoreTimes, core_shares, read_core_times, read_core_times_of
+
+BUSY = "print(flush=True)\nwhile True: pass"
+ASLEEP = "import time\nprint(flush=True)\nwhile True: time.sleep(0.01)"
+SPAN_SECONDS = 0.5
+
+needs_schedstat = pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the kernel has no schedstat")
+
+
+@contextmanager
+def running(*programs: str) -> Iterator[list[int]]:
+    """Run Python programs on one core, and yield their process ids as soon as all have begun."""
+    core = min(os.sched_getaffinity(0))
+    with ExitStack() as stack:
+        processes = []
+        for program in programs:
+            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE))
+            stack.callback(process.kill)
+            os.sched_setaffinity(process.pid, {core})
+            processes.append(process)
+        for process in processes:
+            assert process.stdout is not None
+            process.stdout.readline()
+        yield [process.pid for process in processes]
+
+
+def shares_of(*programs: str) -> list[CoreShares]:
+    with running(*programs) as pids:
+        before = read_core_times_of(pids)
+        time.sleep(SPAN_SECONDS)
+        shares = core_shares(before, read_core_times_of(pids))
+        return [shares[pid] for pid in pids]
+
+
+@pytest.mark.processes
+def test_process_that_sleeps_is_told_from_one_that_computes() -> None:
+    busy, asleep = shares_of(BUSY, ASLEEP)
+    assert busy.sleeping < 0.2
+    assert asleep.running < 0.2
+    assert asleep.sleeping > busy.sleeping
+    assert busy.seconds >= SPAN_SECONDS
+
+
+@pytest.mark.processes
+@needs_schedstat
+def test_processes_that_share_a_core_wait_for_it_and_do_not_sleep() -> None:
+    for share in shares_of(BUSY, BUSY, BUSY):
+        assert share.running < 0.7
+        assert share.delayed > 0.3
+        assert share.sleeping < 0.2
+
+
+def test_cpu_time_comes_from_psutil_where_the_kernel_has_no_schedstat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_times, "_schedstat", lambda _: (0, 0))
+    times = read_core_times(os.getpid())
+    used = psutil.Process().cpu_times()
+    assert times is not None
+    assert times.delayed_seconds == 0
+    assert times.running_seconds == pytest.approx(used.user + used.system, rel=0.5, abs=0.2)
+
+
+@pytest.mark.processes
+def test_process_that_has_ended_is_left_out() -> None:
+    with running(ASLEEP) as pids:
+        before = read_core_times_of(pids)
+    after = read_core_times_of(pids)
+    assert before
+    assert not after
+    assert not core_shares(before, after)
+
+
+def test_shares_are_never_negative_when_a_thread_ends() -> None:
+    before = CoreTimes(at_seconds=0.0, running_seconds=5.0, delayed_seconds=2.0)
+    after = CoreTimes(at_seconds=2.0, running_seconds=3.0, delayed_seconds=1.0)
+    assert core_shares({1: before}, {1: after}) == {1: CoreShares(seconds=2.0, running=0.0, delayed=0.0)}
