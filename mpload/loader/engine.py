@@ -1,18 +1,20 @@
 """The workers and slots of a loader. Their numbers fit the memory budget, and are adjusted while the loader runs."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Self
 
 from mpload.loader.governor import Governor
 from mpload.loader.outages import OutageWarnings
-from mpload.loader.scaling import Scaler
+from mpload.loader.scaler import Scaler
 from mpload.loader.source import Source
 from mpload.memory.budget import MIN_SLOTS, WORKER_BYTES, MemoryBudget, divide
 from mpload.memory.machine import address_space_bytes, num_oom_kills
 from mpload.samples.map_work import PARCELS
 from mpload.storage.parquet import ROW_GROUPS_BYTES
 from mpload.storage.read_ahead import DEFAULT_AHEAD_BYTES
-from mpload.telemetry.stats import LoaderStats
+from mpload.telemetry.counting import Waited
 from mpload.transport.batches import PoolOptions
 from mpload.transport.board import MAX_WORKERS
 from mpload.transport.chunks import CHUNK_SAMPLES
@@ -21,9 +23,10 @@ from mpload.transport.slots import Field, RaggedField, SlotLayout
 
 __all__ = ["Engine", "WorkerRange"]
 
+_CHECK_SECONDS = 0.2
 _WORKERS_PER_CORE = 8
-_MAX_WORKERS = 64
-"""The limit when workers wait for storage; it exceeds the number of cores."""
+_MAX_WAITING = 64
+"""The limit for workers that mostly wait, however few cores there are. With many cores it is two per core."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +40,9 @@ class WorkerRange:
     def auto(
         cls, budget: MemoryBudget, *, num_cores: int, least_slots_bytes: int, worker_bytes: int = WORKER_BYTES
     ) -> Self:
-        """Start with one worker per core, and allow up to eight per core within half of the budget.
+        """Start with one worker per core, and allow more for work that waits.
+
+        Up to eight per core may take half of the budget. If there are few cores, 64 may take a quarter of it.
 
         Args:
             budget: memory for slots and workers.
@@ -47,7 +52,8 @@ class WorkerRange:
         """
         num_fitting = (budget.total_bytes - least_slots_bytes) // worker_bytes
         initial = max(1, min(num_cores, num_fitting, MAX_WORKERS))
-        limit = min(_WORKERS_PER_CORE * num_cores, _MAX_WORKERS, num_fitting // 2)
+        useful = min(max(_MAX_WAITING, 2 * num_cores), MAX_WORKERS)
+        limit = min(useful, max(min(_WORKERS_PER_CORE * num_cores, num_fitting // 2), num_fitting // 4))
         return cls(initial=initial, limit=max(initial, limit))
 
 
@@ -110,15 +116,27 @@ class Engine:
             forks=source.forks,
         )
         self.governor = self._govern()
+        self._due = 0.0
         self._scaler: Scaler | None = None
         if workers.limit > workers.initial:
-            self._scaler = Scaler(self._resize, num_workers=workers.initial, max_workers=workers.limit)
+            self._scaler = Scaler(self.pool, num_cores=num_cores, max_workers=workers.limit)
 
-    def adjust(self, stats: LoaderStats) -> None:
-        """Adjust the number of batches made ahead and the number of workers to the time since the last call."""
+    def adjust(self, waited: Callable[[], Waited]) -> None:
+        """Adjust the number of batches made ahead and the number of workers, if that is due.
+
+        Args:
+            waited: returns how long the consumer has waited.
+        """
+        if (now := time.monotonic()) < self._due:
+            return
+        self._due = now + _CHECK_SECONDS
         self.governor.check()
-        if self._scaler is not None:
-            self._scaler.check(stats)
+        if self._scaler is None:
+            return
+        wanted = self._scaler.check(waited(), affordable=self.governor.num_affordable_workers)
+        if wanted != self.pool.num_workers:
+            self.pool.num_workers = wanted
+            self.governor.resize(min(self.pool.ring.num_slots, _depth(wanted, self._source)))
 
     def note_layout(self) -> None:
         """Take the size of slots into account as soon as the first batches have shown what is in them."""
@@ -140,10 +158,6 @@ class Engine:
             first_depth=first_depth,
             cache=self._source.cache_in_memory,
         )
-
-    def _resize(self, num_workers: int) -> None:
-        self.pool.num_workers = num_workers
-        self.governor = self._govern()
 
     def _read_ahead_bytes(self, num_workers: int) -> int:
         """Return the memory per worker for read-ahead and row groups: for all workers a quarter of the spare budget.

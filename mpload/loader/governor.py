@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from mpload.errors import MploadWarning
+from mpload.memory.budget import WORKER_BYTES
 from mpload.memory.machine import MemoryGauge, MemoryRoom
 from mpload.memory.usage import anonymous_bytes
 from mpload.units import GIB, format_bytes
@@ -187,6 +188,7 @@ class Governor:
         self._governed = governed
         self._budget_bytes = budget_bytes
         self._slot_bytes = slot_bytes
+        self._least_slot_bytes = 0
         self._cache = cache
         self._has_warned_of_cache = False
         self._read_memory = read_memory or MemoryGauge().read
@@ -208,12 +210,40 @@ class Governor:
         seconds = now - self._checked
         if seconds < _INTERVAL_SECONDS:
             return
-        ring = self._governed.ring
-        slot_bytes = self._slot_bytes or ring.used_bytes // (self._governed.depth + ring.num_lent)
+        slot_bytes = self._slot_bytes or self._measured_slot_bytes()
         room = self._read_memory()
         if slot_bytes:  # 0 if nothing has been written yet
             self._act(self._readings(room, slot_bytes=slot_bytes, seconds=seconds))
         self._checked, self._last = now, room
+
+    def resize(self, max_depth: int) -> None:
+        """Set another maximum, for another number of workers. As many batches are made ahead as fit then."""
+        slot_bytes = self._slot_bytes or self._measured_slot_bytes()
+        self._least_slot_bytes = slot_bytes  # the slots that are added now are still empty
+        self._max_depth = max_depth
+        if not slot_bytes:
+            return
+        readings = self._readings(self._read_memory(), slot_bytes=slot_bytes, seconds=1.0)
+        depth = fitting_depth(readings, max_depth=max_depth)
+        if self._state is not None:
+            self._state = replace(self._state, depth=depth)
+        if depth < self._governed.depth:
+            self._governed.ring.drop_free_memory()
+        self._governed.depth = depth
+
+    def num_affordable_workers(self) -> int:
+        """Return how many workers fit into memory and the budget now, the present ones included."""
+        present = max(1, len(self._governed.pids) - 1)
+        room = self._read_memory()
+        readings = self._readings(room, slot_bytes=self._slot_bytes or self._measured_slot_bytes(), seconds=1.0)
+        worker_bytes = max(WORKER_BYTES, self._processes_bytes() // present)
+        reserve = reserve_bytes(room.limit_bytes, readings.slot_bytes)
+        left = min(room.free_bytes - reserve, readings.budget_bytes - readings.own_bytes)
+        return max(1, present + left // worker_bytes)
+
+    def _measured_slot_bytes(self) -> int:
+        ring = self._governed.ring
+        return max(self._least_slot_bytes, ring.used_bytes // (self._governed.depth + ring.num_lent))
 
     def _readings(self, room: MemoryRoom, *, slot_bytes: int, seconds: float) -> Readings:
         ring, last = self._governed.ring, self._last

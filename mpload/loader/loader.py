@@ -227,7 +227,9 @@ class MPLoader(Generic[Batch]):
         if self._num_workers == 0:
             batches = self._source.batches(epoch)
         else:
-            self._stream = self._usable_pool().stream(self._source.tasks(epoch))
+            engine = self._usable_engine()
+            on_wait = partial(engine.adjust, self._telemetry.waited)
+            self._stream = engine.pool.stream(self._source.tasks(epoch), on_wait=on_wait)
             made_by_workers = filter(is_batch, map(partial(self._source.present, epoch), self._stream))
             batches = chain(made_by_workers, self._source.rest(epoch))
         return batches if self._pin is None else map(self._pin, batches)
@@ -347,10 +349,11 @@ class MPLoader(Generic[Batch]):
 
     def _take(self, batches: Iterator[Any], *, asked: float) -> Any:
         """Return the next batch of an iteration, requested at `asked`. No reference is kept: its slot is recycled."""
+        self._telemetry.asked = asked
         if asked >= self._telemetry.due:
-            stats = self._telemetry.notify(self._pool, num_workers=self.num_workers)
-            if self._engine is not None:
-                self._engine.adjust(stats)
+            self._telemetry.notify(self._pool, num_workers=self.num_workers)
+        if self._engine is not None:
+            self._engine.adjust(self._telemetry.waited)
         try:
             batch = next(batches)
         except BaseException as error:
@@ -379,14 +382,14 @@ class MPLoader(Generic[Batch]):
             self._stream.close()
             self._stream = None
 
-    def _usable_pool(self) -> WorkerPool:
-        """Return the pool, or a new one if an error has closed it."""
+    def _usable_engine(self) -> Engine:
+        """Return the workers and slots, or new ones if an error has closed them."""
         if self._pool is not None and self._pool.is_closed:
             self._telemetry.keep(self._pool)
             self._engine = None
-        return self._pool or self._start()
+        return self._engine or self._start()
 
-    def _start(self) -> WorkerPool:
+    def _start(self) -> Engine:
         self._engine = Engine(
             self._source,
             self._fields,
@@ -395,4 +398,4 @@ class MPLoader(Generic[Batch]):
             budget=self.memory_budget,
             options=self._options,
         )
-        return self._engine.pool
+        return self._engine

@@ -1,57 +1,123 @@
-"""Scales the number of workers: starts with one per core, and adds more only while that makes batches arrive faster.
+"""Decides how many workers a loader has: the facts of a span of time in, a number of workers out.
 
-If workers compute, more workers than cores gain nothing. If workers wait for storage, their cores are idle, and more
-workers help until something else becomes the limit. The kernel tells the two cases apart: it counts how long each
-worker was on a core or waited for one (`/proc/PID/schedstat`), which is compared with the time the worker was busy.
+If workers compute, more workers than cores gain nothing. If they wait for storage, their cores are idle, and more
+workers help until something else becomes the limit. The kernel tells the two cases apart. It counts how long each
+worker was on a core or waited for one (`memory.core_times`); a worker that was busy in the rest of the time waited.
+
+The number doubles while the consumer waits and the workers wait too, but stays below the number that fills the cores.
+Each step is tried: it is kept if the rate rises, and taken back if several windows show that it does not. A single
+noisy window decides nothing. The number falls if workers compete for cores, or have too little to do.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from enum import Enum, auto
+from statistics import median
 
-from mpload.telemetry.stats import LoaderStats
+from mpload.memory.core_times import read_core_times
 
-__all__ = ["Scaler", "ScalerState", "Window", "decide", "runnable_seconds"]
+__all__ = [
+    "Bounds",
+    "ScalerState",
+    "Trial",
+    "Verdict",
+    "Window",
+    "decide",
+    "judge",
+    "runnable_seconds",
+    "suited_to_cores",
+]
 
-_WINDOW_SECONDS = 0.9  # statistics arrive every half second
-_WINDOW_BATCHES = 4
 _WAITS = 0.1
 """Fraction of the time that the consumer must wait before more workers are considered."""
-_BLOCKED = 0.3
-"""Minimum fraction of a worker's busy time in which it neither computes nor waits for a core."""
-_WORTH = 0.3
-"""Minimum gain from more workers, as a fraction of the gain if nothing else were the limit."""
-_REST_WINDOWS = 20
-_MAX_REST_WINDOWS = 640
+_NO_WAIT = 0.05
+"""If the consumer waits less than this, it is the limit."""
+_IDLE = 0.25
+"""If more than this fraction of the workers have nothing to do, more workers cannot help."""
+_SLEEPS = 0.15
+"""Fraction of their time that workers with something to do must sleep before more workers are considered."""
+_COMPUTES = 0.9
+"""Workers that compute for more than this fraction of their time gain nothing from more workers than cores."""
+_LEAST_COMPUTING = 1e-4
+"""Less than this cannot be measured in half a second."""
+_SURPLUS = 1.2
+"""Workers wanted, as a multiple of the number that would keep all cores busy if they took turns perfectly."""
+_TOO_MANY = 1.5
+"""The number falls only if it exceeds the number wanted by this factor, so that it does not swing."""
+_WORTH = 0.15
+"""Least gain of a step, as a fraction of the gain if nothing else were the limit."""
+_NOISE = 0.2
+"""Standard deviation of the rate of a window, as a fraction of the rate."""
+_KEPT_WINDOWS, _FAILED_WINDOWS, _MOST_WINDOWS = 3, 4, 8
+"""Least number of windows to keep a step that seems to help, and to take one back. After eight it must have helped."""
+_CALLS = 2
+"""Consecutive windows that must call for more workers before the first step."""
+_COMPETING_WINDOWS = 2
+_SPARE_WINDOWS, _MOST_SPARE_WINDOWS = 6, 96
+_REST_WINDOWS, _MOST_REST_WINDOWS = 10, 640
+_CHANGED, _LATEST = 2.0, 3
+"""If the rate changes by this factor in so many windows, the work has changed: earlier ones say nothing about it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """The limits of a decision."""
+
+    num_cores: int
+    """Cores available to the workers."""
+    max_workers: int
+    """The most workers that memory, slots and the system allow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Measurements over about one second."""
+    """Measurements over a span of about half a second or more, with a constant number of workers."""
 
-    num_samples: int
     seconds: float
+    num_samples: int
+    """Samples that the workers made."""
     wait_seconds: float
     """Time that the consumer waited for batches."""
-    busy_seconds: float
-    """Time that the workers spent on samples, summed over all workers."""
-    runnable_seconds: float
-    """Time that the workers were on a core or waited for one, summed over all workers."""
+    running: float
+    """Mean number of workers on a core."""
+    delayed: float
+    """Mean number of workers that could have run, but had no core."""
+    idle: float
+    """Mean number of workers that had nothing to do, or waited for each other."""
+    occupied: float
+    """Mean number of workers with something to do, by their own clocks. Chunks count when they are finished."""
 
     @property
     def samples_per_second(self) -> float:
-        """Samples delivered to the consumer per second."""
-        return self.num_samples / self.seconds if self.seconds else 0.0
+        """Samples made per second."""
+        return self.num_samples / self.seconds
 
     @property
     def wait_fraction(self) -> float:
         """Fraction of the time that the consumer waited."""
-        return self.wait_seconds / self.seconds if self.seconds else 0.0
+        return self.wait_seconds / self.seconds
 
-    @property
-    def blocked_fraction(self) -> float:
-        """Fraction of the workers' busy time in which they waited for something other than a core."""
-        return max(0.0, 1 - self.runnable_seconds / self.busy_seconds) if self.busy_seconds else 0.0
+
+class Verdict(Enum):
+    """What the rates before and after a step say about it."""
+
+    HELPS = auto()
+    UNKNOWN = auto()
+    FAILS = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A step up that has yet to show that it helps."""
+
+    num_before: int
+    """Number of workers before the step."""
+    rates_before: tuple[float, ...]
+    hoped: float
+    """Factor by which the rate would rise if only the number of workers were the limit."""
+    is_first: bool
+    """Whether no step has failed yet for this work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,96 +125,141 @@ class ScalerState:
     """The state that one decision passes on to the next."""
 
     num_workers: int
-    tried_from: int = 0
-    """Number of workers before the increase being tried out; 0 if none is being tried."""
-    rate_before: float = 0.0
-    """Samples per second before that increase."""
+    rates: tuple[float, ...] = ()
+    """Samples per second in the latest windows that called for more workers, the newest last."""
+    trial: Trial | None = None
     num_rest: int = 0
-    """Windows left in which nothing is tried, after an increase that did not help."""
+    """Windows left in which nothing is tried, after a step that did not help."""
     rest_windows: int = _REST_WINDOWS
     """Length of the next such rest. It doubles each time."""
+    num_competing: int = 0
+    """Consecutive windows in which more workers than useful competed for cores."""
+    occupied: tuple[float, ...] = ()
+    """`Window.occupied` of the latest consecutive windows in which workers had too little to do."""
+    spare_windows: int = _SPARE_WINDOWS
+    """Number of such windows before workers are stopped. It doubles if that proves too early."""
+    has_stopped_some: bool = False
+    """Whether workers with too little to do were stopped, and none was added since."""
 
 
-def decide(window: Window, state: ScalerState, *, max_workers: int) -> ScalerState:
-    """Return the number of workers from now on, in [1, max_workers]: raised by half, or back if that did not help."""
-    if state.tried_from:
-        gain = window.samples_per_second / state.rate_before - 1
-        hoped = state.num_workers / state.tried_from - 1
-        if gain < _WORTH * hoped and window.wait_fraction > _WAITS:
-            rest, longer = state.rest_windows, min(2 * state.rest_windows, _MAX_REST_WINDOWS)
-            return ScalerState(num_workers=state.tried_from, num_rest=rest, rest_windows=longer)
-        state = replace(state, tried_from=0, rate_before=0.0)
+def suited_to_cores(window: Window, *, num_workers: int, num_cores: int) -> int:
+    """Return how many workers keep all cores busy: one per core if they compute, and more if they wait."""
+    undelayed = num_workers - window.idle - window.delayed
+    if undelayed <= 0:
+        return num_cores
+    computing = max(window.running / undelayed, _LEAST_COMPUTING)
+    return num_cores if computing > _COMPUTES else math.ceil(_SURPLUS * num_cores / computing)
+
+
+def judge(trial: Trial, rates: Sequence[float]) -> Verdict:
+    """Return whether a step has helped, given the rates of the windows since then.
+
+    Medians are compared, so that a single bad window does not count. The difference must exceed what noise explains,
+    but a first step that seems to help after three windows is kept: that costs less than to wait.
+    """
+    gain = median(rates) / max(median(trial.rates_before), 1e-9)
+    error = gain * _NOISE * math.sqrt(1 / len(trial.rates_before) + 1 / len(rates))
+    least = 1 + _WORTH * (trial.hoped - 1)
+    seems_to_help = trial.is_first and len(rates) >= _KEPT_WINDOWS and gain > least
+    if gain - error > least or seems_to_help:
+        return Verdict.HELPS
+    fails = len(rates) >= _FAILED_WINDOWS and gain + error < least
+    return Verdict.FAILS if fails or len(rates) >= _MOST_WINDOWS else Verdict.UNKNOWN
+
+
+def decide(window: Window, state: ScalerState, bounds: Bounds) -> ScalerState:
+    """Return the number of workers from now on, in [1, `bounds.max_workers`], and what the next decision needs."""
+    fewer = _with_fewer(window, state, bounds)
+    if fewer.num_workers < state.num_workers:
+        return fewer
+    state = fewer
+    goal = _goal(window, state.num_workers, bounds)
+    if state.trial is None and goal <= state.num_workers:
+        return replace(state, rates=())
+    state = replace(state, rates=(*state.rates, window.samples_per_second)[-_MOST_WINDOWS:])
+    if window.wait_fraction <= _WAITS:
+        return replace(state, trial=None)
+    if state.trial is not None:
+        verdict = judge(state.trial, state.rates)
+        if verdict is Verdict.FAILS:
+            return _taken_back(state, state.trial)
+        if verdict is Verdict.UNKNOWN:
+            return state
+        state = replace(state, trial=None, rest_windows=_REST_WINDOWS)
+    elif len(state.rates) < _CALLS:
+        return state
+    if _has_changed(state.rates):
+        state = replace(state, rates=state.rates[-_LATEST:], num_rest=0, rest_windows=_REST_WINDOWS)
     if state.num_rest:
         return replace(state, num_rest=state.num_rest - 1)
-    more = min(state.num_workers + max(1, state.num_workers // 2), max_workers)
-    helps = window.wait_fraction > _WAITS and window.blocked_fraction > _BLOCKED and window.num_samples > 0
-    if not helps or more <= state.num_workers:
-        return state
-    return replace(
-        state, num_workers=more, tried_from=state.num_workers, rate_before=window.samples_per_second
-    )  # fmt: skip
+    return state if goal <= state.num_workers else _raised(window, state, goal)
 
 
-class Scaler:
-    """Adjusts the number of workers of a loader when polled. A check costs about 20 microseconds per worker."""
-
-    def __init__(self, resize: Callable[[int], None], *, num_workers: int, max_workers: int) -> None:
-        """Start from `num_workers`.
-
-        Args:
-            resize: sets the number of workers.
-            num_workers: current number of workers.
-            max_workers: upper limit for the number of workers.
-        """
-        self._resize = resize
-        self._max_workers = max_workers
-        self._state = ScalerState(num_workers=num_workers)
-        self._is_settling = True  # workers that have just started are not representative
-        self._since: LoaderStats | None = None
-        self._runnable: dict[int, float] = {}
-
-    def check(self, stats: LoaderStats) -> None:
-        """Adjust the number of workers to the time since the last check, unless that is less than a second.
-
-        Args:
-            stats: statistics of the loader so far; a copy, because it is kept until the next check.
-        """
-        since = self._since
-        if since is not None:
-            seconds = stats.elapsed_seconds - since.elapsed_seconds
-            if seconds < _WINDOW_SECONDS or stats.num_batches - since.num_batches < _WINDOW_BATCHES:
-                return
-        runnable = {worker.pid: runnable_seconds(worker.pid) for worker in stats.workers}
-        window = None if since is None else _window(since, stats, self._runnable, runnable)
-        self._since, self._runnable = stats, runnable
-        if window is None:
-            return
-        if self._is_settling:
-            self._is_settling = False
-            return
-        before = self._state.num_workers
-        self._state = decide(window, self._state, max_workers=self._max_workers)
-        if self._state.num_workers != before:
-            self._is_settling = True
-            self._resize(self._state.num_workers)
+def _goal(window: Window, num_workers: int, bounds: Bounds) -> int:
+    """Return the number of workers to try, which is at most twice as many; `num_workers` if more cannot help."""
+    occupied = num_workers - window.idle
+    sleeping = occupied - window.running - window.delayed
+    if (
+        window.wait_fraction <= _WAITS
+        or window.idle > _IDLE * num_workers
+        or sleeping < _SLEEPS * occupied
+        or not window.num_samples
+    ):
+        return num_workers
+    suited = suited_to_cores(window, num_workers=num_workers, num_cores=bounds.num_cores)
+    needed = math.ceil(_SURPLUS * num_workers / max(1 - window.wait_fraction, 1e-3))
+    return max(num_workers, min(2 * num_workers, needed, suited, bounds.max_workers))
 
 
-def _window(
-    since: LoaderStats, stats: LoaderStats, before: dict[int, float], runnable: dict[int, float]
-) -> Window:  # fmt: skip
-    return Window(
-        num_samples=stats.num_samples - since.num_samples,
-        seconds=stats.elapsed_seconds - since.elapsed_seconds,
-        wait_seconds=stats.wait_seconds - since.wait_seconds,
-        busy_seconds=(stats.timings.total_ns - since.timings.total_ns) * 1e-9,
-        runnable_seconds=sum(seconds - before.get(pid, 0.0) for pid, seconds in runnable.items()),
-    )
+def _raised(window: Window, state: ScalerState, goal: int) -> ScalerState:
+    hoped = min(goal / state.num_workers, 1 / max(1 - window.wait_fraction, 1e-3))
+    is_first = state.rest_windows == _REST_WINDOWS
+    trial = Trial(num_before=state.num_workers, rates_before=state.rates, hoped=hoped, is_first=is_first)
+    factor = 2 if state.has_stopped_some else 1
+    spare_windows = min(factor * state.spare_windows, _MOST_SPARE_WINDOWS)
+    return replace(_resized(state, goal), trial=trial, spare_windows=spare_windows)
+
+
+def _taken_back(state: ScalerState, trial: Trial) -> ScalerState:
+    longer = min(2 * state.rest_windows, _MOST_REST_WINDOWS)
+    back = _resized(state, trial.num_before)
+    return replace(back, rates=trial.rates_before, num_rest=state.rest_windows, rest_windows=longer)
+
+
+def _with_fewer(window: Window, state: ScalerState, bounds: Bounds) -> ScalerState:
+    """Return a state with fewer workers if that is certain to lose nothing, or one that is a window closer to that."""
+    number, num_cores = state.num_workers, bounds.num_cores
+    if number > bounds.max_workers:
+        return _resized(state, bounds.max_workers)
+    suited = suited_to_cores(window, num_workers=number, num_cores=num_cores)
+    if window.running + window.delayed > num_cores and number > _TOO_MANY * suited:
+        if state.num_competing + 1 >= _COMPETING_WINDOWS:
+            return _resized(state, suited)
+        return replace(state, num_competing=state.num_competing + 1, occupied=())
+    if window.wait_fraction >= _NO_WAIT and window.idle <= _IDLE * number:
+        return replace(state, num_competing=0, occupied=())
+    occupied = (*state.occupied, window.occupied)[-state.spare_windows :]
+    enough = max(num_cores, math.ceil(_TOO_MANY * sum(occupied) / len(occupied)))
+    if len(occupied) == state.spare_windows and number > _TOO_MANY * enough:
+        return replace(_resized(state, enough), has_stopped_some=True)
+    return replace(state, num_competing=0, occupied=occupied)
+
+
+def _resized(state: ScalerState, num_workers: int) -> ScalerState:
+    """Return a state with another number of workers, about which nothing is known yet."""
+    return ScalerState(num_workers=num_workers, rest_windows=state.rest_windows, spare_windows=state.spare_windows)
+
+
+def _has_changed(rates: Sequence[float]) -> bool:
+    """Return whether the latest rates all differ from the usual one by the same large factor."""
+    earlier, latest = rates[:-_LATEST], rates[-_LATEST:]
+    if len(earlier) < _LATEST:
+        return False
+    usual = median(earlier)
+    return min(latest) > _CHANGED * usual or max(latest) * _CHANGED < usual
 
 
 def runnable_seconds(pid: int) -> float:
-    """Return how long the main thread of a process was on a core or waited for one; 0 if unknown."""
-    try:
-        on_core_ns, waited_ns, _ = Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()
-    except (OSError, ValueError):
-        return 0.0
-    return (int(on_core_ns) + int(waited_ns)) * 1e-9
+    """Return how long a process was on a core or waited for one; 0 if it has ended."""
+    times = read_core_times(pid)
+    return 0.0 if times is None else times.running_seconds + times.delayed_seconds

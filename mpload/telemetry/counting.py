@@ -11,7 +11,7 @@ from mpload.telemetry.stats import LoaderMemory, LoaderStats, WorkerStats, timin
 from mpload.transport.messages import Tally
 from mpload.transport.pool import WorkerPool
 
-__all__ = ["Telemetry"]
+__all__ = ["Telemetry", "Waited"]
 
 _PAGE_SECONDS = 0.5
 
@@ -22,6 +22,16 @@ class _Listener:
     every_seconds: float
     due: float
     """Time of the next call, on the monotonic clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waited:
+    """The time that the consumer has waited until now."""
+
+    wait_seconds: float
+    """Time that it waited for batches."""
+    elapsed_seconds: float
+    """Time since the first request, without the time between iterations."""
 
 
 class Telemetry:
@@ -38,6 +48,8 @@ class Telemetry:
         self._by_closed_pools = Tally()
         self._stats = LoaderStats()
         self._last_answer: float | None = None
+        self.asked: float | None = None
+        """When the batch was requested that the consumer now waits for, on the monotonic clock."""
         self._listeners: list[_Listener] = []
         self._page = StatsPage() if with_page else None
         self.due = time.monotonic() if with_page else math.inf
@@ -54,12 +66,19 @@ class Telemetry:
         now, stats = time.monotonic(), self._stats
         stats.wait_seconds += now - asked
         stats.elapsed_seconds += now - (self._last_answer or asked)
-        self._last_answer = now
+        self._last_answer, self.asked = now, None
         return now - asked
+
+    def waited(self) -> Waited:
+        """Return how long the consumer has waited until now, even if it is waiting for a batch."""
+        now, stats = time.monotonic(), self._stats
+        ongoing = 0.0 if self.asked is None else now - self.asked
+        since = self._last_answer or self.asked or now
+        return Waited(wait_seconds=stats.wait_seconds + ongoing, elapsed_seconds=stats.elapsed_seconds + now - since)
 
     def pause(self) -> None:
         """Exclude the time from now until the next batch is requested."""
-        self._last_answer = None
+        self._last_answer = self.asked = None
 
     def listen(self, callback: Callable[[LoaderStats], None], *, every_seconds: float) -> None:
         """Call `callback` with a snapshot every `every_seconds`, as long as batches are taken.

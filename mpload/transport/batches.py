@@ -104,16 +104,18 @@ class PoolStats:
     """By worker number: all samples made under that number, by replaced workers and for undelivered batches too."""
     sample_ns: float = math.inf
     """Mean time that a worker takes for a sample, over all samples made; infinite before the first."""
-    _num_made: int = field(default=0, init=False, repr=False)
-    _busy_ns: int = field(default=0, init=False, repr=False)
+    num_made: int = 0
+    """Samples made, for undelivered batches too."""
+    busy_ns: int = 0
+    """Time that workers spent on them, summed over all workers."""
 
     def add(self, answer: Answer) -> None:
         """Add the counts of one answered chunk."""
         self.by_worker[answer.worker].add(answer.tally)
-        self._num_made += answer.tally.num_samples
-        self._busy_ns += answer.tally.busy_ns
-        if self._num_made:
-            self.sample_ns = self._busy_ns / self._num_made
+        self.num_made += answer.tally.num_samples
+        self.busy_ns += answer.tally.busy_ns
+        if self.num_made:
+            self.sample_ns = self.busy_ns / self.num_made
 
 
 @dataclass(slots=True, kw_only=True)

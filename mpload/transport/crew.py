@@ -138,10 +138,13 @@ class Crew:
         """Whether a living worker has taken the chunk with this serial number."""
         return any(self._board.row(worker).serial == serial for worker in self._pids)
 
+    def rows(self) -> dict[int, WorkerRow]:
+        """Return the state of each worker that is alive or starting, by worker number."""
+        return {worker: self._board.row(worker) for worker in self._pids}
+
     def are_idle(self) -> bool:
         """Whether no worker is filling a chunk or starting."""
-        rows = [self._board.row(worker) for worker in self._pids]
-        return not any(row.is_filling or row.is_opening for row in rows)
+        return not any(row.is_filling or row.is_opening for row in self.rows().values())
 
     def check(self) -> list[Death]:
         """Read the zygote's messages, replace dead workers, kill stuck ones, and return the deaths.
@@ -214,7 +217,7 @@ class Crew:
         return ", out of memory" if self._num_oom_kills > before else ""
 
     def _kill_stuck(self, now: float) -> None:
-        rows = {worker: self._board.row(worker) for worker in self._pids}
+        rows = self.rows()
         is_watched = any(row.is_filling and not row.waits_for_turn for row in rows.values())
         for worker, row in rows.items():
             seen, since = self._last_changes.setdefault(worker, (row, now))

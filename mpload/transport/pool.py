@@ -16,6 +16,7 @@ from mpload.transport.crew import Crew, Death
 from mpload.transport.forking import Forks
 from mpload.transport.messages import NOTICE, Failure, cannot_open
 from mpload.transport.parts import CloseOnError, PoolParts
+from mpload.transport.progress import Progress, progress_of
 from mpload.transport.ring import SlotRing, blank
 from mpload.transport.slots import SlotLayout
 from mpload.transport.stream import Stream
@@ -214,9 +215,33 @@ class WorkerPool:
             del self._batches[self._undelivered.popleft()]
             return self._deliver(batch)
 
-    def stream(self, tasks: Iterable[BatchTask]) -> Stream:
-        """Return an iterator over the batches of `tasks`, in order, that keeps up to `depth` in flight."""
-        return Stream(self, self._close_on_error, tasks)
+    def await_next(self) -> bool:
+        """Wait for a short time, or until a message arrives; return whether the oldest undelivered batch is complete.
+
+        Raises:
+            WorkerError: as for `next`.
+        """
+        self._check_usable()
+        batch = self._batches[self._undelivered[0]]
+        if batch.num_left:
+            self._poll(_POLL_SECONDS, batch)
+        return not batch.num_left
+
+    def progress(self) -> Progress:
+        """Return how far the workers have come. Takes about a microsecond per worker."""
+        self._check_usable()
+        with self._close_on_error:
+            self._read_answers()
+        return progress_of(self.stats, self._crew.rows(), self._issued)
+
+    def stream(self, tasks: Iterable[BatchTask], *, on_wait: Callable[[], object] = lambda: None) -> Stream:
+        """Return an iterator over the batches of `tasks`, in order, that keeps up to `depth` in flight.
+
+        Args:
+            tasks: what to make.
+            on_wait: called repeatedly while a batch is awaited. It may change `num_workers` and `depth`.
+        """
+        return Stream(self, self._close_on_error, tasks, on_wait=on_wait)
 
     def wait(self) -> None:
         """Wait for a short time, or until a message arrives: it may free the slot of a cancelled batch."""

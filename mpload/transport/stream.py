@@ -1,6 +1,6 @@
 """The batches of one iteration, in order."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from mpload.transport.batches import BatchTask, FilledBatch
@@ -26,8 +26,12 @@ class StreamedPool(Protocol):
         """Queue a batch for the workers."""
         ...
 
+    def await_next(self) -> bool:
+        """Wait for a short time; return whether the oldest pending batch is complete."""
+        ...
+
     def next(self) -> FilledBatch:
-        """Wait for the oldest pending batch and return it."""
+        """Return the oldest pending batch, as soon as it is complete."""
         ...
 
     def wait(self) -> None:
@@ -46,11 +50,19 @@ class Stream(Iterator[FilledBatch]):
     stream, a caller that catches errors would mistake the batches so far for the whole iteration.
     """
 
-    def __init__(self, pool: StreamedPool, close_on_error: CloseOnError, tasks: Iterable[BatchTask]) -> None:
+    def __init__(
+        self,
+        pool: StreamedPool,
+        close_on_error: CloseOnError,
+        tasks: Iterable[BatchTask],
+        *,
+        on_wait: Callable[[], object],
+    ) -> None:
         self._pool = pool
         self._close_on_error = close_on_error
         self._tasks = iter(tasks)
         self._next_task = next(self._tasks, None)
+        self._on_wait = on_wait
         self._is_closed = False
 
     def __next__(self) -> FilledBatch:
@@ -60,9 +72,11 @@ class Stream(Iterator[FilledBatch]):
                 with self._close_on_error:
                     pool.submit(self._next_task)
                     self._next_task = next(self._tasks, None)
-            if pool.num_pending:
+            if not pool.num_pending:
+                pool.wait()
+            elif pool.await_next():
                 return pool.next()
-            pool.wait()
+            self._on_wait()
         self._is_closed = True
         raise StopIteration
 

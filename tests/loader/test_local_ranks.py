@@ -8,6 +8,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mpload.loader.engine import WorkerRange
 from mpload.loader.machine_share import LocalRanks, detect_share, local_ranks
@@ -76,12 +78,21 @@ def test_a_quota_is_shared_by_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None
     assert ranks.cores_of_one(num_usable=16) == 2
 
 
-@pytest.mark.parametrize(("cores", "initial", "limit"), [(1, 1, 8), (12, 12, 64), (96, 96, 96), (384, 256, 256)])
+@pytest.mark.parametrize(("cores", "initial", "limit"), [(1, 1, 64), (12, 12, 64), (96, 96, 192), (384, 256, 256)])
 def test_auto_starts_one_worker_per_core_up_to_the_maximum(cores: int, initial: int, limit: int) -> None:
     budget = MemoryBudget(total_bytes=512 * GIB)
     found = WorkerRange.auto(budget, num_cores=cores, least_slots_bytes=0)
     assert found == WorkerRange(initial=initial, limit=limit)
     assert limit <= MAX_WORKERS
+
+
+@given(st.integers(1, 400), st.integers(0, 64 * GIB))
+def test_workers_beyond_one_per_core_take_at_most_half_of_the_budget(cores: int, total_bytes: int) -> None:
+    found = WorkerRange.auto(MemoryBudget(total_bytes=total_bytes), num_cores=cores, least_slots_bytes=0)
+    assert 1 <= found.initial <= found.limit <= MAX_WORKERS
+    assert found.initial <= cores
+    if found.limit > found.initial:
+        assert found.limit * WORKER_BYTES <= total_bytes // 2
 
 
 def test_auto_stays_within_the_budget_on_many_cores() -> None:

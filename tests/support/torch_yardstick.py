@@ -72,7 +72,7 @@ class _Iteration(Iterator[Any]):
         self._batches = MPLoader.__iter__(loader)
         num_workers, ends = loader.num_workers, time.monotonic() + _START_SECONDS
         while len(loader.pids) < num_workers + bool(num_workers) and time.monotonic() < ends:
-            loader._usable_pool()._poll(0.05)
+            loader._usable_engine().pool._poll(0.05)
         self._workers = [_Worker(pid) for name, pid in loader.pids.items() if "worker" in name]
 
     def __next__(self) -> Any:

@@ -1,6 +1,5 @@
-"""Statistics of a loader, and the number of workers that it chooses."""
+"""Statistics of a loader."""
 
-import itertools
 import math
 import sys
 import time
@@ -13,14 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpload import MPDataset, MPLoader, PoolOptions, RandomResizedCrop, Topology, WorkerError, build_index
-from mpload.loader.scaling import ScalerState, Window, decide
-from mpload.memory.machine import num_usable_cores
 from mpload.samples import counts
 from mpload.telemetry.stats import Latencies, Stage, Timings, limiting_stage, timings_of
 from mpload.transport.messages import Tally
 from mpload.units import MIB
 from tests.support.decoders import add_noise
-from tests.support.map_styles import Computing, Killing, Sleeping, Tuples
+from tests.support.map_styles import Killing, Sleeping, Tuples
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")
 
@@ -135,94 +132,6 @@ def test_a_snapshot_of_the_statistics_does_not_change() -> None:
         assert str(stats) == before
         assert loader.stats().num_batches == stats.num_batches + 5
         del first
-
-
-def num_workers_over_time(model: Any, *, num_workers: int, max_workers: int, num_windows: int = 60) -> list[int]:
-    """Return the number of workers after each window. `model(num_workers)` returns samples/s and the blocked share."""
-    state = ScalerState(num_workers=num_workers)
-    seen = []
-    for _ in range(num_windows):
-        rate, blocked = model(state.num_workers)
-        window = Window(
-            num_samples=round(rate * 10),
-            seconds=10.0,
-            wait_seconds=8.0,
-            busy_seconds=10.0 * state.num_workers,
-            runnable_seconds=10.0 * state.num_workers * (1 - blocked),
-        )
-        state = decide(window, state, max_workers=max_workers)
-        seen.append(state.num_workers)
-    return seen
-
-
-def test_workers_are_added_while_they_wait_for_storage_and_the_rate_increases() -> None:
-    seen = num_workers_over_time(lambda workers: (min(100 * workers, 950), 0.9), num_workers=2, max_workers=64)
-    assert max(seen) < 20
-    assert 8 <= seen[-1] <= 13
-    assert seen.count(seen[-1]) > 40
-
-
-def test_no_worker_is_added_while_workers_are_cpu_bound() -> None:
-    assert set(num_workers_over_time(lambda _: (100, 0.1), num_workers=2, max_workers=64)) == {2}
-
-
-def test_the_number_of_workers_never_exceeds_its_limit() -> None:
-    assert num_workers_over_time(lambda workers: (100 * workers, 0.9), num_workers=2, max_workers=11)[-1] == 11
-
-
-def test_a_step_that_does_not_help_is_reverted_and_retried_less_and_less_often() -> None:
-    seen = num_workers_over_time(lambda _: (100, 0.9), num_workers=4, max_workers=64, num_windows=200)
-    tried = [number for number, workers in enumerate(seen) if workers == 6]
-    assert set(seen) == {4, 6}
-    gaps = [b - a for a, b in itertools.pairwise(tried)]
-    assert gaps == sorted(gaps)
-    assert gaps[-1] > 1.8 * gaps[0]
-
-
-def test_a_consumer_that_does_not_wait_needs_no_more_workers() -> None:
-    window = Window(num_samples=100, seconds=1.0, wait_seconds=0.05, busy_seconds=2.0, runnable_seconds=0.1)
-    assert decide(window, ScalerState(num_workers=2), max_workers=9).num_workers == 2
-
-
-def run_for(loader: MPLoader, *, seconds: float, until: int) -> int:
-    """Take batches for up to `seconds`, or until `until` workers run; return the largest number of workers seen."""
-    max_seen, started = loader.num_workers, time.monotonic()
-    while True:
-        for batch in loader:
-            del batch
-            max_seen = max(max_seen, loader.num_workers)
-            if time.monotonic() - started > seconds or max_seen >= until:
-                return max_seen
-
-
-@pytest.mark.processes
-@needs_linux
-def test_auto_adds_workers_that_wait() -> None:
-    cores = num_usable_cores()
-    with MPLoader(Sleeping(100_000), batch_size=8, topology=Topology()) as loader:
-        assert loader.num_workers == loader.stats().num_workers == cores
-        assert run_for(loader, seconds=30, until=2 * cores) >= 2 * cores
-        assert loader.stats().num_workers == loader.num_workers
-
-
-@pytest.mark.slow
-@needs_linux
-def test_auto_uses_one_worker_per_core_if_workers_are_cpu_bound() -> None:
-    cores = num_usable_cores()
-
-    def keeps() -> bool:
-        with MPLoader(Computing(100_000), batch_size=8, topology=Topology()) as loader:
-            return run_for(loader, seconds=5, until=cores + 1) == cores
-
-    assert any(keeps() for _ in range(3))  # other load on this machine may cause a trial with one more worker
-
-
-@pytest.mark.processes
-@needs_linux
-def test_auto_has_no_more_workers_than_the_budget_allows() -> None:
-    with MPLoader(Tuples(), batch_size=5, memory_budget="17MiB", topology=Topology()) as loader:
-        assert loader.num_workers == 1
-        assert len(list(loader)) == 5
 
 
 @pytest.mark.processes
