@@ -239,7 +239,7 @@ class Governor:
         worker_bytes = max(WORKER_BYTES, self._processes_bytes() // present)
         reserve = reserve_bytes(room.limit_bytes, readings.slot_bytes)
         left = min(room.free_bytes - reserve, readings.budget_bytes - readings.own_bytes)
-        return max(1, present + left // worker_bytes)
+        return present + max(0, left) // worker_bytes
 
     def _measured_slot_bytes(self) -> int:
         ring = self._governed.ring

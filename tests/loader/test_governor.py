@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from mpload.errors import MploadWarning
 from mpload.loader.governor import Governor, GovernorState, Readings, decide, fitting_depth, reserve_bytes
+from mpload.memory.budget import WORKER_BYTES
 from mpload.memory.machine import MemoryRoom
 from mpload.units import GIB, MIB
 from tests.support.batches import numbers_index
@@ -211,6 +212,42 @@ def test_the_governor_checks_once_a_second_warns_once_and_frees_memory() -> None
     assert pool.depth == 6
 
 
+def room(free_bytes: int) -> MemoryRoom:
+    return MemoryRoom(limit_bytes=4 * GIB, free_bytes=free_bytes, stalled_seconds=0, num_oom_kills=0)
+
+
+@pytest.mark.parametrize("slot_bytes", [SLOT, None])
+def test_more_workers_get_more_batches_ahead_at_once_if_these_fit(slot_bytes: int | None) -> None:
+    pool, free_bytes = Pool(), 2 * GIB
+    pool.ring.used_bytes = 7 * SLOT
+    governor = Governor(
+        pool, budget_bytes=2 * GIB, slot_bytes=slot_bytes, first_depth=6, read_memory=lambda: room(free_bytes)
+    )
+    assert pool.depth == 6
+    governor.resize(40)
+    assert pool.depth == 40
+    governor.resize(4)
+    assert pool.depth == 4
+    assert pool.ring.num_drops == 1
+    pool.ring.used_bytes = 5 * SLOT
+    free_bytes = 10 * SLOT + reserve_bytes(4 * GIB, SLOT)
+    governor.resize(40)
+    assert pool.depth == 14  # those of the four in flight, and ten more
+
+
+def test_workers_are_affordable_while_memory_and_budget_have_room_for_them() -> None:
+    pool, free_bytes = Pool(), GIB
+    pool.pids = {"zygote": 0, "a": 0, "b": 0}
+    pool.ring.used_bytes = 0
+    governor = Governor(pool, budget_bytes=GIB, slot_bytes=SLOT, read_memory=lambda: room(free_bytes))
+    free_bytes = 0
+    assert governor.num_affordable_workers() == 2  # those that there are
+    free_bytes = reserve_bytes(4 * GIB, SLOT) + 5 * WORKER_BYTES
+    assert governor.num_affordable_workers() == 7
+    free_bytes = 4 * GIB
+    assert governor.num_affordable_workers() == 2 + GIB // WORKER_BYTES
+
+
 @pytest.fixture
 def container() -> Iterator[Container]:
     with memory_container(700 * MIB) as made:
@@ -237,6 +274,7 @@ def run(container: Container, program: str, *words: str) -> dict[str, Any]:
 SHORT = """
 import json, sys, time, warnings
 from mpload import MPDataset, MPLoader, Topology
+from mpload.memory.budget import WORKER_BYTES
 from mpload.memory.machine import MemoryGauge
 from mpload.units import MIB
 from tests.support.decoders import large_number

@@ -74,6 +74,48 @@ def test_a_stream_keeps_no_more_batches_in_flight_than_its_depth() -> None:
 
 
 @pytest.mark.processes
+def test_workers_and_batches_in_flight_can_be_added_while_a_batch_is_awaited(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+
+    def sample(batch: int, _: int) -> None:
+        if batch == 0:
+            gate.wait()
+
+    with WorkerPool(Numbers(sample), LAYOUT, num_slots=6, num_workers=2) as pool:
+        pool.depth = 1
+        labels = [pool.ring.views(slot)["label"] for slot in range(6)]
+
+        def on_wait() -> None:
+            pool.num_workers, pool.depth = 4, 5
+            if {int(label[31]) // 1000 for label in labels} >= {1, 2, 3, 4}:  # all but the first, which waits
+                gate.open()
+
+        for number, batch in enumerate(pool.stream(tasks(12), on_wait=on_wait)):
+            assert_right(batch.arrays, number)
+        assert number == 11
+        assert wait_until(lambda: len(pool.pids) == 5)
+
+
+@pytest.mark.processes
+def test_progress_is_known_in_the_middle_of_a_chunk(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+
+    def sample(_: int, place: int) -> None:
+        if place == 5:
+            gate.wait()
+
+    with WorkerPool(Numbers(sample), LAYOUT, num_slots=3, num_workers=2) as pool:
+        assert wait_until(lambda: pool.progress().num_opening == 0)
+        pool.submit(tasks(1)[0])  # two chunks of 16 samples
+        assert wait_until(lambda: (pool.progress().num_samples, pool.progress().num_idle) == (5 + 16, 1))
+        assert pool.num_pending == 1
+        gate.open()
+        assert_right(pool.next().arrays, 0)
+        assert pool.progress().num_samples == 32
+        assert pool.progress().occupied_seconds > 0
+
+
+@pytest.mark.processes
 def test_a_slow_sample_delays_only_its_own_batch(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
 
