@@ -35,8 +35,6 @@ _NO_WAIT = 0.05
 """If the consumer waits less than this, it is the limit."""
 _IDLE = 0.25
 """If more than this fraction of the workers have nothing to do, more workers cannot help."""
-_SLEEPS = 0.15
-"""Fraction of their time that workers with something to do must sleep before more workers are considered."""
 _COMPUTES = 0.9
 """Workers that compute for more than this fraction of their time gain nothing from more workers than cores."""
 _LEAST_COMPUTING = 1e-4
@@ -197,14 +195,7 @@ def decide(window: Window, state: ScalerState, bounds: Bounds) -> ScalerState:
 
 def _goal(window: Window, num_workers: int, bounds: Bounds) -> int:
     """Return the number of workers to try, which is at most twice as many; `num_workers` if more cannot help."""
-    occupied = num_workers - window.idle
-    sleeping = occupied - window.running - window.delayed
-    if (
-        window.wait_fraction <= _WAITS
-        or window.idle > _IDLE * num_workers
-        or sleeping < _SLEEPS * occupied
-        or not window.num_samples
-    ):
+    if window.wait_fraction <= _WAITS or window.idle > _IDLE * num_workers or not window.num_samples:
         return num_workers
     suited = suited_to_cores(window, num_workers=num_workers, num_cores=bounds.num_cores)
     needed = math.ceil(_SURPLUS * num_workers / max(1 - window.wait_fraction, 1e-3))

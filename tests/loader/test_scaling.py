@@ -23,7 +23,9 @@ TWO_CORES = Bounds(num_cores=2, max_workers=64)
 
 
 def runs(work: Work, *, seconds: float = 60.0, bounds: Bounds = TWO_CORES) -> list[SimulatedLoader]:
-    return [SimulatedLoader(bounds=bounds, noise=noisy(seed)).run(work, seconds=seconds) for seed in SEEDS]
+    """Return loaders that have run a work with different noise: fewer of them if they run for long."""
+    seeds = SEEDS if seconds < 100 else SEEDS[:10]
+    return [SimulatedLoader(bounds=bounds, noise=noisy(seed)).run(work, seconds=seconds) for seed in seeds]
 
 
 @pytest.mark.parametrize("work", ALL)
@@ -73,6 +75,30 @@ def test_work_that_changes_from_computing_to_waiting_gets_more_workers_and_loses
         back = next(seconds for seconds, number in loader.history if seconds > 90 and number <= 3)
         assert back - 90 < 5
         assert set(loader.last(10)) == {2}
+
+
+def test_work_that_becomes_slower_is_tried_with_more_workers_even_if_that_did_not_help_before() -> None:
+    slower = Work(wait_seconds=0.5)
+    for loader in runs(LIMITED_STORAGE, seconds=300):
+        loader.state = replace(loader.state, num_workers=16)
+        loader.run(slower, seconds=20)
+        assert loader.seconds_to(slower, share=0.8, since=300) < 15
+
+
+def test_a_consumer_that_waits_a_little_gets_a_few_more_workers() -> None:
+    almost = Work(wait_seconds=0.1, consumer_samples_per_second=120)
+    state = ScalerState(num_workers=10)
+    for _ in range(2):
+        state = decide(almost.window(10, num_cores=2), state, TWO_CORES)
+    assert 12 <= state.num_workers <= 15
+
+
+def test_workers_that_are_needed_again_and_again_are_kept() -> None:
+    loader = SimulatedLoader(bounds=TWO_CORES)
+    for _ in range(60):
+        loader.run(replace(WAITS, consumer_samples_per_second=400), seconds=15)
+        loader.run(replace(WAITS, consumer_samples_per_second=80), seconds=15)
+    assert min(loader.last(300)) >= 40
 
 
 def test_a_slow_consumer_gets_no_more_workers_than_it_needs() -> None:
