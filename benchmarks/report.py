@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median
 
 from ahead import ahead
+from auto_rows import auto_header, auto_rows
 from bench_repeated import OFFERS
 from contestants import ENTRIES, LISTS
 from hits import draw_hits
@@ -347,6 +348,7 @@ def with_spread(rates: list[float]) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "ahead": ahead,
     "arrays": arrays,
+    "auto": lambda: markdown(auto_header(), auto_rows()),
     "batch-sizes": batch_sizes,
     "collate": collate,
     "faults": faults,

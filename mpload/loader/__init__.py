@@ -42,7 +42,8 @@ What keeps the workers busy within the memory budget:
 ```
 engine         the workers and slots of a loader
 row_groups     the memory that the row groups of Parquet files need
-scaling        adjusts the number of workers
+scaling        decides how many workers there are
+scaler         measures what that decision needs
 governor       makes fewer batches ahead while memory is short
 machine_share  this rank's share of the machine
 advice         warnings that explain what slows a loader down

@@ -63,8 +63,8 @@ class MPLoader(Generic[Batch]):
         dataset: an `MPDataset` with a `batch_size`, or any map-style dataset (`__len__` and `__getitem__`). Random
             numbers that its `__getitem__` draws from the global generators of `random`, NumPy and torch depend only on
             seed, epoch and sample. Also an `IterableDataset`, with fewer promises: see docs/from-dataloader.md.
-        num_workers: number of worker processes. `"auto"` starts one per core available to this process, and adds more
-            while the consumer waits for batches and the workers wait for storage. 0 makes batches in this process.
+        num_workers: number of worker processes. `"auto"` starts one per core available to this process, doubles that
+            while consumer and workers both wait, and stops workers that do not help. 0 makes batches in this process.
         memory_budget: upper bound for slots and workers together, in bytes or as a string such as `"4GiB"`. `"auto"`
             is half of the available memory. The budget limits how many batches are made ahead. While memory is short,
             fewer are made ahead, and a warning says so. Images too large to be decoded side by side within the budget
@@ -227,9 +227,8 @@ class MPLoader(Generic[Batch]):
         if self._num_workers == 0:
             batches = self._source.batches(epoch)
         else:
-            engine = self._usable_engine()
-            on_wait = partial(engine.adjust, self._telemetry.waited)
-            self._stream = engine.pool.stream(self._source.tasks(epoch), on_wait=on_wait)
+            engine, tasks = self._usable_engine(), self._source.tasks(epoch)
+            self._stream = engine.pool.stream(tasks, on_wait=partial(engine.adjust, self._telemetry.waited))
             made_by_workers = filter(is_batch, map(partial(self._source.present, epoch), self._stream))
             batches = chain(made_by_workers, self._source.rest(epoch))
         return batches if self._pin is None else map(self._pin, batches)

@@ -19,6 +19,7 @@ launch    the parent's side of the zygote
 kernel    Linux system calls and files for processes: parent-death signal, name, OOM score
 limits    readable errors for resources that the system refuses
 crew      the workers of a pool: keeps the wanted number alive, replaces the dead, kills the stuck
+progress  how far the workers have come, even in the middle of a chunk
 batches   the input and output of a pool
 parts     the resources that a pool shares with its workers: how they are made and released
 stream    the batches of one iteration, in order
