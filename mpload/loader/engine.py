@@ -127,7 +127,7 @@ class Engine:
         Args:
             waited: returns how long the consumer has waited.
         """
-        if (now := time.monotonic()) < self._due:
+        if (now := time.monotonic()) < self._due or self.pool.is_closed:
             return
         self._due = now + _CHECK_SECONDS
         self.governor.check()
