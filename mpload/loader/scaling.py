@@ -171,7 +171,10 @@ def decide(window: Window, state: ScalerState, bounds: Bounds) -> ScalerState:
     if fewer.num_workers < state.num_workers:
         return fewer
     state = fewer
-    goal = _goal(window, state.num_workers, bounds)
+    suited = suited_to_cores(window, num_workers=state.num_workers, num_cores=bounds.num_cores)
+    if suited <= bounds.num_cores:  # the work computes: what was tried before was other work
+        state = replace(state, num_rest=0, rest_windows=_REST_WINDOWS)
+    goal = _goal(window, state.num_workers, min(suited, bounds.max_workers))
     if state.trial is None and goal <= state.num_workers:
         return replace(state, rates=())
     state = replace(state, rates=(*state.rates, window.samples_per_second)[-_MOST_WINDOWS:])
@@ -193,13 +196,12 @@ def decide(window: Window, state: ScalerState, bounds: Bounds) -> ScalerState:
     return state if goal <= state.num_workers else _raised(window, state, goal)
 
 
-def _goal(window: Window, num_workers: int, bounds: Bounds) -> int:
-    """Return the number of workers to try, which is at most twice as many; `num_workers` if more cannot help."""
+def _goal(window: Window, num_workers: int, most: int) -> int:
+    """Return the number of workers to try, at most twice as many and at most `most`, or `num_workers` for no more."""
     if window.wait_fraction <= _WAITS or window.idle > _IDLE * num_workers or not window.num_samples:
         return num_workers
-    suited = suited_to_cores(window, num_workers=num_workers, num_cores=bounds.num_cores)
     needed = math.ceil(_SURPLUS * num_workers / max(1 - window.wait_fraction, 1e-3))
-    return max(num_workers, min(2 * num_workers, needed, suited, bounds.max_workers))
+    return max(num_workers, min(2 * num_workers, needed, most))
 
 
 def _raised(window: Window, state: ScalerState, goal: int) -> ScalerState:

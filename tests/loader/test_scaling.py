@@ -85,6 +85,14 @@ def test_work_that_becomes_slower_is_tried_with_more_workers_even_if_that_did_no
         assert loader.seconds_to(slower, share=0.8, since=300) < 15
 
 
+def test_steps_that_failed_do_not_count_any_more_after_the_work_has_computed() -> None:
+    for loader in runs(Work(wait_seconds=0.05, storage_samples_per_second=40), seconds=300):
+        loader.run(COMPUTES, seconds=10)
+        start = loader.seconds
+        loader.run(WAITS, seconds=30)
+        assert loader.seconds_to(WAITS, share=0.8, since=start) < 12
+
+
 def test_a_consumer_that_waits_a_little_gets_a_few_more_workers() -> None:
     almost = Work(wait_seconds=0.1, consumer_samples_per_second=120)
     state = ScalerState(num_workers=10)
