@@ -15,7 +15,7 @@ import mpload
 PACKAGE = Path(mpload.__file__).parent
 BOTTOM = {"units", "native", "errors"}
 GROUND = BOTTOM | {"plan", "memory", "storage", "images", "transport"}
-LOADER = GROUND | {"index", "telemetry", "samples", "device"}
+LOADER = GROUND | {"index", "judgement", "telemetry", "samples", "device"}
 MAY_IMPORT = {
     "errors": set(),
     "native": set(),
@@ -26,7 +26,8 @@ MAY_IMPORT = {
     "images": BOTTOM,
     "transport": BOTTOM,
     "index": BOTTOM | {"storage"},
-    "telemetry": BOTTOM | {"transport", "memory"},
+    "judgement": BOTTOM | {"memory"},
+    "telemetry": BOTTOM | {"transport", "memory", "judgement"},
     "ingest": BOTTOM | {"index", "storage"},
     "samples": GROUND | {"index"},
     "device": BOTTOM | {"images", "plan"},

@@ -7,7 +7,7 @@ index     builds an index
 inspect   shows an index: facts and histogram, `--check`, `--grid`
 merge     concatenates indexes
 pack      writes samples into shards
-plan      calculates what a job needs
+plan      judges a job by assumed figures
 doctor    measures what limits a job
 tune      finds the fastest loader settings
 monitor   measures the memory of a command
@@ -30,6 +30,7 @@ monitor_plot  memory over time, grouped by the role of each process
 photos        generates the demo's photographs
 outputs       checks that output files can be written, before the work starts
 terminal      the progress bar
+verdicts      what limits a job: the table of its stages, and the remedies
 reports       `--json`: reports for scripts, on stdout
 ```
 

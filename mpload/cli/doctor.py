@@ -1,36 +1,54 @@
-"""`mpload doctor`: measure what limits a job, on its own data."""
+"""`mpload doctor`: find what limits a job, on its own data or while it runs."""
 
 import sys
+import time
 import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from mpload.cli.loading import IndexArgument, decoder_of, named_object, opened
+from mpload.cli.loading import decoder_of, named_dataset, named_object, names_object, opened
 from mpload.cli.outputs import check_output
 from mpload.cli.reports import AsJson, print_json, prints_on_stderr
+from mpload.cli.verdicts import needs_of, print_stages, print_verdict, stages_of
+from mpload.errors import ArgumentError
+from mpload.judgement.facts import Facts, Job
 from mpload.memory.machine import num_usable_cores
-from mpload.tools.doctor.facts import Job
-from mpload.units import format_bytes, format_counted
+from mpload.tools.running import facts_between, find_job
+from mpload.units import format_bytes, format_counted, parse_bytes
 
 __all__ = ["doctor"]
 
+_BATCH_SIZE = 256
+_TRIES = 3
+_MAX_WATCHED_SECONDS = 10.0
+
 
 def doctor(
-    path: IndexArgument,
+    path: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="INDEX|MODULE:DATASET",
+            help="The path or URL of an index, or your own dataset: an MPDataset or a map-style one.",
+        ),
+    ] = None,
     *,
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples per batch and GPU.")] = 256,
+    pid: Annotated[int | None, typer.Option(min=1, help="Look at a running job instead, by its process ID.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Samples per batch and GPU.  [default: of the dataset, or 256]")
+    ] = None,
     step_time: Annotated[
-        float | None, typer.Option(help="Seconds per training step once data is ready.  [default: as fast as possible]")
+        float | None, typer.Option(help="Seconds per training step once data is ready.  [default: not known]")
     ] = None,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs of the job on this machine.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Jobs that read the same storage at the same time.")] = 1,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Worker processes per GPU.  [default: one per core]")
+    ] = None,
+    memory_budget: Annotated[
+        str | None, typer.Option(help="Memory for each loader, such as 4GiB.  [default: half of the free memory]")
     ] = None,
     decode: Annotated[
         str | None, typer.Option(metavar="MODULE:OBJECT", help="Your decoder.  [default: RandomResizedCrop(224)]")
@@ -39,6 +57,9 @@ def doctor(
         str | None, typer.Option(metavar="MODULE:OBJECT", help="Your transform.  [default: none]")
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.5, help="Seconds to measure.")] = 30.0,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Try several settings of the loader, not only the best.")
+    ] = False,
     as_json: AsJson = False,
     html: Annotated[Path | None, typer.Option(help="Also write the report as an HTML page.")] = None,
 ) -> None:
@@ -46,108 +67,123 @@ def doctor(
 
     Also suggests what would help. Measures storage, decoding, transform, transport, workers and memory. Reads a few
     hundred samples, drops their files from the page cache, and runs loaders for a few seconds each.
+
+    With --pid, watches a running job instead, without disturbing it.
     """
     check_output(html)
+    if (path is None) == (pid is None):
+        raise ArgumentError("give either a dataset or --pid: mpload doctor train.txt, or mpload doctor --pid 1234")
+    if pid is not None:
+        _watch(pid, seconds=min(seconds, _MAX_WATCHED_SECONDS), as_json=as_json)
+        return
+    assert path is not None
     with prints_on_stderr(is_wanted=as_json), warnings.catch_warnings():
-        index = opened(path)
+        subject = _subject(path, decode=decode, transform=transform)
+        size = subject.batch_size or batch_size or _BATCH_SIZE
+        if batch_size not in {None, size}:
+            raise ArgumentError(f"--batch-size {batch_size}: {path} has batch_size={size}. Leave the option out")
         job = Job(
-            batch_size=batch_size,
+            batch_size=size,
             num_workers=workers or max(1, num_usable_cores() // gpus),
             step_seconds=step_time,
             num_gpus=gpus,
             num_jobs=jobs,
+            memory_budget_bytes=None if memory_budget is None else parse_bytes(memory_budget),
         )
-        decoder = decoder_of(decode)
-        transformed = None if transform is None else named_object(transform, option="--transform")
-        # imports torch, after the arguments were checked
-        from mpload.tools.doctor.examine import examine  # noqa: PLC0415
+        from mpload.tools.doctor.examine import examine  # noqa: PLC0415  imports torch
 
         warnings.simplefilter("ignore")  # the trials may use more workers than cores on purpose
-        diagnosis = examine(index, decode=decoder, transform=transformed, job=job, seconds=seconds, announce=_announce)
+        tries = _TRIES if tune else 1
+        diagnosis = examine(subject, job=job, seconds=seconds, num_tries=tries, announce=_announce)
     if html is not None:
         from mpload.tools.doctor.report import write_report  # noqa: PLC0415
 
         write_report(diagnosis, html, title=path)
     if as_json:
-        print_json(_facts(diagnosis))
-    else:
-        _print(diagnosis)
-        if html is not None:
-            print(f"\nreport   {html}")
+        print_json(_report(diagnosis))
+        return
+    _print_facts(diagnosis.findings)
+    print_stages(diagnosis.verdict.stages, unknown="no limit found")
+    for trial in diagnosis.findings.trials:
+        if not trial.is_empty:
+            result = trial.error or f"{trial.samples_per_second:,.0f} samples/s"
+            workers_text = format_counted(trial.num_workers, "worker")
+            print(f"measured with {workers_text} and batches of {trial.batch_size}: {result}")
+    print_verdict(diagnosis.verdict, diagnosis.remedies)
+    if html is not None:
+        print(f"\nreport   {html}")
 
 
-def _print(diagnosis: Any) -> None:
-    findings, verdict = diagnosis.findings, diagnosis.verdict
-    samples, environment = findings.samples, findings.environment
+def _subject(path: str, *, decode: str | None, transform: str | None) -> Any:
+    """Return what is to be examined. Imports torch, after the arguments were checked."""
+    if names_object(path):
+        if decode is not None or transform is not None:
+            raise ArgumentError(f"{path} has a decoder and a transform of its own. Leave out --decode and --transform")
+        dataset = named_dataset(path)
+        from mpload.tools.doctor.subject import subject_of  # noqa: PLC0415
+
+        return subject_of(dataset)
+    index = opened(path)
+    decoder = decoder_of(decode)
+    transformed = None if transform is None else named_object(transform, option="--transform")
+    from mpload.tools.doctor.subject import IndexSubject  # noqa: PLC0415
+
+    return IndexSubject.of(index, decode=decoder, transform=transformed)
+
+
+def _watch(pid: int, *, seconds: float, as_json: bool) -> None:
+    from mpload.tools.doctor.examine import diagnose  # noqa: PLC0415  imports torch
+
+    before = find_job(pid)
+    time.sleep(seconds)
+    found = facts_between(before, find_job(pid))
+    if not found:
+        raise ArgumentError(f"the loaders of process {pid} began or ended while they were watched. Try again")
+    reports = {key: diagnose(facts) for key, (_, facts) in found.items()}
+    if as_json:
+        print_json({"loaders": [{"pid": key[0], **_report(each)} for key, each in reports.items()]})
+        return
+    for (owner, number), diagnosis in reports.items():
+        facts = diagnosis.findings
+        assert facts.running is not None
+        workers = format_counted(facts.job.num_workers or 0, "worker")
+        print(f"process {owner}, loader {number + 1}: {workers}, {facts.running.samples_per_second:,.0f} samples/s")
+        print_stages(diagnosis.verdict.stages, unknown="no limit found")
+        print_verdict(diagnosis.verdict, diagnosis.remedies)
+
+
+def _print_facts(facts: Facts) -> None:
+    samples, environment = facts.samples, facts.environment
     cached = "" if samples.cached_share is None else f", {samples.cached_share:.0%} in the page cache"
-    size = format_bytes(samples.mean_bytes)
-    _print_line("data", f"{format_counted(samples.num_samples, 'sample')} of {size} on average{cached}")
+    size = "" if samples.mean_bytes is None else f" of {format_bytes(samples.mean_bytes)} on average"
+    formats = ", ".join(name if share == 1 else f"{share:.0%} {name}" for name, share in samples.formats)
+    _print_line(
+        "data", f"{format_counted(samples.num_samples or 0, 'sample')}{size}{cached}{formats and ', ' + formats}"
+    )
     if samples.num_failed:
         tried = format_counted(samples.num_failed + samples.num_measured, "sample")
         _print_line("broken", f"{samples.num_failed} of {tried}, the first: {samples.first_failure}")
-    limit = format_bytes(environment.memory_limit_bytes)
-    cores = f"{environment.usable_cores} of {format_counted(environment.host_cores, 'core')}"
-    _print_line(
-        "machine",
-        f"{cores}, {format_bytes(environment.memory_free_bytes)} free of {limit}, {environment.file_system}, "
-        f"up to {environment.max_descriptors:,} open files" + (f", {environment.device}" if environment.device else ""),
-    )
-    if (demand := findings.job.demand(samples.mean_bytes)) is not None:
-        jobs = f" for {findings.job.num_jobs} jobs" if findings.job.num_jobs > 1 else ""
-        bandwidth = format_bytes(demand.bytes_per_second)
-        _print_line(
-            "needs",
-            f"{demand.samples_per_second:,.0f} samples/s{jobs}, hence as many reads/s and {bandwidth}/s from storage; "
-            f"99 of 100 batches within {demand.step_seconds:g} s",
-        )
+    free, limit = (format_bytes(each or 0) for each in (environment.memory_free_bytes, environment.memory_limit_bytes))
+    cores = f"{environment.usable_cores:.3g} of {format_counted(environment.host_cores or 1, 'core')}"
+    parts = [cores, f"{free} free of {limit}", environment.file_system]
+    parts += [f"up to {environment.max_descriptors:,} open files", environment.device]
+    if environment.contention.neighbour_cores >= 0.1:
+        parts.append(f"other processes use {environment.contention.neighbour_cores:.1f} cores")
+    _print_line("machine", ", ".join(filter(None, parts)))
+    if (needs := needs_of(facts)) is not None:
+        jobs = f" for {facts.job.num_jobs} jobs" if facts.job.num_jobs > 1 else ""
+        bandwidth = needs["bytes_per_second"]
+        reads = "" if bandwidth is None else f", hence as many reads/s and {format_bytes(bandwidth)}/s from storage"
+        rate = f"{needs['reads_per_second']:,.0f} samples/s{jobs}{reads}"
+        _print_line("needs", f"{rate}; 99 of 100 batches within {needs['batch_within_seconds']:g} s")
     print()
-    table = Table("stage, samples/s", "needs", "has", "met", box=None, pad_edge=False)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for stage in verdict.stages:
-        met = "" if stage.share is None else f"{stage.share:.0%}"
-        table.add_row(stage.name, _rate(stage.need), _rate(stage.have, unknown="no limit found"), met)
-    Console(soft_wrap=True, highlight=False).print(table)
-    for trial in findings.trials:
-        if not trial.is_empty:
-            result = trial.error or f"{trial.samples_per_second:,.0f} samples/s"
-            workers = format_counted(trial.num_workers, "worker")
-            print(f"measured with {workers} and batches of {trial.batch_size}: {result}")
-    print(f"\n{verdict.headline}. {verdict.reason}.")
-    for number, remedy in enumerate(diagnosis.remedies, start=1):
-        print(f"{number}. {remedy.text} ({_gain(remedy)})")
-    if not diagnosis.remedies:
-        print(verdict.advice_without_remedies)
 
 
-def _facts(diagnosis: Any) -> dict[str, Any]:
+def _report(diagnosis: Any) -> dict[str, Any]:
     """Return the diagnosis for `--json`, with stages of the same form as in `mpload plan --json`."""
-    facts = asdict(diagnosis)
-    facts["verdict"]["stages"] = [
-        {"name": stage.name, "unit": "samples/s", "need": stage.need, "have": stage.have, "share": stage.share}
-        for stage in diagnosis.verdict.stages
-    ]
-    return {"needs": _needs(diagnosis.findings), **facts}
-
-
-def _needs(findings: Any) -> dict[str, float | None] | None:
-    if (demand := findings.job.demand(findings.samples.mean_bytes)) is None:
-        return None
-    return {
-        "reads_per_second": demand.samples_per_second,
-        "bytes_per_second": demand.bytes_per_second,
-        "batch_within_seconds": demand.step_seconds,
-    }
-
-
-def _gain(remedy: Any) -> str:
-    if remedy.gain == float("inf"):
-        return "lets the job start"
-    return f"{remedy.gain:.1f}x as fast, {'measured' if remedy.is_measured else 'estimated'}"
-
-
-def _rate(value: float | None, *, unknown: str = "") -> str:
-    return unknown if value is None else f"{value:,.0f}"
+    report = asdict(diagnosis)
+    report["verdict"] |= {"stages": stages_of(diagnosis.verdict), "headline": diagnosis.verdict.headline}
+    return {"needs": needs_of(diagnosis.findings), **report}
 
 
 def _print_line(heading: str, text: str) -> None:

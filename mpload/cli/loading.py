@@ -1,6 +1,8 @@
 """Open the index, and import the decoder and the transform, that are named on the command line."""
 
 import importlib
+import inspect
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +16,7 @@ from mpload.images.decoders import RandomResizedCrop
 from mpload.index.index import Index
 from mpload.index.opening import open_index
 
-__all__ = ["IndexArgument", "decoder_of", "named_object", "opened"]
+__all__ = ["IndexArgument", "decoder_of", "named_dataset", "named_object", "names_object", "opened"]
 
 IndexArgument = Annotated[
     str,
@@ -45,6 +47,36 @@ def named_object(name: str, *, option: str) -> Callable[..., Any]:
     Raises:
         ArgumentError: There is no such module or object, or it is not callable.
     """
+    found = _imported(name, option=option)
+    if not callable(found):
+        raise ArgumentError(
+            f"{option} {name}: a {type(found).__name__} is not callable. Name a function or an object with __call__"
+        )
+    called: Callable[..., Any] = found
+    return called
+
+
+def names_object(text: str) -> bool:
+    """Return whether an argument names an object, `module:object`, and not a file or a URL."""
+    return re.fullmatch(r"[\w.]+:[\w.]+", text) is not None and not Path(text).exists()
+
+
+def named_dataset(name: str) -> Any:
+    """Return the dataset named `module:object`. A function or class without arguments is called to make it.
+
+    Raises:
+        ArgumentError: There is no such module or object.
+    """
+    found = _imported(name, option="DATASET")
+    return found() if inspect.isfunction(found) or inspect.isclass(found) else found
+
+
+def _imported(name: str, *, option: str) -> Any:
+    """Return the object named `module:object`. Modules in the working directory are found too.
+
+    Raises:
+        ArgumentError: There is no such module or object.
+    """
     module_name, _, path = name.partition(":")
     if not module_name or not path:
         raise ArgumentError(f"{option} {name}: is not of the form module:object. Write, for example, mydata:transform")
@@ -56,9 +88,4 @@ def named_object(name: str, *, option: str) -> Callable[..., Any]:
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         raise ArgumentError(f"{option} {name}: {error}. Is it installed, or in the working directory?") from error
-    if not callable(found):
-        raise ArgumentError(
-            f"{option} {name}: a {type(found).__name__} is not callable. Name a function or an object with __call__"
-        )
-    called: Callable[..., Any] = found
-    return called
+    return found

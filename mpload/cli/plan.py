@@ -1,15 +1,16 @@
-"""`mpload plan`: calculate what a job needs of storage and cores."""
+"""`mpload plan`: judge a job by assumed figures of storage and cores."""
 
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from mpload.cli.reports import AsJson, print_json
-from mpload.tools.demand import Demand, Machine, StageNeed, remedies, stages
-from mpload.units import format_bytes, parse_bytes
+from mpload.cli.verdicts import print_remedies, print_stages, stages_of
+from mpload.errors import ArgumentError
+from mpload.judgement.facts import Cost, Environment, Facts, Job, ReadRate, Samples, StorageSpeed, Temperature
+from mpload.judgement.remedies import remedies
+from mpload.judgement.verdict import judge
+from mpload.units import parse_bytes
 
 __all__ = ["plan"]
 
@@ -33,41 +34,30 @@ def plan(
 ) -> None:
     """Compare what a job needs with what a machine offers.
 
-    This is arithmetic only: no data is read. `mpload doctor` measures instead.
+    This is the doctor's arithmetic with your figures: no data is read. `mpload doctor` measures instead.
     """
-    demand = Demand(
-        batch_size=batch_size,
-        step_seconds=step_time,
-        num_gpus=gpus,
-        num_jobs=jobs,
-        sample_bytes=None if sample_size is None else parse_bytes(sample_size),
+    if (cores is None) != (core_us is None):
+        raise ArgumentError(f"--cores and --core-us belong together, got {cores} and {core_us}. Give both or neither")
+    rate = None if iops is None else ReadRate(temperature=Temperature.COLD, concurrency=1, samples_per_second=iops)
+    facts = Facts(
+        job=Job(batch_size=batch_size, step_seconds=step_time, num_gpus=gpus, num_jobs=jobs),
+        samples=Samples(mean_bytes=None if sample_size is None else parse_bytes(sample_size)),
+        storage=StorageSpeed(
+            rates=() if rate is None else (rate,),
+            bytes_per_second=None if bandwidth is None else parse_bytes(bandwidth),
+            reads_per_worker=2,  # reading and decoding overlap
+        ),
+        environment=Environment(usable_cores=cores),
+        decode=Cost(cpu_seconds=(core_us or 0) / 1e6),
     )
-    machine = Machine(
-        reads_per_second=iops,
-        bytes_per_second=None if bandwidth is None else parse_bytes(bandwidth),
-        num_cores=cores,
-        core_seconds=None if core_us is None else core_us / 1e6,
-    )
-    needs, advice = stages(demand, machine), remedies(demand, machine)
+    verdict = judge(facts)
+    advice = remedies(facts, verdict)
     if as_json:
-        rates = [asdict(stage) | {"share": stage.share} for stage in needs]
         changes = [{"text": remedy.text, "gain": remedy.gain} for remedy in advice]
-        print_json({"stages": rates, "batch_within_seconds": demand.step_seconds, "remedies": changes})
+        print_json({"stages": stages_of(verdict), "batch_within_seconds": step_time, "remedies": changes})
         return
-    table = Table(box=None, pad_edge=False)
-    table.add_column("stage")
-    for heading in ("needs", "has", "met"):
-        table.add_column(heading, justify="right")
-    for stage in needs:
-        met = "?" if stage.share is None else f"{stage.share:.0%}"
-        table.add_row(
-            stage.name, _rate(stage, stage.need), "?" if stage.have is None else _rate(stage, stage.have), met
-        )
-    Console(soft_wrap=True, highlight=False).print(table)
-    print(f"\n99 of 100 batches must arrive within {demand.step_seconds:g} s")
-    for number, remedy in enumerate(advice, start=1):
-        print(f"{number}. {remedy.text} ({remedy.gain:.1f}x as fast)")
-
-
-def _rate(stage: StageNeed, value: float) -> str:
-    return f"{format_bytes(value)}/s" if stage.unit == "B/s" else f"{value:,.0f} {stage.unit}"
+    print_stages(verdict.stages, unknown="?")
+    print(f"\n99 of 100 batches must arrive within {step_time:g} s")
+    if any(stage.have is not None for stage in verdict.stages):
+        print(f"{verdict.headline}. {verdict.reason}.")
+    print_remedies(tuple(advice))

@@ -5,29 +5,29 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Annotated, Any
 
-import psutil
 import typer
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
 from mpload.cli.reports import AsJson, print_json_line
-from mpload.errors import MploadError
+from mpload.judgement.facts import Facts
+from mpload.judgement.verdict import judge
 from mpload.memory.usage import anonymous_pss_bytes
-from mpload.telemetry.page import read_pages, stats_of_page
-from mpload.telemetry.stats import Stage, Timings
+from mpload.telemetry.page import stats_of_page
+from mpload.telemetry.stats import LoaderStats, Stage, Timings
+from mpload.tools.running import CANDIDATES, facts_between, find_job, read_job
 from mpload.units import format_bytes, format_count, format_counted, format_seconds
 
 __all__ = ["top"]
 
 _STALE_SECONDS = 3.0
 _SHARES = ("busy", Stage.READ, Stage.DECODE, Stage.TRANSFORM, "other")
-_CANDIDATES = "`pgrep -af python` lists candidates"
 
 
 def top(
     pid: Annotated[
-        int, typer.Argument(metavar="PID", min=1, help=f"ID of the training process or of its launcher: {_CANDIDATES}.")
+        int, typer.Argument(metavar="PID", min=1, help=f"ID of the training process or of its launcher: {CANDIDATES}.")
     ],
     *,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between readings.")] = 1.0,
@@ -41,23 +41,17 @@ def top(
 
     With --json, prints one line per interval.
     """
-    if not psutil.pid_exists(pid):
-        raise MploadError(f"there is no process {pid}. Give the PID of the training process: {_CANDIDATES}")
-    before = _loaders(pid)
-    if not before:
-        raise MploadError(
-            f"no MPLoader with workers runs in process {pid} or its descendants. Give the PID of the training process: "
-            f"{_CANDIDATES}"
-        )
+    before = find_job(pid)
     console = Console()
     live = Live(console=console, auto_refresh=False) if console.is_terminal and not (once or as_json) else None
     with live or nullcontext():
         while True:
             time.sleep(interval)
-            current = _loaders(pid)
-            if not current:
+            current = read_job(pid)
+            if current is None:
                 return
-            loaders = [_figures(facts, before.get(key, facts)) for key, facts in current.items()]
+            found = facts_between(before, current)
+            loaders = [_figures(current.pages[key], before.pages[key], *each) for key, each in found.items()]
             if as_json:
                 print_json_line({"unix_seconds": round(time.time(), 3), "loaders": loaders})
             elif live is not None:
@@ -69,32 +63,10 @@ def top(
             before = current
 
 
-def _loaders(pid: int) -> dict[tuple[int, int], dict[str, Any]]:
-    """Return the figures that the loaders of a process and its descendants publish, keyed by PID and number."""
-    found = {}
-    try:
-        processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return {}
-    for process in processes:
-        try:
-            pages = read_pages(process.pid)
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        except PermissionError as error:
-            if process.pid == pid:
-                raise MploadError(f"process {pid} belongs to another user. Run this command as that user") from error
-            continue
-        # Forked children inherit the page of their parent.
-        own = [facts for facts in pages if facts.get("pid") == process.pid]
-        found.update({(process.pid, number): facts for number, facts in enumerate(own)})
-    return found
-
-
-def _figures(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+def _figures(now: Mapping[str, Any], before: Mapping[str, Any], span: LoaderStats, facts: Facts) -> dict[str, Any]:
     """Return what a loader did between two readings, as `--json` prints it."""
-    total, earlier = (stats_of_page(facts) for facts in (now, before))
-    span = total.since(earlier)
+    total, earlier = (stats_of_page(page) for page in (now, before))
+    verdict = judge(facts)
     seconds = max(now["monotonic_seconds"] - before["monotonic_seconds"], 1e-9)
     num_lookups = span.timings.num_cache_hits + span.timings.num_cache_misses
     timings_before = {worker.name: worker.timings for worker in earlier.workers}
@@ -103,7 +75,8 @@ def _figures(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any
         "pid": now["pid"],
         "samples_per_second": None if is_idle else span.samples_per_second,
         "waiting_share": None if is_idle else span.wait_fraction,
-        "limit": None if is_idle else span.limit,
+        "limit": None if is_idle else verdict.stage,
+        "bottleneck": None if is_idle else verdict.bottleneck,
         "batch_p50_seconds": None if is_idle else span.latencies.quantile_seconds(0.5),
         "batch_p99_seconds": None if is_idle else span.latencies.quantile_seconds(0.99),
         "last_batch_seconds_ago": time.monotonic() - now["monotonic_seconds"],
@@ -139,7 +112,7 @@ def _table(loader: Mapping[str, Any]) -> Table:
         p50, p99 = (format_seconds(loader[f"batch_{name}_seconds"]) for name in ("p50", "p99"))
         parts[0] += f"{format_count(round(rate))} samples/s, waiting {loader['waiting_share']:.0%}"
         parts += [
-            "not limited by data" if loader["limit"] == Stage.CONSUMER else f"limited by {loader['limit']}",
+            _limit(loader),
             f"batch p50 {p50}, p99 {p99}",
         ]
     parts += [
@@ -158,3 +131,10 @@ def _table(loader: Mapping[str, Any]) -> Table:
         shares = (f"{worker[f'{name}_share']:.0%}" for name in _SHARES)
         table.add_row(worker["name"], str(worker["pid"]), *shares, format_bytes(worker["memory_bytes"]))
     return table
+
+
+def _limit(loader: Mapping[str, Any]) -> str:
+    limit, bottleneck = loader["limit"], loader["bottleneck"]
+    if limit == Stage.CONSUMER:
+        return "not limited by data"
+    return f"limited by {limit}" if str(bottleneck) == str(limit) else f"limited by {limit} ({bottleneck})"

@@ -1,98 +1,82 @@
 """Warnings that explain what slows a loader down, with numbers and remedies. Each is shown once."""
 
+import os
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from mpload.errors import MploadWarning
-from mpload.loader.scaling import runnable_seconds
+from mpload.judgement.facts import Alternative, Change, Facts, Stage
+from mpload.judgement.remedies import remedies
+from mpload.judgement.verdict import judge
+from mpload.memory.contention import PressureReading, contention_between, read_pressure, shares_of_span
+from mpload.memory.core_times import CoreTimes, read_core_times_of
 from mpload.memory.machine import refaulted_bytes
-from mpload.telemetry.stats import LoaderStats, Stage
-from mpload.units import MIB, format_bytes, format_seconds
+from mpload.telemetry.stats import LoaderStats, running_facts
+from mpload.units import format_seconds
 
-__all__ = ["Adviser", "Circumstances", "advise"]
+__all__ = ["Adviser", "advise"]
 
 _WAITS = 0.1
 _MIN_BATCHES = 20
-_THRASH_BYTES_PER_SECOND = 4 * MIB
-_LARGE_IMAGES = 6.0
 _COMPUTES = 0.7
-
-_REMEDIES = {
-    Stage.READ: "read whole blocks (shuffle=BlockShuffle(...)), keep samples on a fast disk (cache=PartialCache(...)), "
-    "or pack them into shards (mpload pack)",
-    Stage.DECODE: "decode less (RandomResizedCrop and ResizeCenterCrop decode only what they need), store smaller "
-    "images (mpload pack), do less in __getitem__, or give the job more cores",
-    Stage.TRANSFORM: "make the transform cheaper, do it on the device (DevicePrefetcher(device_transform=...)), or "
-    "give the job more cores",
-    Stage.TRANSPORT: "raise memory_budget or batch_size, so that more samples are in flight",
-}
+_LARGE_IMAGES = 6.0
+_NUM_REMEDIES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Circumstances:
-    """The facts besides the statistics on which advice depends."""
+class _Reading:
+    """What was counted until one moment."""
 
-    num_cores: int
-    """Number of cores available to the workers."""
-    is_auto: bool
-    """Whether the loader chooses the number of workers."""
-    runnable_seconds: float = 0.0
-    """Time that the workers were on a core or waited for one, summed over all workers."""
-    refaulted_bytes: int = 0
-    """Bytes that had to be read again because the page cache had dropped them."""
+    stats: LoaderStats
+    workers: Mapping[int, CoreTimes]
+    pressure: PressureReading
+    refaulted_bytes: int
 
 
-def advise(
-    span: LoaderStats, context: Circumstances, *, image_excess: Callable[[], float] = lambda: 1.0
-) -> dict[str, str]:  # fmt: skip
+def advise(facts: Facts, *, image_excess: Callable[[], float] = lambda: 1.0) -> dict[str, str]:
     """Return advice about a span of a run: a message per subject.
 
     Args:
-        span: the statistics of the span.
-        context: the circumstances of the span.
+        facts: the statistics of the span.
         image_excess: returns the ratio of stored to decoded pixels. Called only if decoding is the bottleneck.
     """
     found: dict[str, str] = {}
-    if span.num_batches < _MIN_BATCHES or not span.num_workers:
+    running, job, cores = facts.running, facts.job, facts.environment.usable_cores
+    assert running is not None
+    assert cores is not None
+    if (text := _surplus(facts)) is not None:
+        found["workers"] = text
+    if running.waiting_share <= _WAITS:
         return found
-    busy_seconds = span.timings.total_ns * 1e-9
-    computing = context.runnable_seconds / busy_seconds if busy_seconds else 0.0
-    if not context.is_auto and span.num_workers > context.num_cores and computing > _COMPUTES:
-        found["workers"] = (
-            f"{span.num_workers} workers share {context.num_cores} cores, and compute for {min(1.0, computing):.0%} of "
-            f"their time: more than {context.num_cores} workers only use more memory. "
-            f'Use num_workers="auto" or {context.num_cores}'
-        )
-    if span.wait_fraction <= _WAITS:
-        return found
-    limit = span.limit
-    found["waits"] = _waits(span, limit, context)
-    if limit is Stage.DECODE and (excess := image_excess()) > _LARGE_IMAGES:
-        found["images"] = (
-            f"images have {excess:.0f} times as many pixels as the decoder's output, and decoding is the bottleneck. "
-            'Store smaller images (mpload pack), or cache them resized (PartialCache(..., what="resized"))'
-        )
-    rate = context.refaulted_bytes / span.elapsed_seconds
-    if limit is Stage.READ and rate > _THRASH_BYTES_PER_SECOND:
-        found["page cache"] = (
-            f"{format_bytes(rate)} per second had to be read again because the page cache had dropped them: it is too "
-            'small for the data. Use page_cache="drop", BlockShuffle, or a PartialCache on a disk, or give the job '
-            "more memory"
-        )
+    verdict = judge(facts)
+    is_computing = facts.decode.cpu_seconds > facts.decode.wait_seconds
+    if verdict.stage == Stage.DECODE and is_computing and (excess := image_excess()) > _LARGE_IMAGES:
+        smaller = Alternative(change=Change.RESIZED, decode=facts.decode.times(1 / excess), detail="256", is_bound=True)
+        facts = replace(facts, alternatives=(smaller,))
+        verdict = judge(facts)
+    helpful = remedies(facts, verdict)[:_NUM_REMEDIES]
+    change = "; ".join(f"{remedy.text} ({remedy.gain_text})" for remedy in helpful) or verdict.next_step.rstrip(".")
+    found["waits"] = (
+        f"batches come too slowly: the loop waited for {running.waiting_share:.0%} of the last "
+        f"{format_seconds(running.seconds)}, while {job.num_workers} workers on {cores:.3g} cores made "
+        f"{running.samples_per_second:,.0f} samples/s. {verdict.headline}. {verdict.reason}. What would help: "
+        f"{change}. Shown once"
+    )
     return found
 
 
-def _waits(span: LoaderStats, limit: Stage, context: Circumstances) -> str:
-    stages = span.seconds_per_sample
-    total = sum(stages.values())
-    use_cores = f"use {context.num_cores} workers, "
-    more = "" if span.num_workers >= context.num_cores or context.is_auto else use_cores
+def _surplus(facts: Facts) -> str | None:
+    """Return a message if there are more workers than cores although they compute. None if there are not."""
+    num_workers, cores = facts.job.num_workers or 0, facts.environment.usable_cores or 1
+    costs = (facts.storage.read, facts.decode, facts.transform, facts.transport)
+    seconds, delayed = sum(cost.seconds for cost in costs), facts.environment.contention.delayed_share
+    computing = sum(cost.cpu_seconds for cost in costs) / seconds * (1 - delayed) + delayed if seconds else 0.0
+    if facts.job.is_auto or num_workers <= cores or computing <= _COMPUTES:
+        return None
     return (
-        f"batches come too slowly: the loop waited for {span.wait_fraction:.0%} of the last "
-        f"{format_seconds(span.elapsed_seconds)}, while {span.num_workers} workers on {context.num_cores} cores made "
-        f"{span.samples_per_second:,.0f} samples/s. The bottleneck is {limit}: {stages[limit] * 1e6:,.0f} of a "
-        f"worker's {total * 1e6:,.0f} microseconds per sample. To change that, {more}{_REMEDIES[limit]}. Shown once"
+        f"{num_workers} workers share {cores:.3g} cores, and compute for {min(1.0, computing):.0%} of their time: more "
+        f'than {cores:.3g} workers only use more memory. Use num_workers="auto" or {cores:.3g}'
     )
 
 
@@ -110,25 +94,35 @@ class Adviser:
         self._is_auto = is_auto
         self._num_cores = num_cores
         self._image_excess = image_excess
-        self._last: LoaderStats | None = None
-        self._runnable: dict[int, float] = {}
-        self._refaulted = 0
+        self._last: _Reading | None = None
         self._said: set[str] = set()
 
     def __call__(self, stats: LoaderStats) -> None:
         """Check the span since the last call."""
-        before, last = self._runnable, self._last
-        self._runnable = {worker.pid: runnable_seconds(worker.pid) for worker in stats.workers}
-        refaulted, self._refaulted, self._last = self._refaulted, refaulted_bytes(), stats
+        workers = read_core_times_of(worker.pid for worker in stats.workers)
+        own = os.times()
+        own_seconds = own.user + own.system + sum(times.running_seconds for times in workers.values())
+        now = _Reading(
+            stats=stats,
+            workers=workers,
+            pressure=read_pressure(own_seconds=own_seconds),
+            refaulted_bytes=refaulted_bytes(),
+        )
+        last, self._last = self._last, now
         if last is None:
             return
-        context = Circumstances(
+        span = stats.since(last.stats)
+        if span.num_batches < _MIN_BATCHES or not span.num_workers:
+            return
+        facts = running_facts(
+            span,
+            shares=shares_of_span(last.workers, now.workers, begun_seconds=last.pressure.at_seconds).values(),
             num_cores=self._num_cores,
             is_auto=self._is_auto,
-            runnable_seconds=sum(seconds - before.get(pid, 0.0) for pid, seconds in self._runnable.items()),
-            refaulted_bytes=self._refaulted - refaulted,
+            contention=contention_between(last.pressure, now.pressure, num_cores=self._num_cores),
+            refaulted_bytes=now.refaulted_bytes - last.refaulted_bytes,
         )
-        for subject, text in advise(stats.since(last), context, image_excess=self._image_excess).items():
+        for subject, text in advise(facts, image_excess=self._image_excess).items():
             if subject not in self._said:
                 self._said.add(subject)
                 warnings.warn(text, MploadWarning, stacklevel=5)

@@ -1,5 +1,6 @@
 """How much memory and how many cores the machine and its containers allow this process."""
 
+import math
 import mmap
 import os
 import sys
@@ -17,10 +18,13 @@ __all__ = [
     "SystemUsage",
     "address_space_bytes",
     "available_bytes",
+    "cpu_periods",
     "num_allowed_cores",
     "num_oom_kills",
     "num_usable_cores",
+    "pressure_seconds",
     "refaulted_bytes",
+    "usable_cores",
 ]
 
 _CGROUP_FOLDER = Path("/sys/fs/cgroup")
@@ -246,23 +250,45 @@ def refaulted_bytes(*, cgroup_folder: Path = _CGROUP_FOLDER, cgroup_members: Pat
 def num_usable_cores(
     *, of: int | None = None, cgroup_folder: Path = _CGROUP_FOLDER, cgroup_members: Path = _CGROUP_MEMBERS
 ) -> int:
-    """Return how many cores this process may keep busy, limited by its affinity and by the quota of each container.
+    """Return `usable_cores`, with a fraction of a core counted as a whole one."""
+    return max(1, math.ceil(usable_cores(of=of, cgroup_folder=cgroup_folder, cgroup_members=cgroup_members)))
 
-    A fraction of a core counts as a whole one.
+
+def usable_cores(
+    *, of: int | None = None, cgroup_folder: Path = _CGROUP_FOLDER, cgroup_members: Path = _CGROUP_MEMBERS
+) -> float:
+    """Return how many cores this process may keep busy, limited by its affinity and by the quota of each container.
 
     Args:
         of: the number of cores to start from, instead of those in this process's affinity.
         cgroup_folder: as in `MemoryGauge`.
         cgroup_members: as in `MemoryGauge`.
     """
-    cores = num_allowed_cores() if of is None else of
+    cores = float(num_allowed_cores() if of is None else of)
     for folder in _cgroups(cgroup_folder, cgroup_members):
         quota, _, period = _read(folder / "cpu.max").partition(" ")
         if not quota:  # cgroup version 1
             quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
         if quota.isdigit() and period.isdigit():  # "max" and "-1" mean no quota
-            cores = min(cores, -(-int(quota) // int(period)))
-    return max(1, cores)
+            cores = min(cores, int(quota) / int(period))
+    return cores
+
+
+def cpu_periods() -> tuple[int, int]:
+    """Return how many periods of a CPU quota there were in the innermost container, and in how many it was used up."""
+    counts = (_statistics(folder / "cpu.stat") for folder in _cgroups(_CGROUP_FOLDER, _CGROUP_MEMBERS))
+    found = next((each for each in counts if each.get("nr_periods")), {})
+    return found.get("nr_periods", 0), found.get("nr_throttled", 0)
+
+
+def pressure_seconds(resource: str) -> float:
+    """Return for how long at least one process has waited for `resource`: memory or io.
+
+    In the innermost container that counts it, or else on the machine. 0 if the kernel does not.
+    """
+    folders = _cgroups(_CGROUP_FOLDER, _CGROUP_MEMBERS)
+    files = [*(folder / f"{resource}.pressure" for folder in folders), Path("/proc/pressure", resource)]
+    return next((_stalled_seconds(text) for path in files if (text := _read(path))), 0.0)
 
 
 def num_allowed_cores(pid: int = 0) -> int:

@@ -41,7 +41,7 @@ from mpload.index.derived import derived_paths
 from mpload.index.index import Index
 from mpload.samples.cache.trusted import open_file, open_folder
 
-__all__ = ["RowIndex", "create_row_index", "find_row_index", "make_row_index", "open_row_index"]
+__all__ = ["RowIndex", "create_row_index", "decode_with_rows", "find_row_index", "make_row_index", "open_row_index"]
 
 _MAGIC = b"mprows01"
 _PAGE_BYTES = 4096
@@ -179,7 +179,7 @@ class RowIndex:
 
     def decoder(self, decode: Callable[..., Any], sample_id: int, place: int) -> Callable[..., Pixels]:
         """Return `decode` for one photo, the sample's source number `place`."""
-        return partial(_decode, decode, _PhotoRows(self, sample_id * self._num_sources + place))
+        return partial(decode_with_rows, decode, _PhotoRows(self, sample_id * self._num_sources + place))
 
     def read(self, number: int) -> bytes | None:
         """Return the entry of photo `number`. If there is none: an empty one if it should be made, otherwise None."""
@@ -282,7 +282,7 @@ class _PhotoRows:
         self.index.write(self.number, entry)
 
 
-def _decode(
+def decode_with_rows(
     crop: Callable[..., Any],
     rows: RowStarts,
     data: ImageBytes,

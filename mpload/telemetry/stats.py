@@ -3,8 +3,11 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
-from enum import StrEnum, auto
 
+from mpload.judgement.facts import Alternative, Cost, Environment, Facts, Job, Running, Stage, StorageSpeed
+from mpload.judgement.verdict import judge
+from mpload.memory.contention import Contention
+from mpload.memory.core_times import CoreShares
 from mpload.memory.usage import anonymous_pss_bytes
 from mpload.transport.messages import Tally
 from mpload.units import format_bytes, format_count, format_seconds, html_table
@@ -16,29 +19,12 @@ __all__ = [
     "Stage",
     "Timings",
     "WorkerStats",
-    "limiting_stage",
+    "running_facts",
     "timings_of",
 ]
 
 _BUCKETS_PER_DECADE = 16
 _SHORTEST_SECONDS = 1e-6
-_NO_WAIT = 0.05
-_BUSY = 0.5
-
-
-class Stage(StrEnum):
-    """The stages through which a batch passes."""
-
-    READ = auto()
-    """Workers read bytes from storage."""
-    DECODE = auto()
-    """Workers decode. For a map-style dataset this is all of `__getitem__`."""
-    TRANSFORM = auto()
-    """Workers run the transform."""
-    TRANSPORT = auto()
-    """Writing samples into slots, handing out chunks, making tensors from slots."""
-    CONSUMER = auto()
-    """The loop that consumes the batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,26 +77,6 @@ def timings_of(tallies: Iterable[Tally]) -> Timings:
         num_cache_misses=num_misses,
         num_hedges=num_hedges,
     )
-
-
-def limiting_stage(timings: Timings, *, num_workers: int, wait_seconds: float, elapsed_seconds: float) -> Stage:
-    """Return the stage that limits the rate.
-
-    It is the consumer if it waited less than 5% of the time. It is the transport if workers were busy less than half of
-    the time although the consumer waited. Otherwise it is the stage that took most of the workers' time.
-
-    Args:
-        timings: sum over all workers.
-        num_workers: number of workers. 0 means that the consumer's own process makes the batches; it is always busy.
-        wait_seconds: time that the consumer waited for batches.
-        elapsed_seconds: length of the period to which all of this refers.
-    """
-    if wait_seconds < _NO_WAIT * elapsed_seconds or not elapsed_seconds:
-        return Stage.CONSUMER
-    if timings.total_ns * 1e-9 < _BUSY * num_workers * elapsed_seconds:
-        return Stage.TRANSPORT
-    taken = timings.ns_by_stage
-    return max(taken, key=lambda stage: taken[stage])
 
 
 @dataclass(slots=True)
@@ -246,13 +212,8 @@ class LoaderStats:
 
     @property
     def limit(self) -> Stage:
-        """The stage that limits the rate; see `limiting_stage`."""
-        return limiting_stage(
-            self.timings,
-            num_workers=self.num_workers,
-            wait_seconds=self.wait_seconds,
-            elapsed_seconds=self.elapsed_seconds,
-        )
+        """The stage that limits the rate, or the consumer if it waits for less than 5% of the time."""
+        return Stage(judge(running_facts(self)).stage)
 
     def metrics(self) -> dict[str, float]:
         """Return all figures by name, for logging. Names carry the unit."""
@@ -304,3 +265,61 @@ class LoaderStats:
 
     def _repr_html_(self) -> str:
         return html_table("LoaderStats", self._facts())
+
+
+def running_facts(
+    span: LoaderStats,
+    *,
+    shares: Iterable[CoreShares] = (),
+    num_cores: float | None = None,
+    is_auto: bool = False,
+    contention: Contention | None = None,
+    refaulted_bytes: float = 0.0,
+    alternatives: tuple[Alternative, ...] = (),
+) -> Facts:
+    """Return what the statistics of a span tell about a running loader, to be judged.
+
+    Args:
+        span: the statistics of the span.
+        shares: how each worker spent the span, as the kernel counts it. Without them, all time seems computing.
+        num_cores: number of cores available to the workers.
+        is_auto: whether the loader chooses the number of workers.
+        contention: what else took the resources of the machine.
+        refaulted_bytes: bytes that had to be read again because the page cache had dropped them.
+        alternatives: cheaper ways to decode the samples.
+    """
+    elapsed, busy = span.elapsed_seconds, span.timings.total_ns * 1e-9
+    running, delayed = (
+        sum(each.seconds * each.running for each in shares),
+        sum(each.seconds * each.delayed for each in shares),
+    )
+    computing = min(1.0, running / busy) if running and busy else 1.0
+    waiting = max(0.0, 1 - computing - delayed / busy) if running and busy else 0.0
+    costs = {
+        stage: Cost(cpu_seconds=max(0.0, computing * seconds), wait_seconds=max(0.0, waiting * seconds))
+        for stage, seconds in span.seconds_per_sample.items()
+    }
+    own_seconds = max(0.0, elapsed - span.wait_seconds) / max(1, span.num_batches)
+    contention = replace(contention or Contention(), delayed_share=min(1.0, delayed / busy) if busy else 0.0)
+    return Facts(
+        job=Job(
+            batch_size=max(1.0, span.num_samples / max(1, span.num_batches)),
+            num_workers=max(1, span.num_workers),
+            step_seconds=own_seconds or None,
+            is_auto=is_auto,
+        ),
+        storage=StorageSpeed(read=costs[Stage.READ]),
+        decode=costs[Stage.DECODE],
+        transform=costs[Stage.TRANSFORM],
+        transport=costs[Stage.TRANSPORT],
+        environment=Environment(usable_cores=num_cores, contention=contention),
+        alternatives=alternatives,
+        running=Running(
+            seconds=elapsed,
+            samples_per_second=span.samples_per_second,
+            waiting_share=span.wait_fraction,
+            busy_share=min(1.0, busy / (span.num_workers * elapsed)) if span.num_workers and elapsed else 1.0,
+            refaulted_bytes_per_second=refaulted_bytes / elapsed if elapsed else 0.0,
+        ),
+        index_path=None,
+    )

@@ -2,8 +2,7 @@
 
 ```
 doctor    measures what limits a job
-demand    calculates what a job needs of storage and cores (`mpload plan`)
-remedy    Remedy: a change that would make a job faster
+running   looks at the loaders of a running job from another process
 tune      finds the fastest loader settings
 trials    runs a loader for a few seconds
 bench     benchmarks image decoders, and the memory of lists of samples

@@ -2,8 +2,7 @@
 
 import errno
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,13 @@ from mpload.errors import MploadError, SampleError, WorkerError
 from mpload.index.index import Index
 from mpload.loader.dataset import MPDataset
 from mpload.loader.loader import MPLoader
+from mpload.memory.core_times import read_core_times_of
 from mpload.plan.topology import Topology
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorAction, ErrorPolicy
 from mpload.telemetry.stats import Stage
 
-__all__ = ["LoaderTrial", "check_samples", "device_copy", "run_loader"]
+__all__ = ["LoaderTrial", "check_samples", "device_copy", "run_loader", "run_trial"]
 
 _WARM_UP_SHARE = 0.25
 _COPY_BYTES = 64 << 20
@@ -35,6 +35,8 @@ class LoaderTrial:
     decode_seconds: float = 0.0
     """A worker's wall-clock time per sample, including time in which other processes had the core."""
     transform_seconds: float = 0.0
+    busy_share: float = 0.0
+    """The share of time in which workers made samples, including time in which they waited while doing so."""
     waiting_share: float = 0.0
     """The share of time in which workers waited for anything but a core: for storage, a sleep or the consumer."""
     memory_bytes: int = 0
@@ -85,9 +87,14 @@ def run_loader(
         topology=Topology(),
         on_error=policy,
     )
+    return run_trial(lambda: MPLoader(dataset, num_workers=num_workers, memory_budget=memory_budget), seconds=seconds)
+
+
+def run_trial(start: Callable[[], MPLoader[Any]], *, seconds: float) -> LoaderTrial:
+    """Start a loader and take batches for `seconds`; see `run_loader`."""
     started = time.monotonic()
     try:
-        with MPLoader(dataset, num_workers=num_workers, memory_budget=memory_budget) as loader:
+        with start() as loader:
             return _run(loader, started=started, seconds=seconds)
     except (OSError, WorkerError) as error:
         is_short = _is_short_of_files(error)
@@ -96,12 +103,12 @@ def run_loader(
         return LoaderTrial(samples_per_second=0.0, error=str(error), is_short_of_files=is_short)
 
 
-def _run(loader: MPLoader, *, started: float, seconds: float) -> LoaderTrial:
+def _run(loader: MPLoader[Any], *, started: float, seconds: float) -> LoaderTrial:
     first: float | None = None
-    counted_from, last, num_samples, num_batches, busy_before = 0.0, 0.0, 0, 0, 0.0
+    counted_from, last, num_samples, num_batches, busy_before, made_before = 0.0, 0.0, 0, 0, 0.0, 0
     while True:
         for batch in loader:
-            size = len(batch[0]) if isinstance(batch, tuple) else len(batch)
+            size = _num_samples(batch)
             del batch  # releases its slot
             now = time.monotonic()
             if first is None:
@@ -109,6 +116,7 @@ def _run(loader: MPLoader, *, started: float, seconds: float) -> LoaderTrial:
             if not counted_from:
                 if now - first >= _WARM_UP_SHARE * seconds:
                     counted_from, busy_before = now, _busy_seconds(loader)
+                    made_before = loader.stats().timings.total_ns
                 continue
             num_samples, num_batches, last = num_samples + size, num_batches + 1, now
             if now - first >= seconds and num_batches >= 2:
@@ -120,20 +128,22 @@ def _run(loader: MPLoader, *, started: float, seconds: float) -> LoaderTrial:
                     start_seconds=first - started,
                     decode_seconds=stats.seconds_per_sample[Stage.DECODE],
                     transform_seconds=stats.seconds_per_sample[Stage.TRANSFORM],
+                    busy_share=(stats.timings.total_ns - made_before) * 1e-9 / available if available else 0.0,
                     waiting_share=min(1.0, max(0.0, 1 - busy / available)) if available else 0.0,
                     memory_bytes=stats.memory.total_bytes,
                 )
 
 
-def _busy_seconds(loader: MPLoader) -> float:
+def _num_samples(batch: Any) -> int:
+    while isinstance(batch, tuple | Mapping):
+        batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
+    return len(batch)
+
+
+def _busy_seconds(loader: MPLoader[Any]) -> float:
     """Return the total time in which workers ran or waited for a core."""
-    busy_ns = 0
-    for name, pid in loader.pids.items():
-        if "zygote" not in name:
-            with suppress(OSError, ValueError):  # the worker has just ended, or the kernel keeps no such statistics
-                on_core_ns, delayed_ns, _ = Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()
-                busy_ns += int(on_core_ns) + int(delayed_ns)
-    return busy_ns * 1e-9
+    times = read_core_times_of(pid for name, pid in loader.pids.items() if "zygote" not in name).values()
+    return sum(each.running_seconds + each.delayed_seconds for each in times)
 
 
 def check_samples(

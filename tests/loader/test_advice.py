@@ -1,5 +1,6 @@
 """A loader warns once about what slows it down, with numbers and a remedy."""
 
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -10,10 +11,12 @@ import pytest
 
 from mpload import MPDataset, MPLoader, RandomResizedCrop, RawArray, Topology, build_index
 from mpload.errors import MploadWarning
-from mpload.loader.advice import Adviser, Circumstances, advise
+from mpload.loader.advice import Adviser, advise
 from mpload.loader.index_source import IndexSource
+from mpload.memory.contention import Contention
+from mpload.memory.core_times import CoreShares
 from mpload.memory.machine import refaulted_bytes
-from mpload.telemetry.stats import LoaderStats, Timings
+from mpload.telemetry.stats import LoaderStats, Timings, running_facts
 from mpload.units import GIB
 from tests.support.map_styles import Sleeping
 
@@ -31,48 +34,87 @@ def span(*, wait: float = 0.4, num_workers: int = 4, **milliseconds: int) -> Loa
     )
 
 
-def advice(stats: LoaderStats, *, excess: float = 1.0, **circumstances: Any) -> dict[str, str]:
-    context = Circumstances(**{"num_cores": 4, "is_auto": False, **circumstances})
-    return advise(stats, context, image_excess=lambda: excess)
+def advice(
+    stats: LoaderStats,
+    *,
+    running: float = 1.0,
+    delayed: float = 0.0,
+    excess: float = 1.0,
+    neighbour_cores: float = 0.0,
+    num_cores: int = 4,
+    is_auto: bool = False,
+    refaulted_bytes: int = 0,
+) -> dict[str, str]:
+    """Return the advice if each worker was on a core for this share of its busy time, and had none for another."""
+    busy_share = stats.timings.total_ns * 1e-9 / stats.elapsed_seconds / stats.num_workers
+    each = CoreShares(seconds=stats.elapsed_seconds, running=running * busy_share, delayed=delayed * busy_share)
+    facts = running_facts(
+        stats,
+        shares=[each] * stats.num_workers,
+        num_cores=num_cores,
+        is_auto=is_auto,
+        contention=Contention(neighbour_cores=neighbour_cores),
+        refaulted_bytes=refaulted_bytes,
+    )
+    return advise(facts, image_excess=lambda: excess)
 
 
 @pytest.mark.parametrize(
     ("milliseconds", "stage", "remedy"),
     [
-        ({"read": 30_000, "total": 38_000}, "read: 30,000 of a worker's 38,000", "BlockShuffle"),
-        ({"decode": 30_000, "total": 38_000}, "decode: 30,000 of", "ResizeCenterCrop"),
-        ({"transform": 30_000, "total": 38_000}, "transform: 30,000 of", "DevicePrefetcher"),
-        ({"total": 3_000}, "transport: 3,000 of a worker's 3,000", "memory_budget"),
+        ({"read": 30_000, "total": 38_000}, "Reading takes 30.0 ms of a worker's 38.0 ms", "BlockShuffle"),
+        ({"decode": 30_000, "total": 38_000}, "Decoding takes 30.0 ms of", "ResizeCenterCrop"),
+        ({"transform": 30_000, "total": 38_000}, "The transform takes 30.0 ms of", "DevicePrefetcher"),
+        ({"total": 3_000}, "Workers make samples for only 7% of their time", "memory_budget"),
     ],
 )
-def test_waiting_is_reported_with_its_cause_and_a_remedy(milliseconds: Any, stage: str, remedy: str) -> None:
-    (text,) = advice(span(**milliseconds)).values()
+def test_slow_batches_are_reported_with_their_cause_and_a_remedy(milliseconds: Any, stage: str, remedy: str) -> None:
+    waits = 0.2 if stage.startswith("Reading") else 1.0  # who reads waits
+    (text,) = advice(span(**milliseconds), running=waits).values()
     assert "the loop waited for 40% of the last 10.0 s" in text
     assert stage in text
     assert remedy in text
     assert not advice(span(wait=0.09, **milliseconds))
-    assert "use 4 workers" in advice(span(num_workers=2, **milliseconds))["waits"]
+
+
+def test_workers_that_wait_are_never_told_to_compute_less_but_to_be_more() -> None:
+    text = advice(span(decode=38_000, total=38_000), running=0.01, excess=20.0)["waits"]
+    assert "they wait, not compute, for 99% of their time" in text
+    assert "num_workers=7" in text
+    assert not re.search("mpload pack|smaller|cores, with|a machine|ResizeCenterCrop", text)
+
+
+def test_other_processes_that_take_the_cores_are_named() -> None:
+    text = advice(span(decode=38_000, total=38_000), running=0.5, delayed=0.5, neighbour_cores=2.0)["waits"]
+    assert "Limited by other processes, which take the cores" in text
+    assert "keep 2.0 of 4 cores busy, and workers had no core for 50% of their time" in text
 
 
 def test_more_workers_than_cores_are_reported_if_they_compute() -> None:
     busy = span(wait=0.0, num_workers=8, decode=70_000, total=80_000)
-    assert "8 workers share 4 cores" in advice(busy, runnable_seconds=75.0)["workers"]
-    assert not advice(busy, runnable_seconds=20.0)
-    assert not advice(busy, runnable_seconds=75.0, is_auto=True)
-    assert not advice(busy, runnable_seconds=75.0, num_cores=8)
+    assert "8 workers share 4 cores" in advice(busy, running=0.5, delayed=0.45)["workers"]
+    assert not advice(busy, running=0.25)
+    assert not advice(busy, running=0.9, is_auto=True)
+    assert not advice(busy, running=0.9, num_cores=8)
 
 
 def test_a_thrashing_page_cache_is_reported_if_reading_is_the_bottleneck() -> None:
     reading, decoding = span(read=30_000, total=38_000), span(decode=30_000, total=38_000)
-    assert "102.4 MiB per second had to be read again" in advice(reading, refaulted_bytes=GIB)["page cache"]
-    assert "page cache" not in advice(decoding, refaulted_bytes=GIB)
-    assert "page cache" not in advice(reading, refaulted_bytes=1000)
+    text = advice(reading, running=0.2, refaulted_bytes=GIB)["waits"]
+    assert "the page cache is too small" in text
+    assert "102.4 MiB per second had to be read again" in text
+    assert "page cache" not in advice(decoding, refaulted_bytes=GIB)["waits"]
+    assert "page cache" not in advice(reading, running=0.2, refaulted_bytes=1000)["waits"]
 
 
 def test_large_images_are_reported_if_decoding_is_the_bottleneck() -> None:
-    assert "9 times as many pixels" in advice(span(decode=30_000, total=38_000), excess=9.0)["images"]
-    assert "images" not in advice(span(decode=30_000, total=38_000), excess=3.0)
-    assert "images" not in advice(span(read=30_000, total=38_000), excess=9.0)
+    assert "--resize-short 256" in advice(span(decode=30_000, total=38_000), excess=9.0)["waits"]
+    assert (
+        "because the images are larger than the crop needs"
+        in advice(span(decode=38_000, total=38_000), excess=9.0)["waits"]
+    )
+    assert "larger" not in advice(span(decode=30_000, total=38_000), excess=3.0)["waits"]
+    assert "larger" not in advice(span(read=30_000, total=38_000), running=0.2, excess=9.0)["waits"]
 
 
 def test_stored_pixels_are_compared_with_the_output_of_the_decoder(photo_tree: Path) -> None:
@@ -111,7 +153,8 @@ def test_a_real_loader_gives_each_piece_of_advice_once() -> None:
         adviser(loader.stats())
     (warning,) = found
     assert warning.category is MploadWarning
-    assert "The bottleneck is decode" in str(warning.message)
+    assert "Decoding takes" in str(warning.message)
+    assert "they wait, not compute" in str(warning.message)
 
 
 @pytest.mark.processes

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mpload import MPDataset, MPLoader, PoolOptions, RandomResizedCrop, Topology, WorkerError, build_index
 from mpload.samples import counts
-from mpload.telemetry.stats import Latencies, Stage, Timings, limiting_stage, timings_of
+from mpload.telemetry.stats import Latencies, LoaderStats, Stage, Timings, timings_of
 from mpload.transport.messages import Tally
 from mpload.units import MIB
 from tests.support.decoders import add_noise
@@ -34,7 +34,15 @@ def test_a_quantile_is_at_most_8_percent_off(seconds: list[float], share: float)
 def test_the_limiting_stage_is_the_one_that_takes_most_of_the_workers_time() -> None:
     def limit(wait_seconds: float = 5.0, num_workers: int = 2, **milliseconds: int) -> Stage:
         timings = Timings(**{f"{stage}_ns": each * 10**6 for stage, each in milliseconds.items()})
-        return limiting_stage(timings, num_workers=num_workers, wait_seconds=wait_seconds, elapsed_seconds=10)
+        stats = LoaderStats(
+            num_batches=10,
+            num_samples=80,
+            num_workers=num_workers,
+            wait_seconds=wait_seconds,
+            elapsed_seconds=10,
+            timings=timings,
+        )
+        return stats.limit
 
     assert limit(wait_seconds=0.4, read=19_000, total=19_500) is Stage.CONSUMER
     assert limit(read=15_000, decode=2_000, total=19_000) is Stage.READ

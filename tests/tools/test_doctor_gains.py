@@ -9,7 +9,7 @@ import pytest
 
 from mpload.index.index import Index
 from mpload.index.opening import open_index
-from mpload.tools.doctor.remedies import resize_to
+from mpload.judgement.remedies import resize_to
 from mpload.tools.pack.options import JpegForm
 from mpload.tools.pack.packing import PackOptions, pack_index
 from mpload.tools.trials import run_loader

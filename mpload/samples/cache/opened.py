@@ -1,5 +1,6 @@
 """The cache of one index, which the pipeline of each process asks for samples."""
 
+import copy
 import os
 import warnings
 import weakref
@@ -81,6 +82,12 @@ class OpenCache:
                 self._turn_off(error)
         self._is_off = self._is_off or not self.folder.is_writable
         self._close = weakref.finalize(self, _close, self._writer, self.folder)
+
+    def only_read(self) -> "OpenCache":
+        """Return this cache for trials: it returns what is kept, and keeps nothing more."""
+        same = copy.copy(self)
+        same._is_off = True  # noqa: SLF001  the same class
+        return same
 
     def holds(self, sample_id: int) -> bool:
         """Return whether a sample belongs to the fixed subset that the cache keeps."""

@@ -1,16 +1,15 @@
-"""Finds what limits a job: measures on the user's own data, judges by arithmetic, and proposes remedies.
+"""Finds what limits a job: measures on the user's own data. `mpload.judgement` then judges, and proposes remedies.
 
 ```
-examine      measures, judges, and tries the first remedy if it is a setting of the loader
-environment  reads the machine: cores, memory, descriptors, file system
-storage      measures the storage: cold and warm, one read at a time and many at once
-samples      measures the cost of samples: read, decode, transform
-lookup       measures lookups in an index that does not fit into memory
-empty        samples without cost, which show the cost of transport
-facts        the measurements, as plain values
-model        predicts the rate of a job from the cost of its parts
-verdict      decides from the facts what limits the job
-remedies     lists the changes that would help, the cheapest first, with their gains
-report       a diagnosis as an HTML page
+examine       measures, judges, and tries the first remedies that are settings of the loader
+subject       what is examined: an MPDataset or a map-style dataset
+samples       measures the cost of samples: read, decode, transform
+alternatives  measures cheaper ways to decode the same samples
+stopwatch     measures CPU time and waiting time of a callable
+storage       measures the storage: cold and warm, one read at a time and many at once
+lookup        measures lookups in an index that does not fit into memory
+environment   reads the machine: cores, memory, descriptors, file system
+empty         samples without cost, which show the cost of transport
+report        a diagnosis as an HTML page
 ```
 """

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["EmptyDecoder", "write_empty_index"]
+__all__ = ["EmptyDecoder", "SameSample", "write_empty_index"]
 
 _NUM_LINES = 1 << 16
 
@@ -28,6 +28,20 @@ class EmptyDecoder:
         """Return `out` as it is, or zeros if there is no `out`."""
         del data
         return np.zeros(self.output_shape, self.output_dtype) if out is None else out
+
+
+@dataclass(frozen=True, slots=True)
+class SameSample:
+    """A map-style dataset whose samples are all the same object."""
+
+    sample: Any
+    num_samples: int
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, number: int) -> Any:
+        return self.sample
 
 
 def write_empty_index(folder: Path) -> Path:

@@ -7,8 +7,8 @@ from pathlib import Path
 import psutil
 
 from mpload.images.backends import jpeg_backend
-from mpload.memory.machine import MemoryGauge, num_usable_cores
-from mpload.tools.doctor.facts import Environment
+from mpload.judgement.facts import Environment
+from mpload.memory.machine import MemoryGauge, usable_cores
 
 __all__ = ["file_system_of", "read_environment"]
 
@@ -21,7 +21,7 @@ def read_environment(root: str) -> Environment:
     max_descriptors, used_descriptors = _descriptors()
     shm = Path("/dev/shm")  # noqa: S108  a mount point; nothing is written
     return Environment(
-        usable_cores=num_usable_cores(),
+        usable_cores=usable_cores(),
         host_cores=os.cpu_count() or 1,
         memory_limit_bytes=memory.limit_bytes,
         memory_free_bytes=memory.free_bytes,

@@ -1,31 +1,26 @@
-"""The examination: measures, judges, and tries the first remedy if it is a setting of the loader."""
+"""The examination: measures, judges, and tries the first remedies that are settings of the loader."""
 
 import math
+import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from mpload.errors import ArgumentError
-from mpload.index.index import Index
-from mpload.index.opening import open_index
-from mpload.tools.doctor.empty import EmptyDecoder, write_empty_index
+from mpload.judgement.facts import Alternative, Cost, Facts, Job, Trial
+from mpload.judgement.model import predict
+from mpload.judgement.remedies import Remedy, remedies
+from mpload.judgement.verdict import Verdict, judge
+from mpload.memory.contention import contention_between, read_pressure
 from mpload.tools.doctor.environment import read_environment
-from mpload.tools.doctor.facts import Cost, Findings, Job, StorageSpeed, Trial
-from mpload.tools.doctor.lookup import lookup_cost
-from mpload.tools.doctor.model import predict
-from mpload.tools.doctor.remedies import remedies
-from mpload.tools.doctor.samples import measure_samples
-from mpload.tools.doctor.storage import Files, measure_rates, packed_rate, size_classes
-from mpload.tools.doctor.verdict import Verdict, judge
-from mpload.tools.remedy import Remedy
-from mpload.tools.trials import device_copy, run_loader
+from mpload.tools.doctor.subject import Subject
+from mpload.tools.trials import device_copy, run_trial
 from mpload.units import format_counted
 
-__all__ = ["Diagnosis", "examine"]
+__all__ = ["Diagnosis", "diagnose", "examine"]
 
-_SAMPLES_SHARE, _STORAGE_SHARE, _TRIAL_SHARE = 0.25, 0.25, 0.06
+_MEASURED_SHARE, _TRIAL_SHARE = 0.5, 0.06
 _LARGER_BATCH = 64
 _MIN_BATCHES = 4
 _ENOUGH_SECONDS = 0.5
@@ -33,34 +28,38 @@ _ENOUGH_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """The measurements, what limits the job, and what would help."""
+    """The facts, what limits the job, and what would help."""
 
-    findings: Findings
+    findings: Facts
     verdict: Verdict
     remedies: tuple[Remedy, ...]
 
 
+def diagnose(facts: Facts) -> Diagnosis:
+    """Return what the facts say."""
+    verdict = judge(facts)
+    return Diagnosis(findings=facts, verdict=verdict, remedies=tuple(remedies(facts, verdict)))
+
+
 def examine(
-    index: Index,
+    subject: Subject,
     *,
-    decode: Callable[..., Any],
-    transform: Callable[..., Any] | None,
     job: Job,
     seconds: float = 30.0,
+    num_tries: int = 1,
     seed: int = 0,
     announce: Callable[[str], None] = lambda _: None,
 ) -> Diagnosis:
     """Find out what limits a job, in about `seconds` plus the time that loaders take to start.
 
-    Reads a few hundred random samples of the index, runs `decode` and `transform` in this process and in workers,
-    evicts the files it has read from the page cache, and writes only to a temporary folder.
+    Makes a few hundred random samples in this process and in workers, evicts the files it has read from the page cache,
+    and writes only to a temporary folder.
 
     Args:
-        index: The data.
-        decode: As in `MPDataset`.
-        transform: As in `MPDataset`.
+        subject: The dataset.
         job: The job to be examined.
         seconds: The duration of the measurements.
+        num_tries: The number of remedies to try, of those that are settings of the loader.
         seed: The seed of the random choice of samples.
         announce: Called with the name of each measurement before it starts.
 
@@ -70,136 +69,114 @@ def examine(
     """
     if not 0 < seconds < math.inf:
         raise ArgumentError(f"seconds must be positive, got {seconds}")
-    files = Files(index)
-    environment = read_environment(index.root)
-    announce("samples: decode and transform")
-    costs = measure_samples(
-        index, files, decode=decode, transform=transform, seconds=_SAMPLES_SHARE * seconds, seed=seed
-    )
-    announce("storage: cold and warm")
-    storage = StorageSpeed(
-        rates=measure_rates(index, files, seconds=_STORAGE_SHARE * seconds, seed=seed + 1),
-        read=costs.read,
-        size_classes=size_classes(costs.read_times),
-        reads_per_worker=files.reads_per_worker,
-        packed_samples_per_second=packed_rate(costs.read_times),
-    )
-    findings = Findings(
-        job=job,
-        samples=costs.samples,
-        storage=storage,
-        environment=environment,
-        decode=costs.decode,
-        transform=costs.transform,
-        lookup=lookup_cost(index, memory_bytes=environment.memory_free_bytes, seed=seed + 2),
-        resized_short=costs.resized_short,
-        resized_decode=costs.resized_decode,
-        resized_bytes=costs.resized_bytes,
-        progressive=costs.progressive,
-        index_path=str(index.path),
-    )
+    environment = read_environment(subject.root)
+    facts = subject.measure(job, seconds=_MEASURED_SHARE * seconds, seed=seed, announce=announce)
     if (copied := device_copy()) is not None:
         name, bytes_per_second = copied
         environment = replace(environment, device=name, device_bytes_per_second=bytes_per_second)
-        findings = replace(findings, environment=environment)
+    facts = replace(facts, environment=environment)
     with tempfile.TemporaryDirectory(prefix="mpload-doctor-") as name:
-        tries = _Tries(
-            index=index, decode=decode, transform=transform, seconds=_TRIAL_SHARE * seconds, folder=Path(name)
-        )
-        findings = tries.run(findings, announce)
-    verdict = judge(findings)
-    return Diagnosis(findings=findings, verdict=verdict, remedies=tuple(remedies(findings, verdict)))
+        tries = _Tries(subject=subject, seconds=_TRIAL_SHARE * seconds, folder=Path(name), announce=announce)
+        return diagnose(tries.run(facts, num_tries=num_tries))
 
 
 @dataclass(kw_only=True)
 class _Tries:
     """Runs trials of the loader."""
 
-    index: Index
-    decode: Callable[..., Any]
-    transform: Callable[..., Any] | None
+    subject: Subject
     seconds: float
     folder: Path
+    announce: Callable[[str], None]
 
-    def run(self, findings: Findings, announce: Callable[[str], None]) -> Findings:
-        """Try the transport alone, then the job as it is, then the job with its first remedy."""
-        if not judge(findings).samples_per_second:  # the job cannot start
-            return findings
-        job = findings.job
-        announce("transport")
-        empty = open_index(write_empty_index(self.folder))
+    def run(self, facts: Facts, *, num_tries: int) -> Facts:
+        """Try the transport alone, then the job as it is, then the job with its first remedies."""
+        verdict, job = judge(facts), facts.job
+        if not verdict.samples_per_second and verdict.bottleneck != "broken samples":  # the job cannot start
+            return facts
+        self.announce("transport")
         for batch_size in sorted({job.batch_size, max(job.batch_size, _LARGER_BATCH)}):
-            trial = self._try(findings, batch_size=batch_size, num_workers=job.num_workers, empty=empty)
-            findings = _with(findings, trial)
+            trial = self._try(facts, replace(job, batch_size=batch_size), is_empty=True)
+            facts = _with(facts, trial)
             if trial.is_short_of_files:
-                return findings
-        announce(f"loader: {format_counted(job.num_workers, 'worker')}, batches of {job.batch_size}")
-        findings = self._try_job(findings, job)
-        verdict = judge(findings)
+                return facts
+        facts = _as_in_workers(self._try_job(facts, job, observes=True))
+        verdict = judge(facts)
         if not verdict.samples_per_second:
-            return findings
-        findings = _as_in_workers(findings)
-        for remedy in remedies(findings, judge(findings))[:1]:
+            return facts
+        settings = [each for each in remedies(facts, verdict) if each.num_workers or each.batch_size]
+        first = (
+            settings[:num_tries]
+            if num_tries > 1
+            else [each for each in remedies(facts, verdict)[:1] if each in settings]
+        )
+        for remedy in first:
             changed = replace(
-                job,
-                num_workers=remedy.num_workers or job.num_workers,
-                batch_size=remedy.batch_size or job.batch_size,
+                job, num_workers=remedy.num_workers or job.num_workers, batch_size=remedy.batch_size or job.batch_size
             )
-            if changed != job:
-                announce(f"loader: {format_counted(changed.num_workers, 'worker')}, batches of {changed.batch_size}")
-                # If there is time, alternate the two: the load by other processes varies over time.
-                again = (job, changed, job, changed) if self.seconds >= _ENOUGH_SECONDS else ()
-                for each in (changed, *again):
-                    findings = self._try_job(findings, each)
-        return findings
+            # If there is time, alternate the two: the load by other processes varies over time.
+            again = (job, changed, job, changed) if self.seconds >= _ENOUGH_SECONDS else ()
+            for each in (changed, *again):
+                facts = self._try_job(facts, each)
+        return facts
 
-    def _try_job(self, findings: Findings, job: Job) -> Findings:
-        """Try a job, unless too few batches are expected in the time of a trial."""
-        expected_rate = predict(replace(findings, job=job)).total / job.num_gpus
+    def _try_job(self, facts: Facts, job: Job, *, observes: bool = False) -> Facts:
+        """Try a job, unless too few batches are expected in the time of a trial. See what else uses the machine."""
+        expected_rate = predict(replace(facts, job=job)).total / job.num_gpus
         if expected_rate * self.seconds < _MIN_BATCHES * job.batch_size:
-            return findings
-        return _with(findings, self._try(findings, batch_size=job.batch_size, num_workers=job.num_workers))
+            return facts
+        self.announce(f"loader: {format_counted(job.num_workers or 1, 'worker')}, batches of {job.batch_size:.0f}")
+        before = read_pressure(own_seconds=sum(os.times()[:4]))
+        facts = _with(facts, self._try(facts, job))
+        if not observes:
+            return facts
+        found = contention_between(
+            before, read_pressure(own_seconds=sum(os.times()[:4])), num_cores=facts.environment.usable_cores or 1
+        )
+        return replace(facts, environment=replace(facts.environment, contention=found))
 
-    def _try(self, findings: Findings, *, batch_size: int, num_workers: int, empty: Index | None = None) -> Trial:
-        shape = getattr(self.decode, "output_shape", None) or (round(findings.samples.output_bytes),)
-        dtype = getattr(self.decode, "output_dtype", "uint8")
-        trial = run_loader(
-            self.index if empty is None else empty,
-            decode=self.decode if empty is None else EmptyDecoder(output_shape=shape, output_dtype=dtype),
-            transform=self.transform if empty is None else None,
-            num_workers=num_workers,
-            batch_size=batch_size,
+    def _try(self, facts: Facts, job: Job, *, is_empty: bool = False) -> Trial:
+        subject = self.subject
+        trial = run_trial(
+            lambda: (
+                subject.empty_loader(facts, job, folder=self.folder)
+                if is_empty
+                else subject.loader(job, folder=self.folder)
+            ),
             seconds=self.seconds,
-            report=self.folder / "errors.jsonl",
         )
         return Trial(
-            num_workers=num_workers,
-            batch_size=batch_size,
+            num_workers=job.num_workers or 1,
+            batch_size=int(job.batch_size),
             samples_per_second=trial.samples_per_second,
             error=trial.error,
             decode_seconds=trial.decode_seconds,
             transform_seconds=trial.transform_seconds,
+            busy_share=trial.busy_share,
             is_short_of_files=trial.is_short_of_files,
-            is_empty=empty is not None,
+            is_empty=is_empty,
         )
 
 
-def _as_in_workers(findings: Findings) -> Findings:
+def _as_in_workers(facts: Facts) -> Facts:
     """Replace the costs of decode and transform by those in workers, which compete for memory bandwidth.
 
-    If there are more workers than cores, their times include waiting for a core, and nothing is replaced.
+    If there are more workers than free cores, their times include waiting for a core, and nothing is replaced.
     """
-    job = findings.job
-    tried = findings.trial(job.num_workers, job.batch_size)
-    if tried is None or job.num_workers > findings.environment.usable_cores:
-        return findings
-    decode_factor = _factor(findings.decode, tried.decode_seconds)
-    resized = findings.resized_decode
+    job, environment = facts.job, facts.environment
+    tried = facts.trial(job.num_workers, job.batch_size)
+    free = (environment.usable_cores or 1) - environment.contention.neighbour_cores
+    if tried is None or (job.num_workers or 1) > free + 0.5:
+        return facts
+    decode_factor = _factor(facts.decode, tried.decode_seconds)
+    alternatives: list[Alternative] = [
+        replace(each, decode=each.decode.times(decode_factor)) for each in facts.alternatives
+    ]
     return replace(
-        findings,
-        decode=_scaled(findings.decode, decode_factor),
-        resized_decode=None if resized is None else _scaled(resized, decode_factor),
-        transform=_scaled(findings.transform, _factor(findings.transform, tried.transform_seconds)),
+        facts,
+        decode=facts.decode.times(decode_factor),
+        alternatives=tuple(alternatives),
+        transform=facts.transform.times(_factor(facts.transform, tried.transform_seconds)),
     )
 
 
@@ -207,9 +184,5 @@ def _factor(cost: Cost, seconds: float) -> float:
     return seconds / cost.seconds if seconds and cost.seconds else 1.0
 
 
-def _scaled(cost: Cost, factor: float) -> Cost:
-    return Cost(cpu_seconds=factor * cost.cpu_seconds, wait_seconds=factor * cost.wait_seconds)
-
-
-def _with(findings: Findings, trial: Trial) -> Findings:
-    return replace(findings, trials=(*findings.trials, trial))
+def _with(facts: Facts, trial: Trial) -> Facts:
+    return replace(facts, trials=(*facts.trials, trial))

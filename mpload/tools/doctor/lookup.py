@@ -5,7 +5,7 @@ import time
 import numpy as np
 
 from mpload.index.index import Index, sidecar_of
-from mpload.tools.doctor.facts import Cost
+from mpload.judgement.facts import Cost
 
 __all__ = ["lookup_cost"]
 

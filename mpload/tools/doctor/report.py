@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from mpload.judgement.facts import Cost, Facts, Temperature
+from mpload.judgement.stages import StageRate
+from mpload.judgement.words import Bottleneck
 from mpload.tools.doctor.examine import Diagnosis
-from mpload.tools.doctor.facts import Cost, Findings, Temperature
-from mpload.tools.doctor.verdict import Bottleneck, StageRate
 from mpload.tools.pictures.pages import render_page
 from mpload.units import format_bytes, format_count
 
@@ -53,14 +54,14 @@ def write_report(diagnosis: Diagnosis, path: Path, *, title: str) -> None:
 def render_report(diagnosis: Diagnosis, *, title: str) -> str:
     """Return the page as self-contained HTML."""
     findings, verdict = diagnosis.findings, diagnosis.verdict
-    need = next((stage.need for stage in verdict.stages if stage.need is not None), None)
+    need = None if math.isinf(findings.job.needed_rate) else findings.job.needed_rate
     return render_page(
         "doctor.html.j2",
         title=f"mpload doctor: {title}",
         is_fast_enough=verdict.bottleneck is Bottleneck.CONSUMER,
         verdict=f"{verdict.headline}.",
         reason=f"{verdict.reason}.",
-        advice_without_remedies=verdict.advice_without_remedies,
+        advice_without_remedies=verdict.next_step,
         remedies=_remedies(diagnosis),
         needed=None if need is None else f"{_duration(1 / need)} ({need:,.0f} samples/s)",
         stages=_stages(verdict.stages, need),
@@ -73,11 +74,7 @@ def render_report(diagnosis: Diagnosis, *, title: str) -> str:
 
 
 def _remedies(diagnosis: Diagnosis) -> _Rows:
-    rows = []
-    for number, remedy in enumerate(diagnosis.remedies, start=1):
-        gain = "starts the job" if math.isinf(remedy.gain) else f"{remedy.gain:.1f}x as fast"
-        rows.append((f"{number}. {remedy.text}", gain + (", measured" if remedy.is_measured else "")))
-    return rows
+    return [(f"{number}. {each.text}", each.gain_text) for number, each in enumerate(diagnosis.remedies, start=1)]
 
 
 def _stages(stages: Sequence[StageRate], need: float | None) -> _Chart:
@@ -102,7 +99,7 @@ def _stages(stages: Sequence[StageRate], need: float | None) -> _Chart:
     return _Chart(bars=tuple(bars), end=_duration(longest), need_percent=need_percent)
 
 
-def _costs(findings: Findings) -> _Chart:
+def _costs(findings: Facts) -> _Chart:
     costs: list[tuple[str, Cost]] = [
         ("read from page cache", findings.storage.read),
         ("decode", findings.decode),
@@ -110,10 +107,7 @@ def _costs(findings: Findings) -> _Chart:
     ]
     if findings.lookup.seconds:
         costs.append(("look up in the index", findings.lookup))
-    if findings.resized_decode is not None:
-        costs.append(("decode shrunk images", findings.resized_decode))
-    if findings.progressive is not None:
-        costs.append(("decode baseline JPEGs", findings.progressive.rewritten(findings.decode)))
+    costs += [(f"decode: {str(each.change).replace('_', ' ')}", each.decode) for each in findings.alternatives]
     longest = max(cost.seconds for _, cost in costs) or 1.0
     bars = [
         _Bar(
@@ -129,7 +123,7 @@ def _costs(findings: Findings) -> _Chart:
     return _Chart(bars=tuple(bars), end=_duration(longest))
 
 
-def _storage(findings: Findings) -> _Chart:
+def _storage(findings: Facts) -> _Chart:
     rates = [rate for rate in findings.storage.rates if not rate.is_sequential]
     fastest = max((rate.samples_per_second for rate in rates), default=1.0)
     kinds = {Temperature.COLD: "first", Temperature.WARM: "second"}
@@ -152,7 +146,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds * 1e6:,.0f} µs" if seconds >= 1e-6 or not seconds else "under 1 µs"
 
 
-def _sizes(findings: Findings) -> _Rows:
+def _sizes(findings: Facts) -> _Rows:
     return [
         (
             f"up to {format_bytes(found.max_bytes)}",
@@ -164,7 +158,7 @@ def _sizes(findings: Findings) -> _Rows:
     ]
 
 
-def _trials(findings: Findings) -> _Rows:
+def _trials(findings: Facts) -> _Rows:
     return [
         (
             "transport only, empty samples" if trial.is_empty else "the job",
@@ -176,25 +170,29 @@ def _trials(findings: Findings) -> _Rows:
     ]
 
 
-def _facts(findings: Findings) -> _Rows:
-    samples, environment = findings.samples, findings.environment
-    free, limit = format_bytes(environment.memory_free_bytes), format_bytes(environment.memory_limit_bytes)
+def _facts(findings: Facts) -> _Rows:
+    samples, environment, job = findings.samples, findings.environment, findings.job
+    free, limit = format_bytes(environment.memory_free_bytes or 0), format_bytes(environment.memory_limit_bytes or 0)
+    stored = "" if samples.mean_bytes is None else f"{format_bytes(samples.mean_bytes)} in storage, "
     facts = {
-        "samples": f"{format_count(samples.num_samples)}, of which {format_count(samples.num_measured)} were measured",
-        "mean size": f"{format_bytes(samples.mean_bytes)} in storage, {format_bytes(samples.output_bytes)} in a batch",
+        "samples": f"{format_count(samples.num_samples or 0)}, {format_count(samples.num_measured)} of them measured",
+        "mean size": f"{stored}{format_bytes(samples.output_bytes or 0)} in a batch",
+        "formats": ", ".join(f"{share:.0%} {name}" for name, share in samples.formats),
         "in the page cache": "unknown" if samples.cached_share is None else f"{samples.cached_share:.0%}",
         "broken samples": f"{samples.num_failed} {samples.first_failure}".strip(),
         "file system": environment.file_system,
-        "cores": f"{environment.usable_cores} of {environment.host_cores}",
+        "cores": f"{environment.usable_cores:.3g} of {environment.host_cores}",
+        "other processes": f"{environment.contention.neighbour_cores:.1f} cores",
         "memory": f"{free} free of {limit}",
         "shared memory, /dev/shm": "none" if environment.shm_bytes is None else format_bytes(environment.shm_bytes),
-        "open files": f"{environment.used_descriptors} of {format_count(environment.max_descriptors)}",
+        "open files": f"{environment.used_descriptors} of {format_count(environment.max_descriptors or 0)}",
         "start method": environment.start_method,
         "decoder": environment.decode_backend,
         "accelerator": environment.device or "none",
     }
-    if (demand := findings.job.demand(samples.mean_bytes)) is not None:
-        bandwidth = format_bytes(demand.bytes_per_second or 0.0)
-        facts["storage must deliver"] = f"{demand.samples_per_second:,.0f} reads/s, {bandwidth}/s"
-        facts["batches must arrive"] = f"99 of 100 within {demand.step_seconds:g} s"
+    if job.step_seconds is not None:
+        rate = job.needed_rate * job.num_jobs
+        bandwidth = "" if samples.mean_bytes is None else f", {format_bytes(rate * samples.mean_bytes)}/s"
+        facts["storage must deliver"] = f"{rate:,.0f} reads/s{bandwidth}"
+        facts["batches must arrive"] = f"99 of 100 within {job.step_seconds:g} s"
     return [(name, value) for name, value in facts.items() if value]

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,10 +17,10 @@ from mpload.errors import MploadError
 from mpload.images.decoders import RawBytes
 from mpload.index.columns import range_of
 from mpload.index.index import Index, Record, require_files
+from mpload.judgement.facts import ReadRate, SizeClass, Temperature
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
 from mpload.storage.ranges import ByteRange, LmdbValue, RowValue
-from mpload.tools.doctor.facts import ReadRate, SizeClass, Temperature
 
 __all__ = ["Files", "ReadTime", "measure_rates", "packed_rate", "size_classes"]
 
@@ -34,25 +35,29 @@ _MEMORY_BYTES_PER_SECOND = 5e9  # an upper bound of what a file system delivers 
 class Files:
     """The files of an index: reads them, evicts them from the page cache, and measures how much of them is cached."""
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: Index, *, storage: Any = None) -> None:
         require_files(index, what="mpload doctor")
         self._index = index
+        self._storage = storage
         self._root = Path(index.root)
         self._sources = [number for number, column in enumerate(index.columns) if column.type.is_source]
         self._libc = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
 
     def reader(self) -> Callable[[Record], list[bytes]]:
         """Return a function that reads the bytes of a sample from any storage. It is for one thread."""
-        return Pipeline(index=self._index, decode=RawBytes(), policy=ErrorPolicy()).read
+        return self._pipeline().read
 
     @property
     def reads_per_worker(self) -> int:
         """The number of samples that a worker reads ahead in parallel if reads are slow."""
-        return Pipeline(index=self._index, decode=RawBytes(), policy=ErrorPolicy()).ahead.max_parallel_reads
+        return self._pipeline().ahead.max_parallel_reads
+
+    def _pipeline(self) -> Pipeline:
+        return Pipeline(index=self._index, decode=RawBytes(), policy=ErrorPolicy(), storage=self._storage)
 
     def ranges(self, record: Record) -> list[ByteRange]:
         """Return the byte ranges of local files that hold a sample. Remote files and database values are left out."""
-        if "://" in self._index.root:
+        if "://" in self._index.root or self._storage is not None:
             return []
         ranges = [range_of(record.cells[number]) for number in self._sources]
         return [item for item in ranges if not isinstance(item, LmdbValue | RowValue) and "://" not in item.path]

@@ -1,0 +1,230 @@
+"""What the doctor examines: the user's own dataset, of an index or map-style."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from mpload.errors import ArgumentError
+from mpload.index.index import Index
+from mpload.index.opening import open_index
+from mpload.judgement.facts import Facts, Job, StorageSpeed
+from mpload.loader.dataset import MPDataset
+from mpload.loader.epochs import EpochTable
+from mpload.loader.index_run import IndexRun
+from mpload.loader.loader import MPLoader
+from mpload.memory.machine import MemoryGauge
+from mpload.plan.order import BlockShuffle, Sequential
+from mpload.plan.topology import Topology
+from mpload.samples.pipeline import Pipeline
+from mpload.samples.policy import ErrorAction, ErrorPolicy
+from mpload.tools.doctor.empty import EmptyDecoder, SameSample, write_empty_index
+from mpload.tools.doctor.lookup import lookup_cost
+from mpload.tools.doctor.samples import measure_items, measure_samples
+from mpload.tools.doctor.storage import Files, measure_rates, packed_rate, size_classes
+
+__all__ = ["IndexSubject", "MapSubject", "Subject", "subject_of"]
+
+_SAMPLES_SHARE = 0.5
+
+
+class Subject(Protocol):
+    """A dataset that is examined."""
+
+    @property
+    def name(self) -> str:
+        """The name of the dataset for titles."""
+        ...
+
+    @property
+    def root(self) -> str:
+        """The folder of its files, or an empty text."""
+        ...
+
+    @property
+    def batch_size(self) -> int | None:
+        """The batch size that the dataset itself sets."""
+        ...
+
+    def measure(self, job: Job, *, seconds: float, seed: int, announce: Callable[[str], None]) -> Facts:
+        """Measure the costs of samples and the speed of the storage, in about `seconds`."""
+        ...
+
+    def loader(self, job: Job, *, folder: Path) -> MPLoader[Any]:
+        """Start a loader of the dataset, which goes on if samples are broken."""
+        ...
+
+    def empty_loader(self, facts: Facts, job: Job, *, folder: Path) -> MPLoader[Any]:
+        """Start a loader of samples of the same form that cost nothing."""
+        ...
+
+
+def subject_of(dataset: Any) -> Subject:
+    """Return the subject for a dataset as the user has made it.
+
+    Raises:
+        ArgumentError: It is no dataset that the doctor can examine.
+    """
+    if isinstance(dataset, MPDataset):
+        return IndexSubject(dataset)
+    if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+        return MapSubject(dataset)
+    raise ArgumentError(
+        f"a {type(dataset).__name__} is neither an MPDataset nor a map-style dataset, with __getitem__ and __len__. "
+        "Look at its running job instead: mpload doctor --pid PID"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class IndexSubject:
+    """An `MPDataset`, with its cache, storage, order and error policy."""
+
+    dataset: MPDataset[Any]
+
+    @classmethod
+    def of(cls, index: Index, *, decode: Any, transform: Any) -> "IndexSubject":
+        """Return the dataset of an index, shuffled."""
+        return cls(MPDataset(index, decode=decode, transform=transform, shuffle=True, topology=Topology()))
+
+    @property
+    def _run(self) -> IndexRun:
+        return self.dataset._run  # noqa: SLF001  the same package offers no other way to its parts
+
+    @property
+    def _pipeline(self) -> Pipeline:
+        return self._run.pipeline
+
+    @property
+    def name(self) -> str:
+        """The index, or the class of the dataset."""
+        return self._run.name
+
+    @property
+    def root(self) -> str:
+        """The folder of the files."""
+        return self.dataset.index.root
+
+    @property
+    def batch_size(self) -> int | None:
+        """The batch size, if the dataset has one."""
+        return self.dataset.batch_size
+
+    def measure(self, job: Job, *, seconds: float, seed: int, announce: Callable[[str], None]) -> Facts:
+        """Measure; see `Subject`."""
+        run, pipeline = self._run, self._pipeline
+        files = Files(run.index, storage=pipeline.storage)
+        announce("samples: decode and transform")
+        costs = measure_samples(pipeline, files, seconds=_SAMPLES_SHARE * seconds, seed=seed)
+        announce("storage: cold and warm")
+        rates = measure_rates(run.index, files, seconds=(1 - _SAMPLES_SHARE) * seconds, seed=seed + 1)
+        return Facts(
+            job=replace(job, reads_blocks=isinstance(run.batching.order, BlockShuffle | Sequential)),
+            samples=costs.samples,
+            storage=StorageSpeed(
+                rates=rates,
+                read=costs.read,
+                size_classes=size_classes(costs.read_times),
+                reads_per_worker=files.reads_per_worker,
+                packed_samples_per_second=packed_rate(costs.read_times),
+            ),
+            decode=costs.decode,
+            transform=costs.transform,
+            alternatives=costs.alternatives,
+            lookup=lookup_cost(run.index, memory_bytes=MemoryGauge().read().free_bytes, seed=seed + 2),
+            kept_share=0.0 if run.cache is None else run.cache.fraction,
+            index_path=str(run.index.path),
+        )
+
+    def loader(self, job: Job, *, folder: Path) -> MPLoader[Any]:
+        """Start a loader; see `Subject`."""
+        run, old = self._run, self._pipeline
+        pipeline = Pipeline(
+            index=old.index,
+            decode=old.decode,
+            transform=old.transform,
+            policy=_lenient(folder),
+            storage=old.storage,
+            page_cache=old.page_cache,
+            cache=None if run.cache is None else run.cache.only_read(),
+            row_index=old.row_index,
+        )
+        dataset = copy.copy(self.dataset)
+        dataset._run = replace(  # noqa: SLF001
+            run,
+            pipeline=pipeline,
+            batch_size=int(job.batch_size),
+            batching=replace(run.batching, batch_size=int(job.batch_size)),
+            presenter=replace(run.presenter, pipeline=pipeline),
+            epochs=EpochTable(seed=0, topology=Topology()),
+        )
+        return MPLoader(dataset, num_workers=job.num_workers or 1, memory_budget=_budget(job))
+
+    def empty_loader(self, facts: Facts, job: Job, *, folder: Path) -> MPLoader[Any]:
+        """Start a loader without costs; see `Subject`."""
+        samples = facts.samples
+        shape = samples.output_shape or (round(samples.output_bytes or 1),)
+        dataset: MPDataset[Any] = MPDataset(
+            open_index(write_empty_index(folder)),
+            decode=EmptyDecoder(output_shape=shape, output_dtype=samples.output_dtype),
+            batch_size=int(job.batch_size),
+            shuffle=True,
+            topology=Topology(),
+        )
+        return MPLoader(dataset, num_workers=job.num_workers or 1, memory_budget=_budget(job))
+
+
+@dataclass(frozen=True, slots=True)
+class MapSubject:
+    """A map-style dataset. Reading, decoding and transform are all in its `__getitem__`."""
+
+    dataset: Any
+
+    @property
+    def name(self) -> str:
+        """The index, or the class of the dataset."""
+        return type(self.dataset).__name__
+
+    @property
+    def root(self) -> str:
+        """The folder of the files."""
+        return str(getattr(self.dataset, "root", ""))
+
+    @property
+    def batch_size(self) -> int | None:
+        """The batch size, if the dataset has one."""
+        return None
+
+    def measure(self, job: Job, *, seconds: float, seed: int, announce: Callable[[str], None]) -> Facts:
+        """Measure; see `Subject`."""
+        announce("samples: __getitem__")
+        costs = measure_items(self.dataset, seconds=_SAMPLES_SHARE * seconds, seed=seed)
+        return Facts(job=job, samples=costs.samples, decode=costs.decode)
+
+    def loader(self, job: Job, *, folder: Path) -> MPLoader[Any]:
+        """Start a loader; see `Subject`."""
+        return self._loader(self.dataset, job, on_error=_lenient(folder))
+
+    def empty_loader(self, facts: Facts, job: Job, *, folder: Path) -> MPLoader[Any]:
+        """Start a loader without costs; see `Subject`."""
+        del facts, folder
+        return self._loader(SameSample(self.dataset[0], num_samples=len(self.dataset)), job)
+
+    def _loader(self, dataset: Any, job: Job, **options: Any) -> MPLoader[Any]:
+        return MPLoader(
+            dataset,
+            num_workers=job.num_workers or 1,
+            memory_budget=_budget(job),
+            batch_size=int(job.batch_size),
+            shuffle=True,
+            topology=Topology(),
+            **options,
+        )
+
+
+def _lenient(folder: Path) -> ErrorPolicy:
+    return ErrorPolicy(action=ErrorAction.SUBSTITUTE, report=folder / "errors.jsonl", max_error_fraction=1.0)
+
+
+def _budget(job: Job) -> int | str:
+    return "auto" if job.memory_budget_bytes is None else job.memory_budget_bytes

@@ -1,0 +1,112 @@
+"""Looks at the loaders of a running job from another process, without disturbing it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from mpload.errors import MploadError
+from mpload.judgement.facts import Facts
+from mpload.memory.contention import PressureReading, contention_between, read_pressure, shares_of_span
+from mpload.memory.core_times import CoreTimes, read_core_times_of
+from mpload.memory.machine import num_allowed_cores, num_usable_cores, refaulted_bytes
+from mpload.telemetry.page import read_pages, stats_of_page
+from mpload.telemetry.stats import LoaderStats, running_facts
+
+__all__ = ["CANDIDATES", "LoaderKey", "Reading", "facts_between", "find_job", "read_job"]
+
+CANDIDATES = "`pgrep -af python` lists candidates"
+
+LoaderKey = tuple[int, int]
+"""The process of a loader, and the number of the loader in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What a job has done until one moment."""
+
+    pages: Mapping[LoaderKey, Mapping[str, Any]]
+    times: Mapping[int, CoreTimes]
+    """Of all processes of the job."""
+    pressure: PressureReading
+    refaulted_bytes: int
+
+
+def _pages_of(pid: int) -> dict[LoaderKey, dict[str, Any]]:
+    """Return the figures that the loaders of a process and its descendants publish; empty if it has ended."""
+    found = {}
+    for each in _family(pid):
+        try:
+            pages = read_pages(each)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        except PermissionError as error:
+            if each == pid:
+                raise MploadError(f"process {pid} belongs to another user. Run this command as that user") from error
+            continue
+        # Forked children inherit the page of their parent.
+        own = [facts for facts in pages if facts.get("pid") == each]
+        found.update({(each, number): facts for number, facts in enumerate(own)})
+    return found
+
+
+def read_job(pid: int) -> Reading | None:
+    """Read what a job has done so far. Return None if it has ended, or has no loader with workers."""
+    pages = _pages_of(pid)
+    times = read_core_times_of(_family(pid))
+    if not pages:
+        return None
+    return Reading(
+        pages=pages,
+        times=times,
+        pressure=read_pressure(own_seconds=sum(each.running_seconds for each in times.values())),
+        refaulted_bytes=refaulted_bytes(),
+    )
+
+
+def find_job(pid: int) -> Reading:
+    """Do the same as `read_job`.
+
+    Raises:
+        MploadError: there is no such process, or no loader runs in it.
+    """
+    if not psutil.pid_exists(pid):
+        raise MploadError(f"there is no process {pid}. Give the PID of the training process: {CANDIDATES}")
+    if (found := read_job(pid)) is None:
+        raise MploadError(
+            f"no MPLoader with workers runs in process {pid} or its descendants. Give the PID of the training process: "
+            f"{CANDIDATES}"
+        )
+    return found
+
+
+def facts_between(before: Reading, after: Reading) -> dict[LoaderKey, tuple[LoaderStats, Facts]]:
+    """Return what each loader did between two readings, and the facts to judge it by."""
+    pids = set(after.times)
+    cores = num_usable_cores(of=max((num_allowed_cores(pid) for pid in pids), default=1))
+    contention = contention_between(before.pressure, after.pressure, num_cores=cores)
+    shares = shares_of_span(before.times, after.times, begun_seconds=before.pressure.at_seconds)
+    found = {}
+    for key, page in after.pages.items():
+        if key not in before.pages:
+            continue
+        span = stats_of_page(page).since(stats_of_page(before.pages[key]))
+        own = [shares[worker.pid] for worker in span.workers if worker.pid in shares]
+        facts = running_facts(
+            span,
+            shares=own,
+            num_cores=cores / max(1, len({pid for pid, _ in after.pages})),
+            contention=contention,
+            refaulted_bytes=after.refaulted_bytes - before.refaulted_bytes,
+        )
+        found[key] = (span, facts)
+    return found
+
+
+def _family(pid: int) -> list[int]:
+    try:
+        process = psutil.Process(pid)
+        return [pid, *(child.pid for child in process.children(recursive=True))]
+    except psutil.NoSuchProcess:
+        return []
