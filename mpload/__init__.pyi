@@ -45,6 +45,7 @@ from mpload.index.record import Record as Record
 from mpload.ingest.build import build_index as build_index
 from mpload.ingest.folder_options import FolderOptions as FolderOptions
 from mpload.ingest.merge import merge_indexes as merge_indexes
+from mpload.judgement.facts import Stage as Stage
 from mpload.loader.collate import Flat as Flat
 from mpload.loader.collate import FlatValues as FlatValues
 from mpload.loader.collate import Pad as Pad
@@ -87,7 +88,6 @@ from mpload.storage.remote import RemoteStorage as RemoteStorage
 from mpload.telemetry.stats import Latencies as Latencies
 from mpload.telemetry.stats import LoaderMemory as LoaderMemory
 from mpload.telemetry.stats import LoaderStats as LoaderStats
-from mpload.telemetry.stats import Stage as Stage
 from mpload.telemetry.stats import Timings as Timings
 from mpload.telemetry.stats import WorkerStats as WorkerStats
 from mpload.telemetry.writers import JsonLinesWriter as JsonLinesWriter

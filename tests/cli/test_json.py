@@ -134,7 +134,8 @@ def test_plan_and_doctor_report_stages_in_the_same_form(index: Path, tmp_path: P
     assert found["verdict"]["bottleneck"]
     for stage in found["verdict"]["stages"]:
         assert stage.keys() == planned["stages"][0].keys()
-        assert (stage["unit"], stage["need"]) == ("samples/s", 80)
+        assert stage["unit"] in {"reads/s", "samples/s"}
+        assert stage["need"] == 80
         assert stage["share"] is None or stage["share"] == min(1, stage["have"] / stage["need"])
 
 

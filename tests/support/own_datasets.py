@@ -1,0 +1,42 @@
+"""Datasets of a user, which `mpload doctor` examines as they are. Workers import this module, so it imports little."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpload import ErrorPolicy, MPDataset, PartialCache, RandomResizedCrop
+
+__all__ = ["cached", "mapped", "tolerant"]
+
+
+class Photos:
+    """A map-style dataset whose samples take 20 ms of waiting."""
+
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, number: int) -> Any:
+        time.sleep(0.02)
+        return np.full((8, 8), number, np.float64), number
+
+
+mapped = Photos()
+
+
+def _index() -> Path:
+    return Path(os.environ["MPLOAD_TEST_INDEX"])
+
+
+def cached() -> MPDataset:
+    """Return a dataset with a cache."""
+    cache = PartialCache(_index().with_name("cache"), fraction=0.5)
+    return MPDataset(_index(), decode=RandomResizedCrop(32), batch_size=4, shuffle=True, cache=cache)
+
+
+def tolerant() -> MPDataset:
+    """Return a dataset that goes on if a few samples are broken."""
+    policy = ErrorPolicy(action="substitute", report=_index().with_name("bad.jsonl"), max_error_fraction=0.9)
+    return MPDataset(_index(), decode=RandomResizedCrop(32), batch_size=4, shuffle=True, on_error=policy)

@@ -1,0 +1,118 @@
+"""`mpload doctor` examines the user's own dataset, and a job that runs."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.photos import make_photo_tree
+from tests.support.programs import Ran, mpload, told
+
+pytestmark = [pytest.mark.processes, pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")]
+
+_MODULE = "tests.support.own_datasets"
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An index of photos, one of four of which is broken."""
+    make_photo_tree(tmp_path / "photos", num_images=24, num_classes=2, seed=0)
+    files = sorted((tmp_path / "photos").glob("*/*"))
+    for path in files[::4]:
+        path.write_bytes(b"\xff\xd8\xff broken")
+    out = tmp_path / "all.txt"
+    out.write_text("".join(f"{path.relative_to(tmp_path)} 0\n" for path in files * 20))
+    monkeypatch.setenv("MPLOAD_TEST_INDEX", str(out))
+    return out
+
+
+def doctor(*options: str) -> Ran:
+    return mpload("doctor", *options, "--seconds", "1.5", "--workers", "2")
+
+
+def test_a_map_style_dataset_that_waits_needs_more_workers() -> None:
+    found = told(doctor(f"{_MODULE}:mapped", "--batch-size", "4", "--step-time", "0.01", "--json"))
+    assert found["verdict"]["bottleneck"] == "too few workers"
+    assert found["remedies"][0]["num_workers"] > 2
+    assert found["findings"]["samples"]["output_bytes"] >= 8 * 8 * 8
+
+
+def test_broken_samples_are_the_verdict_unless_the_policy_of_the_dataset_allows_them(index: Path) -> None:
+    found = told(doctor(str(index), "--batch-size", "4", "--step-time", "10", "--json"))
+    assert found["verdict"]["bottleneck"] == "broken samples"
+    assert "mpload inspect" in found["remedies"][0]["text"]
+    found = told(doctor(f"{_MODULE}:tolerant", "--step-time", "10", "--json"))
+    assert found["verdict"]["bottleneck"] == "consumer"
+    assert not index.with_name("bad.jsonl").exists(), "the doctor wrote into the user's report"
+
+
+def test_a_dataset_is_examined_with_its_cache_and_nothing_is_added_to_that(index: Path) -> None:
+    found = told(doctor(f"{_MODULE}:cached", "--step-time", "10", "--json"))
+    assert found["findings"]["kept_share"] == pytest.approx(0.5)
+    assert found["findings"]["job"]["batch_size"] == 4
+    kept = list(index.with_name("cache").rglob("segment-*"))
+    assert not kept
+
+
+def test_wrong_arguments_are_reported_in_one_line(index: Path) -> None:
+    for options, message in (
+        ((), "give either a dataset or --pid"),
+        ((str(index), "--pid", "1"), "give either a dataset or --pid"),
+        ((f"{_MODULE}:cached", "--batch-size", "5"), "has batch_size=4"),
+        ((f"{_MODULE}:cached", "--decode", "a:b"), "Leave out --decode"),
+        ((f"{_MODULE}:nothing",), "has no attribute 'nothing'"),
+        (("math:pi",), "neither an MPDataset nor a map-style dataset"),
+    ):
+        ran = doctor(*options)
+        assert (ran.returncode, len(ran.stderr.splitlines())) == (2, 1), ran.stderr
+        assert message in ran.stderr
+
+
+@contextmanager
+def job(code: str) -> Iterator[int]:
+    """Run a training script until the end of the block. Yield its process ID."""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ}
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "started\n"
+            yield process.pid
+        finally:
+            process.kill()
+
+
+_JOB = """
+import time
+from mpload import MPLoader, Topology
+from tests.support.map_styles import Sleeping
+with MPLoader(Sleeping(100_000), batch_size=4, num_workers=2, topology=Topology()) as loader:
+    for number, batch in enumerate(loader):
+        if number == 2:
+            print("started", flush=True)
+        time.sleep(STEP)
+"""
+
+
+@pytest.mark.parametrize(("step_seconds", "bottleneck"), [("0.0", "too few workers"), ("0.2", "consumer")])
+def test_a_running_job_is_judged_by_its_statistics_and_the_kernels_counters(step_seconds: str, bottleneck: str) -> None:
+    with job(_JOB.replace("STEP", step_seconds)) as pid:
+        found = told(mpload("doctor", "--pid", str(pid), "--seconds", "2", "--json"))
+        shown = mpload("doctor", "--pid", str(pid), "--seconds", "1").stdout
+    (loader,) = found["loaders"]
+    assert loader["verdict"]["bottleneck"] == bottleneck
+    if bottleneck == "consumer":
+        assert "torch.profiler" in shown
+    else:
+        assert "num_workers=" in loader["remedies"][0]["text"]
+        assert "they wait, not compute" in shown
+
+
+def test_a_process_without_a_loader_is_reported_in_one_line() -> None:
+    ran = mpload("doctor", "--pid", str(os.getpid()), "--seconds", "1")
+    assert (ran.returncode, len(ran.stderr.splitlines())) == (1, 1)
+    assert "no MPLoader with workers runs" in ran.stderr
