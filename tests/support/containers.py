@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Container", "memory_container"]
+__all__ = ["Container", "cpu_container", "memory_container"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +45,18 @@ class Container:
 
 
 @contextmanager
+def cpu_container(cores: float) -> Iterator[Container | None]:
+    """Make a control group with a CPU quota, then kill its processes and remove it; yield None if not allowed."""
+    yield from _until_empty(_make_cpu(cores))
+
+
+@contextmanager
 def memory_container(limit_bytes: int) -> Iterator[Container | None]:
     """Make a control group inside our own, then kill its processes and remove it; yield None if that is not allowed."""
-    container = _make(limit_bytes)
+    yield from _until_empty(_make(limit_bytes))
+
+
+def _until_empty(container: Container | None) -> Iterator[Container | None]:
     if container is None:
         yield None
         return
@@ -87,6 +96,30 @@ def _make(limit_bytes: int) -> Container | None:
             (folder / limit_name).write_text(str(limit_bytes))
         except OSError:
             folder.rmdir()
+            return None
+        return Container(folder=folder, version=version)
+    return None
+
+
+def _make_cpu(cores: float) -> Container | None:
+    try:
+        lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    except OSError:
+        return None
+    for _, controllers, path in lines:
+        if "cpu" in controllers.split(","):
+            own, version, limits = Path("/sys/fs/cgroup", controllers, path.lstrip("/")), 1, ("cpu.cfs_quota_us", "")
+        elif not controllers and Path("/sys/fs/cgroup/cgroup.controllers").exists():
+            own, version, limits = Path("/sys/fs/cgroup", path.lstrip("/")).parent, 2, ("cpu.max", " 100000")
+        else:
+            continue
+        folder = own / f"mpload-{uuid.uuid4().hex[:8]}"
+        try:
+            folder.mkdir()
+            (folder / limits[0]).write_text(f"{round(cores * 100_000)}{limits[1]}")
+        except OSError:
+            if folder.exists():
+                folder.rmdir()
             return None
         return Container(folder=folder, version=version)
     return None

@@ -1,13 +1,14 @@
 """Jobs that are slow for one known reason, which the doctor has to find."""
 
 import json
+import os
 import resource
 import subprocess
 import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mpload.images.decoders import RandomResizedCrop
-from tests.support.containers import memory_container
+from tests.support.containers import cpu_container, memory_container
 from tests.support.photos import encode, photo
 from tests.support.slow_disk import SlowDisk, mounted
 
@@ -77,6 +78,14 @@ class Staged:
     """The memory limit of the container that the doctor runs in; None: no container."""
     max_descriptors: int | None = None
     needs_mount: bool = False
+    first: str = ""
+    """Words of the right first remedy. Empty if there is none."""
+    quota_cores: float | None = None
+    """The CPU quota of the container that the doctor runs in; None: no container."""
+    num_neighbours: int = 0
+    """Processes outside the job that compute all the time."""
+    dataset: str = ""
+    """The dataset that is examined instead of the index, as `module:object`; MPLOAD_TEST_INDEX names the index."""
 
 
 def write_photos(folder: Path, *, num: int, height: int = 375, width: int = 500) -> None:
@@ -139,12 +148,14 @@ def _on_slow_disk(*, num_files: int, read_seconds: float, is_cached: bool, paddi
 
 
 _SMALL = ("--decode", "tests.support.staged:small_crop")
+_HUNGRY = ("--batch-size", "8", "--step-time", "0.001")
 
 STAGED: dict[str, Staged] = {
     "slow consumer": Staged(
         bottleneck="consumer", prepare=_photos, options=("--batch-size", "8", "--step-time", "1.0", "--workers", "2")
     ),
     "too few workers": Staged(
+        first="num_workers=",
         bottleneck="too few workers",
         prepare=_photos,
         options=(
@@ -153,6 +164,7 @@ STAGED: dict[str, Staged] = {
         ),
     ),
     "slow transform": Staged(
+        first="Make the transform cheaper",
         bottleneck="transform",
         prepare=_photos,
         options=(
@@ -161,33 +173,39 @@ STAGED: dict[str, Staged] = {
         ),
     ),
     "progressive photos": Staged(
+        first="mpload pack",
         bottleneck="progressive JPEGs",
         prepare=_half_progressive,
         options=("--decode", "tests.support.staged:plain_crop", "--batch-size", "8", "--step-time", "0.001"),
     ),
     "huge images": Staged(
+        first="--resize-short",
         bottleneck="images larger than the crop needs",
         prepare=_huge,
         options=("--decode", "tests.support.staged:plain_crop", "--batch-size", "8", "--step-time", "0.001"),
     ),
     "tiny batches": Staged(
+        first="batch_size=",
         bottleneck="small batches",
         prepare=_tiny,
         options=("--decode", "tests.support.staged:tiny_decode", "--batch-size", "1", "--step-time", "0.00002"),
     ),
     "slow disk": Staged(
+        first="Cache",
         bottleneck="storage",
         prepare=_on_slow_disk(num_files=3000, read_seconds=0.01, is_cached=False),
         options=(*_SMALL, "--batch-size", "8", "--step-time", "0.008"),
         needs_mount=True,
     ),
     "cold cache": Staged(
+        first="Read all files once",
         bottleneck="cold page cache",
         prepare=_on_slow_disk(num_files=3000, read_seconds=0.01, is_cached=True),
         options=(*_SMALL, "--batch-size", "8", "--step-time", "0.008"),
         needs_mount=True,
     ),
     "thrashing page cache": Staged(
+        first="Cache",
         bottleneck="page cache too small",
         prepare=_on_slow_disk(num_files=40_000, read_seconds=0.01, is_cached=True, padding=40_000),
         options=(*_SMALL, "--batch-size", "8", "--step-time", "0.008"),
@@ -195,12 +213,14 @@ STAGED: dict[str, Staged] = {
         needs_mount=True,
     ),
     "container limit": Staged(
+        first="Use smaller batches",
         bottleneck="memory limit",
         prepare=_photos,
         options=("--batch-size", "512", "--step-time", "0.5", "--workers", "4"),
         limit_bytes=600 << 20,
     ),
     "descriptor limit": Staged(
+        first="ulimit",
         bottleneck="descriptor limit",
         prepare=_photos,
         options=("--batch-size", "8", "--step-time", "0.01", "--workers", "12"),
@@ -218,13 +238,22 @@ def prepared(staged: Staged, folder: Path) -> Iterator[Path]:
 
 def diagnose(staged: Staged, index: Path, *more: str) -> dict[str, Any]:
     """Run the doctor on a staged job, in a separate process and container; return its JSON report."""
-    command = [sys.executable, "-m", "mpload", "doctor", str(index), "--json", "--seconds", str(staged.seconds)]
-    with memory_container(staged.limit_bytes) if staged.limit_bytes else nullcontext() as container:
-        if staged.limit_bytes and container is None:
-            pytest.skip("no memory containers here")
+    subject = staged.dataset or str(index)
+    command = [sys.executable, "-m", "mpload", "doctor", subject, "--json", "--seconds", str(staged.seconds)]
+    with ExitStack() as stack:
+        containers = []
+        if staged.limit_bytes:
+            containers.append(stack.enter_context(memory_container(staged.limit_bytes)))
+        if staged.quota_cores:
+            containers.append(stack.enter_context(cpu_container(staged.quota_cores)))
+        if None in containers:
+            pytest.skip("no containers here")
+        for _ in range(staged.num_neighbours):
+            stack.enter_context(_neighbour())
 
         def enter() -> None:
-            if container is not None:
+            for container in containers:
+                assert container is not None
                 container.procs.write_text("0")
             if staged.max_descriptors is not None:
                 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -237,10 +266,20 @@ def diagnose(staged: Staged, index: Path, *more: str) -> dict[str, Any]:
             timeout=100,
             check=False,
             preexec_fn=enter,
+            env={**os.environ, "MPLOAD_TEST_INDEX": str(index)},
         )
     assert ran.returncode == 0, ran.stderr
     found: dict[str, Any] = json.loads(ran.stdout)
     return found
+
+
+@contextmanager
+def _neighbour() -> Iterator[None]:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+        try:
+            yield
+        finally:
+            process.kill()
 
 
 def main() -> None:
