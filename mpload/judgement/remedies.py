@@ -19,7 +19,6 @@ _MIN_GAIN, _MAX_GAIN = 1.1, 1000.0
 _MAX_WORKERS = 64
 _LARGEST_BATCH = 64
 _GOOD_SHARE = 0.9
-_ABOUT_AS_MUCH = 1.2
 _MAX_MORE_CORES = 16
 _OPEN_SECONDS = 30e-6  # CPU time to open and close a file of any size
 _CROP_TO_SHORT_SIDE = 256 / 224
@@ -85,8 +84,9 @@ _Candidate = tuple[Remedy, Facts]
 
 
 def _candidates(facts: Facts, slowest: Bottleneck) -> Iterator[_Candidate]:
-    if slowest in {Bottleneck.NEIGHBOURS, Bottleneck.SWAPPING}:
-        yield from _less_contention(facts, slowest)
+    hardware = [*_less_contention(facts, slowest), *_more_cores(facts)]
+    is_contended = slowest in {Bottleneck.NEIGHBOURS, Bottleneck.SWAPPING, Bottleneck.THROTTLED}
+    yield from hardware[:1] if is_contended else ()
     yield from _more_slots(facts, slowest)
     yield from _more_workers(facts)
     yield from _larger_batches(facts)
@@ -101,9 +101,7 @@ def _candidates(facts: Facts, slowest: Bottleneck) -> Iterator[_Candidate]:
     yield from _cheaper_decoding(facts)
     yield from _kept(facts)
     yield from _cheaper_transform(facts)
-    if slowest not in {Bottleneck.NEIGHBOURS, Bottleneck.SWAPPING}:
-        yield from _less_contention(facts, slowest)
-    yield from _more_cores(facts)
+    yield from hardware[1:] if is_contended else hardware
     if facts.environment.device and facts.decode.cpu_seconds > facts.decode.wait_seconds:
         yield Remedy(text=f"Decode on the {facts.environment.device}", is_at_most=True), replace(facts, decode=Cost())
 
@@ -111,7 +109,7 @@ def _candidates(facts: Facts, slowest: Bottleneck) -> Iterator[_Candidate]:
 def _less_contention(facts: Facts, slowest: Bottleneck) -> Iterator[_Candidate]:
     found = facts.environment.contention
     alone = replace(facts, environment=replace(facts.environment, contention=Contention()))
-    if found.neighbour_cores:
+    if found.neighbour_cores and slowest is not Bottleneck.THROTTLED:
         text = f"Stop or move the other processes, which keep {found.neighbour_cores:.1f} cores busy"
         yield Remedy(text=text), alone
     if slowest is Bottleneck.SWAPPING:
@@ -223,14 +221,14 @@ def _smaller_samples(facts: Facts) -> Iterator[_Candidate]:
 
 def _cheaper_decoding(facts: Facts) -> Iterator[_Candidate]:
     """Yield the measured ways to decode with less effort, the one that gains most first; or else say what to aim at."""
+    rates = {each.change: predict(_changed(facts, each)).total for each in facts.alternatives}
 
-    def steps(
-        chosen: Alternative,
-    ) -> int:  # the order of the measurements decides between those that gain about as much
-        rate = predict(_changed(facts, chosen)).total
-        return -round(math.log(rate, _ABOUT_AS_MUCH)) if 0 < rate < math.inf else 0
+    def order(chosen: Alternative) -> tuple[float, bool]:
+        is_cached = chosen.change is Change.CACHED_RESIZED  # like smaller files, but only from the second epoch on
+        rate = rates[chosen.change]
+        return -(rates.get(Change.RESIZED, rate) if is_cached else rate), is_cached
 
-    for chosen in sorted(facts.alternatives, key=steps):
+    for chosen in sorted(facts.alternatives, key=order):
         remedy = Remedy(text=_words_of(facts, chosen), change=chosen.change, is_at_most=chosen.is_bound)
         yield remedy, _changed(facts, chosen)
     if facts.alternatives or facts.samples.num_measured or facts.decode.wait_seconds > facts.decode.cpu_seconds:
@@ -238,9 +236,8 @@ def _cheaper_decoding(facts: Facts) -> Iterator[_Candidate]:
     if not facts.decode.seconds:
         return
     rate, cores = facts.job.needed_rate, facts.environment.usable_cores
-    limit = (
-        "" if cores is None or math.isinf(rate) else f", to at most {cores / rate * 1e6:,.0f} us of a core per sample"
-    )
+    is_known = cores is not None and not math.isinf(rate)
+    limit = f", to at most {(cores or 0) / rate * 1e6:,.0f} us of a core per sample" if is_known else ""
     text = (
         f"Decode less{limit}: shrink images once with `{_pack_command(facts, '--resize-short', '256')}`, use "
         "RandomResizedCrop or ResizeCenterCrop, which decode only what they need, or do less in __getitem__"
@@ -326,6 +323,8 @@ def _more_cores(facts: Facts) -> Iterator[_Candidate]:
     if cores is None or predict(facts).limit in {Part.READS, Part.BANDWIDTH, Part.DEVICE}:
         return
     costs = costs_of_worker(facts).values()
+    if sum(cost.cpu_seconds for cost in costs) < sum(cost.wait_seconds for cost in costs):
+        return
     workers_per_core = sum(cost.seconds for cost in costs) / max(1e-12, sum(cost.cpu_seconds for cost in costs))
 
     def candidate(text: str, num_cores: int) -> _Candidate:

@@ -91,7 +91,7 @@ def judge(facts: Facts) -> Verdict:
     slowest, reason = _slowest(facts, rates, longest)
     is_open = facts.running is None and math.isinf(facts.job.needed_rate)
     if is_open:
-        reason = f"The loader delivers {rate:,.0f} samples/s, and its slowest part is {slowest}. {reason}"
+        reason = f"The loader delivers {rate:,.0f} samples/s. What limits it most: {slowest}. {reason}"
     is_idle = slowest in {Bottleneck.SLOTS, Bottleneck.TRANSPORT, Bottleneck.BATCH_SIZE}
     return Verdict(
         bottleneck=Bottleneck.OPEN if is_open else slowest,

@@ -194,6 +194,7 @@ def decoding(*alternatives: tuple[Change, float], formats: tuple[tuple[str, floa
         (decoding((Change.NATIVE, 0.3)), Bottleneck.SLOW_DECODER, "mpload's own decoder"),
         (decoding((Change.BASELINE, 0.3), (Change.RESIZED, 0.1)), Bottleneck.PROGRESSIVE, "--resize-short"),
         (decoding((Change.BASELINE, 0.1), (Change.RESIZED, 0.1)), Bottleneck.PROGRESSIVE, "--jpeg baseline"),
+        (decoding((Change.CACHED_RESIZED, 0.08), (Change.RESIZED, 0.1)), Bottleneck.LARGE_IMAGES, "mpload pack"),
         (decoding((Change.ROW_INDEX, 0.6)), Bottleneck.DECODE, "mpload index --jpeg"),
         (decoding(), Bottleneck.DECODE, "a machine with"),
     ],

@@ -29,9 +29,10 @@ class PilCrop:
     def __call__(self, data: bytes, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
         with Image.open(BytesIO(data)) as image:
             made = image.convert("RGB").resize((300, 256), Image.Resampling.BILINEAR).crop((38, 16, 262, 240))
-        result = np.asarray(made) if out is None else out
-        result[:] = np.asarray(made) if out is not None else result
-        return result
+        if out is None:
+            return np.asarray(made)
+        out[:] = np.asarray(made)
+        return out
 
 
 class SlowService:
@@ -54,11 +55,6 @@ def waiting_transform(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Take 30 ms, but hardly any CPU time."""
     time.sleep(0.03)
     return image
-
-
-def float_transform(image: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """Return eight times as many bytes."""
-    return image.astype(np.float64)
 
 
 class Computes:
@@ -141,20 +137,6 @@ MORE: dict[str, Staged] = {
         prepare=photos(),
         options=(*_CROP, "--transform", "tests.support.staged_more:waiting_transform", *_HUNGRY),
     ),
-    "large float64 samples": Staged(
-        bottleneck="transport",
-        first="",
-        prepare=photos(),
-        options=(
-            *(
-                "--decode",
-                "tests.support.staged:tiny_decode",
-                "--transform",
-                "tests.support.staged_more:float_transform",
-            ),
-            *("--batch-size", "64", "--step-time", "0.00001"),
-        ),
-    ),
     "busy neighbours": Staged(
         bottleneck="other processes",
         first="Stop or move",
@@ -178,7 +160,7 @@ MORE: dict[str, Staged] = {
     ),
     "network storage": Staged(
         bottleneck="storage",
-        first="",
+        first="Cache",
         prepare=_network,
         needs_mount=True,
         options=("--decode", "tests.support.staged:small_crop", "--batch-size", "8", "--step-time", "0.008"),
@@ -199,7 +181,7 @@ MORE: dict[str, Staged] = {
     ),
     "no time of a step": Staged(
         bottleneck="not known without the time of a step",
-        first="",
+        first="--resize-short",
         prepare=photos(),
         options=(*_CROP, "--batch-size", "8"),
     ),

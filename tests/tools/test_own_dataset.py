@@ -6,9 +6,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mpload import MPDataset, RandomResizedCrop
+from mpload.judgement.facts import Job
+from mpload.tools.doctor.subject import IndexSubject
+from tests.support import own_datasets
 from tests.support.photos import make_photo_tree
 from tests.support.programs import Ran, mpload, told
 
@@ -31,13 +36,16 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def doctor(*options: str) -> Ran:
-    return mpload("doctor", *options, "--seconds", "1.5", "--workers", "2")
+    return mpload("doctor", "--seconds", "1.5", "--workers", "2", *options)
 
 
 def test_a_map_style_dataset_that_waits_needs_more_workers() -> None:
-    found = told(doctor(f"{_MODULE}:mapped", "--batch-size", "4", "--step-time", "0.01", "--json"))
+    found = told(
+        doctor(f"{_MODULE}:mapped", "--batch-size", "4", "--step-time", "0.01", "--tune", "--seconds", "5", "--json")
+    )
     assert found["verdict"]["bottleneck"] == "too few workers"
     assert found["remedies"][0]["num_workers"] > 2
+    assert found["remedies"][0]["is_measured"]
     assert found["findings"]["samples"]["output_bytes"] >= 8 * 8 * 8
 
 
@@ -116,3 +124,12 @@ def test_a_process_without_a_loader_is_reported_in_one_line() -> None:
     ran = mpload("doctor", "--pid", str(os.getpid()), "--seconds", "1")
     assert (ran.returncode, len(ran.stderr.splitlines())) == (1, 1)
     assert "no MPLoader with workers runs" in ran.stderr
+
+
+def test_the_transport_is_tried_with_the_form_that_the_transform_makes(index: Path) -> None:
+    dataset: MPDataset[Any] = MPDataset(index, decode=RandomResizedCrop(32), transform=own_datasets.as_doubles)
+    facts = IndexSubject(dataset).measure(
+        Job(batch_size=4, num_workers=1), seconds=0.5, seed=0, announce=lambda _: None
+    )
+    assert (facts.samples.output_shape, facts.samples.output_dtype) == ((32, 32, 3), "float64")
+    assert facts.samples.output_bytes == 32 * 32 * 3 * 8

@@ -173,12 +173,10 @@ def _decode(way: _Way, record: Record, data: bytes) -> None:
     cache = way.pipeline.cache
     assert isinstance(cache, OneValueCache)
     cache.data = data
-    if way.change is Change.ROW_INDEX:  # the first time makes the entry
-        with suppress(MploadError):
-            way.pipeline.sample(record, seed=0, epoch=0)
-        for times in (way.watch.cpu, way.watch.wait):
-            del times[-1:]
     with suppress(MploadError):
+        # The first time pays for what another way has evicted from the processor's caches, or makes an entry of rows.
+        way.pipeline.sample(record, seed=0, epoch=0)
+        way.watch.forget_last()
         way.pipeline.sample(record, seed=0, epoch=0)
         way.sizes.append(len(data))
 
