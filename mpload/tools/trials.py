@@ -37,6 +37,8 @@ class LoaderTrial:
     transform_seconds: float = 0.0
     busy_share: float = 0.0
     """The share of time in which workers made samples, including time in which they waited while doing so."""
+    core_share: float = 1.0
+    """The share of their time able to run in which workers had a core."""
     waiting_share: float = 0.0
     """The share of time in which workers waited for anything but a core: for storage, a sleep or the consumer."""
     memory_bytes: int = 0
@@ -115,20 +117,23 @@ def _run(loader: MPLoader[Any], *, started: float, seconds: float) -> LoaderTria
                 first = now
             if not counted_from:
                 if now - first >= _WARM_UP_SHARE * seconds:
-                    counted_from, busy_before = now, _busy_seconds(loader)
+                    counted_from = now
+                    busy_before = sum(_core_seconds(loader))
                     made_before = loader.stats().timings.total_ns
                 continue
             num_samples, num_batches, last = num_samples + size, num_batches + 1, now
             if now - first >= seconds and num_batches >= 2:
                 stats = loader.stats()
                 available = loader.num_workers * (last - counted_from)
-                busy = _busy_seconds(loader) - busy_before
+                running, delayed = _core_seconds(loader)
+                busy = running + delayed - busy_before
                 return LoaderTrial(
                     samples_per_second=num_samples / (last - counted_from),
                     start_seconds=first - started,
                     decode_seconds=stats.seconds_per_sample[Stage.DECODE],
                     transform_seconds=stats.seconds_per_sample[Stage.TRANSFORM],
                     busy_share=(stats.timings.total_ns - made_before) * 1e-9 / available if available else 0.0,
+                    core_share=running / (running + delayed) if running else 1.0,
                     waiting_share=min(1.0, max(0.0, 1 - busy / available)) if available else 0.0,
                     memory_bytes=stats.memory.total_bytes,
                 )
@@ -140,10 +145,10 @@ def _num_samples(batch: Any) -> int:
     return len(batch)
 
 
-def _busy_seconds(loader: MPLoader[Any]) -> float:
-    """Return the total time in which workers ran or waited for a core."""
+def _core_seconds(loader: MPLoader[Any]) -> tuple[float, float]:
+    """Return how long all workers have run, and how long they could have run but had no core."""
     times = read_core_times_of(pid for name, pid in loader.pids.items() if "zygote" not in name).values()
-    return sum(each.running_seconds + each.delayed_seconds for each in times)
+    return sum(each.running_seconds for each in times), sum(each.delayed_seconds for each in times)
 
 
 def check_samples(

@@ -238,6 +238,8 @@ def test_other_processes_and_quotas_are_blamed_for_the_cores_that_they_take() ->
     verdict = judge(swapping)
     assert verdict.bottleneck is Bottleneck.SWAPPING
     assert remedies(swapping, verdict)[0].gain == pytest.approx(4)
+    waiting = replace(crowded, decode=Cost(cpu_seconds=1e-4, wait_seconds=0.02))
+    assert judge(waiting).bottleneck is Bottleneck.WORKERS
     relieved = replace(crowded, alternatives=(Alternative(change=Change.RESIZED, decode=Cost(cpu_seconds=1e-5)),))
     assert judge(relieved).bottleneck is Bottleneck.LARGE_IMAGES
     assert judge(relieved).notes == ("Processes outside the job keep 6.0 of 8 cores busy",)
