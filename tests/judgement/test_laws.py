@@ -1,15 +1,18 @@
 """Laws of the judgement that hold for any facts."""
 
+import ast
 import math
 import re
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import mpload
 from mpload.judgement.facts import (
     Cost,
     Facts,
@@ -134,3 +137,23 @@ def test_the_limit_is_the_part_with_the_least_capacity(found: Facts) -> None:
     verdict = judge(found)
     if verdict.bottleneck in {Bottleneck.TRANSFORM, Bottleneck.DECODE}:
         assert costs[verdict.stage].seconds == max(cost.seconds for cost in costs.values())
+
+
+_TOOLS = ("tools/doctor", "tools/tune.py", "tools/trials.py", "tools/running.py", "loader/advice.py", "telemetry")
+_COMMANDS = tuple(f"cli/{name}.py" for name in ("doctor", "plan", "top", "tune", "verdicts"))
+
+
+@pytest.mark.parametrize("place", [*_TOOLS, *_COMMANDS])
+def test_remedies_are_worded_in_the_judgement_alone(place: str) -> None:
+    path = Path(mpload.__file__).parent / place
+    for file in path.rglob("*.py") if path.is_dir() else [path]:
+        assert not re.search(r"--resize-short|BlockShuffle\(|PartialCache\(|machine with|num_workers=\{", _code(file))
+
+
+def _code(path: Path) -> str:
+    """Return the text of a module's strings, without docstrings."""
+    tree = ast.parse(path.read_text())
+    documented = [node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)]
+    docs = {ast.get_docstring(node, clean=False) for node in documented}
+    values = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return "\n".join(value for value in values if value not in docs)
