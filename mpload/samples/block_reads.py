@@ -49,8 +49,9 @@ def max_blocks_in(room_bytes: int, *, data_bytes: float, block_bytes: float) -> 
 class BlockReads:
     """Reads blocks for all processes of a machine, which share the page cache. It is for one process.
 
-    Nothing happens until reads turn out to be slow. Then, if the data does not fit into memory, only as many blocks are
-    loaded as memory holds, and they are freed after their turn; a window that does not fit is read sample by sample.
+    Nothing happens until reads turn out to be slow, unless pages are dropped: then the kernel reads nothing ahead.
+    If the data does not fit into memory, only as many blocks are loaded as memory holds, and they are freed after their
+    turn; a window that does not fit is read sample by sample.
     """
 
     def __init__(self, pipeline: Pipeline, batching: Batching) -> None:
@@ -67,7 +68,9 @@ class BlockReads:
             The sample_ids of each block to free once these samples are made.
         """
         pipeline = self._pipeline
-        if not pipeline.ahead.was_active or not isinstance(pipeline.opened_storage, PageStorage):
+        if not isinstance(pipeline.opened_storage, PageStorage):
+            return []
+        if not pipeline.ahead.was_active and pipeline.page_cache != PageCache.DROP:
             return []
         order = self._batching.order_of(seed=number.seed, epoch=number.epoch)
         if number.substitute >= 0 or not isinstance(order, _BlockOrder):

@@ -160,7 +160,9 @@ class LocalStorage:
 
         With `maps_shards`, shards are mapped into memory, up to 2 GiB: see `mpload.storage.mapped`.
         """
-        if NATIVE is None or self._drops_pages or sys.getfilesystemencoding() != "utf-8":
+        # Native calls free no pages: those of spans can be left to `forget`, but those of files cannot.
+        drops = self._drops_pages and not (self._keeps_until_forgotten and (ranges.lengths >= 0).all())
+        if NATIVE is None or drops or sys.getfilesystemencoding() != "utf-8":
             return None
         try:
             folder = self._open_folder()
@@ -169,7 +171,7 @@ class LocalStorage:
         return ManyReader(
             ranges,
             folder=folder,
-            open_shard=self._mapped_shard if maps_shards else self._shard,
+            open_shard=self._mapped_shard if maps_shards and not self._drops_pages else self._shard,
             max_shards=self._max_open_files,
             max_bytes=self._max_bytes,
         )

@@ -207,7 +207,13 @@ def test_pages_that_must_be_dropped_are_left_to_the_other_way(root: Path) -> Non
         offsets=np.zeros(1, np.int64),
         lengths=np.full(1, -1, np.int64),
     )
-    assert LocalStorage(root, page_cache="drop").many_reader(ranges) is None
+    dropping = LocalStorage(root, page_cache="drop")
+    assert dropping.many_reader(ranges) is None
+    spans = ManyRanges(names=b"a", paths=ranges.paths, offsets=ranges.offsets, lengths=np.full(1, 3, np.int64))
+    assert dropping.many_reader(spans) is None
+    dropping.prefetch(ByteRange("files/64", 0, 3))
+    assert dropping.many_reader(spans) is not None, "pages of spans are freed block by block from now on"
+    assert dropping.many_reader(ranges) is None
     assert LocalStorage(root / "missing").many_reader(ranges) is None
     assert LocalStorage(root).many_reader(ranges) is not None
 

@@ -7,7 +7,7 @@ import os
 import random
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -20,7 +20,9 @@ from mpload.samples.block_reads import max_blocks_in
 from mpload.storage.local import LocalStorage
 from mpload.storage.ranges import ByteRange
 from tests.support.batches import plain
+from tests.support.chunks import OneWorker
 from tests.support.storages import FILE, SlowPages, span
+from tests.support.transport_works import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs fork and the page cache of Linux")
 
@@ -199,3 +201,29 @@ def test_blocks_of_shards_are_read_whole_and_batches_stay_the_same(tmp_path: Pat
         assert peak > 0.9 * num_pages
     else:
         assert 2 * 25 * sample_bytes // mmap.PAGESIZE < peak < 0.9 * num_pages
+
+
+@pytest.mark.parametrize("page_cache", ["keep", "drop"])
+def test_blocks_are_read_whole_from_a_fast_disk_only_if_the_kernel_reads_nothing_ahead(
+    page_cache: Literal["keep", "drop"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_samples, sample_bytes = 64, 5000
+    (tmp_path / "shard").write_bytes(bytes(num_samples * sample_bytes))
+    lines = [f"{number * sample_bytes}+{sample_bytes}@shard\t{number}\n" for number in range(num_samples)]
+    (tmp_path / "all.txt").write_text("#mpload 1\n#columns data:span label:int\n" + "".join(lines))
+    loaded: list[int] = []
+    monkeypatch.setattr(LocalStorage, "prefetch", lambda _, item: loaded.append(item.length_bytes))
+    worker = OneWorker(
+        MPDataset(
+            tmp_path / "all.txt",
+            decode=RawBytes(),
+            batch_size=16,
+            shuffle=BlockShuffle(block_samples=8, window_blocks=2),
+            page_cache=page_cache,
+            topology=Topology(),
+        )
+    )
+    for batch in range(4):
+        worker.batch(batch, chunk_samples=8)
+    wanted = num_samples * sample_bytes if page_cache == "drop" else 0
+    assert wait_until(lambda: sum(loaded) == wanted)
