@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from mpload.storage.depths import Depths
 from mpload.storage.fetches import Fetch
 from mpload.storage.latencies import Latencies
 from mpload.storage.protocols import RemoteReads
@@ -20,6 +19,7 @@ MAX_HEDGED_SHARE = 0.02
 _MAX_SAVED = 16
 """Hedged requests that may be made at once after a time without any."""
 _RETRY_SECONDS = 1.0
+_THREAD_SECONDS = 0.1
 
 
 class Hedging:
@@ -31,7 +31,6 @@ class Hedging:
         storage: where the reads are made.
         threads: the threads that make them.
         latencies: the times of the reads so far.
-        depths: says how many threads there should be, apart from those that are stuck.
         clock_ns: the clock.
 
     Process: use it in one thread, the one that uses the bytes.
@@ -42,12 +41,10 @@ class Hedging:
         storage: RemoteReads,
         threads: ReadThreads,
         latencies: Latencies,
-        depths: Depths,
         clock_ns: Callable[[], int],
     ) -> None:
         self._storage = storage
         self._threads = threads
-        self._depths = depths
         self._latencies = latencies
         self._clock_ns = clock_ns
         self._watched: deque[Fetch] = deque()  # in the order in which they begin
@@ -82,7 +79,9 @@ class Hedging:
         """Wait for a read that has begun, and hedge it when it is late."""
         while not fetch.wait(self._seconds_until_late(fetch)):
             late_ns = self._latencies.late_ns(fetch.item.length_bytes)
-            if late_ns is not None and fetch.began_ns and self._clock_ns() - fetch.began_ns >= late_ns:
+            if _needs_thread(fetch):
+                self._threads.start(self._threads.num_started + 1)  # all others hang
+            elif late_ns is not None and self._clock_ns() - fetch.began_ns >= late_ns:
                 self._hedge(fetch, room_bytes)
 
     @property
@@ -94,10 +93,12 @@ class Hedging:
 
     def _seconds_until_late(self, fetch: Fetch) -> float:
         """Return for how long to wait before looking again; -1 if there will be nothing to do."""
+        if _needs_thread(fetch):
+            return _THREAD_SECONDS
         late_ns = self._latencies.late_ns(fetch.item.length_bytes)
         if fetch.is_hedged or late_ns is None or self._num_allowed < 1:
             return -1
-        waited_ns = self._clock_ns() - fetch.began_ns if fetch.began_ns else 0
+        waited_ns = self._clock_ns() - fetch.began_ns
         return (late_ns - waited_ns) * 1e-9 if waited_ns < late_ns else _RETRY_SECONDS
 
     def _hedge(self, fetch: Fetch, room_bytes: int) -> bool:
@@ -110,6 +111,9 @@ class Hedging:
         fetch.is_hedged = fetch.is_hedging = True
         self._running.append(fetch)
         self._threads.put(partial(fetch.hedge, self._storage.read_again), is_urgent=True)
-        if self._threads.num_waiting:
-            self._threads.start(self._depths.num_threads + len(self._running))
         return True
+
+
+def _needs_thread(fetch: Fetch) -> bool:
+    """Return whether a read, or the second one in its place, waits for a thread."""
+    return not fetch.began_ns or (fetch.is_hedging and not fetch.has_hedge_begun)

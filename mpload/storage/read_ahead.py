@@ -108,7 +108,7 @@ class ReadAhead:
         self._threads = ReadThreads(max_threads=self.max_parallel_reads)
         self._hedging = None
         if self._remote is not None:
-            self._hedging = Hedging(self._remote, self._threads, self._latencies, self._depths, self._clock_ns)
+            self._hedging = Hedging(self._remote, self._threads, self._latencies, self._clock_ns)
         self._pieces: dict[int, list[Piece]] = {}  # by sample_id, in the order planned
         self._queue: deque[Fetch] = deque()  # reads that have not begun
         self._held_bytes = 0

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from mpload import MPDataset, MPLoader, RawBytes, RemoteStorage, Shuffle, StorageError, Topology
-from mpload.storage.depths import DepthByLatency
 from mpload.storage.fetches import Fetch
 from mpload.storage.hedging import MAX_HEDGED_SHARE, Hedging
 from mpload.storage.latencies import Latencies
@@ -62,7 +61,7 @@ def test_late_reads_are_made_again_and_bring_the_right_bytes_in_order() -> None:
 
 def test_reads_that_hang_leave_threads_for_the_others() -> None:
     files = {str(number): str(number).encode() for number in range(1200)}
-    hanging = [str(number) for number in range(1000, 1010)]
+    hanging = [str(number) for number in range(1000, 1016)]
     storage = LateMemory(files, late=hanging.__contains__)
     ahead = ReadAhead(storage)
     with answered_after(storage, 30):
@@ -76,6 +75,7 @@ def test_bytes_are_right_if_the_first_answer_wins() -> None:
     storage = late_every(100)
     storage.is_hedge_good = False
     ahead = ReadAhead(storage)
+    read_in_order(ahead, last=200)
     with answered_after(storage, 1):
         assert read_in_order(ahead) == [FILES[str(number)] for number in range(NUM_FILES)]
     assert [item.path for item in storage.reads_again] == ["300"]
@@ -84,6 +84,7 @@ def test_bytes_are_right_if_the_first_answer_wins() -> None:
 def test_no_more_than_the_allowed_share_of_reads_is_made_again() -> None:
     storage = late_every(10)
     ahead = ReadAhead(storage)
+    read_in_order(ahead, last=200)
     with answered_after(storage, 1):
         assert read_in_order(ahead) == [FILES[str(number)] for number in range(NUM_FILES)]
     assert 0 < len(storage.reads_again) <= ahead.take_hedges() <= MAX_HEDGED_SHARE * len(storage.reads)
@@ -93,6 +94,7 @@ def test_nothing_is_made_again_while_the_server_fails() -> None:
     storage = late_every(100)
     storage.is_calm = False
     ahead = ReadAhead(storage)
+    read_in_order(ahead, last=200)
     with answered_after(storage, 1):
         assert read_in_order(ahead) == [FILES[str(number)] for number in range(NUM_FILES)]
     assert not storage.reads_again
@@ -100,8 +102,7 @@ def test_nothing_is_made_again_while_the_server_fails() -> None:
 
 def test_nothing_is_made_again_that_has_no_room() -> None:
     latencies, threads = Latencies(), ReadThreads(max_threads=0)
-    depths = DepthByLatency(latencies, max_threads=0)
-    hedging = Hedging(late_every(1), threads, latencies, depths, time.perf_counter_ns)
+    hedging = Hedging(late_every(1), threads, latencies, time.perf_counter_ns)
     for _ in range(64):
         latencies.add(1, None)
     fetches = [Fetch(ByteRange("300")) for _ in range(100)]
@@ -119,11 +120,14 @@ def test_nothing_is_made_again_that_has_no_room() -> None:
 
 
 class CountedMemory(LateMemory):
-    """Counts the bytes that are being read."""
+    """Counts the bytes that are being read, or were read and are not used yet."""
 
     def __init__(self) -> None:
-        super().__init__({str(n): FILE[:1000] for n in range(NUM_FILES)}, late=lambda path: int(path) % 40 == 39)
+        super().__init__(
+            {str(n): FILE[:1000] for n in range(NUM_FILES)}, late=lambda path: int(path) % 40 == 39 and int(path) > 200
+        )
         self.lock = threading.Lock()
+        self.answered: set[ByteRange] = set()
         self.num_bytes = self.most_bytes = 0
 
     def count(self, num_bytes: int) -> None:
@@ -131,19 +135,21 @@ class CountedMemory(LateMemory):
             self.num_bytes += num_bytes
             self.most_bytes = max(self.most_bytes, self.num_bytes)
 
+    def answer(self, item: ByteRange) -> None:
+        if item in self.answered:  # it is dropped
+            self.count(-1000)
+        self.answered.add(item)
+
     def read_wanted(self, item: ByteRange, is_wanted: object) -> bytes:
         self.count(1000)
-        try:
-            return super().read_wanted(item, lambda: True)
-        finally:
-            self.count(-1000)
+        data = super().read_wanted(item, lambda: True)
+        self.answer(item)
+        return data
 
     def read_again(self, item: ByteRange) -> bytes:
         self.count(1000)
-        try:
-            return super().read_again(item)
-        finally:
-            self.count(-1000)
+        self.answer(item)
+        return super().read_again(item)
 
 
 @pytest.mark.parametrize("max_bytes", [1, 5000, 20_000])
@@ -151,9 +157,14 @@ def test_reads_and_those_made_again_never_take_more_than_the_budget(max_bytes: i
     storage = CountedMemory()
     ahead = ReadAhead(storage, max_bytes=max_bytes)
     ahead._mean_file_bytes = 1000.0
-    with answered_after(storage, 1):
-        assert read_in_order(ahead) == [FILE[:1000]] * NUM_FILES
-    assert storage.most_bytes <= max(max_bytes, 1000)
+    wanted = {number: [ByteRange(str(number))] for number in range(NUM_FILES)}
+    ahead.plan(wanted)
+    with answered_after(storage, 2):
+        for number, ranges in wanted.items():
+            assert ahead.read(number, ranges) == [FILE[:1000]]
+            storage.count(-1000)
+    assert storage.most_bytes <= max(max_bytes, 1000) + 1000  # a sample is counted until this test has it
+    assert bool(storage.reads_again) == (max_bytes == 20_000)
 
 
 def test_a_lost_answer_releases_its_memory_when_it_comes() -> None:
