@@ -63,6 +63,7 @@ def test_reads_that_hang_leave_threads_for_the_others() -> None:
     files = {str(number): str(number).encode() for number in range(1200)}
     hanging = [str(number) for number in range(1000, 1016)]
     storage = LateMemory(files, late=hanging.__contains__)
+    storage.max_parallel_reads = 64
     ahead = ReadAhead(storage)
     with answered_after(storage, 30):
         start = time.monotonic()
@@ -123,9 +124,7 @@ class CountedMemory(LateMemory):
     """Counts the bytes that are being read, or were read and are not used yet."""
 
     def __init__(self) -> None:
-        super().__init__(
-            {str(n): FILE[:1000] for n in range(NUM_FILES)}, late=lambda path: int(path) % 40 == 39 and int(path) > 200
-        )
+        super().__init__(dict.fromkeys(FILES, FILE[:1000]), late=lambda path: int(path) > 200 and int(path) % 40 == 39)
         self.lock = threading.Lock()
         self.answered: set[ByteRange] = set()
         self.num_bytes = self.most_bytes = 0
@@ -164,7 +163,7 @@ def test_reads_and_those_made_again_never_take_more_than_the_budget(max_bytes: i
             assert ahead.read(number, ranges) == [FILE[:1000]]
             storage.count(-1000)
     assert storage.most_bytes <= max(max_bytes, 1000) + 1000  # a sample is counted until this test has it
-    assert bool(storage.reads_again) == (max_bytes == 20_000)
+    assert storage.reads_again or max_bytes == 1
 
 
 def test_a_lost_answer_releases_its_memory_when_it_comes() -> None:
