@@ -339,6 +339,7 @@ int main(int count, char **words) {
     sigemptyset(&blocked);
     sigaddset(&blocked, SIGTERM);
     sigprocmask(SIG_BLOCK, &blocked, NULL);
+    sigaction(SIGPIPE, &(struct sigaction){.sa_handler = SIG_IGN}, NULL); /* sendfile has no MSG_NOSIGNAL */
     sigaction(SIGTERM, &(struct sigaction){.sa_handler = stop}, NULL);
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     for (int listener = listen_on_free_port(); !is_stopped;) {

@@ -42,6 +42,19 @@ def get(url: str, **headers: str) -> Any:
         return answer.status, answer.read()
 
 
+def test_a_client_that_leaves_in_the_middle_of_an_answer_does_not_end_the_server(files: Path, program: Path) -> None:
+    from object_server import Delays, serving
+
+    (files / "bucket" / "huge.bin").write_bytes(bytes(64 << 20))
+    with serving(files, Delays(), program=program) as server:
+        for _ in range(20):
+            parts = urlsplit(server.url)
+            with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=10) as client:
+                client.sendall(b"GET /bucket/huge.bin HTTP/1.1\r\nHost: x\r\n\r\n")
+                client.recv(1000)
+        assert get(f"{server.url}/bucket/a%20b.bin")[0] == 200
+
+
 def test_the_server_sends_files_and_ranges_and_counts_them(files: Path, program: Path) -> None:
     from object_server import Delays, serving
 
