@@ -15,19 +15,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from statistics import median
 
-from mpload.memory.core_times import read_core_times
-
-__all__ = [
-    "Bounds",
-    "ScalerState",
-    "Trial",
-    "Verdict",
-    "Window",
-    "decide",
-    "judge",
-    "runnable_seconds",
-    "suited_to_cores",
-]
+__all__ = ["Bounds", "ScalerState", "Trial", "Verdict", "Window", "decide", "judge", "suited_to_cores"]
 
 _WAITS = 0.1
 """Fraction of the time that the consumer must wait before more workers are considered."""
@@ -250,9 +238,3 @@ def _has_changed(rates: Sequence[float]) -> bool:
         return False
     usual = median(earlier)
     return min(latest) > _CHANGED * usual or max(latest) * _CHANGED < usual
-
-
-def runnable_seconds(pid: int) -> float:
-    """Return how long a process was on a core or waited for one; 0 if it has ended."""
-    times = read_core_times(pid)
-    return 0.0 if times is None else times.running_seconds + times.delayed_seconds
