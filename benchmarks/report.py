@@ -18,6 +18,7 @@ from ahead import ahead
 from auto_rows import auto_header, auto_rows
 from bench_repeated import OFFERS
 from contestants import ENTRIES, LISTS
+from doctor_rows import DOCTOR_HEADER, doctor_rows
 from hits import draw_hits
 from limited_rows import LIMITED_HEADER, limited_rows
 from records import RECORDS, Record, latest
@@ -351,6 +352,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "auto": lambda: markdown(auto_header(), auto_rows()),
     "batch-sizes": batch_sizes,
     "collate": collate,
+    "doctor": lambda: markdown(DOCTOR_HEADER, doctor_rows(), num_names=3),
     "faults": faults,
     "leaders": leaders,
     "limited-memory": lambda: markdown(LIMITED_HEADER, limited_rows()),

@@ -260,8 +260,8 @@ class Trial:
     transform_seconds: float = 0.0
     busy_share: float | None = None
     """The share of their time in which workers made samples. None if unknown."""
-    core_share: float = 1.0
-    """The share of their time able to run in which workers had a core."""
+    cpu_seconds: float = 0.0
+    """The CPU time of workers and training process per sample. 0 if unknown."""
     is_empty: bool = False
     """Whether its samples had no cost, so that only the transport was measured."""
 

@@ -123,7 +123,7 @@ def _transport(facts: Facts) -> Cost:
     cores = facts.environment.usable_cores or 1
     empty = sorted(
         {
-            trial.batch_size: trial.core_share * min(trial.num_workers, cores) / trial.samples_per_second
+            trial.batch_size: trial.cpu_seconds or min(trial.num_workers, cores) / trial.samples_per_second
             for trial in facts.trials
             if trial.is_empty and trial.samples_per_second
         }.items()

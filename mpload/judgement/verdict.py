@@ -272,10 +272,7 @@ def _contended(facts: Facts, rates: Rates) -> tuple[Bottleneck, str] | None:
             f"{format_bytes(found.swapped_bytes_per_second)} per second are swapped, and processes wait for memory for "
             f"{found.memory_pressure:.0%} of the time"
         )
-    costs = costs_of_worker(facts).values()
-    is_waiting = sum(cost.cpu_seconds for cost in costs) < sum(cost.wait_seconds for cost in costs)
-    is_elsewhere = rates.without(Part.WORKERS, Part.CORES) < min(rates.workers, rates.cores)
-    if cores is None or is_waiting or is_elsewhere:
+    if cores is None or rates.without(Part.WORKERS, Part.CORES) < min(rates.workers, rates.cores):
         return None
     if found.throttled_share > _TAKEN:
         return Bottleneck.THROTTLED, (

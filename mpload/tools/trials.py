@@ -37,8 +37,8 @@ class LoaderTrial:
     transform_seconds: float = 0.0
     busy_share: float = 0.0
     """The share of time in which workers made samples, including time in which they waited while doing so."""
-    core_share: float = 1.0
-    """The share of their time able to run in which workers had a core."""
+    cpu_seconds: float = 0.0
+    """The CPU time of workers and training process per sample."""
     waiting_share: float = 0.0
     """The share of time in which workers waited for anything but a core: for storage, a sleep or the consumer."""
     memory_bytes: int = 0
@@ -107,7 +107,8 @@ def run_trial(start: Callable[[], MPLoader[Any]], *, seconds: float) -> LoaderTr
 
 def _run(loader: MPLoader[Any], *, started: float, seconds: float) -> LoaderTrial:
     first: float | None = None
-    counted_from, last, num_samples, num_batches, busy_before, made_before = 0.0, 0.0, 0, 0, 0.0, 0
+    counted_from, last, num_samples, num_batches = 0.0, 0.0, 0, 0
+    busy_before, cpu_before, made_before = 0.0, 0.0, 0
     while True:
         for batch in loader:
             size = _num_samples(batch)
@@ -118,7 +119,8 @@ def _run(loader: MPLoader[Any], *, started: float, seconds: float) -> LoaderTria
             if not counted_from:
                 if now - first >= _WARM_UP_SHARE * seconds:
                     counted_from = now
-                    busy_before = sum(_core_seconds(loader))
+                    running, delayed = _core_seconds(loader)
+                    busy_before, cpu_before = running + delayed, running + time.process_time()
                     made_before = loader.stats().timings.total_ns
                 continue
             num_samples, num_batches, last = num_samples + size, num_batches + 1, now
@@ -133,7 +135,7 @@ def _run(loader: MPLoader[Any], *, started: float, seconds: float) -> LoaderTria
                     decode_seconds=stats.seconds_per_sample[Stage.DECODE],
                     transform_seconds=stats.seconds_per_sample[Stage.TRANSFORM],
                     busy_share=(stats.timings.total_ns - made_before) * 1e-9 / available if available else 0.0,
-                    core_share=running / (running + delayed) if running else 1.0,
+                    cpu_seconds=max(0.0, running + time.process_time() - cpu_before) / num_samples,
                     waiting_share=min(1.0, max(0.0, 1 - busy / available)) if available else 0.0,
                     memory_bytes=stats.memory.total_bytes,
                 )

@@ -17,6 +17,7 @@ from mpload.judgement.facts import (
     Job,
     ReadRate,
     Running,
+    StorageSpeed,
     Temperature,
     Trial,
 )
@@ -218,6 +219,8 @@ def test_workers_that_wait_need_more_workers_not_smaller_images_or_more_cores() 
     assert first.num_workers is not None
     assert first.gain > 6
     assert not others
+    hungry = replace(found, job=replace(found.job, step_seconds=1e-5), storage=StorageSpeed(reads_per_worker=16))
+    assert not any("cores" in remedy.text for remedy in remedies(hungry, judge(hungry)))
 
 
 def test_other_processes_and_quotas_are_blamed_for_the_cores_that_they_take() -> None:

@@ -153,7 +153,7 @@ class _Tries:
             decode_seconds=trial.decode_seconds,
             transform_seconds=trial.transform_seconds,
             busy_share=trial.busy_share,
-            core_share=trial.core_share,
+            cpu_seconds=trial.cpu_seconds,
             is_short_of_files=trial.is_short_of_files,
             is_empty=is_empty,
         )
