@@ -37,7 +37,7 @@ from tests.support.staged import STAGED, Staged, diagnose, prepared, write_index
 from tests.support.staged_more import MORE
 
 SITUATIONS: dict[str, Staged] = {**STAGED, **MORE}
-ROUNDS, TRIAL_SECONDS = 3, 1.0
+ROUNDS, TRIAL_SECONDS = 3, 1.5
 QUICK = ("PNG photos", "broken photos")
 SIDE = 224
 

@@ -16,12 +16,15 @@ from tests.support.containers import cpu_container
 pytestmark = [pytest.mark.processes, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 
 _SECONDS = 1.0
+_QUOTA = 0.05  # little enough to be used up on a busy machine
 _BURN = "while True: pass"
 _WATCH = f"""
-import json, time, os
+import json, sys, time
+from pathlib import Path
 from dataclasses import asdict
 from mpload.memory.contention import contention_between, read_pressure
 from mpload.memory.machine import usable_cores
+Path(sys.argv[1]).write_text("0")
 before = read_pressure(own_seconds=time.process_time())
 ends = time.monotonic() + {_SECONDS}
 while time.monotonic() < ends:
@@ -57,19 +60,18 @@ def test_cores_that_the_job_may_not_use_anyway_are_not_taken_from_it() -> None:
 
 
 def test_a_quota_that_is_used_up_is_seen() -> None:
-    with cpu_container(0.5) as container:
+    with cpu_container(_QUOTA) as container:
         if container is None:
             pytest.skip("no CPU containers here")
         ran = subprocess.run(
-            [sys.executable, "-c", _WATCH],
+            [sys.executable, "-c", _WATCH, str(container.procs)],
             capture_output=True,
             text=True,
             timeout=60,
             check=True,
-            preexec_fn=lambda: container.procs.write_text("0"),
         )
     found = json.loads(ran.stdout)
-    assert found["cores"] == 0.5
+    assert found["cores"] == _QUOTA
     assert found["throttled_share"] > 0.2
 
 
