@@ -15,7 +15,7 @@ from mpload.judgement.model import (
     predict,
 )
 from mpload.judgement.stages import StageRate, stage_rates
-from mpload.judgement.words import HEADLINES, STAGE_NAMES, Bottleneck, duration
+from mpload.judgement.words import HEADLINES, STAGE_NAMES, Bottleneck, counted_cores, duration
 from mpload.memory.budget import MIN_SLOTS
 from mpload.memory.contention import Contention
 from mpload.units import format_bytes, format_counted
@@ -225,18 +225,18 @@ def _limited_by(facts: Facts, rates: Rates, longest: str) -> tuple[Bottleneck, s
             return Bottleneck.STORAGE, f"The storage delivers {format_bytes(facts.storage.bytes_per_second or 0)}/s"
         case Part.DEVICE:
             return Bottleneck.DEVICE_COPY, f"Copies to the device carry {rates.device:,.0f} samples/s"
-        case Part.WORKERS if (
-            longest != "lookup"
-            and rates.without(Part.WORKERS) >= _WORTH_IT * rates.workers
-            and not _storage_is_unknown(facts, longest)
-        ):
+        case Part.WORKERS if _more_would_help(facts, rates, longest):
             return Bottleneck.WORKERS, _why_workers(facts, rates, longest)
     return slow_stage(facts, longest)
 
 
-def _storage_is_unknown(facts: Facts, longest: str) -> bool:
-    """Whether workers wait for a storage that may be busy already."""
-    return longest == Stage.READ and not facts.storage.rates
+def _more_would_help(facts: Facts, rates: Rates, longest: str) -> bool:
+    """Whether more workers would be faster: they leave cores unused, or wait, but not for a storage that may be busy."""
+    costs = costs_of_worker(facts).values()
+    are_waiting = sum(cost.wait_seconds for cost in costs) > sum(cost.cpu_seconds for cost in costs)
+    is_storage = longest == Stage.READ and not facts.storage.rates
+    has_room = rates.without(Part.WORKERS) >= _WORTH_IT * rates.workers
+    return (has_room or are_waiting) and longest != "lookup" and not is_storage
 
 
 def _why_workers(facts: Facts, rates: Rates, longest: str) -> str:
@@ -276,7 +276,7 @@ def _contended(facts: Facts, rates: Rates) -> tuple[Bottleneck, str] | None:
         return None
     if found.throttled_share > _TAKEN:
         return Bottleneck.THROTTLED, (
-            f"The quota of {cores:.3g} cores is used up for {found.throttled_share:.0%} of the time"
+            f"The quota of {counted_cores(cores)} is used up for {found.throttled_share:.0%} of the time"
         )
     if found.neighbour_cores > _TAKEN * cores and rates.cores < rates.workers:
         return Bottleneck.NEIGHBOURS, (
@@ -288,7 +288,7 @@ def _contended(facts: Facts, rates: Rates) -> tuple[Bottleneck, str] | None:
 
 def _taken_cores(found: Contention, cores: float) -> str:
     delayed = f", and workers had no core for {found.delayed_share:.0%} of their time" if found.delayed_share else ""
-    return f"Processes outside the job keep {found.neighbour_cores:.1f} of {cores:.3g} cores busy{delayed}"
+    return f"Processes outside the job keep {found.neighbour_cores:.1f} of {counted_cores(cores)} busy{delayed}"
 
 
 def _notes(facts: Facts, rates: Rates, slowest: Bottleneck) -> Iterator[str]:

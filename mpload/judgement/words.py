@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["HEADLINES", "STAGE_NAMES", "Bottleneck", "duration"]
+__all__ = ["HEADLINES", "STAGE_NAMES", "Bottleneck", "counted_cores", "duration"]
 
 
 class Bottleneck(StrEnum):
@@ -72,6 +72,11 @@ STAGE_NAMES: Final = {
     "transport": "Transport",
     "lookup": "Looking up the line",
 }
+
+
+def counted_cores(cores: float) -> str:
+    """Return a number of cores as text."""
+    return "1 core" if cores == 1 else f"{cores:.3g} cores"
 
 
 def duration(seconds: float) -> str:
