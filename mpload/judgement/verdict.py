@@ -231,7 +231,7 @@ def _limited_by(facts: Facts, rates: Rates, longest: str) -> tuple[Bottleneck, s
 
 
 def _more_would_help(facts: Facts, rates: Rates, longest: str) -> bool:
-    """Whether more workers would be faster: they leave cores unused, or wait, but not for a storage that may be busy."""
+    """Whether more workers would help: they leave cores unused, or wait, but not for a storage that may be busy."""
     costs = costs_of_worker(facts).values()
     are_waiting = sum(cost.wait_seconds for cost in costs) > sum(cost.cpu_seconds for cost in costs)
     is_storage = longest == Stage.READ and not facts.storage.rates
