@@ -7,6 +7,7 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from http.client import BadStatusLine, HTTPResponse, IncompleteRead, LineTooLong, RemoteDisconnected
 from ipaddress import ip_address, ip_network
@@ -30,6 +31,14 @@ _MAX_IDLE = 128  # connections that are kept for each server
 _TUNNEL_STATUS = re.compile(r"Tunnel connection failed: (\d{3})\b")
 _LEAST_SECONDS = 1e-3
 _UNREACHABLE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EADDRNOTAVAIL}
+_OTHER_NAME = "Use a name in the URL that the certificate has"
+_TLS_ADVICE = {
+    9: "Is the clock of this machine right?",
+    10: "Renew it, or set the clock of this machine if it is wrong",
+    62: _OTHER_NAME,
+    64: _OTHER_NAME,
+}
+"""By OpenSSL's code (X509_V_ERR_...): what to do about a certificate that an authority would not help."""
 
 
 class Until(Timeout):
@@ -57,8 +66,9 @@ class Server:
         server = urlsplit(url)
         proxies = getproxies_environment()
         proxy = proxies.get(server.scheme) or proxies.get("all")
+        direct = proxies.get("no", "").replace(",", " ").split()  # curl lets blanks separate hosts too
         if proxy and (
-            proxy_bypass_environment(server.netloc, proxies) or _is_in(server.hostname, proxies.get("no", ""))
+            proxy_bypass_environment(server.netloc, {"no": ",".join(direct)}) or _is_in(server.hostname, direct)
         ):
             proxy = None
         pools = urllib3.PoolManager(maxsize=_MAX_IDLE) if proxy is None else _proxy(proxy)
@@ -83,24 +93,39 @@ class Server:
         )
 
 
-def _is_in(host: str | None, networks: str) -> bool:
-    """Return whether a host is an address in one of the networks, such as `10.0.0.0/8`, as curl reads no_proxy."""
+def _is_in(host: str | None, networks: Iterable[str]) -> bool:
+    """Return whether a host is an address in one of the networks, such as `10.0.0.0/8` or `::1`, as for curl."""
     with suppress(ValueError):
         address = ip_address(host or "")
-        for each in networks.split(","):
+        for each in networks:
             with suppress(ValueError):
-                if "/" in each and address in ip_network(each.strip(), strict=False):
+                if address in ip_network(each, strict=False):
                     return True
     return False
 
 
 def _proxy(url: str) -> urllib3.ProxyManager:
-    parts = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        is_valid = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        raise _bad_proxy()
     headers = None
     if parts.username is not None:
         headers = urllib3.make_headers(proxy_basic_auth=f"{unquote(parts.username)}:{unquote(parts.password or '')}")
     plain = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
     return urllib3.ProxyManager(plain, maxsize=_MAX_IDLE, proxy_headers=headers)
+
+
+def _bad_proxy() -> RequestFailure:
+    return RequestFailure(
+        "proxy not supported",
+        ". Set http_proxy, https_proxy or all_proxy to http://HOST:PORT, or list the host in no_proxy",
+        is_temporary=False,
+        is_of_server=True,
+    )
 
 
 class _TimedReads(io.RawIOBase):
@@ -279,8 +304,8 @@ def failure_of(
     match error:
         case RequestFailure():
             return error
-        case exceptions.ProxySchemeUnknown() | exceptions.ProxySchemeUnsupported():
-            return RequestFailure("proxy not supported", ": give an http or https proxy", is_temporary=False)
+        case exceptions.ProxySchemeUnsupported():
+            return _bad_proxy()
         case exceptions.NameResolutionError():
             cause = error.__cause__.strerror if isinstance(error.__cause__, OSError) else "no answer"
             return RequestFailure("name not resolved", f": DNS knows no address of {_host_of(origin)} ({cause})")
@@ -332,10 +357,12 @@ def _failure_of_socket(error: Exception, origin: str) -> RequestFailure:
 def _failure_of_tls(error: ssl.SSLError, origin: str) -> RequestFailure:
     match error:
         case ssl.SSLCertVerificationError():
+            advice = _TLS_ADVICE.get(
+                error.verify_code, "Add the certificate of its authority to the file that SSL_CERT_FILE names"
+            )
             return RequestFailure(
                 "certificate not trusted",
-                f": that of {origin} fails verification ({error.verify_message}). Add the certificate of its "
-                "authority to the file that SSL_CERT_FILE names",
+                f": that of {origin} fails verification ({error.verify_message.rstrip('.')}). {advice}",
                 is_temporary=False,
                 is_of_server=True,
             )

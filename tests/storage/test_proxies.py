@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from mpload import OutageError, RemoteStorage, StorageError
+from mpload.storage.connections import Server
 from mpload.storage.ranges import ByteRange
 from mpload.storage.remote import RemoteObjects
 from tests.support.raw_server import head
@@ -117,7 +118,16 @@ def test_a_web_server_is_read_through_the_proxy_of_the_environment(
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "no_proxy", ["127.0.0.1", "localhost,127.0.0.1", "*", "127.0.0.0/8", "10.0.0.0/8, 127.0.0.1/32", "127.0.0.1:{port}"]
+    "no_proxy",
+    [
+        "127.0.0.1",
+        "localhost,127.0.0.1",
+        "*",
+        "127.0.0.0/8",
+        "10.0.0.0/8, 127.0.0.1/32",
+        "example.com 127.0.0.1",
+        "127.0.0.1:{port}",
+    ],
 )
 @pytest.mark.parametrize("name", ["no_proxy", "NO_PROXY"])
 def test_a_host_in_no_proxy_is_reached_directly(
@@ -127,6 +137,15 @@ def test_a_host_in_no_proxy_is_reached_directly(
     with web_server(files, "none", bad="") as server:
         monkeypatch.setenv(name, no_proxy.format(port=server.url.rpartition(":")[2]))
         assert read(server.url) == b"data"
+
+
+@pytest.mark.parametrize(
+    ("no_proxy", "is_direct"), [("::1", True), ("[::1]", True), ("::/64", True), ("::2", False), ("1", False)]
+)
+def test_no_proxy_names_ipv6_addresses(no_proxy: str, is_direct: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:3128")
+    monkeypatch.setenv("no_proxy", no_proxy)
+    assert (Server("http://[::1]:80").proxy is None) == is_direct
 
 
 @pytest.mark.processes
@@ -181,6 +200,17 @@ def test_a_proxy_that_cannot_be_reached_is_named(scheme: str, monkeypatch: pytes
         assert message in str(error_of(f"{scheme}://data.example.com"))
 
 
+@pytest.mark.parametrize(
+    "address", ["socks5://name:{}@127.0.0.1:1080", "http://", "http://name:{}@127.0.0.1:99999", "http://name:{}@[::1"]
+)
+def test_a_proxy_that_cannot_be_used_is_to_blame_for_all_samples(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("all_proxy", address.format(SECRET))
+    error = error_of("https://data.example.com")
+    assert isinstance(error, OutageError)
+    assert "proxy not supported. Set http_proxy, https_proxy or all_proxy to http://HOST:PORT" in str(error)
+    assert SECRET not in str(error)
+
+
 # TLS
 
 
@@ -229,8 +259,12 @@ def read_trusting(url: str, authority: Path, **environment: str) -> str:
     ("subject", "days", "message"),
     [
         ("IP:127.0.0.1", [], "[b'data']"),
-        ("DNS:other.example.com", [], "IP address mismatch, certificate is not valid for '127.0.0.1'"),
-        ("IP:127.0.0.1", ["-days", "-1"], "certificate has expired"),
+        (
+            "DNS:other.example.com",
+            [],
+            "(IP address mismatch, certificate is not valid for '127.0.0.1'). Use a name in the URL that the",
+        ),
+        ("IP:127.0.0.1", ["-days", "-1"], "(certificate has expired). Renew it"),
     ],
 )
 def test_a_certificate_of_an_own_authority_must_have_the_right_name_and_date(
