@@ -1,7 +1,7 @@
 """The work of an `MPLoader`'s workers: make the samples of a batch and write them into the batch's slot."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -148,7 +148,7 @@ class PipelineWork:
                         outs=writer.outs(place),
                         rooms=writer.rooms(place),
                         store=partial(writer.store, place),
-                        on_bad=bad.append,
+                        on_bad=partial(_note_bad, bad, partial(report.at, place)),
                         ready=part,
                     )
                     is not None
@@ -176,7 +176,8 @@ class PipelineWork:
 
 
 def _notify(report: ChunkReport, notice: Notice) -> None:
-    report.notify(notice.text, {"place": notice.place, "is_outage": notice.is_outage})
+    facts = {"place": notice.place, "is_outage": notice.is_outage, "answered_at": notice.answered_at}
+    report.notify(notice.text, facts)
 
 
 def notice_of(message: Failure) -> Notice:
@@ -227,6 +228,11 @@ def _claim(pipeline: Pipeline, decode_bytes: int, report: ChunkReport, num_bytes
         start_ns = perf_counter_ns()
         report.wait_for_turn()
         pipeline.exclude_from_decoding(perf_counter_ns() - start_ns)
+
+
+def _note_bad(bad: list[BadSample], live: Callable[[], None], each: BadSample) -> None:
+    bad.append(each)
+    live()  # each substitute has as much time as a sample
 
 
 def _report_bad(report: ChunkReport, place: int, bad: Sequence[BadSample], *, is_made: bool) -> None:

@@ -21,6 +21,8 @@ class Notice:
     is_outage: bool
     """Whether the outage goes on."""
     text: str
+    answered_at: float = float("-inf")
+    """When the server last answered the process that sends this, by the monotonic clock."""
 
 
 def _warn(notice: Notice) -> None:

@@ -175,7 +175,11 @@ class RetryingClient:
                 f"Requests are repeated for {left} more, and no sample is skipped meanwhile. "
                 f"MPDataset(storage=RemoteStorage(retry_seconds={self._limits.retry_seconds:g})) sets that limit"
             )
-            self._notices.send(Notice(place=self._url, is_outage=True, text=text))
+            try:
+                self._notices.send(Notice(place=self._url, is_outage=True, text=text, answered_at=server.answered_at))
+            except OutageError:
+                server.is_noticed = False  # a thread that reads ahead drops errors, so that another one must say it too
+                raise
 
     def _await_turn(self, what: What, attempts: Attempts) -> bool:
         """Wait until the server wants to be asked again, and return whether that took any time."""

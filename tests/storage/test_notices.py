@@ -2,6 +2,7 @@
 
 import re
 import threading
+import time
 import warnings
 from pathlib import Path
 
@@ -95,9 +96,37 @@ def test_a_notice_that_a_filter_turns_into_an_error_is_an_outage_and_no_bad_samp
         Notices().send(Notice(place=URL, is_outage=False, text="up"))
 
 
+def test_a_notice_that_a_thread_has_dropped_as_an_error_is_raised_in_the_next_one() -> None:
+    """Threads that read ahead drop errors, since the sample is read again when it is requested."""
+    limits = Limits(connect_seconds=0.1, request_seconds=0.5, retry_seconds=60.0, quiet_seconds=0.05)
+    client = RetryingClient(Failing(RequestFailure("connection refused"), num_failures=10_000), URL, limits)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", MploadWarning)
+        for _ in range(2):
+            with pytest.raises(OutageError, match="No request to this server succeeds"):
+                client.fetch("key", None)
+
+
+def message(text: str, *, is_outage: bool, place: str = URL, answered_at: float = float("-inf")) -> Failure:
+    """Return what a worker sends."""
+    details = {"place": place, "is_outage": is_outage, "answered_at": answered_at}
+    return Failure(sample=-1, cause=text, details=details)
+
+
+def test_another_outage_is_shown_though_the_workers_that_met_the_first_one_were_killed() -> None:
+    later = time.monotonic() + 60
+    messages = [
+        message("down", is_outage=True, answered_at=0.0),
+        message("down, says another", is_outage=True),
+        message("down again", is_outage=True, answered_at=later),
+        message("up", is_outage=False),
+    ]
+    with pytest.warns(MploadWarning) as found:
+        list(map(OutageWarnings(), messages))
+    assert [str(each.message) for each in found] == ["down", "down again", "up"]
+
+
 def test_notices_of_several_workers_become_one_warning_each() -> None:
-    def message(text: str, *, is_outage: bool, place: str = URL) -> Failure:
-        return Failure(sample=-1, cause=text, details={"place": place, "is_outage": is_outage})
 
     texts = ("down", True), ("down 2", True), ("up", False), ("up 2", False), ("again", True)
     messages = [message(text, is_outage=is_outage) for text, is_outage in texts]
