@@ -49,7 +49,7 @@ _CELL_BYTES = 8
 _GENERATION = 0
 _ROWS = HEADER_CELLS
 _ROW_CELLS = 8
-_SERIAL, _SAMPLE, _SLEEPS, _WAITS = 0, 1, 2, 3  # cells of a row
+_SERIAL, _SAMPLE, _SLEEPS, _WAITS, _STARTED = 0, 1, 2, 3, 4  # cells of a row
 _ENTRIES = _ROWS + MAX_WORKERS * _ROW_CELLS
 _URGENT, _PLAIN = 0, 1
 _URGENT_ENTRIES = 256
@@ -88,6 +88,8 @@ class WorkerRow:
     """Position in the batch of the sample that it is making."""
     waits_for_turn: bool = False
     """Whether it waits until another worker has finished with much memory."""
+    num_started: int = 0
+    """Samples that it has begun. One that is begun anew, with a substitute, counts again."""
 
     @property
     def is_filling(self) -> bool:
@@ -175,6 +177,7 @@ class ParentBoard:
             serial=self._cells[place + _SERIAL],
             sample=None if sample == _NO_SAMPLE else sample,
             waits_for_turn=bool(self._cells[place + _WAITS]),
+            num_started=self._cells[place + _STARTED],
         )
 
     def prepare_row(self, worker: int) -> None:
@@ -281,6 +284,7 @@ class WorkerBoard:
         """Record that sample `sample` of the batch is next."""
         self._cells[self._row + _SAMPLE] = sample
         self._num_started += 1
+        self._cells[self._row + _STARTED] = self._num_started
         if self._has_turn:
             self.end_turn()
 

@@ -1,6 +1,8 @@
 """With every kind of reader, the next batch follows a failed one, and a state counts the failed one as received."""
 
 import itertools
+import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,12 @@ import pytest
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
 
-from mpload import ErrorPolicy, MPDataset, MPLoader, Topology
+from mpload import ErrorPolicy, MPDataset, MPLoader, MploadWarning, PoolOptions, Topology
 from mpload.errors import SampleError, TooManyBadSamples
 from mpload.loader.frameworks import AccelerateIteration
 from mpload.plan.plan import Plan, Tail
 from tests.support.batches import numbers_index
-from tests.support.decoders import broken
+from tests.support.decoders import broken, number_in
 
 NUM_SAMPLES = 60
 FAILED = None
@@ -153,3 +155,32 @@ def test_accelerate_recognises_the_last_batch_after_a_batch_with_too_many_bad_sa
         assert batches.end_of_dataloader
     finally:
         GradientState._reset_state()  # otherwise this process would count as a user of Accelerate
+
+
+class FailsForAWhile:
+    """Fails for seconds at a time: for sample 8 and for what is made next."""
+
+    def __init__(self) -> None:
+        self._num_left = 0
+
+    def __call__(self, data: bytes) -> Any:
+        number = number_in(data)
+        if number[0] == 8:
+            self._num_left = 6
+        if self._num_left:
+            self._num_left -= 1
+            time.sleep(1.0)
+            raise ValueError("not yet")
+        return number
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_each_substitute_has_as_much_time_as_a_sample(tmp_path: Path) -> None:
+    policy = ErrorPolicy(action="substitute", max_error_fraction=1.0, report=tmp_path / "report")
+    made = MPDataset(numbers_index(tmp_path, 12), decode=FailsForAWhile(), batch_size=4, on_error=policy)
+    options = PoolOptions(sample_timeout_seconds=3.0)
+    with MPLoader(made, num_workers=1, options=options) as loader, pytest.warns(MploadWarning, match="a bad sample"):
+        assert len(list(loader)) == 3
+    report = (tmp_path / "report").read_text().splitlines()
+    assert [json.loads(line)["cause"] for line in report] == ["ValueError: not yet"] * 6
