@@ -1,6 +1,7 @@
 """Repeats requests to a server that fail, for as long as the limits allow, and says what was tried."""
 
 import errno
+import multiprocessing
 import random
 import time
 from collections.abc import Callable, Iterable
@@ -138,6 +139,10 @@ class RetryingClient:
             wait_seconds = attempts.wait_seconds(time.monotonic())
             if wait_seconds is None:
                 self._give_up(what, attempts)
+            if _is_orphan():
+                raise OutageError(
+                    f"{attempts.last} ({attempts.described(time.monotonic())}). The parent process has ended"
+                )
             self._notice(attempts, wait_seconds=wait_seconds)
             time.sleep(wait_seconds)
 
@@ -262,6 +267,12 @@ class RetryingClient:
         if len(self._failed) < _MAX_REMEMBERED:
             self._failed[what] = max(now, self._server.resumes_at) + self._limits.fresh_seconds, message
         raise StorageError(message) from None
+
+
+def _is_orphan() -> bool:
+    """Return whether the process that started this one, such as the training process of a DataLoader, has ended."""
+    parent = multiprocessing.parent_process()
+    return parent is not None and not parent.is_alive()
 
 
 def _is_part(what: What, of: What) -> bool:

@@ -1,5 +1,6 @@
 """Notices of outages: sent once, when an outage has lasted for a while, and once when it is over."""
 
+import multiprocessing
 import re
 import threading
 import time
@@ -159,3 +160,15 @@ def test_the_training_process_warns_of_an_outage_while_it_goes_on_and_when_it_is
     began, ended = [str(each.message) for each in found if "http" in str(each.message)]
     assert began.startswith(f"{server.url}: the server answered 500 Internal Server Error (")
     assert ended.startswith(f"{server.url}: the server answers again, after 1")
+
+
+@pytest.mark.processes
+def test_a_process_whose_parent_was_killed_does_not_repeat_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = multiprocessing.get_context("spawn").Process()
+    ended.start()
+    ended.join()
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: ended)
+    limits = Limits(connect_seconds=0.1, request_seconds=0.5, retry_seconds=60.0)
+    client = RetryingClient(Failing(RequestFailure("connection refused"), num_failures=10_000), URL, limits)
+    with pytest.raises(OutageError, match=r"connection refused \(1 attempt in .* s\)\. The parent process has ended"):
+        client.fetch("key", None)
