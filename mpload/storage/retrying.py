@@ -119,6 +119,8 @@ class RetryingClient:
         attempts = Attempts.begin(self._limits, self._server, now=began)
         self._raise_if_known(what, attempts, now=began)
         while True:
+            if self._server.is_failing:
+                _check_parent()
             if self._await_turn(what, attempts) and attempts.last is not None and self._server.is_failing:
                 self._probe(what, attempts)
             began = time.monotonic()
@@ -135,14 +137,11 @@ class RetryingClient:
                     self._server.delivered(what, seconds=time.monotonic() - began)
                 return answer
             if self._server.is_failing:
+                _check_parent()
                 self._probe(what, attempts)
             wait_seconds = attempts.wait_seconds(time.monotonic())
             if wait_seconds is None:
                 self._give_up(what, attempts)
-            if _is_orphan():
-                raise OutageError(
-                    f"{attempts.last} ({attempts.described(time.monotonic())}). The parent process has ended"
-                )
             self._notice(attempts, wait_seconds=wait_seconds)
             time.sleep(wait_seconds)
 
@@ -269,10 +268,11 @@ class RetryingClient:
         raise StorageError(message) from None
 
 
-def _is_orphan() -> bool:
-    """Return whether the process that started this one, such as the training process of a DataLoader, has ended."""
+def _check_parent() -> None:
+    """Raise `OutageError` if the process that started this one, such as a DataLoader's, has ended."""
     parent = multiprocessing.parent_process()
-    return parent is not None and not parent.is_alive()
+    if parent is not None and not parent.is_alive():
+        raise OutageError("requests are not repeated, since the process that started this one has ended")
 
 
 def _is_part(what: What, of: What) -> bool:

@@ -170,5 +170,5 @@ def test_a_process_whose_parent_was_killed_does_not_repeat_requests(monkeypatch:
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: ended)
     limits = Limits(connect_seconds=0.1, request_seconds=0.5, retry_seconds=60.0)
     client = RetryingClient(Failing(RequestFailure("connection refused"), num_failures=10_000), URL, limits)
-    with pytest.raises(OutageError, match=r"connection refused \(1 attempt in .* s\)\. The parent process has ended"):
+    with pytest.raises(OutageError, match="the process that started this one has ended"):
         client.fetch("key", None)
