@@ -13,7 +13,7 @@ from mpload.telemetry.stats import LoaderStats
 
 __all__ = ["JsonLinesWriter", "PrometheusWriter", "Report", "StatsWriter", "TensorBoardWriter"]
 
-_COUNTERS = {"batches", "samples", "cache_hits", "cache_misses", "copied_batches", "deaths"}
+_COUNTERS = {"batches", "samples", "cache_hits", "cache_misses", "hedges", "copied_batches", "deaths"}
 _HELP = {
     "batches": "Batches delivered.",
     "samples": "Samples in the batches delivered.",
@@ -31,6 +31,7 @@ _HELP = {
     "workers_bytes": "Memory of all workers.",
     "cache_hits": "Samples read from the cache.",
     "cache_misses": "Samples not found in the cache.",
+    "hedges": "Requests made a second time, since the first one was late.",
     "copied_batches": "Batches copied because the training loop still held too many earlier ones.",
     "deaths": "Processes of the loader that died and were replaced.",
 }
