@@ -8,7 +8,7 @@ __all__ = ["DepthByLatency", "DepthByWaits", "Depths"]
 
 _MAX_DEPTH = 256
 _CALM_SAMPLES = 64
-_FIRST_REMOTE_DEPTH = 8
+_FIRST_REMOTE_DEPTH = 1  # until the server has answered: nobody knows yet whether it does
 _SPARE_SAMPLES = 8
 _SPARE_THREADS = 4
 _CHEAP_THREADS = 24
@@ -83,7 +83,7 @@ class DepthByLatency:
         """Note that a sample was requested that had been planned."""
         del is_late  # the distribution of the latencies says more
         self._num_since_change += 1
-        if self._num_since_change < _SAMPLES_BETWEEN:
+        if self.depth > _FIRST_REMOTE_DEPTH and self._num_since_change < _SAMPLES_BETWEEN:
             return
         self._num_since_change = 0
         latencies = self._latencies
