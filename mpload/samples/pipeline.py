@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from time import perf_counter_ns
 from typing import Any
@@ -194,7 +195,7 @@ class Pipeline:
         causes: list[BadSample] = []
 
         def note(bad: BadSample) -> None:
-            causes.append(bad)
+            causes.append(replace(bad, error=None))  # its traceback leads back to this list
             self.bad.add(bad)
 
         records = self.index.records(sample_ids)
