@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mpload import MPDataset, MPLoader, OutageError, PoolOptions, RemoteStorage, ResizeCenterCrop, Topology
-from mpload.errors import SampleError, StorageError
+from mpload.errors import MploadWarning, SampleError, StorageError
 from mpload.storage.ranges import ByteRange
 from mpload.storage.remote import RemoteObjects
 from tests.support.fault_runs import NUM_FILES, OnError, certificate_in, make_files, read_all, run_in_time, write_index
@@ -212,7 +212,11 @@ def test_an_outage_of_a_minute_is_survived_with_the_default_limits(files: Path, 
             on_error="skip",
             topology=Topology(),
         )
-        with MPLoader(dataset, num_workers=2) as loader:
+        with (
+            pytest.warns(MploadWarning, match="answers again, after"),
+            pytest.warns(MploadWarning, match="No request to this server succeeds"),
+            MPLoader(dataset, num_workers=2) as loader,
+        ):
             assert [number for _, numbers in loader for number in numbers.tolist()] == list(range(NUM_FILES))
 
 

@@ -101,6 +101,6 @@ class StorageContract:
         storages = [stored.make() for _ in range(2)]  # of the same files
         num_threads = getattr(storages[0], "max_parallel_reads", 1)
         with ThreadPoolExecutor(num_threads) as some, ThreadPoolExecutor(num_threads) as others:
-            turns = [(some, storages[0]), (others, storages[1])] * (2 * num_threads)
+            turns = [(some, storages[0]), (others, storages[1])] * max(num_threads, 64)
             done = [threads.submit(read_all, storage) for threads, storage in turns]
             assert all(turn.result() for turn in done)
