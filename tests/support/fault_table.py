@@ -132,10 +132,12 @@ FAULTS = (
         "status 503 after 30",
         r"(the server answered 503 Service Unavailable|server overloaded), and asks to wait for [23]\d[\d.]* s more",
     ),
-    _bad(
-        "status 503 of an object, Retry-After: 1",
-        "status 503 after 1",
-        r"the server answered 503 Service Unavailable, and asks to wait for .* The server answers other requests",
+    Fault(
+        name="status 503 of an object, Retry-After: 1",
+        fault="status 503 after 1",
+        outcome=Outcome.BAD_OBJECT,
+        message=r"503 Service Unavailable, and asks to wait for .* The server answers other requests",
+        scale=4.0,  # good objects are not requested either while the server wants to be left alone
     ),
     _survived("short answer, once", "cut once"),
     _bad("short answer always", "cut", f"answer cut short: .* closed before the end of the answer {_TRIED}"),
