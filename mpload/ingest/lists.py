@@ -87,7 +87,7 @@ def open_list(
     if root is not None:
         base = absolute(root)
     else:
-        base = (None if header.root else _server(path, header, sources)) or root_of(path, header)
+        base = (None if header.root else _first_server(path, header, sources)) or root_of(path, header)
     if is_url(base):
         check_url(base)
 
@@ -109,7 +109,7 @@ def open_list(
     yield Rows(columns=header.columns, root=base, cells=cells(), classes=header.classes)
 
 
-def _server(path: Path, header: Header, sources: Sequence[int]) -> str | None:
+def _first_server(path: Path, header: Header, sources: Sequence[int]) -> str | None:
     """Return the URL of the server or bucket of a list's first path, or None if that is not a URL."""
     for line in islice(_joined(read_lines(path, header), header), 1):
         with suppress(ValueError):  # which is raised again, with the line's number, when the line is read
@@ -117,9 +117,13 @@ def _server(path: Path, header: Header, sources: Sequence[int]) -> str | None:
             first = next((path_of(cells[number]) for number in sources), "")
             if is_url(first):
                 check_url(first)
-                scheme, _, rest = first.partition("://")
-                return f"{scheme}://{rest.partition('/')[0]}"
+                return _server_of(first)
     return None
+
+
+def _server_of(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.partition('/')[0]}"
 
 
 def _joined(lines: Iterator[Line], header: Header) -> Iterator[Line]:
@@ -152,6 +156,8 @@ def _joined(lines: Iterator[Line], header: Header) -> Iterator[Line]:
 def _outside(path: str, root: str) -> str:
     if is_url(path):
         next_step = "Give a URL above all objects as the root"
+        if is_url(root) and _server_of(path) != _server_of(root):
+            next_step = "The objects of an index are on one server or in one bucket. Make an index for each"
         return f"{printable(path)} is outside the root {printable(root)}. {next_step}"
     next_step = (
         "Give a root that contains all files: root='/' contains every absolute path"
