@@ -318,7 +318,7 @@ def test_the_root_of_a_list_of_urls_is_their_server(tmp_path: Path, server: str)
 @pytest.mark.parametrize(
     ("urls", "message"),
     [
-        (["https://a.example.com/x.jpg", "https://b.example.com/x.jpg"], r"txt:2: .* outside the root https://a\..* one server"),
+        (["https://a.example.com/x.jpg", "https://b.example.com/x.jpg"], r"txt:2: .* outside the root .* one server"),
         (["https://a.example.com/x.jpg", "https://me:word@a.example.com/y.jpg"], r"txt:2: .*contains a password"),
         (["https://me:word@a.example.com/x.jpg"], r"txt:1: .*contains a password"),
     ],
