@@ -48,6 +48,19 @@ def answered_after(storage: LateMemory, seconds: float) -> Iterator[None]:
     storage.answer_late.set()
 
 
+@contextmanager
+def answered_after_a_hedge(storage: LateMemory) -> Iterator[None]:
+    def answer() -> None:
+        wait_until(lambda: bool(storage.reads_again), 30)
+        time.sleep(0.5)
+        storage.answer_late.set()
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    yield
+    thread.join()
+
+
 def test_late_reads_are_made_again_and_bring_the_right_bytes_in_order() -> None:
     storage = late_every(100)
     ahead = ReadAhead(storage)
@@ -77,7 +90,7 @@ def test_bytes_are_right_if_the_first_answer_wins() -> None:
     storage.is_hedge_good = False
     ahead = ReadAhead(storage)
     read_in_order(ahead, last=200)
-    with answered_after(storage, 1):
+    with answered_after_a_hedge(storage):
         assert read_in_order(ahead) == [FILES[str(number)] for number in range(NUM_FILES)]
     assert [item.path for item in storage.reads_again] == ["300"]
 
@@ -86,7 +99,7 @@ def test_no_more_than_the_allowed_share_of_reads_is_made_again() -> None:
     storage = late_every(10)
     ahead = ReadAhead(storage)
     read_in_order(ahead, last=200)
-    with answered_after(storage, 1):
+    with answered_after_a_hedge(storage):
         assert read_in_order(ahead) == [FILES[str(number)] for number in range(NUM_FILES)]
     assert 0 < len(storage.reads_again) <= ahead.take_hedges() <= MAX_HEDGED_SHARE * len(storage.reads)
 
