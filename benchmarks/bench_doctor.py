@@ -145,7 +145,7 @@ def run(name: str, *, is_recorded: bool) -> None:
     figures = {
         "found": found.bottleneck,
         "culprit_is_right": found.bottleneck == situation.bottleneck,
-        "first_remedy": text,
+        "first_remedy": text.replace(f"{folder}/", ""),
         "remedy_is_right": is_expected,
         "predicted_gain": predicted and round(predicted, 2),
         "measured_gain": gain and round(gain, 2),
