@@ -27,7 +27,6 @@ class Fetch:
         "_won",
         "began_ns",
         "data",
-        "has_hedge_begun",
         "held_bytes",
         "is_begun",
         "is_hedged",
@@ -53,7 +52,6 @@ class Fetch:
         self.began_ns = 0  # when a thread began to read it; 0 before
         self.read_ns = 0  # how long that took; 0 before its end
         self.is_hedged = False  # whether a second request was made, or is about to be
-        self.has_hedge_begun = False
         self.is_hedging = False  # whether that one is in progress
 
     def begin(self) -> None:
@@ -77,7 +75,6 @@ class Fetch:
 
     def hedge(self, read_again: Callable[[ByteRange], bytes]) -> None:
         """Do the read a second time, unless it has ended meanwhile. A failure is ignored."""
-        self.has_hedge_begun = True
         try:
             if self._is_wanted():
                 self._take(read_again(self.item))

@@ -63,7 +63,7 @@ class ReadAhead:
         count_waits: returns how often this thread has waited so far; None means that the kernel is asked.
 
     Memory: `max_bytes`, also for reads that are made a second time, and a stack for each thread, of which there are at
-    most the storage's `max_parallel_reads`.
+    most the storage's `max_parallel_reads`, and eight for reads that are made a second time.
     Process: may be forked, even while threads read; the child starts afresh. Use it in one thread only.
     """
 
@@ -331,6 +331,8 @@ class ReadAhead:
     def _check_process(self) -> None:
         if self._pid != os.getpid():
             self._threads.forget()
+            if self._hedging is not None:
+                self._hedging.forget()
             self._start()
 
 

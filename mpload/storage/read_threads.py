@@ -33,9 +33,9 @@ class ReadThreads:
         self.num_started = 0
         self._end = weakref.finalize(self, _end, self._tokens, self._jobs)
 
-    def put(self, job: _Job, *, is_urgent: bool = False) -> None:
-        """Run `job` after all others, or before all others that have not begun."""
-        (self._jobs.appendleft if is_urgent else self._jobs.append)(job)
+    def put(self, job: _Job) -> None:
+        """Run `job` after all others."""
+        self._jobs.append(job)
         self._tokens.put(True)
 
     def start(self, num_threads: int) -> bool:
