@@ -19,8 +19,10 @@ from auto_rows import auto_header, auto_rows
 from bench_repeated import OFFERS
 from contestants import ENTRIES, LISTS
 from doctor_rows import DOCTOR_HEADER, doctor_rows
+from fault_rows import FAULT_HEADER, fault_rows
 from hits import draw_hits
 from limited_rows import LIMITED_HEADER, limited_rows
+from network_rows import network_header, network_rows
 from records import RECORDS, Record, latest
 from standings import Standing, standings
 
@@ -323,24 +325,6 @@ def collate() -> str:
     return markdown(["batches of 64 images", "images/s", "training process: CPU ms a batch", "CPU µs an image"], rows)
 
 
-def faults() -> str:
-    """Return what each fault of a web server leads to, in how many seconds, and the message."""
-    cases: dict[str, list[Record]] = {}
-    for record in latest("faults", "fault", "on_error", "num_workers"):
-        cases.setdefault(record["case"]["fault"], []).append(record["figures"])
-    rows = []
-    for name, found in cases.items():
-        texts = [figures["message"] for figures in found if figures["message"]]
-        message = re.sub(r".*?\(\w+\.jpg\): (https?://\S+: )?", "", texts[0], count=1) if texts else ""
-        message = re.split(r" \(\d+ attempt|\. ", message, maxsplit=1)[0]
-        if not texts:
-            outcome = "all samples are read"
-        else:
-            outcome = "an error ends the epoch" if len(texts) == len(found) else "error, or one sample is skipped"
-        rows.append([name, outcome, message, f"{max(figures['seconds'] for figures in found):.1f}"])
-    return markdown(["fault", "outcome", "message", "seconds"], rows, num_names=3)
-
-
 def with_spread(rates: list[float]) -> str:
     """Return the median of rates, with the lowest and the highest one."""
     return f"{median(rates):,.0f} ({min(rates):,.0f}-{max(rates):,.0f})"
@@ -353,10 +337,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "batch-sizes": batch_sizes,
     "collate": collate,
     "doctor": lambda: markdown(DOCTOR_HEADER, doctor_rows(), num_names=3),
-    "faults": faults,
+    "faults": lambda: markdown(FAULT_HEADER, fault_rows(), num_names=3),
     "leaders": leaders,
     "limited-memory": lambda: markdown(LIMITED_HEADER, limited_rows()),
     "memory": memory,
+    "network": lambda: markdown(network_header(), network_rows()),
     "peer-memory": peer_memory,
     "repeated": repeated,
     "small": small,
