@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from mpload.transport import launch
 from tests.support.no_processes import refuse_processes, unmarked
 from tests.support.photos import make_photo_tree
+from tests.support.zygote_template import IS_SUPPORTED, stop_template, subprocess_with_template
 
 # An example's duration depends on how busy the machine is, and says nothing about the law under test.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -31,6 +33,15 @@ def own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cache")
     os.environ["XDG_CACHE_HOME"] = str(folder)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def zygotes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start zygotes as copies of a process that has imported torch, unless the test needs new interpreters."""
+    if request.node.get_closest_marker("new_interpreters"):
+        stop_template()
+    elif IS_SUPPORTED and request.node.get_closest_marker("processes"):
+        monkeypatch.setattr(launch, "subprocess", subprocess_with_template())
 
 
 def pytest_xdist_auto_num_workers() -> int:

@@ -54,6 +54,7 @@ def test_errors_name_wrong_arguments(photos: Path, options: dict[str, Any], mess
 
 
 @pytest.mark.processes
+@pytest.mark.new_interpreters
 def test_the_budget_that_the_error_suggests_is_the_least_that_is_accepted(photos: Path) -> None:
     dataset = MPDataset(photos, decode=RandomResizedCrop(224), batch_size=4, topology=Topology())
     with pytest.raises(
@@ -107,6 +108,7 @@ def test_contradicting_arguments_are_refused(options: dict[str, Any], message: s
 
 
 @pytest.mark.processes
+@pytest.mark.new_interpreters
 def test_a_budget_bounds_the_slots(photos: Path) -> None:
     dataset = MPDataset(photos, decode=RandomResizedCrop(224), batch_size=2, topology=Topology())
     with MPLoader(dataset, num_workers=2, memory_budget="34MiB") as loader:

@@ -19,6 +19,7 @@ from mpload.transport.pool import WorkerPool
 from mpload.transport.slots import Field, RaggedField, SlotLayout
 from mpload.transport.worker import ChunkReport
 from tests.support.boards import num_unread
+from tests.support.zygote_template import template_pid
 
 LAYOUT = SlotLayout(
     num_samples=32,
@@ -142,7 +143,7 @@ def is_of_multiprocessing(pid: int) -> bool:
 
 
 def children() -> set[int]:
-    """Process ids of all living descendants of this process, except those that `multiprocessing` keeps running."""
+    """Process ids of all living descendants of this process, except those that `multiprocessing` or the tests keep running."""
     found: set[int] = set()
     todo = [os.getpid()]
     while todo:
@@ -151,7 +152,8 @@ def children() -> set[int]:
             for task in Path(f"/proc/{todo.pop()}/task").iterdir():
                 with suppress(OSError):  # the thread has ended
                     pids |= {int(pid) for pid in (task / "children").read_text().split()}
-        pids = {pid for pid in pids - found if is_alive(pid) and not is_of_multiprocessing(pid)}
+        pids -= found | {template_pid()}
+        pids = {pid for pid in pids if is_alive(pid) and not is_of_multiprocessing(pid)}
         todo += pids
         found |= pids
     return found

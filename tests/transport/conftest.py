@@ -6,6 +6,13 @@ from contextlib import closing
 import pytest
 
 from mpload.transport.board import ParentBoard
+from tests.support.zygote_template import stop_template
+
+
+@pytest.fixture(autouse=True)
+def zygotes() -> None:
+    """Start zygotes as users do."""
+    stop_template()
 
 
 @pytest.fixture
