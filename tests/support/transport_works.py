@@ -143,7 +143,7 @@ def is_of_multiprocessing(pid: int) -> bool:
 
 
 def children() -> set[int]:
-    """Process ids of all living descendants of this process, except those that `multiprocessing` or the tests keep running."""
+    """Process ids of all living descendants of this process, except those that outlive a test on purpose."""
     found: set[int] = set()
     todo = [os.getpid()]
     while todo:

@@ -1,8 +1,7 @@
 """A process of which zygotes are copies, which saves them the second that importing torch takes.
 
-A copy is like the new interpreter `python -m mpload.transport.zygote` that it stands for: it has the descriptors,
-environment and folder that it would get, loads the pickled work, imports the modules of the tests, and is a child of the
-process that asked for it.
+A copy replaces the new interpreter `python -m mpload.transport.zygote`: it gets the same descriptors, environment and
+folder, loads the pickled work, imports the modules of the tests, and is a child of the process that asked for it.
 """
 
 import array
@@ -150,9 +149,9 @@ if __name__ == "__main__":
     import pytest  # noqa: F401
     import torch  # noqa: F401  takes longest
 
-    import mpload.loader.loader
+    import mpload.loader.loader  # noqa: F401
 
-    assert len(os.listdir("/proc/self/task")) == 1, "a copy has one thread only"
+    assert len([*Path("/proc/self/task").iterdir()]) == 1, "a copy has one thread only"
     gc.freeze()  # copies would copy what a collection touches
     code = zygote.main(_serve(socket.socket(fileno=int(sys.argv[1]))))
     sys.stdout.flush()

@@ -69,6 +69,7 @@ def photos(photo_tree: Path) -> Path:
 
 
 @pytest.mark.processes
+@pytest.mark.new_interpreters
 @needs_linux
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_stats_add_up(photos: Path, num_workers: int) -> None:
