@@ -2,10 +2,11 @@
 
     python benchmarks/bench_doctor.py [--only "PNG photos" "Pillow"] [--quick]
 
-Each situation is a job that is slow for one known reason: real files, file systems with a latency, containers, and busy
-neighbours (tests/support/staged.py and staged_more.py). The doctor must name the reason, and its first remedy must be
-the right one. Where the remedy can be applied, the gain that it predicts is compared with that of applying it: the
-median of alternating trials, before and after. Nothing else may run on the machine.
+Each situation is a job that is slow for one known reason: real files, file systems with a latency, containers, a swap
+file, and busy neighbours (tests/support/staged.py, staged_more.py and staged_memory.py). The doctor must name the
+reason, and its first remedy must be the right one. Where the remedy can be applied, the gain that it predicts is
+compared with that of applying it: the median of alternating trials, before and after. Nothing else may run on the
+machine.
 
 A record holds `culprit_is_right`, `remedy_is_right`, the predicted and the measured gain (None: not applied), and the
 seconds that the doctor took. `--quick` examines two situations and writes no record. Records:
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -26,18 +28,19 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from records import write_record
 
+from mpload import BlockShuffle, ResizeCenterCrop
 from mpload.index.index import Index
 from mpload.index.opening import open_index
 from mpload.judgement.remedies import resize_to
 from mpload.tools.pack.options import JpegForm
 from mpload.tools.pack.packing import PackOptions, pack_index
-from mpload.tools.trials import run_loader
-from tests.support import staged, staged_more
-from tests.support.staged import STAGED, Staged, diagnose, prepared, write_index
+from tests.support import staged, staged_memory, staged_more
+from tests.support.staged import STAGED, Staged, diagnose, prepared, rate, write_index
+from tests.support.staged_memory import MEMORY
 from tests.support.staged_more import MORE
 
-SITUATIONS: dict[str, Staged] = {**STAGED, **MORE}
-ROUNDS, TRIAL_SECONDS = 3, 1.5
+SITUATIONS: dict[str, Staged] = {**STAGED, **MORE, **MEMORY}
+ROUNDS = 3
 QUICK = ("PNG photos", "broken photos")
 SIDE = 224
 
@@ -65,12 +68,6 @@ def examine(situation: Staged, index: Path) -> Found:
     )
 
 
-def rate(index: Index, folder: Path, **job: Any) -> float:
-    """Return the samples per second of a loader."""
-    options = {"decode": staged.plain_crop, "transform": None, "num_workers": 2, "batch_size": 8} | job
-    return run_loader(index, seconds=TRIAL_SECONDS, report=folder / "errors.jsonl", **options).samples_per_second
-
-
 def packed(index: Index, folder: Path, options: PackOptions) -> Index:
     """Pack the different photos of an index, and index them as often as before."""
     names = sorted({str(record["image"]) for record in index})
@@ -82,26 +79,31 @@ def packed(index: Index, folder: Path, options: PackOptions) -> Index:
     return open_index(made)
 
 
-def applied(name: str, path: Path, folder: Path, first: dict[str, Any]) -> tuple[Rate, Rate] | None:
+_DECODERS: dict[str, Any] = {
+    "too few workers": staged.waiting_decode,
+    "tiny batches": staged.tiny_decode,
+    "Pillow": staged_more.pil_crop,
+    "a service that takes 100 ms": staged_more.slow_service,
+    "few slots by budget": staged_memory.big_waiting,
+    "small shards": staged.small_crop,
+}
+_TRANSFORMS: dict[str, Any] = {
+    "slow transform": staged.slow_transform,
+    "a transform that waits": staged_more.waiting_transform,
+}
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "too few workers": {"num_workers": 1},
+    "tiny batches": {"batch_size": 1},
+    "a service that takes 100 ms": {"num_workers": 4},
+    "few slots by budget": {"num_workers": 8, "batch_size": 1, "memory_budget": "139MiB"},
+}
+
+
+def applied(name: str, path: Path, folder: Path, first: dict[str, Any], stack: ExitStack) -> tuple[Rate, Rate] | None:
     """Return what measures the rate before and after the first remedy. None if it cannot be applied here."""
     index, text = open_index(path), first["text"]
-    decoders: dict[str, Any] = {
-        "too few workers": staged.waiting_decode,
-        "tiny batches": staged.tiny_decode,
-        "Pillow": staged_more.pil_crop,
-        "a service that takes 100 ms": staged_more.slow_service,
-    }
-    transforms: dict[str, Any] = {
-        "slow transform": staged.slow_transform,
-        "a transform that waits": staged_more.waiting_transform,
-    }
-    workers = {"too few workers": 1, "a service that takes 100 ms": 4}.get(name, 2)
-    job = {
-        "decode": decoders.get(name, staged.plain_crop),
-        "transform": transforms.get(name),
-        "num_workers": workers,
-        "batch_size": 1 if name == "tiny batches" else 8,
-    }
+    job = {"decode": staged.plain_crop, "transform": _TRANSFORMS.get(name), **_SETTINGS.get(name, {})}
+    job["decode"] = _DECODERS.get(name, staged.plain_crop)
     changed: dict[str, Any] = {}
     other = index
     if first["num_workers"] and not SITUATIONS[name].dataset:
@@ -113,11 +115,14 @@ def applied(name: str, path: Path, folder: Path, first: dict[str, Any]) -> tuple
     elif "--jpeg baseline" in text:
         other = packed(index, folder, PackOptions(jpeg=JpegForm.BASELINE))
     elif "mpload's own decoder" in text:
-        from mpload import ResizeCenterCrop
-
         changed = {"decode": ResizeCenterCrop(SIDE)}
     elif "Make the transform cheaper" in text:
         changed = {"transform": None}
+    elif "Raise memory_budget" in text:
+        changed = {"memory_budget": text.split('"')[1]}
+    elif "Write larger shards" in text:
+        other = open_index(staged_memory.large_shards(folder / "large", stack))
+        changed = {"shuffle": BlockShuffle(block_samples=256, window_blocks=64)}
     else:
         return None
     return (lambda: rate(index, folder, **job)), (lambda: rate(other, folder, **job | changed))
@@ -135,12 +140,14 @@ def measured_gain(rates: tuple[Rate, Rate] | None) -> float | None:
 def run(name: str, *, is_recorded: bool) -> None:
     """Examine one situation, and print and record the result."""
     situation = SITUATIONS[name]
-    with tempfile.TemporaryDirectory() as folder, prepared(situation, Path(folder)) as index:
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        index = stack.enter_context(prepared(situation, Path(folder)))
         found = examine(situation, index)
         first = found.first
         text = "" if first is None else str(first["text"])
         is_expected = situation.first in text and bool(text or not situation.first)
-        gain = measured_gain(None if first is None else applied(name, index, Path(folder), first))
+        gain = measured_gain(None if first is None else applied(name, index, Path(folder), first, stack))
     predicted = None if first is None else first["gain"]
     figures = {
         "found": found.bottleneck,

@@ -17,7 +17,6 @@ _SUMMARIES = {
     "pack": "Write samples into tar shards, LMDB files or arrays.",
     "plan": "Compare what a job needs with what a machine offers.",
     "doctor": "Find out what limits the speed of a job.",
-    "tune": "Find the fastest workers, batch size and memory budget.",
     "monitor": "Watch the memory of a command and its child processes.",
     "demo": "Try mpload on generated photos, or on a folder of images.",
     "top": "Show what the loaders of a running job are doing.",

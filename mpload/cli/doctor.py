@@ -58,7 +58,8 @@ def doctor(
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.5, help="Seconds to measure.")] = 30.0,
     tune: Annotated[
-        bool, typer.Option("--tune", help="Try several settings of the loader, not only the best.")
+        bool,
+        typer.Option("--tune", help="Apply the first three remedies to a sample, and measure the gains."),
     ] = False,
     as_json: AsJson = False,
     html: Annotated[Path | None, typer.Option(help="Also write the report as an HTML page.")] = None,
@@ -93,7 +94,7 @@ def doctor(
         from mpload.tools.doctor.examine import examine  # noqa: PLC0415  imports torch
 
         warnings.simplefilter("ignore")  # the trials may use more workers than cores on purpose
-        tries = _TRIES if tune else 1
+        tries = _TRIES if tune else 0
         diagnosis = examine(subject, job=job, seconds=seconds, num_tries=tries, announce=_announce)
     if html is not None:
         from mpload.tools.doctor.report import write_report  # noqa: PLC0415
@@ -105,7 +106,7 @@ def doctor(
     _print_facts(diagnosis.findings)
     print_stages(diagnosis.verdict.stages, unknown="no limit found")
     for trial in diagnosis.findings.trials:
-        if not trial.is_empty:
+        if not trial.is_empty and trial.change is None:
             result = trial.error or f"{trial.samples_per_second:,.0f} samples/s"
             workers_text = format_counted(trial.num_workers, "worker")
             print(f"measured with {workers_text} and batches of {trial.batch_size}: {result}")

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mpload.judgement.facts import Facts
-from mpload.judgement.remedies import Remedy
+from mpload.judgement.remedy import Remedy
 from mpload.judgement.stages import StageRate
 from mpload.judgement.verdict import Verdict
 from mpload.units import format_bytes

@@ -10,6 +10,8 @@ stages     what each stage needs, and what it delivers
 words      what each bottleneck is called
 causes     why decoding or the storage is slow
 verdict    which stage limits the job, and why
-remedies   the changes that would help, the cheapest first, each with its gain
+remedy     a change that would help, and what it gains
+rescues    the changes that let a job run at all
+remedies   the changes that would help, the cheapest first
 ```
 """

@@ -7,7 +7,7 @@ from mpload.judgement.model import cached_share, cold_rate, costs_of_worker, hit
 from mpload.judgement.words import STAGE_NAMES, Bottleneck, duration
 from mpload.units import format_bytes, format_counted
 
-__all__ = ["best_alternative", "slow_stage", "slow_storage"]
+__all__ = ["best_alternative", "has_small_shards", "slow_stage", "slow_storage"]
 
 _MUCH_CHEAPER = 0.67
 _CACHE_MATTERS = 0.1
@@ -76,10 +76,18 @@ def _slow_decode(facts: Facts, takes: str) -> tuple[Bottleneck, str]:
     return Bottleneck.LARGE_IMAGES, f"{takes}. {side}Shrunk images would take {duration(best.decode.seconds)}"
 
 
+def has_small_shards(facts: Facts) -> bool:
+    """Whether opening shards takes longer than reading them, even if neighbours are read together."""
+    cold, opening_seconds = facts.storage.rate(Temperature.COLD, 1), facts.storage.open_seconds
+    if not facts.samples.samples_per_shard or not cold:
+        return False
+    return opening_seconds / facts.samples.samples_per_shard > max(0.0, 1 / cold - opening_seconds)
+
+
 def _is_small(facts: Facts) -> bool:
     """Whether larger batches would have a much lower transport cost per sample."""
     empty = [trial for trial in facts.trials if trial.is_empty and trial.samples_per_second]
-    current = facts.trial(facts.job.num_workers, facts.job.batch_size, is_empty=True)
+    current = facts.trial(is_empty=True)
     return current is not None and any(
         trial.batch_size > current.batch_size and trial.samples_per_second > 1.3 * current.samples_per_second
         for trial in empty
@@ -94,6 +102,11 @@ def slow_storage(facts: Facts) -> tuple[Bottleneck, str]:
     rate = f"The storage delivers {cold_rate(facts, concurrency) or 0.0:,.0f} samples/s{readers}"
     if job.num_jobs > 1:
         rate += f", shared by {job.num_jobs} jobs"
+    if has_small_shards(facts):
+        opening = f"opening a shard takes {duration(storage.open_seconds)}"
+        return Bottleneck.SMALL_SHARDS, (
+            f"{rate}. Shards hold {facts.samples.samples_per_shard:.3g} samples each, and {opening}"
+        )
     cold_alone, warm_alone = storage.rate(Temperature.COLD, 1), storage.rate(Temperature.WARM, 1)
     if cold_alone is not None and warm_alone is not None and warm_alone < _HELPS * cold_alone:
         first, second = (f"{1e3 / alone:,.2f} ms" for alone in (cold_alone, warm_alone))

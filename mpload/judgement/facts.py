@@ -53,7 +53,7 @@ class Temperature(StrEnum):
 
 
 class Change(StrEnum):
-    """A way to decode the same samples with less effort."""
+    """A way to read or decode the same samples with less effort."""
 
     BASELINE = auto()
     """Progressive JPEGs are rewritten as baseline ones, without loss."""
@@ -65,6 +65,8 @@ class Change(StrEnum):
     """mpload's own decoder makes the same form of sample."""
     ROW_INDEX = auto()
     """A row index says where the rows of each JPEG begin."""
+    CACHED = auto()
+    """A cache keeps the stored bytes on a fast disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +150,10 @@ class Samples:
     """The share of the bytes in the page cache before the measurements. None if the system cannot tell."""
     num_shards: int = 0
     """The number of shards that hold the measured samples. 0 if each sample is a file of its own."""
+    samples_per_shard: float = 0.0
+    """How many neighbours in the index lie in one shard."""
+    decoded_shape: tuple[int, ...] | None = None
+    """The shape of a decoded sample, before the transform. None if it varies."""
 
     def __post_init__(self) -> None:
         _check(self, "num_samples", "mean_bytes", "output_bytes", is_positive=True)
@@ -193,6 +199,8 @@ class StorageSpeed:
     """The number of samples that a worker reads in parallel."""
     packed_samples_per_second: float | None = None
     """The estimated rate of shards that are read sequentially. None if there is no estimate."""
+    open_seconds: float = 0.0
+    """The time to open a shard that was not open. 0 if it was not measured."""
 
     def __post_init__(self) -> None:
         _check(self, "bytes_per_second", is_positive=True)
@@ -262,8 +270,12 @@ class Trial:
     """The share of their time in which workers made samples. None if unknown."""
     cpu_seconds: float = 0.0
     """The CPU time of workers and training process per sample. 0 if unknown."""
+    grown_bytes_per_sample: float = 0.0
+    """How much the workers' memory grew for each sample, all the time."""
     is_empty: bool = False
     """Whether its samples had no cost, so that only the transport was measured."""
+    change: Change | None = None
+    """The change that was tried; None: the samples were read and decoded as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,13 +355,13 @@ class Facts:
     index_path: str | None = None
     """The path of the index, for commands that remedies suggest. None if the dataset has no index."""
 
-    def trial(self, num_workers: int | None, batch_size: float, *, is_empty: bool = False) -> Trial | None:
-        """Return the trial with these settings that has the median rate. None if no such trial ran."""
+    def trial(self, *, is_empty: bool = False, change: Change | None = None) -> Trial | None:
+        """Return the trial of the job with the median rate. None if no such trial ran."""
         found = [
             trial
             for trial in self.trials
-            if trial.num_workers == num_workers and trial.batch_size == batch_size
-            if trial.is_empty == is_empty and trial.samples_per_second
+            if trial.num_workers == self.job.num_workers and trial.batch_size == self.job.batch_size
+            if trial.is_empty == is_empty and trial.change == change and trial.samples_per_second
         ]
         found.sort(key=lambda trial: trial.samples_per_second)
         return found[len(found) // 2] if found else None

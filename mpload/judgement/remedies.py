@@ -3,54 +3,31 @@
 import math
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from mpload.judgement.facts import Alternative, Change, Cost, Facts, Stage, StorageSpeed, Temperature, Trial
+from mpload.judgement.causes import has_small_shards
+from mpload.judgement.facts import Alternative, Change, Cost, Facts, Stage, StorageSpeed, Temperature
 from mpload.judgement.model import Part, costs_of_worker, needed_bytes, predict
+from mpload.judgement.remedy import Remedy
+from mpload.judgement.rescues import ways_to_run
 from mpload.judgement.verdict import Verdict, budget_bytes, needed_descriptors
 from mpload.judgement.words import Bottleneck
 from mpload.memory.contention import Contention
-from mpload.units import format_bytes
+from mpload.units import MIB, format_bytes
 
-__all__ = ["Remedy", "remedies", "resize_to"]
+__all__ = ["fits", "remedies", "resize_to"]
 
 _MIN_GAIN, _MAX_GAIN = 1.1, 1000.0
 _MAX_WORKERS = 64
 _LARGEST_BATCH = 64
+_SLOTS_OF_WORKER = 2
+"""A worker makes one sample while another one waits to be delivered."""
 _GOOD_SHARE = 0.9
 _MAX_MORE_CORES = 16
 _OPEN_SECONDS = 30e-6  # CPU time to open and close a file of any size
 _CROP_TO_SHORT_SIDE = 256 / 224
-_BLOCKS = "shuffle=BlockShuffle(block_samples=256)"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remedy:
-    """A change, and its gain."""
-
-    text: str
-    """An instruction, without a full stop."""
-    gain: float = 1.0
-    """The factor by which the job gets faster. Infinite if the job could not run before."""
-    is_measured: bool = False
-    """Whether the gain was measured by trials; otherwise it is predicted."""
-    is_at_most: bool = False
-    """Whether the gain is an upper bound: of a change whose effect nobody has measured."""
-    num_workers: int | None = None
-    """The new number of workers, if the change is another number of workers."""
-    batch_size: int | None = None
-    """The new batch size, if the change is another batch size."""
-    change: Change | None = None
-    """The change of decoding, if it is one."""
-
-    @property
-    def gain_text(self) -> str:
-        """The gain in words."""
-        if math.isinf(self.gain):
-            return "lets the job run"
-        kind = "measured" if self.is_measured else "at most" if self.is_at_most else "predicted"
-        return f"{self.gain:.1f}x as fast, {kind}"
+_BLOCKS = "shuffle=BlockShuffle(block_samples=256, window_blocks=64)"
 
 
 def remedies(facts: Facts, verdict: Verdict) -> list[Remedy]:
@@ -61,15 +38,18 @@ def remedies(facts: Facts, verdict: Verdict) -> list[Remedy]:
     if verdict.bottleneck is Bottleneck.CONSUMER:
         return []
     if not verdict.samples_per_second:
-        return list(_ways_to_run(facts, verdict.bottleneck))
+        return list(ways_to_run(facts, verdict.bottleneck))
     before = predict(facts).total
     need = facts.job.needed_rate
     max_gain = _MAX_GAIN if math.isinf(need) else max(1.0, need / verdict.samples_per_second)
     found = []
     for remedy, after in _candidates(facts, verdict.slowest):
-        measured = _measured_gain(facts, after, remedy)
-        gain = max(remedy.gain, predict(after).total / before) if measured is None else measured
-        rated = replace(remedy, gain=min(gain, max_gain), is_measured=measured is not None)
+        predicted = min(max_gain, max(remedy.gain, predict(after).total / before))
+        measured = _measured_gain(facts, after, remedy.change)
+        if measured is None:
+            rated = replace(remedy, gain=predicted)
+        else:
+            rated = replace(remedy, gain=min(max_gain, measured), predicted_gain=predicted, is_at_most=False)
         if rated.gain >= _MIN_GAIN:
             found.append(rated)
     return found
@@ -109,20 +89,29 @@ def _candidates(facts: Facts, slowest: Bottleneck) -> Iterator[_Candidate]:
 def _less_contention(facts: Facts, slowest: Bottleneck) -> Iterator[_Candidate]:
     found = facts.environment.contention
     alone = replace(facts, environment=replace(facts.environment, contention=Contention()))
+    if slowest is Bottleneck.SWAPPING:
+        text = "Make everything fit into memory: fewer workers, a smaller memory_budget, less in other processes"
+        tried = facts.trial()
+        # Measured one by one, samples may not swap: the trial shows what swapping costs.
+        slowdown = predict(alone).total / tried.samples_per_second if tried else 1.0
+        gain = max(slowdown / facts.job.num_gpus, 1 / max(0.01, 1 - found.memory_pressure))
+        yield Remedy(text=text, gain=gain), alone
     if found.neighbour_cores and slowest is not Bottleneck.THROTTLED:
         text = f"Stop or move the other processes, which keep {found.neighbour_cores:.1f} cores busy"
         yield Remedy(text=text), alone
-    if slowest is Bottleneck.SWAPPING:
-        text = "Make everything fit into memory: fewer workers, a smaller memory_budget, less in other processes"
-        yield Remedy(text=text, gain=1 / max(0.01, 1 - found.memory_pressure)), alone
 
 
 def _more_slots(facts: Facts, slowest: Bottleneck) -> Iterator[_Candidate]:
     if slowest is Bottleneck.SLOTS:
-        idle = facts.running or facts.trial(facts.job.num_workers, facts.job.batch_size)
+        job = facts.job
+        idle = facts.running or facts.trial()
         busy_share = max(0.01, (idle.busy_share if idle else None) or 0.01)
         text = "Raise memory_budget, so that more batches are in flight, or use smaller batches"
-        yield Remedy(text=text, gain=1 / busy_share, is_at_most=True), facts
+        if job.num_workers is not None and facts.samples.output_bytes is not None:
+            num_slots = math.ceil(_SLOTS_OF_WORKER * job.num_workers / job.batch_size)
+            enough = needed_bytes(facts) / job.num_gpus + num_slots * job.batch_size * facts.samples.output_bytes
+            text = f'Raise memory_budget to "{math.ceil(enough / MIB)}MiB", so that every worker has samples to make'
+        yield Remedy(text=text, gain=1 / busy_share, is_at_most=facts.running is not None), facts
 
 
 def _more_workers(facts: Facts) -> Iterator[_Candidate]:
@@ -143,7 +132,7 @@ def _with_workers(facts: Facts, num_workers: int) -> Facts:
 def _good_workers(facts: Facts, *, enough: float = math.inf) -> int:
     """Return the smallest number of workers that is enough, or about as good as more of them."""
     current = facts.job.num_workers or 1
-    numbers = [number for number in range(current, _MAX_WORKERS + 1) if _fits(_with_workers(facts, number))]
+    numbers = [number for number in range(current, _MAX_WORKERS + 1) if fits(_with_workers(facts, number))]
     return _first_good(numbers, lambda number: _with_workers(facts, number), enough=enough) or current
 
 
@@ -153,7 +142,7 @@ def _larger_batches(facts: Facts) -> Iterator[_Candidate]:
 
     current = int(facts.job.batch_size)
     sizes = [current << power for power in range(7) if current << power <= _LARGEST_BATCH]
-    sizes = [size for size in sizes if _fits(with_batch(size))]
+    sizes = [size for size in sizes if fits(with_batch(size))]
     chosen = _first_good(sizes, with_batch, enough=facts.job.needed_rate)
     if chosen is not None and chosen > current:
         text = f"Use batches of {chosen} instead of {current}: batch_size={chosen}"
@@ -167,7 +156,8 @@ def _first_good(numbers: list[int], change: Callable[[int], Facts], *, enough: f
     return next((number for number, rate in rates.items() if rate >= min(enough, _GOOD_SHARE * best)), None)
 
 
-def _fits(facts: Facts) -> bool:
+def fits(facts: Facts) -> bool:
+    """Whether a job may open its files, and have its memory."""
     max_descriptors = facts.environment.max_descriptors
     has_files = max_descriptors is None or needed_descriptors(facts) <= max_descriptors
     return has_files and needed_bytes(facts) <= budget_bytes(facts)
@@ -180,11 +170,20 @@ def _together(facts: Facts) -> Iterator[_Candidate]:
     storage, is_sharded = facts.storage, facts.samples.num_shards > 0
     in_sequence = storage.rate(Temperature.COLD, 1, is_sequential=True)
     blocks = f"Read neighbours together: {_BLOCKS}"
-    pack = f"Pack the files into shards with `{_pack_command(facts)}`, and read neighbours together: {_BLOCKS}"
-    if is_sharded and in_sequence is not None:
+    commands = f"with `{_pack_command(facts)}`, and read neighbours together: {_BLOCKS}"
+    pack = f"Pack the files into shards {commands}"
+    if has_small_shards(facts):
+        text = (
+            f"Write the samples as larger shards with `{_pack_command(facts)}`, and read neighbours together: {_BLOCKS}"
+        )
+        yield Remedy(text=text), _without_opening(facts)
+    elif is_sharded and in_sequence is not None:
         yield Remedy(text=blocks), _with_cold_rate(facts, in_sequence)
     elif not is_sharded and storage.packed_samples_per_second is not None:
-        yield Remedy(text=pack), _with_cold_rate(facts, storage.packed_samples_per_second)
+        yield (
+            Remedy(text=pack),
+            _with_cold_rate(facts, storage.packed_samples_per_second),
+        )
     elif not facts.samples.num_measured:
         text = blocks if is_sharded else pack
         read = Cost(cpu_seconds=storage.read.cpu_seconds)
@@ -207,6 +206,19 @@ def _with_cold_rate(facts: Facts, samples_per_second: float) -> Facts:
         for rate in facts.storage.rates
     )
     return replace(facts, storage=replace(facts.storage, rates=rates))
+
+
+def _without_opening(facts: Facts) -> Facts:
+    """Return the facts if shards stay open. As many reads take place at once as before, but each takes less time."""
+    storage = facts.storage
+    alone = storage.rate(Temperature.COLD, 1) or 1.0
+    read_seconds = max(_OPEN_SECONDS, 1 / alone - storage.open_seconds)
+    rates = tuple(
+        replace(each, samples_per_second=each.samples_per_second / alone / read_seconds)
+        for each in storage.rates
+        if not each.is_sequential
+    )
+    return replace(facts, storage=replace(storage, rates=rates, open_seconds=0.0))
 
 
 def _smaller_samples(facts: Facts) -> Iterator[_Candidate]:
@@ -267,7 +279,7 @@ def _words_of(facts: Facts, chosen: Alternative) -> str:
             )
         case Change.NATIVE:
             return f"Decode with mpload's own decoder: decode={chosen.detail}"
-        case Change.ROW_INDEX:
+        case _:  # a row index
             return f"Note where the rows of each JPEG begin: `mpload index --jpeg`, or row_index=True{chosen.detail}"
 
 
@@ -303,7 +315,7 @@ def _kept(facts: Facts) -> Iterator[_Candidate]:
             f"Cache {fraction:.0%} of the samples{size} on a fast disk: cache=PartialCache(FOLDER, "
             f"fraction={fraction:.2f}). This helps from the second epoch on"
         )
-        yield Remedy(text=text), replace(facts, kept_share=fraction)
+        yield Remedy(text=text, change=Change.CACHED, fraction=fraction), replace(facts, kept_share=fraction)
 
 
 def _cheaper_transform(facts: Facts) -> Iterator[_Candidate]:
@@ -347,46 +359,9 @@ def _more_cores(facts: Facts) -> Iterator[_Candidate]:
         yield candidate(f"Use a machine with {wanted:,} cores", wanted)
 
 
-def _ways_to_run(facts: Facts, bottleneck: Bottleneck) -> Iterator[Remedy]:
-    """Yield the changes that let a job run."""
-    if bottleneck is Bottleneck.BROKEN:
-        path = shlex.quote(facts.index_path or "INDEX")
-        yield Remedy(
-            text=f"List the broken samples with `mpload inspect {path} --check`, and repair them", gain=math.inf
-        )
-        allowed = min(1.0, math.ceil(150 * facts.samples.failed_share) / 100)
-        text = f'Replace them by others: on_error=ErrorPolicy(action="substitute", max_error_fraction={allowed:.2f})'
-        yield Remedy(text=text, gain=math.inf)
-        return
-    if bottleneck is Bottleneck.DESCRIPTORS:
-        needed = 2 * needed_descriptors(facts)
-        yield Remedy(text=f"Raise the limit of open files: ulimit -n {max(needed, 1024)}", gain=math.inf)
-        return
-    job, loader_bytes, budget = facts.job, needed_bytes(facts), budget_bytes(facts)
-    fixed_bytes = needed_bytes(replace(facts, job=replace(job, batch_size=1)))
-    bytes_per_sample = (loader_bytes - fixed_bytes) / max(1, job.batch_size - 1)
-    smaller = 1 + math.floor((budget - fixed_bytes) / bytes_per_sample) if bytes_per_sample else 0
-    if 1 <= smaller < job.batch_size:
-        yield Remedy(text=f"Use smaller batches: batch_size={smaller}", gain=math.inf, batch_size=smaller)
-    if job.memory_budget_bytes is not None:
-        text = f"Raise the memory budget to {format_bytes(loader_bytes / job.num_gpus)}"
-        yield Remedy(text=text, gain=math.inf)
-        return
-    environment = facts.environment
-    missing_bytes = 2 * loader_bytes - (environment.memory_free_bytes or 0)
-    limit_bytes = (environment.memory_limit_bytes or 0) + missing_bytes
-    yield Remedy(text=f"Raise the memory limit to {format_bytes(limit_bytes)}", gain=math.inf)
-
-
-def _measured_gain(facts: Facts, after: Facts, remedy: Remedy) -> float | None:
+def _measured_gain(facts: Facts, after: Facts, change: Change | None) -> float | None:
     """Return the gain measured by trials with both settings. None if one of the trials is missing."""
-    if remedy.num_workers is None and remedy.batch_size is None:
-        return None
-    before, changed = _trial_of(facts), _trial_of(after)
+    before, changed = facts.trial(), after.trial(change=change)
     if before is None or changed is None or before is changed:
         return None
     return changed.samples_per_second / before.samples_per_second
-
-
-def _trial_of(facts: Facts) -> Trial | None:
-    return facts.trial(facts.job.num_workers, facts.job.batch_size)

@@ -125,7 +125,7 @@ def budget_bytes(facts: Facts) -> float:
 def _rate(facts: Facts, rates: Rates) -> float:
     if facts.running is not None:
         return facts.running.samples_per_second
-    tried = facts.trial(facts.job.num_workers, facts.job.batch_size)
+    tried = facts.trial()
     return rates.total if tried is None else min(rates.total, tried.samples_per_second * facts.job.num_gpus)
 
 
@@ -181,6 +181,8 @@ def _stopped(facts: Facts) -> tuple[Bottleneck, str] | None:
             f"A process may have {allowed_files:,} files open. A loader with "
             f"{format_counted(job.num_workers or 0, 'worker')} needs about {needed:,}"
         )
+    if (leak := _leak(facts)) is not None:
+        return Bottleneck.LEAK, leak
     loader_bytes, budget = needed_bytes(facts), budget_bytes(facts)
     if facts.running is None and loader_bytes > budget:
         rule = f"The memory budget is {format_bytes(budget)}"
@@ -195,6 +197,20 @@ def _stopped(facts: Facts) -> tuple[Bottleneck, str] | None:
             f"{format_bytes(job.batch_size * (samples.output_bytes or 0))} need {format_bytes(loader_bytes)}. {rule}"
         )
     return None
+
+
+def _leak(facts: Facts) -> str | None:
+    """Return the figures if workers grow so much that an epoch does not fit into memory. None if they do not."""
+    tried, free_bytes, num_samples = facts.trial(), facts.environment.memory_free_bytes, facts.samples.num_samples
+    if tried is None or free_bytes is None or num_samples is None:
+        return None
+    grown_bytes = tried.grown_bytes_per_sample
+    if grown_bytes * num_samples <= free_bytes:
+        return None
+    return (
+        f"Workers grow by {format_bytes(grown_bytes)} per sample. An epoch has {num_samples:,} samples, and the "
+        f"{format_bytes(free_bytes)} that are free are used up after {free_bytes / grown_bytes:,.0f}"
+    )
 
 
 def _slowest(facts: Facts, rates: Rates, longest: str) -> tuple[Bottleneck, str]:
@@ -257,8 +273,8 @@ def _idle_share(facts: Facts) -> float | None:
     if facts.running is not None:
         idle = 1 - facts.running.busy_share
         return idle if facts.job.num_workers and idle > 1 - _IDLE else None
-    tried = facts.trial(facts.job.num_workers, facts.job.batch_size)
-    empty = facts.trial(facts.job.num_workers, facts.job.batch_size, is_empty=True)
+    tried = facts.trial()
+    empty = facts.trial(is_empty=True)
     if tried is None or empty is None or tried.busy_share is None or tried.busy_share > _IDLE:
         return None
     return 1 - tried.busy_share if tried.samples_per_second < _IDLE * empty.samples_per_second else None
@@ -299,7 +315,7 @@ def _notes(facts: Facts, rates: Rates, slowest: Bottleneck) -> Iterator[str]:
         yield f"The container's CPU quota was used up for {found.throttled_share:.0%} of the time"
     if found.memory_pressure > _TAKEN and slowest is not Bottleneck.SWAPPING:
         yield f"Processes waited for memory for {found.memory_pressure:.0%} of the time"
-    tried = facts.trial(facts.job.num_workers, facts.job.batch_size)
+    tried = facts.trial()
     if tried is None or math.isinf(rates.total):
         return
     measured = tried.samples_per_second * facts.job.num_gpus

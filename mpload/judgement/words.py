@@ -13,6 +13,8 @@ class Bottleneck(StrEnum):
     """The training step: the loader is faster."""
     OPEN = "not known without the time of a step"
     STORAGE = "storage"
+    SMALL_SHARDS = "small shards"
+    """Opening shards takes most of the time, because each holds few samples."""
     COLD_CACHE = "cold page cache"
     """The dataset fits into the page cache, but is not cached yet."""
     PAGE_CACHE = "page cache too small"
@@ -36,6 +38,8 @@ class Bottleneck(StrEnum):
     THROTTLED = "CPU quota"
     SWAPPING = "swapping"
     BROKEN = "broken samples"
+    LEAK = "memory that grows"
+    """Workers keep something of each sample, until the memory is used up."""
     MEMORY = "memory limit"
     DESCRIPTORS = "descriptor limit"
 
@@ -44,6 +48,7 @@ HEADLINES: Final = {
     Bottleneck.CONSUMER: "Not limited by data: the training step is slower than the loader",
     Bottleneck.OPEN: "What limits the job depends on its training step, which --step-time tells",
     Bottleneck.STORAGE: "Limited by storage",
+    Bottleneck.SMALL_SHARDS: "Limited by opening shards, which hold few samples each",
     Bottleneck.COLD_CACHE: "Limited by storage until the dataset is in the page cache",
     Bottleneck.PAGE_CACHE: "Limited by storage, because the page cache is too small for the dataset",
     Bottleneck.INDEX: "Limited by lookups in the index, which is larger than the memory",
@@ -62,6 +67,7 @@ HEADLINES: Final = {
     Bottleneck.THROTTLED: "Limited by the container's CPU quota",
     Bottleneck.SWAPPING: "Limited by swapping: the memory is too small",
     Bottleneck.BROKEN: "Would end: more samples are broken than the error policy allows",
+    Bottleneck.LEAK: "Would end: the memory of the workers grows with each sample",
     Bottleneck.MEMORY: "Cannot start: the memory limit is too low",
     Bottleneck.DESCRIPTORS: "Cannot start: the limit of open files is too low",
 }

@@ -3,174 +3,106 @@
 import errno
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from mpload.errors import MploadError, SampleError, WorkerError
-from mpload.index.index import Index
-from mpload.loader.dataset import MPDataset
+from mpload.errors import MploadError, WorkerError
+from mpload.judgement.facts import Job, Trial
 from mpload.loader.loader import MPLoader
 from mpload.memory.core_times import read_core_times_of
-from mpload.plan.topology import Topology
-from mpload.samples.pipeline import Pipeline
-from mpload.samples.policy import ErrorAction, ErrorPolicy
-from mpload.telemetry.stats import Stage
+from mpload.telemetry.stats import LoaderStats, Stage
+from mpload.units import MIB
 
-__all__ = ["LoaderTrial", "check_samples", "device_copy", "run_loader", "run_trial"]
+__all__ = ["device_copy", "run_trial"]
 
 _WARM_UP_SHARE = 0.25
-_COPY_BYTES = 64 << 20
+_GROWS_BYTES = 4 * MIB
+"""Buffers that fill may make a worker grow by less."""
+_COPY_BYTES = 64 * MIB
 _NUM_COPIES = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderTrial:
-    """The result of a trial."""
-
-    samples_per_second: float
-    """0 if the loader could not start."""
-    start_seconds: float = 0.0
-    """The time until the first batch."""
-    decode_seconds: float = 0.0
-    """A worker's wall-clock time per sample, including time in which other processes had the core."""
-    transform_seconds: float = 0.0
-    busy_share: float = 0.0
-    """The share of time in which workers made samples, including time in which they waited while doing so."""
-    cpu_seconds: float = 0.0
-    """The CPU time of workers and training process per sample."""
-    waiting_share: float = 0.0
-    """The share of time in which workers waited for anything but a core: for storage, a sleep or the consumer."""
-    memory_bytes: int = 0
-    """Memory of slots, workers and zygote at the end, as the memory budget counts it."""
-    error: str = ""
-    """Why the loader could not start; empty if it did."""
-    is_short_of_files: bool = False
-    """Whether the limit of open files was the cause."""
-
-
-def run_loader(
-    index: Index,
-    *,
-    decode: Callable[..., Any],
-    transform: Callable[..., Any] | None,
-    num_workers: int,
-    batch_size: int,
-    seconds: float,
-    report: Path,
-    memory_budget: int | str = "auto",
-    seed: int = 0,
-) -> LoaderTrial:
+def run_trial(start: Callable[[], MPLoader[Any]], *, job: Job, seconds: float, **marks: Any) -> Trial:
     """Take batches for `seconds`, and at least three. The first quarter of the time is a warm-up and does not count.
 
     Args:
-        index: The samples. They are read in shuffled order.
-        decode: As in `MPDataset`. Bad samples are substituted.
-        transform: As in `MPDataset`.
-        num_workers: As in `MPLoader`.
-        batch_size: As in `MPDataset`.
-        memory_budget: As in `MPLoader`.
+        start: Starts the loader.
+        job: The settings of the loader, for the result.
         seconds: The duration of the trial after the first batch.
-        report: The file for reports of bad samples.
-        seed: The seed of the order.
+        marks: What else distinguishes the trial: more attributes of the result.
 
     Raises:
-        SampleError: No sample can be made.
-        ArgumentError: The memory budget is too small.
+        MploadError: The loader cannot start for another reason than a limit of the machine.
     """
-    policy = ErrorPolicy(action=ErrorAction.SUBSTITUTE, report=report, max_error_fraction=1.0)
-    dataset = MPDataset(
-        index,
-        decode=decode,
-        transform=transform,
-        batch_size=batch_size,
-        shuffle=True,
-        seed=seed,
-        topology=Topology(),
-        on_error=policy,
-    )
-    return run_trial(lambda: MPLoader(dataset, num_workers=num_workers, memory_budget=memory_budget), seconds=seconds)
-
-
-def run_trial(start: Callable[[], MPLoader[Any]], *, seconds: float) -> LoaderTrial:
-    """Start a loader and take batches for `seconds`; see `run_loader`."""
-    started = time.monotonic()
+    about = {"num_workers": job.num_workers or 1, "batch_size": int(job.batch_size), **marks}
     try:
         with start() as loader:
-            return _run(loader, started=started, seconds=seconds)
+            return _run(loader, about, seconds=seconds)
     except (OSError, WorkerError) as error:
         is_short = _is_short_of_files(error)
         if not is_short and isinstance(error, MploadError):
             raise
-        return LoaderTrial(samples_per_second=0.0, error=str(error), is_short_of_files=is_short)
+        return Trial(**about, samples_per_second=0.0, error=str(error), is_short_of_files=is_short)
 
 
-def _run(loader: MPLoader[Any], *, started: float, seconds: float) -> LoaderTrial:
-    first: float | None = None
-    counted_from, last, num_samples, num_batches = 0.0, 0.0, 0, 0
-    busy_before, cpu_before, made_before = 0.0, 0.0, 0
+class _Moment:
+    """What a loader has done and used until one moment of a trial."""
+
+    def __init__(self, loader: MPLoader[Any], num_samples: int) -> None:
+        pids = [pid for name, pid in loader.pids.items() if "zygote" not in name]
+        running = sum(each.running_seconds for each in read_core_times_of(pids).values())
+        self.at_seconds = time.monotonic()
+        self.num_samples = num_samples
+        self.cpu_seconds = running + time.process_time()
+        self.stats: LoaderStats = loader.stats()
+
+    def growth_since(self, earlier: "_Moment") -> float:
+        """Return the bytes by which the workers grew per sample that the loader delivered."""
+        grown_bytes = self.stats.memory.workers_bytes - earlier.stats.memory.workers_bytes
+        if grown_bytes < _GROWS_BYTES * self.stats.num_workers:
+            return 0.0
+        return grown_bytes / max(1, self.num_samples - earlier.num_samples)
+
+
+def _run(loader: MPLoader[Any], about: dict[str, Any], *, seconds: float) -> Trial:
+    first, num_samples, num_batches = 0.0, 0, 0
+    moments: list[_Moment] = []  # after the warm-up, and in the middle
     while True:
         for batch in loader:
-            size = _num_samples(batch)
+            num_samples += _num_samples(batch)
             del batch  # releases its slot
             now = time.monotonic()
-            if first is None:
-                first = now
-            if not counted_from:
-                if now - first >= _WARM_UP_SHARE * seconds:
-                    counted_from = now
-                    running, delayed = _core_seconds(loader)
-                    busy_before, cpu_before = running + delayed, running + time.process_time()
-                    made_before = loader.stats().timings.total_ns
-                continue
-            num_samples, num_batches, last = num_samples + size, num_batches + 1, now
-            if now - first >= seconds and num_batches >= 2:
-                stats = loader.stats()
-                available = loader.num_workers * (last - counted_from)
-                running, delayed = _core_seconds(loader)
-                busy = running + delayed - busy_before
-                return LoaderTrial(
-                    samples_per_second=num_samples / (last - counted_from),
-                    start_seconds=first - started,
-                    decode_seconds=stats.seconds_per_sample[Stage.DECODE],
-                    transform_seconds=stats.seconds_per_sample[Stage.TRANSFORM],
-                    busy_share=(stats.timings.total_ns - made_before) * 1e-9 / available if available else 0.0,
-                    cpu_seconds=max(0.0, running + time.process_time() - cpu_before) / num_samples,
-                    waiting_share=min(1.0, max(0.0, 1 - busy / available)) if available else 0.0,
-                    memory_bytes=stats.memory.total_bytes,
-                )
+            first = first or now
+            done = (now - first) / seconds
+            if not moments and done >= _WARM_UP_SHARE:
+                moments.append(_Moment(loader, num_samples))
+                num_batches = -1
+            num_batches += 1
+            if len(moments) == 1 and num_batches and done >= (1 + _WARM_UP_SHARE) / 2:
+                moments.append(_Moment(loader, num_samples))
+            if len(moments) == 2 and num_batches >= 2 and done >= 1:
+                return _result(about, [*moments, _Moment(loader, num_samples)])
+
+
+def _result(about: dict[str, Any], moments: list[_Moment]) -> Trial:
+    begin, middle, end = moments
+    num_samples, seconds = end.num_samples - begin.num_samples, end.at_seconds - begin.at_seconds
+    made_ns = end.stats.timings.total_ns - begin.stats.timings.total_ns
+    return Trial(
+        **about,
+        samples_per_second=num_samples / seconds,
+        decode_seconds=end.stats.seconds_per_sample[Stage.DECODE],
+        transform_seconds=end.stats.seconds_per_sample[Stage.TRANSFORM],
+        busy_share=made_ns * 1e-9 / (about["num_workers"] * seconds),
+        cpu_seconds=max(0.0, end.cpu_seconds - begin.cpu_seconds) / num_samples,
+        # A worker that grows once, for a large image, does not grow in both halves.
+        grown_bytes_per_sample=min(middle.growth_since(begin), end.growth_since(middle)),
+    )
 
 
 def _num_samples(batch: Any) -> int:
     while isinstance(batch, tuple | Mapping):
         batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
     return len(batch)
-
-
-def _core_seconds(loader: MPLoader[Any]) -> tuple[float, float]:
-    """Return how long all workers have run, and how long they could have run but had no core."""
-    times = read_core_times_of(pid for name, pid in loader.pids.items() if "zygote" not in name).values()
-    return sum(each.running_seconds for each in times), sum(each.delayed_seconds for each in times)
-
-
-def check_samples(
-    index: Index, *, decode: Callable[..., Any], transform: Callable[..., Any] | None, num_samples: int = 16
-) -> None:
-    """Check, before any trial, that at least one of the first samples can be made in this process.
-
-    Raises:
-        SampleError: None of them can be made.
-    """
-    pipeline = Pipeline(index=index, decode=decode, transform=transform, policy=ErrorPolicy())
-    failed: SampleError | None = None
-    for record in index[:num_samples]:
-        try:
-            pipeline.sample(record, seed=0, epoch=0)
-        except SampleError as error:
-            failed = failed or error
-        else:
-            return
-    raise SampleError(f"{index.path}: none of the first samples could be made: {failed}")
 
 
 def device_copy() -> tuple[str, float] | None:

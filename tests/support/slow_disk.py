@@ -44,6 +44,7 @@ class SlowDisk:
         read_seconds: Duration of each read of up to 128 KiB.
         reads_at_once: Number of reads served in parallel; 1 is like a disk with a single arm.
         is_cached: Whether the page cache keeps data that was read.
+        open_seconds: Duration of opening a file, as of a server that is asked. As many files are opened in parallel.
     """
 
     contents: Path
@@ -51,6 +52,7 @@ class SlowDisk:
     read_seconds: float
     reads_at_once: int = 1
     is_cached: bool = False
+    open_seconds: float = 0.0
 
 
 def can_mount() -> bool:
@@ -62,7 +64,8 @@ def can_mount() -> bool:
 def mounted(disk: SlowDisk, point: Path) -> Iterator[Path]:
     """Mount a slow disk, served by a separate process, and unmount it afterwards."""
     point.mkdir(parents=True, exist_ok=True)
-    arguments = [disk.contents, disk.num_files, disk.read_seconds, disk.reads_at_once, int(disk.is_cached), point]
+    times = [disk.read_seconds, disk.open_seconds]
+    arguments = [disk.contents, disk.num_files, *times, disk.reads_at_once, int(disk.is_cached), point]
     command = [sys.executable, "-m", "tests.support.slow_disk", *map(str, arguments)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as server:
         try:
@@ -109,6 +112,8 @@ class _Server:
                 body = request[_IN_HEADER.size :]
                 if opcode == _READ:
                     pool.submit(self._read, unique, node, body)
+                elif opcode == _OPEN and self._disk.open_seconds:
+                    pool.submit(self._open, unique, node, body)
                 elif opcode not in _SILENT:
                     self._answer(unique, *self._reply(opcode, node, body))
                 if opcode == _DESTROY:
@@ -120,6 +125,11 @@ class _Server:
         except OSError as failed:  # the requesting process was killed, or the file system is gone
             if failed.errno not in {errno.ENOENT, errno.ENODEV, errno.EINVAL}:
                 raise
+
+    def _open(self, unique: int, node: int, body: bytes) -> None:
+        with self._arms:
+            time.sleep(self._disk.open_seconds)
+        self._answer(unique, *self._reply(_OPEN, node, body))
 
     def _read(self, unique: int, node: int, body: bytes) -> None:
         _, offset, size = struct.unpack_from("<QQI", body)
@@ -165,13 +175,14 @@ class _Server:
 
 def main() -> None:
     """Mount and serve the disk that the command line describes."""
-    contents, num_files, read_seconds, reads_at_once, is_cached, point = sys.argv[1:]
+    contents, num_files, read_seconds, open_seconds, reads_at_once, is_cached, point = sys.argv[1:]
     descriptor = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     _mount(descriptor, Path(point))
     disk = SlowDisk(
         contents=Path(contents),
         num_files=int(num_files),
         read_seconds=float(read_seconds),
+        open_seconds=float(open_seconds),
         reads_at_once=int(reads_at_once),
         is_cached=is_cached == "1",
     )

@@ -19,12 +19,14 @@ import simplejpeg  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 from PIL import Image
 
-from mpload.images.decoders import RandomResizedCrop
+from mpload import ErrorPolicy, Index, MPDataset, MPLoader, RandomResizedCrop, Topology
+from mpload.judgement.facts import Job
+from mpload.tools.trials import run_trial
 from tests.support.containers import cpu_container, memory_container
 from tests.support.photos import encode, photo
 from tests.support.slow_disk import SlowDisk, mounted
 
-__all__ = ["STAGED", "Staged", "diagnose", "plain_crop", "slow_transform", "waiting_decode"]
+__all__ = ["STAGED", "Staged", "diagnose", "plain_crop", "rate", "slow_transform", "waiting_decode"]
 
 _WAIT_SECONDS = 0.01
 _OUTPUT = (64, 64, 3)
@@ -282,6 +284,23 @@ def _neighbour() -> Iterator[None]:
             process.kill()
 
 
+def rate(index: Index, folder: Path, *, seconds: float = 1.5, **job: Any) -> float:
+    """Return the samples per second of a loader, with bad samples substituted.
+
+    Args:
+        index: The samples.
+        folder: For a report of bad samples.
+        seconds: The duration of the trial.
+        job: Other arguments of `MPDataset`, and `num_workers` and `memory_budget` of `MPLoader`.
+    """
+    options: dict[str, Any] = {"decode": plain_crop, "batch_size": 8, "shuffle": True, **job}
+    of_loader = {"num_workers": options.pop("num_workers", 2), "memory_budget": options.pop("memory_budget", "auto")}
+    policy = ErrorPolicy(action="substitute", report=folder / "errors.jsonl", max_error_fraction=1.0)
+    dataset: MPDataset[Any] = MPDataset(index, topology=Topology(), on_error=policy, **options)
+    tried = Job(batch_size=options["batch_size"], num_workers=of_loader["num_workers"])
+    return run_trial(lambda: MPLoader(dataset, **of_loader), job=tried, seconds=seconds).samples_per_second
+
+
 def main() -> None:
     """Print the doctor's findings for the staged jobs named on the command line, or for all."""
     import tempfile
@@ -293,7 +312,7 @@ def main() -> None:
         verdict = found["verdict"]
         print(f"\n{name}: {verdict['bottleneck']} ({time.monotonic() - started:.1f} s)\n  {verdict['reason']}")
         for remedy in found["remedies"]:
-            print(f"  - {remedy['text']}: {remedy['gain']} {'tried' if remedy['is_measured'] else ''}")
+            print(f"  - {remedy['text']}: {remedy['gain']} (predicted: {remedy['predicted_gain']})")
         for trial in found["findings"]["trials"]:
             print("   ", {key: value for key, value in trial.items() if value})
 

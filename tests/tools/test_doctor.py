@@ -22,6 +22,7 @@ from tests.support.native import needs_native
 from tests.support.programs import mpload
 from tests.support.slow_disk import can_mount
 from tests.support.staged import STAGED, diagnose, prepared, write_index, write_photos
+from tests.support.staged_memory import MEMORY
 from tests.support.transport_works import wait_until
 
 pytestmark = pytest.mark.processes
@@ -70,6 +71,18 @@ def test_the_doctor_names_what_limits_a_staged_job(name: str, tmp_path: Path) ->
     assert found["needs"]["reads_per_second"] * found["needs"]["batch_within_seconds"] == pytest.approx(
         found["findings"]["job"]["batch_size"]
     )
+
+
+@pytest.mark.quiet
+@pytest.mark.parametrize("name", MEMORY)
+def test_the_doctor_names_a_lack_of_memory_and_what_helps_first(name: str, tmp_path: Path) -> None:
+    staged = MEMORY[name]
+    if staged.needs_mount and not can_mount():
+        pytest.skip("this process cannot mount file systems")
+    with prepared(staged, tmp_path) as index:
+        found = diagnose(staged, index)
+    assert found["verdict"]["bottleneck"] == staged.bottleneck, found["verdict"]["reason"]
+    assert staged.first in found["remedies"][0]["text"]
 
 
 @pytest.mark.parametrize(

@@ -7,63 +7,59 @@ from typing import Any
 
 import pytest
 
-from mpload.index.index import Index
 from mpload.index.opening import open_index
 from mpload.judgement.remedies import resize_to
 from mpload.tools.pack.options import JpegForm
 from mpload.tools.pack.packing import PackOptions, pack_index
-from mpload.tools.trials import run_loader
 from tests.support import staged
 from tests.support.native import needs_native
-from tests.support.staged import STAGED, diagnose, prepared, write_index
+from tests.support.staged import STAGED, diagnose, prepared, rate, write_index
 
 pytestmark = [pytest.mark.quiet, pytest.mark.timeout(500)]
 
 _ROUNDS, _SECONDS = 3, 1.0
-_CLOSE = 0.25
+_CLOSE = 1.5
+"""The factor by which predicted and measured gains may differ."""
 _ATTEMPTS = 3
 """Other processes on the machine may slow down one side of a comparison more than the other."""
 
 
-def _rate(index: Index, tmp_path: Path, **job: Any) -> float:
-    options = {"decode": staged.plain_crop, "transform": None, "num_workers": 2, "batch_size": 8} | job
-    return run_loader(index, seconds=_SECONDS, report=tmp_path / "errors.jsonl", **options).samples_per_second
-
-
 def _check(name: str, path: Path, before: Callable[[], float], after: Callable[[dict[str, Any]], float]) -> None:
     """Compare the gain that the doctor predicts for its first remedy with the gain of applying it."""
-    seen = []
+    seen: list[str] = []
     for _ in range(_ATTEMPTS):
         found = diagnose(STAGED[name], path, "--seconds", "9")
-        assert found["verdict"]["bottleneck"] == STAGED[name].bottleneck
+        if found["verdict"]["bottleneck"] != STAGED[name].bottleneck:  # such as other processes
+            seen.append(found["verdict"]["reason"])
+            continue
         first = found["remedies"][0]
         pairs = [(before(), after(first)) for _ in range(_ROUNDS)]
         gain = median(fast for _, fast in pairs) / median(slow for slow, _ in pairs)
-        if first["gain"] == pytest.approx(gain, rel=_CLOSE):
+        if 1 / _CLOSE < first["gain"] / gain < _CLOSE:
             return
-        seen.append((first["gain"], gain))
-    pytest.fail(f"predicted and measured gains: {seen}")
+        seen.append(f"{first['gain']:.2f} predicted, {gain:.2f} measured")
+    pytest.fail(f"{_ATTEMPTS} attempts: {seen}")
 
 
 def test_more_workers_give_the_predicted_gain(tmp_path: Path) -> None:
     with prepared(STAGED["too few workers"], tmp_path) as path:
-        index, job = open_index(path), {"decode": staged.waiting_decode}
+        index = open_index(path)
         _check(
             "too few workers",
             path,
-            lambda: _rate(index, tmp_path, **job, num_workers=1),
-            lambda first: _rate(index, tmp_path, **job, num_workers=first["num_workers"]),
+            lambda: rate(index, tmp_path, decode=staged.waiting_decode, num_workers=1),
+            lambda first: rate(index, tmp_path, decode=staged.waiting_decode, num_workers=first["num_workers"]),
         )
 
 
 def test_larger_batches_give_the_predicted_gain(tmp_path: Path) -> None:
     with prepared(STAGED["tiny batches"], tmp_path) as path:
-        index, job = open_index(path), {"decode": staged.tiny_decode}
+        index = open_index(path)
         _check(
             "tiny batches",
             path,
-            lambda: _rate(index, tmp_path, **job, batch_size=1),
-            lambda first: _rate(index, tmp_path, **job, batch_size=first["batch_size"]),
+            lambda: rate(index, tmp_path, decode=staged.tiny_decode, batch_size=1),
+            lambda first: rate(index, tmp_path, decode=staged.tiny_decode, batch_size=first["batch_size"]),
         )
 
 
@@ -81,9 +77,9 @@ def test_smaller_images_give_the_predicted_gain(tmp_path: Path) -> None:
 
         def after(first: dict[str, Any]) -> float:
             assert "resize-short" in first["text"]
-            return _rate(packed, tmp_path)
+            return rate(packed, tmp_path)
 
-        _check("huge images", path, lambda: _rate(index, tmp_path), after)
+        _check("huge images", path, lambda: rate(index, tmp_path), after)
 
 
 @needs_native
@@ -91,7 +87,7 @@ def test_baseline_photos_give_the_predicted_gain(tmp_path: Path) -> None:
     with prepared(STAGED["progressive photos"], tmp_path) as path:
         index = open_index(path)
         packed = open_index(pack_index(index, tmp_path / "packed", PackOptions(jpeg=JpegForm.BASELINE)))
-        _check("progressive photos", path, lambda: _rate(index, tmp_path), lambda _: _rate(packed, tmp_path))
+        _check("progressive photos", path, lambda: rate(index, tmp_path), lambda _: rate(packed, tmp_path))
 
 
 def test_removing_the_transform_gives_the_predicted_gain(tmp_path: Path) -> None:
@@ -100,6 +96,6 @@ def test_removing_the_transform_gives_the_predicted_gain(tmp_path: Path) -> None
 
         def after(first: dict[str, Any]) -> float:
             assert "Make the transform cheaper" in first["text"]
-            return _rate(index, tmp_path)
+            return rate(index, tmp_path)
 
-        _check("slow transform", path, lambda: _rate(index, tmp_path, transform=staged.slow_transform), after)
+        _check("slow transform", path, lambda: rate(index, tmp_path, transform=staged.slow_transform), after)

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from mpload.tools.doctor.subject import IndexSubject
 from tests.support import own_datasets
 from tests.support.photos import make_photo_tree
 from tests.support.programs import Ran, mpload, told
+from tests.support.staged_more import MORE
 
 pytestmark = [pytest.mark.processes, pytest.mark.skipif(sys.platform != "linux", reason="worker pools need Linux")]
 
@@ -46,6 +47,20 @@ def test_a_map_style_dataset_that_waits_needs_more_workers() -> None:
     assert found["verdict"]["bottleneck"] == "too few workers"
     assert any(trial["num_workers"] > 2 for trial in found["findings"]["trials"]), "no remedy was tried"
     assert found["findings"]["samples"]["output_bytes"] >= 8 * 8 * 8
+
+
+@pytest.mark.slow
+def test_tune_applies_remedies_to_a_sample_and_writes_nothing_beside_the_data(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        index = MORE["all progressive"].prepare(tmp_path, stack)
+    before = sorted(tmp_path.rglob("*"))
+    options = (str(index), "--batch-size", "8", "--step-time", "0.0001", "--decode", "tests.support.staged:plain_crop")
+    found = told(doctor(*options, "--tune", "--seconds", "10", "--json"))
+    tried = [remedy for remedy in found["remedies"] if remedy["predicted_gain"] is not None]
+    assert len(tried) >= 2, found["remedies"]
+    assert {"resized", "cached_resized", "baseline", "row_index"} >= {remedy["change"] for remedy in tried}
+    assert {trial["change"] for trial in found["findings"]["trials"]} >= {remedy["change"] for remedy in tried}
+    assert set(tmp_path.rglob("*")) - set(before) <= {index.with_name(f"{index.name}.mpload"), *before}
 
 
 def test_broken_samples_are_the_verdict_unless_the_policy_of_the_dataset_allows_them(index: Path) -> None:

@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader
 
 from mpload.cli.lettering import Lettering
 from mpload.cli.monitor_plot import Role, draw_memory_over_time, find_roles
-from mpload.cli.tune import _draw as draw_tuning
 from mpload.memory.machine import SystemUsage
 from mpload.memory.monitor import Growth, MemoryMonitor, Reading
 from mpload.memory.usage import ProcessMemory
@@ -29,8 +28,6 @@ from mpload.tools.bench.memory import LOADER_NAMES, MemoryCase, MemoryResult, Mo
 from mpload.tools.bench.memory_report import draw_memory
 from mpload.tools.pictures.figures import byte_ticks, round_ticks, spread
 from mpload.tools.pictures.pages import render_page
-from mpload.tools.tune import Outcome as TuningOutcome
-from mpload.tools.tune import Point, Tuning
 from mpload.units import GIB, KIB, MIB, parse_bytes
 
 SECONDS = st.floats(0.1, 1e5)
@@ -215,34 +212,6 @@ def test_workers_of_a_stock_dataloader_are_recognised() -> None:
     assert roles[reading.processes[0].pid] is Role.TRAINING
     assert list(roles.values()).count(Role.WORKER) == 2
     del batches
-
-
-@pytest.mark.parametrize(
-    "rates",
-    [
-        {(1, 8): 1e5},
-        {(1, 256): 3.0, (2, 256): 1.0},
-        {(1, 8): 812.0, (2, 8): 1600.0, (64, 8): 1640.0, (1, 16): 812.0, (2, 32): 1600.0, (60, 64): 0.0},
-    ],
-    ids=["one point", "the first", "the last"],
-)
-def test_the_marker_of_the_best_point_lies_inside_the_axes(
-    drawn: list[Figure], rates: dict[tuple[int, int], float], tmp_path: Path
-) -> None:
-    outcomes = tuple(
-        TuningOutcome(point=Point(num_workers=workers, batch_size=size), samples_per_second=rate)
-        for (workers, size), rate in rates.items()
-    )
-    best = max(outcomes, key=lambda outcome: outcome.samples_per_second)
-    draw_tuning(Tuning(outcomes=outcomes, best=best, reason=""), tmp_path / "tune.png")
-    (axes,) = drawn[0].axes
-    assert_legible(drawn[0])
-    assert min(line.get_ydata().min() for line in axes.lines[:-1]) > 0  # type: ignore[union-attr]  # points that did not fit are not drawn at 0
-    marker = axes.lines[-1].get_window_extent(drawn[0].canvas.get_renderer())  # type: ignore[attr-defined]
-    frame = axes.get_window_extent()
-    assert marker.width > 15
-    assert frame.x0 <= marker.x0 < marker.x1 <= frame.x1
-    assert frame.y0 <= marker.y0 < marker.y1 <= frame.y1
 
 
 def test_the_bars_of_decoders_are_labelled_and_legible(drawn: list[Figure], tmp_path: Path) -> None:

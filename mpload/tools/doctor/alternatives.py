@@ -26,7 +26,7 @@ from mpload.samples.transforms import takes
 from mpload.tools.doctor.stopwatch import Stopwatch
 from mpload.tools.pack.options import PackOptions, stored_as
 
-__all__ = ["OneValueCache", "format_of", "measure_alternatives"]
+__all__ = ["OneValueCache", "format_of", "measure_alternatives", "native_decoder", "short_side"]
 
 _LARGER = 1.05
 """Images must be larger than needed by this factor before smaller copies are tried."""
@@ -135,7 +135,7 @@ def measure_alternatives(
         has_cache: whether samples are cached already.
         seconds: for how long to measure.
     """
-    sides = _side(decoded_shape), _side(output_shape)
+    sides = short_side(decoded_shape), short_side(output_shape)
     ways = _ways(pipeline, [data for _, data in originals], sides, has_cache=has_cache)
     if len(ways) < 2 or len(originals) < _MIN_IMAGES:
         return ()
@@ -207,14 +207,14 @@ def _ways(
     decoded_side, side = sides
     if side is not None:
         short = resize_to(side)
-        if _median_short_side(images) > _LARGER * short or not all("JPEG" in name for name in formats):
+        if _median_side(images) > _LARGER * short or not all("JPEG" in name for name in formats):
             options = PackOptions(resize_short=short)
             ways.append(way(Change.RESIZED, stored=lambda data: stored_as(data, options)[1], detail=str(short)))
             if not has_cache and side <= 256:
                 ways.append(way(Change.CACHED_RESIZED, stored=compact))
     if (
         not type(pipeline.decode).__module__.startswith("mpload.")
-        and (native := _native(pipeline, decoded_side)) is not None
+        and (native := native_decoder(pipeline.decode, decoded_side)) is not None
     ):
         ways.append(way(Change.NATIVE, decode=native, detail=f"mpload.{_called(native)}"))
     is_crop = type(pipeline.decode) in {RandomResizedCrop, ResizeCenterCrop}
@@ -234,14 +234,14 @@ def _rewriter(images: list[bytes]) -> Callable[[bytes], bytes] | None:
     return lambda data: tables.rewrite(data) if is_progressive(data) else data
 
 
-def _side(shape: tuple[int, ...] | None) -> int | None:
+def short_side(shape: tuple[int, ...] | None) -> int | None:
     """Return the shorter side of samples that are images of one shape, [H, W, 3] or [3, H, W]."""
     if shape is None or len(shape) != 3 or not {1, 3} & {shape[0], shape[2]}:
         return None
     return min(shape[:2] if shape[2] in {1, 3} else shape[1:])
 
 
-def _median_short_side(images: list[bytes]) -> float:
+def _median_side(images: list[bytes]) -> float:
     sides = []
     for data in images:
         with suppress(MploadError):
@@ -250,11 +250,11 @@ def _median_short_side(images: list[bytes]) -> float:
     return float(np.median(sides)) if sides else 0.0
 
 
-def _native(pipeline: Pipeline, side: int | None) -> Any:
+def native_decoder(decode: Any, side: int | None) -> Any:
     """Return mpload's decoder that makes samples of the same form as a decoder of the user's. None if none does."""
     if side is None:
         return ImageDecoder()
-    return RandomResizedCrop(side) if takes(pipeline.decode, "rng") else ResizeCenterCrop(side)
+    return RandomResizedCrop(side) if takes(decode, "rng") else ResizeCenterCrop(side)
 
 
 def _called(decode: Any) -> str:

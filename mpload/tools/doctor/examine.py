@@ -1,17 +1,23 @@
-"""The examination: measures, judges, and tries the first remedies that are settings of the loader."""
+"""The examination: measures, judges, and tries the first remedies."""
 
 import math
 import os
 import tempfile
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from mpload.errors import ArgumentError
-from mpload.judgement.facts import Alternative, Cost, Facts, Job, Trial
+from mpload.errors import ArgumentError, MploadError
+from mpload.judgement.facts import Change, Cost, Facts, Job
 from mpload.judgement.model import predict
-from mpload.judgement.remedies import Remedy, remedies
+from mpload.judgement.remedies import fits, remedies
+from mpload.judgement.remedy import Remedy
 from mpload.judgement.verdict import Verdict, judge
+from mpload.loader.loader import MPLoader
 from mpload.memory.contention import contention_between, read_pressure
 from mpload.tools.doctor.environment import read_environment
 from mpload.tools.doctor.subject import Subject
@@ -21,6 +27,9 @@ from mpload.units import format_counted
 __all__ = ["Diagnosis", "diagnose", "examine"]
 
 _MEASURED_SHARE, _TRIAL_SHARE = 0.5, 0.06
+_PREPARED_SHARE = 2.0
+"""The time to prepare a sample for a remedy, in durations of a trial."""
+_ROUNDS = 2
 _LARGER_BATCH = 64
 _MIN_BATCHES = 4
 _ENOUGH_SECONDS = 0.5
@@ -46,7 +55,7 @@ def examine(
     *,
     job: Job,
     seconds: float = 30.0,
-    num_tries: int = 1,
+    num_tries: int = 0,
     seed: int = 0,
     announce: Callable[[str], None] = lambda _: None,
 ) -> Diagnosis:
@@ -59,7 +68,8 @@ def examine(
         subject: The dataset.
         job: The job to be examined.
         seconds: The duration of the measurements.
-        num_tries: The number of remedies to try, of those that are settings of the loader.
+        num_tries: The number of remedies to try, by applying them to a sample of the data. With 0, the first remedy is
+            tried if that takes no files: another number, or another decoder. Tries take about `seconds` more.
         seed: The seed of the random choice of samples.
         announce: Called with the name of each measurement before it starts.
 
@@ -95,68 +105,68 @@ class _Tries:
         if not verdict.samples_per_second and verdict.bottleneck != "broken samples":  # the job cannot start
             return facts
         self.announce("transport")
-        for batch_size in sorted({job.batch_size, max(job.batch_size, _LARGER_BATCH)}):
-            trial = self._try(facts, replace(job, batch_size=batch_size), is_empty=True)
-            facts = _with(facts, trial)
-            if trial.is_short_of_files:
+        larger = replace(job, batch_size=max(job.batch_size, _LARGER_BATCH))
+        for each in (job, larger) if larger != job and fits(replace(facts, job=larger)) else (job,):
+            start = partial(self.subject.empty_loader, facts, each, folder=self.folder)
+            facts = self._try(facts, each, start, is_empty=True)
+            if facts.trials[-1].is_short_of_files:
                 return facts
-        facts = _as_in_workers(self._try_job(facts, job, observes=True))
+        before = read_pressure(own_seconds=sum(os.times()[:4]))
+        facts = self._try_job(facts, job)
+        after = read_pressure(own_seconds=sum(os.times()[:4]))
+        found = contention_between(before, after, num_cores=facts.environment.usable_cores or 1)
+        if facts.trial() is not None:
+            facts = replace(facts, environment=replace(facts.environment, contention=found))
+        facts = _as_in_workers(facts)
         verdict = judge(facts)
         if not verdict.samples_per_second:
             return facts
-        settings = [each for each in remedies(facts, verdict) if each.num_workers or each.batch_size]
-        first = (
-            settings[:num_tries]
-            if num_tries > 1
-            else [each for each in remedies(facts, verdict)[:1] if each in settings]
-        )
-        for remedy in first:
-            changed = replace(
-                job, num_workers=remedy.num_workers or job.num_workers, batch_size=remedy.batch_size or job.batch_size
-            )
-            # If there is time, alternate the two: the load by other processes varies over time.
-            again = (job, changed, job, changed) if self.seconds >= _ENOUGH_SECONDS else ()
-            for each in (changed, *again):
-                facts = self._try_job(facts, each)
+        advice = remedies(facts, verdict)
+        deadline = time.monotonic() + self.seconds / _TRIAL_SHARE
+        for remedy in [each for each in advice if _can_be_tried(each)][:num_tries] or filter(
+            _takes_no_files, advice[:1]
+        ):
+            if time.monotonic() < deadline:
+                facts = self._try_remedy(facts, remedy)
         return facts
 
-    def _try_job(self, facts: Facts, job: Job, *, observes: bool = False) -> Facts:
-        """Try a job, unless too few batches are expected in the time of a trial. See what else uses the machine."""
+    def _try_remedy(self, facts: Facts, remedy: Remedy) -> Facts:
+        job = facts.job
+        number, size = remedy.num_workers or job.num_workers, remedy.batch_size or job.batch_size
+        changed = replace(job, num_workers=number, batch_size=size)
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder, suppress(MploadError):
+            subject = self.subject
+            if remedy.change is not None:
+                self.announce(f"a sample, prepared for: {remedy.text}")
+                subject = subject.changed(facts, remedy, seconds=_PREPARED_SHARE * self.seconds, folder=Path(folder))
+            # If there is time, alternate the two: the load by other processes varies over time.
+            for _ in range(_ROUNDS if self.seconds >= _ENOUGH_SECONDS else 1):
+                facts = self._try_job(facts, changed, subject, change=remedy.change)
+                facts = self._try_job(facts, job) if self.seconds >= _ENOUGH_SECONDS else facts
+        return facts
+
+    def _try_job(
+        self, facts: Facts, job: Job, subject: Subject | None = None, *, change: Change | None = None
+    ) -> Facts:
+        """Try a job, unless too few batches are expected in the time of a trial."""
         expected_rate = predict(replace(facts, job=job)).total / job.num_gpus
         if expected_rate * self.seconds < _MIN_BATCHES * job.batch_size:
             return facts
         self.announce(f"loader: {format_counted(job.num_workers or 1, 'worker')}, batches of {job.batch_size:.0f}")
-        before = read_pressure(own_seconds=sum(os.times()[:4]))
-        facts = _with(facts, self._try(facts, job))
-        if not observes:
-            return facts
-        found = contention_between(
-            before, read_pressure(own_seconds=sum(os.times()[:4])), num_cores=facts.environment.usable_cores or 1
-        )
-        return replace(facts, environment=replace(facts.environment, contention=found))
+        start = partial((subject or self.subject).loader, job, folder=self.folder)
+        return self._try(facts, job, start, change=change)
 
-    def _try(self, facts: Facts, job: Job, *, is_empty: bool = False) -> Trial:
-        subject = self.subject
-        trial = run_trial(
-            lambda: (
-                subject.empty_loader(facts, job, folder=self.folder)
-                if is_empty
-                else subject.loader(job, folder=self.folder)
-            ),
-            seconds=self.seconds,
-        )
-        return Trial(
-            num_workers=job.num_workers or 1,
-            batch_size=int(job.batch_size),
-            samples_per_second=trial.samples_per_second,
-            error=trial.error,
-            decode_seconds=trial.decode_seconds,
-            transform_seconds=trial.transform_seconds,
-            busy_share=trial.busy_share,
-            cpu_seconds=trial.cpu_seconds,
-            is_short_of_files=trial.is_short_of_files,
-            is_empty=is_empty,
-        )
+    def _try(self, facts: Facts, job: Job, start: Callable[[], MPLoader[Any]], **marks: Any) -> Facts:
+        trial = run_trial(start, job=job, seconds=self.seconds, **marks)
+        return replace(facts, trials=(*facts.trials, trial))
+
+
+def _takes_no_files(remedy: Remedy) -> bool:
+    return bool(remedy.num_workers or remedy.batch_size or remedy.change is Change.NATIVE)
+
+
+def _can_be_tried(remedy: Remedy) -> bool:
+    return _takes_no_files(remedy) or remedy.change is not None
 
 
 def _as_in_workers(facts: Facts) -> Facts:
@@ -165,25 +175,18 @@ def _as_in_workers(facts: Facts) -> Facts:
     If there are more workers than free cores, their times include waiting for a core, and nothing is replaced.
     """
     job, environment = facts.job, facts.environment
-    tried = facts.trial(job.num_workers, job.batch_size)
+    tried = facts.trial()
     free = (environment.usable_cores or 1) - environment.contention.neighbour_cores
     if tried is None or (job.num_workers or 1) > free + 0.5:
         return facts
     decode_factor = _factor(facts.decode, tried.decode_seconds)
-    alternatives: list[Alternative] = [
-        replace(each, decode=each.decode.times(decode_factor)) for each in facts.alternatives
-    ]
     return replace(
         facts,
         decode=facts.decode.times(decode_factor),
-        alternatives=tuple(alternatives),
+        alternatives=tuple(replace(each, decode=each.decode.times(decode_factor)) for each in facts.alternatives),
         transform=facts.transform.times(_factor(facts.transform, tried.transform_seconds)),
     )
 
 
 def _factor(cost: Cost, seconds: float) -> float:
     return seconds / cost.seconds if seconds and cost.seconds else 1.0
-
-
-def _with(facts: Facts, trial: Trial) -> Facts:
-    return replace(facts, trials=(*facts.trials, trial))

@@ -107,12 +107,13 @@ def measure_samples(pipeline: Pipeline, files: Files, *, seconds: float, seed: i
     decode, transform = watched.costs(len(found.output_bytes))
     alternatives: tuple[Alternative, ...] = ()
     (shape,) = found.decoded_shapes if len(found.decoded_shapes) == 1 else (None,)
+    shape = pipeline.output_shape or shape
     if watched.is_simple and found.originals:
         alternatives = measure_alternatives(
             pipeline,
             found.originals,
             decode=decode,
-            decoded_shape=pipeline.output_shape or shape,
+            decoded_shape=shape,
             output_shape=_final_shape(found),
             has_cache=pipeline.cache is not None,
             seconds=(1 - _MEASURED_SHARE) * seconds,
@@ -124,6 +125,7 @@ def measure_samples(pipeline: Pipeline, files: Files, *, seconds: float, seed: i
             mean_bytes=max(1.0, float(np.mean([item.num_bytes for item in found.read_times]))),
             max_failed_share=0.0 if policy.action is ErrorAction.RAISE else policy.max_error_fraction,
             cached_share=cached,
+            decoded_shape=shape,
             num_shards=len({cell.path for record in records for cell in record.cells if isinstance(cell, Span)}),
         ),
         read=read.cost(len(found.read_times)),

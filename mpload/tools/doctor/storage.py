@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,13 @@ from mpload.index.index import Index, Record, require_files
 from mpload.judgement.facts import ReadRate, SizeClass, Temperature
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
-from mpload.storage.ranges import ByteRange, LmdbValue, RowValue
+from mpload.storage.ranges import ByteRange, LmdbValue, RowValue, Span
 
-__all__ = ["Files", "ReadTime", "measure_rates", "packed_rate", "size_classes"]
+__all__ = ["Files", "ReadTime", "measure_rates", "measure_shards", "packed_rate", "size_classes"]
 
 _CONCURRENCIES = (1, 4, 16)
 _MAX_SAMPLES = 512
+_MAX_OPENED = 16
 _MIN_READS = 3
 _CLASS_FACTOR = 4
 _SMALLEST_CLASS_BYTES = 16 << 10
@@ -61,6 +63,12 @@ class Files:
             return []
         ranges = [range_of(record.cells[number]) for number in self._sources]
         return [item for item in ranges if not isinstance(item, LmdbValue | RowValue) and "://" not in item.path]
+
+    def open_seconds(self, path: str) -> float:
+        """Return how long it takes to open and close a file."""
+        started = time.perf_counter()
+        os.close(os.open(self._root / path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+        return time.perf_counter() - started
 
     def drop(self, record: Record) -> None:
         """Evict the bytes of a sample from the page cache, as far as the system allows."""
@@ -109,15 +117,40 @@ class Files:
         return (0, 0) if failed else (len(pages), int((pages & 1).sum()))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReadTime:
     """The time to read one sample, first cold and then warm."""
 
-    __slots__ = ("cold_seconds", "num_bytes", "warm_seconds")
+    num_bytes: int
+    cold_seconds: float
+    warm_seconds: float
 
-    def __init__(self, *, num_bytes: int, cold_seconds: float, warm_seconds: float) -> None:
-        self.num_bytes = num_bytes
-        self.cold_seconds = cold_seconds
-        self.warm_seconds = warm_seconds
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardTimes:
+    """The shards of an index."""
+
+    samples_per_shard: float = 0.0
+    """How many neighbours lie in one shard. 0 if the samples are not in shards."""
+    open_seconds: float = 0.0
+    """The time to open a shard: the median."""
+
+
+def measure_shards(index: Index, files: Files, *, seed: int) -> ShardTimes:
+    """Open a few shards that were not read before, as far as there are enough, and count the samples in them."""
+    num_found = min(len(index), _MAX_SAMPLES)
+    first = int(np.random.default_rng(seed).integers(len(index) - num_found + 1))
+    paths = [
+        item.path
+        for record in index[first : first + num_found]
+        for item in files.ranges(record)
+        if isinstance(item, Span)
+    ]
+    shards = list(dict.fromkeys(paths))
+    seconds = [files.open_seconds(path) for path in shards[:_MAX_OPENED]]
+    if not seconds:
+        return ShardTimes()
+    return ShardTimes(samples_per_shard=len(paths) / len(shards), open_seconds=float(np.median(seconds)))
 
 
 def measure_rates(index: Index, files: Files, *, seconds: float, seed: int) -> tuple[ReadRate, ...]:

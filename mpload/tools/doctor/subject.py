@@ -10,6 +10,8 @@ from mpload.errors import ArgumentError
 from mpload.index.index import Index
 from mpload.index.opening import open_index
 from mpload.judgement.facts import Facts, Job, StorageSpeed
+from mpload.judgement.model import predict
+from mpload.judgement.remedy import Remedy
 from mpload.loader.dataset import MPDataset
 from mpload.loader.epochs import EpochTable
 from mpload.loader.index_run import IndexRun
@@ -19,10 +21,11 @@ from mpload.plan.order import BlockShuffle, Sequential
 from mpload.plan.topology import Topology
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorAction, ErrorPolicy
+from mpload.tools.doctor.changes import changed_dataset
 from mpload.tools.doctor.empty import EmptyDecoder, SameSample, write_empty_index
 from mpload.tools.doctor.lookup import lookup_cost
 from mpload.tools.doctor.samples import measure_items, measure_samples
-from mpload.tools.doctor.storage import Files, measure_rates, packed_rate, size_classes
+from mpload.tools.doctor.storage import Files, measure_rates, measure_shards, packed_rate, size_classes
 
 __all__ = ["IndexSubject", "MapSubject", "Subject", "subject_of"]
 
@@ -57,6 +60,14 @@ class Subject(Protocol):
 
     def empty_loader(self, facts: Facts, job: Job, *, folder: Path) -> MPLoader[Any]:
         """Start a loader of samples of the same form that cost nothing."""
+        ...
+
+    def changed(self, facts: Facts, remedy: Remedy, *, seconds: float, folder: Path) -> "Subject":
+        """Return a sample of the dataset with a change of reading or decoding, prepared in about `seconds`.
+
+        Raises:
+            MploadError: The change cannot be applied.
+        """
         ...
 
 
@@ -117,16 +128,18 @@ class IndexSubject:
         announce("samples: decode and transform")
         costs = measure_samples(pipeline, files, seconds=_SAMPLES_SHARE * seconds, seed=seed)
         announce("storage: cold and warm")
+        shards = measure_shards(run.index, files, seed=seed + 3)
         rates = measure_rates(run.index, files, seconds=(1 - _SAMPLES_SHARE) * seconds, seed=seed + 1)
         return Facts(
             job=replace(job, reads_blocks=isinstance(run.batching.order, BlockShuffle | Sequential)),
-            samples=costs.samples,
+            samples=replace(costs.samples, samples_per_shard=shards.samples_per_shard),
             storage=StorageSpeed(
                 rates=rates,
                 read=costs.read,
                 size_classes=size_classes(costs.read_times),
                 reads_per_worker=files.reads_per_worker,
                 packed_samples_per_second=packed_rate(costs.read_times),
+                open_seconds=shards.open_seconds,
             ),
             decode=costs.decode,
             transform=costs.transform,
@@ -173,6 +186,14 @@ class IndexSubject:
         )
         return MPLoader(dataset, num_workers=job.num_workers or 1, memory_budget=_budget(job))
 
+    def changed(self, facts: Facts, remedy: Remedy, *, seconds: float, folder: Path) -> "IndexSubject":
+        """Return a sample with a change; see `Subject`."""
+        number = int(seconds * predict(facts).total)
+        policy = _lenient(folder)
+        return IndexSubject(
+            changed_dataset(self._pipeline, facts, remedy, num_samples=number, folder=folder, policy=policy)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class MapSubject:
@@ -209,6 +230,11 @@ class MapSubject:
         """Start a loader without costs; see `Subject`."""
         del facts, folder
         return self._loader(SameSample(self.dataset[0], num_samples=len(self.dataset)), job)
+
+    def changed(self, facts: Facts, remedy: Remedy, *, seconds: float, folder: Path) -> Subject:
+        """Raise an error: nothing is known about how the dataset reads and decodes."""
+        del facts, seconds, folder
+        raise ArgumentError(f"{self.name} is map-style, so this cannot be tried: {remedy.text}")
 
     def _loader(self, dataset: Any, job: Job, **options: Any) -> MPLoader[Any]:
         return MPLoader(

@@ -1,0 +1,44 @@
+"""A change that would help, and what it gains."""
+
+import math
+from dataclasses import dataclass
+
+from mpload.judgement.facts import Change
+
+__all__ = ["Remedy"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """A change, and its gain."""
+
+    text: str
+    """An instruction, without a full stop."""
+    gain: float = 1.0
+    """The factor by which the job gets faster. Infinite if the job could not run before."""
+    predicted_gain: float | None = None
+    """What was predicted before trials have measured the gain. None if none has."""
+    is_at_most: bool = False
+    """Whether the gain is an upper bound: of a change whose effect nobody has measured."""
+    num_workers: int | None = None
+    """The new number of workers, if the change is another number of workers."""
+    batch_size: int | None = None
+    """The new batch size, if the change is another batch size."""
+    change: Change | None = None
+    """The change of reading or decoding, if it is one."""
+    fraction: float = 1.0
+    """The share of the samples that it affects, if it is a cache."""
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the gain was measured by trials; otherwise it is predicted."""
+        return self.predicted_gain is not None
+
+    @property
+    def gain_text(self) -> str:
+        """The gain in words."""
+        if math.isinf(self.gain):
+            return "lets the job run"
+        if self.predicted_gain is not None:
+            return f"{self.gain:.1f}x as fast, measured; predicted {self.predicted_gain:.1f}x"
+        return f"{self.gain:.1f}x as fast, {'at most' if self.is_at_most else 'predicted'}"
