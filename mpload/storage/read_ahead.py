@@ -237,12 +237,13 @@ class ReadAhead:
 
     def _has_thread(self) -> bool:
         """Start another thread if that helps. Return False if there is none."""
-        num_stuck = 0
+        num_wanted = self._depths.num_threads
         if self._hedging is not None:
+            num_wanted += len(self._hedging.running)  # threads that wait for an answer which another one has got
             if self._threads.num_started and not self._threads.num_waiting:
+                self._threads.keep(num_wanted)
                 return True
-            num_stuck = len(self._hedging.running)  # threads that wait for an answer which another one has got
-        if self._threads.start(self._depths.num_threads + num_stuck):
+        if self._threads.start(num_wanted):
             return True
         self._is_possible = self.is_active = False
         self._restart()
