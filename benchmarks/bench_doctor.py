@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -106,6 +107,10 @@ def applied(name: str, path: Path, folder: Path, first: dict[str, Any], stack: E
     job["decode"] = _DECODERS.get(name, staged.plain_crop)
     changed: dict[str, Any] = {}
     other = index
+    if "Make everything fit" in text:
+        limits = (staged_memory.SWAPPING_BYTES, None)
+        before, after = (partial(staged_memory.rate_with_table, path, folder, limit_bytes=limit) for limit in limits)
+        return before, after
     if first["num_workers"] and not SITUATIONS[name].dataset:
         changed = {"num_workers": first["num_workers"]}
     elif first["batch_size"] and name == "tiny batches":

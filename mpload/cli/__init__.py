@@ -9,7 +9,6 @@ merge     concatenates indexes
 pack      writes samples into shards
 plan      judges a job by assumed figures
 doctor    measures what limits a job
-tune      finds the fastest loader settings
 monitor   measures the memory of a command
 top       shows the loaders of a running job
 demo      makes photos, indexes them, reads three epochs, and checks the result

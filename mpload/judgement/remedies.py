@@ -173,17 +173,11 @@ def _together(facts: Facts) -> Iterator[_Candidate]:
     commands = f"with `{_pack_command(facts)}`, and read neighbours together: {_BLOCKS}"
     pack = f"Pack the files into shards {commands}"
     if has_small_shards(facts):
-        text = (
-            f"Write the samples as larger shards with `{_pack_command(facts)}`, and read neighbours together: {_BLOCKS}"
-        )
-        yield Remedy(text=text), _without_opening(facts)
+        yield Remedy(text=f"Write larger shards {commands}"), _without_opening(facts)
     elif is_sharded and in_sequence is not None:
         yield Remedy(text=blocks), _with_cold_rate(facts, in_sequence)
     elif not is_sharded and storage.packed_samples_per_second is not None:
-        yield (
-            Remedy(text=pack),
-            _with_cold_rate(facts, storage.packed_samples_per_second),
-        )
+        yield Remedy(text=pack), _with_cold_rate(facts, storage.packed_samples_per_second)
     elif not facts.samples.num_measured:
         text = blocks if is_sharded else pack
         read = Cost(cpu_seconds=storage.read.cpu_seconds)

@@ -3,7 +3,6 @@
 ```
 doctor    measures what limits a job
 running   looks at the loaders of a running job from another process
-tune      finds the fastest loader settings
 trials    runs a loader for a few seconds
 bench     benchmarks image decoders, and the memory of lists of samples
 pack      writes the samples of an index into tar shards, LMDB files or arrays

@@ -2,6 +2,7 @@
 
 import io
 import subprocess
+import sys
 import tarfile
 import time
 from collections.abc import Iterator
@@ -11,11 +12,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from mpload import open_index
+from tests.support.containers import memory_container
 from tests.support.slow_disk import SlowDisk, mounted
-from tests.support.staged import Staged, write_photos
+from tests.support.staged import Staged, rate, write_photos
 from tests.support.staged_more import photos
 
-__all__ = ["MEMORY", "big_waiting", "large_shards", "swap_file"]
+__all__ = ["MEMORY", "SWAPPING_BYTES", "big_waiting", "large_shards", "print_rate", "rate_with_table", "swap_file"]
 
 _MIB = 1 << 20
 _HUNGRY = ("--batch-size", "8", "--step-time", "0.001")
@@ -23,6 +26,8 @@ _PER_SMALL_SHARD, _SMALL_SHARDS = 4, 1000
 _PER_LARGE_SHARD, _LARGE_SHARDS = 512, 8
 _TABLE_BYTES = 320 * _MIB
 _SWAP_BYTES = 1 << 30
+SWAPPING_BYTES = 700 * _MIB
+"""The memory of the container in which the job swaps."""
 _kept: list[NDArray[np.uint8]] = []
 _table: list[NDArray[np.uint8]] = []
 
@@ -147,7 +152,7 @@ MEMORY: dict[str, Staged] = {
         first="Make everything fit into memory",
         prepare=with_swap,
         seconds=12.0,
-        limit_bytes=700 * _MIB,
+        limit_bytes=SWAPPING_BYTES,
         options=(
             *("--decode", "tests.support.staged:plain_crop", "--transform", "tests.support.staged_memory:random_reads"),
             *_HUNGRY,
@@ -165,3 +170,24 @@ MEMORY: dict[str, Staged] = {
         ),
     ),
 }
+
+
+def rate_with_table(path: Path, folder: Path, *, limit_bytes: int | None) -> float:
+    """Return the samples per second of the swapping job, in a container or without one."""
+    with ExitStack() as stack:
+        container = None if limit_bytes is None else stack.enter_context(memory_container(limit_bytes))
+
+        def enter() -> None:
+            if container is not None:
+                container.procs.write_text("0")
+
+        # Workers must find the transform in a module of this name.
+        code = "import sys; from tests.support import staged_memory; staged_memory.print_rate(*sys.argv[1:])"
+        command = [sys.executable, "-c", code, str(path), str(folder)]
+        ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100, preexec_fn=enter)
+    return float(ran.stdout)
+
+
+def print_rate(path: str, folder: str) -> None:
+    """Print the samples per second of the job with a large table."""
+    print(rate(open_index(path), Path(folder), transform=random_reads))

@@ -1,12 +1,13 @@
 """Finds what limits a job: measures on the user's own data. `mpload.judgement` then judges, and proposes remedies.
 
 ```
-examine       measures, judges, and tries the first remedies that are settings of the loader
+examine       measures, judges, and tries the first remedies
 subject       what is examined: an MPDataset or a map-style dataset
 samples       measures the cost of samples: read, decode, transform
 alternatives  measures cheaper ways to decode the same samples
 stopwatch     measures CPU time and waiting time of a callable
 storage       measures the storage: cold and warm, one read at a time and many at once
+changes       applies a remedy to a sample of the dataset, to try it
 lookup        measures lookups in an index that does not fit into memory
 environment   reads the machine: cores, memory, descriptors, file system
 empty         samples without cost, which show the cost of transport
