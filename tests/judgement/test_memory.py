@@ -10,6 +10,7 @@ from mpload.judgement.remedies import remedies
 from mpload.judgement.verdict import judge
 from mpload.judgement.words import Bottleneck
 from mpload.memory.contention import Contention
+from mpload.tools.doctor.examine import as_in_workers
 from mpload.units import KIB, MIB, parse_bytes
 from tests.support.judged import plain
 
@@ -98,7 +99,16 @@ def test_a_measured_gain_of_another_way_to_decode_stands_beside_the_predicted_on
     assert remedies(found, judge(found))[0].gain_text == "6.0x as fast, measured; predicted 4.2x"
 
 
-def test_small_samples_do_not_make_a_leak_of_an_unknown_size() -> None:
+def test_a_slow_decoder_that_workers_slow_down_does_not_make_another_one_slow() -> None:
+    native = Alternative(change=Change.NATIVE, decode=Cost(cpu_seconds=0.2e-3))
+    smaller = Alternative(change=Change.RESIZED, decode=Cost(cpu_seconds=0.4e-3))
+    found = tried(plain(num_workers=2, alternatives=(native, smaller)), 1000.0, decode_seconds=1.8e-3)
+    after = as_in_workers(found)  # decoding takes 1 ms in one process
+    assert after.decode.seconds == pytest.approx(1.8e-3)
+    assert [each.decode.seconds for each in after.alternatives] == pytest.approx([0.2e-3, 0.72e-3])
+
+
+def test_a_leak_needs_a_known_number_of_samples() -> None:
     found = tried(plain(), 100.0, grown_bytes_per_sample=10.0 * KIB)
     unknown = replace(found, samples=replace(found.samples, num_samples=None))
     assert judge(unknown).bottleneck is not Bottleneck.LEAK

@@ -24,7 +24,7 @@ from mpload.tools.doctor.subject import Subject
 from mpload.tools.trials import device_copy, run_trial
 from mpload.units import format_counted
 
-__all__ = ["Diagnosis", "diagnose", "examine"]
+__all__ = ["Diagnosis", "as_in_workers", "diagnose", "examine"]
 
 _MEASURED_SHARE, _TRIAL_SHARE = 0.5, 0.06
 _PREPARED_SHARE = 2.0
@@ -117,7 +117,7 @@ class _Tries:
         found = contention_between(before, after, num_cores=facts.environment.usable_cores or 1)
         if facts.trial() is not None:
             facts = replace(facts, environment=replace(facts.environment, contention=found))
-        facts = _as_in_workers(facts)
+        facts = as_in_workers(facts)
         verdict = judge(facts)
         if not verdict.samples_per_second:
             return facts
@@ -169,9 +169,10 @@ def _can_be_tried(remedy: Remedy) -> bool:
     return _takes_no_files(remedy) or remedy.change is not None
 
 
-def _as_in_workers(facts: Facts) -> Facts:
+def as_in_workers(facts: Facts) -> Facts:
     """Replace the costs of decode and transform by those in workers, which compete for memory bandwidth.
 
+    Another decoder does not compete in the same way, so its cost stays as measured: mpload's own writes less memory.
     If there are more workers than free cores, their times include waiting for a core, and nothing is replaced.
     """
     job, environment = facts.job, facts.environment
@@ -183,7 +184,10 @@ def _as_in_workers(facts: Facts) -> Facts:
     return replace(
         facts,
         decode=facts.decode.times(decode_factor),
-        alternatives=tuple(replace(each, decode=each.decode.times(decode_factor)) for each in facts.alternatives),
+        alternatives=tuple(
+            each if each.change is Change.NATIVE else replace(each, decode=each.decode.times(decode_factor))
+            for each in facts.alternatives
+        ),
         transform=facts.transform.times(_factor(facts.transform, tried.transform_seconds)),
     )
 
