@@ -30,11 +30,6 @@ class Remedy:
     """The share of the samples that it affects, if it is a cache."""
 
     @property
-    def is_measured(self) -> bool:
-        """Whether the gain was measured by trials; otherwise it is predicted."""
-        return self.predicted_gain is not None
-
-    @property
     def gain_text(self) -> str:
         """The gain in words."""
         if math.isinf(self.gain):

@@ -238,7 +238,6 @@ def test_a_wrong_path_is_reported_in_one_clear_line(tmp_path: Path, arguments: l
         (["top", "0"], "'PID'.*: '?0.*(greater than or equal to |x>=)1"),
         (["monitor", "--pid", "0"], "for '--pid'.*: '?0.*(greater than or equal to |x>=)1"),
         (["pack", "x.txt", "-o", "y", "--format", "zip"], "for '--format'.*: 'zip' is not one of 'tar', 'lmdb'"),
-        (["tune", "photo.txt", "--batch-size", "x"], "--batch-size 'x': not a list of whole numbers. Separate several"),
     ],
 )
 def test_wrong_usage_is_explained_and_exits_with_2(tmp_path: Path, arguments: list[str], message: str) -> None:

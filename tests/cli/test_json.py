@@ -23,7 +23,7 @@ pytestmark = pytest.mark.processes
 NUM_PHOTOS = 24
 REPORTING = {
     "bench decode", "bench memory", "cache clear", "cache info", "cache verify", "doctor", "index", "inspect", "merge",
-    "monitor", "pack", "plan", "top", "tune",
+    "monitor", "pack", "plan", "top",
 }  # fmt: skip
 JOB = """
 from mpload import MPLoader, Topology
@@ -139,14 +139,6 @@ def test_plan_and_doctor_report_stages_in_the_same_form(index: Path, tmp_path: P
         assert stage["share"] is None or stage["share"] == min(1, stage["have"] / stage["need"])
 
 
-def test_the_result_of_tuning_is_one_document(index: Path, tmp_path: Path) -> None:
-    trials = ("--max-workers", "1", "--seconds", "0.2")
-    found = told_with_a_printing_decoder("tune", index, *trials, folder=tmp_path)
-    assert found["best"] in found["outcomes"]
-    assert found["best"]["samples_per_second"] > 1
-    assert "num_workers=1" in found["call"]
-
-
 def test_the_output_of_a_monitored_command_is_not_in_the_document(tmp_path: Path) -> None:
     program = """
 import sys, time
@@ -209,7 +201,7 @@ def test_benchmarks_are_one_document(index: Path) -> None:
 
 
 def test_a_failure_prints_one_line_on_stderr_and_no_document(tmp_path: Path) -> None:
-    for command in (("inspect", "nowhere"), ("doctor", "nowhere"), ("tune", "nowhere"), ("top", "1")):
+    for command in (("inspect", "nowhere"), ("doctor", "nowhere"), ("top", "1")):
         ran = mpload(*command, cwd=tmp_path)
         assert ran.returncode in {1, 2}
         assert ran.stdout == ""

@@ -73,7 +73,8 @@ def test_a_measured_gain_replaces_the_estimate() -> None:
     )
     found = replace(found, trials=tried)
     first = remedies(found, judge(found))[0]
-    assert (first.gain, first.is_measured) == (2.0, True)
+    assert first.gain == 2.0
+    assert first.predicted_gain == pytest.approx(3200 / 900)  # four times, but no more than the need
 
 
 def test_remedies_for_a_job_that_cannot_start_let_it_start() -> None:
