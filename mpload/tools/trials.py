@@ -22,7 +22,7 @@ _NUM_COPIES = 8
 
 
 def run_trial(start: Callable[[], MPLoader[Any]], *, job: Job, seconds: float, **marks: Any) -> Trial:
-    """Take batches for `seconds`, and at least three. The first quarter of the time is a warm-up and does not count.
+    """Take batches for `seconds`, and at least four. The first quarter of the time is a warm-up and does not count.
 
     Args:
         start: Starts the loader.
