@@ -42,7 +42,7 @@ def build(folder: Path, **environment: str) -> list[Path]:
     return sorted(folder.rglob("*.so"))
 
 
-@pytest.mark.processes
+@pytest.mark.slow  # compiles everything
 @pytest.mark.usefixtures("gcc")
 def test_the_native_modules_are_built_if_a_compiler_is_available(tmp_path: Path) -> None:
     modules = build(tmp_path)

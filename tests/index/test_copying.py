@@ -24,6 +24,7 @@ from mpload.index.text import Header
 from mpload.ingest.merge import merge_indexes
 from mpload.samples.row_index import find_row_index, make_row_index
 from tests.support.photos import make_photo_tree
+from tests.support.programs import mpload
 from tests.support.web_faults import web_server
 
 pytestmark = pytest.mark.processes
@@ -56,7 +57,7 @@ class Server:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def num_reads(self, name: str) -> int:
         """Return how often a file was requested."""
@@ -241,9 +242,8 @@ def test_what_is_no_index_is_an_error_that_reveals_no_secret(server: Server) -> 
 
 @pytest.mark.parametrize("command", ["inspect", "doctor"])
 def test_commands_accept_a_url(server: Server, command: str, tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "mpload", command, f"{server.url}/train.txt"]
-    words += [] if command == "inspect" else ["--seconds", "0.5", "--workers", "1", "--batch-size", "2"]
-    ran = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, timeout=100, check=False)
+    options = [] if command == "inspect" else ["--seconds", "0.5", "--workers", "1", "--batch-size", "2"]
+    ran = mpload(command, f"{server.url}/train.txt", *options, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert "6 samples" in ran.stdout or "samples      6" in ran.stdout
 
@@ -275,8 +275,7 @@ def test_indexes_at_urls_are_merged_with_local_ones(folder: Path, server: Server
     merged = open_index(merge_indexes(sources, tmp_path / "all.txt"))
     assert merged.root == server.url
     assert [record.cells for record in merged] == [("part0/data/0.jpg", 0), ("2.jpg", 2), ("part1/data/1.jpg", 1)]
-    command = [sys.executable, "-m", "mpload", "merge", *sources[::2], "-o", str(tmp_path / "two.txt")]
-    subprocess.run(command, check=True, capture_output=True)
+    assert mpload("merge", *sources[::2], "-o", tmp_path / "two.txt").returncode == 0
     assert [record.cells[1] for record in open_index(tmp_path / "two.txt")] == [0, 1]
 
 

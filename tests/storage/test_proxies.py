@@ -17,6 +17,7 @@ from mpload import OutageError, RemoteStorage, StorageError
 from mpload.storage.connections import Server
 from mpload.storage.ranges import ByteRange
 from mpload.storage.remote import RemoteObjects
+from tests.support.fault_runs import until_in_time
 from tests.support.raw_server import head
 from tests.support.web_faults import web_server
 
@@ -197,7 +198,8 @@ def test_a_proxy_that_cannot_be_reached_is_named(scheme: str, monkeypatch: pytes
         ("no-such-proxy.invalid:3128", "name not resolved: DNS knows no address of the proxy no-such-proxy.invalid"),
     ):
         monkeypatch.setenv(f"{scheme}_proxy", f"http://name:{SECRET}@{address}")
-        assert message in str(error_of(f"{scheme}://data.example.com"))
+        error = until_in_time(lambda: error_of(f"{scheme}://data.example.com"))
+        assert message in str(error)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import re
 import subprocess
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from mpload import MPDataset, MPLoader, MploadWarning, RemoteStorage, ResizeCenterCrop, Topology
-from mpload.errors import SampleError
+from mpload.errors import SampleError, StorageError
 from tests.support.fault_table import BAD, LIMITS, NO_HOST, Fault, Outcome, ServerKind
 from tests.support.photos import photo
 from tests.support.web_faults import WebServer, web_server
@@ -29,6 +29,7 @@ __all__ = [
     "read_all",
     "run",
     "run_in_time",
+    "until_in_time",
     "write_index",
 ]
 
@@ -179,3 +180,12 @@ def certificate_in(folder: Path) -> Path:
     subprocess.run([*command, "-keyout", key, "-out", path], capture_output=True, check=True)
     path.write_bytes(path.read_bytes() + key.read_bytes())
     return path
+
+
+def until_in_time(error_of: Callable[[], StorageError]) -> StorageError:
+    """Return the error of a read, which is repeated while a busy machine exceeds the short limit for connections."""
+    for _ in range(20):
+        error = error_of()
+        if "no connection in time" not in str(error):
+            break
+    return error

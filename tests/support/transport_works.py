@@ -19,7 +19,7 @@ from mpload.transport.pool import WorkerPool
 from mpload.transport.slots import Field, RaggedField, SlotLayout
 from mpload.transport.worker import ChunkReport
 from tests.support.boards import num_unread
-from tests.support.zygote_template import template_pid
+from tests.support.zygote_template import prepare_template, template_pid
 
 LAYOUT = SlotLayout(
     num_samples=32,
@@ -163,6 +163,7 @@ def children() -> set[int]:
 def leaves_nothing() -> Iterator[None]:
     """Check that the block leaves no descriptor or process behind."""
     gc.collect()  # reference cycles of earlier tests may hold descriptors
+    prepare_template()
     files, before = open_files(), children()
     yield
     assert wait_until(lambda: children() <= before)

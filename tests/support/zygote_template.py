@@ -21,11 +21,11 @@ from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
-from mpload.transport import zygote
+from mpload.transport import launch, zygote
 from mpload.transport.forking import ForkedProcess
 from mpload.transport.kernel import die_with_parent
 
-__all__ = ["IS_SUPPORTED", "stop_template", "subprocess_with_template", "template_pid"]
+__all__ = ["IS_SUPPORTED", "prepare_template", "stop_template", "subprocess_with_template", "template_pid"]
 
 _CLONE_CALL = {"x86_64": 56, "aarch64": 220}.get(platform.machine(), 0)
 _CLONE_PARENT = 0x8000
@@ -56,6 +56,12 @@ def _start(arguments: list[str], *, stdin: int, env: Mapping[str, str], pass_fds
     assert len(message) <= _MESSAGE_BYTES
     connection.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
     return ForkedProcess(int(connection.recv(64)))
+
+
+def prepare_template() -> None:
+    """Start the template if the running test uses one, before the test counts what its loaders leave."""
+    if isinstance(launch.subprocess, SimpleNamespace):
+        _template()
 
 
 def template_pid() -> int | None:
