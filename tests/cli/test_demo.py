@@ -106,7 +106,7 @@ def test_the_demo_fails_if_a_sample_is_delivered_twice(
 @pytest.mark.parametrize(
     ("num_workers", "cpu_seconds"),
     [
-        pytest.param(0, 0.0, id="zygote started"),
+        pytest.param(0, 0.0, id="zygote started", marks=pytest.mark.slow),
         pytest.param(1, 0.0, id="first worker started", marks=pytest.mark.slow),
         pytest.param(2, 0.0, id="half started", marks=pytest.mark.slow),
         pytest.param(4, 0.0, id="all started", marks=pytest.mark.slow),

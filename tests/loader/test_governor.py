@@ -302,7 +302,7 @@ print(json.dumps({"ids": ids, "depths": depths, "said": [str(each.message) for e
 """
 
 
-@pytest.mark.processes
+@pytest.mark.slow
 def test_a_loader_shrinks_before_the_kernel_kills_it_and_recovers(container: Container, tmp_path: Path) -> None:
     from mpload import MPDataset, Topology
     from tests.support.decoders import number_in

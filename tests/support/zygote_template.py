@@ -60,7 +60,7 @@ def _start(arguments: list[str], *, stdin: int, env: Mapping[str, str], pass_fds
 
 def prepare_template() -> None:
     """Start the template if the running test uses one, before the test counts what its loaders leave."""
-    if isinstance(launch.subprocess, SimpleNamespace):
+    if isinstance(vars(launch)["subprocess"], SimpleNamespace):
         _template()
 
 

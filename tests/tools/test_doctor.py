@@ -30,6 +30,7 @@ pytestmark = pytest.mark.processes
 _MARKS = {
     "progressive photos": [needs_native, pytest.mark.slow],
     "slow consumer": [pytest.mark.slow],
+    "slow disk": [pytest.mark.slow],
     "container limit": [pytest.mark.slow],
 }
 _QUIET = {"tiny batches", "huge images", "slow transform", "thrashing page cache", "cold cache", "too few workers"}
