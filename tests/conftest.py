@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from mpload.transport import launch
+from tests.support.cpu_report import CpuReport
 from tests.support.no_processes import refuse_processes, unmarked
 from tests.support.photos import make_photo_tree
 from tests.support.zygote_template import IS_SUPPORTED, stop_template, subprocess_with_template
@@ -50,16 +51,18 @@ def pytest_xdist_auto_num_workers() -> int:
     return num_cores + num_cores // 2
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Set up the interpreter for the tests.
 
     - Silence the warning about a missing native decoder in commands under test; pyproject.toml does so for the tests.
+    - Report what the tests cost.
     - Let only tests that are marked `processes` start processes.
     - Register the late device as torch's accelerator if MPLOAD_TEST_DEVICE says so.
     - Handle Ctrl-C even if a shell has started the tests in the background and made them ignore it: commands under test
       would inherit that.
     """
     os.environ.setdefault("PYTHONWARNINGS", "ignore:JPEGs are decoded by simplejpeg")
+    config.pluginmanager.register(CpuReport())
     sys.addaudithook(refuse_processes)
     if os.environ.get("MPLOAD_TEST_DEVICE") == "late":
         from tests.support.late_device import install
