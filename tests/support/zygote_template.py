@@ -147,6 +147,7 @@ def _become(
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[2]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a zygote does
 
     import albumentations  # type: ignore[import-untyped]  # noqa: F401
     import cv2  # noqa: F401
