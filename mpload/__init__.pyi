@@ -63,6 +63,8 @@ from mpload.plan.order import Order as Order
 from mpload.plan.order import OrderChoice as OrderChoice
 from mpload.plan.order import Sequential as Sequential
 from mpload.plan.order import Shuffle as Shuffle
+from mpload.plan.parts import Fold as Fold
+from mpload.plan.parts import Share as Share
 from mpload.plan.plan import Tail as Tail
 from mpload.plan.topology import Topology as Topology
 from mpload.plan.topology import detect_topology as detect_topology

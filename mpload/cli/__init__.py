@@ -5,6 +5,7 @@ main      the app; reports each error as one line on stderr and an exit code
 commands  the list of commands; imports a command's module when it is needed
 index     builds an index
 inspect   shows an index: facts and histogram, `--check`, `--grid`
+select    writes an index of some of the samples of another
 merge     concatenates indexes
 pack      writes samples into shards
 plan      judges a job by assumed figures

@@ -4,7 +4,7 @@
 columns      column types and the cells that they hold: path, span, lmdb, row, int, float, str
 text         the text format: header, lines, escapes; plain lists too
 scan         one fast pass over a text for the line offsets, the labels and a digest
-sidecar      writes and checks the sidecar, an Arrow file with the results of a scan (the only module that uses pyarrow)
+sidecar      writes and checks the sidecar, an Arrow file with the results of a scan
 derived      where files derived from a text are kept, and the lock of the process that makes them
 open_file    opens a text, and reads files by position
 lookup       reads the columns of a sidecar by position, without pyarrow
@@ -16,6 +16,10 @@ _line_cells  cuts lines into cells, and parses integers and spans (C)
 index        Index: records and labels
 copying      copies an index at a URL into the cache folder
 opening      open_index: opens the index at a path
+blocks       consecutive samples with their columns as arrays, for passes over a whole index
+where        conditions on the columns, parsed and never run as Python
+selecting    Index.select: writes selected lines to a new index
+publishing   new files get their names when they are complete
 ```
 
 `mpload.ingest` builds indexes. This module imports nothing, so that a worker can unpickle an `Index` without pyarrow.

@@ -2,7 +2,8 @@
 
 import hashlib
 import operator
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,25 @@ from mpload.index.lookup import SidecarColumn, SidecarFile, SidecarLayout, check
 from mpload.index.open_file import OpenFile
 from mpload.index.record import Record
 from mpload.index.text import MAX_LINE_BYTES, Header
+from mpload.plan.parts import Fold, Share
 from mpload.storage.mapped import can_load, map_of
 from mpload.storage.merging import merge_nearby
 from mpload.storage.remote import redacted
 from mpload.units import KIB, MIB, format_count, format_facts, html_table
 
-__all__ = ["Index", "Record", "header_of", "lines_of", "map_lines", "prefetch_lines", "require_files", "sidecar_of"]
+__all__ = [
+    "Index",
+    "Record",
+    "header_of",
+    "lines_of",
+    "map_lines",
+    "misfit",
+    "prefetch_lines",
+    "read_text",
+    "require_files",
+    "sidecar_of",
+    "text_bytes",
+]
 
 _MAX_GAP_BYTES = 4 * KIB  # reading this many unneeded bytes costs less than another system call
 _MAX_READ_BYTES = MIB
@@ -115,6 +129,54 @@ class Index:
         """
         return lines_of(self, sample_ids).records()
 
+    def select(
+        self,
+        out: str | os.PathLike[str],
+        *,
+        where: str | None = None,
+        keys: Iterable[str] | None = None,
+        key_column: str | None = None,
+        sample_ids: ArrayLike | None = None,
+        part: Share | Fold | None = None,
+        relative: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> "Index":
+        """Write an index of some of the samples, in the same order, with the same root, columns and classes.
+
+        A sample is written if it fulfils `where`, `keys` and `sample_ids`. The `part` is then taken of those that do.
+        Lines are copied unchanged. Those of a plain list become lines of an index.
+
+        Args:
+            out: path of the index text to write. An older one is replaced when the new one is complete.
+            where: a condition on the columns, written as in Python: `label == 3 and width >= 256`, `label in ("cat",
+                "dog")`, `"night" in image`, `not image.endswith(".png")`, `height / width < 2`. It may use `and`, `or`,
+                `not`, comparisons, `in`, `+ - * / // %`, `startswith` and `endswith`, the names of classes, and
+                `nbytes` where sizes were measured. It is translated, never run as Python.
+            keys: texts, one of which must be in a sample's cell of `key_column`. Each of them must be in the index.
+            key_column: the column of the keys, of texts or files; None means the first column.
+            sample_ids: int64 [n]: numbers of samples. Duplicates count once.
+            part: `Share(0.1)`, a tenth; or `Fold(0, of=5)`, one of five folds.
+            relative: write `#root` relative to the folder of `out`. If the root of this index is relative, so is that
+                of the new one.
+            progress: called with the number of samples examined so far.
+
+        Returns:
+            The new index, opened.
+
+        Raises:
+            ArgumentError: an argument breaks a rule, a key is not found, or no sample is selected.
+            IndexChangedError: the text was changed after it was opened.
+            IndexFormatError: a path of a plain list leads outside the root.
+            StorageError: a file cannot be read or written.
+
+        Memory: constant; besides, about 100 bytes per key, 8 bytes per sample_id and 100 bytes per value of the column
+        by which a part is stratified.
+        """
+        from mpload.index.selecting import choice_of, write_selection  # noqa: PLC0415  workers do without pyarrow
+
+        choice = choice_of(self, where=where, keys=keys, key_column=key_column, sample_ids=sample_ids, part=part)
+        return write_selection(self, out, choice, relative=relative, progress=progress)
+
     def _lines(self, ids: NDArray[np.int64]) -> Lines:
         check_sample_ids(ids, len(self))
         bounds = np.empty((len(ids), 2), np.int64)
@@ -169,6 +231,12 @@ class Index:
                 raise self._misfit()
             lines.append(line)
         return lines
+
+    def _read_text(self, offset_bytes: int, num_bytes: int) -> bytes:
+        data = self._text.read(offset_bytes, num_bytes) if self._text.stamp() == self._stamp else b""
+        if len(data) != num_bytes:
+            raise IndexChangedError(f"{self.path}: changed after it was opened. Open it again")
+        return data
 
     def where(self, sample_id: int) -> str:
         """Return the file and line number that list sample `sample_id`, such as `train.txt:17`."""
@@ -252,6 +320,21 @@ def lines_of(index: Index, sample_ids: ArrayLike) -> Lines:
         SidecarError: the sidecar was truncated.
     """
     return index._lines(np.asarray(sample_ids, np.int64).reshape(-1))  # noqa: SLF001
+
+
+def text_bytes(index: Index) -> int:
+    """Return the size of the text when the index was opened."""
+    return index._stamp[0]  # noqa: SLF001  as above
+
+
+def read_text(index: Index, offset_bytes: int, num_bytes: int) -> bytes:
+    """Return bytes of the text; raise `IndexChangedError` if it was changed after it was opened."""
+    return index._read_text(offset_bytes, num_bytes)  # noqa: SLF001  as above
+
+
+def misfit(index: Index) -> IndexChangedError:
+    """Return the error of a sidecar whose offsets are not those of the text's lines."""
+    return index._misfit()  # noqa: SLF001  as above
 
 
 def sidecar_of(index: Index) -> SidecarLayout:

@@ -14,7 +14,7 @@ from mpload.index.sidecar import Progress, TextStamp, ensure_sidecar
 from mpload.index.text import Dialect, Header, read_header
 from mpload.storage.remote import RemoteStorage, is_url
 
-__all__ = ["open_index", "root_at", "root_of"]
+__all__ = ["is_outside", "open_index", "root_at", "root_of"]
 
 
 def open_index(
@@ -90,3 +90,15 @@ def root_at(url: str, header: Header) -> str:
     below = quote(root) if scheme.startswith("http") else root
     folder = posixpath.normpath(posixpath.join("/", folder, below))
     return f"{scheme}://{server}{folder}".rstrip("/")
+
+
+def is_outside(path: str, root: str) -> bool:
+    """Whether `path` leads outside `root`. Only the text is examined, so links are not resolved."""
+    if "://" in path:
+        return not path.startswith(root.rstrip("/") + "/")
+    if not path.startswith("/") and ".." not in path:
+        return False
+    if "://" in root:
+        return path.startswith("/") or os.path.normpath(path).split("/")[0] == ".."
+    full = os.path.normpath(f"{root}/{path}" if not path.startswith("/") else path)
+    return full != root and not full.startswith(root.rstrip("/") + "/")

@@ -32,7 +32,7 @@ Turning rows into an index:
 build        build_index: writes a text and its sidecar from a source
 merge        merge_indexes: several indexes into one
 splitting    assigns samples to the parts of a split
-writing      writes index texts atomically
+writing      writes the rows of a source to index texts
 image_sizes  measures the size of each sample and adds it to the sidecar
 checking     finds faults in an index and its files
 threads      runs work that waits for disks in several threads

@@ -14,9 +14,9 @@ from typing import IO, Self
 
 from mpload.errors import ArgumentError, StorageError
 from mpload.index.columns import Cell, Column, ColumnType
+from mpload.index.publishing import new_file
 from mpload.index.text import MAX_LINE_BYTES
 from mpload.ingest.rows import absolute
-from mpload.ingest.writing import new_file
 from mpload.storage.ranges import Span
 from mpload.storage.remote import is_url
 from mpload.units import MIB, printable

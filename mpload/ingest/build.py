@@ -8,12 +8,13 @@ from typing import overload
 
 from mpload.errors import MploadWarning
 from mpload.index.opening import open_index
+from mpload.index.publishing import check_out
 from mpload.index.sidecar import Progress
 from mpload.ingest.folder_options import FolderOptions
 from mpload.ingest.image_sizes import measure_sizes
 from mpload.ingest.sources import SourcePath, open_source, source_paths
 from mpload.ingest.splitting import Split
-from mpload.ingest.writing import check_out, write_texts
+from mpload.ingest.writing import write_texts
 
 __all__ = ["build_index"]
 

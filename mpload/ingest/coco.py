@@ -24,9 +24,10 @@ from typing import Any, Never
 
 from mpload.errors import ArgumentError
 from mpload.index.columns import Cell, Column, ColumnType
+from mpload.index.opening import is_outside
 from mpload.ingest.annotations import Annotations
 from mpload.ingest.json_stream import read_members
-from mpload.ingest.rows import Rows, absolute, choose_columns, is_outside
+from mpload.ingest.rows import Rows, absolute, choose_columns
 from mpload.ingest.sorting import sorted_strings
 from mpload.storage.remote import check_url, is_url
 from mpload.units import printable

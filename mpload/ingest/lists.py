@@ -9,9 +9,9 @@ from pathlib import Path
 
 from mpload.errors import IndexFormatError
 from mpload.index.columns import Cell, parse_columns, path_of
-from mpload.index.opening import root_of
+from mpload.index.opening import is_outside, root_of
 from mpload.index.text import MAX_LINE_BYTES, Dialect, Header, check_label, parse_line, read_header
-from mpload.ingest.rows import Rows, absolute, is_outside, with_prefix
+from mpload.ingest.rows import Rows, absolute, with_prefix
 from mpload.storage.remote import check_url, is_url
 from mpload.units import MIB, printable
 

@@ -11,11 +11,12 @@ from mpload.errors import ArgumentError, MploadWarning
 from mpload.index.columns import Cell, format_columns
 from mpload.index.copying import local_copy
 from mpload.index.opening import open_index, root_at, root_of
+from mpload.index.publishing import check_out
 from mpload.index.sidecar import Progress
 from mpload.index.text import Header, read_header
 from mpload.ingest.lists import open_list
 from mpload.ingest.rows import Rows, absolute
-from mpload.ingest.writing import check_out, write_texts
+from mpload.ingest.writing import write_texts
 from mpload.storage.remote import check_url, is_url
 from mpload.units import printable
 

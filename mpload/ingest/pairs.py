@@ -14,8 +14,8 @@ from pathlib import Path
 
 from mpload.errors import ArgumentError
 from mpload.index.columns import Cell, Column, ColumnType, parse_columns
+from mpload.index.opening import is_outside
 from mpload.ingest.folder_options import FolderOptions
-from mpload.ingest.rows import is_outside
 from mpload.units import printable
 
 __all__ = ["Beside", "belongs_to_image", "captions_of", "pair_of_folders"]

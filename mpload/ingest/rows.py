@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mpload.errors import ArgumentError
 from mpload.index.columns import Cell, Column, format_columns, parse_columns, path_of
+from mpload.index.opening import is_outside
 from mpload.storage.ranges import ByteRange
 from mpload.units import printable
 
@@ -18,7 +19,6 @@ __all__ = [
     "Rows",
     "absolute",
     "choose_columns",
-    "is_outside",
     "rename_columns",
     "root_and_prefix",
     "with_prefix",
@@ -100,18 +100,6 @@ def root_and_prefix(folder: str, root: str | os.PathLike[str] | None) -> tuple[s
     if is_outside(folder, top):
         raise ArgumentError(f"root {top} does not contain the source {folder}. Give the folder itself or a parent")
     return top, os.path.relpath(folder, top) + "/"
-
-
-def is_outside(path: str, root: str) -> bool:
-    """Whether `path` leads outside `root`. Only the text is examined, so links are not resolved."""
-    if "://" in path:
-        return not path.startswith(root.rstrip("/") + "/")
-    if not path.startswith("/") and ".." not in path:
-        return False
-    if "://" in root:
-        return path.startswith("/") or os.path.normpath(path).split("/")[0] == ".."
-    full = os.path.normpath(f"{root}/{path}" if not path.startswith("/") else path)
-    return full != root and not full.startswith(root.rstrip("/") + "/")
 
 
 def with_prefix(cell: Cell, prefix: str) -> Cell:

@@ -1,33 +1,18 @@
 """Writes rows to one or several index texts. Each text is published atomically, when it is complete."""
 
-import os
-import secrets
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO
 
-from mpload.errors import ArgumentError, MploadError, StorageError
+from mpload.errors import ArgumentError
+from mpload.index.publishing import declared_root, new_file
 from mpload.index.sidecar import Progress
 from mpload.index.text import format_header, format_line
 from mpload.ingest.rows import Rows
 from mpload.ingest.splitting import Split, part_of
-from mpload.units import MIB, printable
 
-__all__ = ["check_out", "new_file", "new_path", "write_texts"]
+__all__ = ["write_texts"]
 
 _PROGRESS_SAMPLES = 4096
-
-
-def check_out(out: Path, sources: list[Path]) -> None:
-    """Raise `ArgumentError` unless `out` is a possible path for an index and is not one of `sources`."""
-    if out.is_dir():
-        raise ArgumentError(f"{out}: is a directory. Name the index file: {out / 'train.txt'}")
-    if not out.parent.is_dir():
-        raise ArgumentError(f"{out.parent}: no such folder. Create it: mkdir -p {out.parent}")
-    for source in sources:
-        if out.exists() and source.exists() and out.samefile(source):
-            raise ArgumentError(f"{out}: is the source itself. Give the new index another name")
 
 
 def write_texts(
@@ -45,7 +30,9 @@ def write_texts(
     bounds = () if split is None else split.bounds
     source = next((number for number, column in enumerate(rows.columns) if column.type.is_source), 0)
     counts = [0] * len(paths)
-    header = format_header(columns=rows.columns, root=_root(rows.root, out, relative=relative), classes=rows.classes)
+    header = format_header(
+        columns=rows.columns, root=declared_root(rows.root, out, relative=relative), classes=rows.classes
+    )
     with ExitStack() as stack:
         files = [stack.enter_context(new_file(path)) for path in paths]
         for file in files:
@@ -64,58 +51,3 @@ def write_texts(
         if progress is not None:
             progress(sum(counts))
     return paths
-
-
-def _root(root: str, out: Path, *, relative: bool) -> str | None:
-    """Return the `#root` directive of the index `out`; None if its own folder is the root."""
-    folder = os.path.normpath(out.parent.absolute())
-    if root == folder:
-        return None
-    return os.path.relpath(root, folder) if relative and "://" not in root else root
-
-
-@contextmanager
-def new_file(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file that is renamed to `path` if the context ends without an error, and deleted otherwise.
-
-    Raises:
-        StorageError: the file cannot be written.
-    """
-    with new_path(path) as unfinished, unfinished.open("xb", buffering=MIB) as file:
-        yield file
-
-
-@contextmanager
-def new_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary path. A file written there is synced to disk and renamed to `path` if no error occurs.
-
-    Raises:
-        StorageError: the file cannot be written.
-    """
-    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        yield unfinished
-        _sync(unfinished)
-        # Delete the old sidecar: it would match a new text of the same size and the same modification time, which
-        # happens within one tick of the file system's clock.
-        path.with_name(path.name + ".mpx").unlink(missing_ok=True)
-        unfinished.replace(path)
-        with suppress(OSError):  # not every file system can sync folders
-            _sync(path.parent)
-    except OSError as error:
-        if isinstance(error, MploadError):
-            raise
-        raise StorageError(
-            f"{printable(str(path))}: cannot be written: {error.strerror or error}. "
-            "Free some space, or choose a writable folder"
-        ) from error
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.processes
 NUM_PHOTOS = 24
 REPORTING = {
     "bench decode", "bench memory", "cache clear", "cache info", "cache verify", "doctor", "index", "inspect", "merge",
-    "monitor", "pack", "plan", "top",
+    "monitor", "pack", "plan", "select", "top",
 }  # fmt: skip
 JOB = """
 from mpload import MPLoader, Topology

@@ -10,7 +10,8 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.mark.parametrize(
-    "command", ["inspect", "inspect --check", "merge -o out.txt", "pack -o out", "doctor", "bench decode"]
+    "command",
+    ["inspect", "inspect --check", "select -o out.txt", "merge -o out.txt", "pack -o out", "doctor", "bench decode"],
 )
 def test_all_commands_refuse_a_missing_index_with_the_same_message_and_exit_code(tmp_path: Path, command: str) -> None:
     path = tmp_path / "missing.txt"

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from mpload import build_index, open_index
 from mpload.errors import ArgumentError, IndexFormatError, MploadWarning, StorageError
 from mpload.index.columns import Cell
+from mpload.index.opening import is_outside
 from mpload.ingest.folder_options import IMAGE_EXTENSIONS, FolderOptions
-from mpload.ingest.rows import is_outside
 from mpload.ingest.sorting import sorted_strings
 from tests.support.ingested import JPEG, cells, make_files
 

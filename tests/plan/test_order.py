@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError
 from mpload.plan import permutation as permutation_module
-from mpload.plan.order import BlockShuffle, OrderChoice, Sequential, Shuffle, _round_keys
+from mpload.plan.keys import round_keys
+from mpload.plan.order import BlockShuffle, OrderChoice, Sequential, Shuffle
 from mpload.plan.permutation import Permutation
 from tests.support.order_contract import OrderContract, all_ids, assert_bijection, order_of
 
@@ -89,7 +90,7 @@ def test_every_epoch_is_a_bijection(choice: OrderChoice, num_samples: int, seed:
 @given(num_values=st.integers(1, 2**62), seed=seeds, data=st.data())
 @settings(max_examples=200)
 def test_the_inverse_of_a_permutation_of_any_size_undoes_it(num_values: int, seed: int, data: st.DataObject) -> None:
-    permutation = Permutation(num_values, _round_keys("shuffle", seed, 0))
+    permutation = Permutation(num_values, round_keys("shuffle", seed, 0))
     places = np.array(data.draw(st.lists(st.integers(0, num_values - 1), max_size=20)), np.uint64)
     values = permutation(places)
     assert (values < num_values).all()

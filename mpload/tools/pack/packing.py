@@ -24,9 +24,10 @@ from mpload.images.decoders import RawBytes
 from mpload.index.columns import Cell, Column, ColumnType
 from mpload.index.index import Index, Record, require_files
 from mpload.index.opening import open_index
+from mpload.index.publishing import new_file, new_path
 from mpload.index.text import Dialect, Header, format_line, parse_line
 from mpload.ingest.rows import Rows
-from mpload.ingest.writing import new_file, new_path, write_texts
+from mpload.ingest.writing import write_texts
 from mpload.plan.order import Sequential, Shuffle
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy

@@ -1,0 +1,156 @@
+"""`Block`: consecutive samples whose lines are read at once, with their columns as arrays.
+
+This is for passes over a whole index. Numbers are NumPy arrays. Texts are Arrow arrays of bytes, which Arrow compares
+without making a Python object for each.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from mpload.index.columns import ColumnType
+from mpload.index.index import Index, header_of, misfit, read_text, sidecar_of, text_bytes
+from mpload.index.lines import Lines, cells_of
+from mpload.index.lookup import SidecarFile
+from mpload.units import MIB
+
+__all__ = ["Block", "binary_array", "blocks_of", "booleans_of", "values_of"]
+
+_BLOCK_ROWS = 1 << 16
+_BLOCK_BYTES = 8 * MIB
+_NEWLINE = 10
+_Number = TypeVar("_Number", bound=np.generic)
+
+
+class Block:
+    """Consecutive samples of an index. Their lines are read when they are first needed.
+
+    Memory: the lines, at most about 8 MB, and a few numbers per sample.
+    """
+
+    def __init__(self, *, index: Index, first_id: int, starts: NDArray[np.int64]) -> None:
+        self.index = index
+        self.first_id = first_id
+        self.starts = starts
+        """int64 [n + 1]: where each line starts in the text, and where the last one ends."""
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @cached_property
+    def lines(self) -> Lines:
+        """The lines.
+
+        Raises:
+            IndexChangedError: the text was changed after it was opened, or its sidecar does not fit.
+        """
+        starts = self.starts - self.starts[0]
+        data = read_text(self.index, int(self.starts[0]), int(starts[-1]))
+        is_last = self.first_id + len(self) == len(self.index)
+        text = np.frombuffer(data, np.uint8)
+        if (text[starts[1 : -1 if is_last else None] - 1] != _NEWLINE).any():
+            raise misfit(self.index)
+        bounds = np.stack([starts[:-1], starts[1:] - 1], axis=1)
+        if is_last:  # its newline may be missing, and blank lines may follow
+            end = data.find(b"\n", int(starts[-2]))
+            bounds[-1, 1] = len(data) if end < 0 else end
+        header = header_of(self.index)
+        return Lines(
+            sample_ids=np.arange(self.first_id, self.first_id + len(self)),
+            data=data,
+            bounds=bounds,
+            cells=cells_of(data, bounds, header),
+            header=header,
+            path=self.index.path,
+        )
+
+    def numbers(self, name: str) -> NDArray[np.int64] | NDArray[np.float64]:
+        """Return a column of numbers, int64 [n] or float64 [n]: of the text, or `nbytes` of the sidecar."""
+        header = header_of(self.index)
+        names = [column.name for column in header.columns]
+        stop = self.first_id + len(self)
+        if name not in names:
+            sizes = self.index.nbytes
+            assert sizes is not None, "the caller has checked the name"
+            return np.asarray(sizes[self.first_id : stop])
+        column = names.index(name)
+        if column == header.label_column:
+            return np.asarray(self.index.labels[self.first_id : stop])
+        if header.columns[column].type is ColumnType.FLOAT:
+            return self._floats(column)
+        values, is_parsed = self.lines.integers(column)
+        if not is_parsed.all():
+            return np.array([record.cells[column] for record in self.lines.records()], np.int64)
+        return values
+
+    def texts(self, name: str) -> "pa.Array[Any]":
+        """Return the cells of a column as Arrow's binary [n], without escapes."""
+        column = [column.name for column in header_of(self.index).columns].index(name)
+        cells = self.lines.cells[:, column]
+        if (cells < 0).any():
+            texts = [str(record.cells[column]) for record in self.lines.records()]
+            return binary_array([text.encode("utf-8", "surrogateescape") for text in texts])
+        # An array with one item for each cell, and one for what is between two cells. It refers to the lines, without a
+        # copy. Every other item is then taken.
+        offsets = _buffer(cells.reshape(-1).astype(np.int32))
+        both = pa.Array.from_buffers(pa.binary(), 2 * len(cells) - 1, [None, offsets, pa.py_buffer(self.lines.data)])
+        return both.take(_int_array(np.arange(0, len(both), 2)))
+
+    def _floats(self, column: int) -> NDArray[np.float64]:
+        texts = self.texts(header_of(self.index).columns[column].name)
+        try:
+            values = texts.cast(pa.string()).cast(pa.float64())
+            return values_of(values, np.float64)
+        except pa.ArrowInvalid:  # a notation that only Python reads
+            return np.array([record.cells[column] for record in self.lines.records()], np.float64)
+
+
+def blocks_of(index: Index) -> Iterator[Block]:
+    """Yield all samples of an index in order, in blocks."""
+    offsets = SidecarFile(sidecar_of(index)).columns["offset"]
+    for first in range(0, len(index), _BLOCK_ROWS):
+        stop = min(first + _BLOCK_ROWS, len(index))
+        end = offsets[stop] if stop < len(index) else text_bytes(index)
+        starts = np.append(offsets[first:stop], end).astype(np.int64)
+        if (starts[1:] <= starts[:-1]).any():
+            raise misfit(index)
+        place = 0
+        while place < stop - first:
+            fitting = int(np.searchsorted(starts, starts[place] + _BLOCK_BYTES, side="right")) - 1
+            last = max(place + 1, fitting)
+            yield Block(index=index, first_id=first + place, starts=starts[place : last + 1])
+            place = last
+
+
+def binary_array(texts: Sequence[bytes]) -> "pa.Array[Any]":
+    """Return texts as an Arrow array; `pa.array` would import pandas."""
+    ends = np.cumsum([0, *map(len, texts)], dtype=np.int64).astype(np.int32)
+    return pa.Array.from_buffers(pa.binary(), len(texts), [None, _buffer(ends), pa.py_buffer(b"".join(texts))])
+
+
+def booleans_of(array: "pa.Array[Any]") -> NDArray[np.bool_]:
+    """Return Arrow's bool [n] as a NumPy array."""
+    bits = np.frombuffer(_buffer_of(array), np.uint8)
+    return np.unpackbits(bits, count=array.offset + len(array), bitorder="little")[array.offset :].view(np.bool_)
+
+
+def values_of(array: "pa.Array[Any]", dtype: type[_Number]) -> NDArray[_Number]:
+    """Return Arrow's numbers [n] as a NumPy array."""
+    return np.frombuffer(_buffer_of(array), dtype)[array.offset : array.offset + len(array)]
+
+
+def _buffer_of(array: "pa.Array[Any]") -> memoryview:
+    buffer = array.buffers()[1]
+    return memoryview(b"" if buffer is None else buffer)
+
+
+def _int_array(values: NDArray[np.int64]) -> "pa.Array[Any]":
+    return pa.Array.from_buffers(pa.int64(), len(values), [None, _buffer(values)])
+
+
+def _buffer(values: NDArray[Any]) -> pa.Buffer:
+    return pa.py_buffer(values.data)
