@@ -90,6 +90,16 @@ def test_the_facts_about_an_index_are_one_document(index: Path, tmp_path: Path) 
     assert merged == {"path": str(tmp_path / "twice.txt"), "num_samples": 2 * NUM_PHOTOS, "root": merged["root"]}
 
 
+def test_selecting_prints_one_document(index: Path, tmp_path: Path) -> None:
+    selected = told("select", index, "-o", tmp_path / "some.txt", "--share", "0.5")
+    assert selected == {
+        "path": str(tmp_path / "some.txt"),
+        "num_samples": NUM_PHOTOS // 2,
+        "of": NUM_PHOTOS,
+        "root": selected["root"],
+    }
+
+
 def test_packing_and_verifying_print_one_document_each(index: Path, tmp_path: Path) -> None:
     made = told("pack", index, "-o", tmp_path / "pack")
     shards = list((tmp_path / "pack").glob("*.tar"))

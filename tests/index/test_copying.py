@@ -293,3 +293,15 @@ def test_indexes_without_a_common_root_and_an_output_at_a_url_are_refused(
         merge_indexes([tmp_path / "local.txt", url.replace("://", "://name:xyzzy@")], tmp_path / "all.txt")
     assert "xyzzy" not in str(caught.value)
     assert not (tmp_path / "all.txt").exists()
+
+
+def test_a_selection_from_an_index_at_a_url_refers_to_the_same_objects(
+    folder: Path, server: Server, tmp_path: Path
+) -> None:
+    selected = open_index(f"{server.url}/train.txt").select(tmp_path / "some.txt", where="label == 1")
+    assert selected.root == f"{server.url}/train"
+    data = [sample[0] for sample in MPDataset(selected, decode=RawBytes(), topology=Topology())]
+    local = open_index(folder / "train.txt")
+    assert data == [
+        (Path(local.root) / str(path)).read_bytes() for path, label in (r.cells for r in local) if label == 1
+    ]

@@ -1,4 +1,4 @@
-"""Coverage-guided fuzzing of the readers of index texts and sidecars: no crash and no wrong record.
+"""Coverage-guided fuzzing of the readers of index texts, sidecars and conditions: no crash and no wrong record.
 
     pip install atheris && python tests/support/fuzz_index.py -max_total_time=600
 
@@ -13,10 +13,12 @@ from pathlib import Path
 import atheris  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
 with atheris.instrument_imports(include=["mpload"]):
-    from mpload.errors import MploadError
+    from mpload.errors import ArgumentError, MploadError
+    from mpload.index.blocks import blocks_of
     from mpload.index.index import sidecar_of
     from mpload.index.opening import open_index
     from mpload.index.text import parse_line, read_header
+    from mpload.index.where import parse_condition
 
 FOLDER = Path(tempfile.mkdtemp(prefix="mpload-fuzz-"))
 GOOD = FOLDER / "good.txt"
@@ -58,9 +60,23 @@ def fuzz_sidecar(data: bytes) -> None:
         raise AssertionError(found)
 
 
+def fuzz_condition(text: str) -> None:
+    """Parse any text as a condition: expect an ArgumentError, or an answer for each sample."""
+    index = open_index(GOOD)
+    try:
+        condition = parse_condition(text, index)
+        num_answers = sum(len(condition(block)) for block in blocks_of(index))
+    except ArgumentError:
+        return
+    if num_answers != len(index):
+        raise AssertionError(text)
+
+
 def fuzz(data: bytes) -> None:
-    """Test one input as a text or as damage to a sidecar."""
-    if data[:1] < b"\x55":
+    """Test one input as a text, as a condition or as damage to a sidecar."""
+    if data[:1] >= b"\xd5":
+        fuzz_condition(data[1:].decode("utf-8", "surrogateescape"))
+    elif data[:1] < b"\x55":
         fuzz_sidecar(data[1:])
     else:
         fuzz_text(data[1:], "csv" if data[:1] < b"\xaa" else "txt")
