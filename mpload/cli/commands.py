@@ -13,7 +13,7 @@ __all__ = ["CommandGroup"]
 _SUMMARIES = {
     "index": "Index a folder, a list, shards, or everything below a URL.",
     "inspect": "Show, check and preview an index.",
-    "select": "Write an index of some samples: by a condition, a share, folds or a list.",
+    "select": "Write an index of some samples of another index.",
     "merge": "Concatenate indexes that have the same columns.",
     "pack": "Write samples into tar shards, LMDB files or arrays.",
     "plan": "Compare what a job needs with what a machine offers.",

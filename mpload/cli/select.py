@@ -52,10 +52,10 @@ def select(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write an index of some samples: by a condition, a share, folds or a list.
+    """Write an index of some samples of another index.
 
-    All conditions must hold. A share or fold is then taken of the samples that fulfil them. The order, the root, the
-    columns and the classes stay the same.
+    Choose them by a condition, a share, folds or a list. All conditions must hold; a share or fold is then taken of
+    the samples that fulfil them. The order, the root, the columns and the classes stay the same.
     """
     part = _part(share=share, folds=folds, fold=fold, rest=rest, stratify=stratify, seed=seed)
     if key_column is not None and keys is None:

@@ -5,6 +5,7 @@ without making a Python object for each.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -12,17 +13,19 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from mpload.errors import ArgumentError
 from mpload.index.columns import ColumnType
 from mpload.index.index import Index, header_of, misfit, read_text, sidecar_of, text_bytes
 from mpload.index.lines import Lines, cells_of
 from mpload.index.lookup import SidecarFile
 from mpload.units import MIB
 
-__all__ = ["Block", "binary_array", "blocks_of", "booleans_of", "values_of"]
+__all__ = ["Block", "Values", "binary_array", "blocks_of", "booleans_of", "values_of"]
 
 _BLOCK_ROWS = 1 << 16
 _BLOCK_BYTES = 8 * MIB
 _NEWLINE = 10
+_MAX_VALUES = 1 << 20
 _Number = TypeVar("_Number", bound=np.generic)
 
 
@@ -124,6 +127,37 @@ def blocks_of(index: Index) -> Iterator[Block]:
             last = max(place + 1, fitting)
             yield Block(index=index, first_id=first + place, starts=starts[place : last + 1])
             place = last
+
+
+@dataclass(slots=True)
+class Values:
+    """Numbers the different values of a column, by the order in which they first occur."""
+
+    known: dict[object, int] = field(default_factory=dict)
+    """The number of each value that has occurred."""
+
+    def numbers(self, block: Block, column: str, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Return the number of the value of each sample for which `mask` is true, int64 [n].
+
+        Raises:
+            ArgumentError: there are too many different values.
+        """
+        kinds = {each.name: each.type for each in block.index.columns}
+        if kinds[column] is ColumnType.INT:
+            values, found = np.unique(block.numbers(column)[mask], return_inverse=True)
+            names: list[object] = values.tolist()
+        else:
+            encoded = block.texts(column).dictionary_encode()
+            used, found = np.unique(values_of(encoded.indices, np.int32)[mask], return_inverse=True)
+            texts = encoded.dictionary.to_pylist()
+            names = [texts[number] for number in used.tolist()]
+        numbers = [self.known.setdefault(name, len(self.known)) for name in names]
+        if len(self.known) > _MAX_VALUES:
+            raise ArgumentError(
+                f"column {column} of {block.index.path} has more than {_MAX_VALUES} different values. Choose a column "
+                "with fewer, such as that of the labels"
+            )
+        return np.array(numbers, np.int64)[found]
 
 
 def binary_array(texts: Sequence[bytes]) -> "pa.Array[Any]":

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mpload.errors import ArgumentError, IndexFormatError
-from mpload.index.blocks import Block, blocks_of, values_of
+from mpload.index.blocks import Block, Values, blocks_of
 from mpload.index.columns import ColumnType, format_columns, path_of
 from mpload.index.index import Index, header_of, sidecar_of
 from mpload.index.lookup import SidecarFile, check_sample_ids
@@ -30,7 +30,6 @@ from mpload.units import format_counted, printable
 
 __all__ = ["Choice", "choice_of", "write_selection"]
 
-_MAX_STRATA = 1 << 20
 _SIZE_BYTES = 8
 
 
@@ -228,8 +227,7 @@ class _Strata:
     """The strata of a part: the values of a column, or all samples as one."""
 
     part: Part
-    numbers: dict[object, int] = field(default_factory=dict)
-    """The number of each value, by the order in which the values first occur."""
+    values: Values = field(default_factory=Values)
     sizes: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     seen: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """How many samples of each stratum came before."""
@@ -240,11 +238,11 @@ class _Strata:
         assert choice.part is not None
         strata = cls(part=choice.part)
         if choice.part.stratify is None and not choice.has_conditions:
-            strata.numbers, strata.sizes = {None: 0}, np.array([len(index)])
+            strata.sizes = np.array([len(index)])
         else:
             for block in blocks_of(index):
                 found = strata._strata_of(block, choice.mask(block))
-                sizes = np.bincount(found, minlength=len(strata.numbers))
+                sizes = np.bincount(found, minlength=max(1, len(strata.values.known)))
                 sizes[: len(strata.sizes)] += strata.sizes
                 strata.sizes = sizes
         strata.seen = np.zeros_like(strata.sizes)
@@ -266,24 +264,8 @@ class _Strata:
     def _strata_of(self, block: Block, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Return the stratum of each sample of a block for which `mask` is true."""
         if (column := self.part.stratify) is None:
-            self.numbers.setdefault(None, 0)
             return np.zeros(np.count_nonzero(mask), np.int64)
-        kinds = {each.name: each.type for each in block.index.columns}
-        if kinds[column] is ColumnType.INT:
-            values, found = np.unique(block.numbers(column)[mask], return_inverse=True)
-            names: list[object] = values.tolist()
-        else:
-            encoded = block.texts(column).dictionary_encode()
-            used, found = np.unique(values_of(encoded.indices, np.int32)[mask], return_inverse=True)
-            texts = encoded.dictionary.to_pylist()
-            names = [texts[number] for number in used.tolist()]
-        numbers = [self.numbers.setdefault(name, len(self.numbers)) for name in names]
-        if len(self.numbers) > _MAX_STRATA:
-            raise ArgumentError(
-                f"stratify={column!r}: the column has more than {_MAX_STRATA} different values. Choose a column with "
-                "fewer, such as that of the labels"
-            )
-        return np.array(numbers, np.int64)[found]
+        return self.values.numbers(block, column, mask)
 
 
 def _add_sizes(index: Index, sizes: BinaryIO) -> None:

@@ -17,7 +17,7 @@ from mpload.errors import ArgumentError
 from mpload.plan.keys import round_keys
 from mpload.plan.permutation import Permutation, mixed
 
-__all__ = ["BlockShuffle", "Order", "OrderChoice", "Sequential", "Shuffle"]
+__all__ = ["BlockShuffle", "Order", "OrderChoice", "Sequential", "Shuffle", "checked_positions"]
 
 _MAX_NUM_SAMPLES = 1 << 62
 _MAX_BLOCK = 1 << 31
@@ -153,7 +153,7 @@ class _SequentialOrder:
     num_samples: int
 
     def sample_ids(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        return _checked(positions, self.num_samples).astype(np.int64)
+        return checked_positions(positions, self.num_samples).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class _ShuffledOrder:
         return self.permutation.num_values
 
     def sample_ids(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self.permutation(_checked(positions, self.num_samples)).view(np.int64)
+        return self.permutation(checked_positions(positions, self.num_samples)).view(np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +190,7 @@ class _BlockShuffledOrder:
         gap = num_blocks * self.block_samples - self.num_samples
         short_window, last_window = self.short_place // self.window_blocks, (num_blocks - 1) // self.window_blocks
 
-        cells = _checked(positions, self.num_samples).copy()
+        cells = checked_positions(positions, self.num_samples).copy()
         if cells.size == 0:
             return cells.view(np.int64)
         cells[cells >= min((short_window + 1) * self.window_blocks, num_blocks) * self.block_samples - gap] += gap
@@ -276,7 +276,7 @@ class _BlockShuffledOrder:
         return shuffled
 
 
-def _checked(positions: NDArray[np.int64], num_samples: int) -> NDArray[np.uint64]:
+def checked_positions(positions: NDArray[np.int64], num_samples: int) -> NDArray[np.uint64]:
     """Return a view of `positions` as `uint64`; raise `ArgumentError` if they are invalid."""
     if positions.ndim != 1 or positions.dtype != np.int64:
         raise ArgumentError(

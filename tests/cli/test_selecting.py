@@ -1,5 +1,6 @@
 """`mpload select`: its options choose the samples that they name, and wrong ones are refused."""
 
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,8 @@ pytestmark = pytest.mark.processes
 @pytest.fixture
 def index(tmp_path: Path) -> Path:
     lines = "".join(f"{'night' if n % 4 == 0 else 'day'}/{n}.jpg\t{n % 2}\n" for n in range(40))
-    (tmp_path / "a.txt").write_text(
-        "#mpload 1\n#root /data\n#columns image:path label:int\n#classes cat\tdog\n" + lines
-    )
+    header = "#mpload 1\n#root /data\n#columns image:path label:int\n#classes cat\tdog\n"
+    (tmp_path / "a.txt").write_text(header + lines)
     (tmp_path / "keys.txt").write_text("day/1.jpg\r\nnight/8.jpg\n\n")
     (tmp_path / "lines.txt").write_text("5\n44\n")
     return tmp_path / "a.txt"
@@ -41,7 +41,7 @@ def test_samples_are_selected_by_conditions_keys_and_lines(index: Path) -> None:
     assert selected("--lines", "lines.txt", "--where", "label == 0") == [0]
     assert len(selected("--share", "0.25", "--stratify", "label", "--seed", "3")) == 10
     folds = [selected("--folds", "3", "--fold", str(number)) for number in range(3)]
-    assert sorted(sum(folds, [])) == list(range(40))
+    assert sorted(chain(*folds)) == list(range(40))
     assert selected("--folds", "3", "--fold", "1", "--rest") == [n for n in range(40) if n not in folds[1]]
 
 
