@@ -42,6 +42,9 @@ from mpload.index.index import Index as Index
 from mpload.index.lookup import SidecarColumn as SidecarColumn
 from mpload.index.opening import open_index as open_index
 from mpload.index.record import Record as Record
+from mpload.index.weighting import Balanced as Balanced
+from mpload.index.weighting import IndexOrder as IndexOrder
+from mpload.index.weighting import Weighted as Weighted
 from mpload.ingest.build import build_index as build_index
 from mpload.ingest.folder_options import FolderOptions as FolderOptions
 from mpload.ingest.merge import merge_indexes as merge_indexes

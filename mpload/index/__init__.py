@@ -19,6 +19,8 @@ opening      open_index: opens the index at a path
 blocks       consecutive samples with their columns as arrays, for passes over a whole index
 where        conditions on the columns, parsed and never run as Python
 selecting    Index.select: writes selected lines to a new index
+weighting    Balanced and Weighted: orders with replacement
+draws        their order, and the table in a file from which it draws; without pyarrow
 publishing   new files get their names when they are complete
 ```
 

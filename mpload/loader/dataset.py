@@ -13,6 +13,7 @@ from mpload.errors import ArgumentError, MploadWarning, StateError
 from mpload.images.decoders import ImageDecoder
 from mpload.index.index import Index, require_files
 from mpload.index.opening import open_index
+from mpload.index.weighting import IndexOrder
 from mpload.loader.collate import Collate, check_collate
 from mpload.loader.epoch_iterator import Cursor, EpochIterator
 from mpload.loader.epochs import EpochTable
@@ -72,7 +73,8 @@ class MPDataset(IterableDataset[Batch]):
         tail: what happens if the samples do not fill the last global batch. `"pad"` fills it with the first samples of
             the epoch, `"drop"` omits the remaining samples, `"ragged"` yields every sample exactly once, in short or
             empty batches.
-        shuffle: False, True (same as `Shuffle()`), or an order: `Shuffle()`, `BlockShuffle(...)`, `Sequential()`.
+        shuffle: False, True (same as `Shuffle()`), or an order: `Shuffle()`, `BlockShuffle(...)`, `Sequential()`; or
+            one that repeats some samples and leaves out others: `Balanced("label")`, `Weighted("weight")`.
         seed: seed of the order and of all random numbers, in [0, 2**63).
         topology: rank and world size. None calls `detect_topology()` when an iteration begins.
         cache: a `PartialCache`, which keeps a fixed part of the samples on a fast disk or in memory.
@@ -117,7 +119,7 @@ class MPDataset(IterableDataset[Batch]):
         transform: Callable[..., Any] | None = None,
         batch_size: int | None = None,
         tail: Tail | Literal["drop", "pad", "ragged"] = Tail.PAD,
-        shuffle: bool | OrderChoice = False,
+        shuffle: bool | OrderChoice | IndexOrder = False,
         seed: int = 0,
         topology: Topology | None = None,
         cache: PartialCache | None = None,
@@ -135,7 +137,7 @@ class MPDataset(IterableDataset[Batch]):
             _check_callable("decode", decode)
         _check_callable("transform", transform)
         check_collate(collate, batch_size=batch_size)
-        if not (isinstance(shuffle, bool) or hasattr(shuffle, "order")):
+        if not (isinstance(shuffle, bool) or hasattr(shuffle, "order") or isinstance(shuffle, IndexOrder)):
             raise ArgumentError(f"shuffle must be True, False or an order such as BlockShuffle(), got {shuffle!r}")
         limits = storage if isinstance(storage, RemoteStorage) else None
         opened_index = index if isinstance(index, Index) else open_index(index, storage=limits)
@@ -168,7 +170,7 @@ class MPDataset(IterableDataset[Batch]):
         batching = Batching(
             num_samples=len(pipeline.index),
             batch_size=batch_size or 1,
-            order=(Shuffle() if shuffle else Sequential()) if isinstance(shuffle, bool) else shuffle,
+            order=_order_of(shuffle, opened_index),
             tail=Tail(tail),
         )
         batching.order_of(seed=seed, epoch=0)  # checks the seed
@@ -290,6 +292,12 @@ class MPDataset(IterableDataset[Batch]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_cursor": None}
+
+
+def _order_of(shuffle: bool | OrderChoice | IndexOrder, index: Index) -> OrderChoice:
+    if isinstance(shuffle, bool):
+        return Shuffle() if shuffle else Sequential()
+    return shuffle.bind(index) if isinstance(shuffle, IndexOrder) else shuffle
 
 
 def _check_index(value: object) -> None:

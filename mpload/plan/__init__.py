@@ -2,10 +2,10 @@
 
 ```
 order         the order of an epoch: a permutation that is computed, never stored
-keys          keys of permutations and draws, unrelated for different seeds and epochs
 permutation   the permutation, of any range of integers
 _permutation  its arithmetic (C, optional)
 parts         a share or a fold of the samples
+alias         alias tables: draws from any discrete distribution
 plan          which positions of that order each batch of a rank holds, and how the epoch ends
 topology      the rank of this process and the number of ranks
 checkpoint    the state from which a run resumes

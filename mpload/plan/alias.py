@@ -1,9 +1,9 @@
 """Alias tables: draw from any discrete distribution with two look-ups.
 
 The method is from Walker, "An Efficient Method for Generating Discrete Random Variables with General Distributions",
-ACM TOMS 3 (1977). Tables are made by sweeping over light and heavy items, as in Vose, "A Linear Algorithm for Generating
-Random Numbers with a Given Distribution", IEEE TSE 17 (1991). Running sums replace its loop, as in Huebschle-Schneider
-and Sanders, "Parallel Weighted Random Sampling", ESA 2019, so that NumPy does the work.
+ACM TOMS 3 (1977). Tables are made by sweeping over light and heavy items, as in Vose, "A Linear Algorithm for
+Generating Random Numbers with a Given Distribution", IEEE TSE 17 (1991). Running sums replace its loop, as in
+Huebschle-Schneider and Sanders, "Parallel Weighted Random Sampling", ESA 2019, so that NumPy does the work.
 
 Weights are rounded once to integers. All that follows is exact, and the same on every machine.
 """

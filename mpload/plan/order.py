@@ -4,9 +4,10 @@ Users choose `Sequential`, `Shuffle` or `BlockShuffle`. Each returns an `Order` 
 bijection from position to sample_id. Any process can evaluate it at any position, without a table of N entries.
 
 Orders are a promise: the same choice, number of samples, seed and epoch give the same order in every version with the
-same version of `mpload.plan.keys`. `tests/golden/order.json` records them.
+same `_VERSION`. `tests/golden/order.json` records them.
 """
 
+import hashlib
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,14 +15,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError
-from mpload.plan.keys import round_keys
 from mpload.plan.permutation import Permutation, mixed
 
-__all__ = ["BlockShuffle", "Order", "OrderChoice", "Sequential", "Shuffle", "checked_positions"]
+__all__ = [
+    "BlockShuffle",
+    "Order",
+    "OrderChoice",
+    "Sequential",
+    "Shuffle",
+    "ShuffledOrder",
+    "checked_positions",
+    "round_keys",
+]
 
+_VERSION = 1
 _MAX_NUM_SAMPLES = 1 << 62
 _MAX_BLOCK = 1 << 31
 _MAX_SEED = 1 << 63
+_NUM_ROUNDS = 8  # the fewest for which each of the 120 orders of five samples is within about 5 % of equally likely
 
 
 class Order(Protocol):
@@ -104,7 +115,7 @@ class Shuffle:
     def order(self, *, num_samples: int, seed: int, epoch: int) -> Order:
         """Return the order of an epoch; see `OrderChoice.order`."""
         _check_epoch(num_samples=num_samples, seed=seed, epoch=epoch)
-        return _ShuffledOrder(Permutation(num_samples, round_keys("shuffle", seed, epoch)))
+        return ShuffledOrder(Permutation(num_samples, round_keys("shuffle", seed, epoch)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,14 +168,18 @@ class _SequentialOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class _ShuffledOrder:
+class ShuffledOrder:
+    """The order of an epoch of `Shuffle`."""
+
     permutation: Permutation
 
     @property
     def num_samples(self) -> int:
+        """The number of positions, which is also the number of sample_ids."""
         return self.permutation.num_values
 
     def sample_ids(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the sample_ids at `positions`; see `Order.sample_ids`."""
         return self.permutation(checked_positions(positions, self.num_samples)).view(np.int64)
 
 
@@ -274,6 +289,16 @@ class _BlockShuffledOrder:
             same = sizes == size
             shuffled[same] = Permutation(size, self.window_keys)(offsets[same], tweaks[same])
         return shuffled
+
+
+def round_keys(purpose: str, seed: int, epoch: int) -> tuple[int, ...]:
+    """Return the round keys, which are unrelated for different (purpose, seed, epoch)."""
+    digest = hashlib.blake2b(
+        seed.to_bytes(8, "little") + epoch.to_bytes(8, "little"),
+        digest_size=8 * _NUM_ROUNDS,
+        person=f"mpload.{purpose}.{_VERSION}".encode(),
+    ).digest()
+    return tuple(int.from_bytes(digest[at : at + 8], "little") for at in range(0, len(digest), 8))
 
 
 def checked_positions(positions: NDArray[np.int64], num_samples: int) -> NDArray[np.uint64]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError
-from mpload.plan.keys import round_keys
+from mpload.plan.order import round_keys
 from mpload.plan.permutation import Permutation, mixed
 from mpload.plan.ranges import MAX_SEED, check_range
 

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError
 from mpload.plan import permutation as permutation_module
-from mpload.plan.keys import round_keys
-from mpload.plan.order import BlockShuffle, OrderChoice, Sequential, Shuffle
+from mpload.plan.order import BlockShuffle, OrderChoice, Sequential, Shuffle, round_keys
 from mpload.plan.permutation import Permutation
 from tests.support.order_contract import OrderContract, all_ids, assert_bijection, order_of
 

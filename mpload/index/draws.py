@@ -4,8 +4,10 @@ The table has two levels. An alias table chooses a block of rows, and the block'
 is built block by block, in constant memory. Every draw is a function of seed, epoch and position.
 """
 
+import hashlib
 import json
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,10 +16,9 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mpload.errors import ArgumentError
+from mpload.errors import ArgumentError, IndexChangedError
 from mpload.plan.alias import MAX_ITEMS, alias_table, drawn, uniform
-from mpload.plan.keys import round_keys
-from mpload.plan.order import checked_positions
+from mpload.plan.order import checked_positions, round_keys
 from mpload.plan.ranges import MAX_SEED, check_range
 
 __all__ = ["BLOCK_ROWS", "DrawChoice", "DrawTable", "write_table"]
@@ -25,19 +26,20 @@ __all__ = ["BLOCK_ROWS", "DrawChoice", "DrawTable", "write_table"]
 BLOCK_ROWS: Final = 1 << 16
 _HEAD_BYTES: Final = 4096
 _ENTRY_BYTES: Final = 8
+_AGAIN: Final = "Open the dataset again"
 _SLOT_BITS: Final = 44  # of 64; times an item count of up to 20 bits, they do not overflow
 
 
 def write_table(
-    file: BinaryIO, blocks: Iterable[NDArray[np.float64]], *, num_samples: int, facts: dict[str, Any]
-) -> None:
-    """Write the table of a distribution.
+    file: BinaryIO, blocks: Iterable[NDArray[np.float64]], *, num_samples: int, facts: Mapping[str, Any]
+) -> str:
+    """Write the table of a distribution, and return a digest of the weights.
 
     Args:
         file: an empty file.
         blocks: the weights, float64 [BLOCK_ROWS] each; the last may be shorter.
         num_samples: number of weights.
-        facts: what `DrawTable.facts` returns; as JSON, up to 4,000 bytes.
+        facts: what `facts_of` returns, beside the digest; as JSON, up to 4,000 bytes.
 
     Raises:
         ArgumentError: all weights are 0, or there are too many of them.
@@ -47,46 +49,63 @@ def write_table(
     num_blocks = -(-num_samples // BLOCK_ROWS)
     if num_blocks > MAX_ITEMS:
         raise ArgumentError(f"{num_samples} samples are more than the limit of {MAX_ITEMS * BLOCK_ROWS} for weights")
-    file.write(json.dumps(facts).encode().ljust(_HEAD_BYTES))
     file.seek(_HEAD_BYTES + num_blocks * _ENTRY_BYTES)
     totals = np.zeros(num_blocks)
+    digest = hashlib.blake2b(digest_size=16)
     for number, weights in enumerate(blocks):
+        digest.update(weights.tobytes())
         totals[number] = np.cumsum(weights)[-1]
         file.write(alias_table(weights).tobytes())
     if not totals.any():
         raise ArgumentError("all weights are 0, so that no sample can be drawn. Give some samples a weight above 0")
-    file.seek(_HEAD_BYTES)
-    file.write(alias_table(totals).tobytes())
+    head = json.dumps({**facts, "digest": digest.hexdigest()}).encode()
+    file.seek(0)
+    file.write(head.ljust(_HEAD_BYTES) + alias_table(totals).tobytes())
+    return digest.hexdigest()
 
 
+def facts_of(path: Path, *, num_samples: int) -> dict[str, Any]:
+    """Return what was passed to `write_table`, and the digest of the weights.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no table of so many samples.
+    """
+    with path.open("rb") as file:
+        facts = json.loads(file.read(_HEAD_BYTES))
+        num_bytes = file.seek(0, os.SEEK_END)
+    if num_bytes != _HEAD_BYTES + _ENTRY_BYTES * (-(-num_samples // BLOCK_ROWS) + num_samples):
+        raise ValueError("its size is wrong")
+    return dict(facts)
+
+
+@dataclass(frozen=True, kw_only=True)
 class DrawTable:
     """A table in a file, mapped into memory when it is first used.
 
     Process: may be forked, or pickled and sent to any process of the same machine. All share the pages.
     """
 
-    def __init__(self, path: Path, num_samples: int) -> None:
-        self.path = path
-        self.num_samples = num_samples
-        self.num_blocks = -(-num_samples // BLOCK_ROWS)
+    path: Path
+    num_samples: int
+    digest: str
+    """Digest of the weights."""
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """What was passed to `write_table`.
-
-        Raises:
-            ValueError: the file is damaged.
-        """
-        with self.path.open("rb") as file:
-            head = file.read(_HEAD_BYTES)
-        if self.path.stat().st_size != _HEAD_BYTES + _ENTRY_BYTES * (self.num_blocks + self.num_samples):
-            raise ValueError("its size is wrong")
-        facts: dict[str, Any] = json.loads(head)
-        return facts
+    def num_blocks(self) -> int:
+        """Number of blocks of rows."""
+        return -(-self.num_samples // BLOCK_ROWS)
 
     @cached_property
     def _entries(self) -> NDArray[np.uint64]:
-        return np.memmap(self.path, np.uint64, mode="r", offset=_HEAD_BYTES)
+        try:
+            entries = np.memmap(self.path, np.uint64, mode="r", offset=_HEAD_BYTES)
+            is_same = facts_of(self.path, num_samples=self.num_samples)["digest"] == self.digest
+        except (OSError, ValueError, LookupError) as error:
+            raise IndexChangedError(f"{self.path}: the table of weights cannot be read: {error}. {_AGAIN}") from error
+        if not is_same:
+            raise IndexChangedError(f"{self.path}: the weights were changed during the run. {_AGAIN}")
+        return entries
 
     def draw(self, positions: NDArray[np.uint64], keys: tuple[int, ...]) -> NDArray[np.int64]:
         """Return the row drawn at each position, int64 [n]."""
