@@ -28,6 +28,7 @@ __all__ = ["Balanced", "IndexOrder", "Weighted"]
 
 _VERSION = 1
 _LOCK_SECONDS = 3600.0
+_MAX_WEIGHT = 1e290  # the sum of 10^18 of them is finite
 _NUMBERS = frozenset({ColumnType.INT, ColumnType.FLOAT})
 
 
@@ -85,7 +86,7 @@ class Weighted:
 
     Attributes:
         weights: the name of a column of numbers; or the path of a `.npy` file of numbers [N], one for each sample.
-            Weights are finite and not negative. They need not sum to 1.
+            Weights are in [0, 1e290]. They need not sum to 1.
 
     Memory: constant. The first use on a machine writes a table of 8 bytes per sample to a file beside the index.
     Processes map it, and the kernel may drop its pages.
@@ -97,7 +98,7 @@ class Weighted:
         """Return the order choice for one index; see `IndexOrder.bind`.
 
         Raises:
-            ArgumentError: there is no such column or file, or a weight is negative or not finite, or all are 0.
+            ArgumentError: there is no such column or file, or a weight is out of range, or all are 0.
             SidecarError: the table cannot be written anywhere.
         """
         text = os.fspath(self.weights)
@@ -139,9 +140,7 @@ class _Table:
         """Return the order of draws by these weights."""
         if (table := self._find()) is None:
             name = self._paths()[1].stem
-            busy = (
-                f"{self.index.path}: another process has been making its weights for {_LOCK_SECONDS:.0f} s. Try later"
-            )
+            busy = f"{self.index.path}: another process has made its weights for {_LOCK_SECONDS:.0f} s. Try later"
             with machine_lock(name, limit_seconds=_LOCK_SECONDS, busy=SidecarError(busy)):
                 table = self._find() or self._make(weights)
         return DrawChoice(spec=f"{self.name}#{table.digest}" if self.stamp else self.name, table=table, shown=shown)
@@ -219,15 +218,16 @@ def _column(index: Index, name: str) -> Iterator[NDArray[Any]]:
 
 
 def _checked(blocks: Iterator[NDArray[Any]], where: Callable[[int], str]) -> Iterator[NDArray[np.float64]]:
-    """Yield weights as float64; raise `ArgumentError` if one is negative or not finite."""
+    """Yield weights as float64; raise `ArgumentError` if one is negative, too large or not a number."""
     done = 0
     for block in blocks:
         weights = block.astype(np.float64)
-        wrong = np.flatnonzero(~((weights >= 0) & (weights < np.inf)))
+        wrong = np.flatnonzero(~((weights >= 0) & (weights <= _MAX_WEIGHT)))
         if len(wrong):
             place = int(wrong[0])
             raise ArgumentError(
-                f"{where(done + place)}: has weight {weights[place]}, but weights are finite and at least 0. Correct it"
+                f"{where(done + place)}: has weight {weights[place]}, but weights are in [0, {_MAX_WEIGHT:g}]. Correct "
+                "it"
             )
         yield weights
         done += len(weights)
@@ -235,13 +235,12 @@ def _checked(blocks: Iterator[NDArray[Any]], where: Callable[[int], str]) -> Ite
 
 def _regrouped(blocks: Iterator[NDArray[Any]]) -> Iterator[NDArray[Any]]:
     """Yield the rows in arrays of exactly `BLOCK_ROWS`; the last may be shorter."""
-    kept: list[NDArray[Any]] = []
+    kept: NDArray[Any] | None = None
     for block in blocks:
-        kept.append(block)
-        if sum(map(len, kept)) >= BLOCK_ROWS:
-            rows = np.concatenate(kept)
-            yield rows[:BLOCK_ROWS]
-            kept = [rows[BLOCK_ROWS:]]
-    rows = np.concatenate(kept)
-    if len(rows):
-        yield rows
+        rows = block if kept is None else np.concatenate([kept, block])
+        end = len(rows) // BLOCK_ROWS * BLOCK_ROWS
+        for start in range(0, end, BLOCK_ROWS):
+            yield rows[start : start + BLOCK_ROWS]
+        kept = rows[end:]
+    if kept is not None and len(kept):
+        yield kept

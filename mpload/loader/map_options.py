@@ -8,6 +8,7 @@ from typing import Any, Literal, TypedDict
 import torch
 
 from mpload.errors import ArgumentError, MploadWarning
+from mpload.index.weighting import IndexOrder
 from mpload.loader.instead import check_arguments
 from mpload.plan.order import OrderChoice, Sequential, Shuffle
 from mpload.plan.plan import Tail
@@ -117,6 +118,11 @@ class MapOptions:
             )
         if self.tail is not None:
             Tail(self.tail)
+        if isinstance(self.shuffle, IndexOrder):
+            raise ArgumentError(
+                f"shuffle: {self.shuffle!r} needs an index, but a map-style dataset has none. Pass "
+                "sampler=torch.utils.data.WeightedRandomSampler(...)"
+            )
         self._check_pair("sampler", "shuffle")
         for other in ("batch_size", "shuffle", "sampler", "drop_last"):
             self._check_pair("batch_sampler", other)

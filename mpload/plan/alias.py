@@ -55,7 +55,7 @@ def _units(weights: NDArray[np.float64]) -> NDArray[np.int64]:
     total = float(np.cumsum(weights)[-1])  # unlike a sum, it adds in the same order on every machine
     if total <= 0:
         return np.full(len(weights), _UNIT)
-    units = np.rint(weights * (len(weights) * _UNIT / total)).astype(np.int64)
+    units = np.rint(weights / total * (len(weights) * _UNIT)).astype(np.int64)
     units = np.maximum(units, weights > 0)
     units[np.argmax(units)] += len(weights) * _UNIT - int(units.sum())
     return units

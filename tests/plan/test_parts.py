@@ -70,3 +70,10 @@ def test_a_share_outside_its_range_is_refused(fraction: float) -> None:
 def test_a_fold_outside_its_range_is_refused(number: int, of: int) -> None:
     with pytest.raises(ArgumentError, match=r"(number|of) must be in \["):
         Fold(number, of=of)
+
+
+def test_parts_are_those_of_earlier_versions() -> None:
+    strata = np.arange(24) % 3
+    assert np.flatnonzero(held(Share(0.25, seed=1), np.zeros(24, np.int64))).tolist() == [6, 8, 12, 15, 16, 20]
+    assert np.flatnonzero(held(Share(0.25, seed=1), strata)).tolist() == [10, 11, 12, 15, 17, 19]
+    assert np.flatnonzero(held(Fold(1, of=4, seed=2), strata)).tolist() == [15, 16, 17, 21, 22, 23]
