@@ -171,6 +171,8 @@ class _Table:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with unfinished.open("xb") as file:
                     digest = write_table(file, weights(), num_samples=len(self.index), facts=self._identity())
+                    file.flush()
+                    os.fsync(file.fileno())  # before it gets its name: after a power failure it would hold zeros
                 unfinished.replace(path)
             except OSError as error:
                 failures.append(error)
