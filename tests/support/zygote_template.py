@@ -16,14 +16,15 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
 from mpload.transport import launch, zygote
 from mpload.transport.forking import ForkedProcess
-from mpload.transport.kernel import die_with_parent
 
 __all__ = ["IS_SUPPORTED", "prepare_template", "stop_template", "subprocess_with_template", "template_pid"]
 
@@ -31,6 +32,7 @@ _CLONE_CALL = {"x86_64": 56, "aarch64": 220}.get(platform.machine(), 0)
 _CLONE_PARENT = 0x8000
 _MESSAGE_BYTES = 1 << 18
 _FREE_FDS = 500
+_POLL_SECONDS = 5.0
 IS_SUPPORTED = sys.platform == "linux" and _CLONE_CALL != 0
 
 
@@ -39,9 +41,13 @@ def subprocess_with_template() -> SimpleNamespace:
     return SimpleNamespace(Popen=_start, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
 
 
-def _start(arguments: list[str], *, stdin: int, env: Mapping[str, str], pass_fds: Sequence[int]) -> ForkedProcess:
+def _start(
+    arguments: list[str], *, stdin: int, env: Mapping[str, str], pass_fds: Sequence[int]
+) -> "ForkedProcess | subprocess.Popen[bytes]":
     assert stdin == subprocess.DEVNULL
     assert arguments[2:4] == ["-m", zygote.__name__]
+    if not _makes_children_of_this_process():
+        return subprocess.Popen(arguments, stdin=stdin, env=env, pass_fds=pass_fds)
     sys.audit("subprocess.Popen", sys.executable, arguments, None, env)  # for tests.support.no_processes
     fds = [1, 2, *pass_fds]
     asked = {
@@ -51,11 +57,18 @@ def _start(arguments: list[str], *, stdin: int, env: Mapping[str, str], pass_fds
         "fds": fds,
         "cores": [*os.sched_getaffinity(0)],
     }
-    connection = _template()[0]
+    connection = _template().connection
     message, passed = json.dumps(asked).encode(), array.array("i", fds)
     assert len(message) <= _MESSAGE_BYTES
     connection.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
     return ForkedProcess(int(connection.recv(64)))
+
+
+def _makes_children_of_this_process() -> bool:
+    """Return whether a copy would be a child of this process, and live as long as its main thread."""
+    if _template.cache_info().currsize:
+        return _template().owner_pid == os.getpid()
+    return threading.current_thread() is threading.main_thread()
 
 
 def prepare_template() -> None:
@@ -66,33 +79,41 @@ def prepare_template() -> None:
 
 def template_pid() -> int | None:
     """Return the process id of this process's template; None if there is none."""
-    return _template()[1].pid if _template.cache_info().currsize else None
+    return _template().process.pid if _template.cache_info().currsize else None
 
 
 @atexit.register
 def stop_template() -> None:
     """End this process's template, if there is one: its memory would count as that of the loaders."""
-    if _template.cache_info().currsize:
-        connection, process = _template()
-        connection.close()  # ends it
-        process.wait()
+    if _template.cache_info().currsize and _template().owner_pid == os.getpid():
+        template = _template()
+        template.connection.close()
+        template.process.kill()
+        template.process.wait(timeout=60)
         _template.cache_clear()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Template:
+    connection: socket.socket
+    process: "subprocess.Popen[bytes]"
+    owner_pid: int
+
+
 @cache
-def _template() -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
+def _template() -> _Template:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     no_threads = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}  # pyarrow's allocator
     no_threads |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__, str(theirs.fileno()), str(os.getpid())],
+            [sys.executable, "-P", "-m", __name__, str(theirs.fileno())],
             env={**os.environ, **no_threads, "PYTHONPATH": str(Path(__file__).parents[2])},
             cwd="/", stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
         )  # fmt: skip
     ours.settimeout(60)
     assert ours.recv(64) == b"ready"
-    return ours, process
+    return _Template(connection=ours, process=process, owner_pid=os.getpid())
 
 
 def _serve(connection: socket.socket) -> list[str]:
@@ -100,8 +121,15 @@ def _serve(connection: socket.socket) -> list[str]:
     folder = sys.path.pop(0)
     assert folder == str(Path(__file__).parents[2])
     connection.send(b"ready")
+    parent_pid = os.getppid()
+    connection.settimeout(_POLL_SECONDS)
     while True:
-        message, passed, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, 64)
+        try:
+            message, passed, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, 64)
+        except TimeoutError:  # forks of the parent may keep its socket open
+            message, passed = b"", []
+            if os.getppid() == parent_pid:
+                continue
         if not message:
             os._exit(0)
         asked = json.loads(message)
@@ -146,7 +174,6 @@ def _become(
 
 
 if __name__ == "__main__":
-    die_with_parent(int(sys.argv[2]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a zygote does
 
     import albumentations  # type: ignore[import-untyped]  # noqa: F401
