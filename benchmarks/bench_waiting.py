@@ -75,7 +75,7 @@ def turn(case: Case, results: Results, server: ObjectServer, data: Path, seconds
         pid = contestant.process.pid
         with MemoryMonitor(pid, interval_seconds=0.1) as monitor:
             first = contestant.ask(f"0 {seconds}")
-            contestant.ask(f"{num_discarded} 0")
+            contestant.ask(f"{num_discarded} 0.001")
             before, cpu, server_cpu = server.counts(), cpu_seconds(pid), cpu_seconds(server.pid)
             found = contestant.ask(f"0 {seconds}")
             counts: Counts = server.counts().since(before)

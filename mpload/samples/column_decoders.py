@@ -281,8 +281,9 @@ class ColumnDecoders:
         Args:
             can_read: Tells whether the file in a column, given by its number, can be read.
         """
-        of_files = (column for column in self._columns if column.place is not None)
-        self._at = next((column.key for column in of_files if not can_read(column.number)), "")
+        of_files = [column for column in self._columns if column.place is not None]
+        at = of_files if len(of_files) == 1 else (column for column in of_files if not can_read(column.number))
+        self._at = next((column.key for column in at), "")
 
     def template_of(self, sample: Mapping[str, Any]) -> Any:
         """Return the template of a sample: its containers, with a `Leaf` for each value."""

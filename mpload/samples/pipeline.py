@@ -19,7 +19,15 @@ from mpload.samples.batch import Batch, Sample, columns_of_samples
 from mpload.samples.column_decoders import ColumnDecoders, Ready
 from mpload.samples.counts import CACHE_HITS, CACHE_MISSES, DECODE_NS, HEDGES, READ_NS
 from mpload.samples.one_decoder import OneDecoder
-from mpload.samples.policy import BadSample, BadSamples, ErrorAction, ErrorPolicy, all_failed, substitute_for
+from mpload.samples.policy import (
+    BadSample,
+    BadSamples,
+    ErrorAction,
+    ErrorPolicy,
+    all_failed,
+    substitute_for,
+    substitutes_in_turn,
+)
 from mpload.samples.reading import SampleCache, storage_of
 from mpload.samples.row_index import RowIndex
 from mpload.storage.local import LocalStorage, PageCache
@@ -265,6 +273,10 @@ class Pipeline:
             if self.policy.action is ErrorAction.SKIP:
                 return None
             candidates = substitute_for(record.sample_id, num_samples=len(self.index), seed=seed, epoch=epoch)
+            if (failing := self.ahead.failing()) is not None:  # slowly, so all substitutes are waited for at once
+                all_bad = [record.sample_id, *failing]
+                owners = substitutes_in_turn(all_bad, num_samples=len(self.index), seed=seed, epoch=epoch)
+                self.ahead.plan_extra(self._wanted(self.index.records(list(owners))), owners)
             for substitute in self.index.records(candidates):
                 try:
                     return substitute.sample_id, self._make(substitute, self._rng, outs, rooms, store)
@@ -315,13 +327,16 @@ class Pipeline:
 
     def plan_ahead(self, records: Iterable[Record]) -> None:
         """Schedule read-ahead of the next samples' sources, in this order, as deep as pays off; cancel all others."""
-        cache = self.cache
+        self.ahead.plan(self._wanted(records))
+
+    def _wanted(self, records: Iterable[Record]) -> dict[int, list[ByteRange]]:
+        """Return the ranges of samples that are not in the cache, by sample_id."""
         wanted = {}
         for record in records:
-            if cache is None or not cache.has(record.sample_id):
+            if self.cache is None or not self.cache.has(record.sample_id):
                 with suppress(MploadError):  # raised again when the sample is made
                     wanted[record.sample_id] = self.ranges_of(record)
-        self.ahead.plan(wanted)
+        return wanted
 
     def ranges_of(self, record: Record) -> list[ByteRange]:
         """Return the range of each source of a sample."""

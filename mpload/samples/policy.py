@@ -13,7 +13,16 @@ from typing import Literal
 
 from mpload.errors import ArgumentError, MploadWarning, SampleError, TooManyBadSamples
 
-__all__ = ["BadSample", "BadSamples", "ErrorAction", "ErrorPolicy", "all_failed", "policy_of", "substitute_for"]
+__all__ = [
+    "BadSample",
+    "BadSamples",
+    "ErrorAction",
+    "ErrorPolicy",
+    "all_failed",
+    "policy_of",
+    "substitute_for",
+    "substitutes_in_turn",
+]
 
 _GRACE_SAMPLES = 1000
 _SHOWN_CAUSES = 3
@@ -171,3 +180,13 @@ def substitute_for(sample_id: int, *, num_samples: int, seed: int, epoch: int) -
     digest = hashlib.blake2b(f"mpload substitute {seed} {epoch} {sample_id}".encode(), digest_size=8 * _SUBSTITUTES)
     words = digest.digest()
     return [int.from_bytes(words[8 * i : 8 * i + 8], "little") % num_samples for i in range(_SUBSTITUTES)]
+
+
+def substitutes_in_turn(sample_ids: Sequence[int], *, num_samples: int, seed: int, epoch: int) -> dict[int, int]:
+    """Return the substitutes of bad samples, each with the bad one: the first of all, then the second of all, ..."""
+    found = [substitute_for(each, num_samples=num_samples, seed=seed, epoch=epoch) for each in sample_ids]
+    return {
+        substitute: sample_id
+        for rank in zip(*found, strict=True)
+        for substitute, sample_id in zip(rank, sample_ids, strict=True)
+    }

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mpload.errors import OutageError, StorageError
 from mpload.storage.merging import merge_nearby
 from mpload.storage.ranges import ByteRange, Span
 from mpload.units import KIB
@@ -27,6 +28,7 @@ class Fetch:
         "_won",
         "began_ns",
         "data",
+        "failure",
         "held_bytes",
         "is_begun",
         "is_hedged",
@@ -49,6 +51,7 @@ class Fetch:
         self.unfinished = threading.Lock()  # released when the read has ended
         self._won = threading.Lock()  # acquired by the thread whose answer counts
         self.data: bytes | None = None  # None if it has not been read, or the read failed
+        self.failure: StorageError | None = None  # why no byte can be read, unless that is an outage
         self.began_ns = 0  # when a thread began to read it; 0 before
         self.read_ns = 0  # how long that took; 0 before its end
         self.is_hedged = False  # whether a second request was made, or is about to be
@@ -67,6 +70,10 @@ class Fetch:
         data = None
         try:
             data = read(self.item, self._is_wanted)
+        except OutageError:
+            pass
+        except StorageError as error:
+            self.failure = error.with_traceback(None)  # which refers to the stack of this thread
         except Exception:  # noqa: BLE001, S110  the sample is read again when requested, and raises it then
             pass
         finally:
@@ -94,6 +101,15 @@ class Fetch:
     def is_running(self) -> bool:
         """Whether a thread is reading it, which it may be after another thread has brought an answer."""
         return self.is_hedging or (self.began_ns > 0 and not self.read_ns)
+
+    def fail(self) -> None:
+        """Raise the failure of the read, and forget it, since its traceback will refer to the caller."""
+        failure, self.failure = self.failure, None
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            del failure
 
     def drop(self) -> None:
         """Release the bytes, and cancel the read if no thread has begun it."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar, cast
 
-from mpload.errors import ArgumentError
+from mpload.errors import ArgumentError, StorageError
 from mpload.storage.depths import DepthByLatency, DepthByWaits, Depths
 from mpload.storage.fetches import Fetch, Piece, Read, plan_fetches
 from mpload.storage.hedging import Hedging
@@ -32,6 +32,7 @@ _MAX_READ_BYTES = 4 * MIB
 _SPARE_PART = 16
 """One part in so many of `max_bytes` is kept for reads that are made a second time."""
 _GUESSED_FILE_BYTES = 128 * KIB
+_SLOW_FAILURE_NS = 500_000_000
 _COUNTS_WAITS = sys.platform == "linux"
 _Read = TypeVar("_Read")
 
@@ -54,6 +55,8 @@ class ReadAhead:
 
     Reads from a storage behind a network (`RemoteReads`) are always slow. They are made ahead from the first sample on,
     as many at once as samples are used while one takes place, and no probe is left. A late one is made a second time.
+    One that fails has been repeated as long as allowed, so its error is raised when the sample is requested, unless it
+    is an outage.
 
     Args:
         storage: the storage to read from.
@@ -113,7 +116,9 @@ class ReadAhead:
         self._queue: deque[Fetch] = deque()  # reads that have not begun
         self._held_bytes = 0
         self._num_ahead = 0  # ranges whose read has begun and that have not been requested yet
-        self._returned_ns = 0  # when `read` last returned a sample that was planned
+        self._extra: dict[int, int] = {}  # samples of `plan_extra`, each with the sample that it is read for
+        self._failed_ns = 0  # how long the latest read took that failed
+        self._returned_ns = 0  # when `read` last returned
         self._num_fast_probes = 0
         self._probe: int | None = None  # the sample that is left to be read when it is requested
         self._next_probe_ns = 0
@@ -139,15 +144,48 @@ class ReadAhead:
         self._check_process()
         if not self.is_active:
             return
-        for sample_id in [known for known in self._pieces if known not in wanted]:
+        self._extra = {each: owner for each, owner in self._extra.items() if owner in wanted and each not in wanted}
+        for sample_id in [known for known in self._pieces if known not in wanted and known not in self._extra]:
             self._release(self._pieces.pop(sample_id))
         if self._probe not in wanted:
             self._probe = None
         fresh = {sample_id: ranges for sample_id, ranges in wanted.items() if sample_id not in self._pieces}
-        pieces, fetches = plan_fetches(fresh, max_read_bytes=min(_MAX_READ_BYTES, max(1, self.max_bytes // 4)))
+        pieces, fetches = plan_fetches(fresh, max_read_bytes=self._max_read_bytes)
         self._pieces.update(pieces)
         self._queue.extend(fetches)
         self._begin()
+
+    def failing(self) -> list[int] | None:
+        """Return the planned samples that fail, or will probably fail, in the same way as the latest one that failed.
+
+        Those are samples whose read has failed, or has already taken half as long. None means that the latest failure
+        took less than half a second, so that little would be gained by reading other samples in their place ahead.
+        """
+        if not self.is_active or self._failed_ns < _SLOW_FAILURE_NS:
+            return None
+        return [
+            sample_id
+            for sample_id, pieces in self._pieces.items()
+            if sample_id not in self._extra and any(self._is_failing(piece.fetch) for piece in pieces)
+        ]
+
+    def _is_failing(self, fetch: Fetch) -> bool:
+        if not fetch.began_ns or fetch.data is not None:
+            return False
+        return fetch.failure is not None or 2 * (self._clock_ns() - fetch.began_ns) > self._failed_ns
+
+    def plan_extra(self, wanted: Mapping[int, Sequence[ByteRange]], owners: Mapping[int, int]) -> None:
+        """Read more samples ahead, before all whose reads have not begun, whatever the depth.
+
+        They stay planned while the sample that `owners` names for each is planned, or until the next `plan`.
+        """
+        fresh = {sample_id: ranges for sample_id, ranges in wanted.items() if sample_id not in self._pieces}
+        self._extra.update({sample_id: owners[sample_id] for sample_id in fresh})
+        pieces, fetches = plan_fetches(fresh, max_read_bytes=self._max_read_bytes)
+        self._pieces.update(pieces)
+        while fetches and self._begin_one(fetches[0], self._usable_bytes):
+            fetches.pop(0)
+        self._queue.extendleft(reversed(fetches))
 
     def read(self, sample_id: int, ranges: Sequence[ByteRange]) -> list[bytes]:
         """Return the bytes of a sample's ranges, reading them now unless they were read ahead.
@@ -161,15 +199,21 @@ class ReadAhead:
         if isinstance(self._depths, DepthByLatency) and self._returned_ns:
             self._depths.used(self._clock_ns() - self._returned_ns)
         pieces = self._pieces.pop(sample_id, None)
-        found = None if pieces is None else self._collect(pieces)
-        if found is None:
-            if sample_id == self._probe:
-                found = self.measured(lambda: self._storage.read(ranges))
-                self._probe = None
-            else:
-                found = self._storage.read(ranges)
+        start_ns = self._clock_ns()
+        try:
+            found = None if pieces is None else self._collect(pieces)
+            if found is None:
+                if sample_id == self._probe:
+                    found = self.measured(lambda: self._storage.read(ranges))
+                    self._probe = None
+                else:
+                    found = self._storage.read(ranges)
+        except StorageError:
+            self._failed_ns = max(self._clock_ns() - start_ns, *(piece.fetch.read_ns for piece in pieces or ()), 0)
+            raise
+        finally:
+            self._returned_ns = self._clock_ns()
         self._begin()
-        self._returned_ns = self._clock_ns()
         return found
 
     def _collect(self, pieces: Sequence[Piece]) -> list[bytes] | None:
@@ -190,12 +234,14 @@ class ReadAhead:
         fetch = piece.fetch
         if not fetch.is_begun:
             return None
-        # Without a time limit: a hanging read would hang this sample anyway, and the worker's sample timeout ends it.
+        # No time limit: a hanging read would hang this sample anyway, and the worker's sample timeout ends it.
         if self._hedging is None:
             fetch.perform(self._read_one, self._clock_ns)  # in this thread, if no other has started it
             fetch.wait()
         else:
             self._hedging.wait(fetch, self._room_bytes)
+            if fetch.data is None and fetch.sample_id is not None:
+                fetch.fail()
         return None if fetch.data is None else piece.part_of(fetch.data)
 
     @property
@@ -204,30 +250,42 @@ class ReadAhead:
         hedged = () if self._hedging is None else self._hedging.running
         return self.max_bytes - self._held_bytes - sum(fetch.held_bytes for fetch in hedged)
 
+    @property
+    def _usable_bytes(self) -> int:
+        """How much of `max_bytes` is left for reads that have not begun."""
+        return self._room_bytes - (0 if self._hedging is None else self.max_bytes // _SPARE_PART)
+
+    @property
+    def _max_read_bytes(self) -> int:
+        return min(_MAX_READ_BYTES, max(1, self.max_bytes // 4))
+
     def _begin(self) -> None:
         """Pass reads to the threads, as far as `depth` and `max_bytes` allow, and hedge those that are late."""
-        room_bytes = self._room_bytes
         if self._hedging is not None:
-            self._hedging.check(room_bytes)
-            room_bytes = self._room_bytes - self.max_bytes // _SPARE_PART
+            self._hedging.check(self._room_bytes)
+        room_bytes = self._usable_bytes
         while self._queue and self._num_ahead < self.depth:
             fetch = self._queue[0]
             if fetch.num_wanting and not self._is_left_as_probe(fetch):
-                num_bytes = fetch.item.length_bytes
-                num_bytes = round(self._mean_file_bytes) if num_bytes is None else num_bytes
-                if self._held_bytes and num_bytes > room_bytes:
+                if not self._begin_one(fetch, room_bytes):
                     return
-                if not self._has_thread():
-                    return
-                fetch.begin()
-                self._threads.put(partial(fetch.perform, self._read_one, self._clock_ns))
-                fetch.held_bytes = num_bytes
-                self._held_bytes += num_bytes
-                room_bytes -= num_bytes
-                self._num_ahead += fetch.num_wanting
-                if self._hedging is not None:
-                    self._hedging.begun(fetch)
+                room_bytes -= fetch.held_bytes
             self._queue.popleft()
+
+    def _begin_one(self, fetch: Fetch, room_bytes: int) -> bool:
+        """Pass a read to the threads. Return False if there is no room or no thread."""
+        num_bytes = fetch.item.length_bytes
+        num_bytes = round(self._mean_file_bytes) if num_bytes is None else num_bytes
+        if (self._held_bytes and num_bytes > room_bytes) or not self._has_thread():
+            return False
+        fetch.begin()
+        self._threads.put(partial(fetch.perform, self._read_one, self._clock_ns))
+        fetch.held_bytes = num_bytes
+        self._held_bytes += num_bytes
+        self._num_ahead += fetch.num_wanting
+        if self._hedging is not None:
+            self._hedging.begun(fetch)
+        return True
 
     def run(self, job: Callable[[], object]) -> None:
         """Call `job` in a thread, after the reads queued so far. Its result and exceptions are discarded."""
@@ -237,7 +295,7 @@ class ReadAhead:
 
     def _has_thread(self) -> bool:
         """Start another thread if that helps. Return False if there is none."""
-        num_wanted = self._depths.num_threads
+        num_wanted = self._depths.num_threads + len(self._extra)
         if self._hedging is not None:
             num_wanted += len(self._hedging.running)  # threads that wait for an answer which another one has got
             if self._threads.num_started and not self._threads.num_waiting:
@@ -337,6 +395,5 @@ class ReadAhead:
             self._start()
 
 
-def _read_one(storage: Storage, item: ByteRange, is_wanted: Callable[[], bool]) -> bytes:
-    del is_wanted
+def _read_one(storage: Storage, item: ByteRange, _is_wanted: Callable[[], bool]) -> bytes:
     return storage.read([item])[0]

@@ -3,10 +3,10 @@
     python -m tests.support.web_faults FOLDER FAULT SECONDS BAD_NAME [CERTIFICATE]
 
 A fault whose name begins with `slow` is one of a server that takes a while for each answer, so that readers read ahead.
-`SECONDS` is the duration of an outage, or of a stall. `BAD_NAME` names the file that has the fault; `*` means that
-every file has it, once `NUM_GOOD` requests have been answered, and `**` that every file has it at once. The process
-prints its port, and then a line for each request: the time by the monotonic clock, the path, and whether the request
-met the fault.
+`SECONDS` is the duration of an outage, or of a stall. `BAD_NAME` names the file that has the fault, or several of them,
+with `|` in between; `*` means that every file has it, once `NUM_GOOD` requests have been answered, and `**` that every
+file has it at once. The process prints its port, and then a line for each request: the time by the monotonic clock, the
+path, and whether the request met the fault.
 """
 
 import gzip
@@ -139,7 +139,9 @@ class _Server:
             if self._fault in _GENERAL:
                 return False
             self._num_requests += 1
-            is_due = name == self._bad or self._num_requests > {EVERY: NUM_GOOD, AT_ONCE: 0}.get(self._bad, math.inf)
+            is_due = name in self._bad.split("|") or self._num_requests > {EVERY: NUM_GOOD, AT_ONCE: 0}.get(
+                self._bad, math.inf
+            )
             if not is_due or (self._fault.endswith(" once") and self._num_faulty):
                 return False
             if self._fault.startswith(("status", "outage")) and self._seconds and self._num_faulty:
