@@ -3,6 +3,7 @@
 import gc
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 
@@ -84,9 +85,12 @@ def test_a_job_is_dropped_when_it_has_run(threads: ReadThreads) -> None:
         def __call__(self) -> None:
             pass
 
+    job = Job()
+    left = weakref.ref(job)
     threads.start(1)
-    threads.put(Job())
-    assert wait_until(lambda: not any(isinstance(each, Job) for each in gc.get_objects()), 30)
+    threads.put(job)
+    del job
+    assert wait_until(lambda: left() is None, 30)
 
 
 @pytest.mark.parametrize("by_garbage_collection", [False, True])
