@@ -377,11 +377,10 @@ class Pipeline:
         return made
 
     def _can_read(self, record: Record, number: int) -> bool:
-        try:
+        with suppress(*FAILURES):
             self.opened_storage.read([range_of(record.cells[number])])
-        except FAILURES:
-            return False
-        return True
+            return True
+        return False
 
     def describe(self, record: Record, cause: str, error: BaseException | None = None) -> BadSample:
         """Return the report on a sample that failed."""
