@@ -299,7 +299,7 @@ class ReadAhead:
         if self._hedging is not None:
             num_wanted += len(self._hedging.running)  # threads that wait for an answer which another one has got
             if self._threads.num_started and not self._threads.num_waiting:
-                self._threads.keep(num_wanted)
+                self._threads.keep(num_wanted * 3 // 2)  # a busy machine soon needs a few more again
                 return True
         if self._threads.start(num_wanted):
             return True
