@@ -14,15 +14,17 @@ from mpload.judgement.rescues import ways_to_run
 from mpload.judgement.verdict import Verdict, budget_bytes, needed_descriptors
 from mpload.judgement.words import Bottleneck
 from mpload.memory.contention import Contention
-from mpload.units import MIB, format_bytes
+from mpload.units import format_bytes
 
 __all__ = ["fits", "remedies", "resize_to"]
 
 _MIN_GAIN, _MAX_GAIN = 1.1, 1000.0
 _MAX_WORKERS = 64
 _LARGEST_BATCH = 64
-_SLOTS_OF_WORKER = 2
+_SAMPLES_OF_WORKER = 2
 """A worker makes one sample while another one waits to be delivered."""
+_ROOMY = 2.0
+"""A budget must have this factor more than workers and slots are known to need: workers may take more."""
 _GOOD_SHARE = 0.9
 _MAX_MORE_CORES = 16
 _OPEN_SECONDS = 30e-6  # CPU time to open and close a file of any size
@@ -91,27 +93,32 @@ def _less_contention(facts: Facts, slowest: Bottleneck) -> Iterator[_Candidate]:
     alone = replace(facts, environment=replace(facts.environment, contention=Contention()))
     if slowest is Bottleneck.SWAPPING:
         text = "Make everything fit into memory: fewer workers, a smaller memory_budget, less in other processes"
-        tried = facts.trial()
-        # Measured one by one, samples may not swap: the trial shows what swapping costs.
-        slowdown = predict(alone).total / tried.samples_per_second if tried else 1.0
-        gain = max(slowdown / facts.job.num_gpus, 1 / max(0.01, 1 - found.memory_pressure))
+        gain = _gain_of_parts(alone) or 1 / max(0.01, 1 - found.memory_pressure)
         yield Remedy(text=text, gain=gain), alone
     if found.neighbour_cores and slowest is not Bottleneck.THROTTLED:
         text = f"Stop or move the other processes, which keep {found.neighbour_cores:.1f} cores busy"
         yield Remedy(text=text), alone
 
 
+def _gain_of_parts(facts: Facts) -> float | None:
+    """Return the rate that the parts, measured one by one, would make, over that of the trial. None without a trial."""
+    tried = facts.trial()
+    return None if tried is None else predict(facts).total / (tried.samples_per_second * facts.job.num_gpus)
+
+
 def _more_slots(facts: Facts, slowest: Bottleneck) -> Iterator[_Candidate]:
-    if slowest is Bottleneck.SLOTS:
-        job = facts.job
-        idle = facts.running or facts.trial()
-        busy_share = max(0.01, (idle.busy_share if idle else None) or 0.01)
+    if slowest is not Bottleneck.SLOTS:
+        return
+    job, running = facts.job, facts.running
+    if running is not None or job.num_workers is None or facts.samples.output_bytes is None:
+        busy_share = max(0.01, running.busy_share if running else 0.0)
         text = "Raise memory_budget, so that more batches are in flight, or use smaller batches"
-        if job.num_workers is not None and facts.samples.output_bytes is not None:
-            num_slots = math.ceil(_SLOTS_OF_WORKER * job.num_workers / job.batch_size)
-            enough = needed_bytes(facts) / job.num_gpus + num_slots * job.batch_size * facts.samples.output_bytes
-            text = f'Raise memory_budget to "{math.ceil(enough / MIB)}MiB", so that every worker has samples to make'
-        yield Remedy(text=text, gain=1 / busy_share, is_at_most=facts.running is not None), facts
+        yield Remedy(text=text, gain=1 / busy_share, is_at_most=True), facts
+        return
+    sample_bytes = job.num_workers * _SAMPLES_OF_WORKER * facts.samples.output_bytes
+    budget = format_bytes(_ROOMY * (needed_bytes(facts) / job.num_gpus + sample_bytes)).replace(" ", "")
+    text = f'Raise memory_budget to "{budget}", so that every worker has samples to make'
+    yield Remedy(text=text, gain=_gain_of_parts(facts) or 1.0), facts
 
 
 def _more_workers(facts: Facts) -> Iterator[_Candidate]:

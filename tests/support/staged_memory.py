@@ -26,7 +26,7 @@ _PER_SMALL_SHARD, _SMALL_SHARDS = 4, 1000
 _PER_LARGE_SHARD, _LARGE_SHARDS = 512, 8
 _TABLE_BYTES = 320 * _MIB
 _SWAP_BYTES = 1 << 30
-SWAPPING_BYTES = 700 * _MIB
+SWAPPING_BYTES = 480 * _MIB
 """The memory of the container in which the job swaps."""
 _kept: list[NDArray[np.uint8]] = []
 _table: list[NDArray[np.uint8]] = []
@@ -141,7 +141,7 @@ MEMORY: dict[str, Staged] = {
         bottleneck="too few batches in flight",
         first="Raise memory_budget",
         prepare=photos(),
-        seconds=6.0,
+        seconds=15.0,
         options=(
             *("--decode", "tests.support.staged_memory:big_waiting", "--memory-budget", "139MiB"),
             *("--batch-size", "1", "--workers", "8", "--step-time", "0.0001"),
@@ -151,7 +151,7 @@ MEMORY: dict[str, Staged] = {
         bottleneck="swapping",
         first="Make everything fit into memory",
         prepare=with_swap,
-        seconds=12.0,
+        seconds=20.0,
         limit_bytes=SWAPPING_BYTES,
         options=(
             *("--decode", "tests.support.staged:plain_crop", "--transform", "tests.support.staged_memory:random_reads"),
