@@ -3,8 +3,10 @@
 import sys
 import time
 import warnings
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +16,7 @@ from mpload.cli.outputs import check_output
 from mpload.cli.reports import AsJson, print_json, prints_on_stderr
 from mpload.cli.verdicts import needs_of, print_stages, print_verdict, stages_of
 from mpload.errors import ArgumentError
-from mpload.judgement.facts import Facts, Job
+from mpload.judgement.facts import Facts, Job, Trial
 from mpload.memory.machine import num_usable_cores
 from mpload.tools.running import facts_between, find_job
 from mpload.units import format_bytes, format_counted, parse_bytes
@@ -105,11 +107,7 @@ def doctor(
         return
     _print_facts(diagnosis.findings)
     print_stages(diagnosis.verdict.stages, unknown="no limit found")
-    for trial in diagnosis.findings.trials:
-        if not trial.is_empty and trial.change is None:
-            result = trial.error or f"{trial.samples_per_second:,.0f} samples/s"
-            workers_text = format_counted(trial.num_workers, "worker")
-            print(f"measured with {workers_text} and batches of {trial.batch_size}: {result}")
+    _print_trials(diagnosis.findings.trials)
     print_verdict(diagnosis.verdict, diagnosis.remedies)
     if html is not None:
         print(f"\nreport   {html}")
@@ -178,6 +176,18 @@ def _print_facts(facts: Facts) -> None:
         rate = f"{needs['reads_per_second']:,.0f} samples/s{jobs}{reads}"
         _print_line("needs", f"{rate}; 99 of 100 batches within {needs['batch_within_seconds']:g} s")
     print()
+
+
+def _print_trials(trials: Iterable[Trial]) -> None:
+    """Print the rate of each number of workers and batch size that were tried: the median, if they were tried again."""
+    found: dict[tuple[int, int], list[Trial]] = {}
+    for trial in trials:
+        if not trial.is_empty and trial.change is None:
+            found.setdefault((trial.num_workers, trial.batch_size), []).append(trial)
+    for (num_workers, batch_size), tried in found.items():
+        rate = f"{median(trial.samples_per_second for trial in tried):,.0f} samples/s"
+        result = next((trial.error for trial in tried if trial.error), rate)
+        print(f"measured with {format_counted(num_workers, 'worker')} and batches of {batch_size}: {result}")
 
 
 def _report(diagnosis: Any) -> dict[str, Any]:
