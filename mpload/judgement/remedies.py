@@ -93,8 +93,7 @@ def _less_contention(facts: Facts, slowest: Bottleneck) -> Iterator[_Candidate]:
     alone = replace(facts, environment=replace(facts.environment, contention=Contention()))
     if slowest is Bottleneck.SWAPPING:
         text = "Make everything fit into memory: fewer workers, a smaller memory_budget, less in other processes"
-        gain = _gain_of_parts(alone) or 1 / max(0.01, 1 - found.memory_pressure)
-        yield Remedy(text=text, gain=gain), alone
+        yield Remedy(text=text, gain=1 / max(0.01, 1 - found.memory_pressure)), alone
     if found.neighbour_cores and slowest is not Bottleneck.THROTTLED:
         text = f"Stop or move the other processes, which keep {found.neighbour_cores:.1f} cores busy"
         yield Remedy(text=text), alone

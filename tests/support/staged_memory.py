@@ -26,7 +26,7 @@ _PER_SMALL_SHARD, _SMALL_SHARDS = 4, 1000
 _PER_LARGE_SHARD, _LARGE_SHARDS = 512, 8
 _TABLE_BYTES = 320 * _MIB
 _SWAP_BYTES = 1 << 30
-SWAPPING_BYTES = 480 * _MIB
+SWAPPING_BYTES = 560 * _MIB
 """The memory of the container in which the job swaps."""
 _kept: list[NDArray[np.uint8]] = []
 _table: list[NDArray[np.uint8]] = []
@@ -155,6 +155,7 @@ MEMORY: dict[str, Staged] = {
         limit_bytes=SWAPPING_BYTES,
         options=(
             *("--decode", "tests.support.staged:plain_crop", "--transform", "tests.support.staged_memory:random_reads"),
+            *("--memory-budget", "64MiB"),
             *_HUNGRY,
         ),
     ),
