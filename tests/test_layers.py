@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "storage": BOTTOM,
     "images": BOTTOM,
     "transport": BOTTOM,
-    "index": BOTTOM | {"storage"},
+    "index": BOTTOM | {"storage", "plan"},
     "judgement": BOTTOM | {"memory"},
     "telemetry": BOTTOM | {"transport", "memory", "judgement"},
     "ingest": BOTTOM | {"index", "storage"},

@@ -4,6 +4,7 @@ import hashlib
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -172,10 +173,13 @@ class Index:
         Memory: constant; besides, about 100 bytes per key, 8 bytes per sample_id and 100 bytes per value of the column
         by which a part is stratified.
         """
-        from mpload.index.selecting import choice_of, write_selection  # noqa: PLC0415  workers do without pyarrow
-
-        choice = choice_of(self, where=where, keys=keys, key_column=key_column, sample_ids=sample_ids, part=part)
-        return write_selection(self, out, choice, relative=relative, progress=progress)
+        # Imported by its name, and only here: it opens the new index, and it needs pyarrow, which workers do without.
+        selecting = import_module("mpload.index.selecting")
+        choice = selecting.choice_of(
+            self, where=where, keys=keys, key_column=key_column, sample_ids=sample_ids, part=part
+        )
+        selected: Index = selecting.write_selection(self, out, choice, relative=relative, progress=progress)
+        return selected
 
     def _lines(self, ids: NDArray[np.int64]) -> Lines:
         check_sample_ids(ids, len(self))

@@ -37,7 +37,7 @@ class IndexOrder(Protocol):
     """A choice that users pass as `shuffle=`, and that becomes an `OrderChoice` when the index is known."""
 
     def bind(self, index: Index) -> OrderChoice:
-        """Return the order choice for one index, after preparing what it needs."""
+        """Return the order choice for `index`, after preparing what it needs."""
 
 
 @dataclass(frozen=True, slots=True)
