@@ -39,6 +39,7 @@ setup(
         extension("transport._ragged"),
         extension("index._lines", beside=("_line_reads", "_line_cells")),
         extension("plan._permutation"),
+        extension("plan._mixture"),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if stable_abi else {},
 )

@@ -7,6 +7,11 @@ _permutation  its arithmetic (C, optional)
 parts         a share or a fold of the samples
 alias         alias tables: draws from any discrete distribution
 plan          which positions of that order each batch of a rank holds, and how the epoch ends
+mixture       the order of a mixture of sources
+shares        divides positions among sources by weight
+turns         which turn of which source each position is
+source_orders the order in which each source of a mixture goes through its samples
+_mixture      the loops of mixtures over single positions (C, optional)
 topology      the rank of this process and the number of ranks
 checkpoint    the state from which a run resumes
 batch_number  the integers that identify a batch, sent to the worker that makes it

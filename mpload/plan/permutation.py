@@ -46,6 +46,11 @@ class Permutation:
         return walked ^ (walked < 2) if self._swaps else walked
 
     @property
+    def side(self) -> int:
+        """The side of the smallest square that covers all values; the network permutes the numbers below its area."""
+        return max(2, math.isqrt(max(self.num_values, 1) - 1) + 1)
+
+    @property
     def _swaps(self) -> bool:
         """Whether 0 and 1 are swapped first. Without this, a network with an odd side gives even permutations only."""
         return self.num_values > 1 and self.keys[0] & 1 == 1
@@ -53,7 +58,7 @@ class Permutation:
     def _walk(
         self, values: NDArray[np.uint64], keys: tuple[int, ...], tweaks: NDArray[np.uint64] | None
     ) -> NDArray[np.uint64]:
-        side = max(2, math.isqrt(max(self.num_values, 1) - 1) + 1)
+        side = self.side
         walked = _feistel(values, side, keys, tweaks)
         outside = np.flatnonzero(walked >= self.num_values)
         while outside.size:

@@ -1,0 +1,151 @@
+"""The order of a mixture: which sample of which source each position of a run holds, computed and never stored.
+
+Positions count on from epoch to epoch. `mpload.plan.shares` divides them among the sources. Each source goes through
+its own samples in its own order, lap after lap, wherever the epochs of the mixture begin.
+
+A sample_id is the number of a sample in the concatenation of all sources, plus the number of samples of all sources for
+every lap that its source has completed. So a sample that comes again in the same epoch has another sample_id, and gets
+other random numbers. The remainder says which sample it is.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpload.errors import ArgumentError
+from mpload.plan.order import OrderChoice, checked_positions
+from mpload.plan.ranges import MAX_NUM_SAMPLES, check_range
+from mpload.plan.shares import Shares
+from mpload.plan.source_orders import SourceOrders
+from mpload.plan.turns import Phase, Turns
+
+__all__ = ["MixtureOrder", "MixtureOrders"]
+
+
+class _Latest:
+    """What was computed for the latest seed. It is not pickled."""
+
+    def __init__(self) -> None:
+        self.seed = -1
+        self.turns: Any = None
+        self.sources: Any = None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _Latest, ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureOrders:
+    """The orders of all epochs of a mixture: an `OrderChoice` in which an epoch has `epoch_samples` positions.
+
+    Attributes:
+        lengths: the number of samples of each source.
+        of_source: the order in which each source goes through its samples.
+        epoch_samples: the number of positions of an epoch.
+        planned: the phases that were known when the run began. The first one starts at 0.
+        changes: the phases that were decided on during the run. From the first of them on, planned ones are void.
+
+    Process: may be pickled and forked. It keeps what it has computed lately, so use it in one thread at a time.
+
+    Raises:
+        ArgumentError: a value is out of range, or a source without samples has a share.
+    """
+
+    lengths: tuple[int, ...]
+    of_source: OrderChoice
+    epoch_samples: int
+    planned: tuple[Phase, ...]
+    changes: tuple[Phase, ...] = ()
+    _latest: _Latest = field(default_factory=_Latest, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_range("epoch_samples", self.epoch_samples, 1, MAX_NUM_SAMPLES)
+        for phases in (self.planned, self.changes):
+            for phase in phases:
+                check_range("the position of a change of weights", phase.start, 0, MAX_NUM_SAMPLES)
+                self._check_shares(phase.shares)
+            for phase, following in pairwise(phases):
+                if following.start <= phase.start:
+                    raise ArgumentError(
+                        f"the positions of changes of weights must ascend, got {phase.start} and {following.start}"
+                    )
+
+    def _check_shares(self, shares: Shares) -> None:
+        if len(shares.parts) != len(self.lengths):
+            raise ArgumentError(f"there must be {len(self.lengths)} weights, got {len(shares.parts)}")
+        for source, (part, length) in enumerate(zip(shares.parts, self.lengths, strict=True)):
+            if part and not length:
+                raise ArgumentError(f"source {source} has a weight, but no samples. Give it the weight 0")
+
+    @property
+    def spec(self) -> str:
+        """The choice as a stable text that checkpoints store. It leaves out the changes, which have a field there."""
+        planned = json.dumps([[phase.start, phase.shares.parts] for phase in self.planned]).encode()
+        digest = hashlib.blake2b(planned, digest_size=8).hexdigest()
+        return f"mixture(order={self.of_source.spec},epoch_samples={self.epoch_samples},weights={digest})"
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases that hold."""
+        end = self.changes[0].start if self.changes else MAX_NUM_SAMPLES
+        return (*(phase for phase in self.planned if phase.start < end), *self.changes)
+
+    def changed(self, start: int, shares: Shares) -> Self:
+        """Return the same orders, in which these shares hold from position `start` on, counted over all epochs."""
+        earlier = (phase for phase in self.changes if phase.start < start)
+        return replace(self, changes=(*earlier, Phase(start=start, shares=shares)))
+
+    def position_of(self, *, epoch: int, position: int) -> int:
+        """Return a position of an epoch, counted over all epochs."""
+        check_range("epoch", epoch, 0, MAX_NUM_SAMPLES // self.epoch_samples)
+        return epoch * self.epoch_samples + position
+
+    def order(self, *, num_samples: int, seed: int, epoch: int) -> "MixtureOrder":
+        """Return the order of an epoch; see `OrderChoice.order`. `num_samples` must be `epoch_samples`."""
+        check_range("num_samples", num_samples, self.epoch_samples, self.epoch_samples + 1)
+        latest = self._latest
+        if latest.seed != seed:
+            latest.sources = SourceOrders(lengths=self.lengths, choice=self.of_source, seed=seed)
+            latest.turns = Turns(self.phases, seed=seed)
+            latest.seed = seed
+        return MixtureOrder(
+            num_samples=num_samples,
+            start=self.position_of(epoch=epoch, position=0),
+            lengths=self.lengths,
+            turns=latest.turns,
+            sources=latest.sources,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MixtureOrder:
+    """The order of one epoch of a mixture: see `Order`. It is no bijection, as samples may repeat or be left out."""
+
+    num_samples: int
+    start: int
+    lengths: tuple[int, ...]
+    turns: Turns
+    sources: SourceOrders
+
+    def sample_ids(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the sample_ids at `positions`; see `Order.sample_ids`."""
+        sources, turns = self.turns.at(checked_positions(positions, self.num_samples).view(np.int64) + self.start)
+        lengths = np.array(self.lengths, np.int64)
+        of_source = lengths[sources]
+        laps = turns // of_source
+        ids = self.sources.ids(sources, laps, turns - laps * of_source)
+        num_ids = sum(self.lengths)
+        ids += np.array(first_ids(self.lengths), np.int64)[sources]
+        ids += laps % (MAX_NUM_SAMPLES // num_ids) * num_ids
+        return ids
+
+
+def first_ids(lengths: Sequence[int]) -> list[int]:
+    """Return the first sample_id of each source."""
+    return [0, *accumulate(lengths)][:-1]

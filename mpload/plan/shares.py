@@ -1,0 +1,291 @@
+"""Divides positions among sources by weight, so that no prefix deviates from the weights by a whole sample.
+
+Source s with share w has its turn number j (from 0) at one of the positions `floor(j/w)` to `ceil((j+1)/w) - 1`.
+Then, for every p, its number of samples among the first p positions deviates from `w * p` by less than 1. To give each
+position to the source whose turn must come first always keeps these limits: with one position at a time and shares that
+sum to 1, the earliest deadline first meets all deadlines (Liu and Layland, JACM 1973; Tijdeman, Discrete Mathematics 1980).
+
+That would take all positions in order. So that any position is found directly, positions are divided into blocks, and
+it is computed for each block alone which turns are taken before it begins. A turn whose limits lie on both sides of a
+boundary is taken either before or after it. The choice has to leave room for the others on both sides: among the turns
+in order of their deadlines, and in order of their first positions too, every prefix must contain as many turns taken
+before the boundary as their shares of it sum to, rounded down. Such a choice exists, because a flow through a network
+whose capacities are integers can be made of integers (`_taken_before`). Blocks are so long that no turn crosses two
+boundaries.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpload.errors import ArgumentError
+from mpload.native import native_module
+
+__all__ = ["MAX_SOURCES", "NATIVE", "Block", "Shares"]
+
+MAX_SOURCES = 1 << 16
+_BLOCK_POSITIONS = 1 << 15
+_MAX_BLOCK_POSITIONS = 1 << 20
+_MAX_TOTAL = 1 << 40  # times the positions of a block, it must fit into 64 bits
+
+
+class _Native(Protocol):
+    """The module `mpload.plan._mixture`."""
+
+    def assign(
+        self,
+        parts: NDArray[np.int64],
+        rests: NDArray[np.int64],
+        turns: NDArray[np.int64],
+        nums_left: NDArray[np.int64],
+        total: int,
+        sources: NDArray[np.uint16],
+    ) -> None: ...
+    def permute_each(
+        self,
+        values: NDArray[np.uint64],
+        rows: NDArray[np.uint64],
+        nums_values: NDArray[np.uint64],
+        sides: NDArray[np.uint64],
+        keys: NDArray[np.uint64],
+        permuted: NDArray[np.uint64],
+    ) -> None: ...
+
+
+NATIVE: Final[_Native | None] = native_module("plan._mixture")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Block:
+    """The sources of consecutive positions."""
+
+    first: int
+    """The first position."""
+    sources: NDArray[np.uint16]
+    """uint16 [n]: the source of each position."""
+    counts: tuple[int, ...]
+    """By source, its number of samples before the first position."""
+    counts_after: tuple[int, ...]
+    """The same before the position after the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """The shares of sources as integers: each source gets `part` of every `sum(parts)` samples.
+
+    Memory: a block of positions, 2 bytes each, while it is computed. A block has 2^15 positions, or up to 2^20 if a
+    source has a share of less than 2^-14.
+
+    Raises:
+        ArgumentError: there are too many sources, or a share is too small.
+    """
+
+    parts: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.parts) <= MAX_SOURCES:
+            raise ArgumentError(f"a mixture must have 1 to {MAX_SOURCES} sources, got {len(self.parts)}")
+        if min(self.parts) < 0 or not 0 < self.total < 2 * _MAX_TOTAL:
+            raise ArgumentError(f"the parts of a mixture must be at least 0 and sum to at least 1, got {self.parts}")
+        if 2 * self._least_positions > _MAX_BLOCK_POSITIONS:
+            raise ArgumentError(
+                f"the smallest weight is a share of 1 in {self._least_positions}, but a share must be 0 or at least 1 "
+                f"in {_MAX_BLOCK_POSITIONS // 2}. Raise the weight, or leave the source out"
+            )
+
+    @classmethod
+    def of(cls, weights: Sequence[float | Fraction]) -> "Shares":
+        """Return the shares of these weights: exact if they are short decimals, otherwise rounded to 1 in 10^12."""
+        exact = [weight if isinstance(weight, Fraction) else Fraction(str(weight)) for weight in weights]
+        scale = math.lcm(*(weight.denominator for weight in exact))
+        parts = [int(weight * scale) for weight in exact]
+        total = sum(parts)
+        if total > _MAX_TOTAL:
+            parts = [max(1, round(Fraction(part * _MAX_TOTAL, total))) if part else 0 for part in parts]
+        divisor = math.gcd(*parts) or 1
+        return cls(tuple(part // divisor for part in parts))
+
+    @property
+    def total(self) -> int:
+        """The number of positions after which every source has exactly its part."""
+        return sum(self.parts)
+
+    @property
+    def _least_positions(self) -> int:
+        return -(-self.total // min(part for part in self.parts if part))
+
+    @property
+    def block_positions(self) -> int:
+        """The number of positions of a block. If it is a multiple of `total`, all blocks are equal."""
+        if self.total <= _BLOCK_POSITIONS:
+            return _BLOCK_POSITIONS // self.total * self.total
+        return max(_BLOCK_POSITIONS, 1 << (2 * self._least_positions - 1).bit_length())
+
+    def block(self, number: int, before: Block | None = None) -> Block:
+        """Return the sources of block `number`, counted from 0. It is found faster with the block `before` it."""
+        num_positions = self.block_positions
+        if before is None or before.first != (number - 1) * num_positions:
+            return self.between(number * num_positions, (number + 1) * num_positions)
+        if num_positions % self.total == 0:
+            further = [part * (num_positions // self.total) for part in self.parts]
+            after = tuple(count + more for count, more in zip(before.counts_after, further, strict=True))
+            return replace(before, first=number * num_positions, counts=before.counts_after, counts_after=after)
+        return self.between(number * num_positions, (number + 1) * num_positions, before=before.counts_after)
+
+    def between(self, first: int, stop: int, before: Sequence[int] | None = None) -> Block:
+        """Return the sources of positions `first` to `stop` (exclusive). No turn may cross both."""
+        before = self.counts_at(first) if before is None else before
+        after = self.counts_at(stop)
+        floors, rests = zip(*(divmod(part * first, self.total) for part in self.parts), strict=True)
+        turns = np.array([count - floor for count, floor in zip(before, floors, strict=True)], np.int64)
+        nums_left = np.array([there - here for here, there in zip(before, after, strict=True)], np.int64)
+        parts, sources = np.array(self.parts, np.int64), np.empty(stop - first, np.uint16)
+        assign = _assign if NATIVE is None else NATIVE.assign
+        assign(parts, np.array(rests, np.int64), turns, nums_left, self.total, sources)
+        return Block(first=first, sources=sources, counts=tuple(before), counts_after=tuple(after))
+
+    def counts_at(self, position: int) -> list[int]:
+        """Return the number of samples of each source before `position`."""
+        counts, rests = map(list, zip(*(divmod(part * position, self.total) for part in self.parts), strict=True))
+        if any(rests):
+            for source in _taken_before(self.parts, rests, self.total):
+                counts[source] += 1
+        return counts
+
+
+def _taken_before(parts: Sequence[int], rests: Sequence[int], total: int) -> set[int]:
+    """Return the sources whose turn that crosses a boundary is taken before it.
+
+    `rests[s] / total` is the share of the turn that lies before the boundary, and these sum to a number K. Put the
+    turns end to end, each as long as its share, in order of their deadlines, and cut this line into K cells of length
+    1; do the same in order of their first positions. Each cell must get one of the turns in it, and each turn that is
+    chosen must be in one cell of both lines. Cell after cell, a shortest path is searched that frees a turn for it.
+    """
+    crossing = [source for source, rest in enumerate(rests) if rest]
+    by_deadline = sorted(crossing, key=lambda source: (-((rests[source] - total) // parts[source]), source))
+    by_release = sorted(crossing, key=lambda source: (-rests[source] // parts[source], source))
+    num_cells = sum(rests) // total
+    in_first, in_second = (_cells_of(ordered, rests, total) for ordered in (by_deadline, by_release))
+    turns_of: list[list[int]] = [[] for _ in range(num_cells)]
+    for source in by_deadline:
+        for cell in in_first[source]:
+            turns_of[cell].append(source)
+    first_of: dict[int, int] = {}
+    holder: dict[int, int] = {}  # of each cell of the second line
+    for cell in range(num_cells):
+        _match(cell, turns_of, in_second, first_of, holder)
+    return set(first_of)
+
+
+def _cells_of(ordered: Sequence[int], rests: Sequence[int], total: int) -> dict[int, range]:
+    cells, start = {}, 0
+    for source in ordered:
+        end = start + rests[source]
+        cells[source] = range(start // total, (end - 1) // total + 1)
+        start = end
+    return cells
+
+
+def _match(
+    cell: int,
+    turns_of: Sequence[Sequence[int]],
+    in_second: dict[int, range],
+    first_of: dict[int, int],
+    holder: dict[int, int],
+) -> None:
+    """Give a turn to a cell of the first line: breadth first, over nodes of three kinds.
+
+    "first" is a cell of the first line that needs a turn, "turn" is a turn that is wanted by such a cell, and "placed"
+    is a turn that needs another cell of the second line.
+    """
+    start = "first", cell
+    came: dict[tuple[str, int], tuple[tuple[str, int], int] | None] = {start: None}  # with the cell of a step back
+    queue = deque([start])
+    while queue:
+        kind, at = node = queue.popleft()
+        steps: list[tuple[tuple[str, int], int]] = []
+        if kind == "first":
+            steps = [(("turn", turn), -1) for turn in turns_of[at] if first_of.get(turn) != at]
+        elif kind == "turn":
+            steps = [(("first", first_of[at]) if at in first_of else ("placed", at), -1)]
+        else:
+            for second in in_second[at]:
+                if second not in holder:
+                    _apply(node, second, came, first_of, holder)
+                    return
+                if holder[second] != at:
+                    steps.append((("placed", holder[second]), second))
+            if at in first_of:
+                steps.append((("turn", at), -1))
+        for following, second in steps:
+            if following not in came:
+                came[following] = node, second
+                queue.append(following)
+    raise AssertionError("no turn is free")
+
+
+def _apply(
+    node: tuple[str, int],
+    second: int,
+    came: dict[tuple[str, int], tuple[tuple[str, int], int] | None],
+    first_of: dict[int, int],
+    holder: dict[int, int],
+) -> None:
+    gained, lost = {}, []
+    holder_of = {second: node[1]}
+    while (step := came[node]) is not None:
+        before, freed = step
+        if before[0] == "first":
+            gained[node[1]] = before[1]
+        elif node[0] == "first":
+            lost.append(before[1])
+        elif freed >= 0:
+            holder_of[freed] = before[1]
+        node = before
+    for turn in lost:
+        del first_of[turn]
+    first_of.update(gained)
+    holder.update(holder_of)
+
+
+def _assign(
+    parts: NDArray[np.int64],
+    rests: NDArray[np.int64],
+    turns: NDArray[np.int64],
+    nums_left: NDArray[np.int64],
+    total: int,
+    sources: NDArray[np.uint16],
+) -> None:
+    """Do what `assign` of _mixture.c does: blocks must not depend on which of both runs."""
+    num_positions = len(sources)
+    released: list[list[int]] = [[] for _ in range(num_positions)]
+    due: list[list[int]] = [[] for _ in range(num_positions)]
+
+    def queue_turn(source: int, position: int) -> None:
+        if not nums_left[source]:
+            return
+        part, start = int(parts[source]), int(turns[source]) * total - int(rests[source])
+        release = start // part
+        if release <= position:
+            latest = -(-(start + total) // part) - 1
+            due[min(max(latest, position), num_positions - 1)].append(source)
+        elif release < num_positions:
+            released[release].append(source)
+
+    for source in range(len(parts)):
+        queue_turn(source, 0)
+    for position in range(num_positions):
+        for source in reversed(released[position]):
+            queue_turn(source, position)
+        earliest = next(at for at in range(position, num_positions) if due[at])
+        source = due[earliest].pop()
+        sources[position] = source
+        turns[source] += 1
+        nums_left[source] -= 1
+        queue_turn(source, position)

@@ -1,0 +1,134 @@
+"""Which source has its turn at each position of a run, and which turn of that source it is."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpload.plan.order import round_keys
+from mpload.plan.permutation import Permutation, mixed
+from mpload.plan.shares import Block, Shares
+
+__all__ = ["Phase", "Turns"]
+
+_WINDOW_POSITIONS = 64
+_NUM_PERMUTATIONS = 1024
+_KEPT_BLOCKS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """From a position on, counted over all epochs, these shares hold."""
+
+    start: int
+    shares: Shares
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Table:
+    """The sources of consecutive positions, and the turn that each has there, counted from the start of the run."""
+
+    first: int
+    sources: NDArray[np.uint16]
+    turns: NDArray[np.int64]
+
+
+class Turns:
+    """The turns of all sources, for the phases of a run. Windows of 64 positions are permuted, by the seed.
+
+    Each phase divides its positions anew, and goes on with each source where the phase before has left it.
+
+    Memory: the latest three blocks of positions (see `Shares`), 10 bytes each, and 1 MiB for the permutations.
+    """
+
+    def __init__(self, phases: tuple[Phase, ...], *, seed: int) -> None:
+        self._phases = phases
+        self._seed = seed
+        self._blocks: dict[tuple[int, int], _Table] = {}
+        self._made_last: dict[int, Block] = {}
+        self._known: tuple[int, NDArray[np.int64]] = (-1, np.empty((0, 0), np.int64))
+        self._starts = np.array([phase.start for phase in phases], np.int64)
+        self._bases = [np.zeros(len(phases[0].shares.parts), np.int64)]
+        for number, (phase, following) in enumerate(pairwise(phases)):
+            self._bases.append(self._counts_in(number, following.start - phase.start))
+
+    def at(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the source of each position, counted over all epochs, and its turn: two int64 [n]."""
+        sources, turns = np.empty_like(positions), np.empty_like(positions)
+        todo = np.arange(len(positions))
+        while todo.size:
+            table = self._table_at(int(positions[todo[0]]))
+            places = positions[todo] - table.first
+            here = (places >= 0) & (places < len(table.sources))
+            sources[todo[here]] = table.sources[places[here]]
+            turns[todo[here]] = table.turns[places[here]]
+            todo = todo[~here]
+        return sources, turns
+
+    def counts_before(self, position: int) -> NDArray[np.int64]:
+        """Return the number of turns of each source before `position`, int64 [num_sources]."""
+        number = self._phase_at(position)
+        return self._counts_in(number, position - self._phases[number].start)
+
+    def _phase_at(self, position: int) -> int:
+        return int(np.searchsorted(self._starts, position, side="right")) - 1
+
+    def _counts_in(self, number: int, position: int) -> NDArray[np.int64]:
+        """Return the number of turns before a position of phase `number`."""
+        shares = self._phases[number].shares
+        block, place = divmod(position, shares.block_positions)
+        counts: NDArray[np.int64] = self._bases[number] + np.array(shares.counts_at(position - place), np.int64)
+        if place:
+            counts += np.bincount(self._block(number, block).sources[:place], minlength=len(counts))
+        return counts
+
+    def _table_at(self, position: int) -> _Table:
+        """Return the table that contains a position. It ends where the phase does."""
+        number = self._phase_at(position)
+        phase = self._phases[number]
+        table = self._block(number, (position - phase.start) // phase.shares.block_positions)
+        if number + 1 == len(self._phases):
+            return table
+        num_left = self._phases[number + 1].start - table.first
+        return _Table(first=table.first, sources=table.sources[:num_left], turns=table.turns[:num_left])
+
+    def _block(self, number: int, block: int) -> _Table:
+        key = number, block
+        if (found := self._blocks.get(key)) is None:
+            found = self._made(number, block)
+            kept = list(self._blocks.items())[1 - _KEPT_BLOCKS :]
+            self._blocks = {**dict(kept), key: found}
+        return found
+
+    def _made(self, number: int, block: int) -> _Table:
+        phase = self._phases[number]
+        made = phase.shares.block(block, before=self._made_last.get(number))
+        self._made_last = {number: made}
+        sources = made.sources[self._permuted(number, block, len(made.sources))]
+        in_order = np.argsort(sources, kind="stable")
+        counts = np.bincount(sources, minlength=len(made.counts))
+        before = self._bases[number] + np.array(made.counts, np.int64) - (np.cumsum(counts) - counts)
+        turns = np.empty(len(sources), np.int64)
+        turns[in_order] = np.arange(len(sources)) + np.repeat(before, counts)
+        return _Table(first=phase.start + block * len(sources), sources=sources, turns=turns)
+
+    def _permuted(self, number: int, block: int, num_positions: int) -> NDArray[np.int64]:
+        """Return, for each place of a block, the one to which its window is permuted. A short last window stays."""
+        num_windows = num_positions // _WINDOW_POSITIONS
+        windows = np.arange(num_windows, dtype=np.uint64) + np.uint64(block * num_windows)
+        chosen = self._permutations(number)[(mixed(windows) >> np.uint64(32)) % np.uint64(_NUM_PERMUTATIONS)]
+        places = np.arange(num_positions)
+        inside = places[: num_windows * _WINDOW_POSITIONS].reshape(num_windows, _WINDOW_POSITIONS)
+        inside += chosen - np.arange(_WINDOW_POSITIONS)
+        return places
+
+    def _permutations(self, number: int) -> NDArray[np.int64]:
+        """Return the permutations of a window from which each window gets one, int64 [1024, 64]."""
+        if self._known[0] != number:
+            tweaks = np.repeat(mixed(np.arange(_NUM_PERMUTATIONS, dtype=np.uint64)), _WINDOW_POSITIONS)
+            offsets = np.tile(np.arange(_WINDOW_POSITIONS, dtype=np.uint64), _NUM_PERMUTATIONS)
+            keys = round_keys("mixture", self._seed, self._phases[number].start)
+            permuted = Permutation(_WINDOW_POSITIONS, keys)(offsets, tweaks)
+            self._known = number, permuted.view(np.int64).reshape(_NUM_PERMUTATIONS, _WINDOW_POSITIONS)
+        return self._known[1]
