@@ -40,6 +40,7 @@ from mpload.index.columns import Column as Column
 from mpload.index.columns import ColumnType as ColumnType
 from mpload.index.index import Index as Index
 from mpload.index.lookup import SidecarColumn as SidecarColumn
+from mpload.index.mixture import Mixture as Mixture
 from mpload.index.opening import open_index as open_index
 from mpload.index.record import Record as Record
 from mpload.index.weighting import Balanced as Balanced

@@ -12,6 +12,8 @@ from typing_extensions import TypeVar
 from mpload.errors import ArgumentError, MploadWarning, StateError
 from mpload.images.decoders import ImageDecoder
 from mpload.index.index import Index, require_files
+from mpload.index.mixture import Mixture
+from mpload.index.mixture_index import MixtureIndex, open_mixture
 from mpload.index.opening import open_index
 from mpload.index.weighting import IndexOrder
 from mpload.loader.collate import Collate, check_collate
@@ -59,7 +61,7 @@ class MPDataset(IterableDataset[Batch]):
       such columns only, and then takes no `decode`, `transform`, `cache` or `storage`.
 
     Args:
-        index: the path or URL of an index, or an `Index`.
+        index: the path or URL of an index, an `Index`, or a `Mixture` of several.
         decode: converts the bytes of an image to an array: `ImageDecoder()`, `RandomResizedCrop(224)`,
             `ResizeCenterCrop(224)`, `RawBytes()`, or any callable `bytes -> array`. If the callable has a second
             parameter `rng`, it gets a random generator. Random numbers that it draws from the global generators of
@@ -113,7 +115,7 @@ class MPDataset(IterableDataset[Batch]):
 
     def __init__(
         self,
-        index: str | os.PathLike[str] | Index,
+        index: str | os.PathLike[str] | Index | Mixture,
         *,
         decode: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None = None,
         transform: Callable[..., Any] | None = None,
@@ -140,7 +142,7 @@ class MPDataset(IterableDataset[Batch]):
         if not (isinstance(shuffle, bool) or hasattr(shuffle, "order") or isinstance(shuffle, IndexOrder)):
             raise ArgumentError(f"shuffle must be True, False or an order such as BlockShuffle(), got {shuffle!r}")
         limits = storage if isinstance(storage, RemoteStorage) else None
-        opened_index = index if isinstance(index, Index) else open_index(index, storage=limits)
+        opened_index = _opened(index, limits)
         of_files = {"decode": decode, "transform": transform, "cache": cache, "storage": storage}
         for name, value in of_files.items():
             if value is not None and not (isinstance(decode, Mapping) and name in {"decode", "transform"}):
@@ -167,12 +169,12 @@ class MPDataset(IterableDataset[Batch]):
             are_files = isinstance(storage, RemoteStorage | None)
             opened = open_cache(cache, opened_index, read=pipeline.read, sources_are_files=are_files)
             pipeline = make_pipeline(cache=opened)
-        batching = Batching(
-            num_samples=len(pipeline.index),
-            batch_size=batch_size or 1,
-            order=_order_of(shuffle, opened_index),
-            tail=Tail(tail),
-        )
+        order = _order_of(shuffle, opened_index)
+        num_samples = len(opened_index)
+        if isinstance(opened_index, MixtureIndex):
+            order = orders = opened_index.orders(of_source=order)
+            num_samples = orders.epoch_samples
+        batching = Batching(num_samples=num_samples, batch_size=batch_size or 1, order=order, tail=Tail(tail))
         batching.order_of(seed=seed, epoch=0)  # checks the seed
         self._run = IndexRun(
             pipeline=pipeline,
@@ -223,6 +225,7 @@ class MPDataset(IterableDataset[Batch]):
                 MploadWarning,
                 stacklevel=2,
             )
+        self._run.check_weights(worker)
         epoch = self._run.epochs.begin(worker=worker, num_workers=num_workers)
         first = worker if self.batch_size else 0
         self._cursor = Cursor(epoch=epoch, next_batch=first, is_read_ahead=reader() is not Reader.PLAIN)
@@ -284,6 +287,21 @@ class MPDataset(IterableDataset[Batch]):
         self._run.load_state_dict(state_dict)
         self._cursor = None
 
+    def set_weights(self, weights: Mapping[Any, float]) -> None:
+        """Change the weights of a mixture, from the first sample of the next iteration on.
+
+        All samples before it stay as they are, and each source goes on where it is. The rest of the mixture's schedule
+        is void. States contain the change, about 30 bytes and up to 16 for each source. To change weights in the middle
+        of an epoch, leave the loop, restore the state that the loader (or dataset) has then, and iterate again.
+
+        Args:
+            weights: the weight of each source, by the keys of the `Mixture`.
+
+        Raises:
+            ArgumentError: the dataset has no `Mixture`, or the weights break one of its rules.
+        """
+        self._run.set_weights(weights)
+
     def __repr__(self) -> str:
         return format_facts(f"MPDataset {self._run.name}", self._run.facts())
 
@@ -297,14 +315,22 @@ class MPDataset(IterableDataset[Batch]):
 def _order_of(shuffle: bool | OrderChoice | IndexOrder, index: Index) -> OrderChoice:
     if isinstance(shuffle, bool):
         return Shuffle() if shuffle else Sequential()
+    if isinstance(shuffle, IndexOrder) and isinstance(index, MixtureIndex):
+        raise ArgumentError(f"shuffle={shuffle!r} is for one index, not for a mixture. Choose Shuffle() or BlockShuffle()")
     return shuffle.bind(index) if isinstance(shuffle, IndexOrder) else shuffle
 
 
+def _opened(index: str | os.PathLike[str] | Index | Mixture, limits: RemoteStorage | None) -> Index:
+    if isinstance(index, Mixture):
+        return open_mixture(index, storage=limits)
+    return index if isinstance(index, Index) else open_index(index, storage=limits)
+
+
 def _check_index(value: object) -> None:
-    if not isinstance(value, str | os.PathLike | Index):
+    if not isinstance(value, str | os.PathLike | Index | Mixture):
         raise ArgumentError(
-            f"index must be a path or an Index, got {value!r:.80} of type {type(value).__name__}. Make an index with "
-            "build_index(), or pass a map-style dataset to MPLoader(dataset, batch_size=...)"
+            f"index must be a path, an Index or a Mixture, got {value!r:.80} of type {type(value).__name__}. Make an "
+            "index with build_index(), or pass a map-style dataset to MPLoader(dataset, batch_size=...)"
         )
 
 

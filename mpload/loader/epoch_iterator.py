@@ -114,7 +114,7 @@ class EpochIterator(Iterator[Any]):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from the saved position of this worker. The number of workers must be the same."""
-        epoch = self._run.epoch_of(state_dict["start"])
+        epoch = self._run.restored(state_dict["start"])
         epoch = self._run.epochs.enter(epoch, worker=self._worker, num_workers=self._num_workers)
         self._cursor.epoch, self._cursor.next_batch = epoch, state_dict["next_batch"]
         self._begin()

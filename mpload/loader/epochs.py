@@ -17,6 +17,7 @@ from mpload.loader.frameworks import Reader, reader
 from mpload.plan.checkpoint import State
 from mpload.plan.plan import Plan
 from mpload.plan.topology import Topology, detect_topology
+from mpload.plan.turns import Phase
 
 __all__ = ["Epoch", "EpochTable"]
 
@@ -25,7 +26,8 @@ _NEXT, _CURRENT = slice(0, 3), slice(3, 6)
 _READER = 6
 _RANKS = slice(7, 9)
 _DEALT = 9
-_SHAPE = _MAX_WORKERS, _DEALT + 1
+_WEIGHTS = 10
+_SHAPE = _MAX_WORKERS, _WEIGHTS + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +51,15 @@ class Epoch:
             return Epoch(seed=self.seed, number=self.number + 1)
         return Epoch(seed=self.seed, number=self.number, position=plan.position_after(num_batches))
 
-    def state(self, *, fingerprint: str, order: str) -> dict[str, Any]:
+    def state(self, *, fingerprint: str, order: str, changes: tuple[Phase, ...] = ()) -> dict[str, Any]:
         """Return the state of a run that continues this epoch from its position."""
         return State(
-            fingerprint=fingerprint, order=order, seed=self.seed, epoch=self.number, position=self.position
+            fingerprint=fingerprint,
+            order=order,
+            seed=self.seed,
+            epoch=self.number,
+            position=self.position,
+            changes=tuple((change.start, change.shares.parts) for change in changes),
         ).to_dict()
 
 
@@ -103,7 +110,7 @@ class EpochTable:
         # Copied with NumPy: torch may use threads, which a forked process does not have.
         self._of_parent, copy = self._own, _empty_table()
         copy[:] = self._of_parent.numpy()
-        copy[:, _READER:] = 0  # no epoch has begun in this process, and it may be another rank
+        copy[:, _READER:_WEIGHTS] = 0  # no epoch has begun in this process, and it may be another rank
         self._own = torch.from_numpy(copy)
 
     @property
@@ -173,6 +180,15 @@ class EpochTable:
         if number != following.number or self.reader_pid:
             self.set_next(Epoch(seed=following.seed, number=number))
 
+    def weights_are(self, number: int, *, worker: int) -> bool:
+        """Return whether `number` stands for the weights that the parent, or this worker, has noted last."""
+        return int(self._table[worker, _WEIGHTS]) == number
+
+    def note_weights(self, number: int, *, worker: int | None = None) -> None:
+        """Note a number that stands for the weights of a mixture, for all workers or just one."""
+        rows = slice(None) if worker is None else slice(worker, worker + 1)
+        self._table[rows, _WEIGHTS] = number
+
     def begin(self, *, worker: int, num_workers: int) -> Epoch:
         """Begin the next epoch as `worker` of `num_workers`. The epoch after it becomes the next one.
 
@@ -194,7 +210,8 @@ class EpochTable:
         place = epoch.seed, epoch.number, epoch.position
         following = epoch.seed, epoch.number + 1, 0
         is_dealt = self._topology is None and reader() is Reader.DEALER
-        cells = [*following, *place, os.getpid(), topology.rank, topology.world_size, is_dealt]
+        noted = int(self._table[worker, _WEIGHTS])
+        cells = [*following, *place, os.getpid(), topology.rank, topology.world_size, is_dealt, noted]
         row = torch.tensor(cells, device="cpu")  # regardless of the default device
         self._table[worker] = row
         # Rows beyond num_workers have no worker in this epoch. A worker that uses one later continues from here.

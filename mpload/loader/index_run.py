@@ -1,5 +1,6 @@
 """`IndexRun`: how a run reads an index, and the position of the run."""
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,17 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import get_worker_info
 
-from mpload.errors import StateError
+from mpload.errors import ArgumentError, StateError
 from mpload.index.columns import format_columns
 from mpload.index.index import Index
+from mpload.index.mixture_index import MixtureIndex
 from mpload.loader.collate import BatchSeed, CollateError
 from mpload.loader.epochs import Epoch, EpochTable
 from mpload.loader.frameworks import Reader, reader
 from mpload.loader.presenting import Presenter
 from mpload.plan.batching import Batching
 from mpload.plan.checkpoint import State
+from mpload.plan.mixture import MixtureOrders
 from mpload.plan.order import Order
 from mpload.plan.plan import Plan
+from mpload.plan.shares import Shares
+from mpload.plan.turns import Phase
 from mpload.samples.batch import listed_samples
 from mpload.samples.cache.opened import OpenCache
 from mpload.samples.column_decoders import ColumnDecoders
@@ -61,6 +66,8 @@ class IndexRun:
             "tail": str(self.batching.tail),
             "epoch": str(self.epochs.next.number),
         }
+        if isinstance(self.batching.order, MixtureOrders):
+            facts["samples of an epoch"] = format_count(self.batching.num_samples)
         return facts if self.cache is None else {**facts, "cached": f"{self.cache.fraction:.0%}"}
 
     def order_of(self, epoch: Epoch) -> Order:
@@ -122,17 +129,65 @@ class IndexRun:
 
     def state_at(self, epoch: Epoch) -> dict[str, Any]:
         """Return the state of a run that continues an epoch from its position."""
-        return epoch.state(fingerprint=self.index.fingerprint, order=self.batching.order.spec)
+        return epoch.state(
+            fingerprint=self.index.fingerprint, order=self.batching.order.spec, changes=self.changes_of_weights
+        )
 
-    def epoch_of(self, state_dict: Mapping[str, Any]) -> Epoch:
-        """Return the epoch and position of a saved state; raise `StateError` if the state does not fit."""
+    def restored(self, state_dict: Mapping[str, Any]) -> Epoch:
+        """Restore the weights of a saved state, and return its epoch and position.
+
+        Raises:
+            StateError: the state does not fit.
+        """
         state = State.from_dict(state_dict)
-        order = self.batching.order.spec
-        state.check_fits(fingerprint=self.index.fingerprint, order=order, num_samples=len(self.index))
+        order = self.batching.order
+        state.check_fits(fingerprint=self.index.fingerprint, order=order.spec, num_samples=self.batching.num_samples)
+        if isinstance(order, MixtureOrders):
+            try:
+                phases = tuple(Phase(start=start, shares=Shares(parts)) for start, parts in state.changes)
+                order.adopt(phases)
+            except ArgumentError as error:
+                raise StateError(f"the checkpoint is damaged: {error}. Use an earlier one") from error
+            self._note_weights()
         return Epoch(seed=state.seed, number=state.epoch, position=state.position)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a saved state; see `MPDataset.load_state_dict`."""
-        epoch = self.epoch_of(state_dict)
+        epoch = self.restored(state_dict)
         info = get_worker_info()
         self.epochs.set_next(epoch, worker=None if info is None else info.id)
+
+    @property
+    def changes_of_weights(self) -> tuple[Phase, ...]:
+        """The changes of a mixture's weights during the run."""
+        order = self.batching.order
+        return order.changes if isinstance(order, MixtureOrders) else ()
+
+    def set_weights(self, weights: Mapping[Any, float]) -> None:
+        """Change the weights of a mixture; see `MPDataset.set_weights`."""
+        order, index = self.batching.order, self.index
+        if not isinstance(order, MixtureOrders) or not isinstance(index, MixtureIndex):
+            raise ArgumentError(f"{self.name}: is not a mixture, so it has no weights. Pass a Mixture to MPDataset")
+        following = self.epochs.next
+        start = order.position_of(epoch=following.number, position=following.position)
+        order.adopt(order.changed(start, index.shares(weights)).changes)
+        self._note_weights()
+
+    def check_weights(self, worker: int) -> None:
+        """Raise `StateError` if the weights were changed in a process whose changes do not reach this one."""
+        if not self.epochs.weights_are(self._weights_number(), worker=worker):
+            raise StateError(
+                "the weights of the mixture were changed, but persistent workers of a DataLoader keep the old ones. "
+                "Use persistent_workers=False, or an MPLoader"
+            )
+
+    def _note_weights(self) -> None:
+        info = get_worker_info()
+        self.epochs.note_weights(self._weights_number(), worker=None if info is None else info.id)
+
+    def _weights_number(self) -> int:
+        """Return a number that stands for the changes of weights; 0 if there are none."""
+        if not self.changes_of_weights:
+            return 0
+        words = repr([(change.start, change.shares.parts) for change in self.changes_of_weights]).encode()
+        return int.from_bytes(hashlib.blake2b(words, digest_size=7).digest(), "little")

@@ -53,6 +53,7 @@ class IndexSource:
         self._forms: list[Form] = []
         self._template: Any = None
         self._joins: list[Join] = []
+        self._changes = run.changes_of_weights
         self._collates = False
         """Whether workers call the user's callable."""
         self.name = run.name
@@ -87,8 +88,9 @@ class IndexSource:
         return float(np.mean(pixels)) / wanted if pixels and min(pixels) > 0 else 1.0
 
     def refresh(self) -> bool:
-        """Return False: an `MPDataset` does not change."""
-        return False
+        """Return whether the weights of a mixture have changed. Nothing else of an `MPDataset` changes."""
+        before, self._changes = self._changes, self._run.changes_of_weights
+        return before != self._changes
 
     def prepare(self) -> tuple[Field | RaggedField, ...]:
         """Return the fields of a slot. If they cannot be inferred, a sample is made in a separate process."""
@@ -240,7 +242,7 @@ class IndexSource:
     def _write_down(self, sample_id: int, cause: str, *, epoch: int) -> BadSample:
         """Record a bad sample in the report, and return it; raise if the error policy says so."""
         pipeline = self._run.pipeline
-        bad = pipeline.describe(pipeline.index[sample_id], cause)
+        bad = pipeline.describe(pipeline.index.records([sample_id])[0], cause)
         if pipeline.policy.action is ErrorAction.RAISE:
             raise SampleError(str(bad))
         pipeline.bad.count(0, epoch=epoch)

@@ -23,6 +23,8 @@ class State:
         seed: the run's seed, in `[0, 2**63)`.
         epoch: the current epoch, in `[0, 2**63)`.
         position: the first position in the epoch that has not been consumed, in `[0, 2**62]`.
+        changes: how the weights of a mixture were changed during the run: positions, counted over all epochs, and the
+            shares that hold from there on. They take 30 bytes as JSON, and up to 16 for each source.
 
     Raises:
         StateError: a value has the wrong type or is out of range, or this mpload does not read this format version.
@@ -34,6 +36,7 @@ class State:
     seed: int
     epoch: int
     position: int
+    changes: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     def __post_init__(self) -> None:
         _check_state_version(self.version)
@@ -49,9 +52,15 @@ class State:
                 type(value) is int and 0 <= value < stop, f"{name} must be an integer in [0, {stop}), got {value!r}"
             )
 
-    def to_dict(self) -> dict[str, int | str]:
-        """Return the state as a dict of integers and strings, which JSON and `torch.save` can store."""
-        return asdict(self)
+        _check_state(
+            _are_changes(self.changes), f"changes must be pairs of a position and shares, got {self.changes!r}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the state as a dict of integers, strings and lists, which JSON and `torch.save` can store."""
+        stored = asdict(self)
+        changes = stored.pop("changes")
+        return stored | {"changes": [[start, list(parts)] for start, parts in changes]} if changes else stored
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any]) -> Self:
@@ -61,13 +70,15 @@ class State:
             StateError: a key is missing or unknown, or a value is invalid.
         """
         _check_state(isinstance(mapping, Mapping), f"it must be a mapping, got {type(mapping).__name__}")
-        names = {field.name for field in fields(cls)}
+        names = {field.name for field in fields(cls)} - {"changes"}
         _check_state("version" in mapping, "it has no 'version'")
         _check_state_version(mapping["version"])
-        missing, unknown = sorted(names - mapping.keys()), sorted(map(str, mapping.keys() - names))
+        missing, unknown = sorted(names - mapping.keys()), sorted(map(str, mapping.keys() - names - {"changes"}))
         _check_state(not missing, f"it has no {', '.join(map(repr, missing))}")
         _check_state(not unknown, f"it has unknown keys {', '.join(map(repr, unknown))}")
-        return cls(**mapping)
+        changes = mapping.get("changes", ())
+        _check_state(_are_changes(changes), f"changes must be pairs of a position and shares, got {changes!r}")
+        return cls(**{**mapping, "changes": tuple((start, tuple(parts)) for start, parts in changes)})
 
     def check_fits(self, *, fingerprint: str, order: str, num_samples: int) -> None:
         """Raise an error unless the state was made with this index and this order.
@@ -90,6 +101,18 @@ class State:
                 f"the checkpoint's position must be in [0, {num_samples}], got {self.position}: it is damaged. "
                 "Use an earlier checkpoint, or restart the epoch without one"
             )
+
+
+def _are_changes(changes: object) -> bool:
+    return isinstance(changes, list | tuple) and all(
+        isinstance(change, list | tuple)
+        and len(change) == 2
+        and type(change[0]) is int
+        and 0 <= change[0] < MAX_NUM_SAMPLES
+        and isinstance(change[1], list | tuple)
+        and all(type(part) is int and part >= 0 for part in change[1])
+        for change in changes
+    )
 
 
 def _check_state_version(version: object) -> None:

@@ -13,7 +13,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,15 +32,13 @@ class _Latest:
     """What was computed for the latest seed. It is not pickled."""
 
     def __init__(self) -> None:
-        self.seed = -1
-        self.turns: Any = None
-        self.sources: Any = None
+        self.parts: tuple[int, Turns, SourceOrders] | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
         return _Latest, ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, repr=False)
 class MixtureOrders:
     """The orders of all epochs of a mixture: an `OrderChoice` in which an epoch has `epoch_samples` positions.
 
@@ -51,7 +49,7 @@ class MixtureOrders:
         planned: the phases that were known when the run began. The first one starts at 0.
         changes: the phases that were decided on during the run. From the first of them on, planned ones are void.
 
-    Process: may be pickled and forked. It keeps what it has computed lately, so use it in one thread at a time.
+    Process: may be pickled and forked. It may be used by many threads.
 
     Raises:
         ArgumentError: a value is out of range, or a source without samples has a share.
@@ -83,6 +81,9 @@ class MixtureOrders:
             if part and not length:
                 raise ArgumentError(f"source {source} has a weight, but no samples. Give it the weight 0")
 
+    def __repr__(self) -> str:
+        return f"mixture of {len(self.lengths)} sources, each in {self.of_source!r}"
+
     @property
     def spec(self) -> str:
         """The choice as a stable text that checkpoints store. It leaves out the changes, which have a field there."""
@@ -95,6 +96,12 @@ class MixtureOrders:
         """The phases that hold."""
         end = self.changes[0].start if self.changes else MAX_NUM_SAMPLES
         return (*(phase for phase in self.planned if phase.start < end), *self.changes)
+
+    def adopt(self, changes: tuple[Phase, ...]) -> None:
+        """Put these changes in the place of the present ones."""
+        replace(self, changes=changes)  # checks them
+        self.changes = changes
+        self._latest = _Latest()
 
     def changed(self, start: int, shares: Shares) -> Self:
         """Return the same orders, in which these shares hold from position `start` on, counted over all epochs."""
@@ -109,17 +116,16 @@ class MixtureOrders:
     def order(self, *, num_samples: int, seed: int, epoch: int) -> "MixtureOrder":
         """Return the order of an epoch; see `OrderChoice.order`. `num_samples` must be `epoch_samples`."""
         check_range("num_samples", num_samples, self.epoch_samples, self.epoch_samples + 1)
-        latest = self._latest
-        if latest.seed != seed:
-            latest.sources = SourceOrders(lengths=self.lengths, choice=self.of_source, seed=seed)
-            latest.turns = Turns(self.phases, seed=seed)
-            latest.seed = seed
+        parts = self._latest.parts
+        if parts is None or parts[0] != seed:
+            sources = SourceOrders(lengths=self.lengths, choice=self.of_source, seed=seed)
+            self._latest.parts = parts = seed, Turns(self.phases, seed=seed), sources
         return MixtureOrder(
             num_samples=num_samples,
             start=self.position_of(epoch=epoch, position=0),
             lengths=self.lengths,
-            turns=latest.turns,
-            sources=latest.sources,
+            turns=parts[1],
+            sources=parts[2],
         )
 
 

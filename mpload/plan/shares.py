@@ -3,7 +3,7 @@
 Source s with share w has its turn number j (from 0) at one of the positions `floor(j/w)` to `ceil((j+1)/w) - 1`.
 Then, for every p, its number of samples among the first p positions deviates from `w * p` by less than 1. To give each
 position to the source whose turn must come first always keeps these limits: with one position at a time and shares that
-sum to 1, the earliest deadline first meets all deadlines (Liu and Layland, JACM 1973; Tijdeman, Discrete Mathematics 1980).
+sum to 1, the earliest deadline first meets all deadlines (Liu and Layland, JACM 1973; Tijdeman, Discrete Math. 1980).
 
 That would take all positions in order. So that any position is found directly, positions are divided into blocks, and
 it is computed for each block alone which turns are taken before it begins. A turn whose limits lie on both sides of a

@@ -65,15 +65,16 @@ class SourceOrders:
 
     def _orders_of(self, codes: NDArray[np.int64], first_lap: int) -> tuple[list[Order], _Permutations | None]:
         key = codes.tobytes() + first_lap.to_bytes(8, "little")
-        if self._latest[0] != key:
+        latest = self._latest
+        if latest[0] != key:
             laps, sources = np.divmod(codes, len(self._lengths))
             orders = [
                 self._order(source, lap)
                 for source, lap in zip(sources.tolist(), (laps + first_lap).tolist(), strict=True)
             ]
             permutations = [order.permutation for order in orders if isinstance(order, ShuffledOrder)]
-            self._latest = key, orders, _joined(permutations) if len(permutations) == len(orders) else None
-        return self._latest[1:]
+            self._latest = latest = key, orders, _joined(permutations) if len(permutations) == len(orders) else None
+        return latest[1:]
 
     def _order(self, source: int, lap: int) -> Order:
         key = source, lap

@@ -295,7 +295,7 @@ class Pipeline:
     def _read_cached(self, record: Record, cache: SampleCache) -> list[bytes]:
         paths = [path_of(record.cells[number]) for number in self.sources]
         num_misses = self._counts[CACHE_MISSES]
-        data = cache.read(record.sample_id, paths, lambda: self._read_missed(record))
+        data = cache.read(record.sample_id % len(self.index), paths, lambda: self._read_missed(record))
         self._counts[CACHE_HITS] += self._counts[CACHE_MISSES] == num_misses
         return data
 
@@ -333,7 +333,7 @@ class Pipeline:
         """Return the ranges of samples that are not in the cache, by sample_id."""
         wanted = {}
         for record in records:
-            if self.cache is None or not self.cache.has(record.sample_id):
+            if self.cache is None or not self.cache.has(record.sample_id % len(self.index)):
                 with suppress(MploadError):  # raised again when the sample is made
                     wanted[record.sample_id] = self.ranges_of(record)
         return wanted
@@ -387,7 +387,8 @@ class Pipeline:
         cells = (str(record.cells[number]) for number in self.sources)
         sources = tuple(redacted(cell) if is_url(cell) else cell for cell in cells)
         where = self.index.where(record.sample_id)
-        return BadSample(sample_id=record.sample_id, where=where, paths=sources, cause=cause, error=error)
+        sample_id = record.sample_id % len(self.index)  # which of a mixture's samples it is
+        return BadSample(sample_id=sample_id, where=where, paths=sources, cause=cause, error=error)
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key not in _PER_PROCESS}

@@ -6,15 +6,18 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from mpload.errors import ArgumentError
 from mpload.images.limits import Limits
 from mpload.index.columns import ColumnType, range_of
 from mpload.index.index import Index
+from mpload.index.mixture_index import MixtureIndex
 from mpload.storage.local import PageCache
 from mpload.storage.notices import Notices
 from mpload.storage.opening import open_storage
 from mpload.storage.protocols import Storage
 from mpload.storage.ranges import ByteRange, LmdbValue, RowValue
-from mpload.storage.remote import RemoteStorage
+from mpload.storage.remote import RemoteStorage, is_url
+from mpload.storage.roots import SeveralRoots
 
 __all__ = ["SampleCache", "storage_of"]
 
@@ -45,8 +48,13 @@ def storage_of(
     A storage that is `given` is returned as it is; it may also be the time limits for URLs. An index without sources
     gets a storage of local files, which reads nothing. `notices` is told about outages of servers.
     """
+    is_several = isinstance(index, MixtureIndex) and not index.has_one_root
     if given is not None and not isinstance(given, RemoteStorage):
+        if is_several:
+            raise ArgumentError("a storage of your own cannot tell the roots of a mixture apart. Give all one root")
         return given
+    if isinstance(index, MixtureIndex) and is_several:
+        return _storage_of_mixture(index, tuple(decoders), page_cache, given, notices)
     limits = [getattr(decode, "limits", None) for decode in decoders]
     max_bytes = [each.max_bytes for each in limits if isinstance(each, Limits)]
     kinds = {_RANGE_TYPES.get(column.type, ByteRange) for column in index.columns if column.type.is_source}
@@ -60,6 +68,24 @@ def storage_of(
         examples=partial(_examples, index),
         notices=notices,
     )
+
+
+def _storage_of_mixture(
+    index: MixtureIndex,
+    decoders: Sequence[Callable[..., Any]],
+    page_cache: PageCache | str,
+    limits: RemoteStorage | None,
+    notices: Notices | None,
+) -> Storage:
+    """Open the storage of each root; `limits` are for those that read URLs, unless none does."""
+    reads_urls = [is_url(part.root) or part.allow_outside_root for part in index.parts]
+    storages: dict[str, Storage] = {}
+    for number, part in enumerate(index.parts):
+        tag = index.tag(number)
+        if tag not in storages:
+            own = limits if reads_urls[number] or not any(reads_urls) else None
+            storages[tag] = storage_of(part, decoders, page_cache, own, notices)
+    return SeveralRoots(storages)
 
 
 def _examples(index: Index) -> Iterator[ByteRange]:

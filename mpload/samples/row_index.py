@@ -39,6 +39,7 @@ from mpload.images.resize import Pixels
 from mpload.images.row_starts import RowStarts
 from mpload.index.derived import derived_paths
 from mpload.index.index import Index
+from mpload.index.mixture_index import MixtureIndex
 from mpload.samples.cache.trusted import open_file, open_folder
 
 __all__ = ["RowIndex", "create_row_index", "decode_with_rows", "find_row_index", "make_row_index", "open_row_index"]
@@ -57,8 +58,12 @@ def open_row_index(choice: bool | None, index: Index, decode: object) -> "RowInd
     """Return the row index that `MPDataset(row_index=choice)` uses; None if it uses none.
 
     Raises:
-        ArgumentError: A row index was chosen for a decoder that does not use it.
+        ArgumentError: A row index was chosen for a decoder that does not use it, or for a mixture.
     """
+    if isinstance(index, MixtureIndex):
+        if choice:
+            raise ArgumentError("row_index=True is not for mixtures. Leave it out")
+        return None
     if type(decode) not in {RandomResizedCrop, ResizeCenterCrop}:
         if choice:
             raise ArgumentError(

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from mpload.errors import ArgumentError
 from mpload.index.index import Index
+from mpload.index.mixture_index import MixtureIndex
 from mpload.index.opening import open_index
 from mpload.judgement.facts import Facts, Job, StorageSpeed
 from mpload.judgement.model import predict
@@ -77,6 +78,8 @@ def subject_of(dataset: Any) -> Subject:
     Raises:
         ArgumentError: It is no dataset that the doctor can examine.
     """
+    if isinstance(dataset, MPDataset) and isinstance(dataset.index, MixtureIndex):
+        raise ArgumentError("the doctor measures one index, not a mixture. Pass it a dataset of one of the sources")
     if isinstance(dataset, MPDataset):
         return IndexSubject(dataset)
     if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
