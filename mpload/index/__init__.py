@@ -14,6 +14,9 @@ _lines       the native module for lines (C, optional): its Python module
 _line_reads  finds lines through the sidecar and reads many with few system calls (C)
 _line_cells  cuts lines into cells, and parses integers and spans (C)
 index        Index: records and labels
+mixture      Mixture: several indexes with weights, as the user gives them
+mixture_index  MixtureIndex: the indexes of a mixture as one index
+mixed_lines  MixedLines: lines of several indexes, as if they were those of one
 copying      copies an index at a URL into the cache folder
 opening      open_index: opens the index at a path
 blocks       consecutive samples with their columns as arrays, for passes over a whole index

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 from math import isfinite
 from numbers import Real
@@ -52,7 +52,7 @@ class Mixture:
     _: KW_ONLY
     epoch_samples: int | None = None
     schedule: Sequence[tuple[int, Mapping[Any, float]]] = ()
-    fill: Mapping[str, Cell] = field(default_factory=dict)
+    fill: Mapping[str, Cell] | None = None
     match_classes: bool = False
     source_column: str | None = None
 

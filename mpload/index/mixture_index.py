@@ -94,7 +94,7 @@ class MixtureIndex(Index):
     @property
     def fingerprint(self) -> str:
         """A hash of all that samples depend on: the sources, the columns and the classes."""
-        classes, fill = "\t".join(self.classes), sorted(self.mixture.fill.items())
+        classes, fill = "\t".join(self.classes), sorted((self.mixture.fill or {}).items())
         words = [*(part.fingerprint for part in self.parts), format_columns(self.columns), classes, repr(fill)]
         return hashlib.blake2b("\n".join(words).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
@@ -170,7 +170,8 @@ class MixtureIndex(Index):
         mixture, header, columns = self.mixture, header_of(self.parts[number]), self.columns
         names = [column.name for column in header.columns]
         cells = tuple(names.index(column.name) if column.name in names else None for column in columns)
-        constants: list[Cell] = [mixture.fill.get(column.name, 0) for column in columns]
+        fill = mixture.fill or {}
+        constants: list[Cell] = [fill.get(column.name, 0) for column in columns]
         if mixture.source_column is not None:
             constants[-1] = number
         labels = np.array([self.classes.index(name) for name in header.classes], np.int64)
@@ -215,7 +216,7 @@ def _columns_of(mixture: Mixture, parts: Sequence[Index]) -> tuple[Column, ...]:
     for part in parts:
         for name in columns.keys() - {column.name for column in part.columns}:
             _check_filled(mixture, columns[name], part)
-    if unknown := sorted(mixture.fill.keys() - columns.keys()):
+    if unknown := sorted((mixture.fill or {}).keys() - columns.keys()):
         raise ArgumentError(f"fill has {unknown[0]!r}, which is no column of any source. Leave it out")
     if mixture.source_column is None:
         return tuple(columns.values())
@@ -225,12 +226,13 @@ def _columns_of(mixture: Mixture, parts: Sequence[Index]) -> tuple[Column, ...]:
 
 
 def _check_filled(mixture: Mixture, column: Column, part: Index) -> None:
-    if column.name not in mixture.fill:
+    fill = mixture.fill or {}
+    if column.name not in fill:
         raise ArgumentError(
             f"{part.path}: has no column {column}, which another source has. Add the column, or pass "
             f"fill={{{column.name!r}: ...}} to the Mixture"
         )
-    kind, value = _FILLED.get(column.type), mixture.fill[column.name]
+    kind, value = _FILLED.get(column.type), fill[column.name]
     if kind is None:
         raise ArgumentError(f"{part.path}: has no column {column}. Columns of files cannot be filled")
     if not isinstance(value, kind) or isinstance(value, bool):

@@ -225,7 +225,6 @@ class MPDataset(IterableDataset[Batch]):
                 MploadWarning,
                 stacklevel=2,
             )
-        self._run.check_weights(worker)
         epoch = self._run.epochs.begin(worker=worker, num_workers=num_workers)
         first = worker if self.batch_size else 0
         self._cursor = Cursor(epoch=epoch, next_batch=first, is_read_ahead=reader() is not Reader.PLAIN)
@@ -316,7 +315,9 @@ def _order_of(shuffle: bool | OrderChoice | IndexOrder, index: Index) -> OrderCh
     if isinstance(shuffle, bool):
         return Shuffle() if shuffle else Sequential()
     if isinstance(shuffle, IndexOrder) and isinstance(index, MixtureIndex):
-        raise ArgumentError(f"shuffle={shuffle!r} is for one index, not for a mixture. Choose Shuffle() or BlockShuffle()")
+        raise ArgumentError(
+            f"shuffle={shuffle!r} is for one index, not for a mixture. Choose Shuffle() or BlockShuffle()"
+        )
     return shuffle.bind(index) if isinstance(shuffle, IndexOrder) else shuffle
 
 

@@ -42,6 +42,7 @@ class EpochIterator(Iterator[Any]):
         self._cursor = cursor
         self._worker = worker
         self._num_workers = num_workers
+        self._has_begun = False
         if worker:  # of a DataLoader: the first one tells the user
             run.pipeline.notices.turn_off()
         self._begin()
@@ -55,6 +56,9 @@ class EpochIterator(Iterator[Any]):
 
     def __next__(self) -> Any:
         start = self._cursor.next_batch
+        if not self._has_begun:  # not earlier: a DataLoader's worker ends if it cannot begin to iterate
+            self._run.check_weights(self._worker)
+            self._has_begun = True
         try:
             return self._next_batch() if self._run.batch_size else self._next_sample()
         except SampleError as error:

@@ -93,7 +93,7 @@ class IndexRun:
 
     def collate_on(self, sample_ids: NDArray[np.int64]) -> str:
         """Return what made a batch fail if `collate` did, for messages."""
-        return f"collate on {listed_samples(sample_ids.tolist())} of {self.name}"
+        return f"collate on {listed_samples((sample_ids % max(1, len(self.index))).tolist())} of {self.name}"
 
     def collated(
         self, sample_ids: NDArray[np.int64], *, seed: int, epoch: int, following: Callable[[], Any] | None = None

@@ -20,6 +20,7 @@ connections      HTTP connections, through urllib3, on which every wait has a li
 buckets          makes requests to buckets, with obstore
 request_failure  what went wrong with one request
 listing          lists the keys of a bucket in several threads
+roots            paths below one of several roots, for the sources of a mixture
 opening          open_storage: makes the storage that an index needs
 many             reads the ranges of a whole chunk of samples with one native call
 mapped           maps shards of small samples into memory

@@ -138,7 +138,7 @@ def test_errors_name_wrong_arguments(folder: Path, options: dict[str, Any], mess
 
 @pytest.mark.parametrize("index", [42, None, [1, 2]])
 def test_an_index_that_is_neither_a_path_nor_an_index_is_refused(index: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"index must be a path or an Index, got .* Make an index with build_index"):
+    with pytest.raises(ArgumentError, match=r"index must be a path, an Index or a Mixture, got .* Make an index with"):
         MPDataset(index)
 
 

@@ -120,6 +120,7 @@ def test_a_small_share_makes_longer_blocks_and_keeps_the_law() -> None:
     assert abs(np.flatnonzero(made.sources == 0)[0] + made.first - made.counts[0] * shares.total) < shares.total
 
 
+@settings(max_examples=25)
 @given(
     weights=st.lists(st.tuples(*[st.integers(1, 9)] * 3), min_size=1, max_size=4),
     gaps=st.lists(st.integers(1, 300), min_size=4, max_size=4),
@@ -141,7 +142,8 @@ def test_each_source_has_its_turns_one_after_another_through_all_changes(
     ]
     some = np.array(data.draw(st.lists(st.integers(0, num_positions - 1), max_size=20)), np.int64)
     found = Turns(phases, seed=seed).at(some)
-    assert (found[0] == sources[some]).all() and (found[1] == turns[some]).all()
+    assert (found[0] == sources[some]).all()
+    assert (found[1] == turns[some]).all()
 
 
 def test_turns_far_from_the_start_go_on_where_those_before_them_ended() -> None:
@@ -202,6 +204,7 @@ def test_shuffled_sources_do_not_depend_on_the_native_module(
         assert (plain.order(num_samples=10**9, seed=seed, epoch=epoch).sample_ids(positions) == native).all()
 
 
+@settings(max_examples=25)
 @given(weights=_WEIGHTS, at=st.integers(0, 400), seed=st.integers(0, 2**63 - 1), data=st.data())
 def test_a_change_of_weights_moves_nothing_that_came_before_it(
     weights: list[int], at: int, seed: int, data: st.DataObject
