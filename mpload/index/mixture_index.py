@@ -1,7 +1,7 @@
 """`MixtureIndex`: the indexes of a mixture as one index."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,32 +13,14 @@ from mpload.index.columns import Cell, Column, ColumnType, format_columns
 from mpload.index.index import Index, header_of, lines_of
 from mpload.index.lookup import SidecarColumn
 from mpload.index.mixed_lines import Adapter, LinesOfSource, MixedLines
-from mpload.index.mixture import Mixture, flattened, names_of, shares_of
-from mpload.index.opening import open_index
+from mpload.index.mixture import Mixture, names_of
 from mpload.index.text import Header
-from mpload.plan.mixture import MixtureOrders
-from mpload.plan.order import OrderChoice
-from mpload.plan.shares import Shares
-from mpload.plan.turns import Phase
-from mpload.storage.remote import RemoteStorage, is_url
+from mpload.storage.remote import is_url
 from mpload.units import format_count, format_counted
 
-__all__ = ["MixtureIndex", "open_mixture"]
+__all__ = ["MixtureIndex"]
 
 _FILLED = {ColumnType.INT: int, ColumnType.FLOAT: float, ColumnType.STR: str}
-
-
-def open_mixture(mixture: Mixture, storage: RemoteStorage | None = None) -> "MixtureIndex":
-    """Open the indexes of a mixture; `storage` has the time limits for copying those at URLs.
-
-    Raises:
-        ArgumentError: columns, classes or roots do not fit together.
-        IndexFormatError, SidecarError, OSError: an index cannot be opened.
-    """
-    opened = [
-        source if isinstance(source, Index) else open_index(source, storage=storage) for source in flattened(mixture)
-    ]
-    return MixtureIndex(mixture, opened)
 
 
 class MixtureIndex(Index):
@@ -100,24 +82,6 @@ class MixtureIndex(Index):
 
     def __len__(self) -> int:
         return int(self._first_ids[-1])
-
-    def orders(self, of_source: OrderChoice) -> MixtureOrders:
-        """Return the orders of all epochs, in which each source goes through its samples as `of_source` says."""
-        phases = [(0, self.mixture.sources), *self.mixture.schedule]
-        return MixtureOrders(
-            lengths=self.lengths,
-            of_source=of_source,
-            epoch_samples=self.mixture.epoch_samples or max(1, len(self)),
-            planned=tuple(Phase(start=start, shares=self.shares(weights)) for start, weights in phases),
-        )
-
-    def shares(self, weights: Mapping[Any, float]) -> Shares:
-        """Return the shares of the sources for weights as in `Mixture.sources`.
-
-        Raises:
-            ArgumentError: the weights break one of the rules for them.
-        """
-        return Shares.of(shares_of(self.mixture, weights))
 
     def tag(self, number: int) -> str:
         """Return what stands before the paths of a source; empty if one storage reads those of all sources."""

@@ -13,6 +13,7 @@ Where the batches come from:
 ```
 source        the protocol of a source, and the choice of the source for a dataset
 index_run     IndexRun: how an MPDataset reads its index, and the position of the run
+mixing        opens the indexes of a mixture, and turns its weights into orders
 index_source  IndexSource: batches of an MPDataset
 map_options   MapOptions: an MPLoader's arguments for map-style datasets
 stream_source  StreamSource: batches of an iterable dataset

@@ -13,7 +13,7 @@ from mpload.errors import ArgumentError, MploadWarning, StateError
 from mpload.images.decoders import ImageDecoder
 from mpload.index.index import Index, require_files
 from mpload.index.mixture import Mixture
-from mpload.index.mixture_index import MixtureIndex, open_mixture
+from mpload.index.mixture_index import MixtureIndex
 from mpload.index.opening import open_index
 from mpload.index.weighting import IndexOrder
 from mpload.loader.collate import Collate, check_collate
@@ -21,6 +21,7 @@ from mpload.loader.epoch_iterator import Cursor, EpochIterator
 from mpload.loader.epochs import EpochTable
 from mpload.loader.frameworks import Reader, reader, stacks_batches
 from mpload.loader.index_run import IndexRun
+from mpload.loader.mixing import open_mixture, orders_of
 from mpload.loader.presenting import Presenter
 from mpload.plan.batching import Batching
 from mpload.plan.order import OrderChoice, Sequential, Shuffle
@@ -172,7 +173,7 @@ class MPDataset(IterableDataset[Batch]):
         order = _order_of(shuffle, opened_index)
         num_samples = len(opened_index)
         if isinstance(opened_index, MixtureIndex):
-            order = orders = opened_index.orders(of_source=order)
+            order = orders = orders_of(opened_index, order)
             num_samples = orders.epoch_samples
         batching = Batching(num_samples=num_samples, batch_size=batch_size or 1, order=order, tail=Tail(tail))
         batching.order_of(seed=seed, epoch=0)  # checks the seed

@@ -16,6 +16,7 @@ from mpload.index.mixture_index import MixtureIndex
 from mpload.loader.collate import BatchSeed, CollateError
 from mpload.loader.epochs import Epoch, EpochTable
 from mpload.loader.frameworks import Reader, reader
+from mpload.loader.mixing import new_shares
 from mpload.loader.presenting import Presenter
 from mpload.plan.batching import Batching
 from mpload.plan.checkpoint import State
@@ -170,7 +171,7 @@ class IndexRun:
             raise ArgumentError(f"{self.name}: is not a mixture, so it has no weights. Pass a Mixture to MPDataset")
         following = self.epochs.next
         start = order.position_of(epoch=following.number, position=following.position)
-        order.adopt(order.changed(start, index.shares(weights)).changes)
+        order.adopt(order.changed(start, new_shares(index.mixture, weights)).changes)
         self._note_weights()
 
     def check_weights(self, worker: int) -> None:

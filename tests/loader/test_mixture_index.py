@@ -12,7 +12,7 @@ from mpload.errors import ArgumentError, OutsideRootError, SampleError
 from mpload.index.columns import range_of
 from mpload.index.index import lines_of
 from mpload.index.mixture import names_of, shares_of
-from mpload.index.mixture_index import open_mixture
+from mpload.loader.mixing import open_mixture
 from tests.support.mixtures import mixed, samples, source
 
 
