@@ -60,13 +60,10 @@ class MixtureIndex(Index):
         return tuple(map(len, self.parts))
 
     @property
-    def labels(self) -> SidecarColumn:
-        """Mixtures have no such column.
+    def _layout(self) -> Any:  # type: ignore[override]
+        raise ArgumentError("a mixture has no text and no sidecar of its own. Do that with the indexes of its sources")
 
-        Raises:
-            ArgumentError: always.
-        """
-        raise ArgumentError("a mixture has no column of labels. Open its sources, and use their labels")
+    _text = _sidecar_file = _layout  # of what an `Index` reads its lines and columns
 
     @property
     def nbytes(self) -> SidecarColumn | None:

@@ -52,13 +52,14 @@ def test_the_native_modules_are_built_if_a_compiler_is_available(tmp_path: Path)
         "_transcode",
         "_lines",
         "_permutation",
+        "_mixture",
         "_objects",
         "_files",
         "_ragged",
     ]
     folders = [str(module.parent) for module in modules]
     code = f"""import sys; sys.path[:0] = {folders!r}
-import _files, _jpeg, _lines, _permutation, _ragged, _transcode
+import _files, _jpeg, _lines, _mixture, _permutation, _ragged, _transcode
 _files.open_beneath(0, "")
 print(_jpeg.LIBJPEG_TURBO_VERSION)"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpload import Column, Mixture, MPDataset, open_index
+from mpload import Balanced, Column, Mixture, MPDataset, open_index
 from mpload.errors import ArgumentError, OutsideRootError, SampleError
 from mpload.index.columns import range_of
 from mpload.index.index import lines_of
@@ -125,6 +125,18 @@ def test_wrong_mixtures_are_refused(arguments: tuple[Any, ...], message: str) ->
 def test_wrong_epochs_and_schedules_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         Mixture({"a": 1, "b": 2}, **options)
+
+
+def test_a_mixture_has_no_columns_of_its_own_and_cannot_be_copied(tmp_path: Path) -> None:
+    index = open_mixture(Mixture({_text(tmp_path / "one.txt", "a:int", "1", "2"): 1}))
+    with pytest.raises(ArgumentError, match="a mixture has no text and no sidecar of its own"):
+        _ = index.labels
+    with pytest.raises(ArgumentError, match="a mixture has no text and no sidecar of its own"):
+        index.select(tmp_path / "out.txt", where="a > 1")
+    with pytest.raises(ArgumentError, match="is for one index, not for a mixture"):
+        MPDataset(index, shuffle=Balanced("a"))
+    with pytest.raises(ArgumentError, match="the index of a mixture cannot be a source"):
+        MPDataset(Mixture({index: 1}))
 
 
 def test_weights_of_nested_mixtures_multiply() -> None:
