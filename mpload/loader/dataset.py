@@ -302,6 +302,23 @@ class MPDataset(IterableDataset[Batch]):
         """
         self._run.set_weights(weights)
 
+    def source_counts(self, state_dict: Mapping[str, Any]) -> dict[str, int]:
+        """Return how many samples of each source of a mixture come before a state, over all its epochs.
+
+        They are computed from the position of the state, so samples count that failed or that `tail="drop"` left out.
+
+        Args:
+            state_dict: a state of this dataset or its loader.
+
+        Returns:
+            The number of samples, by the path of the source.
+
+        Raises:
+            ArgumentError: the dataset has no `Mixture`.
+            StateError: the state is malformed, or belongs to another index or order.
+        """
+        return self._run.source_counts(state_dict)
+
     def __repr__(self) -> str:
         return format_facts(f"MPDataset {self._run.name}", self._run.facts())
 

@@ -140,17 +140,39 @@ class IndexRun:
         Raises:
             StateError: the state does not fit.
         """
+        state, orders = self._checked(state_dict)
+        if isinstance(self.batching.order, MixtureOrders) and orders is not None:
+            self.batching.order.adopt(orders.changes)
+            self._note_weights()
+        return Epoch(seed=state.seed, number=state.epoch, position=state.position)
+
+    def _checked(self, state_dict: Mapping[str, Any]) -> tuple[State, MixtureOrders | None]:
+        """Return a saved state, and the orders of a mixture with its weights."""
         state = State.from_dict(state_dict)
         order = self.batching.order
         state.check_fits(fingerprint=self.index.fingerprint, order=order.spec, num_samples=self.batching.num_samples)
-        if isinstance(order, MixtureOrders):
-            try:
-                phases = tuple(Phase(start=start, shares=Shares(parts)) for start, parts in state.changes)
-                order.adopt(phases)
-            except ArgumentError as error:
-                raise StateError(f"the checkpoint is damaged: {error}. Use an earlier one") from error
-            self._note_weights()
-        return Epoch(seed=state.seed, number=state.epoch, position=state.position)
+        if not isinstance(order, MixtureOrders):
+            return state, None
+        try:
+            return state, order.with_changes(
+                tuple(Phase(start=start, shares=Shares(parts)) for start, parts in state.changes)
+            )
+        except ArgumentError as error:
+            raise StateError(f"the checkpoint is damaged: {error}. Use an earlier one") from error
+
+    def source_counts(self, state_dict: Mapping[str, Any]) -> dict[str, int]:
+        """Return the number of samples of each source before a state; see `MPDataset.source_counts`."""
+        state, orders = self._checked(state_dict)
+        if orders is None or not isinstance(self.index, MixtureIndex):
+            raise self._no_mixture()
+        counts = orders.counts_before(seed=state.seed, epoch=state.epoch, position=state.position)
+        found = dict.fromkeys(self.index.names, 0)
+        for name, count in zip(self.index.names, counts, strict=True):
+            found[name] += count
+        return found
+
+    def _no_mixture(self) -> ArgumentError:
+        return ArgumentError(f"{self.name}: is not a mixture, so it has no weights. Pass a Mixture to MPDataset")
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a saved state; see `MPDataset.load_state_dict`."""
@@ -168,7 +190,7 @@ class IndexRun:
         """Change the weights of a mixture; see `MPDataset.set_weights`."""
         order, index = self.batching.order, self.index
         if not isinstance(order, MixtureOrders) or not isinstance(index, MixtureIndex):
-            raise ArgumentError(f"{self.name}: is not a mixture, so it has no weights. Pass a Mixture to MPDataset")
+            raise self._no_mixture()
         following = self.epochs.next
         start = order.position_of(epoch=following.number, position=following.position)
         order.adopt(order.changed(start, new_shares(index.mixture, weights)).changes)

@@ -99,19 +99,29 @@ class MixtureOrders:
 
     def adopt(self, changes: tuple[Phase, ...]) -> None:
         """Put these changes in the place of the present ones."""
-        replace(self, changes=changes)  # checks them
-        self.changes = changes
+        self.changes = self.with_changes(changes).changes
         self._latest = _Latest()
+
+    def with_changes(self, changes: tuple[Phase, ...]) -> Self:
+        """Return the same orders with other changes."""
+        return replace(self, changes=changes)
 
     def changed(self, start: int, shares: Shares) -> Self:
         """Return the same orders, in which these shares hold from position `start` on, counted over all epochs."""
         earlier = (phase for phase in self.changes if phase.start < start)
-        return replace(self, changes=(*earlier, Phase(start=start, shares=shares)))
+        return self.with_changes((*earlier, Phase(start=start, shares=shares)))
 
     def position_of(self, *, epoch: int, position: int) -> int:
         """Return a position of an epoch, counted over all epochs."""
         check_range("epoch", epoch, 0, MAX_NUM_SAMPLES // self.epoch_samples)
         return epoch * self.epoch_samples + position
+
+    def counts_before(self, *, seed: int, epoch: int, position: int) -> list[int]:
+        """Return how many positions each source has before a position of an epoch, counted over all epochs."""
+        found: list[int] = (
+            Turns(self.phases, seed=seed).counts_before(self.position_of(epoch=epoch, position=position)).tolist()
+        )
+        return found
 
     def order(self, *, num_samples: int, seed: int, epoch: int) -> "MixtureOrder":
         """Return the order of an epoch; see `OrderChoice.order`. `num_samples` must be `epoch_samples`."""

@@ -159,6 +159,18 @@ def test_a_schedule_changes_weights_at_a_position_of_the_run(sources: list[Path]
     assert _names(samples(dataset)) == _names(samples(dataset)) == {"a": 120}
 
 
+def test_the_samples_of_each_source_before_a_state_are_counted(sources: list[Path]) -> None:
+    dataset = mixed(_mixture(sources))
+    found = samples(dataset) + samples(itertools.islice(iter(dataset), 5))
+    state = dataset.state_dict()
+    counts = _names(found)
+    assert dataset.source_counts(state) == {str(path): counts[path.stem] for path in sources}
+    dataset.load_state_dict(state)
+    dataset.set_weights(dict(zip(sources, (0, 1, 0), strict=True)))
+    found += samples(dataset)
+    assert dataset.source_counts(dataset.state_dict())[str(sources[1])] == _names(found)["b"]
+
+
 def test_states_belong_to_the_weights_that_the_run_began_with(sources: list[Path]) -> None:
     state = mixed(_mixture(sources)).state_dict()
     assert "changes" not in state
@@ -175,6 +187,9 @@ def test_states_belong_to_the_weights_that_the_run_began_with(sources: list[Path
 def test_only_mixtures_have_weights(sources: list[Path]) -> None:
     with pytest.raises(ArgumentError, match="is not a mixture, so it has no weights"):
         MPDataset(sources[0], decode=RawBytes()).set_weights({sources[0]: 1})
+    plain = MPDataset(sources[0], decode=RawBytes())
+    with pytest.raises(ArgumentError, match="is not a mixture"):
+        plain.source_counts(plain.state_dict())
     with pytest.raises(ArgumentError, match="weights must name each source"):
         mixed(_mixture(sources)).set_weights({sources[0]: 1})
     with pytest.raises(ArgumentError, match="row_index=True is not for mixtures"):
