@@ -378,8 +378,7 @@ class Pipeline:
 
     def _can_read(self, record: Record, number: int) -> bool:
         with suppress(*FAILURES):
-            self.opened_storage.read([range_of(record.cells[number])])
-            return True
+            return bool(self.opened_storage.read([range_of(record.cells[number])]))
         return False
 
     def describe(self, record: Record, cause: str, error: BaseException | None = None) -> BadSample:
