@@ -213,6 +213,9 @@ def _without_opening(facts: Facts) -> Facts:
     storage = facts.storage
     alone = storage.rate(Temperature.COLD, 1) or 1.0
     read_seconds = max(_OPEN_SECONDS, 1 / alone - storage.open_seconds)
+    warm = storage.rate(Temperature.WARM, 1)
+    if warm is not None and warm < 2 * alone and storage.read.seconds:  # the page cache hardly helps, open files do
+        read_seconds = min(read_seconds, storage.read.seconds)
     rates = tuple(
         replace(each, samples_per_second=each.samples_per_second / alone / read_seconds)
         for each in storage.rates
