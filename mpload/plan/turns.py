@@ -39,7 +39,7 @@ class Turns:
 
     Each phase divides its positions anew, and goes on with each source where the phase before has left it.
 
-    Memory: the latest three blocks of positions (see `Shares`), 10 bytes each, and 1 MiB for the permutations.
+    Memory: the latest three blocks of positions (see `Shares`), 10 bytes each, and 512 KiB for the permutations.
     """
 
     def __init__(self, phases: tuple[Phase, ...], *, seed: int) -> None:
