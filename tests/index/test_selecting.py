@@ -44,6 +44,7 @@ def test_the_chosen_lines_are_copied_in_order(tmp_path_factory: pytest.TempPathF
         patch.setattr(blocks, "_BLOCK_BYTES", data.draw(st.sampled_from([20, 1 << 20])))
         selected = index.select(folder / "b.txt", sample_ids=ids)
         assert cells(selected) == [rows[number] for number in sorted(set(ids))]
+        assert selected.path.read_bytes().endswith(b"\n")
         keys = [row[0] for row in names]
         assert cells(index.select(folder / "b.txt", keys=keys)) == [row for row in rows if row[0] in keys]
         found = index.select(folder / "b.txt", sample_ids=ids, part=Share(1), where="label >= 0")
