@@ -385,9 +385,8 @@ class Pipeline:
         """Return the report on a sample that failed."""
         cells = (str(record.cells[number]) for number in self.sources)
         sources = tuple(redacted(cell) if is_url(cell) else cell for cell in cells)
-        where = self.index.where(record.sample_id)
-        sample_id = record.sample_id % len(self.index)  # which of a mixture's samples it is
-        return BadSample(sample_id=sample_id, where=where, paths=sources, cause=cause, error=error)
+        row = record.sample_id % len(self.index)  # a mixture counts on from lap to lap
+        return BadSample(sample_id=row, where=self.index.where(row), paths=sources, cause=cause, error=error)
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key not in _PER_PROCESS}
