@@ -74,6 +74,21 @@ def test_no_prefix_deviates_from_a_share_by_a_whole_sample(parts: list[int], mor
             assert max(deviations) < shares.total
 
 
+def test_many_turns_that_cross_each_boundary_leave_room_for_all_others() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        parts = rng.integers(1, 10 ** rng.integers(1, 4), size=rng.integers(3, 30)).tolist()
+        shares = Shares(tuple(parts))
+        num_positions = _longest_turn(shares) + int(rng.integers(1, 5))
+        if num_positions > 1000:
+            continue
+        for first in range(3 * num_positions, 6 * num_positions, num_positions):
+            made = shares.between(first, first + num_positions)
+            counts = np.array(made.counts) + np.cumsum(made.sources[:, None] == np.arange(len(parts)), axis=0)
+            wanted = np.arange(first + 1, first + num_positions + 1)[:, None] * np.array(parts)
+            assert (abs(counts * shares.total - wanted) < shares.total).all()
+
+
 @given(parts=_PARTS, block=st.integers(0, 10**9))
 @pytest.mark.skipif(shares_module.NATIVE is None, reason="the native module was not built")
 def test_blocks_do_not_depend_on_the_native_module(parts: list[int], block: int) -> None:
