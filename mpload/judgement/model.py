@@ -24,10 +24,15 @@ __all__ = [
     "miss_share",
     "needed_bytes",
     "predict",
+    "roomy_bytes",
 ]
 
 _PAGE_CACHE_READ_SECONDS = 200e-6
 """A read that waits longer than this was not served from memory."""
+_SAMPLES_OF_WORKER = 2
+"""A worker makes one sample while another one waits to be delivered."""
+_ROOMY = 2.0
+"""A budget must have this factor more than workers and slots are known to need: workers may take more."""
 _MIN_CORES_SHARE = 0.1
 """The share of the cores that a job gets however busy its neighbours are."""
 
@@ -164,6 +169,14 @@ def needed_bytes(facts: Facts) -> float:
     job = facts.job
     slots_bytes = MIN_SLOTS * job.batch_size * (facts.samples.output_bytes or 0.0)
     return job.num_gpus * ((job.num_workers or 0) * WORKER_BYTES + slots_bytes)
+
+
+def roomy_bytes(facts: Facts) -> float | None:
+    """Return a memory budget of each loader with which every worker has samples to make. None if it is not known."""
+    job, sample_bytes = facts.job, facts.samples.output_bytes
+    if job.num_workers is None or sample_bytes is None:
+        return None
+    return _ROOMY * (needed_bytes(facts) / job.num_gpus + job.num_workers * _SAMPLES_OF_WORKER * sample_bytes)
 
 
 def miss_share(facts: Facts) -> float:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mpload.judgement.causes import has_small_shards
 from mpload.judgement.facts import Alternative, Change, Cost, Facts, Stage, StorageSpeed, Temperature
-from mpload.judgement.model import Part, costs_of_worker, needed_bytes, predict
+from mpload.judgement.model import Part, costs_of_worker, needed_bytes, predict, roomy_bytes
 from mpload.judgement.remedy import Remedy
 from mpload.judgement.rescues import ways_to_run
 from mpload.judgement.verdict import Verdict, budget_bytes, needed_descriptors
@@ -21,10 +21,6 @@ __all__ = ["fits", "remedies", "resize_to"]
 _MIN_GAIN, _MAX_GAIN = 1.1, 1000.0
 _MAX_WORKERS = 64
 _LARGEST_BATCH = 64
-_SAMPLES_OF_WORKER = 2
-"""A worker makes one sample while another one waits to be delivered."""
-_ROOMY = 2.0
-"""A budget must have this factor more than workers and slots are known to need: workers may take more."""
 _GOOD_SHARE = 0.9
 _MAX_MORE_CORES = 16
 _OPEN_SECONDS = 30e-6  # CPU time to open and close a file of any size
@@ -108,14 +104,13 @@ def _gain_of_parts(facts: Facts) -> float | None:
 def _more_slots(facts: Facts, slowest: Bottleneck) -> Iterator[_Candidate]:
     if slowest is not Bottleneck.SLOTS:
         return
-    job, running = facts.job, facts.running
-    if running is not None or job.num_workers is None or facts.samples.output_bytes is None:
+    running, enough_bytes = facts.running, roomy_bytes(facts)
+    if running is not None or enough_bytes is None:
         busy_share = max(0.01, running.busy_share if running else 0.0)
         text = "Raise memory_budget, so that more batches are in flight, or use smaller batches"
         yield Remedy(text=text, gain=1 / busy_share, is_at_most=True), facts
         return
-    sample_bytes = job.num_workers * _SAMPLES_OF_WORKER * facts.samples.output_bytes
-    budget = format_bytes(_ROOMY * (needed_bytes(facts) / job.num_gpus + sample_bytes)).replace(" ", "")
+    budget = format_bytes(enough_bytes).replace(" ", "")
     text = f'Raise memory_budget to "{budget}", so that every worker has samples to make'
     yield Remedy(text=text, gain=_gain_of_parts(facts) or 1.0), facts
 

@@ -13,6 +13,7 @@ from mpload.judgement.model import (
     free_cores,
     needed_bytes,
     predict,
+    roomy_bytes,
 )
 from mpload.judgement.stages import StageRate, stage_rates
 from mpload.judgement.words import HEADLINES, STAGE_NAMES, Bottleneck, counted_cores, duration
@@ -277,6 +278,8 @@ def _idle_share(facts: Facts) -> float | None:
     empty = facts.trial(is_empty=True)
     if tried is None or empty is None or tried.busy_share is None or tried.busy_share > _IDLE:
         return None
+    if budget_bytes(facts) >= (roomy_bytes(facts) or 0.0) * facts.job.num_gpus:
+        return None  # there are slots enough, but the trial was disturbed
     return 1 - tried.busy_share if tried.samples_per_second < _IDLE * empty.samples_per_second else None
 
 

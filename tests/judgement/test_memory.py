@@ -77,6 +77,8 @@ def test_the_budget_that_is_suggested_has_room_for_two_samples_of_each_worker() 
     assert first.gain == pytest.approx(8 / 1.04e-3 / 100, rel=0.02)  # what eight workers would make, over the trial
     budget = parse_bytes(first.text.split('"')[1])
     assert budget >= needed_bytes(found) + 2 * 8 * 3 * MIB
+    roomy = judge(replace(found, job=replace(job, memory_budget_bytes=budget)))
+    assert roomy.bottleneck is not Bottleneck.SLOTS  # idle workers have another cause: the trial was disturbed
 
 
 def test_an_end_of_swapping_gains_the_time_in_which_processes_wait_for_memory() -> None:
