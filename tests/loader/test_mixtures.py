@@ -206,6 +206,33 @@ def test_a_cache_keeps_each_sample_of_a_mixture_once(sources: list[Path], tmp_pa
     assert counts[CACHE_MISSES] <= 110 < counts[CACHE_HITS]
 
 
+def test_caches_of_mixtures_with_equal_lines_and_other_roots_are_separate(tmp_path: Path) -> None:
+    sources = [source(tmp_path, name, 4) for name in ("one", "two", "six")]
+    lines = [f"{number}\t{number}" for number in range(4)]
+    for path in sources:
+        for number in range(4):
+            (path.parent / path.stem / f"{number}").write_text(f"{path.stem} {number}")
+        path.write_text("\n".join(["#mpload 1", f"#root {path.stem}", "#columns image:path label:int", *lines]) + "\n")
+    cache = PartialCache(tmp_path / "cache", fraction=1.0, check_source=False)
+
+    def names(other: Path) -> set[str]:
+        found = samples(mixed(Mixture({sources[0]: 1, other: 1}), cache=cache, batch_size=4))
+        return {name[:3] for name, _ in found}
+
+    assert names(sources[1]) == {"one", "two"}
+    assert names(sources[2]) == {"one", "six"}
+
+
+def test_a_cache_notices_changed_files_of_a_mixture_that_has_urls_too(tmp_path: Path) -> None:
+    one, two = source(tmp_path, "a", 4), source(tmp_path, "b", 4)
+    two.write_text(two.read_text().replace("#root b", "#root http://localhost:9/b"))
+    mixture, cache = Mixture({one: 1, two: 0}, epoch_samples=4), PartialCache(tmp_path / "cache", fraction=1.0)
+    samples(mixed(mixture, cache=cache, batch_size=4))
+    for number in range(4):
+        (tmp_path / "a" / f"a{number}").write_text("changed")
+    assert {name for name, _ in samples(mixed(mixture, cache=cache, batch_size=4))} == {"changed"}
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("action", ["skip", "substitute"])
 @pytest.mark.parametrize("read", [iter, lambda dataset: MPLoader(dataset, num_workers=1)], ids=["plain", "workers"])

@@ -12,6 +12,7 @@ import numpy as np
 
 from mpload.errors import ArgumentError, MploadError
 from mpload.index.index import Index, Record
+from mpload.index.mixture_index import MixtureIndex
 from mpload.samples.cache.compact import COMPACT_FORM, compact
 from mpload.samples.cache.entries import HEAD_BYTES
 from mpload.samples.cache.folder import FORMAT, CacheFolder, key_of
@@ -101,10 +102,11 @@ def open_cache(
         ArgumentError: The table of places, 8 bytes per sample, would take more than half of `max_bytes`.
     """
     is_resized = choice.what == CachedForm.RESIZED
+    has_roots_in_paths = isinstance(index, MixtureIndex) and not index.has_one_root
     about = {
         "format": FORMAT,
         "fingerprint": index.fingerprint,
-        "root": index.root,
+        "root": _roots_of(index),
         "form": COMPACT_FORM if is_resized else str(CachedForm.BYTES),
         "num_samples": len(index),
         "index": str(index.path),
@@ -122,16 +124,23 @@ def open_cache(
     if fraction is None:
         sample_bytes = HEAD_BYTES + _mean_bytes(index, read, is_resized=is_resized)
         fraction = min(1.0, (max_bytes * _USABLE_FRACTION - folder.table_bytes) / (max(1, len(index)) * sample_bytes))
-    is_checked = choice.check_source and sources_are_files and "://" not in index.root
-    root = os.path.join(index.root, "") if is_checked else None  # noqa: PTH118  a prefix for strings
+    prefix = "" if has_roots_in_paths else os.path.join(index.root, "")  # noqa: PTH118  a prefix for strings
+    is_checked = choice.check_source and sources_are_files and "://" not in prefix
     return OpenCache(
         folder,
         about=about,
         max_bytes=max_bytes,
         fraction=fraction,
         is_resized=is_resized,
-        root=root,
+        root=prefix if is_checked else None,
     )
+
+
+def _roots_of(index: Index) -> str:
+    """Return the roots of all sources as one text."""
+    if not isinstance(index, MixtureIndex) or index.has_one_root:
+        return index.root
+    return "\t".join(part.root for part in index.parts)
 
 
 def _mean_bytes(index: Index, read: Callable[[Record], list[bytes]], *, is_resized: bool) -> float:
