@@ -71,15 +71,19 @@ class Block:
             path=self.index.path,
         )
 
+    def sizes(self) -> NDArray[np.int64]:
+        """Return the size of each sample, int64 [n]. They must have been measured."""
+        sizes = self.index.nbytes
+        assert sizes is not None, "the caller has checked it"
+        return np.asarray(sizes[self.first_id : self.first_id + len(self)])
+
     def numbers(self, name: str) -> NDArray[np.int64] | NDArray[np.float64]:
         """Return a column of numbers, int64 [n] or float64 [n]: of the text, or `nbytes` of the sidecar."""
         header = header_of(self.index)
         names = [column.name for column in header.columns]
         stop = self.first_id + len(self)
         if name not in names:
-            sizes = self.index.nbytes
-            assert sizes is not None, "the caller has checked the name"
-            return np.asarray(sizes[self.first_id : stop])
+            return self.sizes()
         column = names.index(name)
         if column == header.label_column:
             return np.asarray(self.index.labels[self.first_id : stop])

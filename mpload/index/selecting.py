@@ -88,7 +88,7 @@ def choice_of(
     """Return the choice that the arguments of `Index.select` describe."""
     chosen_ids = None
     if sample_ids is not None:
-        chosen_ids = np.unique(np.asarray(sample_ids, np.int64))
+        chosen_ids = _unique_ids(sample_ids)
         check_sample_ids(chosen_ids, len(index))
     if part is not None and part.stratify is not None:
         _check_column(index, part.stratify, what="stratify", is_allowed=lambda kind: kind is not ColumnType.FLOAT)
@@ -98,6 +98,15 @@ def choice_of(
         sample_ids=chosen_ids,
         part=part,
     )
+
+
+def _unique_ids(sample_ids: ArrayLike) -> NDArray[np.int64]:
+    given = np.asarray(sample_ids)
+    if given.size and given.dtype.kind not in "iu":
+        raise ArgumentError(
+            f"sample_ids must be integers, got {given.dtype}{list(given.shape)}. Write np.flatnonzero(mask) for a mask"
+        )
+    return np.unique(given.astype(np.int64))
 
 
 def _keys(index: Index, keys: Iterable[str], column: str | None) -> _Keys:
@@ -194,7 +203,7 @@ class _Writer:
         self.file.write(data)
         self.num_lines += count
         if self.index.nbytes is not None:
-            self.sizes.write(block.numbers("nbytes")[mask].tobytes())
+            self.sizes.write(block.sizes()[mask].tobytes())
 
     def _converted(self, block: Block, mask: NDArray[np.bool_], header: Header) -> Iterator[bytes]:
         """Yield the lines of a plain list as lines of an index."""

@@ -67,7 +67,7 @@ class Share:
         wanted = round(self.fraction * total)
         ends = np.cumsum(sizes).tolist()
         # The same rounding at both ends of a stratum: the numbers add up, and each is within one of the exact share.
-        cuts = [0, *(wanted * end // total for end in ends)]
+        cuts = [0, *(wanted * end // max(1, total) for end in ends)]
         return _places(sizes, strata, ranks, self.seed) < np.diff(cuts)[strata]
 
 

@@ -108,6 +108,19 @@ def test_sizes_that_were_measured_are_kept(tmp_path: Path) -> None:
     assert len(selected.select(tmp_path / "c.txt", where="nbytes > 103")) == 2
 
 
+def test_sizes_are_those_measured_even_beside_a_column_of_that_name(tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+    for number in range(4):
+        (files / f"{number}").write_bytes(bytes(number + 1))
+    lines = [f"files/{number}\t{1000 * number}" for number in range(4)]
+    (tmp_path / "a.txt").write_text("\n".join(["#mpload 1", "#columns image:path nbytes:int", *lines]) + "\n")
+    index = open_index(build_index(tmp_path / "a.txt", tmp_path / "b.txt", with_sizes=True))
+    selected = index.select(tmp_path / "c.txt", where="nbytes >= 2000")
+    assert selected.nbytes is not None
+    assert selected.nbytes[:].tolist() == [3, 4]
+
+
 @pytest.mark.parametrize("name", ["list.txt", "list.csv", "tabs.txt"])
 def test_a_selection_from_a_plain_list_is_an_index(tmp_path: Path, name: str) -> None:
     separator = {"list.txt": " ", "list.csv": ",", "tabs.txt": "\t"}[name]
@@ -141,6 +154,9 @@ def test_a_path_of_a_plain_list_must_be_below_the_root(tmp_path: Path) -> None:
         ),
         ({"part": Share(0.5, stratify="score")}, "stratify='score': its type is float"),
         ({"part": Fold(0, of=2, stratify="clas")}, "stratify='clas': there is no such column"),
+        ({"where": "label == 9", "part": Share(0.5, stratify="label")}, "none of the 40 samples of .* is selected"),
+        ({"sample_ids": np.arange(40) == 3}, r"sample_ids must be integers, got bool\[40\]. Write np\.flatnonzero"),
+        ({"sample_ids": [1.5]}, r"sample_ids must be integers, got float64\[1\]"),
         ({"sample_ids": [40]}, r"sample_ids must be in \[0, 40\)"),
         ({"out": "a.txt"}, "is the source itself"),
         ({"out": "no/b.txt"}, "no such folder"),
