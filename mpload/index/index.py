@@ -31,6 +31,7 @@ __all__ = [
     "lines_of",
     "map_lines",
     "misfit",
+    "peers_of",
     "prefetch_lines",
     "read_text",
     "require_files",
@@ -198,6 +199,9 @@ class Index:
         if self._num_missed and NATIVE is not None:
             self._num_missed = NATIVE.ask(self._files(), np.ascontiguousarray(sample_ids()))
 
+    def _peers(self, sample_id: int) -> range:  # noqa: ARG002  for indexes in which it matters
+        return range(len(self))
+
     def _map(self) -> None:
         sidecar_bytes = self._layout.file_bytes
         text = map_of(self._text.descriptor, max_bytes=_MAX_MAPPED_BYTES - sidecar_bytes)
@@ -295,6 +299,11 @@ def header_of(index: Index) -> Header:
 def map_lines(index: Index) -> None:
     """Map the files of a small index into memory: see `mpload.storage.mapped`. Lines are then copied, not read."""
     index._map()  # noqa: SLF001  as above
+
+
+def peers_of(index: Index, sample_id: int) -> range:
+    """Return the samples that may take the place of one: those of its source."""
+    return index._peers(sample_id)  # noqa: SLF001  as above
 
 
 def prefetch_lines(index: Index, sample_ids: Callable[[], NDArray[np.int64]]) -> None:

@@ -123,6 +123,10 @@ class MixtureIndex(Index):
         for number, part in enumerate(self.parts):
             part._prefetch(lambda number=number: rows_of(number))  # type: ignore[misc]  # noqa: SLF001  the same class
 
+    def _peers(self, sample_id: int) -> range:
+        number = int(self._placed(np.array([sample_id]))[0][0])
+        return range(int(self._first_ids[number]), int(self._first_ids[number + 1]))
+
     def _map(self) -> None:
         for part in self.parts:
             part._map()  # noqa: SLF001  as above

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError, MploadError, MploadWarning, SampleError, TooManyBadSamples, cause_of
+from mpload.index.index import peers_of
 from mpload.loader.collate import BatchSeed, CollateError, why_not_in_workers
 from mpload.loader.epochs import Epoch
 from mpload.loader.forms import Form, fields_of, forms_of, template_of_columns
@@ -197,7 +198,7 @@ class IndexSource:
             return None  # the substitute kills workers as well: give up
         sample_id = self._sample_id(number, killed.sample)
         self._write_down(sample_id, killed.cause, epoch=number.epoch)
-        others = substitute_for(sample_id, num_samples=len(pipeline.index), seed=number.seed, epoch=number.epoch)
+        others = substitute_for(sample_id, peers_of(pipeline.index, sample_id), seed=number.seed, epoch=number.epoch)
         return replace(number, substitute=others[0]).numbers
 
     def _kept(self, filled: FilledBatch) -> NDArray[np.int64] | None:

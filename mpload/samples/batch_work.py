@@ -195,7 +195,7 @@ class BatchWork:
             others = others[place + 1 :] + others[:place]
         else:
             num_samples = self.batching.num_samples
-            found = substitute_for(wanted.keys[place], num_samples=num_samples, seed=seed, epoch=epoch)
+            found = substitute_for(wanted.keys[place], range(num_samples), seed=seed, epoch=epoch)
             others = list(zip(found, found, strict=True))
         first = bad[-1]
         for index, key in others:

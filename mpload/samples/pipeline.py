@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mpload.errors import FAILURES, MploadError, OutageError, SampleError, StorageError, cause_of
 from mpload.images.claims import Claim, unclaimed
 from mpload.index.columns import path_of, range_of
-from mpload.index.index import Index, Record
+from mpload.index.index import Index, Record, peers_of
 from mpload.plan.sample_rng import SampleRng
 from mpload.samples.batch import Batch, Sample, columns_of_samples
 from mpload.samples.column_decoders import ColumnDecoders, Ready
@@ -272,10 +272,11 @@ class Pipeline:
             on_bad(self.describe(record, cause, error))
             if self.policy.action is ErrorAction.SKIP:
                 return None
-            candidates = substitute_for(record.sample_id, num_samples=len(self.index), seed=seed, epoch=epoch)
+            peers = partial(peers_of, self.index)
+            candidates = substitute_for(record.sample_id, peers(record.sample_id), seed=seed, epoch=epoch)
             if (failing := self.ahead.failing()) is not None:  # slowly, so all substitutes are waited for at once
                 all_bad = [record.sample_id, *failing]
-                owners = substitutes_in_turn(all_bad, num_samples=len(self.index), seed=seed, epoch=epoch)
+                owners = substitutes_in_turn(all_bad, peers, seed=seed, epoch=epoch)
                 self.ahead.plan_extra(self._wanted(self.index.records(list(owners))), owners)
             for substitute in self.index.records(candidates):
                 try:

@@ -5,7 +5,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -175,16 +175,18 @@ def _short_cause(bad: BadSample) -> str:
     return _MORE.split(text, maxsplit=1)[0]
 
 
-def substitute_for(sample_id: int, *, num_samples: int, seed: int, epoch: int) -> list[int]:
-    """Return the sample_ids to try in place of a bad one: the same in every process, scattered over the index."""
+def substitute_for(sample_id: int, peers: range, *, seed: int, epoch: int) -> list[int]:
+    """Return the sample_ids to try in place of a bad one: the same in every process, scattered over its `peers`."""
     digest = hashlib.blake2b(f"mpload substitute {seed} {epoch} {sample_id}".encode(), digest_size=8 * _SUBSTITUTES)
     words = digest.digest()
-    return [int.from_bytes(words[8 * i : 8 * i + 8], "little") % num_samples for i in range(_SUBSTITUTES)]
+    return [peers[int.from_bytes(words[8 * i : 8 * i + 8], "little") % len(peers)] for i in range(_SUBSTITUTES)]
 
 
-def substitutes_in_turn(sample_ids: Sequence[int], *, num_samples: int, seed: int, epoch: int) -> dict[int, int]:
+def substitutes_in_turn(
+    sample_ids: Sequence[int], peers_of: Callable[[int], range], *, seed: int, epoch: int
+) -> dict[int, int]:
     """Return the substitutes of bad samples, each with the bad one: the first of all, then the second of all, ..."""
-    found = [substitute_for(each, num_samples=num_samples, seed=seed, epoch=epoch) for each in sample_ids]
+    found = [substitute_for(each, peers_of(each), seed=seed, epoch=epoch) for each in sample_ids]
     return {
         substitute: sample_id
         for rank in zip(*found, strict=True)

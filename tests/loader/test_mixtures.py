@@ -252,6 +252,18 @@ def test_bad_samples_of_later_laps_are_reported_with_their_line(
     assert {(line["sample_id"], line["where"]) for line in lines} == {(42, f"{two}:6")}
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("read", [iter, lambda dataset: MPLoader(dataset, num_workers=1)], ids=["plain", "workers"])
+def test_a_substitute_is_from_the_same_source(tmp_path: Path, read: Callable[[MPDataset], Any]) -> None:
+    held_out, one = source(tmp_path, "a", 40), source(tmp_path, "b", 12)
+    for number in (2, 5, 7):
+        (tmp_path / "b" / f"b{number}").unlink()
+    policy = ErrorPolicy(action="substitute", max_error_fraction=1, report=tmp_path / "report.jsonl")
+    dataset = mixed(Mixture({held_out: 0, one: 1}, epoch_samples=60), on_error=policy)
+    with pytest.warns(match="a bad sample"):
+        assert _names(samples(read(dataset))) == {"b": 60}
+
+
 def test_samples_without_batches_are_those_of_the_batches(sources: list[Path]) -> None:
     one_by_one: MPDataset = MPDataset(_mixture(sources), decode=RawBytes(), shuffle=True, as_dict=True)
     found = [(bytes(sample["image"]).decode(), int(sample["label"])) for sample in one_by_one]

@@ -119,8 +119,8 @@ def test_what_is_read_in_place_of_a_sample_is_dropped_with_it() -> None:
 
 
 def test_substitutes_are_read_in_the_order_in_which_they_will_be_tried() -> None:
-    found = substitutes_in_turn([5, 9], num_samples=10**9, seed=1, epoch=2)
-    of_5, of_9 = (substitute_for(number, num_samples=10**9, seed=1, epoch=2) for number in (5, 9))
+    found = substitutes_in_turn([5, 9], lambda _: range(10**9), seed=1, epoch=2)
+    of_5, of_9 = (substitute_for(number, range(10**9), seed=1, epoch=2) for number in (5, 9))
     assert list(found.items()) == [
         pair for first, second in zip(of_5, of_9, strict=True) for pair in ((first, 5), (second, 9))
     ]
