@@ -28,8 +28,8 @@ class Adapter:
     """The number of the mixture's column whose integers are class numbers of the source; None if they stay."""
     labels: NDArray[np.int64]
     """int64 [num_classes]: the class number in the mixture for each class of the source."""
-    root: str
-    """What is put before the paths of files; empty if they stay."""
+    root: str | None
+    """What is put before the paths of files; None if they stay."""
 
     def record(self, record: Record, sample_id: int) -> Record:
         """Return the record of the mixture."""
@@ -41,7 +41,7 @@ class Adapter:
             label = cells[self.label]
             assert isinstance(label, int)  # by its column
             cells[self.label] = label if label < 0 else int(self.labels[label])
-        if self.root:
+        if self.root is not None:
             cells = [
                 below(self.root, cell) if column.type.is_source else cell
                 for column, cell in zip(self.columns, cells, strict=True)
@@ -116,7 +116,7 @@ class MixedLines:
         paths = np.full((len(self), 2), -1, np.int64)
         for part, start in zip(self._parts, self._starts, strict=True):
             number = part.adapter.cells[column]
-            if number is not None and not part.adapter.root:
+            if number is not None and part.adapter.root is None:
                 found = part.lines.spans(number)
                 offsets[part.places], lengths[part.places] = found.offsets, found.lengths
                 paths[part.places] = _moved(found.paths, start)

@@ -80,12 +80,12 @@ class MixtureIndex(Index):
     def __len__(self) -> int:
         return int(self._first_ids[-1])
 
-    def tag(self, number: int) -> str:
-        """Return what stands before the paths of a source; empty if one storage reads those of all sources."""
+    def tag(self, number: int) -> str | None:
+        """Return what stands before the paths of a source; None if one storage reads those of all sources."""
         part = self.parts[number]
         if self.has_one_root:
-            return ""
-        return part.root.rstrip("/") + ("/." if part.allow_outside_root else "")
+            return None
+        return part.root.rstrip("/") + ("/" if part.allow_outside_root else "")
 
     def where(self, sample_id: int) -> str:
         """Return the file and line number that list sample `sample_id`, such as `photos.txt:17`."""

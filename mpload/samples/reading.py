@@ -82,7 +82,7 @@ def _storage_of_mixture(
     storages: dict[str, Storage] = {}
     for number, part in enumerate(index.parts):
         tag = index.tag(number)
-        if tag not in storages:
+        if tag is not None and tag not in storages:
             own = limits if reads_urls[number] or not any(reads_urls) else None
             storages[tag] = storage_of(part, decoders, page_cache, own, notices)
     return SeveralRoots(storages)

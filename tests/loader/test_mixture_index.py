@@ -72,6 +72,30 @@ def test_sources_with_different_roots_keep_to_their_own(tmp_path: Path) -> None:
     assert isinstance(raised.value.__cause__, OutsideRootError)
 
 
+def test_a_source_may_have_the_root_of_the_file_system(tmp_path: Path) -> None:
+    one, two = source(tmp_path, "a", 3), source(tmp_path, "b", 3)
+    text = two.read_text().replace("#root b", "#root /")
+    for number in range(3):
+        text = text.replace(f"\nb{number}\t", f"\n{str(tmp_path).strip('/')}/b/b{number}\t")
+    two.write_text(text)
+    for mixture in (Mixture({one: 1, two: 1}), Mixture({one: 1, open_index(two, allow_outside_root=True): 1})):
+        assert sorted(name[0] for name, _ in samples(mixed(mixture, batch_size=6))) == list("aaabbb")
+
+
+def test_a_source_keeps_to_its_root_beside_one_that_may_leave_the_same(tmp_path: Path) -> None:
+    one, two = source(tmp_path, "a", 3), source(tmp_path, "b", 3)
+    (tmp_path / "a" / "c").mkdir()
+    two.write_text(two.read_text().replace("#root b", "#root a").replace("\nb", "\n../b/b"))
+    trusted = open_index(two, allow_outside_root=True)
+    assert sorted(name[0] for name, _ in samples(mixed(Mixture({one: 1, trusted: 1}), batch_size=6))) == list("aaabbb")
+    for path in ("../b/b1", "./../b/b1", "././../b/b1", "/./../b/b1", "c/./../../b/b1", "c/.././../b/b1"):
+        one.write_text(one.read_text().replace("\na1\t", f"\n{path}\t"))
+        with pytest.raises(SampleError) as raised:
+            list(mixed(Mixture({one: 1, trusted: 1})))
+        assert isinstance(raised.value.__cause__, OutsideRootError)
+        one.write_text(one.read_text().replace(f"\n{path}\t", "\na1\t"))
+
+
 @pytest.mark.parametrize(
     ("columns", "line", "options", "message"),
     [
