@@ -60,7 +60,7 @@ def test_tune_applies_remedies_to_a_sample_and_writes_nothing_beside_the_data(tm
     assert len(tried) >= 2, found["remedies"]
     assert {"resized", "cached_resized", "baseline", "row_index"} >= {remedy["change"] for remedy in tried}
     assert {trial["change"] for trial in found["findings"]["trials"]} >= {remedy["change"] for remedy in tried}
-    assert set(tmp_path.rglob("*")) - set(before) <= {index.with_name(f"{index.name}.mpload"), *before}
+    assert set(tmp_path.rglob("*")) - set(before) <= {index.with_name(f"{index.name}.mpx")}
 
 
 def test_broken_samples_are_the_verdict_unless_the_policy_of_the_dataset_allows_them(index: Path) -> None:
