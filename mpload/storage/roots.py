@@ -1,8 +1,8 @@
 """Paths below one of several roots, for an index whose sources have different ones.
 
 Such a path is the root, `/./` and the path below the root: `/data/photos/./a/1.jpg`. The storage of that root reads it,
-and keeps to the root as always. If paths may lead outside the root, it ends with a slash: `/data/photos//./../1.jpg`. So
-no path below a root can be taken for one that may leave it.
+and keeps to the root as always. If paths may lead outside the root, it ends with a slash: `/data/photos//./../1.jpg`.
+So no path below a root can be taken for one that may leave it.
 """
 
 from collections.abc import Mapping, Sequence
