@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
-from math import isfinite
+from math import inf
 from numbers import Real
 from typing import Any
 
@@ -69,15 +69,24 @@ class Mixture:
         for source in self.sources:
             _check_source(source)
         shares_of(self, self.sources)
-        last = 0
-        position: Any
-        for position, weights in self.schedule:
-            if not isinstance(position, int) or position <= last:
-                raise ArgumentError(
-                    f"the positions of a schedule must be integers that ascend from 1, got {position!r} after {last}"
-                )
-            last = position
-            shares_of(self, weights)
+        _check_schedule(self)
+
+
+def _check_schedule(mixture: Mixture) -> None:
+    schedule: Any = mixture.schedule
+    if not isinstance(schedule, Sequence) or any(not isinstance(each, Sequence) or len(each) != 2 for each in schedule):
+        raise ArgumentError(
+            f"a schedule must be a list of positions and weights, got {schedule!r:.80}. Write "
+            'schedule=[(10_000, {"photos.txt": 0.5, "art.txt": 0.5})]'
+        )
+    last = 0
+    for position, weights in schedule:
+        if not isinstance(position, int) or position <= last:
+            raise ArgumentError(
+                f"the positions of a schedule must be integers that ascend from 1, got {position!r} after {last}"
+            )
+        last = position
+        shares_of(mixture, weights)
 
 
 def _check_source(source: object) -> None:
@@ -120,6 +129,8 @@ def shares_of(mixture: Mixture, weights: Mapping[Any, float]) -> list[Fraction]:
     Raises:
         ArgumentError: the weights are not those of all sources, or one is negative or no number, or all are 0.
     """
+    if not isinstance(weights, Mapping):
+        raise ArgumentError(f"weights must be a dict with the weight of each source, got {weights!r:.80}")
     given = {key_of(source): weight for source, weight in weights.items()}
     known = {key_of(source): source for source in mixture.sources}
     if given.keys() != known.keys() or len(known) != len(mixture.sources):
@@ -131,7 +142,7 @@ def shares_of(mixture: Mixture, weights: Mapping[Any, float]) -> list[Fraction]:
     exact: dict[object, Fraction] = {}
     weight: Any
     for key, weight in given.items():
-        if not isinstance(weight, Real) or not isfinite(weight) or weight < 0:
+        if not isinstance(weight, Real) or not 0 <= weight < inf:
             raise ArgumentError(f"weights must be numbers of at least 0, got {weight!r} for {key!r}")
         exact[key] = Fraction(weight) if isinstance(weight, int | Fraction) else Fraction(str(float(weight)))
     total = sum(exact.values())

@@ -94,6 +94,13 @@ class Weighted:
 
     weights: str | os.PathLike[str]
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.weights, str | os.PathLike):
+            raise ArgumentError(
+                f"Weighted needs the name of a column or the path of a .npy file, got {type(self.weights).__name__}. "
+                'Write an array to a file: numpy.save("weights.npy", weights)'
+            )
+
     def bind(self, index: Index) -> OrderChoice:
         """Return the order choice for one index; see `IndexOrder.bind`.
 
@@ -112,7 +119,7 @@ class Weighted:
 
     def _of_file(self, path: Path, index: Index) -> OrderChoice:
         try:
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
+            array = np.lib.format.open_memmap(path, mode="r")
             status = path.stat()
         except (OSError, ValueError, EOFError) as error:
             raise ArgumentError(f"{path}: the weights cannot be read: {error}. Write them by numpy.save") from error

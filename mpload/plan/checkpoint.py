@@ -92,9 +92,11 @@ class State:
                 f"{fingerprint!r}. Open the index it was made with, or restart the epoch without the checkpoint"
             )
         if self.order != order:
+            is_mixture = order.startswith("mixture(")
+            same = "shuffle= and Mixture (set_weights changes its weights afterwards)" if is_mixture else "shuffle="
             raise StateError(
                 f"the checkpoint was made with order {self.order!r}, but this run uses {order!r}: samples would be "
-                "repeated and skipped. Pass the same shuffle=, or restart the epoch without the checkpoint"
+                f"repeated and skipped. Pass the same {same}, or restart the epoch without the checkpoint"
             )
         if self.position > num_samples:
             raise StateError(

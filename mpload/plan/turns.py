@@ -125,10 +125,12 @@ class Turns:
 
     def _permutations(self, number: int) -> NDArray[np.int64]:
         """Return the permutations of a window from which each window gets one, int64 [1024, 64]."""
-        if self._known[0] != number:
+        known = self._known
+        if known[0] != number:
             tweaks = np.repeat(mixed(np.arange(_NUM_PERMUTATIONS, dtype=np.uint64)), _WINDOW_POSITIONS)
             offsets = np.tile(np.arange(_WINDOW_POSITIONS, dtype=np.uint64), _NUM_PERMUTATIONS)
             keys = round_keys("mixture", self._seed, self._phases[number].start)
             permuted = Permutation(_WINDOW_POSITIONS, keys)(offsets, tweaks)
-            self._known = number, permuted.view(np.int64).reshape(_NUM_PERMUTATIONS, _WINDOW_POSITIONS)
-        return self._known[1]
+            known = number, permuted.view(np.int64).reshape(_NUM_PERMUTATIONS, _WINDOW_POSITIONS)
+            self._known = known  # which another thread may replace at once
+        return known[1]

@@ -206,6 +206,7 @@ def test_other_weights_in_the_same_file_are_noticed_by_runs_and_checkpoints(inde
         (Weighted("kind"), r"Weighted\('kind'\): the column holds no numbers"),
         (Weighted("label"), r"train\.txt:13: has weight -1\.0, but weights are in \[0, 1e\+290\]"),
         (Weighted("none.npy"), r"none\.npy: the weights cannot be read"),
+        (Weighted("several.npy"), r"several\.npy: the weights cannot be read: the magic string is not correct"),
         (Weighted("short.npy"), r"short\.npy: the weights are float64\[3\], but .* needs numbers \[300\]"),
         (Weighted("objects.npy"), r"objects\.npy: the weights cannot be read"),
         (Weighted("nan.npy"), r"nan\.npy: sample 7: has weight nan"),
@@ -216,6 +217,8 @@ def test_impossible_weights_are_refused(
     index: Index, choice: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    np.savez("several", np.ones(NUM_SAMPLES))
+    Path("several.npz").rename("several.npy")
     np.save("short.npy", np.ones(3))
     np.save("objects.npy", np.array([object()] * NUM_SAMPLES), allow_pickle=True)
     np.save("nan.npy", np.where(np.arange(NUM_SAMPLES) == 7, np.nan, 1))
@@ -279,3 +282,8 @@ def test_memory_for_a_table_does_not_grow_with_the_index(tmp_path: Path) -> None
             peaks.append(tracemalloc.get_traced_memory()[1])
             tracemalloc.stop()
     assert peaks[1] < 1.3 * peaks[0], peaks
+
+
+def test_an_array_itself_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"got ndarray\. Write an array to a file: numpy\.save"):
+        Weighted(np.ones(3))  # type: ignore[arg-type]

@@ -125,6 +125,7 @@ def test_sources_that_do_not_fit_together_are_refused(
         ((["a.txt"],), "needs a dict of sources"),
         (({"a": -1, "b": 1},), "weights must be numbers of at least 0, got -1 for 'a'"),
         (({"a": float("nan")},), "weights must be numbers"),
+        (({"a": float("inf")},), "weights must be numbers"),
         (({"a": 0},), "all weights are 0"),
         (({"a": 1, Path("a"): 1},), "'a' is missing, unknown or named twice"),
         (({5: 1},), "a source must be the path of an index"),
@@ -143,6 +144,10 @@ def test_wrong_mixtures_are_refused(arguments: tuple[Any, ...], message: str) ->
         ({"schedule": [(0, {"a": 1, "b": 1})]}, "must be integers that ascend from 1"),
         ({"schedule": [(5, {"a": 1, "b": 1}), (5, {"a": 1, "b": 1})]}, "got 5 after 5"),
         ({"schedule": [(5, {"a": 1})]}, "'b' is missing"),
+        ({"schedule": iter([(5, {"a": 1, "b": 1})])}, "a schedule must be a list of positions and weights"),
+        ({"schedule": {5: {"a": 1, "b": 1}}}, "a schedule must be a list"),
+        ({"schedule": [5]}, "a schedule must be a list"),
+        ({"schedule": [(5, [1, 1])]}, r"weights must be a dict with the weight of each source, got \[1, 1\]"),
         ({"schedule": [(5, {"a": 1, "b": 1, "c": 1})]}, "'c' is missing, unknown"),
     ],
 )

@@ -175,7 +175,7 @@ def test_states_belong_to_the_weights_that_the_run_began_with(sources: list[Path
     state = mixed(_mixture(sources)).state_dict()
     assert "changes" not in state
     for other in (_mixture(sources, (5, 3, 1)), _mixture(sources, epoch_samples=121)):
-        with pytest.raises(StateError, match="the checkpoint was made with order"):
+        with pytest.raises(StateError, match=r"Pass the same shuffle= and Mixture \(set_weights changes"):
             mixed(other).load_state_dict(state)
     with pytest.raises(StateError, match="made with another index"):
         mixed(_mixture(sources, match_classes=False, source_column="source")).load_state_dict(state)
