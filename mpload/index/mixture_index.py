@@ -75,6 +75,8 @@ class MixtureIndex(Index):
         """A hash of all that samples depend on: the sources, the columns and the classes."""
         classes, fill = "\t".join(self.classes), sorted((self.mixture.fill or {}).items())
         words = [*(part.fingerprint for part in self.parts), format_columns(self.columns), classes, repr(fill)]
+        if self.mixture.match_classes:
+            words += [repr(adapter.labels.tolist()) for adapter in self._adapters]
         return hashlib.blake2b("\n".join(words).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
     def __len__(self) -> int:

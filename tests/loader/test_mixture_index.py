@@ -187,3 +187,14 @@ def test_the_fingerprint_depends_on_all_that_samples_depend_on(tmp_path: Path) -
     assert len({open_mixture(mixture).fingerprint for mixture in variants}) == len(variants)
     same = Mixture({one: 2, two: 3}, fill={"b": 1}, epoch_samples=5)  # weights are part of the order
     assert open_mixture(same).fingerprint == open_mixture(variants[0]).fingerprint
+
+
+def test_the_fingerprint_depends_on_how_classes_are_matched(tmp_path: Path) -> None:
+    one = _text(tmp_path / "one.txt", "image:path label:int", "a\t0", classes="cat\tdog")
+    found = set()
+    for classes in ("cat\tdog", "dog\tcat"):
+        two = _text(tmp_path / "two.txt", "image:path label:int", "b\t0", classes=classes)
+        index = open_mixture(Mixture({one: 1, two: 1}, match_classes=True))
+        assert index.classes == ("cat", "dog")
+        found.add(index.fingerprint)
+    assert len(found) == 2
