@@ -254,6 +254,8 @@ class MPDataset(IterableDataset[Batch]):
             StateError: workers or Accelerate iterate and `num_batches` is missing, or Accelerate reads for all ranks.
         """
         epochs, cursor = self._run.epochs, self._cursor
+        if get_worker_info() is None:
+            self._run.check_weights(0)
         current = epochs.current
         if current is not None and epochs.is_dealt and get_worker_info() is None:
             raise StateError(

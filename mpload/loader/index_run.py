@@ -191,6 +191,7 @@ class IndexRun:
         order, index = self.batching.order, self.index
         if not isinstance(order, MixtureOrders) or not isinstance(index, MixtureIndex):
             raise self._no_mixture()
+        self.check_weights(_worker_number())
         following = self.epochs.next
         start = order.position_of(epoch=following.number, position=following.position)
         order.adopt(order.changed(start, new_shares(index.mixture, weights)).changes)
@@ -200,8 +201,10 @@ class IndexRun:
         """Raise `StateError` if the weights were changed in a process whose changes do not reach this one."""
         if not self.epochs.weights_are(self._weights_number(), worker=worker):
             raise StateError(
-                "the weights of the mixture were changed, but persistent workers of a DataLoader keep the old ones. "
-                "Use persistent_workers=False, or an MPLoader"
+                "the weights of the mixture were changed in another process. If set_weights did it, persistent workers "
+                "of a DataLoader keep the old ones: use persistent_workers=False, or an MPLoader. If the workers of a "
+                "StatefulDataLoader restored them, restore them here too: dataset.load_state_dict, with a state of the "
+                "dataset, before that of the loader"
             )
 
     def _note_weights(self) -> None:
@@ -214,3 +217,8 @@ class IndexRun:
             return 0
         words = repr([(change.start, change.shares.parts) for change in self.changes_of_weights]).encode()
         return int.from_bytes(hashlib.blake2b(words, digest_size=7).digest(), "little")
+
+
+def _worker_number() -> int:
+    info = get_worker_info()
+    return 0 if info is None else info.id

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
 
 from mpload import BlockShuffle, ErrorPolicy, Mixture, MPDataset, MPLoader, PartialCache, RawBytes, Topology
 from mpload.errors import ArgumentError, StateError
@@ -145,6 +146,35 @@ def test_persistent_workers_of_a_dataloader_do_not_go_on_with_old_weights(source
     with pytest.raises(StateError, match="persistent workers of a DataLoader keep the old ones"):
         samples(stock)
     assert _names(samples(DataLoader(dataset, batch_size=None, num_workers=1))) == {"c": 120}
+
+
+@pytest.mark.processes
+def test_weights_that_only_workers_have_restored_are_not_forgotten(sources: list[Path]) -> None:
+    def part(loader: Any) -> list[tuple[str, int]]:
+        return samples(itertools.islice(loader, 3))
+
+    dataset, expected = mixed(_mixture(sources)), mixed(_mixture(sources))
+    weights = dict(zip(sources, (0, 0, 1), strict=True))
+    for each in (dataset, expected):
+        each.set_weights(weights)
+    before = StatefulDataLoader(dataset, batch_size=None, num_workers=1)
+    found = part(before)
+    state, own = before.state_dict(), dataset.state_dict(num_batches=3)
+
+    forgetful = mixed(_mixture(sources))
+    loader = StatefulDataLoader(forgetful, batch_size=None, num_workers=1)
+    loader.load_state_dict(state)
+    assert found + samples(loader) == samples(expected)
+    for use in (lambda: samples(loader), forgetful.state_dict, lambda: forgetful.set_weights(weights)):
+        with pytest.raises(StateError, match="restore them here too"):
+            use()
+
+    resumed = mixed(_mixture(sources))
+    resumed.load_state_dict(own)
+    loader = StatefulDataLoader(resumed, batch_size=None, num_workers=1)
+    loader.load_state_dict(state)
+    samples(loader)
+    assert samples(loader) == samples(expected)
 
 
 def test_a_schedule_changes_weights_at_a_position_of_the_run(sources: list[Path]) -> None:
