@@ -198,8 +198,9 @@ class IndexSource:
             return None  # the substitute kills workers as well: give up
         sample_id = self._sample_id(number, killed.sample)
         self._write_down(sample_id, killed.cause, epoch=number.epoch)
-        others = substitute_for(sample_id, peers_of(pipeline.index, sample_id), seed=number.seed, epoch=number.epoch)
-        return replace(number, substitute=others[0]).numbers
+        found = substitute_for(sample_id, peers_of(pipeline.index, sample_id), seed=number.seed, epoch=number.epoch)
+        others = [other for other in found if other != sample_id % len(pipeline.index)]
+        return replace(number, substitute=others[0]).numbers if others else None
 
     def _kept(self, filled: FilledBatch) -> NDArray[np.int64] | None:
         """Return the places of samples that were made; None if all were. Raise if the error policy says so."""

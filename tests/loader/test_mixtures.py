@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import os
+import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -292,6 +294,25 @@ def test_a_substitute_is_from_the_same_source(tmp_path: Path, read: Callable[[MP
     dataset = mixed(Mixture({held_out: 0, one: 1}, epoch_samples=60), on_error=policy)
     with pytest.warns(match="a bad sample"):
         assert _names(samples(read(dataset))) == {"b": 60}
+
+
+class _Deadly(RawBytes):
+    def __call__(self, data: bytes) -> Any:
+        if data.startswith(b"b") and data.endswith(b"1"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(data)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_sample_that_kills_workers_is_not_its_own_substitute(tmp_path: Path) -> None:
+    one, two = source(tmp_path, "a", 8), source(tmp_path, "b", 2)
+    policy = ErrorPolicy(action="substitute", max_error_fraction=1, report=tmp_path / "report.jsonl")
+    dataset = mixed(Mixture({one: 1, two: 1}, epoch_samples=20), on_error=policy, decode=_Deadly())
+    with pytest.warns(match="a bad sample"), MPLoader(dataset, num_workers=1) as loader:
+        found = samples(loader)
+    assert len(found) == 20
+    assert {name for name, _ in found if name.startswith("b")} == {"b        0"}
 
 
 def test_samples_without_batches_are_those_of_the_batches(sources: list[Path]) -> None:
