@@ -142,7 +142,8 @@ def shares_of(mixture: Mixture, weights: Mapping[Any, float]) -> list[Fraction]:
     exact: dict[object, Fraction] = {}
     weight: Any
     for key, weight in given.items():
-        if not isinstance(weight, Real) or not 0 <= weight < inf:
+        is_number = isinstance(weight, Real)
+        if not is_number or not 0 <= weight < inf:
             raise ArgumentError(f"weights must be numbers of at least 0, got {weight!r} for {key!r}")
         exact[key] = Fraction(weight) if isinstance(weight, int | Fraction) else Fraction(str(float(weight)))
     total = sum(exact.values())

@@ -88,6 +88,9 @@ class Weighted:
         weights: the name of a column of numbers; or the path of a `.npy` file of numbers [N], one for each sample.
             Weights are in [0, 1e290]. They need not sum to 1.
 
+    Raises:
+        ArgumentError: `weights` is neither a name nor a path.
+
     Memory: constant. The first use on a machine writes a table of 8 bytes per sample to a file beside the index.
     Processes map it, and the kernel may drop its pages.
     """
