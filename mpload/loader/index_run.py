@@ -154,6 +154,7 @@ class IndexRun:
         if not isinstance(order, MixtureOrders):
             return state, None
         try:
+            order.position_of(epoch=state.epoch, position=state.position)  # checks the epoch
             return state, order.with_changes(
                 tuple(Phase(start=start, shares=Shares(parts)) for start, parts in state.changes)
             )

@@ -214,6 +214,8 @@ def test_states_belong_to_the_weights_that_the_run_began_with(sources: list[Path
     for changes in ([[5, [1, 1]]], [[5]], [[5, [1, 1, -1]]], 3, [[9, [1, 1, 1]], [5, [1, 1, 1]]]):
         with pytest.raises(StateError):
             mixed(_mixture(sources)).load_state_dict({**state, "changes": changes})
+    with pytest.raises(StateError, match="damaged: epoch must be in"):
+        mixed(_mixture(sources)).load_state_dict({**state, "epoch": 1 << 60})
 
 
 def test_only_mixtures_have_weights(sources: list[Path]) -> None:
