@@ -30,7 +30,7 @@ def select(
         ),
     ] = None,
     share: Annotated[float | None, typer.Option(help="A random share: 0.1 is a tenth.")] = None,
-    folds: Annotated[int | None, typer.Option(min=2, help="Number of folds, of which --fold selects one.")] = None,
+    folds: Annotated[int | None, typer.Option(min=2, help="Number of folds. --fold selects one of them.")] = None,
     fold: Annotated[int | None, typer.Option(min=0, help="The fold, counted from 0.")] = None,
     rest: Annotated[bool, typer.Option("--rest", help="Select all folds but this one.")] = False,
     stratify: Annotated[
@@ -38,14 +38,15 @@ def select(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of --share and --folds.")] = 0,
     keys: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Texts, one a line, of which a sample's cell must be one.")
+        Path | None,
+        typer.Option(metavar="FILE", help="One text per line. A sample is selected if its cell is one of them."),
     ] = None,
     key_column: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="The column of --keys.  [default: the first one]")
     ] = None,
     lines: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Line numbers of the index, one a line, as grep -n and errors show them."),
+        typer.Option(metavar="FILE", help="Line numbers of the index, one per line, as grep -n and errors show them."),
     ] = None,
     relative: Annotated[
         bool, typer.Option("--relative", help="Store the root relative to the index, so that both can be moved.")

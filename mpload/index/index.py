@@ -154,7 +154,7 @@ class Index:
                 "dog")`, `"night" in image`, `not image.endswith(".png")`, `height / width < 2`. It may use `and`, `or`,
                 `not`, comparisons, `in`, `+ - * / // %`, `startswith` and `endswith`, the names of classes, and
                 `nbytes` where sizes were measured. It is translated, never run as Python.
-            keys: texts, one of which must be in a sample's cell of `key_column`. Each of them must be in the index.
+            keys: texts. A sample is selected if its cell of `key_column` is one of them. The index must contain each.
             key_column: the column of the keys, of texts or files; None means the first column.
             sample_ids: int64 [n]: numbers of samples. Duplicates count once.
             part: `Share(0.1)`, a tenth; or `Fold(0, of=5)`, one of five folds.

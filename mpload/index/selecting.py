@@ -35,7 +35,7 @@ _SIZE_BYTES = 8
 
 @dataclass(slots=True, kw_only=True)
 class _Keys:
-    """Texts, one of which the cell of a column must be."""
+    """Texts. A sample is selected if its cell of a column is one of them."""
 
     column: str
     wanted: frozenset[bytes]

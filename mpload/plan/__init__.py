@@ -9,7 +9,7 @@ alias         alias tables: draws from any discrete distribution
 plan          which positions of that order each batch of a rank holds, and how the epoch ends
 mixture       the order of a mixture of sources
 shares        divides positions among sources by weight
-turns         which turn of which source each position is
+turns         the source that each position takes a sample of, and which of its samples
 source_orders the order in which each source of a mixture goes through its samples
 _mixture      the loops of mixtures over single positions (C, optional)
 topology      the rank of this process and the number of ranks

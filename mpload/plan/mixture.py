@@ -1,4 +1,4 @@
-"""The order of a mixture: which sample of which source each position of a run holds, computed and never stored.
+"""The order of a mixture: the source of each position of a run, and its sample. It is computed, never stored.
 
 Positions count on from epoch to epoch. `mpload.plan.shares` divides them among the sources. Each source goes through
 its own samples in its own order, lap after lap, wherever the epochs of the mixture begin.
@@ -98,7 +98,7 @@ class MixtureOrders:
         return (*(phase for phase in self.planned if phase.start < end), *self.changes)
 
     def adopt(self, changes: tuple[Phase, ...]) -> None:
-        """Put these changes in the place of the present ones."""
+        """Replace the changes by these."""
         self.changes = self.with_changes(changes).changes
         self._latest = _Latest()
 

@@ -175,7 +175,7 @@ class ReadAhead:
         return fetch.failure is not None or 2 * (self._clock_ns() - fetch.began_ns) > self._failed_ns
 
     def plan_extra(self, wanted: Mapping[int, Sequence[ByteRange]], owners: Mapping[int, int]) -> None:
-        """Read more samples ahead, before all whose reads have not begun, whatever the depth.
+        """Read these samples ahead too, whatever the depth. Reads that have not begun come after them.
 
         They stay planned while the sample that `owners` names for each is planned, or until the next `plan`.
         """

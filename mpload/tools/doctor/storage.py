@@ -137,7 +137,7 @@ class ShardTimes:
 
 
 def measure_shards(index: Index, files: Files, *, seed: int) -> ShardTimes:
-    """Open a few shards that were not read before, as far as there are enough, and count the samples in them."""
+    """Open a few shards that were not read before, if there are any, and count the samples in them."""
     num_found = min(len(index), _MAX_SAMPLES)
     first = int(np.random.default_rng(seed).integers(len(index) - num_found + 1))
     paths = [
