@@ -53,7 +53,7 @@ class Block:
         """
         starts = self.starts - self.starts[0]
         data = read_text(self.index, int(self.starts[0]), int(starts[-1]))
-        is_last = self.first_id + len(self) == len(self.index)
+        is_last = self.first_id + len(self) == sidecar_of(self.index).num_samples
         text = np.frombuffer(data, np.uint8)
         if (text[starts[1 : -1 if is_last else None] - 1] != _NEWLINE).any():
             raise misfit(self.index)
@@ -121,7 +121,7 @@ def blocks_of(index: Index) -> Iterator[Block]:
     offsets = SidecarFile(sidecar_of(index)).columns["offset"]
     for first in range(0, len(index), _BLOCK_ROWS):
         stop = min(first + _BLOCK_ROWS, len(index))
-        end = offsets[stop] if stop < len(index) else text_bytes(index)
+        end = offsets[stop] if stop < sidecar_of(index).num_samples else text_bytes(index)
         starts = np.append(offsets[first:stop], end).astype(np.int64)
         if (starts[1:] <= starts[:-1]).any():
             raise misfit(index)

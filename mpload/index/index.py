@@ -4,6 +4,7 @@ import hashlib
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mpload.errors import ArgumentError, IndexChangedError, IndexFormatError
+from mpload.errors import ArgumentError, IndexChangedError, IndexFormatError, MploadError
 from mpload.index.columns import Column, format_columns
 from mpload.index.lines import NATIVE, Lines, Maps, cells_of
 from mpload.index.lookup import SidecarColumn, SidecarFile, SidecarLayout, check_sample_ids
@@ -27,7 +28,9 @@ from mpload.units import KIB, MIB, format_count, format_facts, html_table
 __all__ = [
     "Index",
     "Record",
+    "fingerprint_of",
     "header_of",
+    "is_shortened",
     "lines_of",
     "map_lines",
     "misfit",
@@ -57,16 +60,21 @@ class Index:
     """
 
     def __init__(
-        self, *, path: Path, header: Header, layout: SidecarLayout, root: str, allow_outside_root: bool
+        self, *, path: Path, header: Header, layout: SidecarLayout, root: str, allow_outside_root: bool, source: str
     ) -> None:
         self.path = path
         """Absolute path of the text."""
+        self._source = source
+        """The path or URL that it was opened from."""
         self._header = header
         self.root = root
         """The folder or URL that paths are relative to."""
         self.allow_outside_root = allow_outside_root
         """Whether paths may lead outside the root."""
         self._layout = layout
+        self._num_samples = layout.num_samples
+        """Number of samples. The text may have more lines: see `mpload.index.growth`."""
+        self._fingerprint = fingerprint_of(layout.digest, layout.num_samples, header)
         self._text = OpenFile(path)
         self._sidecar_file = SidecarFile(layout)
         self._stamp = self._text.stamp()
@@ -92,21 +100,21 @@ class Index:
         """
         if (labels := self._sidecar_file.columns.get("label")) is None:
             raise IndexFormatError(f"{self.path}: has no integer column, only {format_columns(self.columns)}")
-        return labels
+        return labels.first(len(self))
 
     @property
     def nbytes(self) -> SidecarColumn | None:
         """Encoded size of each sample in bytes, int64 [N]; None unless measured by `mpload index --stat`."""
-        return self._sidecar_file.columns.get("nbytes")
+        nbytes = self._sidecar_file.columns.get("nbytes")
+        return None if nbytes is None else nbytes.first(len(self))
 
     @property
     def fingerprint(self) -> str:
         """A hash of the lines, their number and the columns. A checkpoint is tied to it."""
-        words = f"{self._layout.digest} {len(self)} {format_columns(self.columns)}"
-        return hashlib.blake2b(words.encode(), digest_size=16).hexdigest()
+        return self._fingerprint
 
     def __len__(self) -> int:
-        return self._layout.num_samples
+        return self._num_samples
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, slice):
@@ -213,7 +221,7 @@ class Index:
         """Return the files and where the lines are, as the native module wants them."""
         rows = self._layout.columns["offset"]
         return (
-            self._text.descriptor, self._sidecar_file.descriptor, len(self),
+            self._text.descriptor, self._sidecar_file.descriptor, self._layout.num_samples,
             rows.first_bytes, rows.stride_bytes, rows.last_bytes, self._header.body_bytes, *self._stamp,
         )  # fmt: skip
 
@@ -253,7 +261,7 @@ class Index:
     def _bounds(self, sample_ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         num_bytes = self._stamp[0]
         starts, ends = self._sidecar_file.offsets(sample_ids)
-        ends = np.where(sample_ids < len(self) - 1, ends, num_bytes)
+        ends = np.where(sample_ids < self._layout.num_samples - 1, ends, num_bytes)
         ends = np.minimum(ends, starts + (MAX_LINE_BYTES + 2))  # CR and newline
         if ((starts < self._header.body_bytes) | (ends <= starts) | (ends > num_bytes)).any():
             raise self._misfit()
@@ -266,15 +274,21 @@ class Index:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key not in {"_text", "_sidecar_file", "_maps"}}
+        now: Index | None = self
+        with suppress(MploadError, OSError):  # `__setstate__` raises the right error
+            status = self.path.stat()
+            if (status.st_size, status.st_mtime_ns) != self._stamp:
+                now = import_module("mpload.index.growth").same_samples(self)  # by its name, as it opens indexes
+        stored = (now or self).__dict__
+        return {key: value for key, value in stored.items() if key not in {"_text", "_sidecar_file", "_maps"}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._maps = None
         self._text = OpenFile(self.path)
-        self._sidecar_file = SidecarFile(self._layout)
         if self._text.stamp() != self._stamp:
             raise IndexChangedError(f"{self.path}: changed after it was opened. Open it again")
+        self._sidecar_file = SidecarFile(self._layout)
 
     def __repr__(self) -> str:
         return format_facts(f"Index {self.path}", self._facts())
@@ -291,9 +305,20 @@ class Index:
         return facts if not self.classes else {**facts, "classes": format_count(len(self.classes))}
 
 
+def fingerprint_of(digest: str, num_samples: int, header: Header) -> str:
+    """Return the fingerprint of an index: of the digest of its lines, their number and the columns."""
+    words = f"{digest} {num_samples} {format_columns(header.columns)}"
+    return hashlib.blake2b(words.encode(), digest_size=16).hexdigest()
+
+
 def header_of(index: Index) -> Header:
     """Return the header of an index."""
     return index._header  # noqa: SLF001
+
+
+def is_shortened(index: Index) -> bool:
+    """Return whether the text of an index has further lines: see `mpload.index.growth`."""
+    return len(index) < sidecar_of(index).num_samples
 
 
 def map_lines(index: Index) -> None:

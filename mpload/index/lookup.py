@@ -151,15 +151,19 @@ class SidecarColumn:
         SidecarError: the rows read do not match their checksum.
     """
 
-    def __init__(self, file: OpenFile, layout: SidecarLayout, name: str) -> None:
+    def __init__(self, file: OpenFile, layout: SidecarLayout, name: str, *, num_rows: int | None = None) -> None:
         self._file = file
         self._layout = layout
         self._name = name
-        self.shape = (layout.num_samples,)
+        self.shape = (layout.num_samples if num_rows is None else num_rows,)
         self.dtype = DTYPES[name]
 
     def __len__(self) -> int:
         return self.shape[0]
+
+    def first(self, num_rows: int) -> "SidecarColumn":
+        """Return the column of the first samples only."""
+        return SidecarColumn(self._file, self._layout, self._name, num_rows=num_rows)
 
     def __iter__(self) -> Iterator[Any]:
         for block in self.blocks():
@@ -185,7 +189,7 @@ class SidecarColumn:
     def _rows(self, start: int, stop: int) -> NDArray[Any]:
         """Return rows `start` to `stop` (exclusive), all of one record batch, as a read-only array."""
         batch = start // BATCH_ROWS * BATCH_ROWS
-        batch_rows = min(BATCH_ROWS, len(self) - batch)
+        batch_rows = min(BATCH_ROWS, self._layout.num_samples - batch)
         first_block = (start - batch) // _BLOCK_ROWS
         first = batch + first_block * _BLOCK_ROWS
         last = min(-(-stop // _BLOCK_ROWS) * _BLOCK_ROWS, batch + batch_rows)
@@ -203,7 +207,7 @@ class SidecarColumn:
 
     def _offset_of(self, part: BatchOffsets, batch: int) -> int:
         """Return the file offset of one part of the record batch that starts at row `batch`."""
-        if len(self) - batch < BATCH_ROWS:
+        if self._layout.num_samples - batch < BATCH_ROWS:
             return part.last_bytes
         return part.first_bytes + batch // BATCH_ROWS * part.stride_bytes
 
@@ -237,14 +241,14 @@ class SidecarColumn:
         return np.asarray(self[:], dtype)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _open_column, (self._layout, self._name)
+        return _open_column, (self._layout, self._name, len(self))
 
     def __repr__(self) -> str:
         return f"<SidecarColumn {self.dtype}[{len(self)}]>"
 
 
-def _open_column(layout: SidecarLayout, name: str) -> SidecarColumn:
-    return SidecarFile(layout).columns[name]
+def _open_column(layout: SidecarLayout, name: str, num_rows: int) -> SidecarColumn:
+    return SidecarFile(layout).columns[name].first(num_rows)
 
 
 def _num_blocks(num_rows: int) -> int:

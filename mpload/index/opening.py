@@ -67,6 +67,7 @@ def open_index(
         layout=layout,
         root=root_at(url, header) if is_url(url) else root_of(text, header),
         allow_outside_root=allow_outside_root,
+        source=url if is_url(url) else str(text.absolute()),
     )
     if TextStamp.of(text) != stamp:  # the header, the sidecar and the lines may come from different texts
         raise IndexChangedError(f"{text}: changed while it was being opened. Open it again")

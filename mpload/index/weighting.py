@@ -21,7 +21,7 @@ from mpload.index.blocks import Block, Values, blocks_of
 from mpload.index.columns import ColumnType, format_columns
 from mpload.index.derived import derived_paths, machine_lock
 from mpload.index.draws import BLOCK_ROWS, DrawChoice, DrawTable, facts_of, write_table
-from mpload.index.index import Index
+from mpload.index.index import Index, is_shortened
 from mpload.plan.order import OrderChoice
 
 __all__ = ["Balanced", "IndexOrder", "Weighted"]
@@ -122,10 +122,12 @@ class Weighted:
 
     def _of_file(self, path: Path, index: Index) -> OrderChoice:
         try:
-            array = np.lib.format.open_memmap(path, mode="r")
+            array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
             status = path.stat()
         except (OSError, ValueError, EOFError) as error:
             raise ArgumentError(f"{path}: the weights cannot be read: {error}. Write them by numpy.save") from error
+        if is_shortened(index) and array.ndim == 1:
+            array = array[: len(index)]  # the other weights are those of lines that were appended
         if array.shape != (len(index),) or array.dtype.kind not in "fiu":
             raise ArgumentError(
                 f"{path}: the weights are {array.dtype}{list(array.shape)}, but {index.path} needs numbers "
@@ -157,6 +159,8 @@ class _Table:
 
     def _paths(self) -> list[Path]:
         words = f"{self.name} {self.stamp.get('path')}"
+        if is_shortened(self.index):  # the table of the whole index may be in use
+            words += f" {self.index.fingerprint}"
         code = hashlib.blake2b(words.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
         return derived_paths(self.index.path, suffix=f".{code}.mpw", folder="draws")
 

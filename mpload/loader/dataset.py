@@ -3,17 +3,14 @@
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch.utils.data import IterableDataset, get_worker_info
 from typing_extensions import TypeVar
 
 from mpload.errors import ArgumentError, MploadWarning, StateError
-from mpload.images.decoders import ImageDecoder
-from mpload.index.index import Index, require_files
+from mpload.index.index import Index
 from mpload.index.mixture import Mixture
-from mpload.index.mixture_index import MixtureIndex
 from mpload.index.opening import open_index
 from mpload.index.weighting import IndexOrder
 from mpload.loader.collate import Collate, check_collate
@@ -21,16 +18,14 @@ from mpload.loader.epoch_iterator import Cursor, EpochIterator
 from mpload.loader.epochs import EpochTable
 from mpload.loader.frameworks import Reader, reader, stacks_batches
 from mpload.loader.index_run import IndexRun
-from mpload.loader.mixing import open_mixture, orders_of
-from mpload.loader.presenting import Presenter
-from mpload.plan.batching import Batching
-from mpload.plan.order import OrderChoice, Sequential, Shuffle
+from mpload.loader.index_runs import IndexRuns
+from mpload.loader.mixing import open_mixture
+from mpload.loader.run_choices import RunChoices
+from mpload.plan.order import OrderChoice, Sequential
 from mpload.plan.plan import Tail
 from mpload.plan.topology import Topology
-from mpload.samples.cache.choice import CachedForm, PartialCache, open_cache
-from mpload.samples.pipeline import Pipeline
+from mpload.samples.cache.choice import PartialCache
 from mpload.samples.policy import ErrorPolicy, policy_of
-from mpload.samples.row_index import open_row_index
 from mpload.storage.local import PageCache
 from mpload.storage.protocols import Storage
 from mpload.storage.remote import RemoteStorage
@@ -142,50 +137,29 @@ class MPDataset(IterableDataset[Batch]):
         check_collate(collate, batch_size=batch_size)
         if not (isinstance(shuffle, bool) or hasattr(shuffle, "order") or isinstance(shuffle, IndexOrder)):
             raise ArgumentError(f"shuffle must be True, False or an order such as BlockShuffle(), got {shuffle!r}")
-        limits = storage if isinstance(storage, RemoteStorage) else None
-        opened_index = _opened(index, limits)
-        of_files = {"decode": decode, "transform": transform, "cache": cache, "storage": storage}
-        for name, value in of_files.items():
-            if value is not None and not (isinstance(decode, Mapping) and name in {"decode", "transform"}):
-                require_files(opened_index, what=name)
-        make_pipeline = partial(
-            Pipeline,
-            index=opened_index,
-            decode=ImageDecoder() if decode is None else decode,
+        Sequential().order(num_samples=0, seed=seed, epoch=0)  # checks the seed
+        choices = RunChoices(
+            decode=decode,
             transform=transform,
+            batch_size=batch_size,
+            tail=Tail(tail),
+            shuffle=shuffle,
+            cache=cache,
+            row_index=row_index,
             policy=policy_of(on_error),
             storage=storage,
             page_cache=page_cache,
-            row_index=open_row_index(row_index, opened_index, decode),
+            as_dict=as_dict,
+            collate=collate,
         )
-        pipeline = make_pipeline()
-        pipeline.refuse_masks()
-        opened = None
-        if cache is not None:
-            if isinstance(decode, Mapping) and cache.what == CachedForm.RESIZED:
-                raise ArgumentError(
-                    'cache: what="resized" keeps smaller images, which boxes and masks would no longer fit. Use '
-                    'what="bytes" with a dict as decode'
-                )
-            are_files = isinstance(storage, RemoteStorage | None)
-            opened = open_cache(cache, opened_index, read=pipeline.read, sources_are_files=are_files)
-            pipeline = make_pipeline(cache=opened)
-        order = _order_of(shuffle, opened_index)
-        num_samples = len(opened_index)
-        if isinstance(opened_index, MixtureIndex):
-            order = orders = orders_of(opened_index, order)
-            num_samples = orders.epoch_samples
-        batching = Batching(num_samples=num_samples, batch_size=batch_size or 1, order=order, tail=Tail(tail))
-        batching.order_of(seed=seed, epoch=0)  # checks the seed
-        self._run = IndexRun(
-            pipeline=pipeline,
-            cache=opened,
-            batching=batching,
-            batch_size=batch_size,
-            presenter=Presenter(pipeline=pipeline, as_dict=as_dict, collate=collate),
-            epochs=EpochTable(seed=seed, topology=topology),
-        )
+        opened = _opened(index, choices.limits)
+        self._runs = IndexRuns(choices, opened, EpochTable(seed=seed, topology=topology))
         self._cursor: Cursor | None = None
+
+    @property
+    def _run(self) -> IndexRun:
+        """The run that an epoch belongs to which has not begun."""
+        return self._runs.latest
 
     @property
     def index(self) -> Index:
@@ -200,19 +174,20 @@ class MPDataset(IterableDataset[Batch]):
     @property
     def topology(self) -> Topology:
         """Rank and world size, as passed in or else as detected now."""
-        return self._run.epochs.topology
+        return self._runs.epochs.topology
 
     @property
     def epoch(self) -> int:
         """The epoch that the next iteration reads."""
-        return self._run.epochs.next.number
+        return self._runs.epochs.next.number
 
     def __len__(self) -> int:
         """Return the number of batches, or samples, of this rank in a whole epoch, even if the next one is resumed.
 
         Frameworks count the batches of a resumed epoch from its beginning.
         """
-        plan = self._run.plan_of(self._run.epochs.next.whole)
+        following = self._runs.epochs.next.whole
+        plan = self._runs.of(following).plan_of(following)
         # Without batch_size, a ragged last sample may belong to another rank.
         return plan.num_samples_of_rank if self.batch_size is None and plan.tail is Tail.RAGGED else plan.num_batches
 
@@ -226,10 +201,10 @@ class MPDataset(IterableDataset[Batch]):
                 MploadWarning,
                 stacklevel=2,
             )
-        epoch = self._run.epochs.begin(worker=worker, num_workers=num_workers)
+        epoch = self._runs.epochs.begin(worker=worker, num_workers=num_workers)
         first = worker if self.batch_size else 0
         self._cursor = Cursor(epoch=epoch, next_batch=first, is_read_ahead=reader() is not Reader.PLAIN)
-        return EpochIterator(self._run, self._cursor, worker=worker, num_workers=num_workers)
+        return EpochIterator(self._runs, self._cursor, worker=worker, num_workers=num_workers)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration read epoch number `epoch`, including in persistent workers.
@@ -253,7 +228,7 @@ class MPDataset(IterableDataset[Batch]):
         Raises:
             StateError: workers or Accelerate iterate and `num_batches` is missing, or Accelerate reads for all ranks.
         """
-        epochs, cursor = self._run.epochs, self._cursor
+        epochs, cursor = self._runs.epochs, self._cursor
         if get_worker_info() is None:
             self._run.check_weights(0)
         current = epochs.current
@@ -267,18 +242,18 @@ class MPDataset(IterableDataset[Batch]):
         elif num_batches is not None:
             if current is None:
                 raise StateError(f"num_batches={num_batches}, but no epoch has begun. Iterate first, or leave it out")
-            at = current.after(num_batches, self._run.plan_of(current))
+            at = current.after(num_batches, self._runs.of(current).plan_of(current))
         elif current is None:
             at = epochs.next
         elif cursor is not None and epochs.reader_pid == os.getpid() and not cursor.is_read_ahead:
-            at = current.after(cursor.next_batch, self._run.plan_of(current))
+            at = current.after(cursor.next_batch, self._runs.of(current).plan_of(current))
         else:
             raise StateError(
                 "the workers of a DataLoader, or Accelerate, have read ahead of the batches that you have received. "
                 "Call state_dict(num_batches=...) with the number received in this epoch, or use an MPLoader or "
                 "torchdata's StatefulDataLoader"
             )
-        return self._run.state_at(at)
+        return self._runs.state_at(at)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from the saved `state_dict`, with any number of ranks and workers and any batch size.
@@ -286,8 +261,31 @@ class MPDataset(IterableDataset[Batch]):
         Raises:
             StateError: the state is malformed, or belongs to another index or order.
         """
-        self._run.load_state_dict(state_dict)
+        self._runs.load_state_dict(state_dict)
         self._cursor = None
+
+    def refresh(self, num_samples: int | None = None) -> int:
+        """Take over lines that were appended to the index, for all epochs that begin after this call.
+
+        An epoch under way, even if it was interrupted and restored, goes on over the samples that it began with.
+        Loaders of this dataset follow: their workers are started again when the next epoch begins. Nothing happens if
+        there are no further lines.
+
+        With several ranks, call it on all of them at the same point, such as after each epoch. They may see the file in
+        different states. So they ask each other, by torch.distributed, and use the samples that all of them see.
+
+        Args:
+            num_samples: how many samples to use, the same number on every rank, if torch.distributed is not in use.
+
+        Returns:
+            The number of samples of an epoch that begins now.
+
+        Raises:
+            ArgumentError: there are several ranks that cannot ask each other, the index has fewer samples than
+                `num_samples`, or the dataset has a `Mixture`.
+            IndexChangedError: the index has changed in another way, or ranks see different samples.
+        """
+        return self._runs.refresh(num_samples)
 
     def set_weights(self, weights: Mapping[Any, float]) -> None:
         """Change the weights of a mixture, from the first sample of the next iteration on.
@@ -329,16 +327,6 @@ class MPDataset(IterableDataset[Batch]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_cursor": None}
-
-
-def _order_of(shuffle: bool | OrderChoice | IndexOrder, index: Index) -> OrderChoice:
-    if isinstance(shuffle, bool):
-        return Shuffle() if shuffle else Sequential()
-    if isinstance(shuffle, IndexOrder) and isinstance(index, MixtureIndex):
-        raise ArgumentError(
-            f"shuffle={shuffle!r} is for one index, not for a mixture. Choose Shuffle() or BlockShuffle()"
-        )
-    return shuffle.bind(index) if isinstance(shuffle, IndexOrder) else shuffle
 
 
 def _opened(index: str | os.PathLike[str] | Index | Mixture, limits: RemoteStorage | None) -> Index:

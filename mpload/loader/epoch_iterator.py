@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mpload.errors import SampleError
 from mpload.loader.epochs import Epoch
 from mpload.loader.frameworks import samples_of_a_batch
-from mpload.loader.index_run import IndexRun
+from mpload.loader.index_runs import IndexRuns
 from mpload.loader.sample_errors import is_outage
 
 if TYPE_CHECKING:
@@ -37,17 +37,18 @@ class Cursor:
 class EpochIterator(Iterator[Any]):
     """One worker's part of an epoch: every `num_workers`-th batch of this rank."""
 
-    def __init__(self, run: IndexRun, cursor: Cursor, *, worker: int, num_workers: int) -> None:
-        self._run = run
+    def __init__(self, runs: IndexRuns, cursor: Cursor, *, worker: int, num_workers: int) -> None:
+        self._runs = runs
         self._cursor = cursor
         self._worker = worker
         self._num_workers = num_workers
         self._has_begun = False
-        if worker:  # of a DataLoader: the first one tells the user
-            run.pipeline.notices.turn_off()
         self._begin()
 
     def _begin(self) -> None:
+        self._run = self._runs.of(self._cursor.epoch)
+        if self._worker:  # of a DataLoader: the first one tells the user
+            self._run.pipeline.notices.turn_off()
         self._plan = self._run.plan_of(self._cursor.epoch)
         self._order = self._run.order_of(self._cursor.epoch)
         self._run_samples = 0  # length of a run of consecutive samples for this worker; set at the first sample
@@ -114,11 +115,11 @@ class EpochIterator(Iterator[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of this worker, for torchdata's StatefulDataLoader."""
-        return {"start": self._run.state_at(self._cursor.epoch), "next_batch": self._cursor.next_batch}
+        return {"start": self._runs.state_at(self._cursor.epoch), "next_batch": self._cursor.next_batch}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from the saved position of this worker. The number of workers must be the same."""
-        epoch = self._run.restored(state_dict["start"])
-        epoch = self._run.epochs.enter(epoch, worker=self._worker, num_workers=self._num_workers)
+        epoch = self._runs.restored(state_dict["start"])
+        epoch = self._runs.epochs.enter(epoch, worker=self._worker, num_workers=self._num_workers)
         self._cursor.epoch, self._cursor.next_batch = epoch, state_dict["next_batch"]
         self._begin()

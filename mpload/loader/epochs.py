@@ -22,12 +22,13 @@ from mpload.plan.turns import Phase
 __all__ = ["Epoch", "EpochTable"]
 
 _MAX_WORKERS = 512
-_NEXT, _CURRENT = slice(0, 3), slice(3, 6)
-_READER = 6
-_RANKS = slice(7, 9)
-_DEALT = 9
-_WEIGHTS = 10
-_SHAPE = _MAX_WORKERS, _WEIGHTS + 1
+_NEXT, _CURRENT = slice(0, 4), slice(4, 8)
+_READER = 8
+_RANKS = slice(9, 11)
+_DEALT = 11
+_WEIGHTS = 12
+_NUM_SAMPLES = 13
+_SHAPE = _MAX_WORKERS, _NUM_SAMPLES + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,8 @@ class Epoch:
     seed: int
     number: int
     position: int = 0
+    num_samples: int = 0
+    """How many samples of the index it goes over, the first ones; 0 until it begins, and where that never changes."""
     topology: Topology | None = None
     """The rank that reads it; None until the epoch begins."""
 
@@ -49,9 +52,11 @@ class Epoch:
         """Return the epoch and position of a run that has received `num_batches` batches of this epoch's `plan`."""
         if num_batches >= plan.num_batches:
             return Epoch(seed=self.seed, number=self.number + 1)
-        return Epoch(seed=self.seed, number=self.number, position=plan.position_after(num_batches))
+        return replace(self, position=plan.position_after(num_batches), topology=None)
 
-    def state(self, *, fingerprint: str, order: str, changes: tuple[Phase, ...] = ()) -> dict[str, Any]:
+    def state(
+        self, *, fingerprint: str, order: str, changes: tuple[Phase, ...] = (), num_samples: int | None = None
+    ) -> dict[str, Any]:
         """Return the state of a run that continues this epoch from its position."""
         return State(
             fingerprint=fingerprint,
@@ -60,6 +65,7 @@ class Epoch:
             epoch=self.number,
             position=self.position,
             changes=tuple((change.start, change.shares.parts) for change in changes),
+            num_samples=num_samples,
         ).to_dict()
 
 
@@ -171,7 +177,7 @@ class EpochTable:
         rows = slice(None) if worker is None else slice(worker, worker + 1)
         if worker is None and not self.is_dealt:
             self._check_same(0, self.topology)
-        self._table[rows, _NEXT] = torch.tensor([epoch.seed, epoch.number, epoch.position], device="cpu")
+        self._table[rows, _NEXT] = torch.tensor(_cells(epoch), device="cpu")
         self._table[rows, _READER] = 0
 
     def set_number(self, number: int) -> None:
@@ -188,6 +194,10 @@ class EpochTable:
         """Note a number that stands for the weights of a mixture, for all workers or just one."""
         rows = slice(None) if worker is None else slice(worker, worker + 1)
         self._table[rows, _WEIGHTS] = number
+
+    def note_num_samples(self, num_samples: int) -> None:
+        """Note how many samples of the index an epoch goes over that begins from now on, for all workers."""
+        self._table[:, _NUM_SAMPLES] = num_samples
 
     def begin(self, *, worker: int, num_workers: int) -> Epoch:
         """Begin the next epoch as `worker` of `num_workers`. The epoch after it becomes the next one.
@@ -207,11 +217,13 @@ class EpochTable:
         """
         topology = self.topology
         self._check_same(worker, topology)
-        place = epoch.seed, epoch.number, epoch.position
-        following = epoch.seed, epoch.number + 1, 0
+        latest = int(self._table[worker, _NUM_SAMPLES])
+        epoch = replace(epoch, num_samples=epoch.num_samples or latest)
+        following = Epoch(seed=epoch.seed, number=epoch.number + 1)
         is_dealt = self._topology is None and reader() is Reader.DEALER
         noted = int(self._table[worker, _WEIGHTS])
-        cells = [*following, *place, os.getpid(), topology.rank, topology.world_size, is_dealt, noted]
+        ranks = topology.rank, topology.world_size
+        cells = [*_cells(following), *_cells(epoch), os.getpid(), *ranks, is_dealt, noted, latest]
         row = torch.tensor(cells, device="cpu")  # regardless of the default device
         self._table[worker] = row
         # Rows beyond num_workers have no worker in this epoch. A worker that uses one later continues from here.
@@ -229,8 +241,12 @@ class EpochTable:
 
 
 def _epoch(cells: torch.Tensor) -> Epoch:
-    seed, number, position = cells.tolist()
-    return Epoch(seed=seed, number=number, position=position)
+    seed, number, position, num_samples = cells.tolist()
+    return Epoch(seed=seed, number=number, position=position, num_samples=num_samples)
+
+
+def _cells(epoch: Epoch) -> list[int]:
+    return [epoch.seed, epoch.number, epoch.position, epoch.num_samples]
 
 
 def _empty_table() -> NDArray[np.int64]:

@@ -124,46 +124,44 @@ class IndexRun:
         self.order_of(Epoch(seed=following.seed, number=epoch))  # checks the number
         self.epochs.set_number(epoch)
 
-    def state_after(self, epoch: Epoch | None, num_batches: int) -> dict[str, Any]:
-        """Return the state after `num_batches` batches of `epoch`, or before the next epoch if `epoch` is None."""
-        return self.state_at(self.epochs.next if epoch is None else epoch.after(num_batches, self.plan_of(epoch)))
-
     def state_at(self, epoch: Epoch) -> dict[str, Any]:
         """Return the state of a run that continues an epoch from its position."""
         return epoch.state(
-            fingerprint=self.index.fingerprint, order=self.batching.order.spec, changes=self.changes_of_weights
+            fingerprint=self.index.fingerprint,
+            order=self.batching.order.spec,
+            changes=self.changes_of_weights,
+            num_samples=None if isinstance(self.index, MixtureIndex) else len(self.index),
         )
 
-    def restored(self, state_dict: Mapping[str, Any]) -> Epoch:
+    def restored(self, state: State) -> Epoch:
         """Restore the weights of a saved state, and return its epoch and position.
 
         Raises:
             StateError: the state does not fit.
         """
-        state, orders = self._checked(state_dict)
+        orders = self._checked(state)
         if isinstance(self.batching.order, MixtureOrders) and orders is not None:
             self.batching.order.adopt(orders.changes)
             self._note_weights()
-        return Epoch(seed=state.seed, number=state.epoch, position=state.position)
+        begun = len(self.index) if state.position and not isinstance(self.index, MixtureIndex) else 0
+        return Epoch(seed=state.seed, number=state.epoch, position=state.position, num_samples=begun)
 
-    def _checked(self, state_dict: Mapping[str, Any]) -> tuple[State, MixtureOrders | None]:
-        """Return a saved state, and the orders of a mixture with its weights."""
-        state = State.from_dict(state_dict)
+    def _checked(self, state: State) -> MixtureOrders | None:
+        """Check that a saved state fits, and return the orders of a mixture with its weights."""
         order = self.batching.order
         state.check_fits(fingerprint=self.index.fingerprint, order=order.spec, num_samples=self.batching.num_samples)
         if not isinstance(order, MixtureOrders):
-            return state, None
+            return None
         try:
             order.position_of(epoch=state.epoch, position=state.position)  # checks the epoch
-            return state, order.with_changes(
-                tuple(Phase(start=start, shares=Shares(parts)) for start, parts in state.changes)
-            )
+            return order.with_changes(tuple(Phase(start=start, shares=Shares(parts)) for start, parts in state.changes))
         except ArgumentError as error:
             raise StateError(f"the checkpoint is damaged: {error}. Use an earlier one") from error
 
     def source_counts(self, state_dict: Mapping[str, Any]) -> dict[str, int]:
         """Return the number of samples of each source before a state; see `MPDataset.source_counts`."""
-        state, orders = self._checked(state_dict)
+        state = State.from_dict(state_dict)
+        orders = self._checked(state)
         if orders is None or not isinstance(self.index, MixtureIndex):
             raise self._no_mixture()
         counts = orders.counts_before(seed=state.seed, epoch=state.epoch, position=state.position)
@@ -174,12 +172,6 @@ class IndexRun:
 
     def _no_mixture(self) -> ArgumentError:
         return ArgumentError(f"{self.name}: is not a mixture, so it has no weights. Pass a Mixture to MPDataset")
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a saved state; see `MPDataset.load_state_dict`."""
-        epoch = self.restored(state_dict)
-        info = get_worker_info()
-        self.epochs.set_next(epoch, worker=None if info is None else info.id)
 
     @property
     def changes_of_weights(self) -> tuple[Phase, ...]:

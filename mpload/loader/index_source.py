@@ -19,12 +19,13 @@ from mpload.index.index import peers_of
 from mpload.loader.collate import BatchSeed, CollateError, why_not_in_workers
 from mpload.loader.epochs import Epoch
 from mpload.loader.forms import Form, fields_of, forms_of, template_of_columns
-from mpload.loader.index_run import IndexRun
+from mpload.loader.index_runs import IndexRuns
 from mpload.loader.planned import SAMPLES_AHEAD, num_tasks, tasks
 from mpload.loader.presenting import SlotPresenter
 from mpload.loader.row_groups import row_group_bytes
 from mpload.loader.sample_errors import error_of_failure, sample_error
 from mpload.plan.batch_number import BatchNumber
+from mpload.plan.plan import Plan
 from mpload.samples.collated_work import MADE, CollatedWork, unpacked, whole_field
 from mpload.samples.column_decoders import ColumnDecoders
 from mpload.samples.index_work import PipelineWork
@@ -47,10 +48,13 @@ _EXCESS_SAMPLES = 16
 class IndexSource:
     """The batches of an MPDataset."""
 
-    def __init__(self, run: IndexRun) -> None:
+    def __init__(self, runs: IndexRuns) -> None:
+        run = runs.of(runs.epochs.next)
         if run.batch_size is None:
             raise ArgumentError("an MPLoader loads whole batches: pass batch_size= to the MPDataset")
+        self._runs = runs
         self._run = run
+        """The run whose samples the workers make."""
         self._forms: list[Form] = []
         self._template: Any = None
         self._joins: list[Join] = []
@@ -58,14 +62,12 @@ class IndexSource:
         self._collates = False
         """Whether workers call the user's callable."""
         self.name = run.name
-        self.facts = run.facts
         self.batch_size = self.slot_samples = run.batch_size
         self.samples_ahead = SAMPLES_AHEAD
-        self.epochs = run.epochs
-        self.plan_of = run.plan_of
+        self.epochs = runs.epochs
         self.set_epoch = run.set_epoch
-        self.state_after = run.state_after
-        self.load_state_dict = run.load_state_dict
+        self.state_after = runs.state_after
+        self.load_state_dict = runs.load_state_dict
         self.cache_in_memory = run.cache if run.cache is not None and run.cache.is_tmpfs() else None
         self.forks = Forks.NEVER
         self.reads_ahead = True
@@ -73,6 +75,14 @@ class IndexSource:
         self.starts_all_workers = False
         self.max_read_seconds = run.pipeline.max_read_seconds
         self.made_here = Tally()
+
+    def facts(self) -> dict[str, str]:
+        """Return facts about the dataset for `repr` and notebooks."""
+        return self._runs.of(self.epochs.next).facts()
+
+    def plan_of(self, epoch: Epoch) -> Plan:
+        """Return this rank's plan of an epoch."""
+        return self._runs.of(epoch).plan_of(epoch)
 
     def image_excess(self) -> float:
         """Return the ratio of stored to decoded pixels, estimated from a few images; 1 if unknown."""
@@ -89,9 +99,11 @@ class IndexSource:
         return float(np.mean(pixels)) / wanted if pixels and min(pixels) > 0 else 1.0
 
     def refresh(self) -> bool:
-        """Return whether the weights of a mixture have changed. Nothing else of an `MPDataset` changes."""
-        before, self._changes = self._changes, self._run.changes_of_weights
-        return before != self._changes
+        """Return whether the weights of a mixture have changed, or the number of samples of an epoch."""
+        before = self._run, self._changes
+        self._run = self._runs.of(self.epochs.current or self.epochs.next)
+        self._changes = self._run.changes_of_weights
+        return before[0] is not self._run or before[1] != self._changes
 
     def prepare(self) -> tuple[Field | RaggedField, ...]:
         """Return the fields of a slot. If they cannot be inferred, a sample is made in a separate process."""

@@ -180,7 +180,7 @@ def source_of(dataset: MPDataset[Any] | MapDataset, options: MapOptions, *, num_
             raise ArgumentError(
                 "an MPDataset has its own batch_size, shuffle, seed, tail and topology: pass them to the MPDataset"
             )
-        return IndexSource(dataset._run)  # noqa: SLF001  `_run` is shared with this package
+        return IndexSource(dataset._runs)  # noqa: SLF001  `_runs` is shared with this package
     if isinstance(dataset, str | os.PathLike | Index):
         raise ArgumentError(
             f"an MPLoader loads a dataset, not an index, got {dataset!r}. Pass MPDataset(..., batch_size=...)"

@@ -25,6 +25,8 @@ class State:
         position: the first position in the epoch that has not been consumed, in `[0, 2**62]`.
         changes: how the weights of a mixture were changed during the run: positions, counted over all epochs, and the
             shares that hold from there on. They take 30 bytes as JSON, and up to 16 for each source.
+        num_samples: number of samples of the index; None for mixtures, map-style datasets and states of older versions.
+            With the fingerprint, it identifies an index that has grown since.
 
     Raises:
         StateError: a value has the wrong type or is out of range, or this mpload does not read this format version.
@@ -37,6 +39,7 @@ class State:
     epoch: int
     position: int
     changes: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    num_samples: int | None = None
 
     def __post_init__(self) -> None:
         _check_state_version(self.version)
@@ -53,6 +56,10 @@ class State:
             )
 
         _check_state(
+            self.num_samples is None or (type(self.num_samples) is int and 0 < self.num_samples <= MAX_NUM_SAMPLES),
+            f"num_samples must be an integer in [1, {MAX_NUM_SAMPLES}], got {self.num_samples!r}",
+        )
+        _check_state(
             _are_changes(self.changes), f"changes must be pairs of a position and shares, got {self.changes!r}"
         )
 
@@ -60,6 +67,8 @@ class State:
         """Return the state as a dict of integers, strings and lists, which JSON and `torch.save` can store."""
         stored = asdict(self)
         changes = stored.pop("changes")
+        if self.num_samples is None:
+            del stored["num_samples"]
         return stored | {"changes": [[start, list(parts)] for start, parts in changes]} if changes else stored
 
     @classmethod
@@ -70,10 +79,11 @@ class State:
             StateError: a key is missing or unknown, or a value is invalid.
         """
         _check_state(isinstance(mapping, Mapping), f"it must be a mapping, got {type(mapping).__name__}")
-        names = {field.name for field in fields(cls)} - {"changes"}
+        optional = {"changes", "num_samples"}
+        names = {field.name for field in fields(cls)} - optional
         _check_state("version" in mapping, "it has no 'version'")
         _check_state_version(mapping["version"])
-        missing, unknown = sorted(names - mapping.keys()), sorted(map(str, mapping.keys() - names - {"changes"}))
+        missing, unknown = sorted(names - mapping.keys()), sorted(map(str, mapping.keys() - names - optional))
         _check_state(not missing, f"it has no {', '.join(map(repr, missing))}")
         _check_state(not unknown, f"it has unknown keys {', '.join(map(repr, unknown))}")
         changes = mapping.get("changes", ())
@@ -89,7 +99,8 @@ class State:
         if self.fingerprint != fingerprint:
             raise StateError(
                 f"the checkpoint was made with another index: its fingerprint is {self.fingerprint!r}, this index has "
-                f"{fingerprint!r}. Open the index it was made with, or restart the epoch without the checkpoint"
+                f"{fingerprint!r}. Open the index it was made with, or restart the epoch without the checkpoint. Lines "
+                "may only be appended to an index, and not to one of a mixture"
             )
         if self.order != order:
             is_mixture = order.startswith("mixture(")

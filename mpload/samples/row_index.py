@@ -90,7 +90,7 @@ def make_row_index(index: Index) -> "RowIndex | None":
         return create_row_index(index)
     except StorageError as error:
         warnings.warn(
-            f"{error}. The job goes on without it", MploadWarning, stacklevel=4
+            f"{error}. The job goes on without it", MploadWarning, stacklevel=6
         )  # the line that makes the dataset
         return None
 

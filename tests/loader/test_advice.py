@@ -120,7 +120,7 @@ def test_large_images_are_reported_if_decoding_is_the_bottleneck() -> None:
 def test_stored_pixels_are_compared_with_the_output_of_the_decoder(photo_tree: Path) -> None:
     index = build_index(photo_tree, photo_tree.with_name("advice.txt"))
     small, large = (
-        IndexSource(dataset._run).image_excess()
+        IndexSource(dataset._runs).image_excess()
         for size in (16, 64)
         for dataset in [MPDataset(index, decode=RandomResizedCrop(size), batch_size=2, topology=Topology())]
     )
@@ -135,7 +135,7 @@ def test_arrays_that_are_not_decoded_from_images_are_never_too_large(tmp_path: P
     (tmp_path / "rows.bin").write_bytes(bytes(range(12)))
     (tmp_path / "rows.txt").write_text(f"#mpload 1\n#columns row:span\n0+{decode.sample_bytes}@rows.bin\n")
     dataset = MPDataset(tmp_path / "rows.txt", decode=decode, batch_size=1, topology=Topology())
-    assert IndexSource(dataset._run).image_excess() == 1.0
+    assert IndexSource(dataset._runs).image_excess() == 1.0
 
 
 @pytest.mark.processes

@@ -24,7 +24,7 @@ class OneWorker:
     """One worker without a process of its own, and one slot for its batches."""
 
     def __init__(self, dataset: MPDataset) -> None:
-        self.source = IndexSource(dataset._run)
+        self.source = IndexSource(dataset._runs)
         layout = SlotLayout(num_samples=self.source.batch_size, fields=self.source.prepare())
         self._ring = SlotRing(num_slots=1, layout=layout)
         self.work = self.source.sample_work(read_ahead_bytes=1 << 24, decode_bytes=1 << 26)

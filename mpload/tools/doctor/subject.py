@@ -103,7 +103,7 @@ class IndexSubject:
 
     @property
     def _run(self) -> IndexRun:
-        return self.dataset._run  # noqa: SLF001  the same package offers no other way to its parts
+        return self.dataset._runs.latest  # noqa: SLF001  the same package offers no other way to its parts
 
     @property
     def _pipeline(self) -> Pipeline:
@@ -166,7 +166,7 @@ class IndexSubject:
             row_index=old.row_index,
         )
         dataset = copy.copy(self.dataset)
-        dataset._run = replace(  # noqa: SLF001
+        changed = replace(
             run,
             pipeline=pipeline,
             batch_size=int(job.batch_size),
@@ -174,6 +174,7 @@ class IndexSubject:
             presenter=replace(run.presenter, pipeline=pipeline),
             epochs=EpochTable(seed=0, topology=Topology()),
         )
+        dataset._runs = dataset._runs.replaced(changed)  # noqa: SLF001
         return MPLoader(dataset, num_workers=job.num_workers or 1, memory_budget=_budget(job))
 
     def empty_loader(self, facts: Facts, job: Job, *, folder: Path) -> MPLoader[Any]:

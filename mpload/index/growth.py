@@ -1,0 +1,118 @@
+"""Indexes that grow: an index with further lines still contains the index that it was.
+
+The fingerprint of the first n samples is that of an index with just these lines. So what belongs to the shorter index,
+such as a checkpoint, is recognised in the longer one. To find out takes reading the first lines, about a second for a
+gigabyte, and is only done if the fingerprints differ.
+"""
+
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+
+from mpload.errors import IndexChangedError
+from mpload.index.index import Index, fingerprint_of, header_of, read_text, sidecar_of, text_bytes
+from mpload.index.opening import open_index
+from mpload.storage.remote import RemoteStorage
+from mpload.units import MIB, format_count
+
+__all__ = ["first_samples", "grown", "is_prefix", "same_samples"]
+
+_ENDS = b"", b"\n", b"\r\n"
+"""How the last line of an index may have ended before others were appended. Without a newline, one was added."""
+_NUM_TRIES = 5
+
+
+def first_samples(index: Index, num_samples: int, *, fingerprint: str | None = None) -> Index:
+    """Return an index of the first samples of `index`, which shares its open files.
+
+    Args:
+        index: an index with a text of its own, so no mixture.
+        num_samples: in [1, number of lines in the text].
+        fingerprint: the fingerprint, if it is known; otherwise the lines are read to compute it.
+
+    Raises:
+        IndexChangedError: the text has fewer lines.
+    """
+    if num_samples == len(index):
+        return index
+    if not 0 < num_samples <= sidecar_of(index).num_samples:
+        raise IndexChangedError(
+            f"{index.path}: has {format_count(sidecar_of(index).num_samples)} samples, but the run needs "
+            f"{format_count(num_samples)}. Give every process the same file"
+        )
+    if fingerprint is None:
+        if num_samples == sidecar_of(index).num_samples:
+            fingerprint = fingerprint_of(sidecar_of(index).digest, num_samples, header_of(index))
+        else:
+            fingerprint = next(_fingerprints(index, num_samples))
+    shorter = object.__new__(type(index))
+    shorter.__dict__.update(index.__dict__, _num_samples=num_samples, _fingerprint=fingerprint)
+    return shorter
+
+
+def is_prefix(index: Index, num_samples: int, fingerprint: str) -> bool:
+    """Return whether the first samples of `index` are those of the index with this fingerprint."""
+    if num_samples == len(index) and fingerprint == index.fingerprint:
+        return True
+    return 0 < num_samples <= sidecar_of(index).num_samples and fingerprint in _fingerprints(index, num_samples)
+
+
+def grown(index: Index, *, storage: RemoteStorage | None = None) -> Index:
+    """Open an index again, which may have more lines by now.
+
+    Args:
+        index: the index, with a text of its own.
+        storage: the time limits for copying it again if it is at a URL.
+
+    Raises:
+        IndexChangedError: the text has changed in another way.
+        MploadError: the index cannot be opened, see `open_index`.
+    """
+    for number in range(_NUM_TRIES):
+        try:
+            now = open_index(index._source, allow_outside_root=index.allow_outside_root, storage=storage)  # noqa: SLF001
+        except IndexChangedError:  # it was replaced while it was being opened
+            if number == _NUM_TRIES - 1:
+                raise
+        else:
+            break
+    if not is_prefix(now, len(index), index.fingerprint) or now.columns != index.columns or now.root != index.root:
+        raise IndexChangedError(
+            f"{index.path}: was changed in another way than by appending lines: it no longer begins with the "
+            f"{format_count(len(index))} samples that it had, or has another root. Restart the job with it, or bring "
+            "the old one back"
+        )
+    return now
+
+
+def same_samples(index: Index) -> Index:
+    """Return an index of the same samples, over the text that is at the path of `index` now.
+
+    Raises:
+        IndexChangedError: the text has changed otherwise than by further lines.
+        MploadError: the index cannot be opened, see `open_index`.
+    """
+    return first_samples(grown(index), len(index), fingerprint=index.fingerprint)
+
+
+def _fingerprints(index: Index, num_samples: int) -> Iterator[str]:
+    """Yield the fingerprints that the first samples may have had as an index of their own."""
+    header, start, end = header_of(index), header_of(index).body_bytes, _end_of(index, num_samples)
+    tail_bytes = min(len(_ENDS[-1]), end - start)
+    digest = hashlib.blake2b(digest_size=32)
+    for offset in range(start, end - tail_bytes, MIB):
+        digest.update(read_text(index, offset, min(MIB, end - tail_bytes - offset)))
+    tail = read_text(index, end - tail_bytes, tail_bytes)
+    for ending in _ENDS:
+        if tail.endswith(ending):
+            whole = digest.copy()
+            whole.update(tail.removesuffix(ending))
+            yield fingerprint_of(whole.hexdigest(), num_samples, header)
+
+
+def _end_of(index: Index, num_samples: int) -> int:
+    """Return where the first samples end in the text."""
+    if num_samples == sidecar_of(index).num_samples:
+        return text_bytes(index)
+    return int(index._bounds(np.array([num_samples - 1]))[1][0])  # noqa: SLF001  of the files that are open
