@@ -46,6 +46,8 @@ from mpload.index.record import Record as Record
 from mpload.index.weighting import Balanced as Balanced
 from mpload.index.weighting import IndexOrder as IndexOrder
 from mpload.index.weighting import Weighted as Weighted
+from mpload.ingest.appending import Appended as Appended
+from mpload.ingest.appending import append_to_index as append_to_index
 from mpload.ingest.build import build_index as build_index
 from mpload.ingest.folder_options import FolderOptions as FolderOptions
 from mpload.ingest.merge import merge_indexes as merge_indexes

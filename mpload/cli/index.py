@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
+from mpload.cli.appended import print_appended
 from mpload.cli.reports import AsJson, print_json
 from mpload.cli.summary import row_index_facts, row_index_text
 from mpload.cli.terminal import progress_bar
 from mpload.errors import ArgumentError
 from mpload.index.index import Index
 from mpload.index.opening import open_index
+from mpload.ingest.appending import append_to_index
 from mpload.ingest.build import build_index
 from mpload.ingest.folder_options import IMAGE_EXTENSIONS, FolderOptions
 from mpload.samples.row_index import RowIndex
@@ -61,26 +63,41 @@ def index(
             "the image in the folder, without its extension. Repeatable.",
         ),
     ] = None,
+    append: Annotated[
+        bool,
+        typer.Option("--append", help="Append what the source has gained to INDEX, which keeps its lines and classes."),
+    ] = False,
     workers: Annotated[int, typer.Option(min=1, help="Threads that read sizes for --stat, and files for --jpeg.")] = 8,
     as_json: AsJson = False,
 ) -> None:
     """Index a folder, a list, shards, or everything below a URL.
 
     A folder with one folder per class is ordered and numbered as by torchvision's ImageFolder. Shards stay where they
-    are.
+    are. With --append, give the options with which the index was made.
     """
     endings = IMAGE_EXTENSIONS if extensions is None else tuple(extensions.lower().replace(",", " ").split())
+    folder = FolderOptions(follow_links=follow_links, hidden=hidden, extensions=endings, beside=_patterns(beside or []))
+    source = sources[0] if len(sources) == 1 else sources
     started = time.monotonic()
+    if append:
+        if split is not None:
+            raise ArgumentError("--append is for one index, not for --split. Make the parts anew without --append")
+        with progress_bar("indexing") as update:
+            appended = append_to_index(
+                source, out, columns=columns, root=root, folder=folder, with_sizes=stat, num_workers=workers,
+                progress=update,
+            )  # fmt: skip
+        rows = [_noted(open_index(out), num_workers=workers)] if jpeg else []
+        print_appended(appended, rows, seconds=time.monotonic() - started, as_json=as_json)
+        return
     with progress_bar("indexing") as update:
         built = build_index(
-            sources[0] if len(sources) == 1 else sources,
+            source,
             out,
             columns=columns,
             root=root,
             split=None if split is None else _parts(split),
-            folder=FolderOptions(
-                follow_links=follow_links, hidden=hidden, extensions=endings, beside=_patterns(beside or [])
-            ),
+            folder=folder,
             relative=relative,
             with_sizes=stat,
             num_workers=workers,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from mpload.errors import ArgumentError, SampleError
 from mpload.index.columns import Cell, ColumnType
 from mpload.index.index import Index, Record, header_of, require_files, sidecar_of
-from mpload.index.lookup import SidecarFile, SidecarLayout
+from mpload.index.lookup import SidecarColumn, SidecarFile, SidecarLayout
 from mpload.index.sidecar import Progress, rewrite_sidecar
 from mpload.ingest.threads import map_in_threads
 from mpload.storage.ranges import Span
@@ -20,9 +20,12 @@ from mpload.units import printable
 __all__ = ["measure_sizes"]
 
 _CHUNK_SAMPLES = 1024
+_KNOWN_SAMPLES = 1 << 17
 
 
-def measure_sizes(index: Index, *, num_workers: int = 8, progress: Progress | None = None) -> SidecarLayout:
+def measure_sizes(
+    index: Index, *, num_workers: int = 8, progress: Progress | None = None, known: SidecarColumn | None = None
+) -> SidecarLayout:
     """Measure the size of each sample, and rewrite the sidecar with the sizes as column `nbytes`.
 
     The size of a sample is the total of all its images. The length of a span is in the index, and the size of a file
@@ -32,6 +35,7 @@ def measure_sizes(index: Index, *, num_workers: int = 8, progress: Progress | No
         index: an open index of local files.
         num_workers: number of threads that call `stat`.
         progress: called with the number of samples measured so far.
+        known: the sizes of the first samples, which are not measured again.
 
     Raises:
         ArgumentError: there are no files, they are at a URL, or samples are LMDB values or Parquet rows.
@@ -58,12 +62,16 @@ def measure_sizes(index: Index, *, num_workers: int = 8, progress: Progress | No
 
     def rows() -> Iterator[dict[str, NDArray[Any]]]:
         columns = SidecarFile(sidecar_of(index)).columns
-        chunks = (index[start : start + _CHUNK_SAMPLES] for start in range(0, len(index), _CHUNK_SAMPLES))
-        start = 0
+        start = 0 if known is None else len(known)
+        for done in range(0, start, _KNOWN_SAMPLES):
+            stop = min(done + _KNOWN_SAMPLES, start)
+            others = {name: column[done:stop] for name, column in columns.items() if name != "nbytes"}
+            yield others | {"nbytes": np.asarray(known[done:stop] if known is not None else [], np.int64)}
+        chunks = (index[first : first + _CHUNK_SAMPLES] for first in range(start, len(index), _CHUNK_SAMPLES))
         for sizes in map_in_threads(measure, chunks, num_workers=num_workers):
             stop = start + len(sizes)
-            known = {name: column[start:stop] for name, column in columns.items() if name != "nbytes"}
-            yield known | {"nbytes": sizes}
+            others = {name: column[start:stop] for name, column in columns.items() if name != "nbytes"}
+            yield others | {"nbytes": sizes}
             start = stop
 
     return rewrite_sidecar(

@@ -23,11 +23,12 @@ from mpload.ingest.yolo import is_yolo_folder, open_yolo
 from mpload.storage.remote import check_url
 from mpload.units import printable
 
-__all__ = ["SourcePath", "open_source", "source_paths"]
+__all__ = ["SourcePath", "open_source", "refuse_whole_sources", "source_paths"]
 
 SourcePath = str | os.PathLike[str]
 
 _TAR_MAGIC = slice(257, 262)
+_WHOLE = {"coco": "COCO", "voc": "Pascal VOC", "yolo": "YOLO"}
 _SHARDS = frozenset({"arrow", "hdf5", "lmdb", "parquet", "tar", "tfrecord"})
 
 
@@ -52,6 +53,18 @@ def source_paths(source: SourcePath | Sequence[SourcePath]) -> list[Path]:
 def is_url(source: SourcePath | Sequence[SourcePath]) -> bool:
     """Whether a source is a URL."""
     return isinstance(source, str) and "://" in source
+
+
+def refuse_whole_sources(source: SourcePath | Sequence[SourcePath], folder: FolderOptions) -> None:
+    """Raise `ArgumentError` if an index of this source cannot grow, because annotations lie outside its lines."""
+    for path in source_paths(source):
+        kind = _kind(path, folder)
+        if kind in _WHOLE:
+            raise ArgumentError(
+                f"{printable(str(path))}: annotations of {_WHOLE[kind]} cannot be appended, as their classes would get "
+                "other numbers. Make an index of the new ones, and join both if their classes are the same: mpload "
+                "merge"
+            )
 
 
 @contextmanager
