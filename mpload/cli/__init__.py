@@ -22,6 +22,7 @@ Modules that the commands share:
 ```
 loading       opens the index and imports the decoder and transform named on the command line
 summary       the facts about an index, gathered in constant memory
+appended      what `mpload index --append` has found and done
 findings      the results of a check, as JSON lines
 grid          the contact sheet
 overlays      draws masks and objects over the photos of a contact sheet

@@ -19,6 +19,7 @@ mixture_index  MixtureIndex: the indexes of a mixture as one index
 mixed_lines  MixedLines: lines of several indexes, as if they were those of one
 copying      copies an index at a URL into the cache folder
 opening      open_index: opens the index at a path
+growth       recognises an index in one to which lines were appended
 blocks       consecutive samples with their columns as arrays, for passes over a whole index
 where        conditions on the columns, parsed and never run as Python
 selecting    Index.select: writes selected lines to a new index

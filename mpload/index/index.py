@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from mpload.errors import ArgumentError, IndexChangedError, IndexFormatError, MploadError
 from mpload.index.columns import Column, format_columns
 from mpload.index.lines import NATIVE, Lines, Maps, cells_of
-from mpload.index.lookup import SidecarColumn, SidecarFile, SidecarLayout, check_sample_ids
+from mpload.index.lookup import SidecarColumn, SidecarFile, SidecarLayout, check_sample_ids, first_rows
 from mpload.index.open_file import OpenFile
 from mpload.index.record import Record
 from mpload.index.text import MAX_LINE_BYTES, Header
@@ -100,13 +100,13 @@ class Index:
         """
         if (labels := self._sidecar_file.columns.get("label")) is None:
             raise IndexFormatError(f"{self.path}: has no integer column, only {format_columns(self.columns)}")
-        return labels.first(len(self))
+        return first_rows(labels, len(self))
 
     @property
     def nbytes(self) -> SidecarColumn | None:
         """Encoded size of each sample in bytes, int64 [N]; None unless measured by `mpload index --stat`."""
         nbytes = self._sidecar_file.columns.get("nbytes")
-        return None if nbytes is None else nbytes.first(len(self))
+        return None if nbytes is None else first_rows(nbytes, len(self))
 
     @property
     def fingerprint(self) -> str:

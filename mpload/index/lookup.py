@@ -32,6 +32,7 @@ __all__ = [
     "SidecarLayout",
     "check_sample_ids",
     "checks_of",
+    "first_rows",
 ]
 
 BATCH_ROWS: Final = 1 << 20
@@ -161,10 +162,6 @@ class SidecarColumn:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def first(self, num_rows: int) -> "SidecarColumn":
-        """Return the column of the first samples only."""
-        return SidecarColumn(self._file, self._layout, self._name, num_rows=num_rows)
-
     def __iter__(self) -> Iterator[Any]:
         for block in self.blocks():
             yield from block
@@ -247,8 +244,13 @@ class SidecarColumn:
         return f"<SidecarColumn {self.dtype}[{len(self)}]>"
 
 
+def first_rows(column: SidecarColumn, num_rows: int) -> SidecarColumn:
+    """Return the column of the first samples only."""
+    return SidecarColumn(column._file, column._layout, column._name, num_rows=num_rows)  # noqa: SLF001
+
+
 def _open_column(layout: SidecarLayout, name: str, num_rows: int) -> SidecarColumn:
-    return SidecarFile(layout).columns[name].first(num_rows)
+    return first_rows(SidecarFile(layout).columns[name], num_rows)
 
 
 def _num_blocks(num_rows: int) -> int:

@@ -13,6 +13,9 @@ Where the batches come from:
 ```
 source        the protocol of a source, and the choice of the source for a dataset
 index_run     IndexRun: how an MPDataset reads its index, and the position of the run
+index_runs    IndexRuns: that run, and the one over the shorter index with which an earlier epoch began
+run_choices   RunChoices: the arguments of an MPDataset, which make a run of any index
+agreement     how many samples of a growing index all ranks have
 mixing        opens the indexes of a mixture, and turns its weights into orders
 index_source  IndexSource: batches of an MPDataset
 map_options   MapOptions: an MPLoader's arguments for map-style datasets
