@@ -143,8 +143,8 @@ class IndexRun:
         if isinstance(self.batching.order, MixtureOrders) and orders is not None:
             self.batching.order.adopt(orders.changes)
             self._note_weights()
-        begun = len(self.index) if state.position and not isinstance(self.index, MixtureIndex) else 0
-        return Epoch(seed=state.seed, number=state.epoch, position=state.position, num_samples=begun)
+        num_samples = 0 if isinstance(self.index, MixtureIndex) else len(self.index)
+        return Epoch(seed=state.seed, number=state.epoch, position=state.position, num_samples=num_samples)
 
     def _checked(self, state: State) -> MixtureOrders | None:
         """Check that a saved state fits, and return the orders of a mixture with its weights."""

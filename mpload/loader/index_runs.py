@@ -100,6 +100,8 @@ class IndexRuns:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a saved state; see `MPDataset.load_state_dict`."""
         epoch = self.restored(state_dict)
+        if not epoch.position:
+            epoch = replace(epoch, num_samples=0)  # it has not begun
         info = get_worker_info()
         self.epochs.set_next(epoch, worker=None if info is None else info.id)
 
