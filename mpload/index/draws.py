@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -123,6 +124,11 @@ class DrawTable:
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_entries"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        with suppress(IndexChangedError):  # raised again when it is used
+            _ = self._entries  # mapped at once, for processes that are forked after the file was replaced
 
 
 def _slots(uniform_numbers: NDArray[np.uint64], counts: Any) -> NDArray[np.uint64]:

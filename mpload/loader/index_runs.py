@@ -35,6 +35,8 @@ class IndexRuns:
         self.latest = choices.run_of(index, epochs=epochs)
         """The run that an epoch belongs to which has not begun."""
         self._older: IndexRun | None = None
+        self._fingerprints: dict[int, str] = {}
+        """The fingerprint that the index had when it had so many samples."""
         self._note()
 
     def of(self, epoch: Epoch) -> IndexRun:
@@ -45,7 +47,8 @@ class IndexRuns:
         if num_samples == len(self.latest.index):
             return self.latest
         if self._older is None or len(self._older.index) != num_samples:
-            self._older = self._run_of(first_samples(self.latest.index, num_samples))
+            fingerprint = self._fingerprints.get(num_samples)
+            self._older = self._run_of(first_samples(self.latest.index, num_samples, fingerprint=fingerprint))
         return self._older
 
     def replaced(self, run: IndexRun) -> "IndexRuns":
@@ -125,10 +128,11 @@ class IndexRuns:
 
     def _take(self, index: Index, num_samples: int) -> None:
         """Make the first samples of a grown index those of epochs that begin later."""
-        if num_samples == len(self.latest.index):
+        before = self.latest.index
+        if num_samples == len(before):
             return
-        latest = self._run_of(first_samples(index, num_samples))
-        self.latest, self._older = latest, self.latest
+        self._fingerprints = {len(before): before.fingerprint}
+        self.latest, self._older = self._run_of(first_samples(index, num_samples)), None
         self._note()
 
     def _grown(self) -> Index:

@@ -112,7 +112,9 @@ def finish(path: Path, kind: str, state: Any) -> list[list[list[int]]]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("kind", ["loader", "here", "forked", "persistent", "spawned"])
+@pytest.mark.parametrize(
+    "kind", ["loader", "here", "forked", "persistent", pytest.param("spawned", marks=pytest.mark.slow)]
+)
 def test_workers_of_every_kind_end_the_epoch_over_the_old_samples_and_begin_the_next_with_all(
     tmp_path: Path, kind: str
 ) -> None:
