@@ -20,7 +20,6 @@ __all__ = ["first_samples", "grown", "is_prefix", "same_samples"]
 
 _ENDS = b"", b"\n", b"\r\n"
 """How the last line of an index may have ended before others were appended. Without a newline, one was added."""
-_NUM_TRIES = 5
 
 
 def first_samples(index: Index, num_samples: int, *, fingerprint: str | None = None) -> Index:
@@ -69,14 +68,7 @@ def grown(index: Index, *, storage: RemoteStorage | None = None) -> Index:
         IndexChangedError: the text has changed in another way.
         MploadError: the index cannot be opened, see `open_index`.
     """
-    for number in range(_NUM_TRIES):
-        try:
-            now = open_index(index._source, allow_outside_root=index.allow_outside_root, storage=storage)  # noqa: SLF001
-        except IndexChangedError:  # it was replaced while it was being opened
-            if number == _NUM_TRIES - 1:
-                raise
-        else:
-            break
+    now = open_index(index._source, allow_outside_root=index.allow_outside_root, storage=storage)  # noqa: SLF001
     if not is_prefix(now, len(index), index.fingerprint) or now.columns != index.columns or now.root != index.root:
         raise IndexChangedError(
             f"{index.path}: was changed in another way than by appending lines: it no longer begins with the "

@@ -1,12 +1,14 @@
 """`open_index`: opens the index text at a path as an `Index`."""
 
+import errno
 import os
 import posixpath
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
-from mpload.errors import IndexChangedError, MploadWarning
+from mpload.errors import IndexChangedError, MploadError, MploadWarning, StorageError
 from mpload.index.copying import local_copy
 from mpload.index.index import Index
 from mpload.index.open_file import open_text
@@ -15,6 +17,8 @@ from mpload.index.text import Dialect, Header, read_header
 from mpload.storage.remote import RemoteStorage, is_url
 
 __all__ = ["is_outside", "open_index", "root_at", "root_of"]
+
+_NUM_TRIES = 5
 
 
 def open_index(
@@ -55,22 +59,39 @@ def open_index(
         text, warning = local_copy(url, storage)
         if warning:
             warnings.warn(warning, MploadWarning, stacklevel=2)
+    for _ in range(
+        _NUM_TRIES - 1
+    ):  # a text that is replaced now, as by `mpload index --append`, is opened as it is then
+        with suppress(IndexChangedError):
+            return _open(text, url, allow_outside_root=allow_outside_root, progress=progress)
+    return _open(text, url, allow_outside_root=allow_outside_root, progress=progress)
+
+
+def _open(text: Path, url: str, *, allow_outside_root: bool | None, progress: Progress | None) -> Index:
     with open_text(text) as file:
         stamp = TextStamp.of(file.fileno())
-    header = read_header(text)
-    layout = ensure_sidecar(text, header, progress=progress)
-    if allow_outside_root is None:
-        allow_outside_root = header.dialect is not Dialect.NATIVE
-    index = Index(
-        path=text.absolute(),
-        header=header,
-        layout=layout,
-        root=root_at(url, header) if is_url(url) else root_of(text, header),
-        allow_outside_root=allow_outside_root,
-        source=url if is_url(url) else str(text.absolute()),
-    )
+    changed = IndexChangedError(f"{text}: changed while it was being opened. Open it again")
+    try:
+        header = read_header(text)
+        layout = ensure_sidecar(text, header, progress=progress)
+        if allow_outside_root is None:
+            allow_outside_root = header.dialect is not Dialect.NATIVE
+        index = Index(
+            path=text.absolute(),
+            header=header,
+            layout=layout,
+            root=root_at(url, header) if is_url(url) else root_of(text, header),
+            allow_outside_root=allow_outside_root,
+            source=url if is_url(url) else str(text.absolute()),
+        )
+    except MploadError as error:
+        # A text that is replaced loses its sidecar before.
+        is_gone = isinstance(error, StorageError) and error.errno == errno.ENOENT
+        if is_gone or (text.exists() and TextStamp.of(text) != stamp):
+            raise changed from error
+        raise
     if TextStamp.of(text) != stamp:  # the header, the sidecar and the lines may come from different texts
-        raise IndexChangedError(f"{text}: changed while it was being opened. Open it again")
+        raise changed
     return index
 
 

@@ -301,11 +301,11 @@ def _digest(text: bytes) -> bytes:
 def _name_of(index: Index, sample_id: int) -> str:
     places = _places_of(index.columns)
     cells = index[sample_id].cells
-    return printable("\t".join(str(cells[place]) for place in places or range(len(cells))))
+    return printable(", ".join(str(cells[place]) for place in places or range(len(cells))))
 
 
 def _shown(text: bytes) -> str:
-    return printable(text.decode("utf-8", "surrogateescape"))
+    return printable(text.decode("utf-8", "surrogateescape").replace("\t", ", "))
 
 
 def _publish(old: Index, stamp: TextStamp, classes: tuple[str, ...], new_lines: BinaryIO) -> None:
