@@ -355,14 +355,23 @@ class Facts:
     index_path: str | None = None
     """The path of the index, for commands that remedies suggest. None if the dataset has no index."""
 
-    def trial(self, *, is_empty: bool = False, change: Change | None = None) -> Trial | None:
-        """Return the trial of the job with the median rate. None if no such trial ran."""
-        found = [
+    def trials_of(self, *, is_empty: bool = False, change: Change | None = None) -> list[Trial]:
+        """Return the trials of the job."""
+        return [
             trial
             for trial in self.trials
             if trial.num_workers == self.job.num_workers and trial.batch_size == self.job.batch_size
-            if trial.is_empty == is_empty and trial.change == change and trial.samples_per_second
+            if trial.is_empty == is_empty and trial.change == change
         ]
+
+    def rates_of_trials(self, *, is_empty: bool = False, change: Change | None = None) -> list[float]:
+        """Return the samples per second of the trials of the job that could run."""
+        tried = self.trials_of(is_empty=is_empty, change=change)
+        return [trial.samples_per_second for trial in tried if trial.samples_per_second]
+
+    def trial(self, *, is_empty: bool = False, change: Change | None = None) -> Trial | None:
+        """Return the trial of the job with the median rate. None if no such trial could run."""
+        found = [trial for trial in self.trials_of(is_empty=is_empty, change=change) if trial.samples_per_second]
         found.sort(key=lambda trial: trial.samples_per_second)
         return found[len(found) // 2] if found else None
 

@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 from mpload.judgement.causes import has_small_shards
 from mpload.judgement.facts import Alternative, Change, Cost, Facts, Stage, StorageSpeed, Temperature
@@ -43,9 +44,11 @@ def remedies(facts: Facts, verdict: Verdict) -> list[Remedy]:
     found = []
     for remedy, after in _candidates(facts, verdict.slowest):
         predicted = min(max_gain, max(remedy.gain, predict(after).total / before))
-        measured = _measured_gain(facts, after, remedy.change)
+        can_be_tried = remedy.change is not None or after.job != facts.job
+        measured = _measured_gain(facts, after, remedy.change) if can_be_tried else None
         if measured is None:
-            rated = replace(remedy, gain=predicted)
+            why = next((trial.error for trial in after.trials_of(change=remedy.change) if trial.error), "")
+            rated = replace(remedy, gain=predicted, not_tried=why if can_be_tried else "")
         else:
             rated = replace(remedy, gain=min(max_gain, measured), predicted_gain=predicted, is_at_most=False)
         if rated.gain >= _MIN_GAIN:
@@ -359,7 +362,5 @@ def _more_cores(facts: Facts) -> Iterator[_Candidate]:
 
 def _measured_gain(facts: Facts, after: Facts, change: Change | None) -> float | None:
     """Return the gain measured by trials with both settings. None if one of the trials is missing."""
-    before, changed = facts.trial(), after.trial(change=change)
-    if before is None or changed is None or before is changed:
-        return None
-    return changed.samples_per_second / before.samples_per_second
+    before, changed = facts.rates_of_trials(), after.rates_of_trials(change=change)
+    return median(changed) / median(before) if before and changed else None

@@ -1,9 +1,9 @@
 """A change that would help, and what it gains."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from mpload.judgement.facts import Change
+from mpload.judgement.facts import Change, Job
 
 __all__ = ["Remedy"]
 
@@ -18,6 +18,8 @@ class Remedy:
     """The factor by which the job gets faster. Infinite if the job could not run before."""
     predicted_gain: float | None = None
     """What was predicted before trials have measured the gain. None if none has."""
+    not_tried: str = ""
+    """Why trials could not measure the gain. Empty if they have, or if nobody wanted them."""
     is_at_most: bool = False
     """Whether the gain is an upper bound: of a change whose effect nobody has measured."""
     num_workers: int | None = None
@@ -36,4 +38,10 @@ class Remedy:
             return "lets the job run"
         if self.predicted_gain is not None:
             return f"{self.gain:.1f}x as fast, measured; predicted {self.predicted_gain:.1f}x"
-        return f"{self.gain:.1f}x as fast, {'at most' if self.is_at_most else 'predicted'}"
+        why = f"; not tried: {self.not_tried}" if self.not_tried else ""
+        return f"{self.gain:.1f}x as fast, {'at most' if self.is_at_most else 'predicted'}{why}"
+
+    def changed(self, job: Job) -> Job:
+        """Return a job with the other number of workers or batch size."""
+        number, size = self.num_workers or job.num_workers, self.batch_size or job.batch_size
+        return replace(job, num_workers=number, batch_size=size)

@@ -1,19 +1,25 @@
 """`mpload doctor` examines the user's own dataset, and a job that runs."""
 
+import errno
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from mpload import MPDataset, RandomResizedCrop
-from mpload.judgement.facts import Job
+from mpload.judgement.facts import Alternative, Change, Cost, Job
+from mpload.judgement.remedies import remedies
+from mpload.judgement.verdict import judge
+from mpload.tools.doctor import examine
 from mpload.tools.doctor.subject import IndexSubject
 from tests.support import own_datasets
+from tests.support.judged import plain
 from tests.support.photos import make_photo_tree
 from tests.support.programs import Ran, mpload, told
 from tests.support.staged_more import MORE
@@ -54,13 +60,34 @@ def test_tune_applies_remedies_to_a_sample_and_writes_nothing_beside_the_data(tm
     with ExitStack() as stack:
         index = MORE["all progressive"].prepare(tmp_path, stack)
     before = sorted(tmp_path.rglob("*"))
-    options = (str(index), "--batch-size", "8", "--step-time", "0.0001", "--decode", "tests.support.staged:plain_crop")
-    found = told(doctor(*options, "--tune", "--seconds", "10", "--json"))
-    tried = [remedy for remedy in found["remedies"] if remedy["predicted_gain"] is not None]
-    assert len(tried) >= 2, found["remedies"]
+    options = (str(index), "--batch-size", "2", "--step-time", "0.0001", "--decode", "tests.support.staged:plain_crop")
+    found = told(doctor(*options, "--tune", "--seconds", "6", "--json"))
+    chosen = [remedy for remedy in found["remedies"] if remedy["change"] or remedy["num_workers"]][:3]
+    tried = [remedy for remedy in chosen if remedy["predicted_gain"] is not None]
+    assert tried, found["remedies"]
     assert {"resized", "cached_resized", "baseline", "row_index"} >= {remedy["change"] for remedy in tried}
     assert {trial["change"] for trial in found["findings"]["trials"]} >= {remedy["change"] for remedy in tried}
+    assert all("no time was left" in remedy["not_tried"] for remedy in chosen if remedy not in tried), chosen
     assert set(tmp_path.rglob("*")) - set(before) <= {index.with_name(f"{index.name}.mpx")}
+
+
+@pytest.mark.parametrize(("patience", "why"), [(-1.0, "no time was left"), (3.0, "No space left on device")])
+def test_a_remedy_that_could_not_be_tried_says_why(
+    patience: float, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FullDisk:
+        def changed(self, *_: Any, **__: Any) -> Any:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(examine, "_PATIENCE", patience)
+    smaller = Alternative(change=Change.RESIZED, decode=Cost(cpu_seconds=1e-4), detail="256")
+    facts = plain(decode=Cost(cpu_seconds=0.01), alternatives=(smaller,))
+    chosen = [remedy for remedy in remedies(facts, judge(facts)) if remedy.change]
+    tries = examine.Tries(subject=cast("Any", FullDisk()), seconds=1.0, folder=tmp_path, announce=lambda _: None)
+    after = tries.run_remedies(facts, chosen)
+    (remedy,) = [remedy for remedy in remedies(after, judge(after)) if remedy.not_tried]
+    assert remedy.change is Change.RESIZED, remedy
+    assert re.search(f"x as fast, predicted; not tried: .*{why}", remedy.gain_text)
 
 
 def test_broken_samples_are_the_verdict_unless_the_policy_of_the_dataset_allows_them(index: Path) -> None:

@@ -4,15 +4,14 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mpload.errors import ArgumentError, MploadError
-from mpload.judgement.facts import Change, Cost, Facts, Job
+from mpload.judgement.facts import Change, Cost, Facts, Job, Trial
 from mpload.judgement.model import predict
 from mpload.judgement.remedies import fits, remedies
 from mpload.judgement.remedy import Remedy
@@ -24,12 +23,14 @@ from mpload.tools.doctor.subject import Subject
 from mpload.tools.trials import device_copy, run_trial
 from mpload.units import format_counted
 
-__all__ = ["Diagnosis", "as_in_workers", "diagnose", "examine"]
+__all__ = ["Diagnosis", "Tries", "as_in_workers", "diagnose", "examine"]
 
 _MEASURED_SHARE, _TRIAL_SHARE = 0.5, 0.06
 _PREPARED_SHARE = 2.0
 """The time to prepare a sample for a remedy, in durations of a trial."""
 _ROUNDS = 2
+_PATIENCE = 2.0
+"""Remedies are tried for up to this many times the time that was given: loaders start slowly on a busy machine."""
 _LARGER_BATCH = 64
 _MIN_BATCHES = 4
 _ENOUGH_SECONDS = 0.5
@@ -69,7 +70,8 @@ def examine(
         job: The job to be examined.
         seconds: The duration of the measurements.
         num_tries: The number of remedies to try, by applying them to a sample of the data. With 0, the first remedy is
-            tried if that takes no files: another number, or another decoder. Tries take about `seconds` more.
+            tried if that takes no files: another number, or another decoder. Tries take about `seconds` more, and up to
+            twice as much on a busy machine.
         seed: The seed of the random choice of samples.
         announce: Called with the name of each measurement before it starts.
 
@@ -86,13 +88,20 @@ def examine(
         environment = replace(environment, device=name, device_bytes_per_second=bytes_per_second)
     facts = replace(facts, environment=environment)
     with tempfile.TemporaryDirectory(prefix="mpload-doctor-") as name:
-        tries = _Tries(subject=subject, seconds=_TRIAL_SHARE * seconds, folder=Path(name), announce=announce)
+        tries = Tries(subject=subject, seconds=_TRIAL_SHARE * seconds, folder=Path(name), announce=announce)
         return diagnose(tries.run(facts, num_tries=num_tries))
 
 
 @dataclass(kw_only=True)
-class _Tries:
-    """Runs trials of the loader."""
+class Tries:
+    """Runs trials of the loader.
+
+    Attributes:
+        subject: The dataset.
+        seconds: The duration of a trial.
+        folder: An empty folder for samples that are prepared.
+        announce: Called with the name of each trial before it starts.
+    """
 
     subject: Subject
     seconds: float
@@ -122,39 +131,53 @@ class _Tries:
         if not verdict.samples_per_second:
             return facts
         advice = remedies(facts, verdict)
-        deadline = time.monotonic() + self.seconds / _TRIAL_SHARE
-        for remedy in [each for each in advice if _can_be_tried(each)][:num_tries] or filter(
-            _takes_no_files, advice[:1]
-        ):
-            if time.monotonic() < deadline:
-                facts = self._try_remedy(facts, remedy)
+        chosen = [each for each in advice if _can_be_tried(each)][:num_tries]
+        return self.run_remedies(facts, chosen or list(filter(_takes_no_files, advice[:1])))
+
+    def run_remedies(self, facts: Facts, chosen: Sequence[Remedy]) -> Facts:
+        """Try each remedy. A trial with an error says why one could not be tried."""
+        started, seconds = time.monotonic(), self.seconds / _TRIAL_SHARE
+        for number, remedy in enumerate(chosen, start=1):
+            try:
+                if time.monotonic() > started + _PATIENCE * seconds:
+                    raise MploadError("no time was left. Give more with --seconds")
+                facts = self._try_remedy(facts, remedy, enough_at=started + seconds * number / len(chosen))
+            except (MploadError, OSError) as error:
+                facts = _not_tried(facts, remedy, why=str(error))
         return facts
 
-    def _try_remedy(self, facts: Facts, remedy: Remedy) -> Facts:
-        job = facts.job
-        number, size = remedy.num_workers or job.num_workers, remedy.batch_size or job.batch_size
-        changed = replace(job, num_workers=number, batch_size=size)
-        with tempfile.TemporaryDirectory(dir=self.folder) as folder, suppress(MploadError):
-            subject = self.subject
+    def _try_remedy(self, facts: Facts, remedy: Remedy, *, enough_at: float) -> Facts:
+        """Alternate trials with and without a remedy, since the load by other processes varies. Stop at `enough_at`."""
+        subject = self.subject
+        if any(self._is_too_slow(facts, job) for job in (facts.job, remedy.changed(facts.job))):
+            raise MploadError(
+                f"{_MIN_BATCHES} batches take longer than a trial of {self.seconds:.1f} s. Give more with --seconds"
+            )
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             if remedy.change is not None:
                 self.announce(f"a sample, prepared for: {remedy.text}")
                 subject = subject.changed(facts, remedy, seconds=_PREPARED_SHARE * self.seconds, folder=Path(folder))
-            # If there is time, alternate the two: the load by other processes varies over time.
-            for _ in range(_ROUNDS if self.seconds >= _ENOUGH_SECONDS else 1):
-                facts = self._try_job(facts, changed, subject, change=remedy.change)
-                facts = self._try_job(facts, job) if self.seconds >= _ENOUGH_SECONDS else facts
+            for number in range(_ROUNDS if self.seconds >= _ENOUGH_SECONDS else 1):
+                if number and time.monotonic() > enough_at:
+                    break
+                facts = self._try_job(facts, remedy.changed(facts.job), subject, change=remedy.change)
+                facts = self._try_job(facts, facts.job) if self.seconds >= _ENOUGH_SECONDS else facts
         return facts
 
     def _try_job(
         self, facts: Facts, job: Job, subject: Subject | None = None, *, change: Change | None = None
     ) -> Facts:
-        """Try a job, unless too few batches are expected in the time of a trial."""
-        expected_rate = predict(replace(facts, job=job)).total / job.num_gpus
-        if expected_rate * self.seconds < _MIN_BATCHES * job.batch_size:
+        """Try a job, unless it is too slow for a trial."""
+        if self._is_too_slow(facts, job):
             return facts
         self.announce(f"loader: {format_counted(job.num_workers or 1, 'worker')}, batches of {job.batch_size:.0f}")
         start = partial((subject or self.subject).loader, job, folder=self.folder)
         return self._try(facts, job, start, change=change)
+
+    def _is_too_slow(self, facts: Facts, job: Job) -> bool:
+        """Whether too few batches are expected in the time of a trial."""
+        expected_rate = predict(replace(facts, job=job)).total / job.num_gpus
+        return expected_rate * self.seconds < _MIN_BATCHES * job.batch_size
 
     def _try(self, facts: Facts, job: Job, start: Callable[[], MPLoader[Any]], **marks: Any) -> Facts:
         trial = run_trial(start, job=job, seconds=self.seconds, **marks)
@@ -167,6 +190,18 @@ def _takes_no_files(remedy: Remedy) -> bool:
 
 def _can_be_tried(remedy: Remedy) -> bool:
     return _takes_no_files(remedy) or remedy.change is not None
+
+
+def _not_tried(facts: Facts, remedy: Remedy, *, why: str) -> Facts:
+    job = remedy.changed(facts.job)
+    trial = Trial(
+        num_workers=job.num_workers or 1,
+        batch_size=int(job.batch_size),
+        samples_per_second=0.0,
+        change=remedy.change,
+        error=why,
+    )
+    return replace(facts, trials=(*facts.trials, trial))
 
 
 def as_in_workers(facts: Facts) -> Facts:
