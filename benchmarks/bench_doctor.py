@@ -8,9 +8,9 @@ reason, and its first remedy must be the right one. Where the remedy can be appl
 compared with that of applying it: the median of alternating trials, before and after. Nothing else may run on the
 machine.
 
-A record holds `culprit_is_right`, `remedy_is_right`, the predicted and the measured gain (None: not applied), and the
-seconds that the doctor took. `--quick` examines two situations and writes no record. Records:
-benchmarks/records/doctor.jsonl.
+A record holds `culprit_is_right`, `remedy_is_right`, the predicted gain and whether it is a `bound` ("at least": no more
+is known), the measured gain (None: not applied), and the seconds that the doctor took. `--quick` examines two
+situations and writes no record. Records: benchmarks/records/doctor.jsonl.
 """
 
 import argparse
@@ -161,6 +161,7 @@ def run(name: str, *, is_recorded: bool) -> None:
         "first_remedy": text.replace(f"{folder}/", ""),
         "remedy_is_right": is_expected,
         "predicted_gain": predicted and round(predicted, 2),
+        "bound": first and first["bound"],
         "measured_gain": gain and round(gain, 2),
         "doctor_seconds": round(found.seconds, 1),
     }

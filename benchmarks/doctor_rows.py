@@ -14,13 +14,16 @@ def doctor_rows() -> list[list[str]]:
         figures = record["figures"]
         wrong = "" if figures["culprit_is_right"] else " (wrong)"
         remedy = "right" if figures["remedy_is_right"] else "wrong"
-        gains = [figures["predicted_gain"], figures["measured_gain"]]
+        predicted, measured = (
+            "-" if gain is None else f"{gain:.1f}" for gain in (figures["predicted_gain"], figures["measured_gain"])
+        )
         rows.append(
             [
                 record["case"]["situation"],
                 figures["found"] + wrong,
                 remedy if figures["first_remedy"] else f"none, {remedy}",
-                *("-" if gain is None else f"{gain:.1f}" for gain in gains),
+                f"{figures.get('bound') or ''} {predicted}".strip(),
+                measured,
             ]
         )
     return rows

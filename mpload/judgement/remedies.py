@@ -10,7 +10,7 @@ from statistics import median
 from mpload.judgement.causes import has_small_shards
 from mpload.judgement.facts import Alternative, Change, Cost, Facts, Stage, StorageSpeed, Temperature
 from mpload.judgement.model import Part, costs_of_worker, needed_bytes, predict, roomy_bytes
-from mpload.judgement.remedy import Remedy
+from mpload.judgement.remedy import Bound, Remedy
 from mpload.judgement.rescues import ways_to_run
 from mpload.judgement.verdict import Verdict, budget_bytes, needed_descriptors
 from mpload.judgement.words import Bottleneck
@@ -50,7 +50,7 @@ def remedies(facts: Facts, verdict: Verdict) -> list[Remedy]:
             why = next((trial.error for trial in after.trials_of(change=remedy.change) if trial.error), "")
             rated = replace(remedy, gain=predicted, not_tried=why if can_be_tried else "")
         else:
-            rated = replace(remedy, gain=min(max_gain, measured), predicted_gain=predicted, is_at_most=False)
+            rated = replace(remedy, gain=min(max_gain, measured), predicted_gain=predicted, bound=None)
         if rated.gain >= _MIN_GAIN:
             found.append(rated)
     return found
@@ -84,7 +84,10 @@ def _candidates(facts: Facts, slowest: Bottleneck) -> Iterator[_Candidate]:
     yield from _cheaper_transform(facts)
     yield from hardware[1:] if is_contended else hardware
     if facts.environment.device and facts.decode.cpu_seconds > facts.decode.wait_seconds:
-        yield Remedy(text=f"Decode on the {facts.environment.device}", is_at_most=True), replace(facts, decode=Cost())
+        yield (
+            Remedy(text=f"Decode on the {facts.environment.device}", bound=Bound.AT_MOST),
+            replace(facts, decode=Cost()),
+        )
 
 
 def _less_contention(facts: Facts, slowest: Bottleneck) -> Iterator[_Candidate]:
@@ -92,7 +95,8 @@ def _less_contention(facts: Facts, slowest: Bottleneck) -> Iterator[_Candidate]:
     alone = replace(facts, environment=replace(facts.environment, contention=Contention()))
     if slowest is Bottleneck.SWAPPING:
         text = "Make everything fit into memory: fewer workers, a smaller memory_budget, less in other processes"
-        yield Remedy(text=text, gain=1 / max(0.01, 1 - found.memory_pressure)), alone
+        # Page faults, and pages that are evicted although they are needed soon, cost more than the waiting alone.
+        yield Remedy(text=text, gain=1 / max(0.01, 1 - found.memory_pressure), bound=Bound.AT_LEAST), alone
     if found.neighbour_cores and slowest is not Bottleneck.THROTTLED:
         text = f"Stop or move the other processes, which keep {found.neighbour_cores:.1f} cores busy"
         yield Remedy(text=text), alone
@@ -111,7 +115,7 @@ def _more_slots(facts: Facts, slowest: Bottleneck) -> Iterator[_Candidate]:
     if running is not None or enough_bytes is None:
         busy_share = max(0.01, running.busy_share if running else 0.0)
         text = "Raise memory_budget, so that more batches are in flight, or use smaller batches"
-        yield Remedy(text=text, gain=1 / busy_share, is_at_most=True), facts
+        yield Remedy(text=text, gain=1 / busy_share, bound=Bound.AT_MOST), facts
         return
     budget = format_bytes(enough_bytes).replace(" ", "")
     text = f'Raise memory_budget to "{budget}", so that every worker has samples to make'
@@ -125,8 +129,9 @@ def _more_workers(facts: Facts) -> Iterator[_Candidate]:
     chosen = _good_workers(facts, enough=facts.job.needed_rate)
     if chosen > current:
         text = f"Use {chosen} workers instead of {current}: num_workers={chosen}"
-        is_at_most = not facts.storage.rates and costs_of_worker(facts)[Stage.READ].wait_seconds > 0
-        yield Remedy(text=text, num_workers=chosen, is_at_most=is_at_most), _with_workers(facts, chosen)
+        is_bound = not facts.storage.rates and costs_of_worker(facts)[Stage.READ].wait_seconds > 0
+        bound = Bound.AT_MOST if is_bound else None
+        yield Remedy(text=text, num_workers=chosen, bound=bound), _with_workers(facts, chosen)
 
 
 def _with_workers(facts: Facts, num_workers: int) -> Facts:
@@ -185,7 +190,7 @@ def _together(facts: Facts) -> Iterator[_Candidate]:
     elif not facts.samples.num_measured:
         text = blocks if is_sharded else pack
         read = Cost(cpu_seconds=storage.read.cpu_seconds)
-        yield Remedy(text=text, is_at_most=True), replace(facts, storage=replace(storage, rates=(), read=read))
+        yield Remedy(text=text, bound=Bound.AT_MOST), replace(facts, storage=replace(storage, rates=(), read=read))
 
 
 def _pack_command(facts: Facts, *options: str) -> str:
@@ -242,7 +247,9 @@ def _cheaper_decoding(facts: Facts) -> Iterator[_Candidate]:
         return -(rates.get(Change.RESIZED, rate) if is_cached else rate), is_cached
 
     for chosen in sorted(facts.alternatives, key=order):
-        remedy = Remedy(text=_words_of(facts, chosen), change=chosen.change, is_at_most=chosen.is_bound)
+        remedy = Remedy(
+            text=_words_of(facts, chosen), change=chosen.change, bound=Bound.AT_MOST if chosen.is_bound else None
+        )
         yield remedy, _changed(facts, chosen)
     if facts.alternatives or facts.samples.num_measured or facts.decode.wait_seconds > facts.decode.cpu_seconds:
         return
@@ -255,7 +262,7 @@ def _cheaper_decoding(facts: Facts) -> Iterator[_Candidate]:
         f"Decode less{limit}: shrink images once with `{_pack_command(facts, '--resize-short', '256')}`, use "
         "RandomResizedCrop or ResizeCenterCrop, which decode only what they need, or do less in __getitem__"
     )
-    yield Remedy(text=text, is_at_most=True), replace(facts, decode=Cost())
+    yield Remedy(text=text, bound=Bound.AT_MOST), replace(facts, decode=Cost())
 
 
 def _words_of(facts: Facts, chosen: Alternative) -> str:
@@ -303,7 +310,7 @@ def _kept(facts: Facts) -> Iterator[_Candidate]:
         not facts.storage.rates and facts.storage.read.wait_seconds
     ):  # a running loader that waits for an unknown storage
         text = "Keep samples on a fast disk: cache=PartialCache(FOLDER). This helps from the second epoch on"
-        yield Remedy(text=text, is_at_most=True), replace(facts, storage=StorageSpeed())
+        yield Remedy(text=text, bound=Bound.AT_MOST), replace(facts, storage=StorageSpeed())
     if rates.limit not in {Part.READS, Part.BANDWIDTH}:
         return
     target = min(facts.job.needed_rate, rates.without(Part.READS, Part.BANDWIDTH))
@@ -326,7 +333,7 @@ def _cheaper_transform(facts: Facts) -> Iterator[_Candidate]:
         text = f"Make the transform cheaper, or do it on the device (DevicePrefetcher(device_transform=...)): {takes}"
         if cost.wait_seconds > cost.cpu_seconds:
             text = f"Let the transform wait less: {takes}, most of which it waits"
-        yield Remedy(text=text, is_at_most=True), replace(facts, transform=Cost())
+        yield Remedy(text=text, bound=Bound.AT_MOST), replace(facts, transform=Cost())
 
 
 def _more_cores(facts: Facts) -> Iterator[_Candidate]:

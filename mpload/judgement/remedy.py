@@ -2,10 +2,18 @@
 
 import math
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from mpload.judgement.facts import Change, Job
 
-__all__ = ["Remedy"]
+__all__ = ["Bound", "Remedy"]
+
+
+class Bound(StrEnum):
+    """What is known of a gain that cannot be predicted."""
+
+    AT_MOST = "at most"
+    AT_LEAST = "at least"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +28,8 @@ class Remedy:
     """What was predicted before trials have measured the gain. None if none has."""
     not_tried: str = ""
     """Why trials could not measure the gain. Empty if they have, or if nobody wanted them."""
-    is_at_most: bool = False
-    """Whether the gain is an upper bound: of a change whose effect nobody has measured."""
+    bound: Bound | None = None
+    """Whether the gain is a bound, because nobody has measured what the change does. None: it is an estimate."""
     num_workers: int | None = None
     """The new number of workers, if the change is another number of workers."""
     batch_size: int | None = None
@@ -39,7 +47,7 @@ class Remedy:
         if self.predicted_gain is not None:
             return f"{self.gain:.1f}x as fast, measured; predicted {self.predicted_gain:.1f}x"
         why = f"; not tried: {self.not_tried}" if self.not_tried else ""
-        return f"{self.gain:.1f}x as fast, {'at most' if self.is_at_most else 'predicted'}{why}"
+        return f"{self.gain:.1f}x as fast, {self.bound or 'predicted'}{why}"
 
     def changed(self, job: Job) -> Job:
         """Return a job with the other number of workers or batch size."""

@@ -81,7 +81,7 @@ def test_the_budget_that_is_suggested_has_room_for_two_samples_of_each_worker() 
     assert roomy.bottleneck is not Bottleneck.SLOTS  # idle workers have another cause: the trial was disturbed
 
 
-def test_an_end_of_swapping_gains_the_time_in_which_processes_wait_for_memory() -> None:
+def test_an_end_of_swapping_gains_at_least_the_time_in_which_processes_wait_for_memory() -> None:
     found = plain(num_workers=8, step_seconds=0.0001)
     swapping = Contention(swapped_bytes_per_second=1e8, memory_pressure=0.5, neighbour_cores=1.0)
     found = tried(replace(found, environment=replace(found.environment, contention=swapping)), 770.0)
@@ -89,7 +89,7 @@ def test_an_end_of_swapping_gains_the_time_in_which_processes_wait_for_memory() 
     assert verdict.bottleneck is Bottleneck.SWAPPING
     first = remedies(found, verdict)[0]
     assert first.text.startswith("Make everything fit into memory")
-    assert first.gain == pytest.approx(2)
+    assert first.gain_text == "2.0x as fast, at least"
 
 
 def test_a_measured_gain_of_another_way_to_decode_stands_beside_the_predicted_one() -> None:

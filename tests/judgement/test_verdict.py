@@ -23,6 +23,7 @@ from mpload.judgement.facts import (
 )
 from mpload.judgement.model import Part, predict
 from mpload.judgement.remedies import remedies
+from mpload.judgement.remedy import Bound
 from mpload.judgement.verdict import judge
 from mpload.judgement.words import Bottleneck
 from mpload.memory.contention import Contention
@@ -312,7 +313,7 @@ def test_idle_workers_of_a_running_loader_need_more_batches_in_flight() -> None:
     first = remedies(found, verdict)[0]
     assert "memory_budget" in first.text
     assert first.gain == pytest.approx(5)
-    assert first.is_at_most
+    assert first.bound is Bound.AT_MOST
 
 
 def test_raising_the_quota_is_suggested_first_if_the_machine_has_more_cores() -> None:

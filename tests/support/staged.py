@@ -26,20 +26,19 @@ from tests.support.containers import cpu_container, memory_container
 from tests.support.photos import encode, photo
 from tests.support.slow_disk import SlowDisk, mounted
 
-__all__ = ["STAGED", "Staged", "diagnose", "plain_crop", "rate", "slow_transform", "waiting_decode"]
-
-_WAIT_SECONDS = 0.01
-_OUTPUT = (64, 64, 3)
+__all__ = ["STAGED", "Staged", "Waiting", "diagnose", "plain_crop", "rate", "slow_transform", "waiting_decode"]
 
 
-class WaitingDecode:
-    """Takes 10 ms but hardly any CPU time, like a model on another machine or a disk."""
+class Waiting:
+    """A decoder that waits but hardly computes, like a service on another machine or a disk."""
 
-    output_shape = _OUTPUT
+    def __init__(self, *, seconds: float, side: int = 64) -> None:
+        self.seconds = seconds
+        self.output_shape = (side, side, 3)
 
     def __call__(self, data: bytes, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
-        time.sleep(_WAIT_SECONDS)
-        result = np.empty(_OUTPUT, np.uint8) if out is None else out
+        time.sleep(self.seconds)
+        result = np.empty(self.output_shape, np.uint8) if out is None else out
         result[:] = len(data) % 256
         return result
 
@@ -61,7 +60,7 @@ def slow_transform(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return image
 
 
-waiting_decode = WaitingDecode()
+waiting_decode = Waiting(seconds=0.01)
 tiny_decode = TinyDecode()
 plain_crop = RandomResizedCrop(224)
 small_crop = RandomResizedCrop(64)

@@ -4,7 +4,6 @@ import io
 import subprocess
 import sys
 import tarfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from mpload import open_index
 from tests.support.containers import memory_container
 from tests.support.slow_disk import SlowDisk, mounted
-from tests.support.staged import Staged, rate, write_photos
+from tests.support.staged import Staged, Waiting, rate, write_photos
 from tests.support.staged_more import photos
 
 __all__ = ["MEMORY", "SWAPPING_BYTES", "big_waiting", "large_shards", "print_rate", "rate_with_table", "swap_file"]
@@ -32,19 +31,7 @@ _kept: list[NDArray[np.uint8]] = []
 _table: list[NDArray[np.uint8]] = []
 
 
-class BigWaiting:
-    """Makes a large sample, and waits 20 ms for it."""
-
-    output_shape = (1024, 1024, 3)
-
-    def __call__(self, data: bytes, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
-        time.sleep(0.02)
-        result = np.empty(self.output_shape, np.uint8) if out is None else out
-        result[:] = len(data) % 256
-        return result
-
-
-big_waiting = BigWaiting()
+big_waiting = Waiting(seconds=0.02, side=1024)
 
 
 def leaking(image: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from tests.support.photos import encode
 from tests.support.slow_disk import SlowDisk, mounted
-from tests.support.staged import Staged, write_index, write_photos
+from tests.support.staged import Staged, Waiting, write_index, write_photos
 
 __all__ = ["MORE", "photos", "pil_crop", "progressive", "waiting_transform"]
 
@@ -35,20 +35,8 @@ class PilCrop:
         return out
 
 
-class SlowService:
-    """A decoder that waits 100 ms, like a service on another machine."""
-
-    output_shape = (64, 64, 3)
-
-    def __call__(self, data: bytes, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
-        time.sleep(0.1)
-        result = np.empty(self.output_shape, np.uint8) if out is None else out
-        result[:] = len(data) % 256
-        return result
-
-
 pil_crop = PilCrop()
-slow_service = SlowService()
+slow_service = Waiting(seconds=0.1)
 
 
 def waiting_transform(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
