@@ -15,6 +15,7 @@ from typing import Any
 __all__ = [
     "BATCH_SIZE",
     "ENTRIES",
+    "HERE",
     "LISTS",
     "OUTPUTS",
     "OWN",
