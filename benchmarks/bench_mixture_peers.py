@@ -10,7 +10,7 @@ authors describe; see peers/mix_*.py. All samples of all batches are compared.
 - Shares: over all beginnings of a run of up to 100, 1,000 or 10,000 samples, how many samples a source has too many or
   too few; the worst source of the worst of three seeds.
 - Repeats: the fewest and the most times that a sample of the small source occurs in 20,000 samples.
-- Resume: a process receives 1,984 samples, or 13,056 (in the second epoch), saves its state, and is killed with its
+- Resume: a process receives 320 samples, or 13,056 (no longer in the first epoch), saves its state, and is killed with its
   workers. Another process continues from the state. Are its next 2,048 samples those of a run that was not interrupted?
   With no workers, with two, and from a state of two workers with three.
 - Samples per second without workers, after 20 batches, and the peak PSS of all processes with two workers, for a large
@@ -23,6 +23,7 @@ that fails is listed with the reason. `--quick` runs mpload alone. Records: benc
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -43,7 +44,7 @@ from mpload.memory.monitor import MemoryMonitor
 NUM_SAMPLES = 20_000
 PREFIXES = (100, 1_000, 10_000)
 SEEDS = (0, 1, 2)
-SAVED_AT = (1_984, 13_056)
+SAVED_AT = (320, 13_056)
 FOLLOWING = 2_048
 WORKERS = {"0 workers": (0, 0), "2 workers": (2, 2), "2 workers, then 3": (2, 3)}
 """Name -> number of workers of the killed process, and of the one that continues."""
@@ -66,12 +67,14 @@ ENTRIES = (
         module="mix_mosaic",
         distribution="mosaicml-streaming",
         environment="mosaic",
+        note="its torch is built for CUDA, which takes memory",
     ),
     Entry(
         name="mosaicml-streaming, stratified batches",
         module="mix_mosaic",
         distribution="mosaicml-streaming",
         environment="mosaic",
+        note="the same torch; an epoch ends before its samples are used up",
     ),
     Entry(
         name="WebDataset, RandomMix",
@@ -135,8 +138,8 @@ class Contestant:
             deadline.cancel()
             kill(process)
         if facts is None:
-            lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-            raise CannotRunError((lines or [f"no end after {MAX_SECONDS} s"])[-1].strip()[:200])
+            errors_found = re.findall(r"^\w*Error: .*", log.read_text(errors="replace"), re.MULTILINE)
+            raise CannotRunError((errors_found or [f"no end after {MAX_SECONDS} s"])[0][:200])
         facts["peak_pss_bytes"] = monitor.peak.pss_bytes
         return facts, np.load(out)
 

@@ -31,6 +31,7 @@ def feed(**options: Any) -> Callable[[Mix], Feed]:
             epoch_size=EPOCH_SAMPLES,
             batch_size=BATCH_SIZE,
             shuffle=True,
+            shuffle_algo="py1br",  # of its algorithms, the one that mixed these sources best
             shuffle_seed=mix.seed,
             num_canonical_nodes=1,
             **options,
