@@ -10,9 +10,9 @@ authors describe; see peers/mix_*.py. All samples of all batches are compared.
 - Shares: over all beginnings of a run of up to 100, 1,000 or 10,000 samples, how many samples a source has too many or
   too few; the worst source of the worst of three seeds.
 - Repeats: the fewest and the most times that a sample of the small source occurs in 20,000 samples.
-- Resume: a process receives 320 samples, or 13,056 (no longer in the first epoch), saves its state, and is killed with its
-  workers. Another process continues from the state. Are its next 2,048 samples those of a run that was not interrupted?
-  With no workers, with two, and from a state of two workers with three.
+- Resume: a process receives 320 samples, or 13,056 (no longer in the first epoch), saves its state, and is killed with
+  its workers. Another process continues from the state. Are its next 2,048 samples those of a run that was not
+  interrupted? With no workers, with two, and from a state of two workers with three.
 - Samples per second without workers, after 20 batches, and the peak PSS of all processes with two workers, for a large
   source of 10,000 and of 300,000 samples.
 

@@ -184,7 +184,10 @@ class DevicePrefetcher(Generic[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         self._iteration += 1
         self._state = None
-        return _Received(self._batches(iter(self.loader), self._iteration))
+        batches = iter(self.loader)
+        if hasattr(self.loader, "_is_read_ahead"):
+            self.loader._is_read_ahead = True  # noqa: SLF001  until it is iterated again
+        return _Received(self._batches(batches, self._iteration))
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that the next iteration reads to `epoch`, through the loader's own `set_epoch`.
@@ -197,8 +200,12 @@ class DevicePrefetcher(Generic[Batch]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the run. It counts batches received from the prefetcher, not those ahead."""
-        state: dict[str, Any] = self._of_loader("state_dict")() if self._state is None else self._state
-        return state
+        if self._state is None:
+            return self._of_loader("state_dict")()  # type: ignore[no-any-return]
+        updated: Callable[[dict[str, Any]], dict[str, Any]] = getattr(
+            self.loader, "_updated_state", lambda state: state
+        )
+        return updated(self._state)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load `state_dict` into the loader. The next iteration continues from there.

@@ -179,13 +179,21 @@ class IndexRun:
         order = self.batching.order
         return order.changes if isinstance(order, MixtureOrders) else ()
 
-    def set_weights(self, weights: Mapping[Any, float]) -> None:
-        """Change the weights of a mixture; see `MPDataset.set_weights`."""
+    def updated_state(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Return an earlier state of this run with the weights as they are now."""
+        now = self.state_at(self.epochs.next)
+        return {**state_dict, "changes": now["changes"]} if "changes" in now else state_dict
+
+    def set_weights(self, weights: Mapping[Any, float], *, at: Epoch | None = None) -> None:
+        """Change the weights of a mixture from a position on, or from the next epoch on if `at` is None.
+
+        See `MPDataset.set_weights`.
+        """
         order, index = self.batching.order, self.index
         if not isinstance(order, MixtureOrders) or not isinstance(index, MixtureIndex):
             raise self._no_mixture()
         self.check_weights(_worker_number())
-        following = self.epochs.next
+        following = self.epochs.next if at is None else at
         start = order.position_of(epoch=following.number, position=following.position)
         order.adopt(order.changed(start, new_shares(index.mixture, weights)).changes)
         self._note_weights()

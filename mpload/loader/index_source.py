@@ -68,6 +68,8 @@ class IndexSource:
         self.set_epoch = run.set_epoch
         self.state_after = runs.state_after
         self.load_state_dict = runs.load_state_dict
+        self.set_weights = run.set_weights
+        self.updated_state = run.updated_state
         self.cache_in_memory = run.cache if run.cache is not None and run.cache.is_tmpfs() else None
         self.forks = Forks.NEVER
         self.reads_ahead = True

@@ -1,10 +1,11 @@
 """What a DataLoader has and an `MPLoader` does not, and what to use instead."""
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from mpload.errors import ArgumentError
 
-__all__ = ["check_arguments", "check_assignment", "check_attribute"]
+__all__ = ["Guarded", "check_arguments"]
 
 _ATTRIBUTES = frozenset({"batch_sampler", "collate_fn", "drop_last", "generator", "pin_memory", "sampler"})
 """Attributes by which frameworks rebuild a DataLoader."""
@@ -23,7 +24,7 @@ def check_arguments(unknown: Iterable[str]) -> None:
         raise ArgumentError(f"MPLoader has no argument {names}: docs/from-dataloader.md lists those that it has")
 
 
-def check_assignment(name: str, *, is_set: bool) -> None:
+def _check_assignment(name: str, *, is_set: bool) -> None:
     """Check that an attribute of a loader may be assigned to.
 
     Raises:
@@ -33,7 +34,7 @@ def check_assignment(name: str, *, is_set: bool) -> None:
         raise ArgumentError(f"{name} of an MPLoader cannot be changed. Make a new loader, with another {name}=")
 
 
-def check_attribute(name: str) -> None:
+def _check_attribute(name: str) -> None:
     """Check that frameworks do not look for `name` to rebuild a DataLoader.
 
     Raises:
@@ -45,3 +46,17 @@ def check_attribute(name: str) -> None:
             "and resumes by itself. Iterate over it as it is, without skip_first_batches, setup_dataloaders or "
             "prepare_data_loader, and save its state_dict(). See docs/how-to/frameworks.md"
         )
+
+
+class Guarded:
+    """Refuses attributes by which frameworks rebuild a DataLoader, and assignments that would have no effect."""
+
+    if not TYPE_CHECKING:  # otherwise type checkers would accept any attribute name
+
+        def __getattr__(self, name: str) -> Any:
+            _check_attribute(name)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            _check_assignment(name, is_set=name in vars(self))
+            super().__setattr__(name, value)

@@ -4,13 +4,19 @@
 import time
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpload.errors import ArgumentError, SampleError
+from mpload.errors import ArgumentError, SampleError, TooManyBadSamples
 from mpload.loader.sample_errors import is_outage
+
+if TYPE_CHECKING:
+    from mpload.loader.engine import Engine
+    from mpload.loader.epochs import Epoch
+    from mpload.telemetry.counting import Telemetry
+    from mpload.transport.pool import WorkerPool
 
 __all__ = ["HostSide", "Iterated", "Iteration", "OnHost"]
 
@@ -27,6 +33,8 @@ class HostSide(Protocol):
 
     def _state_on_host(self) -> dict[str, Any]: ...
 
+    def _updated_state(self, state_dict: dict[str, Any]) -> dict[str, Any]: ...
+
     def _load_state_on_host(self, state_dict: Mapping[str, Any]) -> None: ...
 
     def _lock_slot(self, address: int) -> NDArray[np.uint8] | None: ...
@@ -37,14 +45,23 @@ class Iterated(Protocol):
 
     _iteration: int
     _num_received: int
+    _rest: "Epoch | None"
+    _telemetry: "Telemetry"
+    _engine: "Engine | None"
+
+    @property
+    def _pool(self) -> "WorkerPool | None": ...
+
+    @property
+    def num_workers(self) -> int:
+        """Number of worker processes."""
+        ...
 
     def _state_on_host(self) -> dict[str, Any]: ...
 
     def _load_state_on_host(self, state_dict: Mapping[str, Any]) -> None: ...
 
     def _begin(self) -> Iterator[Any]: ...
-
-    def _take(self, batches: Iterator[Any], *, asked: float) -> Any: ...
 
 
 class OnHost:
@@ -63,6 +80,9 @@ class OnHost:
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the run. Batches still on their way to the device count as received."""
         return self._loader._state_on_host()
+
+    def _updated_state(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        return self._loader._updated_state(state_dict)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
@@ -90,14 +110,35 @@ class Iteration(Iterator[Any]):
             raise ArgumentError(
                 "the loader was iterated again, or released, since this iteration began. Use the newest iteration"
             )
-        if self._batches is None:
+        if self._batches is None or self._loader._rest is not None:
             self._batches = self._loader._begin()
         try:
-            return self._loader._take(self._batches, asked=asked)
+            return self._take(self._batches, asked=asked)
         except SampleError as error:
             if is_outage(error):
                 self._go_back()
             raise
+
+    def _take(self, batches: Iterator[Any], *, asked: float) -> Any:
+        """Return the next batch, requested at `asked`. No reference is kept: its slot is recycled."""
+        loader, telemetry = self._loader, self._loader._telemetry
+        telemetry.asked = asked
+        if asked >= telemetry.due:
+            telemetry.notify(loader._pool, num_workers=loader.num_workers)
+        if loader._engine is not None:
+            loader._engine.adjust(telemetry.waited)
+        try:
+            batch = next(batches)
+        except BaseException as error:
+            telemetry.count_wait(asked)
+            if isinstance(error, SampleError | TooManyBadSamples):
+                loader._num_received += 1  # otherwise a resumed run would repeat the batch
+            raise
+        loader._num_received += 1
+        if loader._engine is not None:
+            loader._engine.note_layout()
+        telemetry.count_batch(asked)
+        return batch
 
     def _go_back(self) -> None:
         """Go back to before the batch that has failed. It is made again for the next request, or in a resumed run."""

@@ -11,17 +11,18 @@ import torch
 from numpy.typing import NDArray
 
 from mpload.device.prefetcher import DevicePrefetcher
-from mpload.errors import ArgumentError, SampleError, TooManyBadSamples
+from mpload.errors import ArgumentError
 from mpload.loader.advice import Adviser
 from mpload.loader.dataset import Batch, MPDataset
 from mpload.loader.engine import Engine
 from mpload.loader.frameworks import AccelerateIteration, is_accelerate_used
-from mpload.loader.instead import check_assignment, check_attribute
+from mpload.loader.instead import Guarded
 from mpload.loader.iterations import Iteration, OnHost
 from mpload.loader.machine_share import detect_share
 from mpload.loader.map_options import MapArguments, MapOptions
 from mpload.loader.pinned import pin_of
 from mpload.loader.planned import is_batch
+from mpload.loader.reweighting import change_weights, updated_state
 from mpload.loader.source import is_stream, source_of
 from mpload.memory.budget import MemoryBudget
 from mpload.plan.plan import Plan
@@ -43,7 +44,7 @@ __all__ = ["MPLoader"]
 _ADVICE_SECONDS = 20.0
 
 
-class MPLoader(Generic[Batch]):
+class MPLoader(Guarded, Generic[Batch]):
     """Iterates over a dataset in worker processes that write samples directly into shared memory.
 
     Yields the same batches, bit for bit, as the dataset yields alone or in a DataLoader, for any `num_workers` and even
@@ -161,6 +162,8 @@ class MPLoader(Generic[Batch]):
         self._epoch: Epoch | None = None
         self._num_received = 0
         self._iteration = 0
+        self._rest: Epoch | None = None
+        self._is_read_ahead = False
         self._stream: Stream | None = None
         self._telemetry = Telemetry(made_here=self._source.made_here, with_page=num_workers != 0)
         adviser = Adviser(
@@ -214,14 +217,24 @@ class MPLoader(Generic[Batch]):
         """Return the state of the run. Batches still on their way to a device count as received."""
         return self._source.state_after(self._epoch, self._num_received)
 
+    def _updated_state(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Return an earlier state of this run, with the weights as they are now."""
+        return updated_state(self._source, state_dict)
+
     def _load_state_on_host(self, state_dict: Mapping[str, Any]) -> None:
         self._stop()
         self._source.load_state_dict(state_dict)
         self._epoch = None
 
     def _begin(self) -> Iterator[Any]:
-        """Begin the next epoch. Called for the first batch, because some frameworks call `iter` without iterating."""
-        self._epoch = epoch = self._source.epochs.begin(worker=0, num_workers=1)
+        """Begin the next epoch, or go on with this one after a change of weights.
+
+        Called for the first batch, because some frameworks call `iter` without iterating.
+        """
+        epochs, rest = self._source.epochs, self._rest
+        self._rest = None
+        epoch = epochs.begin(worker=0, num_workers=1) if rest is None else epochs.enter(rest, worker=0, num_workers=1)
+        self._epoch = epoch
         self._num_received = 0
         self._refresh()
         if self._num_workers == 0:
@@ -253,6 +266,18 @@ class MPLoader(Generic[Batch]):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a saved state; see `MPDataset.load_state_dict`."""
         (self._load_state_on_host if self._prefetcher is None else self._prefetcher.load_state_dict)(state_dict)
+
+    def set_weights(self, weights: Mapping[Any, float]) -> None:
+        """Change the weights of a mixture from the next batch on, also in the middle of an iteration.
+
+        Batches made ahead are discarded, and workers start again, in about 0.3 s. All ranks must make the same call
+        after the same number of batches. States contain the change: see `MPDataset.set_weights`.
+
+        Raises:
+            ArgumentError: the dataset is no mixture, the weights break one of its rules, or in the middle of an epoch a
+                `DevicePrefetcher` has taken batches ahead.
+        """
+        change_weights(self, weights)
 
     def stats(self) -> LoaderStats:
         """Return the statistics so far, and the current memory use. `str()` formats them for people."""
@@ -302,16 +327,6 @@ class MPLoader(Generic[Batch]):
         """Number of samples in a full batch of this rank."""
         return self._source.batch_size
 
-    if not TYPE_CHECKING:  # otherwise type checkers would accept any attribute name
-
-        def __getattr__(self, name: str) -> Any:
-            check_attribute(name)
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-
-        def __setattr__(self, name: str, value: Any) -> None:
-            check_assignment(name, is_set=name in vars(self))
-            super().__setattr__(name, value)
-
     @property
     def _first_place(self) -> int:
         """Position of this rank's first sample within a global batch."""
@@ -346,26 +361,6 @@ class MPLoader(Generic[Batch]):
         self.release()
         self._telemetry.close()
 
-    def _take(self, batches: Iterator[Any], *, asked: float) -> Any:
-        """Return the next batch of an iteration, requested at `asked`. No reference is kept: its slot is recycled."""
-        self._telemetry.asked = asked
-        if asked >= self._telemetry.due:
-            self._telemetry.notify(self._pool, num_workers=self.num_workers)
-        if self._engine is not None:
-            self._engine.adjust(self._telemetry.waited)
-        try:
-            batch = next(batches)
-        except BaseException as error:
-            self._telemetry.count_wait(asked)
-            if isinstance(error, SampleError | TooManyBadSamples):
-                self._num_received += 1  # otherwise a resumed run would repeat the batch
-            raise
-        self._num_received += 1
-        if self._engine is not None:
-            self._engine.note_layout()
-        self._telemetry.count_batch(asked)
-        return batch
-
     def _current_plan(self) -> Plan:
         return self._source.plan_of(self._epoch or self._source.epochs.next)
 
@@ -376,6 +371,8 @@ class MPLoader(Generic[Batch]):
     def _stop(self) -> None:
         """End the current iteration, and discard the batches made ahead for it."""
         self._iteration += 1
+        self._rest = None
+        self._is_read_ahead = self._prefetcher is not None
         self._telemetry.pause()
         if self._stream is not None:
             self._stream.close()
