@@ -76,6 +76,7 @@ class BatchSource:
         self.batch_size = run.batch_size
         self.slot_samples = 1
         self.samples_ahead = batches_ahead or _BATCHES_AHEAD
+        self.samples_announced = 0
         self.epochs = run.epochs
         self.facts = run.facts
         self.plan_of = run.plan_of

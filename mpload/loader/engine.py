@@ -116,6 +116,7 @@ class Engine:
             forks=source.forks,
         )
         self.governor = self._govern()
+        self.pool.announce_up_to(source.samples_announced * workers.initial)
         self._due = 0.0
         self._scaler: Scaler | None = None
         if workers.limit > workers.initial:
@@ -136,6 +137,7 @@ class Engine:
         wanted = self._scaler.check(waited(), affordable=self.governor.num_affordable_workers)
         if wanted != self.pool.num_workers:
             self.pool.num_workers = wanted
+            self.pool.announce_up_to(self._source.samples_announced * wanted)
             self.governor.resize(min(self.pool.ring.num_slots, _depth(wanted, self._source)))
 
     def note_layout(self) -> None:

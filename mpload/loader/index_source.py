@@ -20,7 +20,7 @@ from mpload.loader.collate import BatchSeed, CollateError, why_not_in_workers
 from mpload.loader.epochs import Epoch
 from mpload.loader.forms import Form, fields_of, forms_of, template_of_columns
 from mpload.loader.index_runs import IndexRuns
-from mpload.loader.planned import SAMPLES_AHEAD, num_tasks, tasks
+from mpload.loader.planned import SAMPLES_AHEAD, SAMPLES_ANNOUNCED, num_tasks, tasks
 from mpload.loader.presenting import SlotPresenter
 from mpload.loader.row_groups import row_group_bytes
 from mpload.loader.sample_errors import error_of_failure, sample_error
@@ -76,6 +76,7 @@ class IndexSource:
         self.row_group_bytes = 0
         self.starts_all_workers = False
         self.max_read_seconds = run.pipeline.max_read_seconds
+        self.samples_announced = SAMPLES_ANNOUNCED if self.max_read_seconds else 0
         self.made_here = Tally()
 
     def facts(self) -> dict[str, str]:

@@ -40,6 +40,7 @@ class MapSource:
         self.name = run.name
         self.batch_size = self.slot_samples = run.batch_size
         self.samples_ahead = SAMPLES_AHEAD
+        self.samples_announced = 0
         self.epochs = run.epochs
         self.facts = run.facts
         self.plan_of = run.plan_of

@@ -9,13 +9,16 @@ from mpload.plan.plan import Plan
 from mpload.transport.batches import BatchTask
 from mpload.transport.slots import SlotLayout
 
-__all__ = ["NO_BATCH", "SAMPLES_AHEAD", "is_batch", "num_tasks", "tasks"]
+__all__ = ["NO_BATCH", "SAMPLES_AHEAD", "SAMPLES_ANNOUNCED", "is_batch", "num_tasks", "tasks"]
 
 NO_BATCH: Final = object()
 """What a source presents for a task that turned out to have no batch. The loader leaves it out."""
 
 SAMPLES_AHEAD = 64
 """Samples in flight per worker, so that no worker waits for the consumer."""
+
+SAMPLES_ANNOUNCED = 256
+"""Further samples per worker that workers know of, if they read over a network: as many as they read ahead at most."""
 
 
 def is_batch(presented: Any) -> bool:

@@ -59,6 +59,11 @@ class Source(Protocol):
         ...
 
     @property
+    def samples_announced(self) -> int:
+        """Further samples per worker that workers know of, so that they can read ahead. They take no slots."""
+        ...
+
+    @property
     def epochs(self) -> EpochTable:
         """The current and the next epoch."""
         ...

@@ -48,6 +48,7 @@ class StreamSource:
         self.batch_size = options.batch_size or 1
         self.slot_samples = 1
         self.samples_ahead = options.prefetch_factor or _BATCHES_AHEAD
+        self.samples_announced = 0
         self.epochs = EpochTable(seed=seed, topology=Topology())
         self.cache_in_memory = None
         self.reads_ahead = False

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import TypeVar, cast
 
 from mpload.errors import ArgumentError, StorageError
@@ -150,10 +151,21 @@ class ReadAhead:
         if self._probe not in wanted:
             self._probe = None
         fresh = {sample_id: ranges for sample_id, ranges in wanted.items() if sample_id not in self._pieces}
+        if len(fresh) < len(wanted):  # samples that come before those already planned are wanted at once
+            first = set(takewhile(fresh.__contains__, wanted))
+            self._plan_first({sample_id: fresh.pop(sample_id) for sample_id in list(fresh) if sample_id in first})
         pieces, fetches = plan_fetches(fresh, max_read_bytes=self._max_read_bytes)
         self._pieces.update(pieces)
         self._queue.extend(fetches)
         self._begin()
+
+    def _plan_first(self, wanted: Mapping[int, Sequence[ByteRange]]) -> None:
+        """Read these samples before all others, whatever the depth."""
+        pieces, fetches = plan_fetches(wanted, max_read_bytes=self._max_read_bytes)
+        self._pieces.update(pieces)
+        while fetches and self._begin_one(fetches[0], self._usable_bytes):
+            fetches.pop(0)
+        self._queue.extendleft(reversed(fetches))
 
     def failing(self) -> list[int] | None:
         """Return the planned samples that fail, or will probably fail, in the same way as the latest one that failed.
@@ -181,11 +193,7 @@ class ReadAhead:
         """
         fresh = {sample_id: ranges for sample_id, ranges in wanted.items() if sample_id not in self._pieces}
         self._extra.update({sample_id: owners[sample_id] for sample_id in fresh})
-        pieces, fetches = plan_fetches(fresh, max_read_bytes=self._max_read_bytes)
-        self._pieces.update(pieces)
-        while fetches and self._begin_one(fetches[0], self._usable_bytes):
-            fetches.pop(0)
-        self._queue.extendleft(reversed(fetches))
+        self._plan_first(fresh)
 
     def read(self, sample_id: int, ranges: Sequence[ByteRange]) -> list[bytes]:
         """Return the bytes of a sample's ranges, reading them now unless they were read ahead.

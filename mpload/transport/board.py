@@ -17,8 +17,9 @@ There are two queues. `urgent` holds chunks that are retried after a death. In t
 behind later batches, and delay its own.
 
 A worker that reads ahead from slow storage reserves the chunks that it will fill next. They stay in the queue, so a
-death needs no cleanup. Other workers take reserved chunks last, but do take them rather than be idle. A chunk taken
-from the middle of the queue leaves a 0 in place of its serial number.
+death needs no cleanup. Chunks of batches that have no slot yet are announced, so that workers can reserve them too.
+Other workers take reserved chunks last, but do take them rather than be idle. A chunk taken from the middle of the
+queue leaves a 0 in place of its serial number.
 
 A worker that is about to allocate much memory waits for its turn: a second record lock on the board's file, which one
 worker at a time holds until its next sample. A worker that waits for its turn says so in its row, so that the parent
@@ -32,7 +33,7 @@ import mmap
 import os
 import termios
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mpload.transport.chunks import Chunk
@@ -134,9 +135,19 @@ class ParentBoard:
 
     def post(self, serial: int, chunk: Chunk, *, urgent: bool = False) -> bool:
         """Queue `chunk` for the next free worker; return False if the queue is full."""
-        queue = self._urgent if urgent else self._plain
+        return (self._urgent if urgent else self._plain).post(self._entry_of(serial, chunk))
+
+    def announce(self, chunks: Mapping[int, Chunk], *, num_workers: int) -> bool:
+        """Let workers reserve chunks, by serial number, that are posted later; return False if there is no room.
+
+        They must be posted in this order, before any other chunk that is not urgent. `cancel` withdraws them.
+        """
+        entries = [self._entry_of(serial, chunk) for serial, chunk in chunks.items()]
+        return self._plain.announce(entries, num_readers=num_workers)
+
+    def _entry_of(self, serial: int, chunk: Chunk) -> tuple[int, ...]:
         where = (self._cells[_GENERATION], chunk.slot, chunk.first, chunk.last, chunk.layout)
-        return queue.post((serial, *where, len(chunk.task), 0, *chunk.task))
+        return (serial, *where, len(chunk.task), 0, *chunk.task)
 
     def post_stop(self) -> bool:
         """Ask one worker, the next one that is free, to exit; return False if the queue is full."""
@@ -155,8 +166,9 @@ class ParentBoard:
                 os.write(self._token_writer, bytes(num_bytes))
 
     def cancel(self) -> None:
-        """Cancel all chunks posted so far: workers answer them without filling them."""
+        """Cancel all chunks posted so far: workers answer them without filling them. Withdraw the announced ones."""
         self._cells[_GENERATION] += 1
+        self._plain.withdraw()
 
     @property
     def has_untaken(self) -> bool:

@@ -14,6 +14,7 @@ from mpload.transport.batches import BatchTask, FilledBatch, KilledSample, Pendi
 from mpload.transport.chunks import Chunk, after_death, cut
 from mpload.transport.crew import Crew, Death
 from mpload.transport.forking import Forks
+from mpload.transport.issuing import Issuing
 from mpload.transport.messages import NOTICE, Failure, cannot_open
 from mpload.transport.parts import CloseOnError, PoolParts
 from mpload.transport.progress import Progress, progress_of
@@ -85,11 +86,9 @@ class WorkerPool:
         self._on_notice = on_notice
         self._notices: deque[Failure] = deque()  # that have arrived
         self._has_last_steps = isinstance(work, FinishingWork)
-        self._serial = 0
         self._batches: dict[int, PendingBatch] = {}
         self._undelivered: deque[int] = deque()  # serial numbers of batches to deliver, in order
-        self._issued: dict[int, Chunk] = {}  # by serial number: chunks queued on the board or being filled
-        self._backlog: deque[Chunk] = deque()  # chunks for which the board has no room yet
+        self._issuing = Issuing(parts.board)
         self._num_idle_checks = 0
         self._crew_checked_at = time.monotonic()
         self.stats = PoolStats()
@@ -159,40 +158,56 @@ class WorkerPool:
         """The slots, for callers that measure their memory or register it with a device."""
         return self._ring
 
+    def announce_up_to(self, num_samples: int) -> None:
+        """Set how many samples workers may know of beyond the batches in flight, so that they can read ahead."""
+        self._issuing.max_announced = num_samples
+
+    def announce(self, task: BatchTask) -> bool:
+        """Tell workers about a batch that will be submitted later; return False if they know of enough.
+
+        Announced batches must be submitted in the same order, before any others.
+        """
+        self._check_usable()
+        if not self._issuing.may_announce(task):
+            return False
+        number = self._issuing.new_number()
+        chunks = self._cut(task, batch=number)
+        return self._issuing.announce(task, number, chunks, num_workers=self._crew.num_wanted)
+
     def submit(self, task: BatchTask) -> None:
         """Queue a batch for the workers. This needs a free slot.
 
         Raises:
-            ArgumentError: no slot is free, or the task has more samples than a slot.
+            ArgumentError: no slot is free, the task has more samples than a slot, or another one was announced first.
         """
         self._check_usable()
         if not 0 < task.num_samples <= self._ring.layout.num_samples:
             raise ArgumentError(f"num_samples must be in [1, {self._ring.layout.num_samples}], got {task.num_samples}")
         if not self._ring.num_free:
             raise ArgumentError("no slot is free. Take a batch with next() first, or make a pool with more slots")
+        self._issuing.check_next(task)
         with self._close_on_error:
             if task.layout is not None:
                 self._ring.adopt(task.layout)
             slot = self._ring.take()
             assert slot is not None
-            self._serial += 1
-            number = self._serial
+            announced = self._issuing.next_number
+            number = self._issuing.new_number() if announced is None else announced
             if task.input is not None:
                 self._ring.write_input(slot, task.input)
             num_left = task.num_samples + self._has_last_steps
             self._batches[number] = PendingBatch(task=task, slot=slot, num_left=num_left)
             self._undelivered.append(number)
-            share = self._ring.num_slots * task.num_samples // self._crew.num_wanted
-            chunks = cut(
-                batch=number,
-                slot=slot,
-                num_samples=task.num_samples,
-                task=task.numbers,
-                share=share,
-                layout=self._ring.number_of(slot),
-                sample_ns=self.stats.sample_ns,
-            )
-            self._issue(chunks, urgent=False)
+            layout = self._ring.number_of(slot)
+            if announced is None:
+                self._issuing.issue(self._cut(task, batch=number, slot=slot, layout=layout), urgent=False)
+            else:
+                self._issuing.post_announced(slot, layout=layout)
+
+    def _cut(self, task: BatchTask, *, batch: int, slot: int = -1, layout: int = 0) -> list[Chunk]:
+        share = self._ring.num_slots * task.num_samples // self._crew.num_wanted
+        where, mean = {"batch": batch, "slot": slot, "layout": layout}, self.stats.sample_ns
+        return cut(num_samples=task.num_samples, task=task.numbers, share=share, sample_ns=mean, **where)
 
     def next(self) -> FilledBatch:
         """Wait for the oldest undelivered batch and return it.
@@ -232,7 +247,7 @@ class WorkerPool:
         self._check_usable()
         with self._close_on_error:
             self._read_answers()
-        return progress_of(self.stats, self._crew.rows(), self._issued)
+        return progress_of(self.stats, self._crew.rows(), self._issuing.issued)
 
     def stream(self, tasks: Iterable[BatchTask], *, on_wait: Callable[[], object] = lambda: None) -> Stream:
         """Return an iterator over the batches of `tasks`, in order, that keeps up to `depth` in flight.
@@ -260,8 +275,7 @@ class WorkerPool:
                 if not batch.num_left:
                     self._discard(number, batch)
             self._undelivered.clear()
-            dropped, self._backlog = self._backlog, deque()
-            for chunk in dropped:
+            for chunk in self._issuing.withdraw():
                 self._complete(chunk)
 
     def _deliver(self, batch: PendingBatch) -> FilledBatch:
@@ -295,9 +309,7 @@ class WorkerPool:
             if zygote_has_message or now - self._crew_checked_at > _CREW_CHECK_SECONDS:
                 self._crew_checked_at = now
                 self._check_crew()
-            if self._backlog:
-                dropped, self._backlog = self._backlog, deque()
-                self._issue(dropped, urgent=True)
+            self._issuing.issue_rest()
         while self._notices:
             notice = self._notices.popleft()
             if self._on_notice is not None:
@@ -308,7 +320,7 @@ class WorkerPool:
         self._read_answers()  # a chunk that a dead worker had answered is done
         for death in deaths:
             self._retry(death)
-        if not deaths and self._issued and self._crew.are_idle() and not self._board.has_untaken:
+        if not deaths and self._issuing.issued and self._crew.are_idle() and not self._board.has_untaken:
             self._num_idle_checks += 1
             # Chunks that are neither queued nor taken. We know of no way to get here, but must not hang.
             if self._num_idle_checks > 2:
@@ -325,7 +337,7 @@ class WorkerPool:
                 self._notices.extend(answer.failures)
                 continue
             self.stats.add(answer)
-            chunk = self._issued.pop(answer.serial, None)
+            chunk = self._issuing.issued.pop(answer.serial, None)
             if chunk is not None:
                 self._complete(chunk, answer.failures)
 
@@ -339,24 +351,13 @@ class WorkerPool:
             if batch.is_cancelled:
                 batch.num_left = 0
             else:
-                self._issue([last_step], urgent=True)
+                self._issuing.issue([last_step], urgent=True)
         if batch.is_cancelled and not batch.num_left:
             self._discard(chunk.batch, batch)
 
     def _discard(self, number: int, batch: PendingBatch) -> None:
         del self._batches[number]
         self._ring.give_back(batch.slot)
-
-    def _issue(self, chunks: Iterable[Chunk], *, urgent: bool) -> None:
-        num_posted = 0
-        for chunk in chunks:
-            self._serial += 1
-            if self._board.post(self._serial, chunk, urgent=urgent):
-                self._issued[self._serial] = chunk
-                num_posted += 1
-            else:
-                self._backlog.append(chunk)
-        self._board.wake(num_posted)
 
     def _retry(self, death: Death) -> None:
         if death.worker is None:
@@ -365,22 +366,22 @@ class WorkerPool:
         # A worker that died while it took a chunk left it in the queue, or another worker has taken it since.
         if death.serial in self._board.queued_serials() or self._crew.holds(death.serial):
             return
-        chunk = self._issued.pop(death.serial, None)
+        chunk = self._issuing.issued.pop(death.serial, None)
         if chunk is None:
             return
         again = after_death(chunk, death.sample, is_from_outside=death.is_from_outside)
         if self._batches[chunk.batch].is_cancelled:
             self._complete(chunk)
         elif again:
-            self._issue(again, urgent=True)
+            self._issuing.issue(again, urgent=True)
         else:
             self._give_up_sample(chunk, death)
 
     def _reissue_lost(self) -> None:
         """Reissue all chunks that are neither queued nor taken, after all workers died or became idle."""
         queued = self._board.queued_serials()  # read before the rows: a new worker may be taking a chunk now
-        lost = [serial for serial in self._issued if serial not in queued and not self._crew.holds(serial)]
-        self._issue([self._issued.pop(serial) for serial in lost], urgent=True)
+        lost = [serial for serial in self._issuing.issued if serial not in queued and not self._crew.holds(serial)]
+        self._issuing.issue([self._issuing.issued.pop(serial) for serial in lost], urgent=True)
         self._board.wake(len(queued))
 
     def _give_up_sample(self, chunk: Chunk, death: Death) -> None:
@@ -389,7 +390,7 @@ class WorkerPool:
         numbers = self._on_killed(killed) if self._on_killed and not chunk.is_last_step else None
         if numbers is not None:
             instead = BatchTask(numbers=numbers, num_samples=1)
-            self._issue([replace(chunk, task=instead.numbers, num_deaths=0)], urgent=True)
+            self._issuing.issue([replace(chunk, task=instead.numbers, num_deaths=0)], urgent=True)
             return
         if not chunk.is_last_step:
             blank(self._ring.views(chunk.slot, chunk.layout), chunk.first)

@@ -1,5 +1,6 @@
 """The batches of one iteration, in order."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
@@ -20,6 +21,10 @@ class StreamedPool(Protocol):
     @property
     def num_pending(self) -> int:
         """Number of batches submitted and not yet delivered."""
+        ...
+
+    def announce(self, task: BatchTask) -> bool:
+        """Tell workers about a batch that will be submitted later; return False if they know of enough."""
         ...
 
     def submit(self, task: BatchTask) -> None:
@@ -62,16 +67,15 @@ class Stream(Iterator[FilledBatch]):
         self._close_on_error = close_on_error
         self._tasks = iter(tasks)
         self._next_task = next(self._tasks, None)
+        self._announced: deque[BatchTask] = deque()  # before `_next_task`
         self._on_wait = on_wait
         self._is_closed = False
 
     def __next__(self) -> FilledBatch:
         pool = self._pool
-        while not self._is_closed and (self._next_task is not None or pool.num_pending):
-            while self._next_task is not None and pool.has_room:
-                with self._close_on_error:
-                    pool.submit(self._next_task)
-                    self._next_task = next(self._tasks, None)
+        while not self._is_closed and (self._next_task is not None or self._announced or pool.num_pending):
+            with self._close_on_error:
+                self._submit()
             if not pool.num_pending:
                 pool.wait()
             elif pool.await_next():
@@ -79,6 +83,19 @@ class Stream(Iterator[FilledBatch]):
             self._on_wait()
         self._is_closed = True
         raise StopIteration
+
+    def _submit(self) -> None:
+        """Submit the batches for which there is room, and announce some of those that come after them."""
+        pool = self._pool
+        while pool.has_room and (self._announced or self._next_task is not None):
+            if self._announced:
+                pool.submit(self._announced.popleft())
+            elif self._next_task is not None:
+                pool.submit(self._next_task)
+                self._next_task = next(self._tasks, None)
+        while self._next_task is not None and pool.announce(self._next_task):
+            self._announced.append(self._next_task)
+            self._next_task = next(self._tasks, None)
 
     def close(self) -> None:
         """Cancel the batches that have not been taken. May be called again."""

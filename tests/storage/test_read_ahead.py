@@ -76,6 +76,19 @@ def test_neighbouring_spans_share_a_read_and_distant_ones_do_not() -> None:
     assert storage.reads == [span(0, 8500), span(80_000, 10)]
 
 
+def test_samples_that_turn_out_to_come_first_are_read_before_all_others() -> None:
+    storage = SlowMemory({"shard": FILE}, seconds=0.01)
+    ahead = awake(storage)
+    distant = {number: [span(number * 30_000, 10)] for number in range(3)} | {3: [span(99_000, 10)]}
+    many = {10 + number: [span(number * 100 + 17_000, 1), span(50_000 - number * 100, 1)] for number in range(40)}
+    ahead.plan(many)
+    storage.reads.clear()
+    ahead.plan(distant | many)
+    assert not any(ahead._pieces[number][0].fetch in ahead._queue for number in distant)
+    ahead.read(0, distant[0])
+    assert len(ahead._queue) > 0
+
+
 # --- threads only if they pay
 
 

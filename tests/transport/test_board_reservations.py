@@ -1,5 +1,6 @@
 """Chunks that a worker reserves on the board to read ahead: it takes them first, and other workers take them last."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -59,6 +60,92 @@ def test_a_worker_that_exits_releases_its_reservations(board: ParentBoard) -> No
     board.wake(3)
     assert leaving.take() is None
     assert other.take() == (1, chunk(1))
+
+
+@pytest.mark.parametrize("board", [16], indirect=True)
+def test_announced_chunks_can_be_reserved_and_are_taken_once_they_are_posted(board: ParentBoard) -> None:
+    reader, other = worker_of(board, 0), worker_of(board, 1)
+    assert board.announce({serial: chunk(serial) for serial in range(1, 9)}, num_workers=2)
+    assert not board.has_untaken
+    assert board.queued_serials() == set()
+    assert reader.reserve(2) == [chunk(1), chunk(3)]
+    assert other.reserve(3) == [chunk(2), chunk(4), chunk(6)]
+    assert reader.reserve(3) == [chunk(1), chunk(3), chunk(5)]
+    for serial in (1, 2, 3):
+        assert board.post(serial, replace(chunk(serial), slot=7, layout=2))
+    assert board.queued_serials() == {1, 2, 3}
+    assert other.take() == (2, replace(chunk(2), slot=7, layout=2))
+    assert reader.take() == (1, replace(chunk(1), slot=7, layout=2))
+    assert other.take() == (3, replace(chunk(3), slot=7, layout=2))  # its own one, 4, has no slot yet
+    assert not board.has_untaken
+    assert reader.reserve(2) == [chunk(5), chunk(7)]
+    board.cancel()
+    assert reader.reserve(2) == []
+    board.post(20, chunk(20))
+    assert reader.reserve(2) == [chunk(20)]
+    assert other.take() == (20, chunk(20))
+
+
+def test_chunks_for_which_there_is_no_room_are_not_announced(board: ParentBoard) -> None:
+    board.post(1, chunk(1))
+    assert not board.announce({serial: chunk(serial) for serial in range(2, 6)}, num_workers=1)
+    assert board.announce({serial: chunk(serial) for serial in range(2, 5)}, num_workers=1)
+    assert worker_of(board, 0).reserve(9) == [chunk(serial) for serial in range(1, 5)]
+
+
+ANNOUNCING = st.one_of(
+    st.tuples(st.just("announce"), st.integers(1, 4)),
+    st.tuples(st.just("post"), st.integers(1, 4)),
+    st.tuples(st.sampled_from(["take", "replace", "exit"]), st.integers(0, 2)),
+    st.tuples(st.just("reserve"), st.integers(0, 2), st.integers(1, 9)),
+    st.tuples(st.sampled_from(["cancel"])),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(ANNOUNCING, max_size=60))
+def test_each_posted_chunk_is_taken_once_and_no_other_however_many_are_announced(steps: list[tuple[Any, ...]]) -> None:
+    board, serial = ParentBoard(num_plain_entries=16), 0
+    workers = [worker_of(board, number) for number in range(3)]
+    announced, waiting, cancelled = list[int](), set[int](), set[int]()
+    held: dict[int, set[int]] = {number: set() for number in range(3)}
+    for what, *numbers in steps:
+        if what == "announce":
+            new = range(serial + 1, serial + 1 + numbers[0])
+            if board.announce({each: chunk(each) for each in new}, num_workers=3):
+                announced += new
+                serial += len(new)
+        elif what == "post":
+            for _ in range(numbers[0]):
+                if not announced:
+                    serial += 1
+                each = announced.pop(0) if announced else serial
+                if board.post(each, replace(chunk(each), slot=9)):
+                    waiting.add(each)
+        elif what == "cancel":
+            board.cancel()
+            cancelled |= waiting
+            announced.clear()
+            held = {number: set() for number in range(3)}
+        elif what == "replace":
+            workers[numbers[0]] = worker_of(board, numbers[0])
+        elif what == "exit":
+            board.post_stop()
+            assert workers[numbers[0]].take() is None
+            held[numbers[0]] = set()
+        elif what == "reserve":
+            found = [each.first for each in workers[numbers[0]].reserve(numbers[1])]
+            assert found == sorted(set(found))
+            assert set(found) <= (waiting - cancelled) | set(announced)
+            held[numbers[0]] |= set(found)
+            assert not any(held[a] & held[b] & (waiting | set(announced)) for a, b in ((0, 1), (0, 2), (1, 2)))
+        elif waiting:
+            taken = workers[numbers[0]].take()
+            assert taken is not None
+            assert taken[1] == (None if taken[0] in cancelled else replace(chunk(taken[0]), slot=9))
+            waiting.remove(taken[0])
+        assert board.queued_serials() == waiting
+    board.close()
 
 
 class Counted:

@@ -189,11 +189,44 @@ def test_a_stream_of_depth_zero_makes_one_batch_at_a_time() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize(("num_workers", "num_samples"), [(1, 8), (2, 32), (3, 5)])
+def test_announced_batches_are_right_and_in_order_also_after_others_were_cancelled(
+    num_workers: int, num_samples: int
+) -> None:
+    with WorkerPool(Numbers(), LAYOUT, num_slots=3, num_workers=num_workers) as pool:
+        for num_announced in (5 * num_samples, 2 * num_samples, 0):
+            pool.announce_up_to(num_announced)
+            for num_taken in (20, 7, 1, 20):
+                stream = pool.stream(tasks(20, num_samples))
+                for seen in range(num_taken):
+                    batch = next(stream)
+                    assert batch.task.numbers == (seen,)
+                    assert_right(batch.arrays, seen, num_samples=num_samples)
+                    assert pool._issuing._announced or num_announced == 0 or seen + 3 >= 20 - 1
+                stream.close()
+
+
+@pytest.mark.processes
+def test_batches_must_be_submitted_in_the_order_in_which_they_are_announced() -> None:
+    first, second = tasks(2)
+    with WorkerPool(Numbers(), LAYOUT, num_slots=3, num_workers=1) as pool:
+        assert not pool.announce(first)
+        pool.announce_up_to(first.num_samples)
+        assert pool.announce(first)
+        assert not pool.announce(second)
+        with pytest.raises(ArgumentError, match=r"\(0,\) was announced, so submit it first"):
+            pool.submit(second)
+        pool.submit(first)
+        pool.submit(second)
+        assert [pool.next().task.numbers for _ in range(2)] == [(0,), (1,)]
+
+
+@pytest.mark.processes
 def test_cancelling_frees_the_slots_of_finished_batches() -> None:
     with WorkerPool(Numbers(), LAYOUT, num_slots=4, num_workers=2) as pool:
         for task in tasks(4):
             pool.submit(task)
-        while pool._issued:
+        while pool._issuing.issued:
             pool._poll(0.1)
         pool.next()
         pool.cancel()

@@ -111,22 +111,22 @@ def test_a_chunk_that_is_still_queued_or_taken_by_another_worker_is_not_retried(
     with WorkerPool(Numbers(Gate(tmp_path).wait), LAYOUT, num_slots=3, num_workers=1) as pool:
         for task in tasks(3):
             pool.submit(task)
-        assert wait_until(lambda: pool._crew.holds(min(pool._issued)))
-        issued = dict(pool._issued)
+        assert wait_until(lambda: pool._crew.holds(min(pool._issuing.issued)))
+        issued = dict(pool._issuing.issued)
         # As if the worker had been killed while it took the chunk, and as if another worker had taken it since.
         for serial in (max(issued), min(issued)):
             pool._retry(Death(worker=1, cause="SIGKILL", serial=serial))
-        assert pool._issued == issued
+        assert pool._issuing.issued == issued
         pool._retry(Death(worker=1, cause="SIGKILL", serial=10**6))  # a chunk that was answered long ago
 
 
 def test_after_the_zygotes_death_a_chunk_that_a_new_worker_has_taken_is_not_retried(tmp_path: Path) -> None:
     with WorkerPool(Numbers(Gate(tmp_path).wait), LAYOUT, num_slots=3, num_workers=1) as pool:
         pool.submit(tasks(1)[0])
-        assert wait_until(lambda: pool._crew.holds(min(pool._issued)))
-        issued = dict(pool._issued)
+        assert wait_until(lambda: pool._crew.holds(min(pool._issuing.issued)))
+        issued = dict(pool._issuing.issued)
         pool._retry(Death(worker=None, cause="SIGKILL"))  # as if the worker that holds the chunk were a new one
-        assert pool._issued == issued
+        assert pool._issuing.issued == issued
 
 
 def test_dead_workers_leak_no_descriptor_of_the_zygote() -> None:
@@ -148,7 +148,7 @@ def test_a_dead_worker_is_replaced_while_batches_are_ready(monkeypatch: pytest.M
         for task in tasks(4):
             pool.submit(task)
         pid_of(pool, "mpload-worker-0")
-        while pool._issued:
+        while pool._issuing.issued:
             pool._poll(0.1)
         kill_all_workers(pool.pids)
         assert select.select([pool._zygote.control], [], [], 60)[0]
