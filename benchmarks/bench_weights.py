@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 from records import write_record
 
-from mpload.index.draws import BLOCK_ROWS, DrawChoice, DrawTable, write_table
+from mpload.index.draws import DrawChoice, DrawTable, write_table
+from mpload.index.table_files import BLOCK_ROWS
 from mpload.memory.usage import process_memory
 
 NUMS_POSITIONS = [256, 4096]

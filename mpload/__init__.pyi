@@ -36,8 +36,10 @@ from mpload.images.patches import RandomCrop as RandomCrop
 from mpload.images.pil import PilTransform as PilTransform
 from mpload.images.resize import Box as Box
 from mpload.images.resize import View as View
+from mpload.index.class_batches import PKBatches as PKBatches
 from mpload.index.columns import Column as Column
 from mpload.index.columns import ColumnType as ColumnType
+from mpload.index.curriculum import Curriculum as Curriculum
 from mpload.index.index import Index as Index
 from mpload.index.lookup import SidecarColumn as SidecarColumn
 from mpload.index.mixture import Mixture as Mixture

@@ -25,6 +25,13 @@ where        conditions on the columns, parsed and never run as Python
 selecting    Index.select: writes selected lines to a new index
 weighting    Balanced and Weighted: orders with replacement
 draws        their order, and the table in a file from which it draws; without pyarrow
+class_batches  PKBatches: batches of P classes with K samples each
+class_order  their order, over a table of the rows of each class; without pyarrow
+curriculum   Curriculum: samples in the order of a number
+sorted_order its order, over a table of the sorted rows; without pyarrow
+sorted_rows  sorts rows by a number, in constant memory
+tables       finds or makes a table, and reads the numbers that it is made of
+table_files  the files of tables; without pyarrow
 publishing   new files get their names when they are complete
 ```
 

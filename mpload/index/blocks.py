@@ -62,8 +62,10 @@ class Block:
             end = data.find(b"\n", int(starts[-2]))
             bounds[-1, 1] = len(data) if end < 0 else end
         header = header_of(self.index)
+        rows = np.arange(self.first_id, self.first_id + len(self))
         return Lines(
-            sample_ids=np.arange(self.first_id, self.first_id + len(self)),
+            sample_ids=rows,
+            rows=rows,
             data=data,
             bounds=bounds,
             cells=cells_of(data, bounds, header),

@@ -5,29 +5,22 @@ is built block by block, in constant memory. Every draw is a function of seed, e
 """
 
 import hashlib
-import json
-import os
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
-from typing import Any, BinaryIO, Final
+from dataclasses import dataclass, replace
+from typing import Any, BinaryIO, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpload.errors import ArgumentError, IndexChangedError
+from mpload.errors import ArgumentError
+from mpload.index.table_files import BLOCK_ROWS, ENTRY_BYTES, HEAD_BYTES, MappedTable, write_head
 from mpload.plan.alias import MAX_ITEMS, alias_table, drawn, uniform
 from mpload.plan.order import checked_positions, round_keys
 from mpload.plan.ranges import MAX_SEED, check_range
+from mpload.plan.repeats import repeated
 
-__all__ = ["BLOCK_ROWS", "DrawChoice", "DrawTable", "write_table"]
+__all__ = ["DrawChoice", "DrawTable", "write_table"]
 
-BLOCK_ROWS: Final = 1 << 16
-_HEAD_BYTES: Final = 4096
-_ENTRY_BYTES: Final = 8
-_AGAIN: Final = "Open the dataset again"
 _SLOT_BITS: Final = 44  # of 64; times an item count of up to 20 bits, they do not overflow
 
 
@@ -40,7 +33,7 @@ def write_table(
         file: an empty file.
         blocks: the weights, float64 [BLOCK_ROWS] each; the last may be shorter.
         num_samples: number of weights.
-        facts: what `facts_of` returns, beside the digest; as JSON, up to 4,000 bytes.
+        facts: what the head holds, beside the number of entries and the digest.
 
     Raises:
         ArgumentError: all weights are 0, or there are too many of them.
@@ -50,7 +43,7 @@ def write_table(
     num_blocks = -(-num_samples // BLOCK_ROWS)
     if num_blocks > MAX_ITEMS:
         raise ArgumentError(f"{num_samples} samples are more than the limit of {MAX_ITEMS * BLOCK_ROWS} for weights")
-    file.seek(_HEAD_BYTES + num_blocks * _ENTRY_BYTES)
+    file.seek(HEAD_BYTES + num_blocks * ENTRY_BYTES)
     totals = np.zeros(num_blocks)
     digest = hashlib.blake2b(digest_size=16)
     for number, weights in enumerate(blocks):
@@ -59,54 +52,25 @@ def write_table(
         file.write(alias_table(weights).tobytes())
     if not totals.any():
         raise ArgumentError("all weights are 0, so that no sample can be drawn. Give some samples a weight above 0")
-    head = json.dumps({**facts, "digest": digest.hexdigest()}).encode()
-    file.seek(0)
-    file.write(head.ljust(_HEAD_BYTES) + alias_table(totals).tobytes())
+    num_entries = num_blocks + num_samples
+    file.seek(HEAD_BYTES)
+    file.write(alias_table(totals).tobytes())
+    write_head(file, {**facts, "num_entries": num_entries, "digest": digest.hexdigest()})
     return digest.hexdigest()
 
 
-def facts_of(path: Path, *, num_samples: int) -> dict[str, Any]:
-    """Return what was passed to `write_table`, and the digest of the weights.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is no table of so many samples.
-    """
-    with path.open("rb") as file:
-        facts = json.loads(file.read(_HEAD_BYTES))
-        num_bytes = file.seek(0, os.SEEK_END)
-    if num_bytes != _HEAD_BYTES + _ENTRY_BYTES * (-(-num_samples // BLOCK_ROWS) + num_samples):
-        raise ValueError("its size is wrong")
-    return dict(facts)
-
-
 @dataclass(frozen=True, kw_only=True)
-class DrawTable:
-    """A table in a file, mapped into memory when it is first used.
-
-    Process: may be forked, or pickled and sent to any process of the same machine. All share the pages.
-    """
-
-    path: Path
-    num_samples: int
-    digest: str
-    """Digest of the weights."""
+class DrawTable(MappedTable):
+    """The alias tables."""
 
     @property
     def num_blocks(self) -> int:
         """Number of blocks of rows."""
         return -(-self.num_samples // BLOCK_ROWS)
 
-    @cached_property
+    @property
     def _entries(self) -> NDArray[np.uint64]:
-        try:
-            entries = np.memmap(self.path, np.uint64, mode="r", offset=_HEAD_BYTES)
-            is_same = facts_of(self.path, num_samples=self.num_samples)["digest"] == self.digest
-        except (OSError, ValueError, LookupError) as error:
-            raise IndexChangedError(f"{self.path}: the table of weights cannot be read: {error}. {_AGAIN}") from error
-        if not is_same:
-            raise IndexChangedError(f"{self.path}: the weights were changed during the run. {_AGAIN}")
-        return entries
+        return self.entries.view(np.uint64)
 
     def draw(self, positions: NDArray[np.uint64], keys: tuple[int, ...]) -> NDArray[np.int64]:
         """Return the row drawn at each position, int64 [n]."""
@@ -121,14 +85,6 @@ class DrawTable:
         slots = _slots(uniform(positions, keys[2]), sizes)
         entries = self._entries[starts + slots + np.uint64(self.num_blocks)]
         return (starts + drawn(slots, uniform(positions, keys[3]), entries)).view(np.int64)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_entries"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        with suppress(IndexChangedError):  # raised again when it is used
-            _ = self._entries  # mapped at once, for processes that are forked after the file was replaced
 
 
 def _slots(uniform_numbers: NDArray[np.uint64], counts: Any) -> NDArray[np.uint64]:
@@ -145,13 +101,20 @@ class DrawChoice:
     table: DrawTable
     shown: str
     """How the user wrote it."""
+    epoch_samples: int = 0
+    """The number of draws of an epoch; 0 stands for as many as the index has samples."""
+
+    def with_epoch(self, epoch_samples: int) -> Self:
+        """Return the same order in epochs of another length."""
+        return replace(self, spec=f"{self.spec},epoch_samples={epoch_samples}", epoch_samples=epoch_samples)
 
     def order(self, *, num_samples: int, seed: int, epoch: int) -> "_DrawnOrder":
         """Return the order of an epoch; see `OrderChoice.order`."""
-        check_range("num_samples", num_samples, self.table.num_samples, self.table.num_samples + 1)
+        num_draws = self.epoch_samples or self.table.num_samples
+        check_range("num_samples", num_samples, num_draws, num_draws + 1)
         check_range("seed", seed, 0, MAX_SEED)
         check_range("epoch", epoch, 0, MAX_SEED)
-        return _DrawnOrder(table=self.table, keys=round_keys("draw", seed, epoch))
+        return _DrawnOrder(num_samples=num_draws, table=self.table, keys=round_keys("draw", seed, epoch))
 
     def __repr__(self) -> str:
         return self.shown
@@ -159,12 +122,10 @@ class DrawChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DrawnOrder:
+    num_samples: int
     table: DrawTable
     keys: tuple[int, ...]
 
-    @property
-    def num_samples(self) -> int:
-        return self.table.num_samples
-
     def sample_ids(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self.table.draw(checked_positions(positions, self.num_samples), self.keys)
+        rows = self.table.draw(checked_positions(positions, self.num_samples), self.keys)
+        return repeated(rows, positions, self.table.num_samples)

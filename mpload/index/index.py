@@ -37,6 +37,7 @@ __all__ = [
     "peers_of",
     "prefetch_lines",
     "read_text",
+    "records_of",
     "require_files",
     "sidecar_of",
     "text_bytes",
@@ -137,7 +138,8 @@ class Index:
             IndexFormatError: a line breaks the format.
             SidecarError: the sidecar was truncated.
         """
-        return lines_of(self, sample_ids).records()
+        check_sample_ids(np.asarray(sample_ids, np.int64), len(self))
+        return records_of(self, sample_ids)
 
     def select(
         self,
@@ -191,21 +193,30 @@ class Index:
         return selected
 
     def _lines(self, ids: NDArray[np.int64]) -> Lines:
-        check_sample_ids(ids, len(self))
+        rows = self._rows(ids)
         bounds = np.empty((len(ids), 2), np.int64)
-        read = None if NATIVE is None else NATIVE.read(self._files(), self._maps, np.ascontiguousarray(ids), bounds)
+        read = None if NATIVE is None else NATIVE.read(self._files(), self._maps, rows, bounds)
         if read is not None:
             data, self._num_missed = read
         else:
-            lines = self._read_lines(ids)
+            lines = self._read_lines(rows)
             ends = np.cumsum([0, *map(len, lines)], dtype=np.int64)
             data, bounds = b"".join(lines), np.stack([ends[:-1], ends[1:]], axis=1)
         cells = cells_of(data, bounds, self._header)
-        return Lines(sample_ids=ids, data=data, bounds=bounds, cells=cells, header=self._header, path=self.path)
+        return Lines(
+            sample_ids=ids, rows=rows, data=data, bounds=bounds, cells=cells, header=self._header, path=self.path
+        )
+
+    def _rows(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the number of each sample's line; see `Lines.rows`."""
+        if ids.size and int(ids.max()) >= len(self) > 0:
+            ids = ids % len(self)
+        check_sample_ids(ids, len(self))
+        return np.ascontiguousarray(ids)
 
     def _prefetch(self, sample_ids: Callable[[], NDArray[np.int64]]) -> None:
         if self._num_missed and NATIVE is not None:
-            self._num_missed = NATIVE.ask(self._files(), np.ascontiguousarray(sample_ids()))
+            self._num_missed = NATIVE.ask(self._files(), self._rows(sample_ids()))
 
     def _peers(self, sample_id: int) -> range:  # noqa: ARG002  for indexes in which it matters
         return range(len(self))
@@ -349,11 +360,18 @@ def require_files(index: Index, *, what: str) -> None:
         )
 
 
+def records_of(index: Index, sample_ids: ArrayLike) -> list[Record]:
+    """Return the records of `sample_ids`, as `Index.records` does, but also those of repeated draws; see `lines_of`."""
+    return lines_of(index, sample_ids).records()
+
+
 def lines_of(index: Index, sample_ids: ArrayLike) -> Lines:
-    """Return the lines of `sample_ids`, int64 [n] with values in [0, N), in the order of the ids.
+    """Return the lines of `sample_ids`, int64 [n], in the order of the ids.
+
+    An id of N or greater is a repeated draw of the sample `id % N`; see `mpload.plan.repeats`.
 
     Raises:
-        ArgumentError: an id is out of range.
+        ArgumentError: an id is negative, or the index is empty.
         IndexChangedError: the text was changed after it was opened.
         SidecarError: the sidecar was truncated.
     """

@@ -69,7 +69,9 @@ class Lines:
     """
 
     sample_ids: NDArray[np.int64]
-    """int64 [n]: number of each line's sample."""
+    """int64 [n]: number of each line's sample. In an index of N samples, those of repeated draws are N or greater."""
+    rows: NDArray[np.int64]
+    """int64 [n]: number of each line: its sample_id modulo N."""
     data: bytes
     """Parts of the text that contain all lines."""
     bounds: NDArray[np.int64]
@@ -104,7 +106,8 @@ class Lines:
             for sample_id, (start, end) in zip(self.sample_ids[part].tolist(), self.bounds[part].tolist(), strict=True):
                 records.append(Record(sample_id, tuple(parse(data[start:end])), columns))
         except ValueError as error:
-            raise IndexFormatError(f"{self.path}:{self.header.num_lines + sample_id + 1}: {error}") from error
+            row = int(self.rows[part][len(records)])
+            raise IndexFormatError(f"{self.path}:{self.header.num_lines + row + 1}: {error}") from error
         return records
 
     def integers(self, column: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

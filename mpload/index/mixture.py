@@ -12,7 +12,7 @@ from mpload.errors import ArgumentError
 from mpload.index.columns import Cell
 from mpload.index.index import Index
 
-__all__ = ["Mixture", "flattened", "key_of", "names_of", "shares_of"]
+__all__ = ["Mixture", "counts_of", "flattened", "key_of", "names_of", "shares_of"]
 
 Source = str | os.PathLike[str] | Index
 """What a source may be, besides another mixture."""
@@ -43,6 +43,9 @@ class Mixture:
             first source, then further ones of the second, and so on. Without it, classes must be the same in all.
         source_column: name of a further column of integers that tells a sample's source: 0 for the first, and so on.
             A mixture within the mixture counts as its sources.
+        repeats: whether the numbers are repeats instead of weights: how often an epoch goes through each source, such
+            as `{"a.txt": 2, "b.txt": 1}`. Then each epoch has exactly so many samples of each, and its length follows.
+            With 0.5, two epochs go through the source once. There can be no `epoch_samples` and no `schedule`.
 
     Raises:
         ArgumentError: a value breaks one of these rules.
@@ -55,6 +58,7 @@ class Mixture:
     fill: Mapping[str, Cell] | None = None
     match_classes: bool = False
     source_column: str | None = None
+    repeats: bool = False
 
     def __post_init__(self) -> None:
         sources: Any = self.sources
@@ -68,6 +72,12 @@ class Mixture:
             raise ArgumentError(f"epoch_samples must be at least 1, or None, got {length!r}")
         for source in self.sources:
             _check_source(source)
+            if self.repeats and isinstance(source, Mixture):
+                raise ArgumentError("repeats=True: a source cannot be a mixture. List the sources of that mixture")
+        if self.repeats and (length is not None or self.schedule):
+            raise ArgumentError(
+                "repeats=True determines the length of an epoch and what it holds. Leave out epoch_samples and schedule"
+            )
         shares_of(self, self.sources)
         _check_schedule(self)
 
@@ -91,7 +101,7 @@ def _check_schedule(mixture: Mixture) -> None:
 
 def _check_source(source: object) -> None:
     if isinstance(source, Mixture):
-        is_plain = source.epoch_samples is None and not source.schedule and not source.fill
+        is_plain = source.epoch_samples is None and not source.schedule and not source.fill and not source.repeats
         if not is_plain or source.match_classes or source.source_column is not None:
             raise ArgumentError(
                 "a mixture that is a source of another one must have weights only. Pass its other arguments to the "
@@ -129,6 +139,26 @@ def shares_of(mixture: Mixture, weights: Mapping[Any, float]) -> list[Fraction]:
     Raises:
         ArgumentError: the weights are not those of all sources, or one is negative or no number, or all are 0.
     """
+    exact = _exact(mixture, weights)
+    total = sum(exact.values())
+    if not total:
+        raise ArgumentError("all weights are 0. Give at least one source a weight")
+    shares: list[Fraction] = []
+    for source in mixture.sources:
+        share = exact[key_of(source)] / total
+        inner = shares_of(source, source.sources) if isinstance(source, Mixture) else [Fraction(1)]
+        shares += [share * each for each in inner]
+    return shares
+
+
+def counts_of(mixture: Mixture, lengths: Sequence[int]) -> list[int]:
+    """Return the number of samples of each source in an epoch of a mixture with repeats; sources have these lengths."""
+    repeats = _exact(mixture, mixture.sources)
+    return [round(repeats[key_of(source)] * length) for source, length in zip(mixture.sources, lengths, strict=True)]
+
+
+def _exact(mixture: Mixture, weights: Mapping[Any, float]) -> dict[object, Fraction]:
+    """Return the weight of each source of a mixture, by its key."""
     if not isinstance(weights, Mapping):
         raise ArgumentError(f"weights must be a dict with the weight of each source, got {weights!r:.80}")
     given = {key_of(source): weight for source, weight in weights.items()}
@@ -146,12 +176,4 @@ def shares_of(mixture: Mixture, weights: Mapping[Any, float]) -> list[Fraction]:
         if not is_number or not 0 <= weight < inf:
             raise ArgumentError(f"weights must be numbers of at least 0, got {weight!r} for {key!r}")
         exact[key] = Fraction(weight) if isinstance(weight, int | Fraction) else Fraction(str(float(weight)))
-    total = sum(exact.values())
-    if not total:
-        raise ArgumentError("all weights are 0. Give at least one source a weight")
-    shares: list[Fraction] = []
-    for key, source in known.items():
-        share = exact[key] / total
-        inner = shares_of(source, source.sources) if isinstance(source, Mixture) else [Fraction(1)]
-        shares += [share * each for each in inner]
-    return shares
+    return exact

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from mpload.errors import ArgumentError
 from mpload.index.columns import Cell, Column, ColumnType, format_columns
-from mpload.index.index import Index, header_of, lines_of
+from mpload.index.index import Index, Record, header_of, lines_of, records_of
 from mpload.index.lookup import SidecarColumn
 from mpload.index.mixed_lines import Adapter, LinesOfSource, MixedLines
 from mpload.index.mixture import Mixture, names_of
@@ -26,7 +26,7 @@ _FILLED = {ColumnType.INT: int, ColumnType.FLOAT: float, ColumnType.STR: str}
 class MixtureIndex(Index):
     """The indexes of a mixture, one after another, as one index. It has no text and no sidecar of its own.
 
-    The sample_ids of records may be those of later laps of a source, see `mpload.plan.mixture`: with N samples in all
+    The sample_ids of records may be those of repeated draws, see `mpload.plan.repeats`: with N samples in all
     sources, `sample_id % N` says which sample it is.
 
     Memory: constant.
@@ -81,6 +81,10 @@ class MixtureIndex(Index):
 
     def __len__(self) -> int:
         return int(self._first_ids[-1])
+
+    def records(self, sample_ids: ArrayLike) -> list[Record]:
+        """Return the records of `sample_ids`, int64 [n], in the order of the ids; those of later laps too."""
+        return records_of(self, sample_ids)
 
     def tag(self, number: int) -> str | None:
         """Return what stands before the paths of a source; None if one storage reads those of all sources."""

@@ -12,7 +12,7 @@ class Record:
     """One row of an index. `record["image"]` is a cell, and `record.sample_id` is the number of the row."""
 
     sample_id: int
-    """Number of the row, starting at 0."""
+    """Number of the row, starting at 0. During a run, that of a repeated draw is greater: modulo N, it is the row."""
     cells: tuple[Cell, ...]
     """One value per column: a path, a `Span`, an `LmdbValue`, a `RowValue`, a number or a string."""
     columns: tuple[Column, ...]

@@ -17,6 +17,7 @@ index_runs    IndexRuns: that run, and the one over the shorter index with which
 run_choices   RunChoices: the arguments of an MPDataset, which make a run of any index
 agreement     how many samples of a growing index all ranks have
 mixing        opens the indexes of a mixture, and turns its weights into orders
+orders        the order of the samples and the length of epochs, as the arguments say
 index_source  IndexSource: batches of an MPDataset
 map_options   MapOptions: an MPLoader's arguments for map-style datasets
 stream_source  StreamSource: batches of an iterable dataset

@@ -72,8 +72,11 @@ class MPDataset(IterableDataset[Batch]):
             the epoch, `"drop"` omits the remaining samples, `"ragged"` yields every sample exactly once, in short or
             empty batches.
         shuffle: False, True (same as `Shuffle()`), or an order: `Shuffle()`, `BlockShuffle(...)`, `Sequential()`; or
-            one that repeats some samples and leaves out others: `Balanced("label")`, `Weighted("weight")`.
+            one that repeats some samples and leaves out others: `Balanced("label")`, `Weighted("weight")`,
+            `PKBatches("label", 8, 4)`; or one that sorts: `Curriculum("difficulty", window_samples=10_000)`.
         seed: seed of the order and of all random numbers, in [0, 2**63).
+        epoch_samples: number of samples in an epoch. None means as many as the index has, or as the order says. Epochs
+            of another length go through all samples, again and again: each goes on where the one before has ended.
         topology: rank and world size. None calls `detect_topology()` when an iteration begins.
         cache: a `PartialCache`, which keeps a fixed part of the samples on a fast disk or in memory.
         row_index: makes random and centre crops of JPEGs faster from the second epoch on, with the same pixels. True
@@ -119,6 +122,7 @@ class MPDataset(IterableDataset[Batch]):
         tail: Tail | Literal["drop", "pad", "ragged"] = Tail.PAD,
         shuffle: bool | OrderChoice | IndexOrder = False,
         seed: int = 0,
+        epoch_samples: int | None = None,
         topology: Topology | None = None,
         cache: PartialCache | None = None,
         row_index: bool | None = None,
@@ -144,6 +148,7 @@ class MPDataset(IterableDataset[Batch]):
             batch_size=batch_size,
             tail=Tail(tail),
             shuffle=shuffle,
+            epoch_samples=epoch_samples,
             cache=cache,
             row_index=row_index,
             policy=policy_of(on_error),

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import SampleError
+from mpload.index.index import records_of
 from mpload.loader.epochs import Epoch
 from mpload.loader.frameworks import samples_of_a_batch
 from mpload.loader.index_runs import IndexRuns
@@ -105,7 +106,7 @@ class EpochIterator(Iterator[Any]):
         numbers = (runs * self._num_workers + self._worker) * self._run_samples + places
         numbers = numbers[numbers < self._plan.num_batches]
         sample_ids = self._order.sample_ids(self._plan.single_positions(numbers))
-        records = self._run.index.records(sample_ids)
+        records = records_of(self._run.index, sample_ids)
         if self._run.pipeline.ahead.is_active:
             self._run.pipeline.plan_ahead(records)
         self._block.extend(zip((before + 1).tolist(), records, strict=False))

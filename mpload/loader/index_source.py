@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError, MploadError, MploadWarning, SampleError, TooManyBadSamples, cause_of
-from mpload.index.index import peers_of
+from mpload.index.index import peers_of, records_of
 from mpload.loader.collate import BatchSeed, CollateError, why_not_in_workers
 from mpload.loader.epochs import Epoch
 from mpload.loader.forms import Form, fields_of, forms_of, template_of_columns
@@ -259,7 +259,7 @@ class IndexSource:
     def _write_down(self, sample_id: int, cause: str, *, epoch: int) -> BadSample:
         """Record a bad sample in the report, and return it; raise if the error policy says so."""
         pipeline = self._run.pipeline
-        bad = pipeline.describe(pipeline.index.records([sample_id])[0], cause)
+        bad = pipeline.describe(records_of(pipeline.index, [sample_id])[0], cause)
         if pipeline.policy.action is ErrorAction.RAISE:
             raise SampleError(str(bad))
         pipeline.bad.count(0, epoch=epoch)

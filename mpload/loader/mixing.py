@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from mpload.index.index import Index
-from mpload.index.mixture import Mixture, flattened, shares_of
+from mpload.index.mixture import Mixture, counts_of, flattened, shares_of
 from mpload.index.mixture_index import MixtureIndex
 from mpload.index.opening import open_index
 from mpload.plan.mixture import MixtureOrders
 from mpload.plan.order import OrderChoice
 from mpload.plan.shares import Shares
+from mpload.plan.source_orders import SourceChoices
 from mpload.plan.turns import Phase
 from mpload.storage.remote import RemoteStorage
 
@@ -29,9 +30,18 @@ def open_mixture(mixture: Mixture, storage: RemoteStorage | None = None) -> Mixt
     return MixtureIndex(mixture, opened)
 
 
-def orders_of(index: MixtureIndex, of_source: OrderChoice) -> MixtureOrders:
+def orders_of(index: MixtureIndex, of_source: OrderChoice | SourceChoices) -> MixtureOrders:
     """Return the orders of all epochs, in which each source goes through its samples as `of_source` says."""
     mixture = index.mixture
+    if mixture.repeats:
+        counts = counts_of(mixture, index.lengths)
+        return MixtureOrders(
+            lengths=index.lengths,
+            of_source=of_source,
+            epoch_samples=max(1, sum(counts)),
+            planned=(Phase(start=0, shares=Shares.exactly(counts)),),
+            repeats=True,
+        )
     return MixtureOrders(
         lengths=index.lengths,
         of_source=of_source,

@@ -8,15 +8,14 @@ from typing import Any, Literal
 from mpload.errors import ArgumentError
 from mpload.images.decoders import ImageDecoder
 from mpload.index.index import Index, require_files
-from mpload.index.mixture_index import MixtureIndex
 from mpload.index.weighting import IndexOrder
 from mpload.loader.collate import Collate
 from mpload.loader.epochs import EpochTable
 from mpload.loader.index_run import IndexRun
-from mpload.loader.mixing import orders_of
+from mpload.loader.orders import epochs_of
 from mpload.loader.presenting import Presenter
 from mpload.plan.batching import Batching
-from mpload.plan.order import OrderChoice, Sequential, Shuffle
+from mpload.plan.order import OrderChoice
 from mpload.plan.plan import Tail
 from mpload.samples.cache.choice import CachedForm, PartialCache, open_cache
 from mpload.samples.pipeline import Pipeline
@@ -38,6 +37,7 @@ class RunChoices:
     batch_size: int | None
     tail: Tail
     shuffle: bool | OrderChoice | IndexOrder
+    epoch_samples: int | None
     cache: PartialCache | None
     row_index: bool | None
     policy: ErrorPolicy
@@ -94,18 +94,7 @@ class RunChoices:
         )
 
     def _batching_of(self, index: Index) -> Batching:
-        order, num_samples = self._order_of(index), len(index)
-        if isinstance(index, MixtureIndex):
-            order = orders = orders_of(index, order)
-            num_samples = orders.epoch_samples
+        order, num_samples = epochs_of(
+            self.shuffle, index, epoch_samples=self.epoch_samples, batch_size=self.batch_size
+        )
         return Batching(num_samples=num_samples, batch_size=self.batch_size or 1, order=order, tail=self.tail)
-
-    def _order_of(self, index: Index) -> OrderChoice:
-        shuffle = self.shuffle
-        if isinstance(shuffle, bool):
-            return Shuffle() if shuffle else Sequential()
-        if isinstance(shuffle, IndexOrder) and isinstance(index, MixtureIndex):
-            raise ArgumentError(
-                f"shuffle={shuffle!r} is for one index, not for a mixture. Choose Shuffle() or BlockShuffle()"
-            )
-        return shuffle.bind(index) if isinstance(shuffle, IndexOrder) else shuffle

@@ -11,6 +11,9 @@ mixture       the order of a mixture of sources
 shares        divides positions among sources by weight
 turns         the source that each position takes a sample of, and which of its samples
 source_orders the order in which each source of a mixture goes through its samples
+laps          epochs that are longer or shorter than the index
+repeats       the sample_ids of samples that come several times in an epoch
+permutations  many permutations at once
 _mixture      the loops of mixtures over single positions (C, optional)
 topology      the rank of this process and the number of ranks
 checkpoint    the state from which a run resumes

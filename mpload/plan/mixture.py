@@ -3,9 +3,8 @@
 Positions count on from epoch to epoch. `mpload.plan.shares` divides them among the sources. Each source goes through
 its own samples in its own order, lap after lap, wherever the epochs of the mixture begin.
 
-A sample_id is the number of a sample in the concatenation of all sources, plus the number of samples of all sources for
-every lap that its source has completed. So a sample that comes again in the same epoch has another sample_id, and gets
-other random numbers. The remainder says which sample it is.
+A sample_id is the number of a sample in the concatenation of all sources. It differs between the laps of its source:
+see `mpload.plan.repeats`.
 """
 
 import hashlib
@@ -21,18 +20,19 @@ from numpy.typing import NDArray
 from mpload.errors import ArgumentError
 from mpload.plan.order import OrderChoice, checked_positions
 from mpload.plan.ranges import MAX_NUM_SAMPLES, check_range
+from mpload.plan.repeats import repeated
 from mpload.plan.shares import Shares
-from mpload.plan.source_orders import SourceOrders
+from mpload.plan.source_orders import SourceChoices, SourceOrders
 from mpload.plan.turns import Phase, Turns
 
 __all__ = ["MixtureOrder", "MixtureOrders"]
 
 
 class _Latest:
-    """What was computed for the latest seed. It is not pickled."""
+    """What was computed for the latest seed and, with repeats, epoch. It is not pickled."""
 
     def __init__(self) -> None:
-        self.parts: tuple[int, Turns, SourceOrders] | None = None
+        self.parts: tuple[tuple[int, int], Turns, SourceOrders] | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
         return _Latest, ()
@@ -48,6 +48,7 @@ class MixtureOrders:
         epoch_samples: the number of positions of an epoch.
         planned: the phases that were known when the run began. The first one starts at 0.
         changes: the phases that were decided on during the run. From the first of them on, planned ones are void.
+        repeats: whether every epoch has exactly the shares of the only phase.
 
     Process: may be pickled and forked. It may be used by many threads.
 
@@ -56,10 +57,11 @@ class MixtureOrders:
     """
 
     lengths: tuple[int, ...]
-    of_source: OrderChoice
+    of_source: OrderChoice | SourceChoices
     epoch_samples: int
     planned: tuple[Phase, ...]
     changes: tuple[Phase, ...] = ()
+    repeats: bool = False
     _latest: _Latest = field(default_factory=_Latest, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -89,7 +91,8 @@ class MixtureOrders:
         """The choice as a stable text that checkpoints store. It leaves out the changes, which have a field there."""
         planned = json.dumps([[phase.start, phase.shares.parts] for phase in self.planned]).encode()
         digest = hashlib.blake2b(planned, digest_size=8).hexdigest()
-        return f"mixture(order={self.of_source.spec},epoch_samples={self.epoch_samples},weights={digest})"
+        what = "repeats" if self.repeats else "weights"
+        return f"mixture(order={self.of_source.spec},epoch_samples={self.epoch_samples},{what}={digest})"
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -108,6 +111,8 @@ class MixtureOrders:
 
     def changed(self, start: int, shares: Shares) -> Self:
         """Return the same orders, in which these shares hold from position `start` on, counted over all epochs."""
+        if self.repeats:
+            raise ArgumentError("the mixture has repeats, which cannot be changed. Make a Mixture with weights")
         earlier = (phase for phase in self.changes if phase.start < start)
         return self.with_changes((*earlier, Phase(start=start, shares=shares)))
 
@@ -118,24 +123,36 @@ class MixtureOrders:
 
     def counts_before(self, *, seed: int, epoch: int, position: int) -> list[int]:
         """Return how many positions each source has before a position of an epoch, counted over all epochs."""
-        found: list[int] = (
-            Turns(self.phases, seed=seed).counts_before(self.position_of(epoch=epoch, position=position)).tolist()
-        )
+        turns = self._turns(seed=seed, epoch=epoch)
+        found: list[int] = turns.counts_before(self.position_of(epoch=epoch, position=position)).tolist()
         return found
+
+    def _turns(self, *, seed: int, epoch: int) -> Turns:
+        if not self.repeats:
+            return Turns(self.phases, seed=seed)
+        (phase,) = self.phases
+        counts = [part * (self.epoch_samples // phase.shares.total) for part in phase.shares.parts]
+        return Turns(
+            (replace(phase, start=self.position_of(epoch=epoch, position=0)),),
+            seed=seed,
+            counts=[epoch * count for count in counts],
+            num_positions=self.epoch_samples,
+        )
 
     def order(self, *, num_samples: int, seed: int, epoch: int) -> "MixtureOrder":
         """Return the order of an epoch; see `OrderChoice.order`. `num_samples` must be `epoch_samples`."""
         check_range("num_samples", num_samples, self.epoch_samples, self.epoch_samples + 1)
-        parts = self._latest.parts
-        if parts is None or parts[0] != seed:
+        parts, key = self._latest.parts, (seed, epoch if self.repeats else 0)
+        if parts is None or parts[0] != key:
             sources = SourceOrders(lengths=self.lengths, choice=self.of_source, seed=seed)
-            self._latest.parts = parts = seed, Turns(self.phases, seed=seed), sources
+            self._latest.parts = parts = key, self._turns(seed=seed, epoch=epoch), sources
         return MixtureOrder(
             num_samples=num_samples,
             start=self.position_of(epoch=epoch, position=0),
             lengths=self.lengths,
             turns=parts[1],
             sources=parts[2],
+            are_draws=isinstance(self.of_source, SourceChoices) and self.of_source.are_draws,
         )
 
 
@@ -148,6 +165,8 @@ class MixtureOrder:
     lengths: tuple[int, ...]
     turns: Turns
     sources: SourceOrders
+    are_draws: bool
+    """Whether a sample may come several times within a lap of its source."""
 
     def sample_ids(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the sample_ids at `positions`; see `Order.sample_ids`."""
@@ -158,8 +177,7 @@ class MixtureOrder:
         ids = self.sources.ids(sources, laps, turns - laps * of_source)
         num_ids = sum(self.lengths)
         ids += np.array(first_ids(self.lengths), np.int64)[sources]
-        ids += laps % (MAX_NUM_SAMPLES // num_ids) * num_ids
-        return ids
+        return repeated(ids, turns if self.are_draws else laps, num_ids)
 
 
 def first_ids(lengths: Sequence[int]) -> list[int]:

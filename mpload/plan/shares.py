@@ -111,6 +111,12 @@ class Shares:
         divisor = math.gcd(*parts) or 1
         return cls(tuple(part // divisor for part in parts))
 
+    @classmethod
+    def exactly(cls, counts: Sequence[int]) -> "Shares":
+        """Return the shares with which so many positions of each source make an epoch."""
+        divisor = math.gcd(*counts) or 1
+        return cls(tuple(count // divisor for count in counts))
+
     @property
     def total(self) -> int:
         """The number of positions after which every source has exactly its part."""

@@ -7,22 +7,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.plan.order import Order, OrderChoice, ShuffledOrder
-from mpload.plan.permutation import Permutation
-from mpload.plan.shares import NATIVE
+from mpload.plan.permutations import Permutations
 
-__all__ = ["SourceOrders"]
+__all__ = ["SourceChoices", "SourceOrders"]
 
 _MAX_KEPT = 1 << 16
 _MAX_COUNTED = 1 << 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Permutations:
-    """Several permutations, as the native module wants them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceChoices:
+    """An order choice for each source, made from its own columns."""
 
-    nums_values: NDArray[np.uint64]
-    sides: NDArray[np.uint64]
-    keys: NDArray[np.uint64]
+    choices: tuple[OrderChoice, ...]
+    shown: str
+    """How the user wrote it."""
+    are_draws: bool
+    """Whether samples may come several times within a lap."""
+
+    @property
+    def spec(self) -> str:
+        """The choices as a stable text that checkpoints store."""
+        specs = list(dict.fromkeys(choice.spec for choice in self.choices))
+        if len(specs) == 1:
+            return specs[0]
+        words = "\n".join(choice.spec for choice in self.choices).encode("utf-8", "surrogateescape")
+        return f"{specs[0]}...{hashlib.blake2b(words, digest_size=8).hexdigest()}"
+
+    def __repr__(self) -> str:
+        return self.shown
 
 
 class SourceOrders:
@@ -31,12 +44,12 @@ class SourceOrders:
     Memory: the orders of the latest laps, up to 65,536.
     """
 
-    def __init__(self, *, lengths: tuple[int, ...], choice: OrderChoice, seed: int) -> None:
+    def __init__(self, *, lengths: tuple[int, ...], choice: OrderChoice | SourceChoices, seed: int) -> None:
         self._lengths = lengths
         self._choice = choice
         self._seeds = [_seed_of(seed, source) for source in range(len(lengths))]
         self._orders: dict[tuple[int, int], Order] = {}
-        self._latest: tuple[bytes, list[Order], _Permutations | None] = (b"", [], None)
+        self._latest: tuple[bytes, list[Order], Permutations | None] = (b"", [], None)
 
     def ids(self, sources: NDArray[np.int64], laps: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the number of a sample in its source, int64 [n], for a source, a lap of it and a place in that lap."""
@@ -46,24 +59,15 @@ class SourceOrders:
         codes = (laps - first_lap) * len(self._lengths) + sources
         found, rows = _numbered(codes)
         orders, permutations = self._orders_of(found, first_lap)
-        if permutations is not None and NATIVE is not None:
-            permuted = np.empty(len(places), np.uint64)
-            NATIVE.permute_each(
-                places.view(np.uint64),
-                rows.view(np.uint64),
-                permutations.nums_values,
-                permutations.sides,
-                permutations.keys,
-                permuted,
-            )
-            return permuted.view(np.int64)
+        if permutations is not None:
+            return permutations(places, rows)
         ids = np.empty_like(places)
         for row, order in enumerate(orders):
             here = rows == row
-            ids[here] = order.sample_ids(places[here])
+            ids[here] = order.sample_ids(places[here]) % order.num_samples  # those of repeated draws are greater
         return ids
 
-    def _orders_of(self, codes: NDArray[np.int64], first_lap: int) -> tuple[list[Order], _Permutations | None]:
+    def _orders_of(self, codes: NDArray[np.int64], first_lap: int) -> tuple[list[Order], Permutations | None]:
         key = codes.tobytes() + first_lap.to_bytes(8, "little")
         latest = self._latest
         if latest[0] != key:
@@ -73,7 +77,11 @@ class SourceOrders:
                 for source, lap in zip(sources.tolist(), (laps + first_lap).tolist(), strict=True)
             ]
             permutations = [order.permutation for order in orders if isinstance(order, ShuffledOrder)]
-            self._latest = latest = key, orders, _joined(permutations) if len(permutations) == len(orders) else None
+            self._latest = latest = (
+                key,
+                orders,
+                Permutations(permutations) if len(permutations) == len(orders) else None,
+            )
         return latest[1:]
 
     def _order(self, source: int, lap: int) -> Order:
@@ -81,17 +89,10 @@ class SourceOrders:
         if (found := self._orders.get(key)) is None:
             if len(self._orders) >= _MAX_KEPT:
                 self._orders.clear()
-            found = self._choice.order(num_samples=self._lengths[source], seed=self._seeds[source], epoch=lap)
+            choice = self._choice.choices[source] if isinstance(self._choice, SourceChoices) else self._choice
+            found = choice.order(num_samples=self._lengths[source], seed=self._seeds[source], epoch=lap)
             self._orders[key] = found
         return found
-
-
-def _joined(permutations: list[Permutation]) -> _Permutations:
-    return _Permutations(
-        nums_values=np.array([each.num_values for each in permutations], np.uint64),
-        sides=np.array([each.side for each in permutations], np.uint64),
-        keys=np.array([each.keys for each in permutations], np.uint64),
-    )
 
 
 def _numbered(codes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

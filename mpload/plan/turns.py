@@ -1,5 +1,6 @@
 """Which source has its turn at each position of a run, and which turn of that source it is."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -39,17 +40,32 @@ class Turns:
 
     Each phase divides its positions anew, and goes on with each source where the phase before has left it.
 
+    Args:
+        phases: the phases.
+        seed: the run's seed.
+        counts: the number of turns of each source before the first phase; None if it starts at 0.
+        num_positions: the number of positions of the only phase after which each source must have exactly its share;
+            None if there is no such place. The window that contains it is not permuted.
+
     Memory: the latest three blocks of positions (see `Shares`), 10 bytes each, and 512 KiB for the permutations.
     """
 
-    def __init__(self, phases: tuple[Phase, ...], *, seed: int) -> None:
+    def __init__(
+        self,
+        phases: tuple[Phase, ...],
+        *,
+        seed: int,
+        counts: Sequence[int] | None = None,
+        num_positions: int | None = None,
+    ) -> None:
         self._phases = phases
+        self._num_positions = num_positions
         self._seed = seed
         self._blocks: dict[tuple[int, int], _Table] = {}
         self._made_last: dict[int, Block] = {}
         self._known: tuple[int, NDArray[np.int64]] = (-1, np.empty((0, 0), np.int64))
         self._starts = np.array([phase.start for phase in phases], np.int64)
-        self._bases = [np.zeros(len(phases[0].shares.parts), np.int64)]
+        self._bases = [np.array(counts or [0] * len(phases[0].shares.parts), np.int64)]
         for number, (phase, following) in enumerate(pairwise(phases)):
             self._bases.append(self._counts_in(number, following.start - phase.start))
 
@@ -114,9 +130,13 @@ class Turns:
         return _Table(first=phase.start + block * len(sources), sources=sources, turns=turns)
 
     def _permuted(self, number: int, block: int, num_positions: int) -> NDArray[np.int64]:
-        """Return, for each place of a block, the one to which its window is permuted. A short last window stays."""
+        """Return, for each place of a block, the one to which its window is permuted. A short last one stays."""
         num_windows = num_positions // _WINDOW_POSITIONS
-        windows = np.arange(num_windows, dtype=np.uint64) + np.uint64(block * num_windows)
+        first_window = block * num_windows
+        if self._num_positions is not None:
+            num_left = self._num_positions - block * num_positions
+            num_windows = max(0, min(num_windows, num_left // _WINDOW_POSITIONS))
+        windows = np.arange(num_windows, dtype=np.uint64) + np.uint64(first_window)
         chosen = self._permutations(number)[(mixed(windows) >> np.uint64(32)) % np.uint64(_NUM_PERMUTATIONS)]
         places = np.arange(num_positions)
         inside = places[: num_windows * _WINDOW_POSITIONS].reshape(num_windows, _WINDOW_POSITIONS)

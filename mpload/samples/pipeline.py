@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mpload.errors import FAILURES, MploadError, OutageError, SampleError, StorageError, cause_of
 from mpload.images.claims import Claim, unclaimed
 from mpload.index.columns import path_of, range_of
-from mpload.index.index import Index, Record, peers_of
+from mpload.index.index import Index, Record, peers_of, records_of
 from mpload.plan.sample_rng import SampleRng
 from mpload.samples.batch import Batch, Sample, columns_of_samples
 from mpload.samples.column_decoders import ColumnDecoders, Ready
@@ -206,9 +206,9 @@ class Pipeline:
             causes.append(replace(bad, error=None))  # its traceback leads back to this list
             self.bad.add(bad)
 
-        records = self.index.records(sample_ids)
+        records = records_of(self.index, sample_ids)
         if self.ahead.is_active:
-            self.plan_ahead(records if following is None else [*records, *self.index.records(following())])
+            self.plan_ahead(records if following is None else [*records, *records_of(self.index, following())])
         with self.lent_generators():
             for record in records:
                 place = len(ids)
@@ -386,7 +386,7 @@ class Pipeline:
         """Return the report on a sample that failed."""
         cells = (str(record.cells[number]) for number in self.sources)
         sources = tuple(redacted(cell) if is_url(cell) else cell for cell in cells)
-        row = record.sample_id % len(self.index)  # a mixture counts on from lap to lap
+        row = record.sample_id % len(self.index)  # that of a repeated draw is greater
         return BadSample(sample_id=row, where=self.index.where(row), paths=sources, cause=cause, error=error)
 
     def __getstate__(self) -> dict[str, Any]:

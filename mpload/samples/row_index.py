@@ -184,7 +184,8 @@ class RowIndex:
 
     def decoder(self, decode: Callable[..., Any], sample_id: int, place: int) -> Callable[..., Pixels]:
         """Return `decode` for one photo, the sample's source number `place`."""
-        return partial(decode_with_rows, decode, _PhotoRows(self, sample_id * self._num_sources + place))
+        number = (sample_id * self._num_sources + place) % self.num_photos  # the id of a repeated draw is greater
+        return partial(decode_with_rows, decode, _PhotoRows(self, number))
 
     def read(self, number: int) -> bytes | None:
         """Return the entry of photo `number`. If there is none: an empty one if it should be made, otherwise None."""
@@ -203,7 +204,7 @@ class RowIndex:
 
     def read_many(self, sample_ids: NDArray[np.int64]) -> list[bytes | None]:
         """Return what `read` returns for the photo of each sample; the samples have one photo each."""
-        return [self.read(number) for number in sample_ids.tolist()]
+        return [self.read(number) for number in (sample_ids % max(1, self.num_photos)).tolist()]
 
     def write(self, number: int, entry: bytes) -> None:
         """Keep an entry of photo `number`."""

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpload.errors import ArgumentError
+from mpload.plan import permutations
 from mpload.plan import shares as shares_module
-from mpload.plan import source_orders
 from mpload.plan.batch_number import BatchNumber
 from mpload.plan.batching import Batching
 from mpload.plan.mixture import MixtureOrders
@@ -214,7 +214,7 @@ def test_shuffled_sources_do_not_depend_on_the_native_module(
     positions = np.array(data.draw(st.lists(st.integers(0, 10**9 - 1), max_size=30)), np.int64)
     native = orders.order(num_samples=10**9, seed=seed, epoch=epoch).sample_ids(positions)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(source_orders, "NATIVE", None)
+        patched.setattr(permutations, "NATIVE", None)
         plain = _orders(tuple(lengths), (0, (1,) * len(lengths)), epoch=10**9)
         assert (plain.order(num_samples=10**9, seed=seed, epoch=epoch).sample_ids(positions) == native).all()
 

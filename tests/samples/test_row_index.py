@@ -14,7 +14,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mpload import ImageDecoder, MPDataset, MPLoader, PartialCache, RandomResizedCrop, ResizeCenterCrop, Topology
+from mpload import (
+    Balanced,
+    ImageDecoder,
+    MPDataset,
+    MPLoader,
+    PartialCache,
+    RandomResizedCrop,
+    ResizeCenterCrop,
+    Topology,
+)
 from mpload.errors import ArgumentError, MploadWarning
 from mpload.images.backends import can_note_rows
 from mpload.images.decoders import jpeg_backend
@@ -332,3 +341,21 @@ def test_processes_killed_while_filling_it_leave_no_wrong_pixel(tmp_path: Path, 
     command = [sys.executable, "-m", "tests.support.row_indexes", str(tmp_path / "photos"), str(num_kills)]
     ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
     assert json.loads(ran.stdout) == {"exited": 0, "same": True, "num_entries": NUM_PHOTOS}
+
+
+@pytest.mark.processes
+def test_samples_that_are_drawn_again_share_an_entry_and_what_a_cache_keeps(text: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"shuffle": Balanced(), "epoch_samples": 4 * NUM_PHOTOS, "batch_size": 4}
+
+    def drawn(**further: Any) -> MPDataset:
+        return MPDataset(text, decode=RandomResizedCrop(24), topology=Topology(), **options, **further)
+
+    plain = drawn(row_index=False)
+    expected = [epoch_of(plain) for _ in range(2)]
+    cached = PartialCache(tmp_path / "cache", fraction=0.6)
+    for others in (drawn(row_index=True), drawn(row_index=True, cache=cached)):
+        with MPLoader(others, num_workers=2) as loader:
+            assert [epoch_of(loader) for _ in range(2)] == expected
+        rows = rows_of(others)
+        assert rows is not None
+        assert rows.num_entries() == NUM_PHOTOS
