@@ -67,7 +67,7 @@ class IndexRun:
             "tail": str(self.batching.tail),
             "epoch": str(self.epochs.next.number),
         }
-        if isinstance(self.batching.order, MixtureOrders):
+        if isinstance(self.batching.order, MixtureOrders) or self.batching.num_samples != len(self.index):
             facts["samples of an epoch"] = format_count(self.batching.num_samples)
         return facts if self.cache is None else {**facts, "cached": f"{self.cache.fraction:.0%}"}
 

@@ -52,7 +52,8 @@ class Order(Protocol):
             positions: `int64[n]`, each in `[0, num_samples)`, in any sequence. It is not modified.
 
         Returns:
-            `int64[n]`, a new array.
+            `int64[n]`, a new array. An id of `num_samples` or greater is that of a repeated draw: modulo the number of
+            samples of the index, it says which sample it is, and its random numbers are others.
 
         Raises:
             ArgumentError: `positions` is not a one-dimensional `int64` array, or a position is out of range.

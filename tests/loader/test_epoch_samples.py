@@ -254,3 +254,24 @@ def test_errors_name_the_line_of_a_sample_that_is_drawn_again(tmp_path: Path, mo
     dataset = mixed(path, shuffle=Balanced(), epoch_samples=60)  # type: ignore[arg-type]
     with pytest.raises(SampleError, match=r"a\.txt:5: sample 1 \(.*a1\)"):
         samples(dataset)
+
+
+@pytest.mark.parametrize("order", [True, Balanced(), Curriculum("weight", window_samples=4), PKBatches("label", 2, 2)])
+def test_an_epoch_that_began_before_lines_were_appended_ends_over_the_old_ones(tmp_path: Path, order: Any) -> None:
+    text = tmp_path / "a.txt"
+    lines = [f"a{number}\t{number % 3}\t{number}\n" for number in range(60)]
+
+    def dataset() -> MPDataset:
+        return MPDataset(text, shuffle=order, epoch_samples=12, batch_size=4, topology=Topology())
+
+    text.write_text("#mpload 1\n#columns name:str label:int weight:int\n" + "".join(lines[:20]))
+    whole = names(dataset())
+    first = dataset()
+    next(iter(first))
+    state = first.state_dict()
+    text.write_text(text.read_text() + "".join(lines[20:]))
+    grown = dataset()
+    grown.load_state_dict(state)
+    assert names(grown) == whole[4:]
+    later = {name for _ in range(10) for name in names(grown)}
+    assert later - {line.split("\t")[0] for line in lines[:20]}
