@@ -41,7 +41,8 @@ class PKBatches:
 
     An epoch has as many whole batches as the samples of these classes fill. It continues where the one before has
     ended. **So an epoch does not visit every sample once**: samples of small classes come more often than others. All
-    other promises hold: batches are the same on any number of ranks and workers, and a run resumes at any batch.
+    other promises hold: batches are the same on any number of ranks and workers, and a run resumes at any batch. With
+    `on_error="substitute"`, a bad sample is replaced by one of any class.
 
     Attributes:
         column: a column of integers or texts. Samples with a negative integer, which marks samples to ignore, are left

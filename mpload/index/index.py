@@ -16,14 +16,13 @@ from mpload.errors import ArgumentError, IndexChangedError, IndexFormatError, Mp
 from mpload.index.columns import Column, format_columns
 from mpload.index.lines import NATIVE, Lines, Maps, cells_of
 from mpload.index.lookup import SidecarColumn, SidecarFile, SidecarLayout, check_sample_ids, first_rows
-from mpload.index.open_file import OpenFile
+from mpload.index.open_file import OpenFile, read_pieces
 from mpload.index.record import Record
 from mpload.index.text import MAX_LINE_BYTES, Header
 from mpload.plan.parts import Fold, Share
 from mpload.storage.mapped import can_load, map_of
-from mpload.storage.merging import merge_nearby
 from mpload.storage.remote import redacted
-from mpload.units import KIB, MIB, format_count, format_facts, html_table
+from mpload.units import MIB, format_count, format_facts, html_table
 
 __all__ = [
     "Index",
@@ -43,10 +42,7 @@ __all__ = [
     "text_bytes",
 ]
 
-_MAX_GAP_BYTES = 4 * KIB  # reading this many unneeded bytes costs less than another system call
-_MAX_READ_BYTES = MIB
 _MAX_MAPPED_BYTES = 64 * MIB  # of text and sidecar: an index of about a million lines
-_FEW_PIECES = 64  # up to this many are read one by one, as planning merged reads would take longer
 
 
 class Index:
@@ -247,7 +243,7 @@ class Index:
         starts, ends = self._bounds(sample_ids)
         skips = np.minimum(starts - self._header.body_bytes, 1)
         lengths = ends - starts + skips
-        pieces = _pieces(self._text, starts - skips, lengths)
+        pieces = read_pieces(self._text, starts - skips, lengths)
         ends_text = (ends == self._stamp[0]).tolist()  # only there may the newline be missing
         lines = []
         for piece, skip, length, is_at_end in zip(pieces, skips.tolist(), lengths.tolist(), ends_text, strict=True):
@@ -396,13 +392,3 @@ def misfit(index: Index) -> IndexChangedError:
 def sidecar_of(index: Index) -> SidecarLayout:
     """Return the layout of an index's sidecar, which includes its path."""
     return index._layout  # noqa: SLF001
-
-
-def _pieces(file: OpenFile, offsets: NDArray[np.int64], lengths: NDArray[np.int64]) -> list[bytes]:
-    """Return the bytes of each piece. A piece is shorter than its length if the file ends first."""
-    if len(offsets) <= _FEW_PIECES:
-        return [file.read(*piece) for piece in zip(offsets.tolist(), lengths.tolist(), strict=True)]
-    reads = merge_nearby(offsets, lengths, max_gap_bytes=_MAX_GAP_BYTES, max_read_bytes=_MAX_READ_BYTES)
-    data = [file.read(*read) for read in zip(reads.offsets.tolist(), reads.lengths.tolist(), strict=True)]
-    parts = zip(reads.read_of.tolist(), reads.start_in_read.tolist(), lengths.tolist(), strict=True)
-    return [data[read][start : start + length] for read, start, length in parts]

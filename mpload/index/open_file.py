@@ -8,9 +8,18 @@ import weakref
 from pathlib import Path
 from typing import BinaryIO
 
-from mpload.errors import IndexFormatError, IndexNotFoundError, StorageError
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["OpenFile", "open_text"]
+from mpload.errors import IndexFormatError, IndexNotFoundError, StorageError
+from mpload.storage.merging import merge_nearby
+from mpload.units import KIB, MIB
+
+__all__ = ["OpenFile", "open_text", "read_pieces"]
+
+_MAX_GAP_BYTES = 4 * KIB  # reading this many unneeded bytes costs less than another system call
+_MAX_READ_BYTES = MIB
+_FEW_PIECES = 64  # up to this many are read one by one, as planning merged reads would take longer
 
 # Opening a FIFO must not block. A check afterwards finds that it is not a regular file.
 _OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -79,3 +88,13 @@ class OpenFile:
         raised = StorageError(f"{self.path}: cannot be read: {error.strerror}. Was it moved or deleted?")
         raised.errno = error.errno
         return raised
+
+
+def read_pieces(file: OpenFile, offsets: NDArray[np.int64], lengths: NDArray[np.int64]) -> list[bytes]:
+    """Return the bytes of each piece. A piece is shorter than its length if the file ends first."""
+    if len(offsets) <= _FEW_PIECES:
+        return [file.read(*piece) for piece in zip(offsets.tolist(), lengths.tolist(), strict=True)]
+    reads = merge_nearby(offsets, lengths, max_gap_bytes=_MAX_GAP_BYTES, max_read_bytes=_MAX_READ_BYTES)
+    data = [file.read(*read) for read in zip(reads.offsets.tolist(), reads.lengths.tolist(), strict=True)]
+    parts = zip(reads.read_of.tolist(), reads.start_in_read.tolist(), lengths.tolist(), strict=True)
+    return [data[read][start : start + length] for read, start, length in parts]

@@ -135,7 +135,7 @@ def test_every_epoch_goes_through_each_source_exactly_as_often_as_its_repeats(
     if order:
         assert epochs[0] != epochs[1]
         pattern = ["".join(name[0] for name in found) for found in epochs]
-        assert pattern[0] != pattern[1] or len({*pattern[0]}) == 1
+        assert pattern[0] != pattern[1] or len({*pattern[0]}) == 1 or wanted.total() < 64  # windows of 64 are shuffled
     counts = dataset.source_counts(dataset.state_dict())
     assert [*counts.values()] == [3 * times * size for times, size in zip(repeats, (50, 7, 31), strict=True)]
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpload import Balanced, Column, Mixture, MPDataset, open_index
+from mpload import Column, Mixture, MPDataset, open_index
 from mpload.errors import ArgumentError, OutsideRootError, SampleError
 from mpload.index.columns import range_of
 from mpload.index.index import lines_of
@@ -162,8 +162,6 @@ def test_a_mixture_has_no_columns_of_its_own_and_cannot_be_copied(tmp_path: Path
         _ = index.labels
     with pytest.raises(ArgumentError, match="a mixture has no text and no sidecar of its own"):
         index.select(tmp_path / "out.txt", where="a > 1")
-    with pytest.raises(ArgumentError, match="is for one index, not for a mixture"):
-        MPDataset(index, shuffle=Balanced("a"))
     with pytest.raises(ArgumentError, match="the index of a mixture cannot be a source"):
         MPDataset(Mixture({index: 1}))
 
