@@ -19,7 +19,7 @@ from mpload.index.table_files import HEAD_BYTES, write_head
 
 __all__ = ["write_sorted_rows"]
 
-_RUN_ROWS = 1 << 21
+_RUN_ROWS = 1 << 20
 _SAMPLES_PER_RUN = 64
 
 
