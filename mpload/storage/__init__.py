@@ -29,6 +29,7 @@ fetches          one read for read-ahead, and which samples share it
 hedging          makes a read a second time if it is late
 latencies        how long requests have taken lately
 depths           how far to read ahead
+waits            how often a thread has waited
 read_threads     threads that run jobs
 native           the native module, if it was built
 _files           opens files below a folder (C, optional): its Python module

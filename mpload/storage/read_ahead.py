@@ -1,8 +1,6 @@
 """Reads samples in advance, in a few threads, when the storage has a high latency."""
 
 import os
-import resource
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +17,7 @@ from mpload.storage.many import SLOW_NS, ManyRead
 from mpload.storage.protocols import RemoteReads, Storage
 from mpload.storage.ranges import ByteRange
 from mpload.storage.read_threads import ReadThreads
+from mpload.storage.waits import num_waits_of_thread
 from mpload.units import KIB, MIB
 
 __all__ = ["DEFAULT_AHEAD_BYTES", "ReadAhead"]
@@ -34,13 +33,7 @@ _SPARE_PART = 16
 """One part in so many of `max_bytes` is kept for reads that are made a second time."""
 _GUESSED_FILE_BYTES = 128 * KIB
 _SLOW_FAILURE_NS = 500_000_000
-_COUNTS_WAITS = sys.platform == "linux"
 _Read = TypeVar("_Read")
-
-
-def num_waits_of_thread() -> int:
-    """Return how often this thread has given up its core voluntarily, to wait for a disk, the network or a lock."""
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw if _COUNTS_WAITS else time.perf_counter_ns()
 
 
 class ReadAhead:
@@ -152,8 +145,7 @@ class ReadAhead:
             self._probe = None
         fresh = {sample_id: ranges for sample_id, ranges in wanted.items() if sample_id not in self._pieces}
         if len(fresh) < len(wanted):  # samples that come before those already planned are wanted at once
-            first = set(takewhile(fresh.__contains__, wanted))
-            self._plan_first({sample_id: fresh.pop(sample_id) for sample_id in list(fresh) if sample_id in first})
+            self._plan_first({sample_id: fresh.pop(sample_id) for sample_id in [*takewhile(fresh.get, wanted)]})
         pieces, fetches = plan_fetches(fresh, max_read_bytes=self._max_read_bytes)
         self._pieces.update(pieces)
         self._queue.extend(fetches)

@@ -22,6 +22,7 @@ crew      the workers of a pool: keeps the wanted number alive, replaces the dea
 progress  how far the workers have come, even in the middle of a chunk
 batches   the input and output of a pool
 parts     the resources that a pool shares with its workers: how they are made and released
+issuing   chunks on the board and those of later batches that workers already know of
 stream    the batches of one iteration, in order
 pool      WorkerPool: joins all of these, delivers in order, retries chunks after a death
 ```
