@@ -19,6 +19,7 @@ from mpload.index.index import peers_of, records_of
 from mpload.loader.collate import BatchSeed, CollateError, why_not_in_workers
 from mpload.loader.epochs import Epoch
 from mpload.loader.forms import Form, fields_of, forms_of, template_of_columns
+from mpload.loader.index_run import IndexRun
 from mpload.loader.index_runs import IndexRuns
 from mpload.loader.planned import SAMPLES_AHEAD, SAMPLES_ANNOUNCED, num_tasks, tasks
 from mpload.loader.presenting import SlotPresenter
@@ -26,6 +27,7 @@ from mpload.loader.row_groups import row_group_bytes
 from mpload.loader.sample_errors import error_of_failure, sample_error
 from mpload.plan.batch_number import BatchNumber
 from mpload.plan.plan import Plan
+from mpload.samples.cache.opened import OpenCache
 from mpload.samples.collated_work import MADE, CollatedWork, unpacked, whole_field
 from mpload.samples.column_decoders import ColumnDecoders
 from mpload.samples.index_work import PipelineWork
@@ -70,7 +72,7 @@ class IndexSource:
         self.load_state_dict = runs.load_state_dict
         self.set_weights = run.set_weights
         self.updated_state = run.updated_state
-        self.cache_in_memory = run.cache if run.cache is not None and run.cache.is_tmpfs() else None
+        self.cache_in_memory = _in_memory(run)
         self.forks = Forks.NEVER
         self.reads_ahead = True
         self.row_group_bytes = 0
@@ -106,6 +108,7 @@ class IndexSource:
         before = self._run, self._changes
         self._run = self._runs.of(self.epochs.current or self.epochs.next)
         self._changes = self._run.changes_of_weights
+        self.cache_in_memory = _in_memory(self._run)
         return before[0] is not self._run or before[1] != self._changes
 
     def prepare(self) -> tuple[Field | RaggedField, ...]:
@@ -265,3 +268,7 @@ class IndexSource:
         pipeline.bad.count(0, epoch=epoch)
         pipeline.bad.add(bad)
         return bad
+
+
+def _in_memory(run: IndexRun) -> OpenCache | None:
+    return run.cache if run.cache is not None and run.cache.is_tmpfs() else None
