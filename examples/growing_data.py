@@ -20,7 +20,7 @@ NUM_EPOCHS = 3
 
 
 def train(index: Path, log: Path, checkpoint: Path, *, kill_after: int) -> None:
-    """Run three epochs, and log the epoch and the pixels of each sample. Die after `kill_after` steps, unless it is 0."""
+    """Run three epochs, and log the epoch and pixels of each sample. Die after `kill_after` steps, unless it is 0."""
     dataset = mpload.MPDataset(
         index, decode={"image": mpload.RandomResizedCrop(32)}, batch_size=8, tail="ragged", shuffle=True
     )
