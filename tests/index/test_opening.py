@@ -3,11 +3,15 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import mpload
 from mpload.errors import IndexFormatError, IndexNotFoundError, StorageError
+from mpload.index import opening
+from mpload.index.lookup import SidecarLayout
+from mpload.index.sidecar import ensure_sidecar
 from mpload.ingest.checking import check_lines
 from tests.support.programs import run_as_nobody
 
@@ -22,6 +26,24 @@ OPENERS = {
 @pytest.fixture(autouse=True)
 def empty_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+def test_an_index_whose_sidecar_vanishes_while_it_is_opened_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = tmp_path / "train.txt"
+    text.write_text("a.jpg 0\n")
+    layouts = []
+
+    def ensured(path: Path, *arguments: Any, **options: Any) -> SidecarLayout:
+        layouts.append(ensure_sidecar(path, *arguments, **options))
+        if len(layouts) == 1:
+            layouts[0].path.unlink()  # as an append does, before it renames the text
+        return layouts[-1]
+
+    monkeypatch.setattr(opening, "ensure_sidecar", ensured)
+    assert mpload.open_index(text)[0]["image"] == "a.jpg"
+    assert len(layouts) == 2
 
 
 every_opener = pytest.mark.parametrize("opener", OPENERS.values(), ids=OPENERS.keys())
