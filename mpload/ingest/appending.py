@@ -104,7 +104,7 @@ def append_to_index(
     Warns:
         MploadWarning: something in the source was left out, as for `build_index`.
 
-    Memory: about 50 bytes per sample of the index.
+    Memory: about 100 bytes per sample of the index.
     """
     target = Path(os.path.normpath(Path(index).expanduser().absolute()))
     check_out(target, source_paths(source))
