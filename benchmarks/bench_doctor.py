@@ -8,8 +8,8 @@ reason, and its first remedy must be the right one. Where the remedy can be appl
 compared with that of applying it: the median of alternating trials, before and after. Nothing else may run on the
 machine.
 
-A record holds `culprit_is_right`, `remedy_is_right`, the predicted gain and whether it is a `bound` ("at least": no more
-is known), the measured gain (None: not applied), and the seconds that the doctor took. `--quick` examines two
+A record holds `culprit_is_right`, `remedy_is_right`, the predicted gain and whether it is a `bound` ("at least": no
+more is known), the measured gain (None: not applied), and the seconds that the doctor took. `--quick` examines two
 situations and writes no record. Records: benchmarks/records/doctor.jsonl.
 """
 

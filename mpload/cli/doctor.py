@@ -3,8 +3,7 @@
 import sys
 import time
 import warnings
-from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -16,7 +15,7 @@ from mpload.cli.outputs import check_output
 from mpload.cli.reports import AsJson, print_json, prints_on_stderr
 from mpload.cli.verdicts import needs_of, print_stages, print_verdict, stages_of
 from mpload.errors import ArgumentError
-from mpload.judgement.facts import Facts, Job, Trial
+from mpload.judgement.facts import Facts, Job
 from mpload.memory.machine import num_usable_cores
 from mpload.tools.running import facts_between, find_job
 from mpload.units import format_bytes, format_counted, parse_bytes
@@ -107,7 +106,7 @@ def doctor(
         return
     _print_facts(diagnosis.findings)
     print_stages(diagnosis.verdict.stages, unknown="no limit found")
-    _print_trials(diagnosis.findings.trials)
+    _print_trials(diagnosis.findings)
     print_verdict(diagnosis.verdict, diagnosis.remedies)
     if html is not None:
         print(f"\nreport   {html}")
@@ -178,15 +177,18 @@ def _print_facts(facts: Facts) -> None:
     print()
 
 
-def _print_trials(trials: Iterable[Trial]) -> None:
+def _print_trials(facts: Facts) -> None:
     """Print the rate of each number of workers and batch size that were tried: the median, if they were tried again."""
-    found: dict[tuple[int, int], list[Trial]] = {}
-    for trial in trials:
-        if not trial.is_empty and trial.change is None:
-            found.setdefault((trial.num_workers, trial.batch_size), []).append(trial)
-    for (num_workers, batch_size), tried in found.items():
-        rate = f"{median(trial.samples_per_second for trial in tried):,.0f} samples/s"
-        result = next((trial.error for trial in tried if trial.error), rate)
+    jobs = dict.fromkeys(
+        (trial.num_workers, trial.batch_size) for trial in facts.trials if not trial.is_empty and trial.change is None
+    )
+    for num_workers, batch_size in jobs:
+        job = replace(facts.job, num_workers=num_workers, batch_size=batch_size)
+        tried = replace(facts, job=job)
+        rates = tried.rates_of_trials()
+        if not rates and job != facts.job:  # its remedy says why it was not tried
+            continue
+        result = f"{median(rates):,.0f} samples/s" if rates else tried.trials_of()[0].error
         print(f"measured with {format_counted(num_workers, 'worker')} and batches of {batch_size}: {result}")
 
 

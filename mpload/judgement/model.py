@@ -22,9 +22,11 @@ __all__ = [
     "free_cores",
     "hit_share",
     "miss_share",
+    "mostly_waits",
     "needed_bytes",
     "predict",
     "roomy_bytes",
+    "yielded_cores",
 ]
 
 _PAGE_CACHE_READ_SECONDS = 200e-6
@@ -101,10 +103,25 @@ def predict(facts: Facts) -> Rates:
 
 def free_cores(facts: Facts) -> float:
     """Return the cores that other processes leave to the job."""
-    cores = facts.environment.usable_cores
+    cores, contention = facts.environment.usable_cores, facts.environment.contention
     if cores is None:
         return math.inf
-    return max(_MIN_CORES_SHARE * cores, cores - facts.environment.contention.neighbour_cores)
+    return max(_MIN_CORES_SHARE * cores, cores - contention.neighbour_cores + contention.yielded_cores)
+
+
+def yielded_cores(facts: Facts) -> float:
+    """Return the cores that others took only because the workers wait. The job would get its fair share of them all."""
+    cores, workers = facts.environment.usable_cores, facts.job.total_workers
+    taken = facts.environment.contention.neighbour_cores
+    if cores is None or math.isinf(workers) or not mostly_waits(facts):
+        return 0.0
+    return max(0.0, cores * workers / (workers + taken) - (cores - taken))
+
+
+def mostly_waits(facts: Facts) -> bool:
+    """Whether workers wait for longer than they compute."""
+    costs = costs_of_worker(facts).values()
+    return sum(cost.wait_seconds for cost in costs) > sum(cost.cpu_seconds for cost in costs)
 
 
 def costs_of_worker(facts: Facts) -> dict[str, Cost]:

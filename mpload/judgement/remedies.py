@@ -9,7 +9,7 @@ from statistics import median
 
 from mpload.judgement.causes import has_small_shards
 from mpload.judgement.facts import Alternative, Change, Cost, Facts, Stage, StorageSpeed, Temperature
-from mpload.judgement.model import Part, costs_of_worker, needed_bytes, predict, roomy_bytes
+from mpload.judgement.model import Part, costs_of_worker, mostly_waits, needed_bytes, predict, roomy_bytes
 from mpload.judgement.remedy import Bound, Remedy
 from mpload.judgement.rescues import ways_to_run
 from mpload.judgement.verdict import Verdict, budget_bytes, needed_descriptors
@@ -342,9 +342,9 @@ def _more_cores(facts: Facts) -> Iterator[_Candidate]:
     cores, host_cores = environment.usable_cores, environment.host_cores or 0
     if cores is None or predict(facts).limit in {Part.READS, Part.BANDWIDTH, Part.DEVICE}:
         return
-    costs = costs_of_worker(facts).values()
-    if sum(cost.cpu_seconds for cost in costs) < sum(cost.wait_seconds for cost in costs):
+    if mostly_waits(facts):
         return
+    costs = costs_of_worker(facts).values()
     workers_per_core = sum(cost.seconds for cost in costs) / max(1e-12, sum(cost.cpu_seconds for cost in costs))
 
     def candidate(text: str, num_cores: int) -> _Candidate:

@@ -18,10 +18,8 @@ __all__ = ["ways_to_run"]
 def ways_to_run(facts: Facts, bottleneck: Bottleneck) -> Iterator[Remedy]:
     """Yield the changes that let a job run that would not start, or not reach its end."""
     if bottleneck is Bottleneck.BROKEN:
-        path = shlex.quote(facts.index_path or "INDEX")
-        yield Remedy(
-            text=f"List the broken samples with `mpload inspect {path} --check`, and repair them", gain=math.inf
-        )
+        way = "" if facts.index_path is None else f" with `mpload inspect {shlex.quote(facts.index_path)} --check`"
+        yield Remedy(text=f"List the broken samples{way}, and repair them", gain=math.inf)
         allowed = min(1.0, math.ceil(150 * facts.samples.failed_share) / 100)
         text = f'Replace them by others: on_error=ErrorPolicy(action="substitute", max_error_fraction={allowed:.2f})'
         yield Remedy(text=text, gain=math.inf)

@@ -11,6 +11,7 @@ from mpload.judgement.model import (
     Rates,
     costs_of_worker,
     free_cores,
+    mostly_waits,
     needed_bytes,
     predict,
     roomy_bytes,
@@ -249,11 +250,9 @@ def _limited_by(facts: Facts, rates: Rates, longest: str) -> tuple[Bottleneck, s
 
 def _more_would_help(facts: Facts, rates: Rates, longest: str) -> bool:
     """Whether more workers would help: they leave cores unused, or wait, but not for a storage that may be busy."""
-    costs = costs_of_worker(facts).values()
-    are_waiting = sum(cost.wait_seconds for cost in costs) > sum(cost.cpu_seconds for cost in costs)
     is_storage = longest == Stage.READ and not facts.storage.rates
     has_room = rates.without(Part.WORKERS) >= _WORTH_IT * rates.workers
-    return (has_room or are_waiting) and longest != "lookup" and not is_storage
+    return (has_room or mostly_waits(facts)) and longest != "lookup" and not is_storage
 
 
 def _why_workers(facts: Facts, rates: Rates, longest: str) -> str:

@@ -23,6 +23,8 @@ class Contention:
 
     neighbour_cores: float = 0.0
     """The cores that processes outside the job kept busy, of those that the job may use."""
+    yielded_cores: float = 0.0
+    """Of these, the cores that the job would get if it wanted to: others take what it leaves while its workers wait."""
     throttled_share: float = 0.0
     """The share of time in which the container's CPU quota was used up."""
     delayed_share: float = 0.0

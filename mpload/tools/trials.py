@@ -1,8 +1,9 @@
 """Trials: run a loader for a few seconds, and measure its rate, waits and memory."""
 
 import errno
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from mpload.errors import MploadError, WorkerError
@@ -15,6 +16,10 @@ from mpload.units import MIB
 __all__ = ["device_copy", "run_trial"]
 
 _WARM_UP_SHARE = 0.25
+_START_SECONDS, _LOOK_SECONDS = 3.0, 0.02
+"""So long a trial waits for all workers to make a sample. If there are too few slots, some never do."""
+_MIN_READINGS = 5.0
+"""A trial takes this many times as long as to read the statistics once, which is slow on a busy machine."""
 _GROWS_BYTES = 4 * MIB
 """Buffers that fill may make a worker grow by less."""
 _COPY_BYTES = 64 * MIB
@@ -22,12 +27,12 @@ _NUM_COPIES = 8
 
 
 def run_trial(start: Callable[[], MPLoader[Any]], *, job: Job, seconds: float, **marks: Any) -> Trial:
-    """Take batches for `seconds`, and at least four. The first quarter of the time is a warm-up and does not count.
+    """Take batches for `seconds` once all workers have started. The first quarter is a warm-up and does not count.
 
     Args:
         start: Starts the loader.
         job: The settings of the loader, for the result.
-        seconds: The duration of the trial after the first batch.
+        seconds: The duration of the trial once all workers have started, and for at least two batches.
         marks: What else distinguishes the trial: more attributes of the result.
 
     Raises:
@@ -47,13 +52,13 @@ def run_trial(start: Callable[[], MPLoader[Any]], *, job: Job, seconds: float, *
 class _Moment:
     """What a loader has done and used until one moment of a trial."""
 
-    def __init__(self, loader: MPLoader[Any], num_samples: int) -> None:
+    def __init__(self, loader: MPLoader[Any]) -> None:
         pids = [pid for name, pid in loader.pids.items() if "zygote" not in name]
         running = sum(each.running_seconds for each in read_core_times_of(pids).values())
         self.at_seconds = time.monotonic()
-        self.num_samples = num_samples
         self.cpu_seconds = running + time.process_time()
         self.stats: LoaderStats = loader.stats()
+        self.num_samples = self.stats.num_samples
 
     def growth_since(self, earlier: "_Moment") -> float:
         """Return the bytes by which the workers grew per sample that the loader delivered."""
@@ -63,24 +68,43 @@ class _Moment:
         return grown_bytes / max(1, self.num_samples - earlier.num_samples)
 
 
+class _HaveStarted:
+    """Tells whether all workers have made a sample, or have had enough time to."""
+
+    def __init__(self, loader: MPLoader[Any]) -> None:
+        self._loader = loader
+        self._ends = time.monotonic() + _START_SECONDS
+        self._looks_at = 0.0
+
+    def __call__(self, now: float) -> bool:
+        if now > self._ends:
+            return True
+        if now < self._looks_at:
+            return False
+        self._looks_at = now + _LOOK_SECONDS  # statistics take time
+        return all(worker.timings.total_ns for worker in self._loader.stats().workers)
+
+
 def _run(loader: MPLoader[Any], about: dict[str, Any], *, seconds: float) -> Trial:
-    first, num_samples, num_batches = 0.0, 0, 0
+    begins_at, ends_at, num_batches = 0.0, math.inf, 0
+    have_started = _HaveStarted(loader)
     moments: list[_Moment] = []  # after the warm-up, and in the middle
     while True:
         for batch in loader:
-            num_samples += _num_samples(batch)
             del batch  # releases its slot
             now = time.monotonic()
-            first = first or now
-            done = (now - first) / seconds
-            if not moments and done >= _WARM_UP_SHARE:
-                moments.append(_Moment(loader, num_samples))
-                num_batches = -1
+            if not begins_at and have_started(now):
+                begins_at = now + _WARM_UP_SHARE * seconds
             num_batches += 1
-            if len(moments) == 1 and num_batches and done >= (1 + _WARM_UP_SHARE) / 2:
-                moments.append(_Moment(loader, num_samples))
-            if len(moments) == 2 and num_batches >= 2 and done >= 1:
-                return _result(about, [*moments, _Moment(loader, num_samples)])
+            if not moments and begins_at and now >= begins_at:
+                moments.append(_Moment(loader))
+                num_batches = 0
+                reading_seconds = time.monotonic() - now
+                ends_at = now + max((1 - _WARM_UP_SHARE) * seconds, _MIN_READINGS * reading_seconds)
+            elif len(moments) == 1 and now >= (moments[0].at_seconds + ends_at) / 2:
+                moments.append(_Moment(loader))
+            elif len(moments) == 2 and num_batches >= 2 and now >= ends_at:
+                return _result(about, [*moments, _Moment(loader)])
 
 
 def _result(about: dict[str, Any], moments: list[_Moment]) -> Trial:
@@ -97,12 +121,6 @@ def _result(about: dict[str, Any], moments: list[_Moment]) -> Trial:
         # A worker that grows once, for a large image, does not grow in both halves.
         grown_bytes_per_sample=min(middle.growth_since(begin), end.growth_since(middle)),
     )
-
-
-def _num_samples(batch: Any) -> int:
-    while isinstance(batch, tuple | Mapping):
-        batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
-    return len(batch)
 
 
 def device_copy() -> tuple[str, float] | None:

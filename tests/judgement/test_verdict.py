@@ -21,7 +21,7 @@ from mpload.judgement.facts import (
     Temperature,
     Trial,
 )
-from mpload.judgement.model import Part, predict
+from mpload.judgement.model import Part, predict, yielded_cores
 from mpload.judgement.remedies import remedies
 from mpload.judgement.remedy import Bound
 from mpload.judgement.verdict import judge
@@ -250,6 +250,18 @@ def test_other_processes_and_quotas_are_blamed_for_the_cores_that_they_take() ->
     assert judge(relieved).notes == ("Processes outside the job keep 6.0 of 8 cores busy",)
 
 
+def test_work_that_waits_gets_its_share_of_cores_that_others_keep_busy() -> None:
+    """Others take all the cores that workers leave them while they wait."""
+    found = plain(num_workers=2, step_seconds=0.01, decode=Cost(cpu_seconds=3e-3, wait_seconds=0.02))
+    for cost, bottleneck in ((found.decode, Bottleneck.WORKERS), (Cost(cpu_seconds=0.02), Bottleneck.NEIGHBOURS)):
+        contention = Contention(neighbour_cores=7.9)
+        busy = replace(found, decode=cost, environment=replace(found.environment, contention=contention))
+        contention = replace(contention, yielded_cores=yielded_cores(busy))
+        busy = replace(busy, environment=replace(busy.environment, contention=contention))
+        assert judge(busy).bottleneck is bottleneck
+        assert (remedies(busy, judge(busy))[0].num_workers is not None) == (bottleneck is Bottleneck.WORKERS)
+
+
 def test_more_broken_samples_than_the_policy_allows_are_the_verdict() -> None:
     found = plain()
     broken = replace(found, samples=replace(found.samples, num_measured=80, num_failed=20, first_failure="a.jpg: bad"))
@@ -257,7 +269,9 @@ def test_more_broken_samples_than_the_policy_allows_are_the_verdict() -> None:
     assert (verdict.bottleneck, verdict.samples_per_second) == (Bottleneck.BROKEN, 0)
     assert "20 of 100 measured samples cannot be made" in verdict.reason
     inspect, substitute = remedies(broken, verdict)
-    assert "mpload inspect INDEX --check" in inspect.text
+    assert inspect.text == "List the broken samples, and repair them"
+    (inspect, _) = remedies(replace(broken, index_path="a b.txt"), verdict)
+    assert "`mpload inspect 'a b.txt' --check`" in inspect.text
     assert "max_error_fraction=0.30" in substitute.text
     lenient = replace(broken, samples=replace(broken.samples, max_failed_share=0.3))
     assert judge(lenient).bottleneck is not Bottleneck.BROKEN

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mpload import ErrorPolicy, MPDataset, PartialCache, RandomResizedCrop
 
-__all__ = ["as_doubles", "cached", "mapped", "tolerant"]
+__all__ = ["as_doubles", "cached", "empty", "gaps", "mapped", "of_none", "tolerant"]
 
 
 class Photos:
@@ -24,7 +24,31 @@ class Photos:
         return np.full((8, 8), number, np.float64), number
 
 
-mapped = Photos()
+class Gaps:
+    """A map-style dataset, every third sample of which is missing."""
+
+    def __len__(self) -> int:
+        return 90
+
+    def __getitem__(self, number: int) -> Any:
+        return {each: each for each in range(100) if each % 3}[number]
+
+
+class Alike:
+    """A map-style dataset of samples that are all the same."""
+
+    def __init__(self, sample: Any, *, num_samples: int) -> None:
+        self.sample = sample
+        self.num_samples = num_samples
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, number: int) -> Any:
+        return self.sample
+
+
+mapped, gaps, empty, of_none = Photos(), Gaps(), Alike(0, num_samples=0), Alike(None, num_samples=10)
 
 
 def as_doubles(image: NDArray[np.uint8]) -> NDArray[np.float64]:

@@ -12,12 +12,13 @@ from typing import Any, cast
 
 import pytest
 
-from mpload import MPDataset, RandomResizedCrop
+from mpload import MPDataset, MPLoader, RandomResizedCrop, Topology
 from mpload.judgement.facts import Alternative, Change, Cost, Job
 from mpload.judgement.remedies import remedies
 from mpload.judgement.verdict import judge
 from mpload.tools.doctor import examine
 from mpload.tools.doctor.subject import IndexSubject
+from mpload.tools.trials import run_trial
 from tests.support import own_datasets
 from tests.support.judged import plain
 from tests.support.photos import make_photo_tree
@@ -53,6 +54,15 @@ def test_a_map_style_dataset_that_waits_needs_more_workers() -> None:
     assert found["verdict"]["bottleneck"] == "too few workers"
     assert any(trial["num_workers"] > 2 for trial in found["findings"]["trials"]), "no remedy was tried"
     assert found["findings"]["samples"]["output_bytes"] >= 8 * 8 * 8
+
+
+def test_the_samples_of_a_batch_that_is_a_list_of_arrays_are_counted() -> None:
+    job = Job(batch_size=8, num_workers=1)
+    tried = run_trial(
+        lambda: MPLoader(own_datasets.mapped, batch_size=8, num_workers=1, topology=Topology()), job=job, seconds=0.5
+    )
+    assert tried.busy_share is not None
+    assert tried.samples_per_second * tried.decode_seconds == pytest.approx(tried.busy_share, rel=0.5)
 
 
 @pytest.mark.slow
@@ -99,6 +109,17 @@ def test_broken_samples_are_the_verdict_unless_the_policy_of_the_dataset_allows_
     assert not index.with_name("bad.jsonl").exists(), "the doctor wrote into the user's report"
 
 
+def test_a_map_style_dataset_with_gaps_is_broken_and_no_index_is_asked_for() -> None:
+    found = told(doctor(f"{_MODULE}:gaps", "--batch-size", "4", "--json"))
+    assert found["verdict"]["bottleneck"] == "broken samples"
+    number = found["findings"]["samples"]["first_failure"].removeprefix("sample ").partition(":")[0]
+    assert found["findings"]["samples"]["first_failure"] == f"sample {number}: KeyError: {number}"
+    assert [remedy["text"].partition(":")[0] for remedy in found["remedies"]] == [
+        "List the broken samples, and repair them",
+        "Replace them by others",
+    ]
+
+
 def test_a_dataset_is_examined_with_its_cache_and_nothing_is_added_to_that(index: Path) -> None:
     found = told(doctor(f"{_MODULE}:cached", "--step-time", "10", "--json"))
     assert found["findings"]["kept_share"] == pytest.approx(0.5)
@@ -114,6 +135,7 @@ def test_wrong_arguments_are_reported_in_one_line(index: Path) -> None:
         ((f"{_MODULE}:cached", "--batch-size", "5"), "has batch_size=4"),
         ((f"{_MODULE}:cached", "--decode", "a:b"), "Leave out --decode"),
         ((f"{_MODULE}:nothing",), "has no attribute 'nothing'"),
+        ((f"{_MODULE}:empty",), "Alike holds no samples"),
         (("math:pi",), "neither an MPDataset nor a map-style dataset"),
     ):
         ran = doctor(*options)
@@ -159,6 +181,12 @@ def test_a_running_job_is_judged_by_its_statistics_and_the_kernels_counters(step
     else:
         assert "num_workers=" in loader["remedies"][0]["text"]
         assert "they wait, not compute" in shown
+
+
+def test_samples_that_no_batch_can_hold_are_reported_in_one_line() -> None:
+    ran = doctor(f"{_MODULE}:of_none")
+    assert (ran.returncode, len(ran.stderr.splitlines())) == (1, 1), ran.stderr
+    assert re.search(r"Alike: none of 10 samples could be made: sample \d: sample is a NoneType", ran.stderr)
 
 
 def test_a_process_without_a_loader_is_reported_in_one_line() -> None:

@@ -12,12 +12,12 @@ from typing import Any
 
 from mpload.errors import ArgumentError, MploadError
 from mpload.judgement.facts import Change, Cost, Facts, Job, Trial
-from mpload.judgement.model import predict
+from mpload.judgement.model import predict, yielded_cores
 from mpload.judgement.remedies import fits, remedies
 from mpload.judgement.remedy import Remedy
 from mpload.judgement.verdict import Verdict, judge
 from mpload.loader.loader import MPLoader
-from mpload.memory.contention import contention_between, read_pressure
+from mpload.memory.contention import Contention, contention_between, read_pressure
 from mpload.tools.doctor.environment import read_environment
 from mpload.tools.doctor.subject import Subject
 from mpload.tools.trials import device_copy, run_trial
@@ -125,7 +125,8 @@ class Tries:
         after = read_pressure(own_seconds=sum(os.times()[:4]))
         found = contention_between(before, after, num_cores=facts.environment.usable_cores or 1)
         if facts.trial() is not None:
-            facts = replace(facts, environment=replace(facts.environment, contention=found))
+            facts = _with_contention(facts, found)
+            facts = _with_contention(facts, replace(found, yielded_cores=yielded_cores(facts)))
         facts = as_in_workers(facts)
         verdict = judge(facts)
         if not verdict.samples_per_second:
@@ -182,6 +183,10 @@ class Tries:
     def _try(self, facts: Facts, job: Job, start: Callable[[], MPLoader[Any]], **marks: Any) -> Facts:
         trial = run_trial(start, job=job, seconds=self.seconds, **marks)
         return replace(facts, trials=(*facts.trials, trial))
+
+
+def _with_contention(facts: Facts, contention: Contention) -> Facts:
+    return replace(facts, environment=replace(facts.environment, contention=contention))
 
 
 def _takes_no_files(remedy: Remedy) -> bool:

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from mpload.errors import FAILURES, MploadError, SampleError
+from mpload.errors import FAILURES, ArgumentError, MploadError, SampleError, cause_of
 from mpload.images.image import open_image
 from mpload.index.index import Index, Record
 from mpload.judgement.facts import Alternative, Cost, Samples
 from mpload.samples.cache.compact import compact
 from mpload.samples.counts import DECODE_NS, TRANSFORM_NS
+from mpload.samples.leaves import template_of
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorAction, ErrorPolicy
 from mpload.samples.transforms import adapt_transform
@@ -56,10 +57,10 @@ class _Found:
     num_failed: int = 0
     first_failure: str = ""
 
-    def failed(self, error: BaseException) -> None:
+    def failed(self, error: BaseException, *, sample: str = "") -> None:
         """Count a sample that cannot be made."""
         self.num_failed += 1
-        self.first_failure = self.first_failure or str(error) or type(error).__name__
+        self.first_failure = self.first_failure or f"{sample}{cause_of(error)}"
 
     def made(self, value: Any) -> None:
         """Note the form of a sample."""
@@ -140,6 +141,7 @@ def measure_items(dataset: Any, *, seconds: float, seed: int, max_failed_share: 
     """Call `__getitem__` of a map-style dataset for about `seconds`, and measure its cost.
 
     Raises:
+        ArgumentError: There are no samples.
         SampleError: None of the samples could be made.
     """
     getting = Stopwatch(dataset.__getitem__)
@@ -147,9 +149,11 @@ def measure_items(dataset: Any, *, seconds: float, seed: int, max_failed_share: 
     deadline = time.monotonic() + seconds
     for number in _some_ids(len(dataset), seed=seed).tolist():
         try:
-            found.made(getting(number))
+            made = getting(number)
+            template_of(made)  # raises if no batch can hold the sample
+            found.made(made)
         except FAILURES as error:
-            found.failed(error)
+            found.failed(error, sample=f"sample {number}: ")
         if time.monotonic() > deadline and len(found.output_bytes) >= _MIN_SAMPLES:
             break
     _require_some(found, type(dataset).__name__)
@@ -236,6 +240,8 @@ def _final_shape(found: _Found) -> tuple[int, ...] | None:
 
 def _require_some(found: _Found, name: object) -> None:
     if not found.output_bytes:
+        if not found.num_failed:
+            raise ArgumentError(f"{name} holds no samples, so there is nothing to measure")
         tried = format_counted(found.num_failed, "sample")
         raise SampleError(f"{name}: none of {tried} could be made: {found.first_failure}")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from mpload.errors import ArgumentError
+from mpload.errors import FAILURES, ArgumentError
 from mpload.index.index import Index
 from mpload.index.mixture_index import MixtureIndex
 from mpload.index.opening import open_index
@@ -233,7 +233,18 @@ class MapSubject:
     def empty_loader(self, facts: Facts, job: Job, *, folder: Path) -> MPLoader[Any]:
         """Start a loader without costs; see `Subject`."""
         del facts, folder
-        return self._loader(SameSample(self.dataset[0], num_samples=len(self.dataset)), job)
+        return self._loader(SameSample(self._any_sample(), num_samples=len(self.dataset)), job)
+
+    def _any_sample(self) -> Any:
+        """Return the first sample that can be made. Some can: they were measured."""
+        number = 0
+        while True:
+            try:
+                return self.dataset[number]
+            except FAILURES:
+                number += 1
+                if number >= len(self.dataset):
+                    raise
 
     def changed(self, facts: Facts, remedy: Remedy, *, seconds: float, folder: Path) -> Subject:
         """Raise an error: nothing is known about how the dataset reads and decodes."""
