@@ -144,7 +144,7 @@ class Tries:
                     raise MploadError("no time was left. Give more with --seconds")
                 facts = self._try_remedy(facts, remedy, enough_at=started + seconds * number / len(chosen))
             except (MploadError, OSError) as error:
-                facts = _not_tried(facts, remedy, why=str(error))
+                facts = _not_tried(facts, remedy, why=getattr(error, "strerror", None) or str(error))
         return facts
 
     def _try_remedy(self, facts: Facts, remedy: Remedy, *, enough_at: float) -> Facts:
