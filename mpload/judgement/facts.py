@@ -236,9 +236,6 @@ class Environment:
     max_descriptors: int | None = None
     """The limit of open files of a process."""
     used_descriptors: int = 0
-    shm_bytes: int | None = None
-    """The size of `/dev/shm`. The loader does not use it, but a stock DataLoader does."""
-    start_method: str = ""
     file_system: str = ""
     decode_backend: str = ""
     device: str = ""

@@ -1,4 +1,4 @@
-"""What else takes the resources that a job needs: other processes, a CPU quota, swapping, slow memory or storage."""
+"""What else takes the resources that a job needs: other processes, a CPU quota, swapping."""
 
 import time
 from collections.abc import Mapping
@@ -31,8 +31,6 @@ class Contention:
     """The share of the workers' busy time in which they could have run but had no core."""
     memory_pressure: float = 0.0
     """The share of time in which a process waited for memory."""
-    storage_pressure: float = 0.0
-    """The share of time in which a process waited for storage."""
     swapped_bytes_per_second: float = 0.0
 
 
@@ -50,8 +48,6 @@ class PressureReading:
     num_throttled: int
     """Of so many periods of the quota, this many ended without any CPU time left."""
     memory_seconds: float
-    storage_seconds: float
-    """Time in which at least one process waited for storage."""
     swapped_bytes: int
 
 
@@ -69,7 +65,6 @@ def read_pressure(*, own_seconds: float) -> PressureReading:
         num_periods=num_periods,
         num_throttled=num_throttled,
         memory_seconds=pressure_seconds("memory"),
-        storage_seconds=pressure_seconds("io"),
         swapped_bytes=_swapped_bytes(),
     )
 
@@ -85,7 +80,6 @@ def contention_between(before: PressureReading, after: PressureReading, *, num_c
         neighbour_cores=max(0.0, others - spare),
         throttled_share=(after.num_throttled - before.num_throttled) / num_periods if num_periods > 0 else 0.0,
         memory_pressure=min(1.0, (after.memory_seconds - before.memory_seconds) / seconds),
-        storage_pressure=min(1.0, (after.storage_seconds - before.storage_seconds) / seconds),
         swapped_bytes_per_second=max(0, after.swapped_bytes - before.swapped_bytes) / seconds,
     )
 

@@ -1,8 +1,6 @@
 """Reads the environment of the job: cores, memory, descriptors, file system."""
 
-import multiprocessing
 import os
-from pathlib import Path
 
 import psutil
 
@@ -19,7 +17,6 @@ def read_environment(root: str) -> Environment:
     """Return the resources of this machine, and the file system of `root`."""
     memory = MemoryGauge().read()
     max_descriptors, used_descriptors = _descriptors()
-    shm = Path("/dev/shm")  # noqa: S108  a mount point; nothing is written
     return Environment(
         usable_cores=usable_cores(),
         host_cores=os.cpu_count() or 1,
@@ -27,8 +24,6 @@ def read_environment(root: str) -> Environment:
         memory_free_bytes=memory.free_bytes,
         max_descriptors=max_descriptors,
         used_descriptors=used_descriptors,
-        shm_bytes=psutil.disk_usage(str(shm)).total if shm.exists() else None,
-        start_method=multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0],
         file_system=file_system_of(root),
         decode_backend=jpeg_backend(),
     )

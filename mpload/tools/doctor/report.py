@@ -184,9 +184,7 @@ def _facts(findings: Facts) -> _Rows:
         "cores": f"{environment.usable_cores:.3g} of {environment.host_cores}",
         "other processes": f"{environment.contention.neighbour_cores:.1f} cores",
         "memory": f"{free} free of {limit}",
-        "shared memory, /dev/shm": "none" if environment.shm_bytes is None else format_bytes(environment.shm_bytes),
         "open files": f"{environment.used_descriptors} of {format_count(environment.max_descriptors or 0)}",
-        "start method": environment.start_method,
         "decoder": environment.decode_backend,
         "accelerator": environment.device or "none",
     }
