@@ -103,7 +103,7 @@ def test_a_run_resumes_exactly_on_other_ranks_and_after_a_change_of_weights(
         assert received + rest == samples(again)
     else:
         shares = _names(rest)
-        # The epoch may end within a permuted window: 64 w (1 - w) samples at most are then on the other side of its end.
+        # The epoch may end within a permuted window, with up to 64 w (1 - w) samples on the other side of its end.
         assert all(abs(shares["abc"[n]] - len(rest) * weights[n] / sum(weights)) < 17 for n in range(3))
     world_size, batch_size = ranks
     parts = []
