@@ -77,6 +77,7 @@ from mpload.plan.plan import Tail as Tail
 from mpload.plan.topology import Topology as Topology
 from mpload.plan.topology import detect_topology as detect_topology
 from mpload.samples.boxes import Boxes as Boxes
+from mpload.samples.by_source import BySource as BySource
 from mpload.samples.cache.choice import CachedForm as CachedForm
 from mpload.samples.cache.choice import PartialCache as PartialCache
 from mpload.samples.clips import AudioClip as AudioClip

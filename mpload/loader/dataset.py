@@ -24,6 +24,7 @@ from mpload.loader.run_choices import RunChoices
 from mpload.plan.order import OrderChoice, Sequential
 from mpload.plan.plan import Tail
 from mpload.plan.topology import Topology
+from mpload.samples.by_source import BySource
 from mpload.samples.cache.choice import PartialCache
 from mpload.samples.policy import ErrorPolicy, policy_of
 from mpload.storage.local import PageCache
@@ -63,10 +64,11 @@ class MPDataset(IterableDataset[Batch]):
             parameter `rng`, it gets a random generator. Random numbers that it draws from the global generators of
             `random`, NumPy and torch also depend only on seed, epoch and sample. Or a dict with a decoder for each
             column, such as `{"image": RandomResizedCrop(224), "caption": Text()}`: samples and batches are then dicts.
+            `BySource` gives each source of a mixture a decoder of its own.
         transform: a callable applied to the decoded array; images are [H, W, C] in and out. An albumentations transform
             is recognised and seeded for each sample. Any other callable gets a random generator if it has a parameter
             `rng`, and may draw from the global generators as `decode` may. If `decode` is a dict, it gets and returns
-            the whole sample, a dict.
+            the whole sample, a dict. `BySource` gives each source of a mixture a transform of its own.
         batch_size: number of samples in a batch of this rank. None yields single samples.
         tail: what happens if the samples do not fill the last global batch. `"pad"` fills it with the first samples of
             the epoch, `"drop"` omits the remaining samples, `"ragged"` yields every sample exactly once, in short or
@@ -116,8 +118,8 @@ class MPDataset(IterableDataset[Batch]):
         self,
         index: str | os.PathLike[str] | Index | Mixture,
         *,
-        decode: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None = None,
-        transform: Callable[..., Any] | None = None,
+        decode: Callable[..., Any] | Mapping[str, Callable[..., Any] | BySource] | BySource | None = None,
+        transform: Callable[..., Any] | BySource | None = None,
         batch_size: int | None = None,
         tail: Tail | Literal["drop", "pad", "ragged"] = Tail.PAD,
         shuffle: bool | OrderChoice | IndexOrder = False,
@@ -351,5 +353,5 @@ def _check_index(value: object) -> None:
 def _check_callable(name: str, value: object) -> None:
     if isinstance(value, type) and any("__call__" in vars(base) for base in value.__mro__):
         raise ArgumentError(f"{name} is the class {value.__name__}. Pass an instance: {value.__name__}(...)")
-    if value is not None and not callable(value):
+    if value is not None and not callable(value) and not isinstance(value, BySource):
         raise ArgumentError(f"{name} must be callable, got {value!r}")

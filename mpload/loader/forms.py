@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum, auto
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +18,15 @@ from mpload.index.text import MAX_LINE_BYTES
 from mpload.samples.batch import DTYPES
 from mpload.samples.index_work import described_sample, pickled_template
 from mpload.samples.leaf_batches import NUM_PROBED
-from mpload.samples.leaves import Leaf
+from mpload.samples.leaves import Leaf, LeafKind, leaves_of
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.probe import Probe
 from mpload.transport.batches import BatchTask, PoolOptions
 from mpload.transport.pool import WorkerPool
 from mpload.transport.ragged import sample_room_bytes
 from mpload.transport.slots import Field, RaggedField, SlotLayout
+
+T = TypeVar("T")
 
 __all__ = ["Form", "Kind", "columns_of", "fields_of", "forms_of", "probe", "template_of_columns"]
 
@@ -49,6 +51,46 @@ class Form:
 
 
 def forms_of(pipeline: Pipeline, *, batch_size: int) -> list[Form]:
+    """Return how each column of a pipeline's samples is stored; see `_forms_of`.
+
+    Raises:
+        SampleError: none of the first few samples, of a source, could be made.
+        ArgumentError: sources have decoders or transforms of their own that lead to different forms.
+    """
+
+    def of(sample_ids: Sequence[int]) -> list[Form]:
+        return _forms_of(pipeline, batch_size=batch_size, sample_ids=sample_ids)
+
+    return _same_for_all(pipeline, of, shown=lambda forms: ", ".join(map(_described, forms)))
+
+
+def _same_for_all(pipeline: Pipeline, find: Callable[[Sequence[int]], T], shown: Callable[[T], str]) -> T:
+    """Return what `find` returns for the first samples of each source whose decoder or transform differs."""
+    makers = pipeline.by_source
+    if makers is None:
+        return find(range(min(NUM_PROBED, len(pipeline.index))))
+    found = [(makers.names[source], find(rows[:NUM_PROBED])) for source, rows in makers.ranges()]
+    if not found:
+        return find(())
+    (first_name, first), *others = found
+    for name, each in others:
+        if shown(each) != shown(first):
+            raise ArgumentError(
+                f"the samples of {name} have the form {shown(each)}, but those of {first_name} have {shown(first)}. "
+                "Choose decoders and transforms that lead to samples of the same form"
+            )
+    return first
+
+
+def _described(form: Form) -> str:
+    field = form.field
+    if form.kind in {Kind.BYTES, Kind.TEXT}:
+        return f"{field.name}: {form.kind}"
+    shape = field.shape if isinstance(field, Field) else ("?",) * field.num_dims
+    return f"{field.name}: {np.dtype(field.dtype)}[{', '.join(map(str, shape))}]"
+
+
+def _forms_of(pipeline: Pipeline, *, batch_size: int, sample_ids: Sequence[int]) -> list[Form]:
     """Return how each column of a pipeline's samples is stored.
 
     If this cannot be inferred from the pipeline, a sample is made to find out. That happens in a separate process,
@@ -57,7 +99,7 @@ def forms_of(pipeline: Pipeline, *, batch_size: int) -> list[Form]:
     Raises:
         SampleError: none of the first few samples could be made.
     """
-    described = None if pipeline.writes_in_place else _inferred(pipeline) or _probed(pipeline)
+    described = None if pipeline.writes_in_place else _inferred(pipeline) or _probed(pipeline, sample_ids)
     forms = []
     room_bytes = sample_room_bytes(batch_size=batch_size, num_fields=len(pipeline.sources))
     for number, column in enumerate(pipeline.index.columns):
@@ -94,15 +136,29 @@ def template_of_columns(pipeline: Pipeline) -> Any:
     """Return the template of the samples that column decoders make. A sample is made in a separate process to find out.
 
     Raises:
-        SampleError: none of the first few samples could be made.
-        ArgumentError: no batch can hold a value of the first one.
+        SampleError: none of the first few samples, of a source, could be made.
+        ArgumentError: no batch can hold a value of the first one, or sources lead to different templates.
     """
-    tasks = [(sample_id,) for sample_id in range(min(NUM_PROBED, len(pipeline.index)))]
+    return _same_for_all(pipeline, partial(_template_of, pipeline), shown=_described_template)
+
+
+def _described_template(template: Any) -> str:
+    return ", ".join(map(_described_leaf, leaves_of(template)))
+
+
+def _described_leaf(leaf: Leaf) -> str:
+    if leaf.kind is not LeafKind.ARRAY:
+        return f"{leaf.path}: {leaf.kind}"
+    shape = ("?",) * len(leaf.shape) if leaf.is_ragged else leaf.shape
+    return f"{leaf.path}: {leaf.torch_dtype or np.dtype(leaf.dtype)}[{', '.join(map(str, shape))}]"
+
+
+def _template_of(pipeline: Pipeline, sample_ids: Sequence[int]) -> Any:
     # The bytes come from our own worker, so it is safe to unpickle them.
     found = pickle.loads(  # noqa: S301
         probe(
             partial(pickled_template, pipeline),
-            tasks,
+            [(sample_id,) for sample_id in sample_ids],
             name=str(pipeline.index.path),
             max_read_seconds=pipeline.max_read_seconds,
         )
@@ -158,8 +214,8 @@ def _inferred(pipeline: Pipeline) -> list[dict[str, Any]] | None:
     return [value for _ in pipeline.index.columns]
 
 
-def _probed(pipeline: Pipeline) -> list[dict[str, Any]]:
-    tasks = [(sample_id,) for sample_id in range(min(NUM_PROBED, len(pipeline.index)))]
+def _probed(pipeline: Pipeline, sample_ids: Sequence[int]) -> list[dict[str, Any]]:
+    tasks = [(sample_id,) for sample_id in sample_ids]
     described: list[dict[str, Any]] = json.loads(
         probe(
             partial(described_sample, pipeline),

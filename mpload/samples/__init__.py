@@ -4,6 +4,7 @@
 pipeline           Pipeline: turns a record into a sample
 one_decoder        OneDecoder: all files of a sample go through the same decoder and transform
 column_decoders    ColumnDecoders: each column has a decoder of its own, samples are dicts
+by_source          BySource: each source of a mixture has a decoder or transform of its own
 text_decoders      Text, Json
 objects            reads the objects that a file lists for an image, from JSON or YOLO's text
 block_reads        loads whole blocks of records into the page cache, and frees them

@@ -75,7 +75,9 @@ class PipelineWork:
             self.pipeline.opened_storage.bound(self.row_groups_bytes)
         arena_bytes = self.read_ahead_bytes
         self._bulk: BulkPipeline | BulkViews | BulkColumns | None
-        if isinstance(self.pipeline.maker, ColumnDecoders):
+        if self.pipeline.by_source is not None:
+            self._bulk = None
+        elif isinstance(self.pipeline.maker, ColumnDecoders):
             self._bulk = BulkViews.of(self.pipeline, self.template, arena_bytes=arena_bytes) or BulkColumns.of(
                 self.pipeline, self.template, arena_bytes=arena_bytes
             )

@@ -16,6 +16,7 @@ from mpload.index.columns import path_of, range_of
 from mpload.index.index import Index, Record, peers_of, records_of
 from mpload.plan.sample_rng import SampleRng
 from mpload.samples.batch import Batch, Sample, columns_of_samples
+from mpload.samples.by_source import BySource, makers_of
 from mpload.samples.column_decoders import ColumnDecoders, Ready
 from mpload.samples.counts import CACHE_HITS, CACHE_MISSES, DECODE_NS, HEDGES, READ_NS
 from mpload.samples.one_decoder import OneDecoder
@@ -53,8 +54,8 @@ class Pipeline:
         self,
         *,
         index: Index,
-        decode: Callable[..., Any] | Mapping[str, Callable[..., Any]],
-        transform: Callable[..., Any] | None = None,
+        decode: Callable[..., Any] | Mapping[str, Any] | BySource,
+        transform: Callable[..., Any] | BySource | None = None,
         policy: ErrorPolicy,
         storage: Storage | RemoteStorage | None = None,
         page_cache: PageCache | str = PageCache.KEEP,
@@ -62,18 +63,14 @@ class Pipeline:
         row_index: RowIndex | None = None,
     ) -> None:
         self.index = index
-        self.transform = transform
+        self.transform: Any = transform
         self.policy = policy
         self.storage = storage
         self.page_cache = page_cache
         self.cache = cache
         self.row_index = row_index
-        self.maker: OneDecoder | ColumnDecoders
+        self.maker, self.by_source = makers_of(index, decode, transform, row_index)
         """Makes a sample of the bytes of its files and the cells of its line."""
-        if isinstance(decode, Mapping):
-            self.maker = ColumnDecoders(columns=index.columns, decode=decode, transform=transform)
-        else:
-            self.maker = OneDecoder(columns=index.columns, decode=decode, transform=transform, row_index=row_index)
         self.sources = self.maker.sources
         self.output_shape: tuple[int, ...] | None = getattr(decode, "output_shape", None)
         """Shape of every array that the decoder returns, with `output_dtype`; None if it varies."""
@@ -90,7 +87,7 @@ class Pipeline:
         """
         files_guard = self.maker.files_guard
         guard = files_guard or self.maker.arrays_guard
-        if guard is None:
+        if guard is None or self.by_source is not None:  # then samples are checked when they are made
             return
         if not guard.keeps_gray:
             guard.check_names()
@@ -108,21 +105,21 @@ class Pipeline:
     def _start(self) -> None:
         self.notices = Notices()
         """Where this process sends notices about servers."""
-        self.opened_storage = storage_of(
-            self.index, self.maker.decoders, self.page_cache, self.storage, notices=self.notices
-        )
+        decoders = (self.by_source or self.maker).decoders
+        self.opened_storage = storage_of(self.index, decoders, self.page_cache, self.storage, notices=self.notices)
         """Where this process reads from."""
         self.ahead = ReadAhead(self.opened_storage)
         self.bad = BadSamples(self.policy, index_path=self.index.path)
         self._rng: SampleRng | None = None
+        self._used = self.maker  # for the latest sample
         self.claim: Claim = unclaimed
         """Called by decoders before they allocate much memory; returns when it is available."""
         self._counts = [0] * MAX_COUNTS
 
     @property
     def decode(self) -> Any:
-        """The decoder of all files, or the decoders of the columns by key."""
-        return self.maker.decode
+        """The decoder of all files, or the decoders of the columns by key; None if sources have different ones."""
+        return self.maker.decode if self.by_source is None else None
 
     def bound_read_ahead(self, max_bytes: int) -> None:
         """Bound the bytes that this process has read ahead but not yet used; call it before samples are made."""
@@ -266,7 +263,7 @@ class Pipeline:
             return record.sample_id, self._make(record, self._rng, outs, rooms, store, ready)
         except FAILURES as error:  # whatever the user's callables raise is handled by the policy
             # No local variable may keep the error: its traceback refers to this frame and so to all open files.
-            cause = self.maker.cause(cause_of(error))
+            cause = self._used.cause(cause_of(error))
             if self.policy.action is ErrorAction.RAISE or isinstance(error, OutageError):
                 raise SampleError(str(self.describe(record, cause))) from error
             on_bad(self.describe(record, cause, error))
@@ -282,9 +279,9 @@ class Pipeline:
                 try:
                     return substitute.sample_id, self._make(substitute, self._rng, outs, rooms, store)
                 except OutageError as outage:
-                    raise SampleError(str(self.describe(substitute, self.maker.cause(cause_of(outage))))) from outage
+                    raise SampleError(str(self.describe(substitute, self._used.cause(cause_of(outage))))) from outage
                 except FAILURES as substitute_error:
-                    found = self.maker.cause(cause_of(substitute_error))
+                    found = self._used.cause(cause_of(substitute_error))
                     on_bad(self.describe(substitute, found, substitute_error))
             bad = self.describe(record, cause)
             raise SampleError(f"{bad}; {len(candidates)} substitutes for it failed too") from error
@@ -353,6 +350,8 @@ class Pipeline:
         ready: Ready | None = None,
     ) -> Sample:
         start_ns = perf_counter_ns()
+        maker: Any = self.maker if self.by_source is None else self.by_source.of(record.sample_id)
+        self._used = maker
         try:
             data: Sequence[Any] = (
                 self._read_rest(record, ready)
@@ -364,10 +363,9 @@ class Pipeline:
                 else self._read_cached(record, self.cache)
             )
         except FAILURES:
-            self.maker.blame(partial(self._can_read, record))
+            maker.blame(partial(self._can_read, record))
             raise
         self._counts[READ_NS] += perf_counter_ns() - start_ns
-        maker: Any = self.maker
         make = maker.make if ready is None else partial(maker.make, ready=ready)
         if maker.may_draw_globally:
             made: Sample = maker.generators.make(lambda: make(record, data, rng, outs, self._counts, self.claim))
@@ -397,4 +395,4 @@ class Pipeline:
         self._start()
 
 
-_PER_PROCESS = frozenset({"opened_storage", "notices", "ahead", "bad", "_rng", "claim", "_counts"})
+_PER_PROCESS = frozenset({"opened_storage", "notices", "ahead", "bad", "_rng", "_used", "claim", "_counts"})
