@@ -22,6 +22,7 @@ from doctor_rows import DOCTOR_HEADER, doctor_rows
 from fault_rows import FAULT_HEADER, fault_rows
 from hits import draw_hits
 from limited_rows import LIMITED_HEADER, limited_rows
+from mixture_rows import MIXTURE_HEADER, mixture_rows
 from network_rows import network_header, network_rows
 from records import RECORDS, Record, latest
 from standings import Standing, standings
@@ -341,6 +342,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "leaders": leaders,
     "limited-memory": lambda: markdown(LIMITED_HEADER, limited_rows()),
     "memory": memory,
+    "mixtures": lambda: markdown(MIXTURE_HEADER, mixture_rows()),
     "network": lambda: markdown(network_header(), network_rows()),
     "peer-memory": peer_memory,
     "repeated": repeated,
