@@ -13,8 +13,9 @@ authors describe; see peers/mix_*.py. All samples of all batches are compared.
 - Resume: a process receives 320 samples, or 13,056 (no longer in the first epoch), saves its state, and is killed with
   its workers. Another process continues from the state. Are its next 2,048 samples those of a run that was not
   interrupted? With no workers, with two, and from a state of two workers with three.
-- Samples per second without workers, after 20 batches, and the peak PSS of all processes with two workers, for a large
-  source of 10,000 and of 300,000 samples.
+- Samples per second without workers, after 20 batches, and the peak memory of all processes with two workers, for a
+  large source of 10,000 and of 300,000 samples. Of PSS, only anonymous and shared memory count, not mapped files: how
+  much of a library counts depends on which other processes have loaded it.
 
 Each run is a fresh process. Each peer has a virtual environment under `--environments`, as in bench_peers.py. A peer
 that fails is listed with the reason. `--quick` runs mpload alone. Records: benchmarks/records/mixture_peers.jsonl.
@@ -31,15 +32,14 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
+import psutil
 from contestants import HERE, CannotRunError, Entry, environment
 from numpy.typing import NDArray
 from peers.mix import SOURCES, STRIDE, source_lengths
 from records import write_record
-
-from mpload.memory.monitor import MemoryMonitor
 
 NUM_SAMPLES = 20_000
 PREFIXES = (100, 1_000, 10_000)
@@ -51,6 +51,8 @@ WORKERS = {"0 workers": (0, 0), "2 workers": (2, 2), "2 workers, then 3": (2, 3)
 MANY = 30
 """How many times longer the large source is when memory is measured again."""
 MAX_SECONDS = 150
+INTERVAL_SECONDS = 0.1
+MEASURES = ("exactness", "memory")
 
 ENTRIES = (
     Entry(name="mpload", module="mix_ours", distribution="mpload"),
@@ -132,7 +134,7 @@ class Contestant:
         deadline = threading.Timer(MAX_SECONDS, kill, [process])
         deadline.start()
         try:
-            with MemoryMonitor(process.pid, interval_seconds=0.1) as monitor:
+            with Watch(process.pid) as watch:
                 facts = next((json.loads(line) for line in process.stdout if line.startswith('{"version"')), None)
         finally:
             deadline.cancel()
@@ -140,7 +142,7 @@ class Contestant:
         if facts is None:
             errors_found = re.findall(r"^\w*Error: .*", log.read_text(errors="replace"), re.MULTILINE)
             raise CannotRunError((errors_found or [f"no end after {MAX_SECONDS} s"])[0][:200])
-        facts["peak_pss_bytes"] = monitor.peak.pss_bytes
+        facts["peak_bytes"] = watch.peak_bytes
         return facts, np.load(out)
 
 
@@ -149,6 +151,38 @@ def kill(process: subprocess.Popen[str]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+class Watch(threading.Thread):
+    """Samples the memory of a process and its descendants until the end of the block."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self.pid = pid
+        self.peak_bytes = 0
+        self.is_over = threading.Event()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.is_over.set()
+        self.join()
+
+    def run(self) -> None:
+        while not self.is_over.wait(INTERVAL_SECONDS):
+            with suppress(psutil.NoSuchProcess):
+                family = [self.pid, *(child.pid for child in psutil.Process(self.pid).children(recursive=True))]
+                self.peak_bytes = max(self.peak_bytes, sum(map(anonymous_and_shared_bytes, family)))
+
+
+def anonymous_and_shared_bytes(pid: int) -> int:
+    """Return the part of a process's PSS that is no mapped file; 0 if the process has ended."""
+    with suppress(OSError):
+        words = map(str.split, Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines())
+        return 1024 * sum(int(line[1]) for line in words if line[0] in {"Pss_Anon:", "Pss_Shmem:"})
+    return 0
 
 
 def excess_of(samples: Samples) -> list[float]:
@@ -187,29 +221,31 @@ def outcome_of(contestant: Contestant, workers: tuple[int, int], num_saved: int)
     return f"{num_same / FOLLOWING:.0%} of the samples are the same"
 
 
-def measure(contestant: Contestant, many: Contestant) -> dict[str, Any]:
-    """Return all figures of a contestant."""
-    lengths = source_lengths(1)
-    contestant.prepare(lengths)
+def exactness_of(contestant: Contestant) -> dict[str, Any]:
+    """Return how exactly a contestant mixes and resumes, and its rate."""
+    contestant.prepare(source_lengths(1))
     runs = [contestant.run(NUM_SAMPLES, seed=seed) for seed in SEEDS]
     excess = np.max([excess_of(samples) for _, samples in runs], axis=0).tolist()
     resumed = {
         name: {str(num_saved): outcome_of(contestant, workers, num_saved) for num_saved in SAVED_AT}
         for name, workers in WORKERS.items()
     }
-    facts, _ = contestant.run(NUM_SAMPLES, num_workers=2)
-    many.prepare(source_lengths(MANY))
-    facts_of_many, _ = many.run(NUM_SAMPLES, num_workers=2)
     repeats = [repeats_of(samples) for _, samples in runs]
     return {
-        "version": facts["version"],
+        "version": runs[0][0]["version"],
         "excess_samples": dict(zip(map(str, PREFIXES), excess, strict=True)),
         "fewest_and_most_times": [min(low for low, _ in repeats), max(high for _, high in repeats)],
         "resumed": resumed,
         "samples_per_second": [round(found["samples_per_second"]) for found, _ in runs],
-        "peak_pss_bytes": facts["peak_pss_bytes"],
-        "peak_pss_bytes_of_many": facts_of_many["peak_pss_bytes"],
     }
+
+
+def peaks_of(contestant: Contestant, many: Contestant) -> dict[str, Any]:
+    """Return the peak memory for both lengths of the large source."""
+    contestant.prepare(source_lengths(1))
+    many.prepare(source_lengths(MANY))
+    peaks = [each.run(NUM_SAMPLES, num_workers=2)[0]["peak_bytes"] for each in (contestant, many)]
+    return {"peak_bytes": peaks[0], "peak_bytes_of_many": peaks[1]}
 
 
 def main() -> None:
@@ -218,6 +254,7 @@ def main() -> None:
     parser.add_argument("--environments", type=Path, help="folder of the contestants' virtual environments")
     parser.add_argument("--data", type=Path, help="folder that keeps the files; default: a temporary one")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="run only these contestants or modules")
+    parser.add_argument("--measures", nargs="+", choices=MEASURES, default=MEASURES)
     arguments = parser.parse_args()
     if not arguments.quick and arguments.environments is None:
         parser.error("pass --environments DIR or --quick")
@@ -228,17 +265,20 @@ def main() -> None:
         for entry in ENTRIES:
             if wanted and not wanted & {entry.name, entry.module}:
                 continue
-            try:
-                python = environment(entry.environment, folder)
-                few, many = (
-                    Contestant(entry=entry, python=python, data=data / size / entry.module) for size in ("few", "many")
-                )
-                figures = measure(few, many)
-            except CannotRunError as error:
-                figures = {"failed": str(error)}
-            print(f"{entry.name:40} {json.dumps(figures)}", flush=True)
-            if not arguments.quick:
-                write_record("mixture_peers", {"contestant": entry.name, "note": entry.note}, figures)
+            for measure in arguments.measures:
+                try:
+                    python = environment(entry.environment, folder)
+                    few, many = (
+                        Contestant(entry=entry, python=python, data=data / size / entry.module)
+                        for size in ("few", "many")
+                    )
+                    figures = exactness_of(few) if measure == "exactness" else peaks_of(few, many)
+                except CannotRunError as error:
+                    figures = {"failed": str(error)}
+                print(f"{entry.name:40} {json.dumps(figures)}", flush=True)
+                if not arguments.quick:
+                    case = {"contestant": entry.name, "measure": measure, "note": entry.note}
+                    write_record("mixture_peers", case, figures)
 
 
 if __name__ == "__main__":

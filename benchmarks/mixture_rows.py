@@ -23,9 +23,10 @@ MIXTURE_HEADER = [
 
 def mixture_rows() -> list[list[str]]:
     """Return how each contestant keeps shares, repeats a source and resumes, the most exact ones first."""
-    records = [(record["case"], record["figures"]) for record in latest("mixture_peers", "contestant")]
+    records = [(record["case"], record["figures"]) for record in latest("mixture_peers", "contestant", "measure")]
+    peaks = {case["contestant"]: figures for case, figures in records if case["measure"] == "memory"}
     rows = []
-    for case, figures in sorted(records, key=_rank):
+    for case, figures in sorted((each for each in records if each[0]["measure"] == "exactness"), key=_rank):
         if "failed" in figures:
             rows.append([case["contestant"], figures["failed"], *["-"] * (len(MIXTURE_HEADER) - 2)])
             continue
@@ -37,8 +38,7 @@ def mixture_rows() -> list[list[str]]:
                 f"{fewest} to {most}",
                 *(_resumed(case, outcomes) for outcomes in figures["resumed"].values()),
                 f"{median(figures['samples_per_second']):,.0f}",
-                f"{figures['peak_pss_bytes'] / 1e6:,.0f}",
-                f"{figures['peak_pss_bytes_of_many'] / 1e6:,.0f}",
+                *(_megabytes(peaks.get(case["contestant"], {}), name) for name in ("peak_bytes", "peak_bytes_of_many")),
             ]
         )
     return rows
@@ -61,3 +61,7 @@ def _resumed(case: Record, outcomes: dict[str, str]) -> str:
         for outcome in outcomes.values()
     )
     return early if early == late else f"{early}; later epochs: {late}"
+
+
+def _megabytes(figures: Record, name: str) -> str:
+    return f"{figures[name] / 1e6:,.0f}" if name in figures else "-"
