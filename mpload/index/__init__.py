@@ -22,6 +22,7 @@ opening      open_index: opens the index at a path
 growth       recognises an index in one to which lines were appended
 blocks       consecutive samples with their columns as arrays, for passes over a whole index
 where        conditions on the columns, parsed and never run as Python
+exact        compares integers with floats exactly
 selecting    Index.select: writes selected lines to a new index
 weighting    Balanced and Weighted: orders with replacement
 draws        their order, and the table in a file from which it draws; without pyarrow

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from importlib import import_module
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -142,7 +142,7 @@ class Index:
         out: str | os.PathLike[str],
         *,
         where: str | None = None,
-        keys: Iterable[str] | None = None,
+        keys: Iterable[str | PurePath] | None = None,
         key_column: str | None = None,
         sample_ids: ArrayLike | None = None,
         part: Share | Fold | None = None,

@@ -8,7 +8,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import BinaryIO
 
 import numpy as np
@@ -80,7 +80,7 @@ def choice_of(
     index: Index,
     *,
     where: str | None,
-    keys: Iterable[str] | None,
+    keys: Iterable[str | PurePath] | None,
     key_column: str | None,
     sample_ids: ArrayLike | None,
     part: Part | None,
@@ -109,13 +109,21 @@ def _unique_ids(sample_ids: ArrayLike) -> NDArray[np.int64]:
     return np.unique(given.astype(np.int64))
 
 
-def _keys(index: Index, keys: Iterable[str], column: str | None) -> _Keys:
+def _keys(index: Index, keys: Iterable[str | PurePath], column: str | None) -> _Keys:
     column = column or index.columns[0].name
     _check_column(index, column, what="key_column", is_allowed=lambda kind: kind not in _NUMBERS)
     if isinstance(keys, str):
         raise ArgumentError(f"keys must be a list of texts, got the text {keys!r:.80}. Write keys=[{keys!r:.80}]")
-    wanted = frozenset(key.encode("utf-8", "surrogateescape") for key in keys)
+    wanted = frozenset(map(_key_bytes, keys))
     return _Keys(column=column, wanted=wanted, missing=set(wanted))
+
+
+def _key_bytes(key: object) -> bytes:
+    if not isinstance(key, str | PurePath):
+        raise ArgumentError(
+            f"keys must be texts or paths, got {key!r:.80} of type {type(key).__name__}. Write them as in the index"
+        )
+    return str(key).encode("utf-8", "surrogateescape")
 
 
 _NUMBERS = frozenset({ColumnType.INT, ColumnType.FLOAT})

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from mpload.errors import ArgumentError
 from mpload.index.blocks import Block, binary_array, booleans_of
 from mpload.index.columns import ColumnType, format_columns
+from mpload.index.exact import compared
 from mpload.index.index import Index, header_of
 
 __all__ = ["Condition", "parse_condition"]
@@ -251,7 +252,7 @@ class _Parser:
             left, right = self._class_number(left, right), self._class_number(right, left)
         self._check_alike(left, right)
         if left.kind is _Kind.NUMBER:
-            return lambda block: compare(left.of(block), right.of(block))
+            return lambda block: compared(compare, left.of(block), right.of(block))
         name = _ARROW_NAMES[compare]
 
         def texts(block: Block) -> Any:
@@ -336,7 +337,10 @@ def _is_one_of(values: NDArray[Any], constants: Sequence[int | float]) -> NDArra
     if values.dtype.kind == "i":  # as floats, large integers would not be exact
         whole = [int(each) for each in constants if abs(each) <= _MAX_INTEGER and each == int(each)]
         return np.isin(values, np.array([each for each in whole if each <= _MAX_INTEGER], np.int64))
-    return np.isin(values, np.array(constants, np.float64))
+    found = np.zeros(values.shape, np.bool_)
+    for each in constants:
+        found |= compared(operator.eq, values, each)
+    return found
 
 
 _ARITHMETIC: Final = {

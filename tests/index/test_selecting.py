@@ -142,11 +142,19 @@ def test_a_path_of_a_plain_list_must_be_below_the_root(tmp_path: Path) -> None:
         index.select(tmp_path / "new.txt", where="label == 2")
 
 
+def test_keys_may_be_paths(index: Index, tmp_path: Path) -> None:
+    index.select(tmp_path / "texts.txt", keys=["-/0.jpg"])
+    index.select(tmp_path / "paths.txt", keys=[Path("-/0.jpg")])
+    assert (tmp_path / "paths.txt").read_bytes() == (tmp_path / "texts.txt").read_bytes()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"where": "label == 9"}, "none of the 40 samples of .* is selected"),
         ({"keys": ["-/0.jpg", "nothing", "no"]}, "2 keys of 3 not found in column image of .*, such as 'no'"),
+        ({"keys": [3]}, "keys must be texts or paths, got 3 of type int"),
+        ({"keys": [b"-/0.jpg"]}, r"keys must be texts or paths, got b'-/0\.jpg'"),
         ({"keys": "-/0.jpg"}, r"keys must be a list of texts, got the text '-/0\.jpg'"),
         (
             {"keys": ["1"], "key_column": "label"},

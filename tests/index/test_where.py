@@ -1,5 +1,6 @@
 """Conditions on columns mean what they mean in Python, and nothing but conditions is accepted."""
 
+import operator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from mpload import ArgumentError, Index, open_index
 from mpload.index import blocks
 from mpload.index.columns import parse_columns
+from mpload.index.exact import compared
 from mpload.index.text import format_header, format_line
 from mpload.index.where import parse_condition
 from tests.support.conditions import CLASSES, COLUMNS, ROWS, conditions
@@ -170,3 +172,42 @@ def test_large_integers_stay_exact(tmp_path: Path) -> None:
     assert holds(index, f"n in [{2**53 + 1}, {2**53 + 1}.0, 1e300]") == [True, True, False, False]
     assert holds(index, f"n >= {2**63 - 1}") == [False, False, True, False]
     assert np.array_equal(holds(index, "n in []"), [False] * 4)
+
+
+_EDGES = [0, 1, -1, 1 << 53, (1 << 53) + 1, -(1 << 53) - 1, (1 << 63) - 1, -(1 << 63), (1 << 62) + 1]
+_FLOATS = st.sampled_from([float("nan"), float("inf"), -float("inf"), 0.5, -0.5, 2.0**63, -(2.0**63), 2.0**53 + 2])
+_INTEGERS = st.sampled_from(_EDGES)
+
+
+@given(
+    integers=st.lists(_INTEGERS | st.integers(-(1 << 63), (1 << 63) - 1), min_size=1, max_size=8),
+    floats=st.lists(_FLOATS | _INTEGERS.map(float) | st.floats(), min_size=8, max_size=8),
+    constant=_INTEGERS | st.integers(-(1 << 70), 1 << 70) | st.just(10**400) | st.just(-(10**400)),
+    compare=st.sampled_from([operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge]),
+)
+def test_integers_and_floats_compare_as_in_python(
+    integers: list[int], floats: list[float], constant: int, compare: Any
+) -> None:
+    whole, real = np.array(integers), np.array(floats[: len(integers)])
+    pairs = list(zip(integers, real.tolist(), strict=True))
+    assert compared(compare, whole, real).tolist() == [compare(a, b) for a, b in pairs]
+    assert compared(compare, real, whole).tolist() == [compare(b, a) for a, b in pairs]
+    assert compared(compare, constant, real).tolist() == [compare(constant, b) for b in real.tolist()]
+    assert compared(compare, real, constant).tolist() == [compare(b, constant) for b in real.tolist()]
+    assert compared(compare, whole, floats[0]).tolist() == [compare(a, floats[0]) for a in integers]
+
+
+def test_large_integers_are_not_rounded_in_conditions(tmp_path: Path) -> None:
+    large = 1 << 53
+    rows = "".join(f"{large + number}\t{float(large + number)}\n" for number in range(3))
+    (tmp_path / "large.txt").write_text("#mpload 1\n#columns n:int f:float\n" + rows)
+    index = open_index(tmp_path / "large.txt")
+    for text, expected in {
+        "n == f": [True, False, True],
+        "n > f": [False, True, False],
+        f"n == {large}.0": [True, False, False],
+        f"f == {large + 1}": [False, False, False],
+        f"f in [{large + 1}, {large + 2}]": [False, False, True],
+        f"n < {large + 2}.0": [True, True, False],
+    }.items():
+        assert holds(index, text) == expected, text
