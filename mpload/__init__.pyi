@@ -99,6 +99,7 @@ from mpload.storage.remote import RemoteStorage as RemoteStorage
 from mpload.telemetry.stats import Latencies as Latencies
 from mpload.telemetry.stats import LoaderMemory as LoaderMemory
 from mpload.telemetry.stats import LoaderStats as LoaderStats
+from mpload.telemetry.stats import SourceStats as SourceStats
 from mpload.telemetry.stats import Timings as Timings
 from mpload.telemetry.stats import WorkerStats as WorkerStats
 from mpload.telemetry.writers import JsonLinesWriter as JsonLinesWriter

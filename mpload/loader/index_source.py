@@ -25,6 +25,7 @@ from mpload.loader.planned import SAMPLES_AHEAD, SAMPLES_ANNOUNCED, num_tasks, t
 from mpload.loader.presenting import SlotPresenter
 from mpload.loader.row_groups import row_group_bytes
 from mpload.loader.sample_errors import error_of_failure, sample_error
+from mpload.loader.source_counts import SourceCounts
 from mpload.plan.batch_number import BatchNumber
 from mpload.plan.plan import Plan
 from mpload.samples.cache.opened import OpenCache
@@ -45,6 +46,7 @@ from mpload.transport.worker import Work
 __all__ = ["IndexSource"]
 
 _EXCESS_SAMPLES = 16
+_NONE = np.empty(0, np.int64)
 
 
 class IndexSource:
@@ -80,6 +82,8 @@ class IndexSource:
         self.max_read_seconds = run.pipeline.max_read_seconds
         self.samples_announced = SAMPLES_ANNOUNCED if self.max_read_seconds else 0
         self.made_here = Tally()
+        self.by_source = SourceCounts.of(run.index)
+        """Samples by source, if the dataset is a mixture."""
 
     def facts(self) -> dict[str, str]:
         """Return facts about the dataset for `repr` and notebooks."""
@@ -180,11 +184,16 @@ class IndexSource:
         started_ns, pipeline = perf_counter_ns(), self._run.pipeline
         sample_ids = self._run.order_of(epoch).sample_ids(self.plan_of(epoch).positions(batch))
         pipeline.take_counts()  # discards counts of failed batches, and of batches made without the loader
+        pipeline.bad.failed.clear()
         try:
             presented = self._run.collated(sample_ids, seed=epoch.seed, epoch=epoch.number)
         except CollateError as failed:
             message = f"{self._run.collate_on(sample_ids)}: {cause_of(failed.error)}"
             raise sample_error(message, failed.error) from failed.error
+        if self.by_source is not None:
+            failed_ids = pipeline.bad.failed
+            is_skipped = pipeline.policy.action is ErrorAction.SKIP
+            self.by_source.add(sample_ids, failed=failed_ids, without=failed_ids if is_skipped else ())
         busy_ns = perf_counter_ns() - started_ns
         self.made_here.add(Tally(num_samples=len(sample_ids), busy_ns=busy_ns, counts=pipeline.take_counts()))
         return presented
@@ -197,6 +206,13 @@ class IndexSource:
         """
         self._run.pipeline.bad.count(filled.task.num_samples, epoch=epoch.number)
         kept = self._kept(filled) if filled.failures else None
+        presented = self._presented(epoch, filled, kept)
+        if self.by_source is not None:
+            sample_ids = self._run.batching.sample_ids(BatchNumber.of(filled.task.numbers))
+            self.by_source.add(sample_ids if kept is None else sample_ids[kept])
+        return presented
+
+    def _presented(self, epoch: Epoch, filled: FilledBatch, kept: NDArray[np.int64] | None) -> Any:
         if self._collates:
             return unpacked(filled.arrays)
         batch_seed = BatchSeed(seed=epoch.seed, epoch=epoch.number, first_id=self._first_id(filled))
@@ -267,6 +283,8 @@ class IndexSource:
             raise SampleError(str(bad))
         pipeline.bad.count(0, epoch=epoch)
         pipeline.bad.add(bad)
+        if self.by_source is not None:
+            self.by_source.add(_NONE, failed=[bad.sample_id])
         return bad
 
 

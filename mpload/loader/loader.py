@@ -22,7 +22,7 @@ from mpload.loader.machine_share import detect_share
 from mpload.loader.map_options import MapArguments, MapOptions
 from mpload.loader.pinned import pin_of
 from mpload.loader.planned import is_batch
-from mpload.loader.reweighting import change_weights, updated_state
+from mpload.loader.reweighting import change_weights, stats_by_source, updated_state
 from mpload.loader.source import is_stream, source_of
 from mpload.memory.budget import MemoryBudget
 from mpload.plan.plan import Plan
@@ -165,7 +165,9 @@ class MPLoader(Guarded, Generic[Batch]):
         self._rest: Epoch | None = None
         self._is_read_ahead = False
         self._stream: Stream | None = None
-        self._telemetry = Telemetry(made_here=self._source.made_here, with_page=num_workers != 0)
+        self._telemetry = Telemetry(
+            made_here=self._source.made_here, with_page=num_workers != 0, by_source=stats_by_source(self._source)
+        )
         adviser = Adviser(
             is_auto=num_workers == "auto", num_cores=share.num_cores, image_excess=self._source.image_excess
         )

@@ -1,18 +1,19 @@
 # ruff: noqa: SLF001  these functions are parts of MPLoader
-"""Changes the weights of a mixture while an `MPLoader` iterates."""
+"""What an `MPLoader` does only for mixtures: it changes their weights while it iterates, and counts by source."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mpload.errors import ArgumentError
 from mpload.loader.index_source import IndexSource
+from mpload.telemetry.stats import SourceStats
 
 if TYPE_CHECKING:
     from mpload.loader.epochs import Epoch
     from mpload.loader.source import Source
     from mpload.transport.stream import Stream
 
-__all__ = ["Reweighted", "change_weights", "updated_state"]
+__all__ = ["Reweighted", "change_weights", "stats_by_source", "updated_state"]
 
 
 class Reweighted(Protocol):
@@ -55,3 +56,9 @@ def change_weights(loader: Reweighted, weights: Mapping[Any, float]) -> None:
 def updated_state(source: "Source", state_dict: dict[str, Any]) -> dict[str, Any]:
     """Return an earlier state of a run with the weights as they are now, so that it does not forget a change."""
     return source.updated_state(state_dict) if isinstance(source, IndexSource) else state_dict
+
+
+def stats_by_source(source: "Source") -> Callable[[], Mapping[str, SourceStats]]:
+    """Return a function that returns the samples of each source; nothing if the dataset is no mixture."""
+    counts = source.by_source if isinstance(source, IndexSource) else None
+    return dict if counts is None else counts.stats

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import warnings
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -25,6 +26,7 @@ __all__ = [
 ]
 
 _GRACE_SAMPLES = 1000
+_MAX_KEPT = 1 << 14
 _SHOWN_CAUSES = 3
 _NUMBER = re.compile(r"\d[\d.,:]*")
 _MORE = re.compile(r"\n| \(|\. |; ")  # behind the first words of a cause
@@ -104,6 +106,8 @@ class BadSamples:
         self._epoch = -1
         self._num_seen = 0
         self._num_bad = 0
+        self.failed: deque[int] = deque(maxlen=_MAX_KEPT)
+        """The sample_ids of the latest bad samples."""
 
     def count(self, num_samples: int, *, epoch: int) -> None:
         """Count requested samples: the denominator of the error rate, which starts at 0 in each epoch."""
@@ -127,6 +131,7 @@ class BadSamples:
         }
         self._append(json.dumps(line) + "\n")
         self._num_bad += 1
+        self.failed.append(bad.sample_id)
         allowed = self._policy.max_error_fraction
         if self._num_bad > allowed * max(self._num_seen, _GRACE_SAMPLES):
             raise TooManyBadSamples(

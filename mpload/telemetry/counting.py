@@ -2,12 +2,12 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from mpload.errors import ArgumentError
 from mpload.telemetry.page import StatsPage, page_facts
-from mpload.telemetry.stats import LoaderMemory, LoaderStats, WorkerStats, timings_of
+from mpload.telemetry.stats import LoaderMemory, LoaderStats, SourceStats, WorkerStats, timings_of
 from mpload.transport.messages import Tally
 from mpload.transport.pool import WorkerPool
 
@@ -37,14 +37,18 @@ class Waited:
 class Telemetry:
     """Counts for one loader. Not thread-safe: for the thread that iterates the loader."""
 
-    def __init__(self, *, made_here: Tally, with_page: bool) -> None:
+    def __init__(
+        self, *, made_here: Tally, with_page: bool, by_source: Callable[[], Mapping[str, SourceStats]] = dict
+    ) -> None:
         """Count from zero.
 
         Args:
             made_here: the samples that this process itself makes.
             with_page: publish a page that other processes can read (Linux only).
+            by_source: returns the samples of each source of a mixture.
         """
         self._made_here = made_here
+        self._by_source = by_source
         self._by_closed_pools = Tally()
         self._stats = LoaderStats()
         self._last_answer: float | None = None
@@ -126,6 +130,7 @@ class Telemetry:
                 LoaderMemory.of(pids, slots_bytes=slots_bytes) if with_memory else LoaderMemory(slots_bytes=slots_bytes)
             )
         stats.timings = timings_of(tallies)
+        stats.sources = self._by_source()
         return stats
 
     def keep(self, pool: WorkerPool) -> None:

@@ -12,7 +12,7 @@ import os
 import struct
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,8 +107,11 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def page_facts(stats: LoaderStats) -> dict[str, Any]:
-    """Return the content of a page: who wrote it and when, and the statistics since the loader was made."""
-    return {"pid": os.getpid(), "monotonic_seconds": time.monotonic(), "stats": asdict(stats)}
+    """Return the content of a page: who wrote it and when, and the statistics since the loader was made.
+
+    Those of the sources of a mixture are left out, because many of them would not fit.
+    """
+    return {"pid": os.getpid(), "monotonic_seconds": time.monotonic(), "stats": asdict(replace(stats, sources={}))}
 
 
 def stats_of_page(facts: Mapping[str, Any]) -> LoaderStats:

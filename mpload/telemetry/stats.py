@@ -1,7 +1,7 @@
 """Statistics of a loader: counts, times, memory, and the stage that limits the rate."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 
 from mpload.judgement.facts import Alternative, Cost, Environment, Facts, Job, Running, Stage, StorageSpeed
@@ -16,6 +16,7 @@ __all__ = [
     "Latencies",
     "LoaderMemory",
     "LoaderStats",
+    "SourceStats",
     "Stage",
     "Timings",
     "WorkerStats",
@@ -25,6 +26,7 @@ __all__ = [
 
 _BUCKETS_PER_DECADE = 16
 _SHORTEST_SECONDS = 1e-6
+_MAX_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +155,26 @@ class WorkerStats:
     """Time by stage."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceStats:
+    """The samples of one source of a mixture."""
+
+    num_samples: int = 0
+    """Samples in delivered batches: substitutes count, skipped samples do not."""
+    num_failed: int = 0
+    """Samples that failed, and were skipped or substituted."""
+
+    def since(self, earlier: "SourceStats") -> "SourceStats":
+        """Return the difference from `earlier`."""
+        return SourceStats(
+            num_samples=self.num_samples - earlier.num_samples, num_failed=self.num_failed - earlier.num_failed
+        )
+
+    def __str__(self) -> str:
+        failed = f", {format_count(self.num_failed)} failed" if self.num_failed else ""
+        return f"{format_count(self.num_samples)} samples{failed}"
+
+
 @dataclass(slots=True, kw_only=True)
 class LoaderStats:
     """Statistics of an `MPLoader` since it was made. `str()` gives a readable summary."""
@@ -179,6 +201,8 @@ class LoaderStats:
     """Processes that died and were replaced."""
     workers: tuple[WorkerStats, ...] = ()
     """The current workers."""
+    sources: Mapping[str, SourceStats] = field(default_factory=dict)
+    """The samples of each source of a mixture, by its path; empty for other datasets."""
 
     def since(self, earlier: "LoaderStats") -> "LoaderStats":
         """Return the counts and times since `earlier`. The number of workers and the memory are current."""
@@ -192,6 +216,7 @@ class LoaderStats:
             timings=self.timings.since(earlier.timings),
             num_copied_batches=self.num_copied_batches - earlier.num_copied_batches,
             num_deaths=self.num_deaths - earlier.num_deaths,
+            sources={name: each.since(earlier.sources.get(name, SourceStats())) for name, each in self.sources.items()},
         )
 
     @property
@@ -254,7 +279,13 @@ class LoaderStats:
                 f"zygote {format_bytes(memory.zygote_bytes)}, workers {format_bytes(memory.workers_bytes)}); "
                 f"{self.num_copied_batches} batches copied, {self.num_deaths} deaths"
             ),
+            **self._facts_of_sources(),
         }
+
+    def _facts_of_sources(self) -> dict[str, str]:
+        facts = {name: str(each) for name, each in list(self.sources.items())[:_MAX_SHOWN]}
+        num_more = len(self.sources) - len(facts)
+        return {**facts, "more sources": format_count(num_more)} if num_more else facts
 
     def __str__(self) -> str:
         (_, done), *rest = self._facts().items()

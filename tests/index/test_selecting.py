@@ -142,7 +142,8 @@ def test_a_path_of_a_plain_list_must_be_below_the_root(tmp_path: Path) -> None:
         index.select(tmp_path / "new.txt", where="label == 2")
 
 
-def test_keys_may_be_paths(index: Index, tmp_path: Path) -> None:
+def test_keys_may_be_paths(tmp_path: Path) -> None:
+    index = write(tmp_path / "train.txt")
     index.select(tmp_path / "texts.txt", keys=["-/0.jpg"])
     index.select(tmp_path / "paths.txt", keys=[Path("-/0.jpg")])
     assert (tmp_path / "paths.txt").read_bytes() == (tmp_path / "texts.txt").read_bytes()
