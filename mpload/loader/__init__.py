@@ -39,6 +39,8 @@ pinned        batches in page-locked memory
 epochs        the current and next epoch, shared by all processes that read a dataset
 epoch_iterator  one iteration of an MPDataset in one process, and its position
 iterations    one iteration of a loader
+reweighting   what it does only for mixtures: changes of weights in the middle of an epoch
+source_counts  samples that were delivered and that failed, by source of a mixture
 frameworks    support for Lightning, Accelerate and others
 ```
 

@@ -17,6 +17,7 @@ from mpload.loader.presenting import Presenter
 from mpload.plan.batching import Batching
 from mpload.plan.order import OrderChoice
 from mpload.plan.plan import Tail
+from mpload.samples.by_source import BySource
 from mpload.samples.cache.choice import CachedForm, PartialCache, open_cache
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
@@ -32,8 +33,8 @@ __all__ = ["RunChoices"]
 class RunChoices:
     """The arguments of an `MPDataset` that do not depend on the index; see there."""
 
-    decode: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None
-    transform: Callable[..., Any] | None
+    decode: Callable[..., Any] | Mapping[str, Callable[..., Any] | BySource] | BySource | None
+    transform: Callable[..., Any] | BySource | None
     batch_size: int | None
     tail: Tail
     shuffle: bool | OrderChoice | IndexOrder
