@@ -270,7 +270,7 @@ class MPLoader(Guarded, Generic[Batch]):
         (self._load_state_on_host if self._prefetcher is None else self._prefetcher.load_state_dict)(state_dict)
 
     def set_weights(self, weights: Mapping[Any, float]) -> None:
-        """Change the weights of a mixture from the next batch on, also in the middle of an iteration.
+        """Change the weights of a mixture to `weights` from the next batch on, also in the middle of an iteration.
 
         Batches made ahead are discarded, and workers start again, in about 0.3 s. All ranks must make the same call
         after the same number of batches. States contain the change: see `MPDataset.set_weights`.

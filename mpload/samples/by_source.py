@@ -72,23 +72,24 @@ class BySource:
     def _dtype_of(choice: object) -> np.dtype[Any]:
         return np.dtype(getattr(choice, "output_dtype", np.uint8))
 
-    def of_sources(self, index: Index) -> list[Any]:
-        """Return the choice for each source of the index of a mixture.
 
-        Raises:
-            ArgumentError: the index is not that of a mixture, or the sources are others.
-        """
-        if not isinstance(index, MixtureIndex):
-            raise ArgumentError(f"BySource is for mixtures, but {index.path} is one index. Pass the decoder itself")
-        given = {key_of(source): choice for source, choice in self.choices.items()}
-        known = [key_of(source) for source in flattened(index.mixture)]
-        if given.keys() != set(known):
-            wrong = next(iter(given.keys() ^ set(known)))
-            raise ArgumentError(
-                f"BySource must name each source of the mixture: {', '.join(map(repr, known))}. {wrong!r} is missing "
-                "or unknown"
-            )
-        return [given[key] for key in known]
+def _by_sources(choice: BySource, index: Index) -> list[Any]:
+    """Return the choice for each source of a mixture.
+
+    Raises:
+        ArgumentError: the index is not that of a mixture, or the sources are others.
+    """
+    if not isinstance(index, MixtureIndex):
+        raise ArgumentError(f"BySource is for mixtures, but {index.path} is one index. Pass the decoder itself")
+    given = {key_of(source): each for source, each in choice.choices.items()}
+    known = [key_of(source) for source in flattened(index.mixture)]
+    if given.keys() != set(known):
+        wrong = next(iter(given.keys() ^ set(known)))
+        raise ArgumentError(
+            f"BySource must name each source of the mixture: {', '.join(map(repr, known))}. {wrong!r} is missing or "
+            "unknown"
+        )
+    return [given[key] for key in known]
 
 
 class SourceMakers:
@@ -194,7 +195,7 @@ def makers_of(
     choice = next((value for value in values if isinstance(value, BySource)), None)
     if choice is None:
         return make(decode, transform), None
-    choice.of_sources(index)  # checks that there are sources
+    _by_sources(choice, index)  # checks that there are sources
     assert isinstance(index, MixtureIndex)
     makers = SourceMakers(index, _chosen(index, decode, transform), make)
     return makers.makers[0], makers
@@ -204,7 +205,7 @@ def _chosen(index: MixtureIndex, decode: Any, transform: Any) -> list[tuple[Any,
     """Return the decoder, or the decoders by column, and the transform of each source."""
 
     def by_source(value: Any) -> list[Any]:
-        return value.of_sources(index) if isinstance(value, BySource) else [value] * len(index.parts)
+        return _by_sources(value, index) if isinstance(value, BySource) else [value] * len(index.parts)
 
     if isinstance(decode, Mapping):
         of_columns = zip(*map(by_source, decode.values()), strict=True)
