@@ -36,6 +36,7 @@ from mpload.images.patches import RandomCrop as RandomCrop
 from mpload.images.pil import PilTransform as PilTransform
 from mpload.images.resize import Box as Box
 from mpload.images.resize import View as View
+from mpload.index.bucketing import Buckets as Buckets
 from mpload.index.class_batches import PKBatches as PKBatches
 from mpload.index.columns import Column as Column
 from mpload.index.columns import ColumnType as ColumnType

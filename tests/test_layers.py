@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "index": BOTTOM | {"storage", "plan"},
     "judgement": BOTTOM | {"memory"},
     "telemetry": BOTTOM | {"transport", "memory", "judgement"},
-    "ingest": BOTTOM | {"index", "storage"},
+    "ingest": BOTTOM | {"index", "storage", "images"},
     "samples": GROUND | {"index"},
     "device": BOTTOM | {"images", "plan"},
     "loader": LOADER,

@@ -44,6 +44,9 @@ def index(
         bool, typer.Option("--relative", help="Store the root relative to the index, so that both can be moved.")
     ] = False,
     stat: Annotated[bool, typer.Option("--stat", help="Record the size of every sample too.")] = False,
+    image_sizes: Annotated[
+        bool, typer.Option("--image-sizes", help="Add columns with the width and height of every image.")
+    ] = False,
     jpeg: Annotated[
         bool,
         typer.Option("--jpeg", help="Note where the rows of every JPEG begin, in INDEX.mpr, so that crops are faster."),
@@ -67,7 +70,7 @@ def index(
         bool,
         typer.Option("--append", help="Append what the source has gained to INDEX, which keeps its lines and classes."),
     ] = False,
-    workers: Annotated[int, typer.Option(min=1, help="Threads that read sizes for --stat, and files for --jpeg.")] = 8,
+    workers: Annotated[int, typer.Option(min=1, help="Threads that read sizes, and files for --jpeg.")] = 8,
     as_json: AsJson = False,
 ) -> None:
     """Index a folder, a list, shards, or everything below a URL.
@@ -100,6 +103,7 @@ def index(
             folder=folder,
             relative=relative,
             with_sizes=stat,
+            with_image_sizes=image_sizes,
             num_workers=workers,
             progress=update,
         )

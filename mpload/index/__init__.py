@@ -33,6 +33,9 @@ sorted_order its order, over a table of the sorted rows; without pyarrow
 sorted_rows  sorts rows by a number, in constant memory
 tables       finds or makes a table, and reads the numbers that it is made of
 table_files  the files of tables; without pyarrow
+bucketing    Buckets: groups of samples that are alike
+edges        where one bucket ends and the next one begins
+bucket_table their order, and the table in a file that has the rows of each bucket; without pyarrow
 publishing   new files get their names when they are complete
 ```
 

@@ -3,15 +3,20 @@
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator
+import secrets
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO, TypeVar
 
 import platformdirs
 from filelock import FileLock, Timeout
 
-from mpload.errors import MploadError
+from mpload.errors import MploadError, SidecarError
 
-__all__ = ["derived_paths", "machine_lock"]
+__all__ = ["derived_paths", "found_or_made", "machine_lock"]
+
+_LOCK_SECONDS = 3600.0
+_Found = TypeVar("_Found")
 
 
 def derived_paths(text: Path, *, suffix: str, folder: str) -> list[Path]:
@@ -47,3 +52,71 @@ def machine_lock(name: str, *, limit_seconds: float, busy: MploadError) -> Itera
         yield True
     finally:
         lock.release()
+
+
+def found_or_made(
+    text: Path,
+    *,
+    suffix: str,
+    folder: str,
+    find: Callable[[Path], _Found | None],
+    write: Callable[[BinaryIO], object],
+    what: str,
+    size: str,
+) -> _Found:
+    """Return what a derived file contains. One process of this machine makes the file if there is none that fits.
+
+    Args:
+        text: the index text.
+        suffix: as for `derived_paths`.
+        folder: as for `derived_paths`.
+        find: reads the file at a path; None, or an `OSError` or `ValueError`, if it does not fit.
+        write: writes an empty file.
+        what: what is made, for messages.
+        size: how much space it takes, for messages.
+
+    Raises:
+        SidecarError: it cannot be written anywhere, or another process takes too long to make it.
+    """
+    paths = derived_paths(text, suffix=suffix, folder=folder)
+
+    def first_found() -> _Found | None:
+        for path in paths:
+            with contextlib.suppress(OSError, ValueError):
+                if (found := find(path)) is not None:
+                    return found
+        return None
+
+    if (found := first_found()) is not None:
+        return found
+    busy = SidecarError(f"{text}: another process has made its {what} for {_LOCK_SECONDS:.0f} s. Try later")
+    with machine_lock(paths[1].stem, limit_seconds=_LOCK_SECONDS, busy=busy):
+        if (found := first_found()) is not None:
+            return found
+        failures: list[OSError] = []
+        for path in paths:
+            try:
+                _publish(path, write)
+                made = find(path)
+            except OSError as error:
+                failures.append(error)
+            else:
+                if made is not None:
+                    return made
+    raise SidecarError(
+        f"{text}: the table of {what} cannot be written anywhere ({'; '.join(map(str, failures))}). It takes {size}. "
+        "Free some space, or set XDG_CACHE_HOME to a writable folder"
+    )
+
+
+def _publish(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with unfinished.open("xb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())  # before it gets its name: after a power failure it would hold zeros
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -35,6 +35,7 @@ merge        merge_indexes: several indexes into one
 splitting    assigns samples to the parts of a split
 writing      writes the rows of a source to index texts
 image_sizes  measures the size of each sample and adds it to the sidecar
+pixel_sizes  adds the width and height of each image to the rows
 checking     finds faults in an index and its files
 threads      runs work that waits for disks in several threads
 ```

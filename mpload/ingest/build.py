@@ -12,6 +12,7 @@ from mpload.index.publishing import check_out
 from mpload.index.sidecar import Progress
 from mpload.ingest.folder_options import FolderOptions
 from mpload.ingest.image_sizes import measure_sizes
+from mpload.ingest.pixel_sizes import add_pixel_sizes
 from mpload.ingest.sources import SourcePath, open_source, source_paths
 from mpload.ingest.splitting import Split
 from mpload.ingest.writing import write_texts
@@ -30,6 +31,7 @@ def build_index(
     folder: FolderOptions = FolderOptions(),
     relative: bool = False,
     with_sizes: bool = False,
+    with_image_sizes: bool = False,
     num_workers: int = 8,
     progress: Progress | None = None,
 ) -> Path: ...
@@ -46,6 +48,7 @@ def build_index(
     folder: FolderOptions = FolderOptions(),
     relative: bool = False,
     with_sizes: bool = False,
+    with_image_sizes: bool = False,
     num_workers: int = 8,
     progress: Progress | None = None,
 ) -> tuple[Path, ...]: ...
@@ -61,6 +64,7 @@ def build_index(
     folder: FolderOptions = FolderOptions(),
     relative: bool = False,
     with_sizes: bool = False,
+    with_image_sizes: bool = False,
     num_workers: int = 8,
     progress: Progress | None = None,
 ) -> Path | tuple[Path, ...]:
@@ -100,6 +104,9 @@ def build_index(
         folder: which files count as images in a folder or shard, and which files belong to them.
         relative: write `#root` relative to the index's folder, so that both can be moved together.
         with_sizes: also measure the size of each sample, which takes a `stat` call per file.
+        with_image_sizes: also read the header of each image, and add the columns `width:int` and `height:int`, as
+            needed by `Buckets(by="aspect")`: the size in pixels after the EXIF orientation was applied, or 0 if an
+            image cannot be read. For files and tar files.
         num_workers: number of threads that measure sizes.
         progress: called with the number of samples written so far.
 
@@ -123,7 +130,8 @@ def build_index(
     for path in (target,) if parts is None else parts.paths(target):
         check_out(path, source_paths(source))
     with open_source(source, columns=columns, root=root, folder=folder, out=target) as rows:
-        paths = write_texts(rows, target, split=parts, relative=relative, progress=progress)
+        sized = add_pixel_sizes(rows, num_workers=num_workers) if with_image_sizes else rows
+        paths = write_texts(sized, target, split=parts, relative=relative, progress=progress)
     if rows.left_out:
         warnings.warn(f"left out of {target}: {rows.left_out}", MploadWarning, stacklevel=2)
     for path in paths:

@@ -9,6 +9,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from typing_extensions import TypeVar
 
 from mpload.errors import ArgumentError, MploadWarning, StateError
+from mpload.index.bucketing import Buckets
 from mpload.index.index import Index
 from mpload.index.mixture import Mixture
 from mpload.index.opening import open_index
@@ -22,7 +23,7 @@ from mpload.loader.index_runs import IndexRuns
 from mpload.loader.mixing import open_mixture
 from mpload.loader.run_choices import RunChoices
 from mpload.plan.order import OrderChoice, Sequential
-from mpload.plan.plan import Tail
+from mpload.plan.plan import Plan, Tail
 from mpload.plan.topology import Topology
 from mpload.samples.by_source import BySource
 from mpload.samples.cache.choice import PartialCache
@@ -95,6 +96,10 @@ class MPDataset(IterableDataset[Batch]):
             Flat()}` chooses for each column. Any other callable gets the list of samples and returns the batch, in a
             worker if there are any, as in a DataLoader. Its random numbers depend on the batch's first sample.
 
+        buckets: `Buckets`: every batch has samples of one bucket, such as images of one shape or texts of similar
+            length. `shuffle=True` shuffles each bucket; otherwise each goes through its samples in the order of the
+            index. The sequence of the buckets is random in both cases.
+
     Type checkers do not read the index, so to them batches are `Any`. To change that, annotate the dataset:
     `dataset: MPDataset[tuple[Tensor, Tensor]] = MPDataset("train.txt", batch_size=8)`.
 
@@ -133,6 +138,7 @@ class MPDataset(IterableDataset[Batch]):
         page_cache: PageCache | Literal["auto", "keep", "drop"] = PageCache.AUTO,
         as_dict: bool = False,
         collate: Collate | None = None,
+        buckets: Buckets | None = None,
     ) -> None:
         _check_index(index)
         if batch_size is not None and batch_size < 1:
@@ -140,7 +146,9 @@ class MPDataset(IterableDataset[Batch]):
         if not isinstance(decode, Mapping):
             _check_callable("decode", decode)
         _check_callable("transform", transform)
-        check_collate(collate, batch_size=batch_size)
+        check_collate(collate, batch_size=batch_size if buckets is None else 1)
+        if buckets is not None and not isinstance(buckets, Buckets):
+            raise ArgumentError(f"buckets must be Buckets(by=..., ...), got {buckets!r:.80}")
         if not (isinstance(shuffle, bool) or hasattr(shuffle, "order") or isinstance(shuffle, IndexOrder)):
             raise ArgumentError(f"shuffle must be True, False or an order such as BlockShuffle(), got {shuffle!r}")
         Sequential().order(num_samples=0, seed=seed, epoch=0)  # checks the seed
@@ -158,6 +166,7 @@ class MPDataset(IterableDataset[Batch]):
             page_cache=page_cache,
             as_dict=as_dict,
             collate=collate,
+            buckets=buckets,
         )
         opened = _opened(index, choices.limits)
         self._runs = IndexRuns(choices, opened, EpochTable(seed=seed, topology=topology))
@@ -196,7 +205,8 @@ class MPDataset(IterableDataset[Batch]):
         following = self._runs.epochs.next.whole
         plan = self._runs.of(following).plan_of(following)
         # Without batch_size, a ragged last sample may belong to another rank.
-        return plan.num_samples_of_rank if self.batch_size is None and plan.tail is Tail.RAGGED else plan.num_batches
+        is_ragged = self.batch_size is None and plan.tail is Tail.RAGGED
+        return plan.num_samples_of_rank if is_ragged and isinstance(plan, Plan) else plan.num_batches
 
     def __iter__(self) -> Iterator[Batch]:
         info = get_worker_info()

@@ -14,6 +14,7 @@ from mpload.loader.epochs import Epoch
 from mpload.loader.frameworks import samples_of_a_batch
 from mpload.loader.index_runs import IndexRuns
 from mpload.loader.sample_errors import is_outage
+from mpload.plan.plan import Plan
 
 if TYPE_CHECKING:
     from mpload.index.index import Record
@@ -74,6 +75,7 @@ class EpochIterator(Iterator[Any]):
         if cursor.next_batch >= self._plan.num_batches:
             raise StopIteration
         number = cursor.next_batch
+        self._run.use_batch(self._plan, number)
         cursor.next_batch += self._num_workers  # advanced first, so that a failed batch is not repeated
         return self._run.batch(
             self._sample_ids(number),
@@ -105,6 +107,7 @@ class EpochIterator(Iterator[Any]):
         runs, places = np.divmod(before, self._run_samples)
         numbers = (runs * self._num_workers + self._worker) * self._run_samples + places
         numbers = numbers[numbers < self._plan.num_batches]
+        assert isinstance(self._plan, Plan), "buckets have a batch size"
         sample_ids = self._order.sample_ids(self._plan.single_positions(numbers))
         records = records_of(self._run.index, sample_ids)
         if self._run.pipeline.ahead.is_active:

@@ -14,20 +14,22 @@ from torch.utils.data import get_worker_info
 
 from mpload.errors import ArgumentError
 from mpload.loader.frameworks import Reader, reader
+from mpload.plan.batching import AnyPlan
+from mpload.plan.bucket_plan import MAX_SEGMENTS, Segments
 from mpload.plan.checkpoint import State
-from mpload.plan.plan import Plan
 from mpload.plan.topology import Topology, detect_topology
 from mpload.plan.turns import Phase
 
 __all__ = ["Epoch", "EpochTable"]
 
 _MAX_WORKERS = 512
-_NEXT, _CURRENT = slice(0, 4), slice(4, 8)
-_READER = 8
-_RANKS = slice(9, 11)
-_DEALT = 11
-_WEIGHTS = 12
-_NUM_SAMPLES = 13
+_NUM_PLACE = 4 + 2 * MAX_SEGMENTS
+_NEXT, _CURRENT = slice(0, _NUM_PLACE), slice(_NUM_PLACE, 2 * _NUM_PLACE)
+_READER = 2 * _NUM_PLACE
+_RANKS = slice(_READER + 1, _READER + 3)
+_DEALT = _READER + 3
+_WEIGHTS = _READER + 4
+_NUM_SAMPLES = _READER + 5
 _SHAPE = _MAX_WORKERS, _NUM_SAMPLES + 1
 
 
@@ -40,19 +42,22 @@ class Epoch:
     position: int = 0
     num_samples: int = 0
     """How many samples of the index it goes over, the first ones; 0 until it begins, and where that never changes."""
+    segments: Segments = ()
+    """With buckets, where the position is; see `BucketPlan`."""
     topology: Topology | None = None
     """The rank that reads it; None until the epoch begins."""
 
     @property
     def whole(self) -> Self:
         """The same epoch, from its beginning."""
-        return replace(self, position=0)
+        return replace(self, position=0, segments=())
 
-    def after(self, num_batches: int, plan: Plan) -> "Epoch":
+    def after(self, num_batches: int, plan: AnyPlan) -> "Epoch":
         """Return the epoch and position of a run that has received `num_batches` batches of this epoch's `plan`."""
         if num_batches >= plan.num_batches:
             return Epoch(seed=self.seed, number=self.number + 1)
-        return replace(self, position=plan.position_after(num_batches), topology=None)
+        position, segments = plan.position_after(num_batches), plan.segments_after(num_batches)
+        return replace(self, position=position, segments=segments, topology=None)
 
     def state(
         self, *, fingerprint: str, order: str, changes: tuple[Phase, ...] = (), num_samples: int | None = None
@@ -64,6 +69,7 @@ class Epoch:
             seed=self.seed,
             epoch=self.number,
             position=self.position,
+            segments=self.segments,
             changes=tuple((change.start, change.shares.parts) for change in changes),
             num_samples=num_samples,
         ).to_dict()
@@ -241,12 +247,15 @@ class EpochTable:
 
 
 def _epoch(cells: torch.Tensor) -> Epoch:
-    seed, number, position, num_samples = cells.tolist()
-    return Epoch(seed=seed, number=number, position=position, num_samples=num_samples)
+    seed, number, position, num_samples, *rest = cells.tolist()
+    segments = tuple(pair for pair in zip(rest[::2], rest[1::2], strict=True) if pair[0])
+    return Epoch(seed=seed, number=number, position=position, num_samples=num_samples, segments=segments)
 
 
 def _cells(epoch: Epoch) -> list[int]:
-    return [epoch.seed, epoch.number, epoch.position, epoch.num_samples]
+    numbers = [number for segment in epoch.segments for number in segment]
+    unused = [0] * (2 * MAX_SEGMENTS - len(numbers))
+    return [epoch.seed, epoch.number, epoch.position, epoch.num_samples, *numbers, *unused]
 
 
 def _empty_table() -> NDArray[np.int64]:

@@ -109,6 +109,11 @@ def _forms_of(pipeline: Pipeline, *, batch_size: int, sample_ids: Sequence[int])
             text = RaggedField(name=column.name, max_sample_bytes=MAX_LINE_BYTES)
             forms.append(fixed or Form(field=text, kind=Kind.TEXT))
             continue
+        if described is None and pipeline.makers.shapes is not None:
+            num_bytes = pipeline.makers.shapes.sample_bytes
+            packed = Field(name=column.name, shape=(num_bytes,), dtype=np.uint8, is_packed=True)
+            forms.append(Form(field=packed, kind=Kind.ALIKE))
+            continue
         if described is None:
             assert pipeline.output_shape is not None
             field = Field(name=column.name, shape=pipeline.output_shape, dtype=pipeline.output_dtype)

@@ -6,7 +6,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 from mpload.errors import OutageError, SampleError, TooManyBadSamples
-from mpload.plan.plan import Plan, Tail
+from mpload.plan.batching import AnyPlan
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -92,7 +92,7 @@ class AccelerateIteration(Iterator[Any]):
     `accelerator.accumulate` can then take the last optimizer step, and `gather_for_metrics` can omit the padding.
     """
 
-    def __init__(self, batches: Iterator[Any], plan: Callable[[], Plan]) -> None:
+    def __init__(self, batches: Iterator[Any], plan: Callable[[], AnyPlan]) -> None:
         """Wrap an iteration.
 
         Args:
@@ -125,8 +125,7 @@ class AccelerateIteration(Iterator[Any]):
         if self._num_left is None:
             plan = self._plan()
             self._num_left = plan.num_batches
-            padded = plan.tail == Tail.PAD
-            self.remainder = (plan.num_samples - plan.start) % plan.global_batch_size if padded else 0
+            self.remainder = plan.remainder
             self._gradients._add_dataloader(self)  # noqa: SLF001  Accelerate keeps a weak reference
         self._num_left -= 1
         self.end_of_dataloader = not self._num_left

@@ -18,11 +18,12 @@ from mpload.loader.epochs import Epoch, EpochTable
 from mpload.loader.frameworks import Reader, reader
 from mpload.loader.mixing import new_shares
 from mpload.loader.presenting import Presenter
-from mpload.plan.batching import Batching
+from mpload.plan.batch_number import BatchNumber
+from mpload.plan.batching import AnyPlan, Batching
+from mpload.plan.bucket_plan import BucketPlan, position_of
 from mpload.plan.checkpoint import State
 from mpload.plan.mixture import MixtureOrders
 from mpload.plan.order import Order
-from mpload.plan.plan import Plan
 from mpload.plan.shares import Shares
 from mpload.plan.turns import Phase
 from mpload.samples.batch import listed_samples
@@ -62,7 +63,7 @@ class IndexRun:
         facts = {
             "samples": format_count(len(self.index)),
             "columns": format_columns(self.index.columns),
-            "batch size": "none, samples one by one" if self.batch_size is None else format_count(self.batch_size),
+            "batch size": self._shown_batch_size(),
             "order": repr(self.batching.order),
             "tail": str(self.batching.tail),
             "epoch": str(self.epochs.next.number),
@@ -71,13 +72,27 @@ class IndexRun:
             facts["samples of an epoch"] = format_count(self.batching.num_samples)
         return facts if self.cache is None else {**facts, "cached": f"{self.cache.fraction:.0%}"}
 
+    def _shown_batch_size(self) -> str:
+        if self.batch_size is None:
+            return "none, samples one by one"
+        buckets = self.batching.buckets
+        least = self.batch_size if buckets is None else min(buckets.batch_sizes)
+        largest = format_count(self.batch_size)
+        return largest if least == self.batch_size else f"{format_count(least)} to {largest}, by bucket"
+
     def order_of(self, epoch: Epoch) -> Order:
         """Return the order of an epoch."""
         return self.batching.order_of(seed=epoch.seed, epoch=epoch.number)
 
-    def plan_of(self, epoch: Epoch) -> Plan:
+    def plan_of(self, epoch: Epoch) -> AnyPlan:
         """Return this rank's plan of an epoch."""
-        return self.batching.plan_of(topology=epoch.topology or self.epochs.topology, start=epoch.position)
+        return self.batching.plan_of(
+            topology=epoch.topology or self.epochs.topology,
+            start=epoch.position,
+            seed=epoch.seed,
+            epoch=epoch.number,
+            segments=epoch.segments,
+        )
 
     def batch(
         self, sample_ids: NDArray[np.int64], *, seed: int, epoch: int, following: Callable[[], Any] | None = None
@@ -91,6 +106,18 @@ class IndexRun:
         except CollateError as failed:
             failed.error.add_note(f"This error is from {self.collate_on(sample_ids)}")
             raise failed.error from failed.error.__cause__
+
+    def use_batch(self, plan: AnyPlan, batch: int) -> None:
+        """Prepare to make a batch of a plan: with buckets, its samples have the form of their bucket."""
+        if isinstance(plan, BucketPlan):
+            self.pipeline.makers.use_bucket(plan.task(batch)[1])
+
+    def unpacked(self, number: BatchNumber, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Prepare for a batch, and return the arrays of its slot in the shape that its samples have."""
+        if self.batching.buckets is None:
+            return arrays
+        self.pipeline.makers.use_bucket(number.batch)
+        return self.pipeline.makers.unpacked(arrays)
 
     def collate_on(self, sample_ids: NDArray[np.int64]) -> str:
         """Return what made a batch fail if `collate` did, for messages."""
@@ -143,18 +170,39 @@ class IndexRun:
         if isinstance(self.batching.order, MixtureOrders) and orders is not None:
             self.batching.order.adopt(orders.changes)
             self._note_weights()
-        num_samples = 0 if isinstance(self.index, MixtureIndex) else len(self.index)
-        return Epoch(seed=state.seed, number=state.epoch, position=state.position, num_samples=num_samples)
+        return Epoch(
+            seed=state.seed,
+            number=state.epoch,
+            position=state.position,
+            num_samples=0 if isinstance(self.index, MixtureIndex) else len(self.index),
+            segments=state.segments,
+        )
 
     def _checked(self, state: State) -> MixtureOrders | None:
         """Check that a saved state fits, and return the orders of a mixture with its weights."""
         order = self.batching.order
         state.check_fits(fingerprint=self.index.fingerprint, order=order.spec, num_samples=self.batching.num_samples)
         if not isinstance(order, MixtureOrders):
+            self._check_segments(state)
             return None
         try:
             order.position_of(epoch=state.epoch, position=state.position)  # checks the epoch
             return order.with_changes(tuple(Phase(start=start, shares=Shares(parts)) for start, parts in state.changes))
+        except ArgumentError as error:
+            raise StateError(f"the checkpoint is damaged: {error}. Use an earlier one") from error
+
+    def _check_segments(self, state: State) -> None:
+        """Check that the segments of a state lead to its position."""
+        buckets = self.batching.buckets
+        try:
+            position = state.position if buckets is None and not state.segments else -1
+            if buckets is not None:
+                position = position_of(buckets, state.segments, seed=state.seed, epoch=state.epoch)
+            if position != state.position:
+                raise StateError(
+                    f"the checkpoint is damaged: its segments {state.segments!r:.200} do not lead to its position "
+                    f"{state.position}. Use an earlier one"
+                )
         except ArgumentError as error:
             raise StateError(f"the checkpoint is damaged: {error}. Use an earlier one") from error
 

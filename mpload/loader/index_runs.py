@@ -114,7 +114,7 @@ class IndexRuns:
         for run in (self.latest, self._older):
             if run is not None and run.index.fingerprint == state.fingerprint:
                 return run
-        if isinstance(index, MixtureIndex) or state.num_samples is None:
+        if isinstance(index, MixtureIndex) or state.num_samples is None or self._choices.buckets is not None:
             return None
         if not is_prefix(index, state.num_samples, state.fingerprint):
             return None
@@ -141,6 +141,11 @@ class IndexRuns:
             raise ArgumentError(
                 "a mixture cannot take over lines that were appended to its indexes: each source goes through all of "
                 "its samples before it repeats one, which needs their number. Start a new run with the longer indexes"
+            )
+        if self._choices.buckets is not None:
+            raise ArgumentError(
+                f"{index.path}: buckets cannot take over lines that were appended to the index. Start a new run with "
+                "the longer index"
             )
         return grown(index, storage=self._choices.limits)
 

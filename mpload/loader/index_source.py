@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError, MploadError, MploadWarning, SampleError, TooManyBadSamples, cause_of
-from mpload.index.index import peers_of, records_of
+from mpload.index.index import records_of
 from mpload.loader.collate import BatchSeed, CollateError, why_not_in_workers
 from mpload.loader.epochs import Epoch
 from mpload.loader.forms import Form, fields_of, forms_of, template_of_columns
@@ -27,7 +27,7 @@ from mpload.loader.row_groups import row_group_bytes
 from mpload.loader.sample_errors import error_of_failure, sample_error
 from mpload.loader.source_counts import SourceCounts
 from mpload.plan.batch_number import BatchNumber
-from mpload.plan.plan import Plan
+from mpload.plan.batching import AnyPlan
 from mpload.samples.cache.opened import OpenCache
 from mpload.samples.collated_work import MADE, CollatedWork, unpacked, whole_field
 from mpload.samples.column_decoders import ColumnDecoders
@@ -89,7 +89,7 @@ class IndexSource:
         """Return facts about the dataset for `repr` and notebooks."""
         return self._runs.of(self.epochs.next).facts()
 
-    def plan_of(self, epoch: Epoch) -> Plan:
+    def plan_of(self, epoch: Epoch) -> AnyPlan:
         """Return this rank's plan of an epoch."""
         return self._runs.of(epoch).plan_of(epoch)
 
@@ -182,7 +182,9 @@ class IndexSource:
 
     def _make(self, epoch: Epoch, batch: int) -> Any:
         started_ns, pipeline = perf_counter_ns(), self._run.pipeline
-        sample_ids = self._run.order_of(epoch).sample_ids(self.plan_of(epoch).positions(batch))
+        plan = self.plan_of(epoch)
+        sample_ids = self._run.order_of(epoch).sample_ids(plan.positions(batch))
+        self._run.use_batch(plan, batch)
         pipeline.take_counts()  # discards counts of failed batches, and of batches made without the loader
         pipeline.bad.failed.clear()
         try:
@@ -213,13 +215,14 @@ class IndexSource:
         return presented
 
     def _presented(self, epoch: Epoch, filled: FilledBatch, kept: NDArray[np.int64] | None) -> Any:
+        arrays = self._run.unpacked(BatchNumber.of(filled.task.numbers), filled.arrays)
         if self._collates:
-            return unpacked(filled.arrays)
+            return unpacked(arrays)
         batch_seed = BatchSeed(seed=epoch.seed, epoch=epoch.number, first_id=self._first_id(filled))
-        joined = {join.source: join.read(filled.arrays, kept) for join in self._joins}
+        joined = {join.source: join.read(arrays, kept) for join in self._joins}
         found = {name: column for name, column in joined.items() if column is not None}
         try:
-            return self._slots.batch(filled.arrays, kept, batch_seed, joined=found)
+            return self._slots.batch(arrays, kept, batch_seed, joined=found)
         except CollateError as failed:
             raise sample_error(self._collate_failed(filled, cause_of(failed.error)), failed.error) from failed.error
 
@@ -232,7 +235,8 @@ class IndexSource:
             return None  # the substitute kills workers as well: give up
         sample_id = self._sample_id(number, killed.sample)
         self._write_down(sample_id, killed.cause, epoch=number.epoch)
-        found = substitute_for(sample_id, peers_of(pipeline.index, sample_id), seed=number.seed, epoch=number.epoch)
+        self._run.unpacked(number, {})
+        found = substitute_for(sample_id, pipeline.makers.peers_of(sample_id), seed=number.seed, epoch=number.epoch)
         others = [other for other in found if other != sample_id % len(pipeline.index)]
         return replace(number, substitute=others[0]).numbers if others else None
 

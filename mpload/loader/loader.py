@@ -25,7 +25,7 @@ from mpload.loader.planned import is_batch
 from mpload.loader.reweighting import change_weights, stats_by_source, updated_state
 from mpload.loader.source import is_stream, source_of
 from mpload.memory.budget import MemoryBudget
-from mpload.plan.plan import Plan
+from mpload.plan.batching import AnyPlan
 from mpload.plan.ranges import MAX_NUM_SAMPLES
 from mpload.samples.seeded_dataset import MapDataset
 from mpload.telemetry.counting import Telemetry
@@ -363,7 +363,7 @@ class MPLoader(Guarded, Generic[Batch]):
         self.release()
         self._telemetry.close()
 
-    def _current_plan(self) -> Plan:
+    def _current_plan(self) -> AnyPlan:
         return self._source.plan_of(self._epoch or self._source.epochs.next)
 
     @property

@@ -13,7 +13,7 @@ from mpload.loader.epochs import Epoch, EpochTable
 from mpload.loader.map_options import MapOptions
 from mpload.loader.planned import tasks
 from mpload.plan.batch_number import BatchNumber
-from mpload.plan.batching import Batching
+from mpload.plan.batching import AnyPlan, Batching
 from mpload.plan.checkpoint import State
 from mpload.plan.order import Order
 from mpload.plan.plan import Plan, Tail
@@ -58,7 +58,7 @@ class MapRun(Protocol):
         """Return facts about the run for `repr` and notebooks."""
         ...
 
-    def plan_of(self, epoch: Epoch) -> Plan:
+    def plan_of(self, epoch: Epoch) -> AnyPlan:
         """Return this rank's plan of an epoch."""
         ...
 
@@ -122,7 +122,7 @@ class PlannedRun:
             "epoch": str(self.epochs.next.number),
         }
 
-    def plan_of(self, epoch: Epoch) -> Plan:
+    def plan_of(self, epoch: Epoch) -> AnyPlan:
         """Return this rank's plan of an epoch."""
         return self.batching.plan_of(topology=epoch.topology or self.epochs.topology, start=epoch.position)
 
@@ -186,7 +186,7 @@ class SampledRun:
         """Return facts about the run for `repr` and notebooks."""
         return {"order": self._order, "epoch": str(self.epochs.next.number)}
 
-    def plan_of(self, epoch: Epoch) -> Plan:
+    def plan_of(self, epoch: Epoch) -> AnyPlan:
         """Return the plan of an epoch, in batches. If the sampler has no length, the plan is as long as can be."""
         try:
             num_batches = len(self._batches) if isinstance(self._batches, Sized) else MAX_NUM_SAMPLES

@@ -3,6 +3,7 @@
 import os
 
 from mpload.errors import ArgumentError
+from mpload.index.bucketing import BoundBuckets, Buckets
 from mpload.index.class_batches import PKBatches
 from mpload.index.class_order import ClassBatchChoice
 from mpload.index.curriculum import Curriculum
@@ -16,7 +17,7 @@ from mpload.plan.order import OrderChoice, Sequential, Shuffle
 from mpload.plan.ranges import MAX_NUM_SAMPLES, check_range
 from mpload.plan.source_orders import SourceChoices
 
-__all__ = ["epochs_of"]
+__all__ = ["bound_buckets", "epochs_of"]
 
 
 def epochs_of(
@@ -71,3 +72,28 @@ def _of_sources(shuffle: bool | OrderChoice | IndexOrder, index: MixtureIndex) -
     choices = tuple(shuffle.bind(part) for part in index.parts)
     are_draws = any(isinstance(choice, DrawChoice) for choice in choices)
     return SourceChoices(choices=choices, shown=repr(shuffle), are_draws=are_draws)
+
+
+def bound_buckets(
+    buckets: Buckets,
+    index: Index,
+    shuffle: bool | OrderChoice | IndexOrder,
+    *,
+    batch_size: int | None,
+    epoch_samples: int | None,
+) -> BoundBuckets:
+    """Return the buckets of an index.
+
+    Raises:
+        ArgumentError: they cannot be combined with the index or with another argument.
+    """
+    if isinstance(index, MixtureIndex):
+        raise ArgumentError("buckets are for one index, not for a mixture. Merge the indexes: mpload merge")
+    if not isinstance(shuffle, bool | Shuffle | Sequential):
+        raise ArgumentError(
+            f"shuffle={shuffle!r} cannot be combined with buckets, which have their own order. Choose True, which "
+            "shuffles each bucket, or False"
+        )
+    if epoch_samples is not None:
+        raise ArgumentError("epoch_samples cannot be combined with buckets, whose epochs visit every sample once")
+    return buckets.bind(index, batch_size=batch_size)

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from mpload.loader.epochs import Epoch
 from mpload.plan.batch_number import BatchNumber
-from mpload.plan.plan import Plan
+from mpload.plan.batching import AnyPlan
 from mpload.transport.batches import BatchTask
 from mpload.transport.slots import SlotLayout
 
@@ -26,15 +26,18 @@ def is_batch(presented: Any) -> bool:
     return presented is not NO_BATCH
 
 
-def num_tasks(plan: Plan) -> int:
-    """Return the number of batches for workers. The last one of a ragged epoch may be empty, and is none."""
-    return plan.num_batches - (plan.num_batches > 0 and not plan.size(plan.num_batches - 1))
+def num_tasks(plan: AnyPlan) -> int:
+    """Return the number of batches for workers. The last ones of a ragged epoch may be empty, and are none."""
+    number = plan.num_batches
+    while number and not plan.size(number - 1):
+        number -= 1
+    return number
 
 
 def tasks(
-    epoch: Epoch, plan: Plan, *, is_whole: bool = False, layout: Callable[[], SlotLayout | None] = lambda: None
+    epoch: Epoch, plan: AnyPlan, *, is_whole: bool = False, layout: Callable[[], SlotLayout | None] = lambda: None
 ) -> Iterator[BatchTask]:
-    """Yield the tasks of an epoch. Only the last one may be short.
+    """Yield the tasks of an epoch.
 
     Args:
         epoch: the epoch, and where it begins.
@@ -42,12 +45,10 @@ def tasks(
         is_whole: whether the slot counts a whole batch as one sample.
         layout: returns the layout for the slot of the next task; None leaves it as it is.
     """
-    last = num_tasks(plan) - 1
-    for batch in range(last + 1):
-        number = BatchNumber(
-            seed=epoch.seed, epoch=epoch.number, start=epoch.position, batch=batch, topology=plan.topology
-        )
-        num_samples = plan.batch_size if batch < last else plan.size(batch)
+    for batch in range(num_tasks(plan)):
+        start, task = plan.task(batch)
+        number = BatchNumber(seed=epoch.seed, epoch=epoch.number, start=start, batch=task, topology=plan.topology)
+        num_samples = plan.size(batch)
         yield BatchTask(
             numbers=number.numbers,
             num_samples=1 if is_whole else num_samples,

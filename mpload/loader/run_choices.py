@@ -7,18 +7,21 @@ from typing import Any, Literal
 
 from mpload.errors import ArgumentError
 from mpload.images.decoders import ImageDecoder
+from mpload.index.bucketing import BoundBuckets, Buckets
 from mpload.index.index import Index, require_files
 from mpload.index.weighting import IndexOrder
 from mpload.loader.collate import Collate
 from mpload.loader.epochs import EpochTable
 from mpload.loader.index_run import IndexRun
-from mpload.loader.orders import epochs_of
+from mpload.loader.orders import bound_buckets, epochs_of
 from mpload.loader.presenting import Presenter
 from mpload.plan.batching import Batching
 from mpload.plan.order import OrderChoice
 from mpload.plan.plan import Tail
+from mpload.samples.bucket_shapes import BucketShapes
 from mpload.samples.by_source import BySource
 from mpload.samples.cache.choice import CachedForm, PartialCache, open_cache
+from mpload.samples.mask_check import refuse_masks
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
 from mpload.samples.row_index import open_row_index
@@ -46,6 +49,7 @@ class RunChoices:
     page_cache: PageCache | Literal["auto", "keep", "drop"]
     as_dict: bool
     collate: Collate | None
+    buckets: Buckets | None
 
     @property
     def limits(self) -> RemoteStorage | None:
@@ -63,6 +67,12 @@ class RunChoices:
         for name, value in of_files.items():
             if value is not None and not (isinstance(decode, Mapping) and name in {"decode", "transform"}):
                 require_files(index, what=name)
+        bound, batch_size = None, self.batch_size
+        if self.buckets is not None:
+            bound = bound_buckets(
+                self.buckets, index, self.shuffle, batch_size=batch_size, epoch_samples=self.epoch_samples
+            )
+            batch_size = max(bound.sizes.batch_sizes)
         make_pipeline = partial(
             Pipeline,
             index=index,
@@ -72,9 +82,11 @@ class RunChoices:
             storage=self.storage,
             page_cache=self.page_cache,
             row_index=open_row_index(self.row_index, index, decode),
+            table=None if bound is None else bound.table,
+            shapes=None if bound is None or bound.shapes is None else BucketShapes(shapes=bound.shapes),
         )
         pipeline = make_pipeline()
-        pipeline.refuse_masks()
+        refuse_masks(pipeline)
         opened = None
         if cache is not None:
             if isinstance(decode, Mapping) and cache.what == CachedForm.RESIZED:
@@ -88,14 +100,26 @@ class RunChoices:
         return IndexRun(
             pipeline=pipeline,
             cache=opened,
-            batching=self._batching_of(index),
-            batch_size=self.batch_size,
+            batching=self._batching_of(index, bound),
+            batch_size=batch_size,
             presenter=Presenter(pipeline=pipeline, as_dict=self.as_dict, collate=self.collate),
             epochs=epochs,
         )
 
-    def _batching_of(self, index: Index) -> Batching:
-        order, num_samples = epochs_of(
-            self.shuffle, index, epoch_samples=self.epoch_samples, batch_size=self.batch_size
+    def _batching_of(self, index: Index, buckets: BoundBuckets | None) -> Batching:
+        if buckets is not None:
+            order: OrderChoice = buckets.order(
+                is_shuffled=not isinstance(self.shuffle, Sequential) and bool(self.shuffle)
+            )
+            num_samples = len(index)
+        else:
+            order, num_samples = epochs_of(
+                self.shuffle, index, epoch_samples=self.epoch_samples, batch_size=self.batch_size
+            )
+        return Batching(
+            num_samples=num_samples,
+            batch_size=self.batch_size or 1,
+            order=order,
+            tail=self.tail,
+            buckets=None if buckets is None else buckets.sizes,
         )
-        return Batching(num_samples=num_samples, batch_size=self.batch_size or 1, order=order, tail=self.tail)

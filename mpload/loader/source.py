@@ -17,7 +17,7 @@ from mpload.loader.map_options import MapOptions
 from mpload.loader.map_run import PlannedRun, SampledRun
 from mpload.loader.map_source import MapSource
 from mpload.loader.stream_source import StreamSource
-from mpload.plan.plan import Plan
+from mpload.plan.batching import AnyPlan
 from mpload.samples.cache.opened import OpenCache
 from mpload.samples.data_pipes import is_data_pipe
 from mpload.samples.policy import ErrorAction
@@ -107,7 +107,7 @@ class Source(Protocol):
         """Return the ratio of stored to decoded pixels, estimated from a few images; 1 if unknown."""
         ...
 
-    def plan_of(self, epoch: Epoch) -> Plan:
+    def plan_of(self, epoch: Epoch) -> AnyPlan:
         """Return this rank's plan of an epoch."""
         ...
 

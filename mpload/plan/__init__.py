@@ -7,6 +7,8 @@ _permutation  its arithmetic (C, optional)
 parts         a share or a fold of the samples
 alias         alias tables: draws from any discrete distribution
 plan          which positions of that order each batch of a rank holds, and how the epoch ends
+bucket_plan   the same if all samples of a global batch are of one bucket
+bucket_turns  the sequence of buckets in an epoch
 mixture       the order of a mixture of sources
 shares        divides positions among sources by weight
 turns         the source that each position takes a sample of, and which of its samples

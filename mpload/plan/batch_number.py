@@ -18,8 +18,9 @@ class BatchNumber:
     seed: int
     epoch: int
     start: int
-    """The position at which the epoch began or was resumed."""
+    """The position at which the epoch began or was resumed. With buckets, the first sample's place in the bucket."""
     batch: int
+    """The number of the batch since then. With buckets, its bucket."""
     topology: Topology
     """The rank that the batch is for. It is sent with each batch because workers may start before the process group."""
     substitute: int = -1

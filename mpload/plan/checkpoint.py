@@ -27,6 +27,8 @@ class State:
             shares that hold from there on. They take 30 bytes as JSON, and up to 16 for each source.
         num_samples: number of samples of the index; None for mixtures, map-style datasets and states of older versions.
             With the fingerprint, it identifies an index that has grown since.
+        segments: with buckets, the runs of the current epoch with one number of ranks: pairs of the size of global
+            batches and how many were done. At most 12; there is more than one if the number of ranks has changed.
 
     Raises:
         StateError: a value has the wrong type or is out of range, or this mpload does not read this format version.
@@ -40,6 +42,7 @@ class State:
     position: int
     changes: tuple[tuple[int, tuple[int, ...]], ...] = ()
     num_samples: int | None = None
+    segments: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         _check_state_version(self.version)
@@ -62,14 +65,18 @@ class State:
         _check_state(
             _are_changes(self.changes), f"changes must be pairs of a position and shares, got {self.changes!r}"
         )
+        _check_state(
+            _are_segments(self.segments), f"segments must be pairs of positive integers, got {self.segments!r:.200}"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as a dict of integers, strings and lists, which JSON and `torch.save` can store."""
         stored = asdict(self)
-        changes = stored.pop("changes")
+        changes, segments = stored.pop("changes"), stored.pop("segments")
         if self.num_samples is None:
             del stored["num_samples"]
-        return stored | {"changes": [[start, list(parts)] for start, parts in changes]} if changes else stored
+        stored |= {"changes": [[start, list(parts)] for start, parts in changes]} if changes else {}
+        return stored | {"segments": [list(segment) for segment in segments]} if segments else stored
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any]) -> Self:
@@ -79,7 +86,7 @@ class State:
             StateError: a key is missing or unknown, or a value is invalid.
         """
         _check_state(isinstance(mapping, Mapping), f"it must be a mapping, got {type(mapping).__name__}")
-        optional = {"changes", "num_samples"}
+        optional = {"changes", "num_samples", "segments"}
         names = {field.name for field in fields(cls)} - optional
         _check_state("version" in mapping, "it has no 'version'")
         _check_state_version(mapping["version"])
@@ -88,7 +95,13 @@ class State:
         _check_state(not unknown, f"it has unknown keys {', '.join(map(repr, unknown))}")
         changes = mapping.get("changes", ())
         _check_state(_are_changes(changes), f"changes must be pairs of a position and shares, got {changes!r}")
-        return cls(**{**mapping, "changes": tuple((start, tuple(parts)) for start, parts in changes)})
+        segments = mapping.get("segments", ())
+        _check_state(_are_segments(segments), f"segments must be pairs of positive integers, got {segments!r:.200}")
+        lists = {
+            "changes": tuple((start, tuple(parts)) for start, parts in changes),
+            "segments": tuple(map(tuple, segments)),
+        }
+        return cls(**{**mapping, **lists})
 
     def check_fits(self, *, fingerprint: str, order: str, num_samples: int) -> None:
         """Raise an error unless the state was made with this index and this order.
@@ -105,6 +118,7 @@ class State:
         if self.order != order:
             is_mixture = order.startswith("mixture(")
             same = "shuffle= and Mixture (set_weights changes its weights afterwards)" if is_mixture else "shuffle="
+            same = f"{same} and buckets=" if "buckets(" in self.order + order else same
             raise StateError(
                 f"the checkpoint was made with order {self.order!r}, but this run uses {order!r}: samples would be "
                 f"repeated and skipped. Pass the same {same}, or restart the epoch without the checkpoint"
@@ -125,6 +139,15 @@ def _are_changes(changes: object) -> bool:
         and isinstance(change[1], list | tuple)
         and all(type(part) is int and part >= 0 for part in change[1])
         for change in changes
+    )
+
+
+def _are_segments(segments: object) -> bool:
+    return isinstance(segments, list | tuple) and all(
+        isinstance(segment, list | tuple)
+        and len(segment) == 2
+        and all(type(number) is int and 0 < number < MAX_NUM_SAMPLES for number in segment)
+        for segment in segments
     )
 
 

@@ -124,6 +124,11 @@ class Plan:
         num_real = self.num_real_samples(batch)
         return self.batch_size if self.tail == Tail.PAD else num_real
 
+    @property
+    def remainder(self) -> int:
+        """Number of real samples in the last global batch, if that is padded; otherwise 0."""
+        return (self.num_samples - self.start) % self.global_batch_size if self.tail == Tail.PAD else 0
+
     def position_after(self, num_batches: int) -> int:
         """Return the position at which a run resumes after it has consumed `num_batches` global batches of this plan.
 
@@ -132,6 +137,15 @@ class Plan:
         """
         check_range("num_batches", num_batches, 0, self.num_batches + 1)
         return min(self.start + num_batches * self.global_batch_size, self.num_samples)
+
+    def segments_after(self, num_batches: int) -> tuple[tuple[int, int], ...]:
+        """Return no segments; only a plan of buckets has some."""
+        del num_batches
+        return ()
+
+    def task(self, batch: int) -> tuple[int, int]:
+        """Return the numbers `start` and `batch` of a batch's `BatchNumber`."""
+        return self.start, batch
 
     def _first_position(self, batch: int) -> int:
         check_range("batch", batch, 0, self.num_batches)

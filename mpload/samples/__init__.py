@@ -15,6 +15,7 @@ clips              VideoClip, AudioClip: parts of videos and audio files
 views              Views: several crops of one image
 reading            opens the storage that a record's bytes are read from
 masks              refuses masks that an image decoder would destroy
+mask_check         refuses them before the first epoch
 transforms         the user's transforms of arrays, seeded for each sample
 sample_transforms  the user's transforms of samples that are dicts
 albumentations_targets  calls albumentations on whole samples
@@ -27,6 +28,8 @@ row_index          RowIndex: where the rows of each JPEG begin, for faster crops
 counts             names of the workers' counters
 index_work         fills a slot with samples of an index
 collated_work      does the same, then makes the batch of them in the slot
+makers             Makers: what makes samples, for each bucket if these have shapes of their own
+bucket_shapes      decodes the images of each bucket to the bucket's shape
 joins              joins the arrays of a batch in a slot: padded, or end to end
 bulk               makes the samples of a whole chunk with a few native calls
 bulk_columns       the same for column decoders: images first, then what follows them

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpload.images.decoders import NumpyDecoder, RawBytes
 from mpload.images.many import many_decoder, row_bytes
@@ -45,19 +46,19 @@ class BulkPipeline:
         self._num_left_out = 0  # chunks not to try, because most samples were declined
 
     @classmethod
-    def of(cls, pipeline: Pipeline, *, arena_bytes: int) -> "BulkPipeline | None":
+    def of(cls, pipeline: Pipeline, *, arena: NDArray[np.uint8]) -> "BulkPipeline | None":
         """Return what makes a pipeline's samples in bulk; None if nothing can.
 
         Args:
             pipeline: the pipeline.
-            arena_bytes: memory for encoded images that were read and not yet decoded; 2 MiB are enough.
+            arena: memory for encoded images that were read and not yet decoded; 2 MiB are enough.
         """
         if NATIVE is None or pipeline.transform is not None or pipeline.cache is not None:
             return None
         if not isinstance(pipeline.maker, OneDecoder):
             return None
         columns = pipeline.index.columns
-        of_source = _maker_of_source(pipeline, min(arena_bytes, ARENA_BYTES)) if pipeline.sources else None
+        of_source = _maker_of_source(pipeline, arena) if pipeline.sources else None
         makers: list[tuple[int, str, Maker]] = []
         for number in sorted(range(len(columns)), key=lambda number: number not in pipeline.sources):
             maker = of_source if number in pipeline.sources else MAKERS_OF_CELLS.get(columns[number].type)
@@ -99,7 +100,7 @@ class BulkPipeline:
         return dict.fromkeys(left)
 
 
-def _maker_of_source(pipeline: Pipeline, arena_bytes: int) -> Maker | None:
+def _maker_of_source(pipeline: Pipeline, arena: NDArray[np.uint8]) -> Maker | None:
     are_files = all(pipeline.index.columns[number].type.is_file for number in pipeline.sources)
     storage, decode = pipeline.opened_storage, pipeline.decode
     if type(storage) is not LocalStorage or not are_files:
@@ -112,6 +113,5 @@ def _maker_of_source(pipeline: Pipeline, arena_bytes: int) -> Maker | None:
     if (num_bytes := row_bytes(decode)) is not None:
         return Rows(reading=replace(reading, maps_shards=True), row_bytes=num_bytes).make
     if (decode_many := many_decoder(decode)) is not None and len(pipeline.sources) == 1:
-        arena = np.empty(arena_bytes, np.uint8)
         return Images(reading=reading, decode_many=decode_many, arena=arena, rows=pipeline.row_index).make
     return None

@@ -19,7 +19,7 @@ from mpload.index.columns import ColumnType
 from mpload.index.lines import Lines
 from mpload.plan.batch_number import BatchNumber
 from mpload.plan.sample_rng import SampleRng
-from mpload.samples.bulk import ARENA_BYTES, LEFT_OUT_CHUNKS
+from mpload.samples.bulk import LEFT_OUT_CHUNKS
 from mpload.samples.bulk_boxes import boxes_maker
 from mpload.samples.bulk_makers import MAKERS_OF_CELLS, Chunk, Images, Maker, Reading
 from mpload.samples.column_decoders import ColumnDecoders, Ready, TypedColumn
@@ -100,13 +100,13 @@ class BulkColumns:
         self._rng = SampleRng(seed=0, epoch=0)
 
     @classmethod
-    def of(cls, pipeline: Pipeline, template: Mapping[str, Any], *, arena_bytes: int) -> "BulkColumns | None":
+    def of(cls, pipeline: Pipeline, template: Mapping[str, Any], *, arena: NDArray[np.uint8]) -> "BulkColumns | None":
         """Return what makes a pipeline's samples in bulk; None if nothing can.
 
         Args:
             pipeline: The pipeline.
             template: The template of its samples.
-            arena_bytes: Memory for encoded images that were read and not yet decoded; 2 MiB are enough.
+            arena: Memory for encoded images that were read and not yet decoded; 2 MiB are enough.
         """
         maker, storage, columns = pipeline.maker, pipeline.opened_storage, pipeline.index.columns
         if NATIVE is None or pipeline.cache is not None or type(storage) is not LocalStorage:
@@ -114,7 +114,6 @@ class BulkColumns:
         if not isinstance(maker, ColumnDecoders) or maker.drawing is None or not template:  # the index is empty
             return None
         reading = Reading(storage=storage, ahead=pipeline.ahead)
-        arena = np.empty(min(arena_bytes, ARENA_BYTES), np.uint8)
 
         def column_of(column: TypedColumn, decode_many: DecodeMany | None) -> _Column | None:
             if not columns[column.number].type.is_file:

@@ -11,7 +11,7 @@ from mpload.images.many import EncodedSamples
 from mpload.index.columns import ColumnType
 from mpload.index.lines import Lines
 from mpload.plan.batch_number import BatchNumber
-from mpload.samples.bulk import ARENA_BYTES, BulkPipeline
+from mpload.samples.bulk import BulkPipeline
 from mpload.samples.bulk_makers import MAKERS_OF_CELLS, Images, Maker, Reading
 from mpload.samples.column_decoders import ColumnDecoders
 from mpload.samples.leaves import Leaf
@@ -54,13 +54,13 @@ class BulkViews:
         self._template = template
 
     @classmethod
-    def of(cls, pipeline: Pipeline, template: Any, *, arena_bytes: int) -> "BulkViews | None":
+    def of(cls, pipeline: Pipeline, template: Any, *, arena: NDArray[np.uint8]) -> "BulkViews | None":
         """Return what makes a pipeline's samples in bulk; None if they are of another kind.
 
         Args:
             pipeline: The pipeline.
             template: The template of its samples; None for one decoder.
-            arena_bytes: Memory for encoded images that were read and not yet decoded; 2 MiB are enough.
+            arena: Memory for encoded images that were read and not yet decoded; 2 MiB are enough.
         """
         maker, storage, columns = pipeline.maker, pipeline.opened_storage, pipeline.index.columns
         if NATIVE is None or pipeline.transform is not None or pipeline.cache is not None:
@@ -76,7 +76,6 @@ class BulkViews:
             return crops.write_many(samples, arrays)
 
         reading = Reading(storage=storage, ahead=pipeline.ahead)
-        arena = np.empty(min(arena_bytes, ARENA_BYTES), np.uint8)
         images = Images(reading=reading, decode_many=decode_many, arena=arena)
         (number,) = maker.sources
         if not columns[number].type.is_file:

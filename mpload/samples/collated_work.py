@@ -85,8 +85,9 @@ class CollatedWork:
             join.write(arrays, places)
         if self.collate is not None:
             number = BatchNumber.of(task)
+            private = arrays if report.private_arrays is None else report.private_arrays()
             batch = self.collate(
-                arrays if report.private_arrays is None else report.private_arrays(),
+                self.samples.unpacked(number, private),
                 None if len(places) == len(made) else places,
                 seed=number.seed,
                 epoch=number.epoch,

@@ -86,7 +86,7 @@ class TypedColumn:
     @property
     def output_shape(self) -> object:
         """The shape of all values, or a dict of the shapes of their arrays; None if it varies."""
-        return getattr(self.decode, "output_shape", None)
+        return None if getattr(self.decode, "shape_varies", False) else getattr(self.decode, "output_shape", None)
 
     @property
     def has_geometry_size(self) -> bool:

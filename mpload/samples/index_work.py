@@ -20,7 +20,7 @@ from mpload.plan.batch_number import BatchNumber
 from mpload.plan.batching import Batching
 from mpload.samples.batch import Sample
 from mpload.samples.block_reads import BlockReads
-from mpload.samples.bulk import BulkPipeline
+from mpload.samples.bulk import ARENA_BYTES, BulkPipeline
 from mpload.samples.bulk_columns import BulkColumns
 from mpload.samples.bulk_views import BulkViews
 from mpload.samples.column_decoders import ColumnDecoders, Ready
@@ -73,18 +73,32 @@ class PipelineWork:
         self.pipeline.bound_read_ahead(self.read_ahead_bytes)
         if isinstance(self.pipeline.opened_storage, KeepingStorage):
             self.pipeline.opened_storage.bound(self.row_groups_bytes)
-        arena_bytes = self.read_ahead_bytes
-        self._bulk: BulkPipeline | BulkViews | BulkColumns | None
-        if self.pipeline.by_source is not None:
-            self._bulk = None
-        elif isinstance(self.pipeline.maker, ColumnDecoders):
-            self._bulk = BulkViews.of(self.pipeline, self.template, arena_bytes=arena_bytes) or BulkColumns.of(
-                self.pipeline, self.template, arena_bytes=arena_bytes
-            )
-        else:
-            self._bulk = BulkPipeline.of(self.pipeline, arena_bytes=arena_bytes)
+        self._arena = np.empty(min(self.read_ahead_bytes, ARENA_BYTES), np.uint8)
+        self._bulk = self._made_bulk()
+        self._bulks = {0: self._bulk}  # by bucket, if buckets have shapes of their own
         self._records_ahead: dict[tuple[tuple[int, ...], int, int], list[Record]] = {}
         self._blocks = BlockReads(self.pipeline, self.batching)
+
+    def unpacked(self, number: BatchNumber, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Prepare for a batch, and return the arrays of its slot in the shape that its samples have."""
+        if self.batching.buckets is None:
+            return arrays
+        self.pipeline.makers.use_bucket(number.batch)
+        if self.pipeline.makers.shapes is not None:
+            if number.batch not in self._bulks:
+                self._bulks[number.batch] = self._made_bulk()
+            self._bulk = self._bulks[number.batch]
+        return self.pipeline.makers.unpacked(arrays)
+
+    def _made_bulk(self) -> BulkPipeline | BulkViews | BulkColumns | None:
+        """Return what makes samples in bulk; None if nothing can."""
+        pipeline, arena = self.pipeline, self._arena
+        if pipeline.by_source is not None:
+            return None
+        if isinstance(pipeline.maker, ColumnDecoders):
+            views = BulkViews.of(pipeline, self.template, arena=arena)
+            return views or BulkColumns.of(pipeline, self.template, arena=arena)
+        return BulkPipeline.of(pipeline, arena=arena)
 
     def sample_ids(self, number: BatchNumber, first: int, last: int) -> NDArray[np.int64]:
         """Return the sample_ids at places `first` to `last` (exclusive) of a batch."""
@@ -99,6 +113,7 @@ class PipelineWork:
     ) -> None:
         """Make samples `first` to `last` (exclusive) of the batch `task`."""
         number = BatchNumber.of(task)
+        arrays = self.unpacked(number, arrays)
         self.pipeline.notices.send = partial(_notify, report)
         prefetch_lines(self.pipeline.index, lambda: self._upcoming_ids(report))
         places: Sequence[int] = range(first, last)

@@ -10,15 +10,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpload.errors import FAILURES, MploadError, OutageError, SampleError, StorageError, cause_of
+from mpload.errors import FAILURES, MploadError, OutageError, SampleError, cause_of
 from mpload.images.claims import Claim, unclaimed
+from mpload.index.bucket_table import BucketTable
 from mpload.index.columns import path_of, range_of
-from mpload.index.index import Index, Record, peers_of, records_of
+from mpload.index.index import Index, Record, records_of
 from mpload.plan.sample_rng import SampleRng
 from mpload.samples.batch import Batch, Sample, columns_of_samples
-from mpload.samples.by_source import BySource, makers_of
+from mpload.samples.bucket_shapes import BucketShapes
+from mpload.samples.by_source import BySource
 from mpload.samples.column_decoders import ColumnDecoders, Ready
 from mpload.samples.counts import CACHE_HITS, CACHE_MISSES, DECODE_NS, HEDGES, READ_NS
+from mpload.samples.makers import Makers
 from mpload.samples.one_decoder import OneDecoder
 from mpload.samples.policy import (
     BadSample,
@@ -31,7 +34,7 @@ from mpload.samples.policy import (
 )
 from mpload.samples.reading import SampleCache, storage_of
 from mpload.samples.row_index import RowIndex
-from mpload.storage.local import LocalStorage, PageCache
+from mpload.storage.local import PageCache
 from mpload.storage.notices import Notices
 from mpload.storage.protocols import Room, RoomStorage, Storage
 from mpload.storage.ranges import ByteRange
@@ -40,8 +43,6 @@ from mpload.storage.remote import RemoteStorage, is_url, redacted
 from mpload.transport.messages import MAX_COUNTS
 
 __all__ = ["Pipeline", "SampleCache"]
-
-_NUM_CHECKED = 4  # samples that are searched for masks before the first epoch
 
 
 class Pipeline:
@@ -61,6 +62,8 @@ class Pipeline:
         page_cache: PageCache | str = PageCache.KEEP,
         cache: SampleCache | None = None,
         row_index: RowIndex | None = None,
+        table: BucketTable | None = None,
+        shapes: BucketShapes | None = None,
     ) -> None:
         self.index = index
         self.transform: Any = transform
@@ -69,38 +72,25 @@ class Pipeline:
         self.page_cache = page_cache
         self.cache = cache
         self.row_index = row_index
-        self.maker, self.by_source = makers_of(index, decode, transform, row_index)
-        """Makes a sample of the bytes of its files and the cells of its line."""
+        self.makers = Makers(
+            index=index, decode=decode, transform=transform, row_index=row_index, table=table, shapes=shapes
+        )
+        self.by_source = self.makers.by_source
         self.sources = self.maker.sources
-        self.output_shape: tuple[int, ...] | None = getattr(decode, "output_shape", None)
-        """Shape of every array that the decoder returns, with `output_dtype`; None if it varies."""
         self.output_dtype: np.dtype[Any] = np.dtype(getattr(decode, "output_dtype", np.uint8))
         self.reads_in_place = isinstance(self.maker, OneDecoder) and self.maker.reads_in_place
         """Whether samples are undecoded bytes in arrays, which can be read directly into the slot."""
         self._start()
 
-    def refuse_masks(self) -> None:
-        """Check that one decoder of images suits all columns: by their names and, if files are local, by a few samples.
+    @property
+    def maker(self) -> OneDecoder | ColumnDecoders:
+        """Makes a sample of the bytes of its files and the cells of its line."""
+        return self.makers.current
 
-        Raises:
-            ArgumentError: A mask, or a column without images, was found; see `mpload.samples.masks`.
-        """
-        files_guard = self.maker.files_guard
-        guard = files_guard or self.maker.arrays_guard
-        if guard is None or self.by_source is not None:  # then samples are checked when they are made
-            return
-        if not guard.keeps_gray:
-            guard.check_names()
-        are_files = all(self.index.columns[number].type.is_file for number in self.sources)
-        if files_guard is not None and are_files and isinstance(self.opened_storage, LocalStorage):
-            sample_ids = np.linspace(0, len(self.index) - 1, num=_NUM_CHECKED, dtype=np.int64)
-            samples = []
-            for record in self.index.records(sample_ids):
-                with suppress(StorageError):  # raised again when the sample is made
-                    samples.append(self.read(record))
-            guard.check_images(samples)
-            for files in samples:
-                guard.check_values(files)
+    @property
+    def output_shape(self) -> tuple[int, ...] | None:
+        """Shape of every array that the decoder returns, with `output_dtype`; None if it varies."""
+        return self.makers.output_shape
 
     def _start(self) -> None:
         self.notices = Notices()
@@ -269,11 +259,12 @@ class Pipeline:
             on_bad(self.describe(record, cause, error))
             if self.policy.action is ErrorAction.SKIP:
                 return None
-            peers = partial(peers_of, self.index)
-            candidates = substitute_for(record.sample_id, peers(record.sample_id), seed=seed, epoch=epoch)
+            candidates = substitute_for(
+                record.sample_id, self.makers.peers_of(record.sample_id), seed=seed, epoch=epoch
+            )
             if (failing := self.ahead.failing()) is not None:  # slowly, so all substitutes are waited for at once
                 all_bad = [record.sample_id, *failing]
-                owners = substitutes_in_turn(all_bad, peers, seed=seed, epoch=epoch)
+                owners = substitutes_in_turn(all_bad, self.makers.peers_of, seed=seed, epoch=epoch)
                 self.ahead.plan_extra(self._wanted(self.index.records(list(owners))), owners)
             for substitute in self.index.records(candidates):
                 try:

@@ -180,7 +180,7 @@ def _short_cause(bad: BadSample) -> str:
     return _MORE.split(text, maxsplit=1)[0]
 
 
-def substitute_for(sample_id: int, peers: range, *, seed: int, epoch: int) -> list[int]:
+def substitute_for(sample_id: int, peers: Sequence[int], *, seed: int, epoch: int) -> list[int]:
     """Return the sample_ids to try in place of a bad one: the same in every process, scattered over its `peers`."""
     digest = hashlib.blake2b(f"mpload substitute {seed} {epoch} {sample_id}".encode(), digest_size=8 * _SUBSTITUTES)
     words = digest.digest()
@@ -188,7 +188,7 @@ def substitute_for(sample_id: int, peers: range, *, seed: int, epoch: int) -> li
 
 
 def substitutes_in_turn(
-    sample_ids: Sequence[int], peers_of: Callable[[int], range], *, seed: int, epoch: int
+    sample_ids: Sequence[int], peers_of: Callable[[int], Sequence[int]], *, seed: int, epoch: int
 ) -> dict[int, int]:
     """Return the substitutes of bad samples, each with the bad one: the first of all, then the second of all, ..."""
     found = [substitute_for(each, peers_of(each), seed=seed, epoch=epoch) for each in sample_ids]

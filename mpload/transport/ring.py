@@ -255,9 +255,15 @@ class _Lease(np.ndarray[tuple[int], np.dtype[np.uint8]]):
     """A lent slot. NumPy shortens a view's chain of bases only within one type, so every view keeps its lease alive."""
 
 
+class _PackedArray(np.ndarray[tuple[int, ...], np.dtype[Any]]):
+    """The samples of a packed field."""
+
+
 def blank(arrays: SlotArrays, sample: int) -> None:
     """Set a failed sample to zero, so that a batch does not depend on what its slot held before."""
     for array in arrays.values():
+        if isinstance(array, _PackedArray):
+            continue  # where the sample lies depends on the batch
         if isinstance(array, RaggedArray):
             if not array.field.is_input:
                 array.begin(sample, sample + 1)
@@ -270,7 +276,8 @@ def _arrays(layout: SlotLayout, buffer: Any, base_bytes: int, num_samples: int) 
     for field in layout.fields:
         parts = layout.parts[field.name]
         if isinstance(field, Field):
-            arrays[field.name] = _array(buffer, base_bytes, parts[0])[:num_samples]
+            array = _array(buffer, base_bytes, parts[0])[:num_samples]
+            arrays[field.name] = array.view(_PackedArray) if field.is_packed else array
         else:
             starts, shapes, area = (_array(buffer, base_bytes, part) for part in parts)
             arrays[field.name] = RaggedArray(field, starts=starts[:num_samples], shapes=shapes[:num_samples], area=area)

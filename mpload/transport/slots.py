@@ -29,6 +29,8 @@ class Field:
     name: str
     shape: tuple[int, ...] = ()
     dtype: DTypeLike
+    is_packed: bool = False
+    """Whether the samples of a batch lie end to end, however small they are. Failed ones keep any value."""
 
     def __post_init__(self) -> None:
         if any(size < 0 for size in self.shape):

@@ -53,7 +53,7 @@ def test_a_state_taken_while_workers_read_counts_the_received_batches(folder: Pa
     whole.set_epoch(1)
     assert flat(received + rest)[:90] == flat(ids(whole))[:90]
     resumed.set_epoch(5)
-    assert resumed._run.plan_of(resumed._run.epochs.next).start == 0
+    assert resumed._run.epochs.next.position == 0
 
 
 def test_a_finished_epoch_resumes_at_the_next_one(folder: Path) -> None:
