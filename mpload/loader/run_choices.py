@@ -107,11 +107,10 @@ class RunChoices:
         )
 
     def _batching_of(self, index: Index, buckets: BoundBuckets | None) -> Batching:
+        order: OrderChoice
         if buckets is not None:
-            order: OrderChoice = buckets.order(
-                is_shuffled=not isinstance(self.shuffle, Sequential) and bool(self.shuffle)
-            )
-            num_samples = len(index)
+            is_shuffled = self.shuffle is True or isinstance(self.shuffle, Shuffle)
+            order, num_samples = buckets.order(is_shuffled=is_shuffled), len(index)
         else:
             order, num_samples = epochs_of(
                 self.shuffle, index, epoch_samples=self.epoch_samples, batch_size=self.batch_size
