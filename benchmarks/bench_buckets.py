@@ -12,6 +12,7 @@ Records: benchmarks/records/buckets.jsonl.
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -108,6 +109,8 @@ def table(folder: Path, *, num_samples: int, repetitions: int) -> dict[str, floa
     start = time.perf_counter()
     with path.open("wb") as file:
         write_table(file, buckets, num_samples=num_samples, num_buckets=NUM_BUCKETS, facts={})
+        file.flush()
+        os.fsync(file.fileno())  # pages that are not on the disk yet cannot be dropped
     seconds = time.perf_counter() - start
     rows = BucketTable(path=path, num_samples=num_samples, facts=facts_of(path, num_samples=num_samples))
     order = BucketChoice(spec="", table=rows, is_shuffled=True, shown="").order(

@@ -30,7 +30,7 @@ __all__ = ["BoundBuckets", "Buckets"]
 _VERSION = 1
 _ASPECT: Final = "aspect"
 _WIDTH, _HEIGHT, _NUM_BYTES = "width", "height", "nbytes"
-_NUM_BUCKETS = 32
+_NUM_BUCKETS = 64
 _MAX_SAMPLED = 1 << 20
 _NUMBERS = frozenset({ColumnType.INT, ColumnType.FLOAT})
 
@@ -67,7 +67,7 @@ class Buckets:
             the shape of their bucket, and the index needs the columns `width` and `height`, which
             `mpload index --image-sizes` adds.
         edges: the largest value of each bucket but the last, which has no limit. In ascending order.
-        num_buckets: without `edges`, the number of buckets, up to 256; 32 by default. Their edges are chosen so that
+        num_buckets: without `edges`, the number of buckets, up to 256; 64 by default. Their edges are chosen so that
             padding each sample to the largest of its bucket adds least. If there are few different values, there are
             fewer buckets.
         shapes: for `"aspect"`: height and width of the images of each bucket. An image goes to the bucket whose aspect
@@ -121,7 +121,7 @@ class Buckets:
             raise ArgumentError(f"max_cost must be a positive number, got {self.max_cost!r}")
         self._shapes()
 
-    def bind(self, index: Index, *, batch_size: int | None) -> BoundBuckets:
+    def _bind(self, index: Index, *, batch_size: int | None) -> BoundBuckets:
         """Return the buckets of one index, after preparing the table that they need.
 
         Args:

@@ -96,4 +96,4 @@ def bound_buckets(
         )
     if epoch_samples is not None:
         raise ArgumentError("epoch_samples cannot be combined with buckets, whose epochs visit every sample once")
-    return buckets.bind(index, batch_size=batch_size)
+    return buckets._bind(index, batch_size=batch_size)  # noqa: SLF001  of its own package, but not for users
