@@ -16,7 +16,6 @@ index_run     IndexRun: how an MPDataset reads its index, and the position of th
 index_runs    IndexRuns: that run, and the one over the shorter index with which an earlier epoch began
 run_choices   RunChoices: the arguments of an MPDataset, which make a run of any index
 agreement     how many samples of a growing index all ranks have
-orders        turns the arguments shuffle and buckets into an order
 mixing        opens the indexes of a mixture, and turns its weights into orders
 orders        the order of the samples and the length of epochs, as the arguments say
 index_source  IndexSource: batches of an MPDataset

@@ -16,7 +16,7 @@ from mpload.loader.index_run import IndexRun
 from mpload.loader.orders import bound_buckets, epochs_of
 from mpload.loader.presenting import Presenter
 from mpload.plan.batching import Batching
-from mpload.plan.order import OrderChoice
+from mpload.plan.order import OrderChoice, Shuffle
 from mpload.plan.plan import Tail
 from mpload.samples.bucket_shapes import BucketShapes
 from mpload.samples.by_source import BySource
