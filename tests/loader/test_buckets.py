@@ -289,6 +289,7 @@ def test_a_table_goes_to_the_cache_folder_if_the_index_folder_is_read_only(
         ({"buckets": Buckets(by="nbytes")}, "--stat"),
         ({"buckets": Buckets(by="aspect", area=4096)}, "--image-sizes"),
         ({"buckets": 3}, "must be Buckets"),
+        ({"epoch_samples": 9}, "epoch_samples cannot be combined"),
         ({"shuffle": BlockShuffle(block_samples=4, window_blocks=2)}, "cannot be combined"),
         ({"shuffle": Balanced("number")}, "cannot be combined"),
         ({"batch_size": None, "buckets": Buckets(by="number", max_cost=5, num_buckets=1)}, None),
