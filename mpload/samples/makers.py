@@ -1,6 +1,6 @@
 """`Makers`: what makes samples of the bytes of their files, for all samples alike or for each bucket."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpload.index.bucket_table import BucketTable
@@ -22,8 +22,8 @@ class Makers:
         self,
         *,
         index: Index,
-        decode: Callable[..., Any] | Mapping[str, Callable[..., Any]],
-        transform: Callable[..., Any] | None,
+        decode: Any,
+        transform: Any,
         row_index: RowIndex | None,
         table: BucketTable | None,
         shapes: BucketShapes | None,
