@@ -238,7 +238,7 @@ class Buckets:
             folder="buckets",
             find=find,
             write=write,
-            what="buckets",
+            what="the table of buckets",
             size="4 or 8 bytes per sample",
         )
 

@@ -89,7 +89,7 @@ def found_or_made(
 
     if (found := first_found()) is not None:
         return found
-    busy = SidecarError(f"{text}: another process has made its {what} for {_LOCK_SECONDS:.0f} s. Try later")
+    busy = SidecarError(f"{text}: another process has made {what} for {_LOCK_SECONDS:.0f} s. Try later")
     with machine_lock(paths[1].stem, limit_seconds=_LOCK_SECONDS, busy=busy):
         if (found := first_found()) is not None:
             return found
@@ -104,7 +104,7 @@ def found_or_made(
                 if made is not None:
                     return made
     raise SidecarError(
-        f"{text}: the table of {what} cannot be written anywhere ({'; '.join(map(str, failures))}). It takes {size}. "
+        f"{text}: {what} cannot be written anywhere ({'; '.join(map(str, failures))}). It takes {size}. "
         "Free some space, or set XDG_CACHE_HOME to a writable folder"
     )
 
@@ -113,7 +113,7 @@ def _publish(path: Path, write: Callable[[BinaryIO], object]) -> None:
     unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with unfinished.open("xb") as file:
+        with unfinished.open("x+b") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())  # before it gets its name: after a power failure it would hold zeros

@@ -5,9 +5,7 @@ A table is a file beside the sidecar, or in the user's cache folder if that is r
 
 import hashlib
 import os
-import secrets
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,10 +13,10 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from mpload.errors import ArgumentError, SidecarError
+from mpload.errors import ArgumentError
 from mpload.index.blocks import blocks_of
 from mpload.index.columns import ColumnType, format_columns
-from mpload.index.derived import derived_paths, machine_lock
+from mpload.index.derived import found_or_made
 from mpload.index.index import Index, is_shortened
 from mpload.index.table_files import BLOCK_ROWS, facts_of
 
@@ -30,7 +28,6 @@ __all__ = [
     "regrouped",
 ]
 
-_LOCK_SECONDS = 3600.0
 _VERSION = 2
 _NUMBERS = frozenset({ColumnType.INT, ColumnType.FLOAT})
 
@@ -58,60 +55,33 @@ class Table:
         Raises:
             SidecarError: the table cannot be written anywhere, or another process takes too long to make it.
         """
-        found = self._find()
-        if found is None:
-            name = self._paths()[1].stem
-            busy = f"{self.index.path}: another process has made {self.name} for {_LOCK_SECONDS:.0f} s. Try later"
-            with machine_lock(name, limit_seconds=_LOCK_SECONDS, busy=SidecarError(busy)):
-                found = self._find() or self._make(write)
-        return found
+        return found_or_made(
+            self.index.path,
+            suffix=f".{self._code()}.mpw",
+            folder="draws",
+            find=self._found,
+            write=lambda file: write(file, self._identity()),
+            what=f"the table {self.name}",
+            size="about 8 bytes per sample",
+        )
 
     def spec_of(self, digest: str) -> str:
         """Return the name for checkpoints. It has the digest of a table that is not made of columns alone."""
         return f"{self.name}#{digest}" if self.stamp else self.name
 
-    def _paths(self) -> list[Path]:
+    def _code(self) -> str:
         words = f"{self.name} {self.stamp.get('path')}"
         if is_shortened(self.index):  # the table of the whole index may be in use
             words += f" {self.index.fingerprint}"
-        code = hashlib.blake2b(words.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
-        return derived_paths(self.index.path, suffix=f".{code}.mpw", folder="draws")
+        return hashlib.blake2b(words.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
 
-    def _find(self) -> tuple[Path, dict[str, Any]] | None:
-        identity = self._identity()
-        for path in self._paths():
-            with suppress(OSError, ValueError):
-                facts = facts_of(path)
-                if facts.items() >= identity.items():
-                    return path, facts
-        return None
+    def _found(self, path: Path) -> tuple[Path, dict[str, Any]] | None:
+        facts = facts_of(path)
+        return (path, facts) if facts.items() >= self._identity().items() else None
 
     def _identity(self) -> dict[str, Any]:
         stamp = {key: ascii(value) if isinstance(value, str) else value for key, value in self.stamp.items()}
         return {"version": _VERSION, "fingerprint": self.index.fingerprint, "name": self.name, **stamp}
-
-    def _make(self, write: Callable[[BinaryIO, Mapping[str, Any]], None]) -> tuple[Path, dict[str, Any]]:
-        failures: list[OSError] = []
-        for path in self._paths():
-            unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with unfinished.open("x+b") as file:
-                    write(file, self._identity())
-                    file.flush()
-                    os.fsync(file.fileno())  # before it gets its name: after a power failure it would hold zeros
-                facts = facts_of(unfinished)
-                unfinished.replace(path)
-            except OSError as error:
-                failures.append(error)
-            else:
-                return path, facts
-            finally:
-                unfinished.unlink(missing_ok=True)
-        raise SidecarError(
-            f"{self.index.path}: the table {self.name} cannot be written anywhere ({'; '.join(map(str, failures))}). "
-            "It takes about 8 bytes per sample. Free some space, or set XDG_CACHE_HOME to a writable folder"
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

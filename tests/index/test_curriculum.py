@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mpload import ArgumentError, Curriculum, Index, MPDataset, MPLoader, StateError, Topology, open_index
-from mpload.index import sorted_rows, tables
+from mpload.index import derived, sorted_rows
 from mpload.index.sorted_rows import write_sorted_rows
 from mpload.index.table_files import MappedTable, facts_of
 from mpload.plan.order import Order
@@ -175,5 +175,5 @@ def test_workers_make_the_same_batches(index: Index) -> None:
 
 def test_a_table_is_made_once_for_all_windows_and_directions(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     all_rows(Curriculum("grade", window_samples=5), index)
-    monkeypatch.setattr(tables.Table, "_make", None)
+    monkeypatch.setattr(derived, "_publish", None)
     all_rows(Curriculum("grade", window_samples=7, descending=True), index)
