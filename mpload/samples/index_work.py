@@ -75,7 +75,8 @@ class PipelineWork:
             self.pipeline.opened_storage.bound(self.row_groups_bytes)
         self._arena = np.empty(min(self.read_ahead_bytes, ARENA_BYTES), np.uint8)
         self._bulk = self._made_bulk()
-        self._bulks = {0: self._bulk}  # by bucket, if buckets have shapes of their own
+        self._bulks: dict[int, BulkPipeline | BulkViews | BulkColumns | None] = {}
+        # By bucket, if buckets have shapes of their own. The maker in use now may be that of any bucket.
         self._records_ahead: dict[tuple[tuple[int, ...], int, int], list[Record]] = {}
         self._blocks = BlockReads(self.pipeline, self.batching)
 

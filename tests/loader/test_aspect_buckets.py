@@ -116,6 +116,17 @@ def test_workers_and_stock_data_loaders_make_the_same_pixels(images: Path, tail:
 
 
 @pytest.mark.processes
+def test_a_dataset_that_was_iterated_before_makes_the_same_pixels_in_a_loader(images: Path) -> None:
+    dataset = aspect(images)
+    expected = copies(dataset)
+    dataset.set_epoch(0)
+    next(batch for batch in dataset if tuple(batch[0].shape[2:]) == SHAPES[-1])
+    dataset.set_epoch(0)
+    with MPLoader(dataset, num_workers=1) as loader:
+        assert_same(copies(loader), expected)
+
+
+@pytest.mark.processes
 def test_batches_share_the_memory_of_their_slot_and_stay_as_they_are(images: Path) -> None:
     expected = copies(aspect(images))
     with MPLoader(aspect(images), num_workers=2) as loader:
