@@ -16,9 +16,8 @@ from mpload.plan.order import checked_positions, round_keys
 from mpload.plan.permutation import Permutation, mixed
 from mpload.plan.ranges import MAX_SEED, check_range
 
-__all__ = ["MAX_BUCKETS", "BucketChoice", "BucketTable", "facts_of", "write_table"]
+__all__ = ["BucketChoice", "BucketTable", "facts_of", "write_table"]
 
-MAX_BUCKETS: Final = 256
 _HEAD_BYTES: Final = 1 << 15
 _MAX_SHORT: Final = 1 << 32
 
@@ -71,11 +70,16 @@ def facts_of(path: Path, *, num_samples: int) -> dict[str, Any]:
         ValueError: it is no table of so many samples.
     """
     with path.open("rb") as file:
-        facts = json.loads(file.read(_HEAD_BYTES))
+        head = file.read(_HEAD_BYTES)
         num_bytes = file.seek(0, os.SEEK_END)
-    if num_bytes != _HEAD_BYTES + _dtype_of(num_samples).itemsize * num_samples or sum(facts["counts"]) != num_samples:
+    try:
+        facts = dict(json.loads(head))
+        counted = sum(facts["counts"])
+    except (TypeError, LookupError, RecursionError) as error:
+        raise ValueError("its head is damaged") from error
+    if num_bytes != _HEAD_BYTES + _dtype_of(num_samples).itemsize * num_samples or counted != num_samples:
         raise ValueError("its size is wrong")
-    return dict(facts)
+    return facts
 
 
 def _dtype_of(num_samples: int) -> np.dtype[Any]:

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError
 from mpload.index.blocks import blocks_of
-from mpload.index.bucket_table import MAX_BUCKETS, BucketChoice, BucketTable, facts_of, write_table
+from mpload.index.bucket_table import BucketChoice, BucketTable, facts_of, write_table
 from mpload.index.columns import ColumnType, format_columns
 from mpload.index.derived import found_or_made
-from mpload.index.edges import aspect_shapes, least_padding_edges
+from mpload.index.edges import MAX_BUCKETS, aspect_shapes, is_number, least_padding_edges
 from mpload.index.index import Index
 from mpload.plan.bucket_plan import BucketSizes
 from mpload.plan.ranges import MAX_NUM_SAMPLES, check_range
@@ -100,6 +100,9 @@ class Buckets:
     max_cost: float | None = None
 
     def __post_init__(self) -> None:
+        for name in ("edges", "shapes", "batch_size"):  # NumPy's arrays and numbers too
+            if isinstance(value := getattr(self, name), np.ndarray | np.generic):
+                object.__setattr__(self, name, value.tolist())
         of_numbers, of_aspect = (self.edges, self.num_buckets), (self.shapes, self.area)
         if self.by == _ASPECT:
             if of_numbers != (None, None) or sum(each is not None for each in of_aspect) != 1:
@@ -117,7 +120,7 @@ class Buckets:
             raise ArgumentError(f"edges must be 1 to {MAX_BUCKETS - 1} ascending numbers, got {self.edges!r:.200}")
         if self.batch_size is not None and self.max_cost is not None:
             raise ArgumentError("Buckets takes batch_size= or max_cost=, not both")
-        if self.max_cost is not None and not 0 < self.max_cost < MAX_NUM_SAMPLES:
+        if self.max_cost is not None and not (is_number(self.max_cost) and 0 < self.max_cost < MAX_NUM_SAMPLES):
             raise ArgumentError(f"max_cost must be a positive number, got {self.max_cost!r}")
         self._shapes()
 
@@ -158,7 +161,7 @@ class Buckets:
             return aspect_shapes(area=self.area or 0, step=self.step, max_ratio=self.max_ratio)
         try:
             shapes = tuple((int(height), int(width)) for height, width in self.shapes)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise ArgumentError(f"shapes must be pairs of height and width, got {self.shapes!r:.200}") from error
         ratios = {width / height if height > 0 else 0 for height, width in shapes}
         if not 0 < len(shapes) <= MAX_BUCKETS or len(ratios) < len(shapes) or min(map(min, shapes)) < 1:
@@ -286,6 +289,6 @@ class Buckets:
             yield values
 
 
-def _ascend(edges: Sequence[float]) -> bool:
-    is_inside = 0 < len(edges) < MAX_BUCKETS and all(isinstance(edge, int | float) for edge in edges)
-    return is_inside and bool(np.isfinite(edges).all()) and all(a < b for a, b in pairwise(edges))
+def _ascend(edges: Any) -> bool:
+    is_list = isinstance(edges, Sequence) and 0 < len(edges) < MAX_BUCKETS and all(map(is_number, edges))
+    return is_list and all(first < second for first, second in pairwise(edges))

@@ -1,6 +1,8 @@
 """Where one bucket ends and the next one begins."""
 
 import math
+import sys
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,8 +10,9 @@ from numpy.typing import NDArray
 from mpload.errors import ArgumentError
 from mpload.plan.ranges import check_range
 
-__all__ = ["aspect_shapes", "least_padding_edges"]
+__all__ = ["MAX_BUCKETS", "aspect_shapes", "is_number", "least_padding_edges"]
 
+MAX_BUCKETS: Final = 256
 _NUM_QUANTILES = 768
 _NUM_STEPS = 256
 _MAX_SIDE = 1 << 16
@@ -52,7 +55,7 @@ def aspect_shapes(*, area: int, step: int, max_ratio: float) -> tuple[tuple[int,
     """
     check_range("step", step, 1, _MAX_SIDE)
     check_range("area", area, 1, _MAX_SIDE * _MAX_SIDE)
-    if not 1 <= max_ratio <= _MAX_RATIO:
+    if not (is_number(max_ratio) and 1 <= max_ratio <= _MAX_RATIO):
         raise ArgumentError(f"max_ratio must be in [1, {_MAX_RATIO:g}], got {max_ratio!r}")
     longest = {}
     for short in range(step, math.isqrt(area) + 1, step):
@@ -63,4 +66,14 @@ def aspect_shapes(*, area: int, step: int, max_ratio: float) -> tuple[tuple[int,
     shapes = {*longest.values(), *((short, long) for long, short in longest.values())}
     if not shapes:
         raise ArgumentError(f"no shape has sides of {step} pixels or a multiple and up to {area} pixels. Raise area")
+    if len(shapes) > MAX_BUCKETS:
+        raise ArgumentError(
+            f"area={area}, step={step} and max_ratio={max_ratio:g} make {len(shapes)} shapes, but there may be "
+            f"{MAX_BUCKETS} buckets. Raise step"
+        )
     return tuple(sorted(shapes, key=lambda shape: shape[1] / shape[0]))
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value is a finite number."""
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max

@@ -46,9 +46,17 @@ def test_edges_are_those_that_pad_least() -> None:
         (lambda: Buckets(by="aspect", shapes=[(8, 8), (16, 16)]), "different ratios"),
         (lambda: Buckets(by="aspect", shapes=[8, 8]), "pairs"),  # type: ignore[list-item]
         (lambda: Buckets(by="aspect", area=100, step=64), "Raise area"),
+        (lambda: Buckets(by="aspect", area=1024 * 1024, step=1), "Raise step"),
+        (lambda: Buckets(by="aspect", area=4096, max_ratio="2"), "max_ratio must be"),  # type: ignore[arg-type]
+        (lambda: Buckets(by="aspect", shapes=[(float("inf"), 8)]), "pairs"),  # type: ignore[list-item]
         (lambda: Buckets(by="length", shapes=[(8, 8)]), 'are for by="aspect"'),
         (lambda: Buckets(by="length", edges=[3], num_buckets=2), "takes edges= or num_buckets="),
         (lambda: Buckets(by="length", edges=[3, 2]), "ascending"),
+        (lambda: Buckets(by="length", edges=np.array([3, 2])), "ascending"),  # type: ignore[arg-type]
+        (lambda: Buckets(by="length", edges=[10**400]), "ascending"),
+        (lambda: Buckets(by="length", edges=3), "ascending"),  # type: ignore[arg-type]
+        (lambda: Buckets(by="length", edges={2, 3}), "ascending"),  # type: ignore[arg-type]
+        (lambda: Buckets(by="length", max_cost="9"), "positive"),  # type: ignore[arg-type]
         (lambda: Buckets(by="length", num_buckets=0), "num_buckets must be in"),
         (lambda: Buckets(by="length", batch_size=1, max_cost=2), "not both"),
         (lambda: Buckets(by="length", max_cost=-1), "positive"),
