@@ -73,7 +73,7 @@ class Buckets:
         shapes: for `"aspect"`: height and width of the images of each bucket. An image goes to the bucket whose aspect
             ratio is nearest, on a logarithmic scale.
         area: for `"aspect"`, instead of `shapes`: all shapes whose sides are multiples of `step`, as large as `area`
-            pixels allow, with a ratio of the sides of up to `max_ratio`.
+            pixels allow, with a ratio of the sides of up to `max_ratio`. There may be up to 256.
         step: see `area`.
         max_ratio: see `area`.
         batch_size: number of samples in a batch of one rank; a list has one for each bucket. None takes that of the
