@@ -67,6 +67,17 @@ def test_arguments_that_contradict_each_other_are_refused(make: Callable[[], Buc
         make()
 
 
+def test_numpy_arrays_are_as_good_as_lists() -> None:
+    edges: Any = np.array([30.5, 90.5])
+    batch_sizes: Any = np.array([8, 4, 2])
+    shapes: Any = np.array([[32, 64], [64, 32]])
+    assert Buckets(by="length", edges=edges, batch_size=batch_sizes) == Buckets(
+        by="length", edges=[30.5, 90.5], batch_size=[8, 4, 2]
+    )
+    found: Any = Buckets(by="aspect", shapes=shapes).shapes
+    assert found == [[32, 64], [64, 32]]
+
+
 def test_shapes_of_an_area_are_as_large_as_it_allows() -> None:
     shapes = aspect_shapes(area=512 * 512, step=64, max_ratio=2)
     assert shapes == ((640, 384), (576, 448), (512, 512), (448, 576), (384, 640))

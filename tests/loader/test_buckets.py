@@ -242,15 +242,6 @@ def test_list_of_batch_sizes_has_one_for_each_bucket(folder: Path) -> None:
         numbers(folder, batch_size=None, buckets=Buckets(by="length", edges=EDGES, batch_size=[8, 4]))
 
 
-def test_edges_and_batch_sizes_may_be_numpy_arrays(folder: Path) -> None:
-    edges: Any = np.array([30.5, 90.5])
-    batch_sizes: Any = np.array([8, 4, 2])
-    lists = Buckets(by="length", edges=edges.tolist(), batch_size=batch_sizes.tolist())
-    arrays = Buckets(by="length", edges=edges, batch_size=batch_sizes)
-    found = [ids(numbers(folder, buckets=each, batch_size=None)) for each in (arrays, lists)]
-    assert found[0] == found[1]
-
-
 def test_few_values_make_few_buckets(folder: Path) -> None:
     (folder / "few.txt").write_text("#mpload 1\n#columns n:int\n" + "5\n7\n7\n" * 4)
     dataset = MPDataset(folder / "few.txt", buckets=Buckets(by="n"), batch_size=4, tail="ragged")
