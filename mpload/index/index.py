@@ -293,9 +293,14 @@ class Index:
         self.__dict__.update(state)
         self._maps = None
         self._text = OpenFile(self.path)
-        if self._text.stamp() != self._stamp:
-            raise IndexChangedError(f"{self.path}: changed after it was opened. Open it again")
-        self._sidecar_file = SidecarFile(self._layout)
+        if self._text.stamp() == self._stamp:
+            self._sidecar_file = SidecarFile(self._layout)
+            return
+        try:  # it may have grown since it was pickled: a spawned process takes seconds to start
+            now: Index = import_module("mpload.index.growth").same_samples(self)
+        except IndexChangedError as error:
+            raise IndexChangedError(f"{self.path}: changed after it was opened. Open it again") from error
+        self.__dict__.update(now.__dict__)
 
     def __repr__(self) -> str:
         return format_facts(f"Index {self.path}", self._facts())

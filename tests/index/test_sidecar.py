@@ -65,9 +65,12 @@ def test_an_index_that_changes_while_in_use_raises_instead_of_returning_a_wrong_
         file.write(b"new.jpg\t1\n")
     with pytest.raises(IndexChangedError, match=r"changed after it was opened. Open it again"):
         index.records([5])
+    copy = pickle.loads(pickled)  # only further lines were appended
+    assert (len(copy), copy.fingerprint, copy[999].cells) == (1000, index.fingerprint, expected(999))
+    assert len(open_index(text)) == 1001
+    text.write_bytes(text.read_bytes().replace(b"5", b"6"))
     with pytest.raises(IndexChangedError, match=r"changed after it was opened"):
         pickle.loads(pickled)
-    assert len(open_index(text)) == 1001
 
 
 def test_an_open_index_can_still_be_read_after_its_text_was_replaced(tmp_path: Path) -> None:
