@@ -7,6 +7,7 @@ with the file that it has open.
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,7 @@ from mpload.ingest.image_sizes import measure_sizes
 from mpload.ingest.lists import read_lines
 from mpload.ingest.rows import Rows
 from mpload.ingest.sources import SourcePath, open_source, refuse_whole_sources, source_paths
+from mpload.storage.remote import is_url, redacted
 from mpload.units import MIB, printable
 
 __all__ = ["Appended", "append_to_index"]
@@ -106,11 +108,16 @@ def append_to_index(
 
     Memory: about 100 bytes per sample of the index.
     """
+    if is_url(os.fspath(index)):
+        raise ArgumentError(
+            f"{redacted(os.fspath(index))}: is a URL. Append to a copy of the index in a folder, and upload that"
+        )
     target = Path(os.path.normpath(Path(index).expanduser().absolute()))
+    file = target.resolve()  # a link stays a link
     check_out(target, source_paths(source))
     refuse_whole_sources(source, folder)
     busy = IndexChangedError(f"{target}: another process has been appending for {_LOCK_SECONDS:.0f} s. Try later")
-    name = hashlib.blake2b(os.fsencode(target), digest_size=16).hexdigest()
+    name = hashlib.blake2b(os.fsencode(file), digest_size=16).hexdigest()
     with machine_lock(f"{name}.append", limit_seconds=_LOCK_SECONDS, busy=busy):
         old, stamp = open_index(target), TextStamp.of(target)
         if header_of(old).dialect is not Dialect.NATIVE:
@@ -119,7 +126,7 @@ def append_to_index(
             classes = _classes_of(old, rows)
             _check_same(old, rows)
             found = _Found(lines=_Lines.of(old))
-            with tempfile.TemporaryFile(dir=target.parent) as scratch:
+            with tempfile.TemporaryFile(dir=file.parent) as scratch:
                 num_new = found.write_new(scratch, _renumbered(old, rows, classes), progress)
                 if num_new and not found.num_met:
                     raise ArgumentError(
@@ -311,7 +318,8 @@ def _shown(text: bytes) -> str:
 def _publish(old: Index, stamp: TextStamp, classes: tuple[str, ...], new_lines: BinaryIO) -> None:
     """Replace the index by one with further lines, and with these classes."""
     header = header_of(old)
-    with old.path.open("rb") as text, new_file(old.path) as file:
+    with old.path.open("rb") as text, new_file(old.path.resolve()) as file:
+        os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(text.fileno()).st_mode))
         if classes == header.classes:
             file.write(text.read(header.body_bytes))
         else:

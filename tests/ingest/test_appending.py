@@ -222,6 +222,24 @@ def test_appends_at_the_same_time_list_every_file_once(tmp_path: Path) -> None:
     assert sorted(row[0] for row in rows_of(out)) == sorted(f"a/{number}.jpg" for number in range(20))
 
 
+def test_a_link_to_an_index_stays_a_link_and_permissions_stay(tmp_path: Path) -> None:
+    folder, out, link = add(tmp_path / "data", "a/1.jpg"), tmp_path / "real" / "all.txt", tmp_path / "link.txt"
+    out.parent.mkdir()
+    build_index(folder, out)
+    link.symlink_to(out)
+    out.chmod(0o600)
+    add(folder, "a/2.jpg")
+    assert append_to_index(folder, link).num_samples == 2
+    assert link.is_symlink()
+    assert len(open_index(out)) == 2
+    assert out.stat().st_mode & 0o777 == 0o600
+
+
+def test_an_index_at_a_url_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"^s3://bucket/all\.txt: is a URL\. Append to a copy"):
+        append_to_index(add(tmp_path / "data", "a/1.jpg"), "s3://bucket/all.txt")
+
+
 def test_what_is_left_out_is_told_and_options_are_those_of_the_index(tmp_path: Path) -> None:
     folder, out = add(tmp_path / "data", "a/1.jpg", "a/1.tif2"), tmp_path / "all.txt"
     with pytest.warns(MploadWarning, match="1 files with other extensions"):
