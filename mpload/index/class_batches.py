@@ -1,6 +1,7 @@
 """`PKBatches`: batches of P classes with K samples each."""
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -120,8 +121,7 @@ def _write(file: BinaryIO, index: Index, column: str, facts: Mapping[str, Any]) 
     num_entries = len(starts) + int(starts[-1])
     digest = hashlib.blake2b(f"{index.fingerprint} {column}".encode(), digest_size=16).hexdigest()
     write_head(file, {**facts, "num_entries": num_entries, "num_classes": num_classes, "digest": digest})
-    file.truncate(HEAD_BYTES + ENTRY_BYTES * num_entries)
-    file.flush()
+    _reserve(file, HEAD_BYTES + ENTRY_BYTES * num_entries)
     entries = np.memmap(file, np.int64, mode="r+", offset=HEAD_BYTES)
     entries[: len(starts)] = starts
     next_of = np.full(len(counts), -1)
@@ -129,6 +129,14 @@ def _write(file: BinaryIO, index: Index, column: str, facts: Mapping[str, Any]) 
     for block in blocks_of(index):
         _place(entries, block.first_id, class_numbers(block, column, values), next_of)
     entries.flush()
+
+
+def _reserve(file: BinaryIO, num_bytes: int) -> None:
+    """Take the space of a file on the disk. If a map has no space to write to, the process is killed."""
+    file.truncate(num_bytes)
+    file.flush()
+    if hasattr(os, "posix_fallocate"):  # not on macOS
+        os.posix_fallocate(file.fileno(), 0, num_bytes)
 
 
 def _place(entries: NDArray[np.int64], first_id: int, classes: NDArray[np.int64], next_of: NDArray[np.int64]) -> None:
