@@ -27,7 +27,8 @@ class Curriculum:
     """Samples in the order of a number, such as from easy to hard, shuffled within windows.
 
     Every epoch visits every sample once. The samples are sorted by their number; those with equal numbers stay in the
-    order of the index. Then each window of consecutive samples is shuffled, differently in each epoch.
+    order of the index. With `descending`, all of that is reversed. Then each window of consecutive samples is shuffled,
+    differently in each epoch.
 
     As the order of a `Mixture`, it sorts each source by itself.
 
@@ -88,12 +89,11 @@ class Curriculum:
 
 
 def _checked(numbers: Numbers) -> Iterator[NDArray[Any]]:
-    """Yield the numbers as int64 or float64; raise `ArgumentError` if one is NaN."""
+    """Yield the numbers as int64, uint64 or float64, which holds each of them; raise `ArgumentError` if one is NaN."""
     done = 0
     for block in numbers.blocks():
-        is_int = np.can_cast(block.dtype, np.int64)
-        found: NDArray[Any] = block.astype(np.int64 if is_int else np.float64)
-        if not is_int and (wrong := np.flatnonzero(np.isnan(found))).size:
+        found: NDArray[Any] = block.astype(f"{block.dtype.kind}8")
+        if (wrong := np.flatnonzero(np.isnan(found))).size:
             raise ArgumentError(f"{numbers.where(done + int(wrong[0]))}: NaN has no place in an order. Correct it")
         yield found
         done += len(block)

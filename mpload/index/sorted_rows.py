@@ -30,7 +30,7 @@ def write_sorted_rows(
 
     Args:
         file: an empty file.
-        blocks: the numbers, int64 [n] or float64 [n] each, without NaN.
+        blocks: the numbers, int64 [n], uint64 [n] or float64 [n] each, without NaN.
         num_samples: how many numbers there are.
         facts: what the head holds, beside the number of entries and the digest.
 
@@ -96,7 +96,7 @@ class _Runs:
         places = np.arange(0, len(self.rows), max(1, _RUN_ROWS // _SAMPLES_PER_RUN))
         numbers, rows = self.numbers[places], self.rows[places]
         chosen = np.lexsort([rows, numbers])[_SAMPLES_PER_RUN::_SAMPLES_PER_RUN]
-        return list(zip(numbers[chosen].tolist(), rows[chosen].tolist(), strict=True))
+        return list(zip(numbers[chosen], rows[chosen].tolist(), strict=True))  # Python integers are int64 to NumPy
 
     def _place_in_run(self, start: int, splitter: tuple[Any, int] | None) -> int:
         """Return the place of the first row of a run that does not come before a splitter."""

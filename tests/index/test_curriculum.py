@@ -49,7 +49,8 @@ def sorted_in_file(path: Path, numbers: NDArray[Any], block_rows: int) -> list[i
 @settings(max_examples=60, deadline=None)
 @given(
     numbers=st.lists(st.integers(-3, 3), min_size=1, max_size=300)
-    | st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1),
+    | st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1)
+    | st.lists(st.integers(2**64 - 2000, 2**64 - 1), min_size=1, max_size=300),
     block_rows=st.integers(1, 80),
     run_rows=st.integers(1, 100),
 )
@@ -62,6 +63,15 @@ def test_rows_are_sorted_as_by_a_stable_sort_however_they_are_divided(
         path = tmp_path_factory.getbasetemp() / "sorted"
         array = np.array(numbers)
         assert sorted_in_file(path, array, block_rows) == np.argsort(array, kind="stable").tolist()
+
+
+@pytest.mark.parametrize("numbers", [[2**64 - 1, 2**64 - 2, 2**63, 0], [2**53 + 1, 2**53, -(2**63), 2**63 - 1]])
+def test_integers_that_no_float_holds_are_sorted_exactly(numbers: list[int], tmp_path: Path) -> None:
+    lines = "".join(f"{number}\n" for number in range(len(numbers)))
+    (tmp_path / "train.txt").write_text("#mpload 1\n#columns number:int\n" + lines)
+    np.save(tmp_path / "x.npy", np.array(numbers, np.uint64 if min(numbers) >= 0 else np.int64))
+    rows = all_rows(Curriculum(tmp_path / "x.npy", window_samples=1), open_index(tmp_path / "train.txt"))
+    assert [numbers[row] for row in rows] == sorted(numbers)
 
 
 def test_sorting_takes_the_same_memory_for_any_number_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
