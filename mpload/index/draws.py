@@ -25,7 +25,12 @@ _SLOT_BITS: Final = 44  # of 64; times an item count of up to 20 bits, they do n
 
 
 def write_table(
-    file: BinaryIO, blocks: Iterable[NDArray[np.float64]], *, num_samples: int, facts: Mapping[str, Any]
+    file: BinaryIO,
+    blocks: Iterable[NDArray[np.float64]],
+    *,
+    num_samples: int,
+    facts: Mapping[str, Any],
+    what: str = "weights",
 ) -> str:
     """Write the table of a distribution, and return a digest of the weights.
 
@@ -34,6 +39,7 @@ def write_table(
         blocks: the weights, float64 [BLOCK_ROWS] each; the last may be shorter.
         num_samples: number of weights.
         facts: what the head holds, beside the number of entries and the digest.
+        what: what the weights belong to, for messages.
 
     Raises:
         ArgumentError: all weights are 0, or there are too many of them.
@@ -51,7 +57,9 @@ def write_table(
         totals[number] = np.cumsum(weights)[-1]
         file.write(alias_table(weights).tobytes())
     if not totals.any():
-        raise ArgumentError("all weights are 0, so that no sample can be drawn. Give some samples a weight above 0")
+        raise ArgumentError(
+            f"{what}: all weights are 0, so that no sample can be drawn. Give some samples a weight above 0"
+        )
     num_entries = num_blocks + num_samples
     file.seek(HEAD_BYTES)
     file.write(alias_table(totals).tobytes())

@@ -18,7 +18,7 @@ from mpload.index.blocks import blocks_of
 from mpload.index.columns import ColumnType, format_columns
 from mpload.index.derived import found_or_made
 from mpload.index.index import Index, is_shortened
-from mpload.index.table_files import BLOCK_ROWS, facts_of
+from mpload.index.table_files import BLOCK_ROWS, checksum_of, facts_of, write_head
 
 __all__ = [
     "Numbers",
@@ -29,6 +29,7 @@ __all__ = [
 ]
 
 _VERSION = 2
+_MAX_NAME = 400
 _NUMBERS = frozenset({ColumnType.INT, ColumnType.FLOAT})
 
 
@@ -60,7 +61,7 @@ class Table:
             suffix=f".{self._code()}.mpw",
             folder="draws",
             find=self._found,
-            write=lambda file: write(file, self._identity()),
+            write=lambda file: self._write(file, write),
             what=f"the table {self.name}",
             size="about 8 bytes per sample",
         )
@@ -77,11 +78,18 @@ class Table:
 
     def _found(self, path: Path) -> tuple[Path, dict[str, Any]] | None:
         facts = facts_of(path)
-        return (path, facts) if facts.items() >= self._identity().items() else None
+        fits = facts.items() >= self._identity().items() and facts.get("checksum") == checksum_of(path)
+        return (path, facts) if fits else None
+
+    def _write(self, file: BinaryIO, write: Callable[[BinaryIO, Mapping[str, Any]], None]) -> None:
+        write(file, self._identity())
+        file.flush()
+        path = Path(file.name)
+        write_head(file, {**facts_of(path), "checksum": checksum_of(path)})
 
     def _identity(self) -> dict[str, Any]:
-        stamp = {key: ascii(value) if isinstance(value, str) else value for key, value in self.stamp.items()}
-        return {"version": _VERSION, "fingerprint": self.index.fingerprint, "name": self.name, **stamp}
+        facts = {"version": _VERSION, "fingerprint": self.index.fingerprint, "name": self.name, **self.stamp}
+        return {key: _shortened(value) if isinstance(value, str) else value for key, value in facts.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +145,15 @@ def _numbers_of_file(index: Index, path: Path, *, what: str) -> Numbers:
         name="",
         stamp={"path": str(path), "num_bytes": status.st_size, "mtime_ns": status.st_mtime_ns},
     )
+
+
+def _shortened(name: str) -> str:
+    """Return a name in ASCII as it stands in the head of a table, which has no room for a long one."""
+    text = ascii(name)
+    if len(text) <= _MAX_NAME:
+        return text
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+    return f"{text[:_MAX_NAME]}...{digest}"
 
 
 def kind_of(index: Index, name: str, *, what: str) -> ColumnType:

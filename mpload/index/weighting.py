@@ -123,7 +123,7 @@ def _draws(table: Table, weights: Callable[[], Iterator[NDArray[np.float64]]], *
     num_samples = len(table.index)
 
     def write(file: BinaryIO, facts: Mapping[str, Any]) -> None:
-        write_table(file, weights(), num_samples=num_samples, facts=facts)
+        write_table(file, weights(), num_samples=num_samples, facts=facts, what=f"{table.index.path}: {shown}")
 
     path, facts = table.find_or_make(write)
     digest = str(facts["digest"])
@@ -142,6 +142,11 @@ def _balanced(index: Index, column: str) -> Iterator[NDArray[np.float64]]:
     for value, number in values.known.items():
         if isinstance(value, int) and value < 0:
             weights[number] = 0
+    if not weights.any():
+        raise ArgumentError(
+            f"{index.path}: all values of column {column} are negative, so that no sample can be drawn. Name another "
+            "column"
+        )
     yield from regrouped(weights[class_numbers(block, column, values)] for block in blocks_of(index))
 
 
