@@ -32,8 +32,9 @@ class PKBatches:
     `samples_per_class` samples each. So `batch_size` must be their product.
 
     - The classes take turns: each *lap* goes through all classes in a new random order. If their number is not a
-      multiple of P, the last ones of a lap are left out, which are other ones in each lap. With R ranks, the batches of
-      a step are R consecutive ones, so they share no class within a lap.
+      multiple of P, the last ones of a lap are left out, which are other ones in each lap, and so are the samples that
+      would have come from them. With R ranks, the batches of a step are R consecutive ones, so they share no class
+      within a lap.
     - Each class goes through its samples in a random order of its own, K at a time, and then in a new one. If their
       number is not a multiple of K, the last ones are left out, which are other ones each time. A batch holds no sample
       twice.

@@ -45,7 +45,8 @@ class Mixture:
             A mixture within the mixture counts as its sources.
         repeats: whether the numbers are repeats instead of weights: how often an epoch goes through each source, such
             as `{"a.txt": 2, "b.txt": 1}`. Then each epoch has exactly so many samples of each, and its length follows.
-            With 0.5, two epochs go through the source once. There can be no `epoch_samples` and no `schedule`.
+            With 0.5, two epochs go through the source once. Numbers of samples are rounded. There can be no
+            `epoch_samples` and no `schedule`.
 
     Raises:
         ArgumentError: a value breaks one of these rules.

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from mpload.errors import ArgumentError
 from mpload.index.index import Index
 from mpload.index.mixture import Mixture, counts_of, flattened, shares_of
 from mpload.index.mixture_index import MixtureIndex
@@ -35,6 +36,12 @@ def orders_of(index: MixtureIndex, of_source: OrderChoice | SourceChoices) -> Mi
     mixture = index.mixture
     if mixture.repeats:
         counts = counts_of(mixture, index.lengths)
+        for part, repeats, count in zip(index.parts, mixture.sources.values(), counts, strict=True):
+            if repeats and not count:
+                raise ArgumentError(
+                    f"{part.path}: {repeats} repeats of {len(part)} samples are less than one sample in an epoch. Pass "
+                    "more repeats, or 0"
+                )
         return MixtureOrders(
             lengths=index.lengths,
             of_source=of_source,

@@ -149,6 +149,12 @@ def test_repeats_below_one_divide_a_source_among_epochs(texts: list[Path]) -> No
     assert len({name for name in [*first, *second] if name[0] == "a"}) == 50
 
 
+def test_a_source_that_repeats_would_leave_out_is_refused(texts: list[Path]) -> None:
+    with pytest.raises(ArgumentError, match=r"0\.01 repeats of 7 samples are less than one sample in an epoch"):
+        MPDataset(Mixture({texts[0]: 1, texts[1]: 0.01}, repeats=True))
+    MPDataset(Mixture({texts[0]: 1, texts[1]: 0}, repeats=True))
+
+
 @pytest.mark.processes
 def test_repeats_resume_exactly_with_workers_and_other_ranks(texts: list[Path]) -> None:
     mixture = Mixture(dict(zip(texts, (1, 3, 2), strict=True)), repeats=True)
