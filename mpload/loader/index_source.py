@@ -192,10 +192,12 @@ class IndexSource:
         except CollateError as failed:
             message = f"{self._run.collate_on(sample_ids)}: {cause_of(failed.error)}"
             raise sample_error(message, failed.error) from failed.error
+        finally:
+            if self.by_source is not None:
+                self.by_source.add(_NONE, failed=pipeline.bad.failed)
         if self.by_source is not None:
-            failed_ids = pipeline.bad.failed
             is_skipped = pipeline.policy.action is ErrorAction.SKIP
-            self.by_source.add(sample_ids, failed=failed_ids, without=failed_ids if is_skipped else ())
+            self.by_source.add(sample_ids, without=pipeline.bad.failed if is_skipped else ())
         busy_ns = perf_counter_ns() - started_ns
         self.made_here.add(Tally(num_samples=len(sample_ids), busy_ns=busy_ns, counts=pipeline.take_counts()))
         return presented
@@ -286,9 +288,9 @@ class IndexSource:
         if pipeline.policy.action is ErrorAction.RAISE:
             raise SampleError(str(bad))
         pipeline.bad.count(0, epoch=epoch)
-        pipeline.bad.add(bad)
         if self.by_source is not None:
             self.by_source.add(_NONE, failed=[bad.sample_id])
+        pipeline.bad.add(bad)
         return bad
 
 

@@ -4,13 +4,14 @@ import itertools
 import os
 import signal
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mpload import ErrorPolicy, Mixture, MPDataset, MPLoader, SourceStats
+from mpload import ErrorPolicy, Mixture, MPDataset, MPLoader, SampleError, SourceStats
 from tests.support.mixtures import mixed, samples, source
 
 
@@ -25,6 +26,14 @@ def _counted(loader: MPLoader, found: list[tuple[str, int]], *, failed: int = 0)
 def _mixture(folder: Path, *, epoch_samples: int = 60) -> Mixture:
     one, two = source(folder, "a", 40), source(folder, "b", 4)
     return Mixture({one: 2, two: 1}, epoch_samples=epoch_samples)
+
+
+def _samples_of_whole_batches(loader: MPLoader) -> list[tuple[str, int]]:
+    batches, found = iter(loader), list[tuple[str, int]]()
+    for _ in range(len(loader)):
+        with suppress(SampleError):
+            found += samples([next(batches)])
+    return found
 
 
 @pytest.mark.processes
@@ -56,6 +65,22 @@ def test_failed_samples_count_for_their_source(tmp_path: Path, action: Any, num_
         num_failed = len(report.read_text().splitlines())
         assert num_failed >= 4
         assert len(found) == (60 if action == "substitute" else 60 - num_failed)
+        _counted(loader, found, failed=num_failed)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_failed_samples_count_if_their_whole_batch_failed(tmp_path: Path, num_workers: int) -> None:
+    mixture = _mixture(tmp_path)
+    for number in range(4):
+        (tmp_path / "b" / f"b{number}").unlink()
+    report = tmp_path / "report.jsonl"
+    policy = ErrorPolicy(action="skip", max_error_fraction=1, report=report)
+    with MPLoader(mixed(mixture, on_error=policy, batch_size=1), num_workers=num_workers) as loader:
+        with pytest.warns(match="a bad sample"):
+            found = _samples_of_whole_batches(loader)
+        num_failed = len(report.read_text().splitlines())
+        assert num_failed == 60 - len(found) > 0
         _counted(loader, found, failed=num_failed)
 
 
