@@ -185,8 +185,7 @@ class DevicePrefetcher(Generic[Batch]):
         self._iteration += 1
         self._state = None
         batches = iter(self.loader)
-        if hasattr(self.loader, "_is_read_ahead"):
-            self.loader._is_read_ahead = True  # noqa: SLF001  until it is iterated again
+        self._note_ahead(0)
         return _Received(self._batches(batches, self._iteration))
 
     def set_epoch(self, epoch: int) -> None:
@@ -282,7 +281,7 @@ class DevicePrefetcher(Generic[Batch]):
                     number += 1
                 if not ahead:
                     break
-                yield self._handed_over(ahead.popleft())  # no reference is kept here meanwhile
+                yield self._handed_over(ahead.popleft(), num_ahead=len(ahead))  # no reference is kept here meanwhile
         finally:
             carrier.finish()
         if error is not None:
@@ -308,8 +307,14 @@ class DevicePrefetcher(Generic[Batch]):
                 batch = transformed(self._transform, batch, key=self._key(state, number), device=self.device)
         return _Sent(batch=batch, ready=self._stream.mark(), state=state)
 
-    def _handed_over(self, sent: _Sent) -> Any:
+    def _note_ahead(self, num_batches: int) -> None:
+        """Tell an `MPLoader` how many batches were taken from it, but not handed over."""
+        if hasattr(self.loader, "_num_ahead"):
+            self.loader._num_ahead = num_batches  # noqa: SLF001  until it is iterated without a prefetcher
+
+    def _handed_over(self, sent: _Sent, *, num_ahead: int) -> Any:
         """Hand a batch over to the current stream, and return it."""
+        self._note_ahead(num_ahead)
         self._stream.lead_consumer(sent.ready)
         for tensor in tensors_of(sent.batch):
             self._stream.lend(tensor)

@@ -24,6 +24,8 @@ __all__ = ["HostSide", "Iterated", "Iteration", "OnHost"]
 class HostSide(Protocol):
     """What `OnHost` needs of an `MPLoader`."""
 
+    _num_ahead: int | None
+
     @property
     def _first_place(self) -> int: ...
 
@@ -90,6 +92,14 @@ class OnHost:
 
     def _lock_slot(self, address: int) -> NDArray[np.uint8] | None:
         return self._loader._lock_slot(address)
+
+    @property
+    def _num_ahead(self) -> int | None:
+        return self._loader._num_ahead
+
+    @_num_ahead.setter
+    def _num_ahead(self, num_batches: int) -> None:
+        self._loader._num_ahead = num_batches
 
     @property
     def _first_place(self) -> int:

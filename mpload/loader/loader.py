@@ -163,7 +163,7 @@ class MPLoader(Guarded, Generic[Batch]):
         self._num_received = 0
         self._iteration = 0
         self._rest: Epoch | None = None
-        self._is_read_ahead = False
+        self._num_ahead: int | None = None
         self._stream: Stream | None = None
         self._telemetry = Telemetry(
             made_here=self._source.made_here, with_page=num_workers != 0, by_source=stats_by_source(self._source)
@@ -374,7 +374,8 @@ class MPLoader(Guarded, Generic[Batch]):
         """End the current iteration, and discard the batches made ahead for it."""
         self._iteration += 1
         self._rest = None
-        self._is_read_ahead = self._prefetcher is not None
+        if self._prefetcher is None:
+            self._num_ahead = None
         self._telemetry.pause()
         if self._stream is not None:
             self._stream.close()

@@ -12,6 +12,7 @@ import pytest
 from mpload import DevicePrefetcher, Mixture, MPDataset, MPLoader, Topology
 from mpload.errors import ArgumentError
 from tests.support.mixtures import mixed, samples, source
+from tests.support.streams import LateStream
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +144,25 @@ def test_batches_ahead_on_a_device_make_a_change_an_error(sources: list[Path], i
         assert iterated.state_dict()["changes"] == [[12, [0, 1]]]
         found = samples(iterated)
         assert (len(found), {name[0] for name, _ in found}) == (108, {"b"})
+
+
+@pytest.mark.parametrize("is_outer", [False, True])
+def test_the_last_batches_ahead_on_a_device_make_a_change_an_error_too(sources: list[Path], is_outer: bool) -> None:
+    dataset: MPDataset = mixed(_mixture(sources), batch_size=40)
+    with MPLoader(dataset, num_workers=0, device=None if is_outer else "cpu") as loader:
+        iterated: Any = DevicePrefetcher(loader, device="cpu") if is_outer else loader
+        prefetcher: Any = iterated if is_outer else loader._prefetcher
+        prefetcher._stream = LateStream(0)
+        batches = iter(iterated)
+        for num_received in (1, 2):  # all 3 are on the device or on their way
+            next(batches)
+            with pytest.raises(ArgumentError, match="has taken batches ahead"):
+                loader.set_weights(_weights(sources, 0, 1))
+            assert iterated.state_dict()["position"] == 40 * num_received
+            assert "changes" not in iterated.state_dict()
+        next(batches)
+        loader.set_weights(_weights(sources, 0, 1))
+        assert iterated.state_dict()["changes"] == [[120, [0, 1]]]
 
 
 @pytest.mark.processes
