@@ -184,8 +184,9 @@ class PipelineWork:
 
     def _plan_ahead(self, records: list[Record], report: ChunkReport) -> None:
         """Schedule read-ahead for this chunk's samples and, up to the read-ahead depth, for those of later chunks."""
-        num_chunks = min(-(-self.pipeline.ahead.depth // len(records)), _MAX_CHUNKS_AHEAD)
         before, self._records_ahead = self._records_ahead, {}
+        num_chunks = min(-(-self.pipeline.ahead.depth // len(records)), _MAX_CHUNKS_AHEAD)
+        num_chunks = max(num_chunks, len(before))  # what is left out now would be read again later
         with suppress(MploadError):  # raised again when the chunk itself is made
             for chunk in report.upcoming(num_chunks):
                 key = chunk.task, chunk.first, chunk.last

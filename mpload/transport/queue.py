@@ -126,8 +126,11 @@ class ChunkQueue:
             if serial := self._cells[self._cell_of(position)]:
                 yield serial
 
-    def first_for(self, reader: int, *, generation: int) -> int | None:
-        """Return the position of the first entry that no other reader has reserved, or else of the first entry."""
+    def first_for(self, reader: int, *, generation: int, takes_reserved: bool = True) -> int | None:
+        """Return the position of the first entry that no other reader has reserved, or else of the first entry.
+
+        Without `takes_reserved`, return None instead of an entry that another reader has reserved.
+        """
         self._begin(generation)
         head = self._cells[self._head]
         if head >= self._readable_end:
@@ -142,7 +145,9 @@ class ChunkQueue:
         self._cells[self._unreserved] = unreserved
         if unreserved < end:
             return unreserved
-        return mine[0][0] if mine and mine[0][0] < self._readable_end else head
+        if mine and mine[0][0] < self._readable_end:
+            return mine[0][0]
+        return head if takes_reserved else None
 
     def peek(self, position: int) -> list[int]:
         """Return the entry at `position`."""

@@ -31,6 +31,23 @@ def test_reserved_chunks_are_taken_by_their_reader_first_and_by_others_last(boar
     assert not board.post(18, chunk(18))
 
 
+def test_a_worker_without_work_first_leaves_a_reserved_chunk_to_its_reader(
+    board: ParentBoard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, other = worker_of(board, 0), worker_of(board, 1)
+    board.post(1, chunk(1))
+    assert reader.reserve(1) == [chunk(1)]
+    taken = []
+
+    def meanwhile(_: float) -> None:
+        taken.append(reader.take())
+        board.post(2, chunk(2))
+
+    monkeypatch.setattr("mpload.transport.board.time.sleep", meanwhile)
+    assert other.take() == (2, chunk(2))
+    assert taken == [(1, chunk(1))]
+
+
 def test_reservations_of_cancelled_chunks_are_void(board: ParentBoard) -> None:
     reader, other = worker_of(board, 0), worker_of(board, 1)
     board.post(1, chunk(1))
