@@ -60,7 +60,7 @@ _IDLE, _OPENING, _STOPPED = 0, -1, -2  # states of a row, in place of a chunk's 
 _STOP = -3  # entry that tells a worker to exit, in place of a chunk's serial number
 _NO_SAMPLE = -1
 _TAKING, _TURN = 0, 1  # bytes of the file on which the two record locks are held
-_GRACE_SECONDS = 0.02
+_GRACE_MS = 20
 """How long a worker without work leaves a chunk to another one that has reserved it, and has most likely read it."""
 
 
@@ -248,16 +248,17 @@ class WorkerBoard:
         self._cells[self._row + _SERIAL] = _IDLE
         self._num_started += 1  # first: a thread that acquires the turn too late for `end_turn` sees the new number
         self.end_turn()
-        has_waited = False
+        num_left = _GRACE_MS
         while True:
             is_idle = self._urgent.is_empty and self._plain.is_empty
             self._cells[self._row + _SLEEPS] = is_idle  # set before the last check: later posts send a byte
             self._fence()
-            entry = self._take_with_lock(takes_reserved=has_waited)
+            entry = self._take_with_lock(takes_reserved=not num_left)
             if entry is None and is_idle and not os.read(self._token_reader, 1):
                 return None
-            if entry is None and not is_idle:
-                has_waited = self._wait_for_others()
+            if entry is None and num_left and self._urgent.is_empty and not self._plain.is_empty:
+                time.sleep(0.001)
+                num_left -= 1
             self._cells[self._row + _SLEEPS] = 0
             if entry is not None:
                 break
@@ -273,12 +274,6 @@ class WorkerBoard:
         finally:
             self._unlock(_TAKING)
         return [_chunk_of(entry) for entry in entries]
-
-    def _wait_for_others(self) -> bool:
-        """Give the workers that have reserved the chunks left time to take them. Return whether some are left."""
-        if self._urgent.is_empty and not self._plain.is_empty:
-            time.sleep(_GRACE_SECONDS)
-        return not self._plain.is_empty
 
     def _take_with_lock(self, *, takes_reserved: bool) -> list[int] | None:
         self._lock(_TAKING)
