@@ -61,10 +61,10 @@ class IndexRuns:
     def refresh(self, num_samples: int | None) -> int:
         """Take over lines that were appended to the index; see `MPDataset.refresh`."""
         before = self.latest.index
-        index = self._grown()
-        topology = self.epochs.topology
         if num_samples is None:
-            num_samples = agreed(index, topology=topology)
+            index, num_samples = agreed(self._grown, topology=self.epochs.topology)
+        else:
+            index = self._grown()
         if num_samples > len(index):
             raise ArgumentError(
                 f"num_samples={num_samples}, but {index.path} has {format_count(len(index))} samples. Wait until this "

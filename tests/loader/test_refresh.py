@@ -11,7 +11,7 @@ from torch.multiprocessing.spawn import start_processes
 from torch.utils.data import DataLoader
 
 from mpload import Balanced, MPLoader, PartialCache, RawBytes, Topology
-from mpload.errors import ArgumentError, IndexChangedError
+from mpload.errors import ArgumentError, IndexChangedError, MploadError
 from tests.support.batches import flat
 from tests.support.growing import HEAD, growing, numbers_in, write_numbers
 
@@ -142,6 +142,12 @@ def rank_main(rank: int, folder: Path) -> None:
     with pytest.raises(IndexChangedError, match="the ranks see different lines in it, among the first 71"):
         dataset.refresh()
     (folder / f"{rank}.json").write_text(json.dumps({"found": found, "epochs": epochs, "state": state}))
+    torch.distributed.barrier()
+    (folder / "1.txt").unlink(missing_ok=True)
+    torch.distributed.barrier()
+    expected = IndexChangedError if rank == 0 else (MploadError, OSError)
+    with pytest.raises(expected, match="rank 1 cannot read it again" if rank == 0 else "1.txt"):
+        dataset.refresh()
     torch.distributed.barrier()
 
 
