@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import IndexChangedError
+from mpload.index.table_files import checksum_of
 from mpload.plan.order import checked_positions, round_keys
 from mpload.plan.permutation import Permutation, mixed
 from mpload.plan.ranges import MAX_SEED, check_range
@@ -57,7 +58,9 @@ def write_table(
             file.write((first + rows[ends[bucket] - found[bucket] : ends[bucket]]).astype(dtype).tobytes())
         next_rows += found
         first += len(numbers)
-    head = json.dumps({**facts, "counts": counts.tolist(), "largest": largest}).encode()
+    file.flush()
+    checksum = checksum_of(Path(file.name), head_bytes=_HEAD_BYTES)
+    head = json.dumps({**facts, "checksum": checksum, "counts": counts.tolist(), "largest": largest}).encode()
     file.seek(0)
     file.write(head.ljust(_HEAD_BYTES))
 
@@ -67,7 +70,7 @@ def facts_of(path: Path, *, num_samples: int) -> dict[str, Any]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no table of so many samples.
+        ValueError: it is no table of so many samples, or it is damaged.
     """
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
@@ -79,6 +82,8 @@ def facts_of(path: Path, *, num_samples: int) -> dict[str, Any]:
         raise ValueError("its head is damaged") from error
     if num_bytes != _HEAD_BYTES + _dtype_of(num_samples).itemsize * num_samples or counted != num_samples:
         raise ValueError("its size is wrong")
+    if facts.get("checksum") != checksum_of(path, head_bytes=_HEAD_BYTES):
+        raise ValueError("its rows are damaged")
     return facts
 
 

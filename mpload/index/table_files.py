@@ -48,15 +48,15 @@ def facts_of(path: Path) -> dict[str, Any]:
     return facts
 
 
-def checksum_of(path: Path) -> str:
-    """Return a checksum of the first and the last 4 MiB of a table's entries: of all up to a million samples.
+def checksum_of(path: Path, *, head_bytes: int = HEAD_BYTES) -> str:
+    """Return a checksum of the first and the last 4 MiB of a table's entries, which follow a head of `head_bytes`.
 
-    It finds most damage, such as zeros, in the same time for any number of samples.
+    These are all entries of up to a million samples. It finds most damage, such as zeros, in the same time for any number of samples.
     """
     checksum = xxh3_64()
     with path.open("rb") as file:
         num_bytes = file.seek(0, os.SEEK_END)
-        for start in (HEAD_BYTES, max(HEAD_BYTES + _CHECKED_BYTES, num_bytes - _CHECKED_BYTES)):
+        for start in (head_bytes, max(head_bytes + _CHECKED_BYTES, num_bytes - _CHECKED_BYTES)):
             file.seek(start)
             for _ in range(_CHECKED_BYTES // _PIECE_BYTES):
                 checksum.update(file.read(_PIECE_BYTES))

@@ -261,6 +261,8 @@ def test_a_table_is_made_once_and_made_again_when_it_is_damaged(folder: Path, mo
     for head in (b"{}", b"[]", b"null", b'{"counts": 3}', b"[" * 2**15, b"no JSON"):
         table.write_bytes(head.ljust(2**15) + table.read_bytes()[2**15 :])
         assert ids(numbers(folder)) == expected
+    table.write_bytes(table.read_bytes()[: 2**15] + bytes(4 * NUM_SAMPLES))
+    assert ids(numbers(folder)) == expected
     table.unlink()
     monkeypatch.setattr(bucket_table, "_MAX_SHORT", 10)  # rows of 8 bytes
     assert ids(numbers(folder)) == expected
