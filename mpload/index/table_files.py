@@ -51,7 +51,8 @@ def facts_of(path: Path) -> dict[str, Any]:
 def checksum_of(path: Path, *, head_bytes: int = HEAD_BYTES) -> str:
     """Return a checksum of the first and the last 4 MiB of a table's entries, which follow a head of `head_bytes`.
 
-    These are all entries of up to a million samples. It finds most damage, such as zeros, in the same time for any number of samples.
+    These are all entries of up to a million samples. It finds most damage, such as zeros, in the same time for any
+    number of samples.
     """
     checksum = xxh3_64()
     with path.open("rb") as file:
