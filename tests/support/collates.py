@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,8 @@ class Changing:
     def __call__(self, samples: list[Any]) -> list[Any]:
         for sample in samples:
             sample["image"].bitwise_not_()
-        if self.once is not None and not self.once.exists():
-            self.once.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+        if self.once is not None:
+            with suppress(FileExistsError):  # another worker was first
+                self.once.touch(exist_ok=False)
+                os.kill(os.getpid(), signal.SIGKILL)
         return samples
