@@ -89,6 +89,7 @@ def test_lightning_changes_weights_and_resumes(tmp_path: Path, make: Make, weigh
         saving = callbacks.ModelCheckpoint(folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
         trainer = pl.Trainer(
             max_epochs=NUM_EPOCHS,
+            default_root_dir=folder,
             accelerator="cpu",
             logger=False,
             callbacks=[saving, Change()],

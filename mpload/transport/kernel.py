@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-__all__ = ["die_with_parent", "limit_heaps", "prefer_for_oom_kill", "set_process_name", "thread_names"]
+__all__ = ["die_with_parent", "limit_heaps", "prefer_for_oom_kill", "set_process_name", "thread_names", "trim_heap"]
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -51,6 +51,12 @@ def limit_heaps() -> None:
     is_set = "MALLOC_ARENA_MAX" in os.environ or "arena_max" in os.environ.get("GLIBC_TUNABLES", "")
     if not is_set and hasattr(_libc, "mallopt"):  # musl has only one heap
         _libc.mallopt(ctypes.c_int(_M_ARENA_MAX), ctypes.c_int(_MAX_HEAPS))
+
+
+def trim_heap() -> None:
+    """Give memory of this process's heap that is not in use back to the kernel."""
+    if hasattr(_libc, "malloc_trim"):  # glibc has it, musl does not
+        _libc.malloc_trim(ctypes.c_size_t(0))
 
 
 def thread_names() -> list[str]:

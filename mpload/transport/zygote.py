@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mpload.errors import MploadError
-from mpload.transport.kernel import die_with_parent, set_process_name, thread_names
+from mpload.transport.kernel import die_with_parent, set_process_name, thread_names, trim_heap
 from mpload.transport.worker import WorkerSetup, Workplace, run_worker
 
 __all__ = ["begin", "main", "serve"]
@@ -197,6 +197,7 @@ def main(arguments: Sequence[str]) -> int:
             _send_message(control, {"failed": traceback.format_exc()[-8000:]})
             return 1
     gc.collect()
+    trim_heap()
     return serve(control, setup_fd=setup_fd, place=place)
 
 
