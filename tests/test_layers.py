@@ -31,12 +31,15 @@ MAY_IMPORT = {
     "ingest": BOTTOM | {"index", "storage", "images"},
     "samples": GROUND | {"index"},
     "device": BOTTOM | {"images", "plan"},
-    "loader": LOADER,
+    "client": GROUND | {"index", "samples"},
+    "loader": LOADER | {"client"},
+    "servers": LOADER | {"loader", "client"},
     "tools": LOADER | {"loader", "ingest"},
-    "cli": LOADER | {"loader", "ingest", "tools"},
+    "cli": LOADER | {"loader", "ingest", "tools", "servers", "client"},
     "__main__": {"cli"},
 }
-MAY_IMPORT_TORCH = {"telemetry", "device", "loader", "tools", "cli", "__main__"}  # telemetry: a writer for TensorBoard
+# telemetry: a writer for TensorBoard
+MAY_IMPORT_TORCH = {"telemetry", "device", "loader", "servers", "tools", "cli", "__main__"}
 CONTRACTS = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
 
 
