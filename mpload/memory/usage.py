@@ -22,6 +22,7 @@ __all__ = [
     "memory_of",
     "process_memory",
     "sum_memory",
+    "swapped_bytes",
     "tree_memory",
 ]
 
@@ -155,3 +156,11 @@ def anonymous_pss_bytes(pid: int) -> int:
         return _smaps_rollup(pid)["Pss_Anon"]
     except (OSError, KeyError):  # the process has ended or belongs to another user, or the kernel is older than 5.4
         return anonymous_bytes(pid)
+
+
+def swapped_bytes(pid: int) -> int:
+    """Return the memory of a process that is swapped out, or 0 if it has ended. Takes about 0.1 ms."""
+    try:
+        return _smaps_rollup(pid).get("SwapPss", 0)
+    except OSError:  # the process has ended or belongs to another user, or this is not Linux
+        return 0

@@ -10,6 +10,7 @@ from mpload.errors import MploadError, WorkerError
 from mpload.judgement.facts import Job, Trial
 from mpload.loader.loader import MPLoader
 from mpload.memory.core_times import read_core_times_of
+from mpload.memory.usage import swapped_bytes
 from mpload.telemetry.stats import LoaderStats, Stage
 from mpload.units import MIB
 
@@ -59,10 +60,12 @@ class _Moment:
         self.cpu_seconds = running + time.process_time()
         self.stats: LoaderStats = loader.stats()
         self.num_samples = self.stats.num_samples
+        # Memory that comes back from the swap space is no growth.
+        self.held_bytes = self.stats.memory.workers_bytes + sum(map(swapped_bytes, pids))
 
     def growth_since(self, earlier: "_Moment") -> float:
         """Return the bytes by which the workers grew per sample that the loader delivered."""
-        grown_bytes = self.stats.memory.workers_bytes - earlier.stats.memory.workers_bytes
+        grown_bytes = self.held_bytes - earlier.held_bytes
         if grown_bytes < _GROWS_BYTES * self.stats.num_workers:
             return 0.0
         return grown_bytes / max(1, self.num_samples - earlier.num_samples)
