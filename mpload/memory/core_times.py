@@ -5,18 +5,22 @@ cores make such work faster. They gain nothing if the processes run, or wait for
 """
 
 import os
+import sys
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import psutil
 
 __all__ = ["CoreShares", "CoreTimes", "core_shares", "read_core_times", "read_core_times_of"]
 
+_CPUCLOCK_SCHED = 2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreTimes:
-    """What the kernel has counted for one process until one moment. All times only increase while threads live."""
+    """What the kernel has counted for one process until one moment. The delay only increases while threads live."""
 
     at_seconds: float
     """The moment, on the monotonic clock."""
@@ -49,26 +53,18 @@ class CoreShares:
 def read_core_times(pid: int) -> CoreTimes | None:
     """Return the times of a process, or None if it has ended. Takes about 20 microseconds for a process of one thread.
 
-    They come from `/proc/PID/task/*/schedstat`. Where the kernel does not have these, psutil tells the CPU time, in
-    steps of 10 ms, and the delay is not known.
+    The time on a core is that of all threads, also of those that have ended. The delay comes from
+    `/proc/PID/task/*/schedstat`, which threads take with them when they end.
     """
-    now = time.monotonic()
-    running_ns = delayed_ns = 0
+    now, running_seconds = time.monotonic(), _cpu_seconds(pid)
+    if running_seconds is None:
+        return None
     try:
         threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208  a Path takes longer than the rest of this function
     except OSError:
         threads = []
-    for thread in threads:
-        on_core_ns, waited_ns = _schedstat(f"/proc/{pid}/task/{thread}/schedstat")
-        running_ns += on_core_ns
-        delayed_ns += waited_ns
-    if running_ns:
-        return CoreTimes(at_seconds=now, running_seconds=running_ns * 1e-9, delayed_seconds=delayed_ns * 1e-9)
-    try:
-        used = psutil.Process(pid).cpu_times()
-    except psutil.Error:
-        return None
-    return CoreTimes(at_seconds=now, running_seconds=used.user + used.system, delayed_seconds=0.0)
+    delayed_ns = sum(_delayed_ns(f"/proc/{pid}/task/{thread}/schedstat") for thread in threads)
+    return CoreTimes(at_seconds=now, running_seconds=running_seconds, delayed_seconds=delayed_ns * 1e-9)
 
 
 def read_core_times_of(pids: Iterable[int]) -> dict[int, CoreTimes]:
@@ -84,24 +80,36 @@ def core_shares(before: Mapping[int, CoreTimes], after: Mapping[int, CoreTimes])
 
 def _shares(before: CoreTimes, after: CoreTimes) -> CoreShares:
     seconds = max(after.at_seconds - before.at_seconds, 1e-9)
-    # A thread that has ended takes its times with it.
     return CoreShares(
         seconds=seconds,
         running=max(0.0, after.running_seconds - before.running_seconds) / seconds,
+        # A thread that has ended takes its delay with it.
         delayed=max(0.0, after.delayed_seconds - before.delayed_seconds) / seconds,
     )
 
 
-def _schedstat(path: str) -> tuple[int, int]:
-    """Return the nanoseconds of a thread on a core and without one; zeros if it has ended, or if that is unknown."""
+def _cpu_seconds(pid: int) -> float | None:
+    """Return the time of a process on cores. None if it has ended."""
+    if sys.platform == "linux":
+        with suppress(OSError):  # a sandbox may not have this clock
+            return time.clock_gettime(((~pid) << 3) | _CPUCLOCK_SCHED)  # as clock_getcpuclockid(3) does
+    try:
+        used = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return None
+    return float(used.user + used.system)
+
+
+def _delayed_ns(path: str) -> int:
+    """Return the nanoseconds of a thread without a core; 0 if it has ended, or if that is unknown."""
     try:
         fd = os.open(path, os.O_RDONLY)
     except OSError:
-        return 0, 0
+        return 0
     try:
         fields = os.read(fd, 256).split()
     except OSError:  # the thread has ended in the meantime
-        return 0, 0
+        return 0
     finally:
         os.close(fd)
-    return (int(fields[0]), int(fields[1])) if len(fields) >= 2 else (0, 0)
+    return int(fields[1]) if len(fields) >= 2 else 0

@@ -319,19 +319,20 @@ def running_facts(
         refaulted_bytes: bytes that had to be read again because the page cache had dropped them.
         alternatives: cheaper ways to decode the samples.
     """
+    shares = list(shares)
     elapsed, busy = span.elapsed_seconds, span.timings.total_ns * 1e-9
-    running, delayed = (
-        sum(each.seconds * each.running for each in shares),
-        sum(each.seconds * each.delayed for each in shares),
-    )
+    running = sum(each.seconds * each.running for each in shares)
+    delayed = sum(each.seconds * each.delayed for each in shares)
+    # Threads of one worker can be delayed at the same time: the share is that of the time in which they could run.
+    delayed_share = delayed / max(busy, running + delayed) if delayed else 0.0
     computing = min(1.0, running / busy) if running and busy else 1.0
-    waiting = max(0.0, 1 - computing - delayed / busy) if running and busy else 0.0
+    waiting = max(0.0, 1 - computing - delayed_share) if running and busy else 0.0
     costs = {
         stage: Cost(cpu_seconds=max(0.0, computing * seconds), wait_seconds=max(0.0, waiting * seconds))
         for stage, seconds in span.seconds_per_sample.items()
     }
     own_seconds = max(0.0, elapsed - span.wait_seconds) / max(1, span.num_batches)
-    contention = replace(contention or Contention(), delayed_share=min(1.0, delayed / busy) if busy else 0.0)
+    contention = replace(contention or Contention(), delayed_share=delayed_share)
     return Facts(
         job=Job(
             batch_size=max(1.0, span.num_samples / max(1, span.num_batches)),

@@ -1,7 +1,7 @@
 """Looks at the loaders of a running job from another process, without disturbing it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psutil
@@ -91,8 +91,11 @@ def facts_between(before: Reading, after: Reading) -> dict[LoaderKey, tuple[Load
     for key, page in after.pages.items():
         if key not in before.pages:
             continue
-        span = stats_of_page(page).since(stats_of_page(before.pages[key]))
-        own = [shares[worker.pid] for worker in span.workers if worker.pid in shares]
+        earlier = before.pages[key]
+        span = stats_of_page(page).since(stats_of_page(earlier))
+        # A loader writes its page when a batch is taken, so its span differs from that of the kernel's figures.
+        seconds = page["monotonic_seconds"] - earlier["monotonic_seconds"]
+        own = [replace(shares[worker.pid], seconds=seconds) for worker in span.workers if worker.pid in shares]
         facts = running_facts(
             span,
             shares=own,

@@ -3,12 +3,12 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 
 from mpload.memory import core_times
@@ -64,13 +64,28 @@ def test_processes_that_share_a_core_wait_for_it_and_do_not_sleep() -> None:
         assert share.sleeping < 0.2
 
 
-def test_cpu_time_comes_from_psutil_where_the_kernel_has_no_schedstat(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core_times, "_schedstat", lambda _: (0, 0))
-    times = read_core_times(os.getpid())
-    used = psutil.Process().cpu_times()
-    assert times is not None
-    assert times.delayed_seconds == 0
-    assert times.running_seconds == pytest.approx(used.user + used.system, rel=0.5, abs=0.2)
+@pytest.mark.parametrize("has_clock", [True, False])
+def test_time_of_threads_that_have_ended_is_counted(has_clock: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_clock:
+        monkeypatch.setattr(core_times.sys, "platform", "other")
+    before = read_core_times(os.getpid())
+    used: list[float] = []
+    thread = threading.Thread(target=lambda: used.append(compute(seconds=0.3)))
+    thread.start()
+    thread.join()
+    while Path(f"/proc/self/task/{thread.native_id}").exists():  # it ends a little after it was joined
+        time.sleep(0.01)
+    after = read_core_times(os.getpid())
+    assert before is not None
+    assert after is not None
+    assert after.running_seconds - before.running_seconds > used[0] - 0.05  # psutil counts in steps of 10 ms
+
+
+def compute(*, seconds: float) -> float:
+    """Use a core for this long. Return how long this thread has used it."""
+    while time.thread_time() < seconds:
+        pass
+    return time.thread_time()
 
 
 @pytest.mark.processes
