@@ -3,11 +3,13 @@
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from mpload.cli.reports import AsJson, print_json_line
@@ -22,6 +24,7 @@ from mpload.units import format_bytes, format_count, format_counted, format_seco
 __all__ = ["top"]
 
 _STALE_SECONDS = 3.0
+_MAX_SOURCES = 8
 _SHARES = ("busy", Stage.READ, Stage.DECODE, Stage.TRANSFORM, "other")
 
 
@@ -55,9 +58,9 @@ def top(
             if as_json:
                 print_json_line({"unix_seconds": round(time.time(), 3), "loaders": loaders})
             elif live is not None:
-                live.update(Group(*map(_table, loaders)), refresh=True)
+                live.update(_tables(loaders), refresh=True)
             else:
-                console.print(Group(*map(_table, loaders)))
+                console.print(_tables(loaders))
             if once:
                 return
             before = current
@@ -73,6 +76,7 @@ def _figures(now: Mapping[str, Any], before: Mapping[str, Any], span: LoaderStat
     is_idle = not span.num_batches
     return {
         "pid": now["pid"],
+        "num_samples": span.num_samples,
         "samples_per_second": None if is_idle else span.samples_per_second,
         "waiting_share": None if is_idle else span.wait_fraction,
         "limit": None if is_idle else verdict.stage,
@@ -83,6 +87,8 @@ def _figures(now: Mapping[str, Any], before: Mapping[str, Any], span: LoaderStat
         "slots_bytes": total.memory.slots_bytes,
         "num_deaths": total.num_deaths,
         "num_copied_batches": total.num_copied_batches,
+        "sources": {name: asdict(each) for name, each in span.sources.items() if name in earlier.sources},
+        "num_sources": now.get("num_sources", 0),
         "cache_hit_share": span.timings.num_cache_hits / num_lookups if num_lookups else None,
         "workers": [
             {
@@ -103,7 +109,27 @@ def _shares(timings: Timings, *, seconds: float) -> dict[str, float]:
     return {f"{name}_share": each * 1e-9 / seconds for name, each in {"busy": timings.total_ns, **stages}.items()}
 
 
-def _table(loader: Mapping[str, Any]) -> Table:
+def _tables(loaders: list[dict[str, Any]]) -> Group:
+    return Group(*(table for each in loaders for table in (_workers(each), _sources(each)) if table is not None))
+
+
+def _sources(loader: Mapping[str, Any]) -> Table | None:
+    """Return a row for each source of a mixture, or for those with most samples in the interval."""
+    if not loader["sources"]:
+        return None
+    largest = sorted(loader["sources"].items(), key=lambda source: source[1]["num_samples"], reverse=True)
+    num_samples, num_more = loader["num_samples"], loader["num_sources"] - len(largest[:_MAX_SOURCES])
+    caption = f"and {format_counted(num_more, 'source')} more" if num_more else None
+    table = Table("source", "samples", "share", "failed", caption=caption, caption_justify="left", caption_style="")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, each in largest[:_MAX_SOURCES]:
+        share = f"{each['num_samples'] / num_samples:.1%}" if num_samples else ""
+        table.add_row(escape(name), format_count(each["num_samples"]), share, format_count(each["num_failed"]))
+    return table
+
+
+def _workers(loader: Mapping[str, Any]) -> Table:
     rate, age = loader["samples_per_second"], loader["last_batch_seconds_ago"]
     parts = [f"process {loader['pid']}: "]
     if rate is None:

@@ -28,8 +28,8 @@ class Contention:
     throttled_share: float = 0.0
     """The share of time in which the container's CPU quota was used up."""
     delayed_share: float = 0.0
-    """The share of the workers' busy time in which they could have run but had no core. If they have several threads, that
-    of the time in which these could run."""
+    """The share of the workers' busy time in which they could have run but had no core. If they have several
+    threads, that of the time in which these could run."""
     memory_pressure: float = 0.0
     """The share of time in which a process waited for memory."""
     swapped_bytes_per_second: float = 0.0

@@ -13,10 +13,11 @@ import struct
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from mpload.telemetry.stats import Latencies, LoaderMemory, LoaderStats, Timings, WorkerStats
+from mpload.telemetry.stats import Latencies, LoaderMemory, LoaderStats, SourceStats, Timings, WorkerStats
 from mpload.transport.fence import Fence
 from mpload.transport.limits import shared_memory
 
@@ -31,6 +32,8 @@ _SEQUENCE = slice(16, 24)
 _LENGTH = slice(24, 32)
 _PAGE_BYTES = 1 << 16
 _ATTEMPTS = 100
+_MAX_SOURCES = 32
+_NAMES_BYTES = 1 << 13
 
 
 class StatsPage:
@@ -109,9 +112,17 @@ def _read(path: Path) -> dict[str, Any] | None:
 def page_facts(stats: LoaderStats) -> dict[str, Any]:
     """Return the content of a page: who wrote it and when, and the statistics since the loader was made.
 
-    Those of the sources of a mixture are left out, because many of them would not fit.
+    If a mixture has many sources, only those with most samples are included, because all of them would not fit.
     """
-    return {"pid": os.getpid(), "monotonic_seconds": time.monotonic(), "stats": asdict(replace(stats, sources={}))}
+    largest = sorted(stats.sources.items(), key=lambda source: source[1].num_samples, reverse=True)[:_MAX_SOURCES]
+    ends = accumulate(len(json.dumps(name)) for name, _ in largest)
+    sources = {name: each for (name, each), end in zip(largest, ends, strict=True) if end <= _NAMES_BYTES}
+    return {
+        "pid": os.getpid(),
+        "monotonic_seconds": time.monotonic(),
+        "num_sources": len(stats.sources),
+        "stats": asdict(replace(stats, sources=sources)),
+    }
 
 
 def stats_of_page(facts: Mapping[str, Any]) -> LoaderStats:
@@ -123,5 +134,6 @@ def stats_of_page(facts: Mapping[str, Any]) -> LoaderStats:
         "timings": Timings(**stats["timings"]),
         "memory": LoaderMemory(**stats["memory"]),
         "workers": tuple(WorkerStats(**worker) for worker in workers),
+        "sources": {name: SourceStats(**each) for name, each in stats["sources"].items()},
     }
     return LoaderStats(**{**stats, **parts})

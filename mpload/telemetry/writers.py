@@ -4,7 +4,8 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,7 +14,17 @@ from mpload.telemetry.stats import LoaderStats
 
 __all__ = ["JsonLinesWriter", "PrometheusWriter", "Report", "StatsWriter", "TensorBoardWriter"]
 
-_COUNTERS = {"batches", "samples", "cache_hits", "cache_misses", "hedges", "copied_batches", "deaths"}
+_COUNTERS = {
+    "batches",
+    "samples",
+    "cache_hits",
+    "cache_misses",
+    "hedges",
+    "copied_batches",
+    "deaths",
+    "source_samples",
+    "source_failures",
+}
 _HELP = {
     "batches": "Batches delivered.",
     "samples": "Samples in the batches delivered.",
@@ -33,6 +44,8 @@ _HELP = {
     "cache_misses": "Samples not found in the cache.",
     "hedges": "Requests made a second time, since the first one was late.",
     "copied_batches": "Batches copied because the training loop still held too many earlier ones.",
+    "source_samples": "Samples of a source of a mixture in the batches delivered.",
+    "source_failures": "Samples of a source of a mixture that failed, and were skipped or substituted.",
     "deaths": "Processes of the loader that died and were replaced.",
 }
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
@@ -60,7 +73,10 @@ class Report:
 
 
 class JsonLinesWriter:
-    """Appends one JSON object per line: `time_seconds` since 1970, the span's metrics, and totals named `total_...`."""
+    """Appends one JSON object per line: `time_seconds` since 1970, the span's metrics, and totals named `total_...`.
+
+    For a mixture, `sources` holds the samples of each source in the span.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Append to `path`.
@@ -73,7 +89,9 @@ class JsonLinesWriter:
     def write(self, span: LoaderStats, total: LoaderStats) -> None:
         """Append one line; see `StatsWriter.write`."""
         totals = {f"total_{name}": value for name, value in total.metrics().items() if name in _COUNTERS}
-        line = {"time_seconds": round(time.time(), 3), **span.metrics(), **totals}
+        line: dict[str, Any] = {"time_seconds": round(time.time(), 3), **span.metrics(), **totals}
+        if span.sources:
+            line["sources"] = {name: asdict(each) for name, each in span.sources.items()}
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -82,7 +100,8 @@ class PrometheusWriter:
     """Maintains a file in the Prometheus text format, for the textfile collector of the node exporter.
 
     Names of metrics begin with `mpload_`, and those of counters end with `_total`. Counters count since the loader was
-    made; the others describe the last interval. The file is replaced atomically.
+    made; the others describe the last interval. The samples of each source of a mixture have the label `source`. The
+    file is replaced atomically.
 
     Each loader needs a file of its own, and labels that tell it from the machine's other loaders, such as
     `PrometheusWriter(f"train-{rank}.prom", labels={"loader": "train", "rank": str(rank)})`.
@@ -105,24 +124,32 @@ class PrometheusWriter:
                     f"labels: a name consists of letters, digits and underscores and begins with a letter or one "
                     f"underscore, got {name!r}"
                 )
-        pairs = (f'{name}="{_escaped(str(value))}"' for name, value in (labels or {}).items())
-        self._labels = f"{{{','.join(pairs)}}}" if labels else ""
+        self._labels = dict(labels or {})
 
     def write(self, span: LoaderStats, total: LoaderStats) -> None:
         """Replace the file; see `StatsWriter.write`."""
-        lines = []
-        totals = total.metrics()
+        totals, lines = total.metrics(), list[str]()
         for name, value in span.metrics().items():
-            is_counter = name in _COUNTERS
-            full = f"mpload_{name}_total" if is_counter else f"mpload_{name}"
-            lines.append(f"# HELP {full} {_HELP[name]}")
-            lines.append(f"# TYPE {full} {'counter' if is_counter else 'gauge'}")
-            lines.append(f"{full}{self._labels} {totals[name] if is_counter else value:.17g}")
+            lines += self._family(name, {None: totals[name] if name in _COUNTERS else value})
+        if total.sources:
+            lines += self._family("source_samples", {name: each.num_samples for name, each in total.sources.items()})
+            lines += self._family("source_failures", {name: each.num_failed for name, each in total.sources.items()})
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         temporary.unlink(missing_ok=True)  # the folder may be shared: do not write through another user's link
         with temporary.open("x", encoding="utf-8") as file:
             file.write("\n".join(lines) + "\n")
         temporary.replace(self._path)
+
+    def _family(self, name: str, values: Mapping[str | None, float]) -> Iterator[str]:
+        """Yield the lines of one metric: a value of the loader, or one of each source of its mixture."""
+        is_counter = name in _COUNTERS
+        full = f"mpload_{name}_total" if is_counter else f"mpload_{name}"
+        yield f"# HELP {full} {_HELP[name]}"
+        yield f"# TYPE {full} {'counter' if is_counter else 'gauge'}"
+        for source, value in values.items():
+            labels = self._labels if source is None else self._labels | {"source": source}
+            pairs = ",".join(f'{label}="{_escaped(str(each))}"' for label, each in labels.items())
+            yield f"{full}{pairs and f'{{{pairs}}}'} {value:.17g}"
 
 
 def _escaped(value: str) -> str:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from mpload.memory import core_times
 from mpload.memory.core_times import CoreShares, CoreTimes, core_shares, read_core_times, read_core_times_of
 
 BUSY = "print(flush=True)\nwhile True: pass"
@@ -67,7 +66,7 @@ def test_processes_that_share_a_core_wait_for_it_and_do_not_sleep() -> None:
 @pytest.mark.parametrize("has_clock", [True, False])
 def test_time_of_threads_that_have_ended_is_counted(has_clock: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not has_clock:
-        monkeypatch.setattr(core_times.sys, "platform", "other")
+        monkeypatch.setattr(sys, "platform", "other")
     before = read_core_times(os.getpid())
     used: list[float] = []
     thread = threading.Thread(target=lambda: used.append(compute(seconds=0.3)))

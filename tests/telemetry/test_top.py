@@ -14,12 +14,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
-from mpload import MPLoader, Topology
+from mpload import LoaderStats, MPLoader, SourceStats, Topology
 from mpload.errors import ArgumentError
-from mpload.telemetry.page import read_pages
+from mpload.telemetry.page import StatsPage, page_facts, read_pages, stats_of_page
 from mpload.telemetry.showing import show_progress
 from mpload.telemetry.writers import JsonLinesWriter, PrometheusWriter, TensorBoardWriter
 from tests.support.map_styles import Sleeping, Tuples
+from tests.support.mixtures import source
 from tests.support.programs import mpload
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pages need Linux")
@@ -64,6 +65,65 @@ def test_top_shows_each_worker_of_a_running_job_and_a_killed_job_leaves_nothing(
     done = mpload("top", str(job.pid), "--once", COLUMNS="200")
     assert done.returncode != 0
     assert f"there is no process {job.pid}. Give the PID of the training process" in done.stderr
+
+
+MIXED_JOB = """
+import sys
+from mpload import Mixture, MPLoader
+from tests.support.mixtures import mixed
+if __name__ == "__main__":
+    with MPLoader(mixed(Mixture(dict.fromkeys(sys.argv[1:], 1.0), epoch_samples=10**9)), num_workers=1) as loader:
+        for number, batch in enumerate(loader):
+            if number == 8:
+                print("running", flush=True)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("num_sources", "more"), [(2, ""), (10, "and 2 sources more")])
+def test_top_shows_the_largest_sources_of_a_mixture(tmp_path: Path, num_sources: int, more: str) -> None:
+    paths = [str(source(tmp_path, f"s{number}", 4)) for number in range(num_sources)]
+    command = [sys.executable, "-c", MIXED_JOB, *paths]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as job:
+        try:
+            assert job.stdout is not None
+            assert job.stdout.readline() == "running\n"
+            done = mpload("top", str(job.pid), "--once", "--interval", "1.5", COLUMNS="200")
+        finally:
+            job.kill()
+    rows = [line.split() for line in done.stdout.splitlines() if ".txt" in line]
+    assert {path for row in rows for path in row if ".txt" in path} <= set(paths)
+    assert len(rows) == min(num_sources, 8)
+    shares = [float(cell.rstrip("%")) for row in rows for cell in row if cell.endswith("%")]
+    assert shares == pytest.approx([100 / num_sources] * len(rows), abs=2)
+    assert (more or "source") in done.stdout
+    assert bool(more) == ("more" in done.stdout)
+
+
+def test_the_page_has_room_for_the_largest_sources_of_any_mixture() -> None:
+    sources = {f"{number}{'x' * 4000}.txt": SourceStats(num_samples=number) for number in range(1000)}
+    page = StatsPage()
+    page.write(page_facts(LoaderStats(sources=sources)))
+    (facts,) = (each for each in read_pages(os.getpid()) if each.get("num_sources"))
+    page.close()
+    assert facts["num_sources"] == 1000
+    found = stats_of_page(facts).sources
+    assert next(iter(found.values())) == SourceStats(num_samples=999)
+    assert list(found) == list(sources)[: -len(found) - 1 : -1]
+
+
+def test_writers_have_the_samples_of_each_source(tmp_path: Path) -> None:
+    total = LoaderStats(sources={"a.txt": SourceStats(num_samples=5, num_failed=1), 'b"': SourceStats(num_samples=2)})
+    span = total.since(LoaderStats(sources={"a.txt": SourceStats(num_samples=3)}))
+    JsonLinesWriter(tmp_path / "stats.jsonl").write(span, total)
+    line = json.loads((tmp_path / "stats.jsonl").read_text())
+    assert line["sources"]["a.txt"] == {"num_samples": 2, "num_failed": 1}
+    PrometheusWriter(tmp_path / "mpload.prom", labels={"rank": "0"}).write(span, total)
+    families = {each.name: each for each in text_string_to_metric_families((tmp_path / "mpload.prom").read_text())}
+    counted = {sample.labels["source"]: sample.value for sample in families["mpload_source_samples"].samples}
+    assert counted == {"a.txt": 5, 'b"': 2}
+    assert [each.value for each in families["mpload_source_failures"].samples] == [1, 0]
+    assert all(sample.labels["rank"] == "0" for each in families.values() for sample in each.samples)
 
 
 WRITER = """
