@@ -14,7 +14,7 @@ from mpload.cli.loading import decoder_of, named_dataset, named_object, names_ob
 from mpload.cli.outputs import check_output
 from mpload.cli.reports import AsJson, print_json, prints_on_stderr
 from mpload.cli.verdicts import needs_of, print_stages, print_verdict, stages_of
-from mpload.errors import ArgumentError
+from mpload.errors import ArgumentError, MploadError
 from mpload.judgement.facts import Facts, Job
 from mpload.memory.machine import num_usable_cores
 from mpload.tools.running import facts_between, find_job
@@ -24,7 +24,7 @@ __all__ = ["doctor"]
 
 _BATCH_SIZE = 256
 _TRIES = 3
-_MAX_WATCHED_SECONDS = 10.0
+_SECONDS, _WATCHED_SECONDS = 30.0, 10.0
 
 
 def doctor(
@@ -41,7 +41,7 @@ def doctor(
         int | None, typer.Option(min=1, help="Samples per batch and GPU.  [default: of the dataset, or 256]")
     ] = None,
     step_time: Annotated[
-        float | None, typer.Option(help="Seconds per training step once data is ready.  [default: not known]")
+        float | None, typer.Option(min=1e-9, help="Seconds per training step once data is ready.  [default: not known]")
     ] = None,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs of the job on this machine.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Jobs that read the same storage at the same time.")] = 1,
@@ -57,7 +57,9 @@ def doctor(
     transform: Annotated[
         str | None, typer.Option(metavar="MODULE:OBJECT", help="Your transform.  [default: none]")
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.5, help="Seconds to measure.")] = 30.0,
+    seconds: Annotated[
+        float | None, typer.Option(min=0.5, help="Seconds to measure.  [default: 30, or 10 with --pid]")
+    ] = None,
     tune: Annotated[
         bool,
         typer.Option("--tune", help="Apply the first three remedies to a sample, and measure the gains."),
@@ -76,7 +78,16 @@ def doctor(
     if (path is None) == (pid is None):
         raise ArgumentError("give either a dataset or --pid: mpload doctor train.txt, or mpload doctor --pid 1234")
     if pid is not None:
-        _watch(pid, seconds=min(seconds, _MAX_WATCHED_SECONDS), as_json=as_json)
+        own: dict[str, Any] = {
+            "--batch-size": batch_size,
+            "--step-time": step_time,
+            "--workers": workers,
+            "--decode": decode,
+        }
+        own |= {"--memory-budget": memory_budget, "--transform": transform, "--html": html, "--tune": tune or None}
+        if given := [name for name, value in own.items() if value is not None]:
+            raise ArgumentError(f"--pid looks at a job as it runs. Leave out {', '.join(given)}")
+        _watch(pid, seconds=seconds or _WATCHED_SECONDS, as_json=as_json)
         return
     assert path is not None
     with prints_on_stderr(is_wanted=as_json), warnings.catch_warnings():
@@ -96,7 +107,7 @@ def doctor(
 
         warnings.simplefilter("ignore")  # the trials may use more workers than cores on purpose
         tries = _TRIES if tune else 0
-        diagnosis = examine(subject, job=job, seconds=seconds, num_tries=tries, announce=_announce)
+        diagnosis = examine(subject, job=job, seconds=seconds or _SECONDS, num_tries=tries, announce=_announce)
     if html is not None:
         from mpload.tools.doctor.report import write_report  # noqa: PLC0415
 
@@ -137,7 +148,12 @@ def _watch(pid: int, *, seconds: float, as_json: bool) -> None:
     found = facts_between(before, find_job(pid))
     if not found:
         raise ArgumentError(f"the loaders of process {pid} began or ended while they were watched. Try again")
-    reports = {key: diagnose(facts) for key, (_, facts) in found.items()}
+    if not any(span.num_batches for span, _ in found.values()):
+        raise MploadError(
+            f"process {pid} took no batch in {seconds:g} s, so there is nothing to judge. Watch it for longer with "
+            f"--seconds, or see where it stands: py-spy dump --pid {pid}"
+        )
+    reports = {key: diagnose(facts) for key, (span, facts) in found.items() if span.num_batches}
     if as_json:
         print_json({"loaders": [{"pid": key[0], **_report(each)} for key, each in reports.items()]})
         return

@@ -4,6 +4,7 @@ import importlib
 import inspect
 import re
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from mpload.cli.terminal import progress_bar
-from mpload.errors import ArgumentError
+from mpload.errors import FAILURES, ArgumentError, cause_of
 from mpload.images.decoders import RandomResizedCrop
 from mpload.index.index import Index
 from mpload.index.opening import open_index
@@ -32,7 +33,7 @@ def opened(path: str) -> Index:
     Raises:
         MploadError: As `open_index`.
     """
-    with progress_bar("building the sidecar") as tell:
+    with progress_bar(f"opening {path}" if "://" in path else "building the sidecar") as tell:
         return open_index(path, progress=tell)
 
 
@@ -65,17 +66,25 @@ def named_dataset(name: str) -> Any:
     """Return the dataset named `module:object`. A function or class without arguments is called to make it.
 
     Raises:
-        ArgumentError: There is no such module or object.
+        ArgumentError: There is no such module or object, or it cannot be made.
     """
     found = _imported(name, option="DATASET")
-    return found() if inspect.isfunction(found) or inspect.isclass(found) else found
+    if not (inspect.isfunction(found) or inspect.isclass(found)):
+        return found
+    try:
+        return found()
+    except FAILURES as error:
+        raise ArgumentError(
+            f"DATASET {name}: calling {name.partition(':')[2]}() raised {_where(error)}. Name a dataset, or a function "
+            "without arguments that makes it"
+        ) from error
 
 
 def _imported(name: str, *, option: str) -> Any:
     """Return the object named `module:object`. Modules in the working directory are found too.
 
     Raises:
-        ArgumentError: There is no such module or object.
+        ArgumentError: There is no such module or object, or the module cannot be imported.
     """
     module_name, _, path = name.partition(":")
     if not module_name or not path:
@@ -88,4 +97,12 @@ def _imported(name: str, *, option: str) -> Any:
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         raise ArgumentError(f"{option} {name}: {error}. Is it installed, or in the working directory?") from error
+    except FAILURES as error:
+        raise ArgumentError(f"{option} {name}: importing {module_name} raised {_where(error)}") from error
     return found
+
+
+def _where(error: BaseException) -> str:
+    """Return what the user's code raised, and where."""
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename != __file__]
+    return cause_of(error) + (f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else "")

@@ -14,22 +14,28 @@ from mpload.units import parse_bytes
 
 __all__ = ["plan"]
 
+_LEAST = 1e-9
+
 
 def plan(
     *,
-    batch_size: Annotated[int, typer.Option(help="Samples per batch and GPU.")],
-    step_time: Annotated[float, typer.Option(help="Seconds per training step once data is ready.")],
-    gpus: Annotated[int, typer.Option(help="GPUs per job.")] = 1,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples per batch and GPU.")],
+    step_time: Annotated[float, typer.Option(min=_LEAST, help="Seconds per training step once data is ready.")],
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs per job.")] = 1,
     jobs: Annotated[
-        int, typer.Option(help="Jobs that read the same storage at the same time, each on its own cores.")
+        int, typer.Option(min=1, help="Jobs that read the same storage at the same time, each on its own cores.")
     ] = 1,
     sample_size: Annotated[str | None, typer.Option(help="Mean size of a stored sample, such as 110KB.")] = None,
-    iops: Annotated[float | None, typer.Option(help="Random reads per second that the storage delivers.")] = None,
+    iops: Annotated[
+        float | None, typer.Option(min=_LEAST, help="Random reads per second that the storage delivers.")
+    ] = None,
     bandwidth: Annotated[
         str | None, typer.Option(help="Bytes per second that the storage delivers, such as 500MB.")
     ] = None,
-    cores: Annotated[int | None, typer.Option(help="Cores available to the workers of one job.")] = None,
-    core_us: Annotated[float | None, typer.Option(help="Microseconds that one core takes per sample.")] = None,
+    cores: Annotated[int | None, typer.Option(min=1, help="Cores available to the workers of one job.")] = None,
+    core_us: Annotated[
+        float | None, typer.Option(min=_LEAST, help="Microseconds that one core takes per sample.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare what a job needs with what a machine offers.
@@ -60,4 +66,6 @@ def plan(
     print(f"\n99 of 100 batches must arrive within {step_time:g} s")
     if any(stage.have is not None for stage in verdict.stages):
         print(f"{verdict.headline}. {verdict.reason}.")
+    else:
+        print("To compare, give --iops or --bandwidth, and --cores with --core-us; mpload doctor measures them")
     print_remedies(tuple(advice))

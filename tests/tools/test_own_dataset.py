@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -136,6 +137,10 @@ def test_wrong_arguments_are_reported_in_one_line(index: Path) -> None:
         ((f"{_MODULE}:cached", "--decode", "a:b"), "Leave out --decode"),
         ((f"{_MODULE}:nothing",), "has no attribute 'nothing'"),
         ((f"{_MODULE}:empty",), "Alike holds no samples"),
+        (
+            ("--pid", "1", "--html", "report.html", "--tune"),
+            "--pid looks at a job as it runs. Leave out --workers, --html, --tune",
+        ),
         (("math:pi",), "neither an MPDataset nor a map-style dataset"),
     ):
         ran = doctor(*options)
@@ -181,6 +186,14 @@ def test_a_running_job_is_judged_by_its_statistics_and_the_kernels_counters(step
     else:
         assert "num_workers=" in loader["remedies"][0]["text"]
         assert "they wait, not compute" in shown
+
+
+def test_a_job_that_takes_no_batch_is_not_judged() -> None:
+    with job(_JOB.replace("STEP", "1000 if number == 2 else 0")) as pid:
+        time.sleep(1.0)
+        ran = mpload("doctor", "--pid", str(pid), "--seconds", "0.5")
+    assert (ran.returncode, len(ran.stderr.splitlines())) == (1, 1), ran.stderr
+    assert f"process {pid} took no batch in 0.5 s" in ran.stderr
 
 
 def test_samples_that_no_batch_can_hold_are_reported_in_one_line() -> None:
