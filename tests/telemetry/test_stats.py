@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from mpload import MPDataset, MPLoader, PoolOptions, RandomResizedCrop, Topology, WorkerError, build_index
 from mpload.samples import counts
+from mpload.telemetry.counting import Telemetry
 from mpload.telemetry.stats import Latencies, LoaderStats, Stage, Timings, timings_of
 from mpload.transport.messages import Tally
 from mpload.units import MIB
@@ -153,3 +154,13 @@ def test_the_counts_are_still_there_after_a_death_has_ended_a_run(tmp_path: Path
             list(loader)
         assert loader.stats().num_samples > 0
         assert loader.stats().memory.slots_bytes == 0
+
+
+def test_listeners_that_are_due_together_share_one_snapshot() -> None:
+    telemetry, seen = Telemetry(made_here=Tally(), with_page=False), list[LoaderStats]()
+    for _ in range(3):
+        telemetry.listen(seen.append, every_seconds=1e-6)
+    time.sleep(0.001)
+    telemetry.notify(None, num_workers=0)
+    assert len(seen) == 3
+    assert seen[0] is seen[1] is seen[2]
