@@ -21,10 +21,10 @@ from mpload.images.jpeg_header import ImageBytes
 from mpload.images.limits import Limits
 from mpload.images.resize import Box, Pixels, View, resize_into
 
-__all__ = ["Image", "TiffTag", "is_image", "open_image", "tiff_tags"]
+__all__ = ["Image", "TiffTag", "image_format", "is_image", "open_image", "tiff_tags"]
 
-_JPEG_START = b"\xff\xd8\xff"
 _SIGNATURES = (  # first bytes of a file, and its format
+    (b"\xff\xd8\xff", "JPEG"),
     (b"\x89PNG\r\n\x1a\n", "PNG"),
     (b"RIFF", "WebP"),
     (b"BM", "BMP"),
@@ -97,9 +97,12 @@ def open_image(
         DecodeError: `data` is not an image of a known format, is damaged, or exceeds `limits`.
     """
     limits.check_bytes(len(data))
-    if data[:3] == _JPEG_START:
+    kind = image_format(data)
+    if kind == "JPEG":
         return open_jpeg(data, upright=upright, limits=limits, backend=backend, claim=claim)
-    kind = _kind_of(data)
+    if not kind:
+        found = f"starts with {bytes(data[:12])!r}" if data else "0 bytes"
+        raise DecodeError(f"not an image: {found}. JPEG, PNG, WebP, BMP, TIFF and GIF are decoded")
     width, height = _tiff_size(data) if kind == "TIFF" else imagesize.get(BytesIO(data), exif_rotation=False)
     limits.check_size(kind, height, width, len(data))
     if kind == "PNG":
@@ -145,19 +148,16 @@ class _Decoded:
 
 def is_image(data: ImageBytes) -> bool:
     """Return whether bytes begin like an image of a known format."""
-    try:
-        return bytes(data[:3]) == _JPEG_START or bool(_kind_of(data))
-    except DecodeError:
-        return False
+    return bool(image_format(data))
 
 
-def _kind_of(data: ImageBytes) -> str:
+def image_format(data: ImageBytes) -> str:
+    """Return the format of an image by its first bytes: JPEG, PNG, WebP, BMP, TIFF or GIF. Empty if it is none."""
     start = bytes(data[:12])
-    for signature, kind in _SIGNATURES:
-        if start.startswith(signature) and (kind != "WebP" or start[8:] == b"WEBP"):
-            return kind
-    found = f"starts with {start!r}" if start else "0 bytes"
-    raise DecodeError(f"not an image: {found}. JPEG, PNG, WebP, BMP, TIFF and GIF are decoded")
+    for signature, name in _SIGNATURES:
+        if start.startswith(signature) and (name != "WebP" or start[8:] == b"WEBP"):
+            return name
+    return ""
 
 
 class TiffTag(NamedTuple):

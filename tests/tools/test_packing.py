@@ -19,7 +19,7 @@ import pytest
 
 from mpload import ImageDecoder, MPDataset, RawBytes, Topology, build_index, open_index
 from mpload.errors import ArgumentError, SampleError, StorageError
-from mpload.tools.pack.lmdb_writer import LmdbWriter
+from mpload.tools.pack.lmdb_file import write_lmdb
 from mpload.tools.pack.packing import PackOptions, ShardFormat, pack_index, verify_pack
 from mpload.units import KIB, MIB
 from tests.support.photos import make_photo_tree
@@ -234,18 +234,13 @@ def test_any_number_of_workers_makes_the_same_lmdb_and_a_flipped_bit_is_found(in
 def test_an_lmdb_grows_beyond_its_first_map_and_requires_ascending_keys(tmp_path: Path) -> None:
     lmdb = pytest.importorskip("lmdb")
     value = bytes(range(256)) * 4096
-    with LmdbWriter(tmp_path / "x") as writer:
-        for number in range(100):  # 100 MiB
-            writer.put(b"%03d" % number, value)
+    write_lmdb(tmp_path / "x", ((b"%03d" % number, value) for number in range(100)))  # 100 MiB
     with lmdb.open(str(tmp_path / "x"), subdir=False, readonly=True, lock=False) as environment:
         assert environment.stat()["entries"] == 100
         with environment.begin() as values:
             assert all(values.get(b"%03d" % number) == value for number in range(100))
-    writer = LmdbWriter(tmp_path / "y")
-    writer.put(b"2", b"")
-    writer.put(b"1", b"")
     with pytest.raises(StorageError, match="not in ascending order"):
-        writer.close()
+        write_lmdb(tmp_path / "y", [(b"2", b""), (b"1", b"")])
 
 
 @pytest.mark.slow

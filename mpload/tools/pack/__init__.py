@@ -4,9 +4,9 @@
 packing      pack_index and verify_pack
 options      PackOptions, and the conversion of a sample's bytes to the stored form
 manifest     reads `pack.json`, which says how a pack was begun
-lmdb_writer  LmdbWriter: writes an LMDB data file
+lmdb_file    writes an LMDB data file, or compares one
 workers      worker processes that make shards
 rows         the rows of `.npy` shards, and the RawArray that reads them
-comparing    ComparingFile: compares what is written with a file
+comparing    compares a file with what it should hold
 ```
 """

@@ -1,38 +1,25 @@
-"""A file to write to, or one that compares what is written with an existing file."""
+"""Compares an existing file with what it should hold."""
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO, Protocol
 
 from mpload.errors import StorageError
 
-__all__ = ["ComparingFile", "Writer"]
+__all__ = ["compare_file"]
 
 
-class Writer(Protocol):
-    """Has the `write` method of a file."""
+def compare_file(path: Path, chunks: Iterable[bytes]) -> None:
+    """Compare a file with chunks of bytes, which together are what it should hold.
 
-    def write(self, data: bytes, /) -> int:
-        """Write or compare `data`, and return the number of its bytes."""
-        ...
-
-
-class ComparingFile:
-    """Has the `write` method of a file, but compares the data with an existing file."""
-
-    def __init__(self, existing: BinaryIO, path: Path) -> None:
-        self._existing = existing
-        self._path = path
-
-    def write(self, data: bytes) -> int:
-        """Compare `data` with the next bytes of the file; raises `StorageError` if they differ."""
-        offset = self._existing.tell()
-        if self._existing.read(len(data)) != data:
-            raise StorageError(
-                f"{self._path}: differs from the data of the index, within bytes {offset} to {offset + len(data)}"
-            )
-        return len(data)
-
-    def expect_end(self) -> None:
-        """Raise `StorageError` if the file has more data."""
-        if self._existing.read(1):
-            raise StorageError(f"{self._path}: has data after its expected end, at byte {self._existing.tell() - 1}")
+    Raises:
+        StorageError: The file differs. The message says where.
+    """
+    with path.open("rb") as existing:
+        for chunk in chunks:
+            offset = existing.tell()
+            if existing.read(len(chunk)) != chunk:
+                raise StorageError(
+                    f"{path}: differs from the data of the index, within bytes {offset} to {offset + len(chunk)}"
+                )
+        if existing.read(1):
+            raise StorageError(f"{path}: has data after its expected end, at byte {existing.tell() - 1}")

@@ -9,10 +9,12 @@ import numpy as np
 from mpload.errors import ArgumentError
 from mpload.images.baseline import HuffmanTables
 from mpload.images.decoders import ResizeCenterCrop
-from mpload.images.image import open_image
+from mpload.images.image import image_format, open_image
 from mpload.images.shrink import shrunk_jpeg
 
 __all__ = ["JpegForm", "PackOptions", "ShardFormat", "stored_as"]
+
+_ENDINGS = {"JPEG": "jpg", "PNG": "png", "WebP": "webp", "BMP": "bmp", "TIFF": "tif", "GIF": "gif"}
 
 
 class ShardFormat(StrEnum):
@@ -114,21 +116,8 @@ def _stored(data: bytes, options: PackOptions) -> tuple[str, bytes]:
         np.save(buffer, ResizeCenterCrop(options.decode, resize=options.decode)(data), allow_pickle=False)
         return "npy", buffer.getvalue()
     if options.resize_short is None:
-        return _ending(data), data
+        return _ENDINGS.get(image_format(data), "bin"), data
     image = open_image(data)
     if min(image.height, image.width) <= options.resize_short and data[:2] == b"\xff\xd8":
         return "jpg", data
     return "jpg", shrunk_jpeg(image, short_side=options.resize_short, quality=options.quality)
-
-
-def _ending(data: bytes) -> str:
-    endings = {
-        b"\xff\xd8": "jpg",
-        b"\x89P": "png",
-        b"RI": "webp",
-        b"BM": "bmp",
-        b"II": "tif",
-        b"MM": "tif",
-        b"GI": "gif",
-    }
-    return endings.get(data[:2], "bin")

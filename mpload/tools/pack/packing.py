@@ -32,8 +32,8 @@ from mpload.plan.order import Sequential, Shuffle
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
 from mpload.storage.ranges import LmdbValue, Span
-from mpload.tools.pack.comparing import ComparingFile, Writer
-from mpload.tools.pack.lmdb_writer import ComparingLmdb, LmdbWriter
+from mpload.tools.pack.comparing import compare_file
+from mpload.tools.pack.lmdb_file import compare_lmdb, write_lmdb
 from mpload.tools.pack.manifest import MANIFEST, read_manifest, rows_in, tables_in
 from mpload.tools.pack.options import JpegForm, PackOptions, ShardFormat, stored_as
 from mpload.tools.pack.rows import header_of, row_of, rows_like
@@ -191,24 +191,19 @@ class _Packer:
         path = self.folder / self.name(shard)
         with new_file(self.lines_path(shard)) as lines:
             if self.options.format is ShardFormat.LMDB:
-                with new_path(path) as unfinished, LmdbWriter(unfinished) as writer:
-                    lines.writelines(map(format_line, self._fill_lmdb(writer, shard)))
+                with new_path(path) as unfinished:
+                    write_lmdb(unfinished, self._lmdb_values(shard, lines.write))
             else:
                 with new_file(path) as file:
-                    lines.writelines(map(format_line, self._fill(file, shard)))
+                    file.writelines(self._chunks(shard, lines.write))
         return shard
 
     def compare(self, shard: int) -> int:
+        path = self.folder / self.name(shard)
         if self.options.format is ShardFormat.LMDB:
-            with ComparingLmdb(self.folder / self.name(shard)) as comparing:
-                for _ in self._fill_lmdb(comparing, shard):
-                    pass
-            return shard
-        with (self.folder / self.name(shard)).open("rb") as existing:
-            comparing_file = ComparingFile(existing, self.folder / self.name(shard))
-            for _ in self._fill(comparing_file, shard):
-                pass
-            comparing_file.expect_end()
+            compare_lmdb(path, self._lmdb_values(shard, _ignore))
+        else:
+            compare_file(path, self._chunks(shard, _ignore))
         return shard
 
     def all_cells(self) -> Iterator[Sequence[Cell]]:
@@ -251,9 +246,10 @@ class _Packer:
             with suppress(SampleError):
                 yield list(self._members(record))
 
-    def _fill(self, file: Writer, shard: int) -> Iterator[list[Cell]]:
+    def _chunks(self, shard: int, note: Callable[[bytes], object]) -> Iterator[bytes]:
+        """Yield the bytes of a shard, and pass `note` the index line of each sample."""
         if self.rows is not None:
-            yield from self._fill_rows(file, shard, self.rows)
+            yield from self._rows(shard, self.rows, note)
             return
         offset_bytes = 0
         for name, record in self._records(shard):
@@ -262,37 +258,37 @@ class _Packer:
             for ending, data in self._members(record):
                 member = tarfile.TarInfo(f"{name}.{ending}")
                 member.size = len(data)
-                file.write(member.tobuf(tarfile.USTAR_FORMAT))
-                file.write(data)
-                file.write(bytes(_padded(len(data)) - len(data)))
+                yield member.tobuf(tarfile.USTAR_FORMAT)
+                yield data
+                yield bytes(_padded(len(data)) - len(data))
                 if (number := next(sources, None)) is not None:
                     cells[number] = Span(self.name(shard), offset_bytes + _BLOCK_BYTES, len(data))
                 offset_bytes += _BLOCK_BYTES + _padded(len(data))
-            yield cells
-        file.write(bytes(-offset_bytes % tarfile.RECORDSIZE or tarfile.RECORDSIZE))
+            note(format_line(cells))
+        yield bytes(-offset_bytes % tarfile.RECORDSIZE or tarfile.RECORDSIZE)
 
-    def _fill_rows(self, file: Writer, shard: int, rows: RawArray) -> Iterator[list[Cell]]:
+    def _rows(self, shard: int, rows: RawArray, note: Callable[[bytes], object]) -> Iterator[bytes]:
         header = header_of(rows, len(self.positions(shard)))
-        file.write(header)
+        yield header
         offset_bytes = len(header)
         for _, record in self._records(shard):
             with self._located(record):
                 row = row_of(self._pipeline.read(record)[0], self.options, rows)
-            file.write(row)
+            yield row
             cells: list[Cell] = list(record.cells)
             cells[self._pipeline.sources[0]] = Span(self.name(shard), offset_bytes, len(row))
             offset_bytes += len(row)
-            yield cells
+            note(format_line(cells))
 
-    def _fill_lmdb(self, writer: "LmdbWriter | ComparingLmdb", shard: int) -> Iterator[list[Cell]]:
+    def _lmdb_values(self, shard: int, note: Callable[[bytes], object]) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the keys and values of a shard, and pass `note` the index line of each sample."""
         for name, record in self._records(shard):
             cells: list[Cell] = list(record.cells)
             members = {f"{name}.{ending}".encode(): data for ending, data in self._members(record)}
             for number, key in zip(self._pipeline.sources, members, strict=False):
                 cells[number] = LmdbValue(self.name(shard), key)
-            for key in sorted(members):
-                writer.put(key, members[key])
-            yield cells
+            note(format_line(cells))
+            yield from sorted(members.items())
 
     def _records(self, shard: int) -> Iterator[tuple[str, Record]]:
         """Yield the name and the record of each sample of a shard."""
@@ -370,6 +366,10 @@ def _prepare(index: str | os.PathLike[str] | Index, folder: Path, options: PackO
         rows=rows_in(manifest),
         tables=tables_in(manifest),
     )
+
+
+def _ignore(line: bytes) -> None:
+    del line
 
 
 def _padded(num_bytes: int) -> int:
