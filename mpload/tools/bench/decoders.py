@@ -109,36 +109,31 @@ def measure_speeds(
         MploadError: No backend can decode any of `files`.
     """
     rng = SampleRng(seed=seed, epoch=0)
-    turns = [turn for backend in backends for turn in _turns(backend, files, rng)]
-    rates: list[list[float]] = [[] for _ in turns]
-    failed = [0] * len(turns)
+    turns = {(each.name, task): call for each in backends for task, call in _tasks(each, files, rng).items()}
+    rates: dict[tuple[str, str], list[float]] = {turn: [] for turn in turns}
+    failed = dict.fromkeys(turns, 0)
     num_threads = cv2.getNumThreads()
     cv2.setNumThreads(1)
     try:
         for done in range(rounds):
-            for place, (_, call) in enumerate(turns):
+            for turn, call in turns.items():
                 _timed(call, range(min(_NUM_WARM_UP_IMAGES, len(files))))
-                rate, failed[place] = _timed(call, range(len(files)))
+                rate, failed[turn] = _timed(call, range(len(files)))
                 if rate is not None:
-                    rates[place].append(rate)
+                    rates[turn].append(rate)
             if progress is not None:
                 progress(done + 1)
     finally:
         cv2.setNumThreads(num_threads)
-    if not any(rates):
+    if not any(rates.values()):
         raise MploadError(
             f"none of {format_counted(len(files), 'file')} is an image that can be decoded. "
             "To find out why: mpload inspect INDEX --check"
         )
-    names = [backend.name for backend in backends for _ in range(2)]
+    medians = {turn: statistics.median(found) if found else None for turn, found in rates.items()}
     return [
-        Speed(
-            backend=name,
-            task=task,
-            images_per_second=statistics.median(rate) if rate else None,
-            failed=num_failed,
-        )
-        for name, (task, _), rate, num_failed in zip(names, turns, rates, failed, strict=True)
+        Speed(backend=name, task=task, images_per_second=medians[name, task], failed=failed[name, task])
+        for name, task in turns
     ]
 
 
@@ -172,14 +167,11 @@ def _draw_bars(axes: "Axes", speeds: Sequence[Speed], names: Sequence[str]) -> N
     )
 
 
-def _turns(backend: Backend, files: Sequence[bytes], rng: SampleRng) -> list[tuple[str, Callable[[int], Pixels]]]:
-    def decode(number: int) -> Pixels:
-        return backend.decode(files[number])
-
-    def crop(number: int) -> Pixels:
-        return backend.crop(files[number], rng.for_sample(number))
-
-    return [(DECODE, decode), (CROP, crop)]
+def _tasks(backend: Backend, files: Sequence[bytes], rng: SampleRng) -> dict[str, Callable[[int], Pixels]]:
+    return {
+        DECODE: lambda number: backend.decode(files[number]),
+        CROP: lambda number: backend.crop(files[number], rng.for_sample(number)),
+    }
 
 
 def _timed(call: Callable[[int], Pixels], numbers: Iterable[int]) -> tuple[float | None, int]:

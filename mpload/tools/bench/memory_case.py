@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader, Dataset
 from mpload.loader.dataset import MPDataset
 from mpload.loader.loader import MPLoader
 from mpload.plan.topology import Topology
-from mpload.tools.bench.sample_lists import NoFiles, NoPixels
+from mpload.tools.bench.sample_lists import NoFiles
+from mpload.tools.doctor.empty import EmptyDecoder
 
 __all__ = ["LOADERS", "run"]
 
@@ -80,9 +81,8 @@ def _stock(dataset: Dataset[Any], num_workers: int, start_method: str) -> DataLo
 
 
 def _dataset(path: Path) -> MPDataset:
-    return MPDataset(
-        path, decode=NoPixels(), storage=NoFiles(), batch_size=_BATCH_SIZE, shuffle=True, topology=Topology()
-    )
+    black = EmptyDecoder(output_shape=(1, 1, 3))
+    return MPDataset(path, decode=black, storage=NoFiles(), batch_size=_BATCH_SIZE, shuffle=True, topology=Topology())
 
 
 def _iterated(path: Path, num_workers: int) -> DataLoader[Any]:

@@ -143,18 +143,14 @@ def _needed_bytes(result: MemoryResult) -> int:
 def _table(title: str, results: Sequence[MemoryResult], cell: Callable[[MemoryResult], str]) -> MemoryTable:
     samples = sorted({result.case.num_samples for result in results})
     cells = {(result.case.loader, result.case.num_workers, result.case.num_samples): cell(result) for result in results}
-    kinds = sorted({(list(LOADER_NAMES).index(loader), num_workers) for loader, num_workers, _ in cells})
     names = list(LOADER_NAMES)
+    kinds = sorted({kind[:2] for kind in cells}, key=lambda kind: (names.index(kind[0]), kind[1]))
     return MemoryTable(
         title=title,
         header=["list and loader", "workers", *map(format_count, samples)],
         rows=[
-            [
-                LOADER_NAMES[names[place]],
-                str(num_workers),
-                *(cells.get((names[place], num_workers, num_samples), _UNKNOWN) for num_samples in samples),
-            ]
-            for place, num_workers in kinds
+            [LOADER_NAMES[loader], str(num_workers), *(cells.get((loader, num_workers, n), _UNKNOWN) for n in samples)]
+            for loader, num_workers in kinds
         ],
     )
 

@@ -7,10 +7,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mpload.images.resize import Pixels
 from mpload.storage.ranges import ByteRange
 
-__all__ = ["LINE_BYTES", "NoFiles", "NoPixels", "write_list"]
+__all__ = ["LINE_BYTES", "NoFiles", "write_list"]
 
 _LINE = b"n0000/000000000.JPEG\t100\n"
 LINE_BYTES: Final = len(_LINE)
@@ -36,19 +35,6 @@ class NoFiles:
     def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         """Return empty bytes for each range."""
         return [b""] * len(ranges)
-
-
-class NoPixels:
-    """A decoder that turns any bytes into one black pixel."""
-
-    output_shape = (1, 1, 3)
-
-    def __call__(self, data: bytes, out: Pixels | None = None) -> Pixels:  # noqa: ARG002  the signature of a decoder
-        """Return uint8 RGB [1, 1, 3]."""
-        if out is None:
-            return np.zeros(self.output_shape, np.uint8)
-        out.fill(0)
-        return out
 
 
 def _write_digits(cells: NDArray[np.uint8], numbers: NDArray[np.int64]) -> None:
