@@ -129,15 +129,15 @@ def _subject(path: str, *, decode: str | None, transform: str | None) -> Any:
         if decode is not None or transform is not None:
             raise ArgumentError(f"{path} has a decoder and a transform of its own. Leave out --decode and --transform")
         dataset = named_dataset(path)
-        from mpload.tools.doctor.subject import subject_of  # noqa: PLC0415
+    else:
+        index, decoder = opened(path), decoder_of(decode)
+        adapted = None if transform is None else named_object(transform, option="--transform")
+        from mpload import MPDataset, Topology  # noqa: PLC0415
 
-        return subject_of(dataset)
-    index = opened(path)
-    decoder = decoder_of(decode)
-    transformed = None if transform is None else named_object(transform, option="--transform")
-    from mpload.tools.doctor.subject import IndexSubject  # noqa: PLC0415
+        dataset = MPDataset(index, decode=decoder, transform=adapted, shuffle=True, topology=Topology())
+    from mpload.tools.doctor.subject import subject_of  # noqa: PLC0415
 
-    return IndexSubject.of(index, decode=decoder, transform=transformed)
+    return subject_of(dataset)
 
 
 def _watch(pid: int, *, seconds: float, as_json: bool) -> None:

@@ -20,7 +20,6 @@ __all__ = [
     "ReadRate",
     "Running",
     "Samples",
-    "SizeClass",
     "Stage",
     "StorageSpeed",
     "Temperature",
@@ -113,18 +112,6 @@ class ReadRate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SizeClass:
-    """Read times of samples of similar size, read one at a time."""
-
-    max_bytes: int
-    num_samples: int
-    cold_seconds: float
-    """Median."""
-    warm_seconds: float
-    """Median."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
     """The dataset, as seen in the measured samples. None if something is not known."""
 
@@ -194,7 +181,6 @@ class StorageSpeed:
     """The bandwidth of sequential reads. None if it sets no limit of its own."""
     read: Cost = field(default_factory=Cost)
     """The cost of reading a sample from the page cache."""
-    size_classes: tuple[SizeClass, ...] = ()
     reads_per_worker: int = 1
     """The number of samples that a worker reads in parallel."""
     packed_samples_per_second: float | None = None

@@ -87,4 +87,6 @@ def counted_cores(cores: float) -> str:
 
 def duration(seconds: float) -> str:
     """Return a short time as text."""
+    if seconds >= 1:
+        return f"{seconds:,.1f} s"
     return f"{seconds * 1e3:,.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:,.0f} us"

@@ -19,7 +19,7 @@ from mpload.samples.reading import storage_of
 from mpload.samples.row_index import RowIndex, create_row_index
 from mpload.storage.local import PageCache
 
-__all__ = ["note_rows"]
+__all__ = ["Entry", "note_rows"]
 
 _PIXEL = View(box=Box(top=0, left=0, height=1, width=1), full=(1, 1))
 
@@ -71,16 +71,18 @@ def note_rows(index: Index, *, num_workers: int = 8, progress: Callable[[int], N
 
 
 @dataclass(slots=True)
-class _Entry:
+class Entry:
     """The entry of one JPEG, as the decoder reads and writes it."""
 
-    known: bytes
+    known: bytes = b""
     made: bytes | None = None
 
     def read(self) -> bytes:
-        return self.known
+        """Return the entry."""
+        return self.known if self.made is None else self.made
 
     def write(self, entry: bytes) -> None:
+        """Note the entry."""
         self.made = entry
 
 
@@ -89,7 +91,7 @@ def _entry_of(data: bytes, *, known: bytes) -> bytes | None:
     jpeg = open_jpeg(data, upright=False, limits=Limits(), backend="native", claim=unclaimed)
     if not jpeg.has_one_scan:
         return None
-    jpeg.rows = entry = _Entry(known)
+    jpeg.rows = entry = Entry(known)
     for _ in range(2):  # tables of a small file are only noted when they come first
         if entry.made is None:
             jpeg.draw(_PIXEL, np.empty((1, 1, 3), np.uint8))

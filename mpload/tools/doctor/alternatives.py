@@ -1,6 +1,7 @@
 """Measures cheaper ways to decode the same samples: other files, another decoder, a row index."""
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from mpload.errors import ArgumentError, MploadError
 from mpload.images.backends import can_note_rows
 from mpload.images.baseline import SymbolCounts
 from mpload.images.decoders import ImageDecoder, RandomResizedCrop, ResizeCenterCrop
-from mpload.images.image import open_image
+from mpload.images.image import image_format, open_image
 from mpload.images.jpeg_header import is_progressive
 from mpload.index.index import Record
 from mpload.judgement.facts import Alternative, Change, Cost
@@ -25,6 +26,7 @@ from mpload.samples.row_index import decode_with_rows
 from mpload.samples.transforms import takes
 from mpload.tools.doctor.stopwatch import Stopwatch
 from mpload.tools.pack.options import PackOptions, stored_as
+from mpload.tools.rows import Entry
 
 __all__ = ["OneValueCache", "format_of", "measure_alternatives", "native_decoder", "short_side"]
 
@@ -32,20 +34,11 @@ _LARGER = 1.05
 """Images must be larger than needed by this factor before smaller copies are tried."""
 _MIN_IMAGES = 5
 _WORTH_NAMING = 0.9
-_SIGNATURES = {
-    b"\xff\xd8": "JPEG",
-    b"\x89P": "PNG",
-    b"RI": "WebP",
-    b"BM": "BMP",
-    b"II": "TIFF",
-    b"MM": "TIFF",
-    b"GI": "GIF",
-}
 
 
 def format_of(data: bytes) -> str:
     """Return the format of an image by its first bytes; empty if it is not an image."""
-    name = _SIGNATURES.get(data[:2], "")
+    name = image_format(data)
     return "progressive JPEG" if name == "JPEG" and is_progressive(data) else name
 
 
@@ -78,40 +71,13 @@ class _Way:
     sizes: list[int] = field(default_factory=list)
 
 
-class _Rows:
+class _Rows(defaultdict[int, Entry]):
     """A row index in memory, made while photos are decoded."""
-
-    def __init__(self) -> None:
-        self._entries: dict[int, bytes] = {}
 
     def decoder(self, decode: Callable[..., Any], sample_id: int, place: int) -> Callable[..., Any]:
         """Return `decode` for one photo."""
         del place
-        crop = decode.__wrapped__ if isinstance(decode, Stopwatch) else decode
-        made = partial(decode_with_rows, crop, _Entry(self._entries, sample_id))
-        if not isinstance(decode, Stopwatch):
-            return made
-        decode.__wrapped__ = made
-        return lambda *arguments, **named: _restored(decode, crop, arguments, named)
-
-
-def _restored(watch: Stopwatch, crop: Any, arguments: Any, named: Any) -> Any:
-    try:
-        return watch(*arguments, **named)
-    finally:
-        watch.__wrapped__ = crop
-
-
-@dataclass(slots=True)
-class _Entry:
-    entries: dict[int, bytes]
-    number: int
-
-    def read(self) -> bytes | None:
-        return self.entries.get(self.number, b"")
-
-    def write(self, entry: bytes) -> None:
-        self.entries[self.number] = entry
+        return partial(decode_with_rows, decode, self[sample_id])
 
 
 def measure_alternatives(
@@ -152,21 +118,17 @@ def measure_alternatives(
     before = now.watch.cost(len(now.watch.cpu))
     if not before.seconds:
         return ()
-    found = []
-    for way in others:
-        after = way.watch.cost(len(way.watch.cpu))
-        if way.watch.cpu and after.seconds < _WORTH_NAMING * before.seconds:
-            scale = decode.seconds / before.seconds  # from these images to all of them
-            is_smaller = way.change in {Change.RESIZED, Change.CACHED_RESIZED}
-            found.append(
-                Alternative(
-                    change=Change(way.change or ""),
-                    decode=after.times(scale),
-                    mean_bytes=float(np.mean(way.sizes)) if is_smaller else None,
-                    detail=way.detail,
-                )
-            )
-    return tuple(found)
+    scale = decode.seconds / before.seconds  # from these images to all of them
+    return tuple(
+        Alternative(
+            change=Change(way.change or ""),
+            decode=after.times(scale),
+            mean_bytes=float(np.mean(way.sizes)) if way.change in {Change.RESIZED, Change.CACHED_RESIZED} else None,
+            detail=way.detail,
+        )
+        for way in others
+        if 0 < (after := way.watch.cost(len(way.watch.cpu))).seconds < _WORTH_NAMING * before.seconds
+    )
 
 
 def _decode(way: _Way, record: Record, data: bytes) -> None:
@@ -176,8 +138,7 @@ def _decode(way: _Way, record: Record, data: bytes) -> None:
     with suppress(MploadError):
         # The first time pays for what another way has evicted from the processor's caches, or makes an entry of rows.
         way.pipeline.sample(record, seed=0, epoch=0)
-        way.watch.forget_last()
-        way.pipeline.sample(record, seed=0, epoch=0)
+        way.watch(record, seed=0, epoch=0)
         way.sizes.append(len(data))
 
 
@@ -192,11 +153,14 @@ def _ways(
     def way(
         change: Change | None, *, stored: Any = bytes, decode: Any = None, detail: str = "", rows: Any = None
     ) -> _Way:
-        watch = Stopwatch(pipeline.decode if decode is None else decode)
         other = Pipeline(
-            index=pipeline.index, decode=watch, policy=ErrorPolicy(), cache=OneValueCache(), row_index=rows
+            index=pipeline.index,
+            decode=decode or pipeline.decode,
+            policy=ErrorPolicy(),
+            cache=OneValueCache(),
+            row_index=rows,
         )
-        return _Way(change=change, stored=stored, pipeline=other, watch=watch, detail=detail)
+        return _Way(change=change, stored=stored, pipeline=other, watch=Stopwatch(other.sample), detail=detail)
 
     formats = [format_of(data) for data in images]
     if not all(formats):
@@ -212,14 +176,12 @@ def _ways(
             ways.append(way(Change.RESIZED, stored=lambda data: stored_as(data, options)[1], detail=str(short)))
             if not has_cache and side <= 256:
                 ways.append(way(Change.CACHED_RESIZED, stored=compact))
-    if (
-        not type(pipeline.decode).__module__.startswith("mpload.")
-        and (native := native_decoder(pipeline.decode, decoded_side)) is not None
-    ):
+    if not type(pipeline.decode).__module__.startswith("mpload."):
+        native = native_decoder(pipeline.decode, decoded_side)
         ways.append(way(Change.NATIVE, decode=native, detail=f"mpload.{_called(native)}"))
     is_crop = type(pipeline.decode) in {RandomResizedCrop, ResizeCenterCrop}
     if is_crop and can_note_rows() and pipeline.row_index is None and "JPEG" in formats:
-        ways.append(way(Change.ROW_INDEX, rows=_Rows()))
+        ways.append(way(Change.ROW_INDEX, rows=_Rows(Entry)))
     return ways
 
 
@@ -251,7 +213,7 @@ def _median_side(images: list[bytes]) -> float:
 
 
 def native_decoder(decode: Any, side: int | None) -> Any:
-    """Return mpload's decoder that makes samples of the same form as a decoder of the user's. None if none does."""
+    """Return mpload's decoder that makes samples of the same form as a decoder of the user's."""
     if side is None:
         return ImageDecoder()
     return RandomResizedCrop(side) if takes(decode, "rng") else ResizeCenterCrop(side)

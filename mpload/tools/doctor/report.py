@@ -4,11 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from mpload.judgement.facts import Cost, Facts, Temperature
+from mpload.judgement.facts import Facts, Temperature
 from mpload.judgement.stages import StageRate
-from mpload.judgement.words import Bottleneck
+from mpload.judgement.words import Bottleneck, duration
 from mpload.tools.doctor.examine import Diagnosis
 from mpload.tools.pictures.pages import render_page
 from mpload.units import format_bytes, format_count
@@ -19,27 +19,16 @@ _Rows: TypeAlias = Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """A part of a bar, in percent of the longest bar of the chart. `kind` determines the colour."""
-
-    kind: str
-    percent: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Bar:
-    name: str
-    figure: str
-    parts: tuple[_Part, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Chart:
-    """Bars on one linear scale from 0 to `end`."""
+    """Bars on one linear scale from 0 to `longest`.
 
-    bars: tuple[_Bar, ...]
-    end: str
-    need_percent: float | None = None
+    Each bar has a name, a figure, and parts: their length, and their kind, which determines the colour.
+    """
+
+    bars: Sequence[tuple[str, str, Sequence[tuple[str, float]]]]
+    longest: float = 1.0
+    end: str = ""
+    need: float | None = None
 
 
 def write_report(diagnosis: Diagnosis, path: Path, *, title: str) -> None:
@@ -63,11 +52,10 @@ def render_report(diagnosis: Diagnosis, *, title: str) -> str:
         reason=f"{verdict.reason}.",
         advice_without_remedies=verdict.next_step,
         remedies=_remedies(diagnosis),
-        needed=None if need is None else f"{_duration(1 / need)} ({need:,.0f} samples/s)",
+        needed=None if need is None else f"{duration(1 / need)} ({need:,.0f} samples/s)",
         stages=_stages(verdict.stages, need),
         costs=_costs(findings),
         storage=_storage(findings),
-        sizes=_sizes(findings),
         trials=_trials(findings),
         facts=_facts(findings),
     )
@@ -81,46 +69,36 @@ def _stages(stages: Sequence[StageRate], need: float | None) -> _Chart:
     """Return the time that each stage takes per sample. The slowest stage has the longest bar."""
     known = [stage.have for stage in stages if stage.have]
     if not known:
-        return _Chart(bars=(), end="")
-    longest = max(1 / min(known), 0.0 if need is None else 1 / need)
-    bars = []
+        return _Chart(bars=())
+    enough = "first" if need is None else "good"
+    bars: list[Any] = []
     for stage in stages:
         if stage.have:
-            if need is None:
-                kind = "short" if stage.have == min(known) else "first"
-            else:
-                kind = "short" if stage.have < need else "good"
-            part = _Part(kind=kind, percent=100 / stage.have / longest)
-            figure = f"{_duration(1 / stage.have)} ({stage.have:,.0f}/s)"
-            bars.append(_Bar(name=stage.name, figure=figure, parts=(part,)))
+            is_short = stage.have == min(known) if need is None else stage.have < need
+            figure = f"{duration(1 / stage.have)} ({stage.have:,.0f}/s)"
+            bars.append((stage.name, figure, [("short" if is_short else enough, 1 / stage.have)]))
         else:
-            bars.append(_Bar(name=stage.name, figure="no limit found"))
-    need_percent = None if need is None else 100 / need / longest
-    return _Chart(bars=tuple(bars), end=_duration(longest), need_percent=need_percent)
+            bars.append((stage.name, "no limit found", []))
+    need_seconds = None if need is None else 1 / need
+    longest = max(1 / min(known), need_seconds or 0.0)
+    return _Chart(bars=bars, longest=longest, end=duration(longest), need=need_seconds)
 
 
 def _costs(findings: Facts) -> _Chart:
-    costs: list[tuple[str, Cost]] = [
-        ("read from page cache", findings.storage.read),
-        ("decode", findings.decode),
-        ("transform", findings.transform),
-    ]
-    if findings.lookup.seconds:
-        costs.append(("look up in the index", findings.lookup))
-    costs += [(f"decode: {str(each.change).replace('_', ' ')}", each.decode) for each in findings.alternatives]
-    longest = max(cost.seconds for _, cost in costs) or 1.0
+    costs = {
+        "read from page cache": findings.storage.read,
+        "decode": findings.decode,
+        "transform": findings.transform,
+        "look up in the index": findings.lookup if findings.lookup.seconds else None,
+        **{f"decode: {str(each.change).replace('_', ' ')}": each.decode for each in findings.alternatives},
+    }
     bars = [
-        _Bar(
-            name=name,
-            figure=_duration(cost.seconds),
-            parts=(
-                _Part(kind="first", percent=100 * cost.cpu_seconds / longest),
-                _Part(kind="second", percent=100 * cost.wait_seconds / longest),
-            ),
-        )
-        for name, cost in costs
+        (name, duration(cost.seconds), [("first", cost.cpu_seconds), ("second", cost.wait_seconds)])
+        for name, cost in costs.items()
+        if cost is not None
     ]
-    return _Chart(bars=tuple(bars), end=_duration(longest))
+    longest = max(cost.seconds for cost in costs.values() if cost is not None) or 1.0
+    return _Chart(bars=bars, longest=longest, end=duration(longest))
 
 
 def _storage(findings: Facts) -> _Chart:
@@ -128,34 +106,14 @@ def _storage(findings: Facts) -> _Chart:
     fastest = max((rate.samples_per_second for rate in rates), default=1.0)
     kinds = {Temperature.COLD: "first", Temperature.WARM: "second"}
     bars = [
-        _Bar(
-            name=f"{rate.concurrency} at once, {rate.temperature}",
-            figure=f"{rate.samples_per_second:,.0f}",
-            parts=(_Part(kind=kinds[rate.temperature], percent=100 * rate.samples_per_second / fastest),),
+        (
+            f"{rate.concurrency} at once, {rate.temperature}",
+            f"{rate.samples_per_second:,.0f}",
+            [(kinds[rate.temperature], rate.samples_per_second)],
         )
         for rate in sorted(rates, key=lambda rate: (rate.concurrency, rate.temperature))
     ]
-    return _Chart(bars=tuple(bars), end=f"{fastest:,.0f}")
-
-
-def _duration(seconds: float) -> str:
-    if seconds >= 1:
-        return f"{seconds:,.1f} s"
-    if seconds >= 1e-3:
-        return f"{seconds * 1e3:,.1f} ms"
-    return f"{seconds * 1e6:,.0f} µs" if seconds >= 1e-6 or not seconds else "under 1 µs"
-
-
-def _sizes(findings: Facts) -> _Rows:
-    return [
-        (
-            f"up to {format_bytes(found.max_bytes)}",
-            format_count(found.num_samples),
-            f"{found.cold_seconds * 1e3:,.2f} ms",
-            f"{found.warm_seconds * 1e3:,.2f} ms",
-        )
-        for found in findings.storage.size_classes
-    ]
+    return _Chart(bars=bars, longest=fastest, end=f"{fastest:,.0f}")
 
 
 def _trials(findings: Facts) -> _Rows:

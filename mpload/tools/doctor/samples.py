@@ -1,7 +1,7 @@
 """Measures the cost of samples, one after the other in this process: read, decode, transform."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +10,7 @@ import numpy as np
 
 from mpload.errors import FAILURES, ArgumentError, MploadError, SampleError, cause_of
 from mpload.images.image import open_image
-from mpload.index.index import Index, Record
+from mpload.index.index import Record
 from mpload.judgement.facts import Alternative, Cost, Samples
 from mpload.samples.cache.compact import compact
 from mpload.samples.counts import DECODE_NS, TRANSFORM_NS
@@ -67,10 +67,15 @@ class _Found:
         self.output_bytes.append(_size_of(value))
         self.shapes.add((tuple(value.shape), str(value.dtype)) if isinstance(value, np.ndarray) else None)
 
+    @property
+    def form(self) -> tuple[tuple[int, ...] | None, str]:
+        """The shape and the dtype of all samples. None if they vary."""
+        (form,) = self.shapes if len(self.shapes) == 1 else (None,)
+        return form or (None, "uint8")
+
     def samples(self, **known: Any) -> Samples:
         """Return what the samples have in common."""
-        (form,) = self.shapes if len(self.shapes) == 1 else (None,)
-        shape, dtype = form or (None, "uint8")
+        shape, dtype = self.form
         formats = {name: self.formats.count(name) / len(self.formats) for name in sorted(set(self.formats))}
         return Samples(
             num_measured=len(self.output_bytes),
@@ -93,7 +98,7 @@ def measure_samples(pipeline: Pipeline, files: Files, *, seconds: float, seed: i
     """
     read = Stopwatch(files.reader())
     watched = _Watched(pipeline)
-    records = _records(pipeline.index, seed=seed)
+    records = pipeline.index.records(_some_ids(len(pipeline.index), seed=seed))
     cached = files.cached_share(records)
     found = _Found()
     deadline = time.monotonic() + _MEASURED_SHARE * seconds
@@ -115,7 +120,7 @@ def measure_samples(pipeline: Pipeline, files: Files, *, seconds: float, seed: i
             found.originals,
             decode=decode,
             decoded_shape=shape,
-            output_shape=_final_shape(found),
+            output_shape=found.form[0],
             has_cache=pipeline.cache is not None,
             seconds=(1 - _MEASURED_SHARE) * seconds,
         )
@@ -137,7 +142,7 @@ def measure_samples(pipeline: Pipeline, files: Files, *, seconds: float, seed: i
     )
 
 
-def measure_items(dataset: Any, *, seconds: float, seed: int, max_failed_share: float = 0.0) -> SampleCosts:
+def measure_items(dataset: Any, *, seconds: float, seed: int) -> SampleCosts:
     """Call `__getitem__` of a map-style dataset for about `seconds`, and measure its cost.
 
     Raises:
@@ -157,8 +162,7 @@ def measure_items(dataset: Any, *, seconds: float, seed: int, max_failed_share: 
         if time.monotonic() > deadline and len(found.output_bytes) >= _MIN_SAMPLES:
             break
     _require_some(found, type(dataset).__name__)
-    samples = found.samples(num_samples=len(dataset), max_failed_share=max_failed_share)
-    return SampleCosts(samples=samples, decode=getting.cost(len(found.output_bytes)))
+    return SampleCosts(samples=found.samples(num_samples=len(dataset)), decode=getting.cost(len(found.output_bytes)))
 
 
 class _Watched:
@@ -233,11 +237,6 @@ def _make(record: Record, files: Files, watched: _Watched, read: Stopwatch, foun
         found.originals.append((record, data[0]))
 
 
-def _final_shape(found: _Found) -> tuple[int, ...] | None:
-    (form,) = found.shapes if len(found.shapes) == 1 else (None,)
-    return None if form is None else form[0]
-
-
 def _require_some(found: _Found, name: object) -> None:
     if not found.output_bytes:
         if not found.num_failed:
@@ -260,10 +259,6 @@ def _some_ids(num_samples: int, *, seed: int) -> Any:
     if num_samples > _MAX_SAMPLES:
         return np.random.default_rng(seed).integers(num_samples, size=_MAX_SAMPLES)
     return np.random.default_rng(seed).permutation(num_samples)
-
-
-def _records(index: Index, *, seed: int) -> Sequence[Record]:
-    return index.records(_some_ids(len(index), seed=seed))
 
 
 def _size_of(value: Any) -> int:

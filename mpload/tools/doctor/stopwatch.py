@@ -42,10 +42,6 @@ class Stopwatch:
         self.wait.append(max(0.0, (took_ns - cpu_ns) * 1e-9 - (_delayed_seconds() - delayed)))
         return result
 
-    def forget_last(self) -> None:
-        """Do not count the last call."""
-        del self.cpu[-1:], self.wait[-1:]
-
     def cost(self, num_samples: int) -> Cost:
         """Return the mean cost of a sample. If there are enough calls, the first ones are warm-up and do not count."""
         if not self.cpu:

@@ -4,9 +4,9 @@ import ctypes
 import mmap
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -18,19 +18,17 @@ from mpload.errors import MploadError
 from mpload.images.decoders import RawBytes
 from mpload.index.columns import range_of
 from mpload.index.index import Index, Record, require_files
-from mpload.judgement.facts import ReadRate, SizeClass, Temperature
+from mpload.judgement.facts import ReadRate, Temperature
 from mpload.samples.pipeline import Pipeline
 from mpload.samples.policy import ErrorPolicy
 from mpload.storage.ranges import ByteRange, LmdbValue, RowValue, Span
 
-__all__ = ["Files", "ReadTime", "measure_rates", "measure_shards", "packed_rate", "size_classes"]
+__all__ = ["Files", "ReadTime", "measure_rates", "measure_shards", "packed_rate"]
 
 _CONCURRENCIES = (1, 4, 16)
 _MAX_SAMPLES = 512
 _MAX_OPENED = 16
 _MIN_READS = 3
-_CLASS_FACTOR = 4
-_SMALLEST_CLASS_BYTES = 16 << 10
 _MEMORY_BYTES_PER_SECOND = 5e9  # an upper bound of what a file system delivers to one reader
 
 
@@ -64,10 +62,19 @@ class Files:
         ranges = [range_of(record.cells[number]) for number in self._sources]
         return [item for item in ranges if not isinstance(item, LmdbValue | RowValue) and "://" not in item.path]
 
+    @contextmanager
+    def _opened(self, path: str) -> Iterator[int]:
+        descriptor = os.open(self._root / path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
     def open_seconds(self, path: str) -> float:
         """Return how long it takes to open and close a file."""
         started = time.perf_counter()
-        os.close(os.open(self._root / path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+        with self._opened(path):
+            pass
         return time.perf_counter() - started
 
     def drop(self, record: Record) -> None:
@@ -75,15 +82,11 @@ class Files:
         if not hasattr(os, "posix_fadvise"):
             return
         for item in self.ranges(record):
-            with suppress(OSError):
-                descriptor = os.open(self._root / item.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-                try:
-                    with suppress(OSError):  # dirty pages cannot be evicted until they are on disk
-                        os.fdatasync(descriptor)
-                    length_bytes = item.length_bytes or 0  # 0 means to the end of the file
-                    os.posix_fadvise(descriptor, item.offset_bytes, length_bytes, os.POSIX_FADV_DONTNEED)
-                finally:
-                    os.close(descriptor)
+            with suppress(OSError), self._opened(item.path) as descriptor:
+                with suppress(OSError):  # dirty pages cannot be evicted until they are on disk
+                    os.fdatasync(descriptor)
+                length_bytes = item.length_bytes or 0  # 0 means to the end of the file
+                os.posix_fadvise(descriptor, item.offset_bytes, length_bytes, os.POSIX_FADV_DONTNEED)
 
     def cached_share(self, records: Sequence[Record]) -> float | None:
         """Return the share of the samples' pages that are in the page cache. None if the system cannot tell."""
@@ -98,8 +101,7 @@ class Files:
         """Return the number of pages of a range, and how many of them are in memory."""
         if self._libc is None or not hasattr(mmap, "MAP_PRIVATE"):
             return 0, 0
-        descriptor = os.open(self._root / item.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
+        with self._opened(item.path) as descriptor:
             first = item.offset_bytes - item.offset_bytes % mmap.ALLOCATIONGRANULARITY
             length_bytes = item.length_bytes if item.length_bytes is not None else os.fstat(descriptor).st_size
             length_bytes += item.offset_bytes - first
@@ -112,8 +114,6 @@ class Files:
                     ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(length_bytes), ctypes.c_void_p(pages.ctypes.data)
                 )
                 del view
-        finally:
-            os.close(descriptor)
         return (0, 0) if failed else (len(pages), int((pages & 1).sum()))
 
 
@@ -126,18 +126,8 @@ class ReadTime:
     warm_seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardTimes:
-    """The shards of an index."""
-
-    samples_per_shard: float = 0.0
-    """How many neighbours lie in one shard. 0 if the samples are not in shards."""
-    open_seconds: float = 0.0
-    """The time to open a shard: the median."""
-
-
-def measure_shards(index: Index, files: Files, *, seed: int) -> ShardTimes:
-    """Open a few shards that were not read before, if there are any, and count the samples in them."""
+def measure_shards(index: Index, files: Files, *, seed: int) -> tuple[float, float]:
+    """Return how many neighbours lie in one shard, and the median time to open one. Both are 0 without shards."""
     num_found = min(len(index), _MAX_SAMPLES)
     first = int(np.random.default_rng(seed).integers(len(index) - num_found + 1))
     paths = [
@@ -146,11 +136,11 @@ def measure_shards(index: Index, files: Files, *, seed: int) -> ShardTimes:
         for item in files.ranges(record)
         if isinstance(item, Span)
     ]
-    shards = list(dict.fromkeys(paths))
+    shards = list(dict.fromkeys(paths))  # not read before
     seconds = [files.open_seconds(path) for path in shards[:_MAX_OPENED]]
     if not seconds:
-        return ShardTimes()
-    return ShardTimes(samples_per_shard=len(paths) / len(shards), open_seconds=float(np.median(seconds)))
+        return 0.0, 0.0
+    return len(paths) / len(shards), float(np.median(seconds))
 
 
 def measure_rates(index: Index, files: Files, *, seconds: float, seed: int) -> tuple[ReadRate, ...]:
@@ -217,25 +207,6 @@ def _warmed(records: Sequence[Record], files: Files, *, seconds: float) -> list[
         if time.monotonic() > deadline and len(warmed) >= _MIN_READS:
             break
     return warmed
-
-
-def size_classes(times: Sequence[ReadTime]) -> tuple[SizeClass, ...]:
-    """Group read times by sample size: up to 16 KiB, 64 KiB, 256 KiB, and so on."""
-    classes: dict[int, list[ReadTime]] = {}
-    for item in times:
-        bound = _SMALLEST_CLASS_BYTES
-        while bound < item.num_bytes:
-            bound *= _CLASS_FACTOR
-        classes.setdefault(bound, []).append(item)
-    return tuple(
-        SizeClass(
-            max_bytes=bound,
-            num_samples=len(found),
-            cold_seconds=float(np.median([item.cold_seconds for item in found])),
-            warm_seconds=float(np.median([item.warm_seconds for item in found])),
-        )
-        for bound, found in sorted(classes.items())
-    )
 
 
 def packed_rate(times: Sequence[ReadTime]) -> float | None:

@@ -4,10 +4,9 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from mpload.errors import FAILURES, ArgumentError
-from mpload.index.index import Index
 from mpload.index.mixture_index import MixtureIndex
 from mpload.index.opening import open_index
 from mpload.judgement.facts import Facts, Job, StorageSpeed
@@ -26,53 +25,14 @@ from mpload.tools.doctor.changes import changed_dataset
 from mpload.tools.doctor.empty import EmptyDecoder, SameSample, write_empty_index
 from mpload.tools.doctor.lookup import lookup_cost
 from mpload.tools.doctor.samples import measure_items, measure_samples
-from mpload.tools.doctor.storage import Files, measure_rates, measure_shards, packed_rate, size_classes
+from mpload.tools.doctor.storage import Files, measure_rates, measure_shards, packed_rate
 
 __all__ = ["IndexSubject", "MapSubject", "Subject", "subject_of"]
 
 _SAMPLES_SHARE = 0.5
 
 
-class Subject(Protocol):
-    """A dataset that is examined."""
-
-    @property
-    def name(self) -> str:
-        """The name of the dataset for titles."""
-        ...
-
-    @property
-    def root(self) -> str:
-        """The folder of its files, or an empty text."""
-        ...
-
-    @property
-    def batch_size(self) -> int | None:
-        """The batch size that the dataset itself sets."""
-        ...
-
-    def measure(self, job: Job, *, seconds: float, seed: int, announce: Callable[[str], None]) -> Facts:
-        """Measure the costs of samples and the speed of the storage, in about `seconds`."""
-        ...
-
-    def loader(self, job: Job, *, folder: Path) -> MPLoader[Any]:
-        """Start a loader of the dataset, which goes on if samples are broken."""
-        ...
-
-    def empty_loader(self, facts: Facts, job: Job, *, folder: Path) -> MPLoader[Any]:
-        """Start a loader of samples of the same form that cost nothing."""
-        ...
-
-    def changed(self, facts: Facts, remedy: Remedy, *, seconds: float, folder: Path) -> "Subject":
-        """Return a sample of the dataset with a change of reading or decoding, prepared in about `seconds`.
-
-        Raises:
-            MploadError: The change cannot be applied.
-        """
-        ...
-
-
-def subject_of(dataset: Any) -> Subject:
+def subject_of(dataset: Any) -> "Subject":
     """Return the subject for a dataset as the user has made it.
 
     Raises:
@@ -96,11 +56,6 @@ class IndexSubject:
 
     dataset: MPDataset[Any]
 
-    @classmethod
-    def of(cls, index: Index, *, decode: Any, transform: Any) -> "IndexSubject":
-        """Return the dataset of an index, shuffled."""
-        return cls(MPDataset(index, decode=decode, transform=transform, shuffle=True, topology=Topology()))
-
     @property
     def _run(self) -> IndexRun:
         return self.dataset._runs.latest  # noqa: SLF001  the same package offers no other way to its parts
@@ -108,11 +63,6 @@ class IndexSubject:
     @property
     def _pipeline(self) -> Pipeline:
         return self._run.pipeline
-
-    @property
-    def name(self) -> str:
-        """The index, or the class of the dataset."""
-        return self._run.name
 
     @property
     def root(self) -> str:
@@ -125,24 +75,23 @@ class IndexSubject:
         return self.dataset.batch_size
 
     def measure(self, job: Job, *, seconds: float, seed: int, announce: Callable[[str], None]) -> Facts:
-        """Measure; see `Subject`."""
+        """Measure the costs of samples and the speed of the storage, in about `seconds`."""
         run, pipeline = self._run, self._pipeline
         files = Files(run.index, storage=pipeline.storage)
         announce("samples: decode and transform")
         costs = measure_samples(pipeline, files, seconds=_SAMPLES_SHARE * seconds, seed=seed)
         announce("storage: cold and warm")
-        shards = measure_shards(run.index, files, seed=seed + 3)
+        samples_per_shard, open_seconds = measure_shards(run.index, files, seed=seed + 3)
         rates = measure_rates(run.index, files, seconds=(1 - _SAMPLES_SHARE) * seconds, seed=seed + 1)
         return Facts(
             job=replace(job, reads_blocks=isinstance(run.batching.order, BlockShuffle | Sequential)),
-            samples=replace(costs.samples, samples_per_shard=shards.samples_per_shard),
+            samples=replace(costs.samples, samples_per_shard=samples_per_shard),
             storage=StorageSpeed(
                 rates=rates,
                 read=costs.read,
-                size_classes=size_classes(costs.read_times),
                 reads_per_worker=files.reads_per_worker,
                 packed_samples_per_second=packed_rate(costs.read_times),
-                open_seconds=shards.open_seconds,
+                open_seconds=open_seconds,
             ),
             decode=costs.decode,
             transform=costs.transform,
@@ -153,7 +102,7 @@ class IndexSubject:
         )
 
     def loader(self, job: Job, *, folder: Path) -> MPLoader[Any]:
-        """Start a loader; see `Subject`."""
+        """Start a loader of the dataset, which goes on if samples are broken."""
         run, old = self._run, self._pipeline
         pipeline = Pipeline(
             index=old.index,
@@ -178,7 +127,7 @@ class IndexSubject:
         return MPLoader(dataset, num_workers=job.num_workers or 1, memory_budget=_budget(job))
 
     def empty_loader(self, facts: Facts, job: Job, *, folder: Path) -> MPLoader[Any]:
-        """Start a loader without costs; see `Subject`."""
+        """Start a loader of samples of the same form that cost nothing."""
         samples = facts.samples
         shape = samples.output_shape or (round(samples.output_bytes or 1),)
         dataset: MPDataset[Any] = MPDataset(
@@ -191,7 +140,11 @@ class IndexSubject:
         return MPLoader(dataset, num_workers=job.num_workers or 1, memory_budget=_budget(job))
 
     def changed(self, facts: Facts, remedy: Remedy, *, seconds: float, folder: Path) -> "IndexSubject":
-        """Return a sample with a change; see `Subject`."""
+        """Return a sample of the dataset with a change of reading or decoding, prepared in about `seconds`.
+
+        Raises:
+            MploadError: The change cannot be applied.
+        """
         number = int(seconds * predict(facts).total)
         policy = _lenient(folder)
         return IndexSubject(
@@ -206,11 +159,6 @@ class MapSubject:
     dataset: Any
 
     @property
-    def name(self) -> str:
-        """The index, or the class of the dataset."""
-        return type(self.dataset).__name__
-
-    @property
     def root(self) -> str:
         """The folder of the files."""
         return str(getattr(self.dataset, "root", ""))
@@ -221,17 +169,17 @@ class MapSubject:
         return None
 
     def measure(self, job: Job, *, seconds: float, seed: int, announce: Callable[[str], None]) -> Facts:
-        """Measure; see `Subject`."""
+        """Measure the costs of samples, in about `seconds`."""
         announce("samples: __getitem__")
         costs = measure_items(self.dataset, seconds=_SAMPLES_SHARE * seconds, seed=seed)
         return Facts(job=job, samples=costs.samples, decode=costs.decode)
 
     def loader(self, job: Job, *, folder: Path) -> MPLoader[Any]:
-        """Start a loader; see `Subject`."""
+        """Start a loader of the dataset, which goes on if samples are broken."""
         return self._loader(self.dataset, job, on_error=_lenient(folder))
 
     def empty_loader(self, facts: Facts, job: Job, *, folder: Path) -> MPLoader[Any]:
-        """Start a loader without costs; see `Subject`."""
+        """Start a loader of samples of the same form that cost nothing."""
         del facts, folder
         return self._loader(SameSample(self._any_sample(), num_samples=len(self.dataset)), job)
 
@@ -246,10 +194,10 @@ class MapSubject:
                 if number >= len(self.dataset):
                     raise
 
-    def changed(self, facts: Facts, remedy: Remedy, *, seconds: float, folder: Path) -> Subject:
+    def changed(self, facts: Facts, remedy: Remedy, *, seconds: float, folder: Path) -> "Subject":
         """Raise an error: nothing is known about how the dataset reads and decodes."""
         del facts, seconds, folder
-        raise ArgumentError(f"{self.name} is map-style, so this cannot be tried: {remedy.text}")
+        raise ArgumentError(f"{type(self.dataset).__name__} is map-style, so this cannot be tried: {remedy.text}")
 
     def _loader(self, dataset: Any, job: Job, **options: Any) -> MPLoader[Any]:
         return MPLoader(
@@ -261,6 +209,10 @@ class MapSubject:
             topology=Topology(),
             **options,
         )
+
+
+Subject: TypeAlias = IndexSubject | MapSubject
+"""A dataset that is examined."""
 
 
 def _lenient(folder: Path) -> ErrorPolicy:
