@@ -1,7 +1,7 @@
 """Measures the cost of samples, one after the other in this process: read, decode, transform."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -176,7 +176,7 @@ class _Watched:
         decode, transform = pipeline.decode, pipeline.transform
         if not isinstance(decode, Mapping):
             decode = self._decode = Stopwatch(decode)
-            transform = self._transform = None if transform is None else Stopwatch(_adapted(transform))
+            transform = self._transform = None if transform is None else Stopwatch(adapt_transform(transform))
         self.pipeline = Pipeline(
             index=pipeline.index,
             decode=decode,
@@ -243,16 +243,6 @@ def _require_some(found: _Found, name: object) -> None:
             raise ArgumentError(f"{name} holds no samples, so there is nothing to measure")
         tried = format_counted(found.num_failed, "sample")
         raise SampleError(f"{name}: none of {tried} could be made: {found.first_failure}")
-
-
-def _adapted(transform: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the transform as a callable of an array and `rng`."""
-    adapted = adapt_transform(transform)
-
-    def with_rng(array: Any, rng: np.random.Generator) -> Any:
-        return adapted(array, rng)
-
-    return with_rng
 
 
 def _some_ids(num_samples: int, *, seed: int) -> Any:

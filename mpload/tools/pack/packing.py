@@ -117,11 +117,7 @@ def verify_pack(
     if not (folder / _INDEX).exists():
         raise ArgumentError(f"{folder}: contains no finished pack. Make it first: mpload pack INDEX -o {folder}")
     packer = _prepare(index, folder, options or PackOptions())
-    num_done = 0
-    for shard in each_shard(packer.compare, range(packer.num_shards), num_workers):
-        num_done += packer.num_samples_of([shard])
-        if progress is not None:
-            progress(num_done)
+    packer.each(packer.compare, range(packer.num_shards), num_workers, progress)
 
 
 def pack_rows(out: str | os.PathLike[str]) -> RawArray | None:
@@ -164,8 +160,19 @@ class _Packer:
     def positions(self, shard: int) -> range:
         return range(shard * self.samples_per_shard, min(len(self.source), (shard + 1) * self.samples_per_shard))
 
-    def num_samples_of(self, shards: Sequence[int] | range) -> int:
-        return sum(len(self.positions(shard)) for shard in shards)
+    def each(
+        self,
+        work: Callable[[int], int],
+        shards: Sequence[int],
+        num_workers: int,
+        progress: Callable[[int], None] | None,
+    ) -> None:
+        """Do the work for each of these shards. The samples of all others count as done."""
+        num_done = len(self.source) - sum(len(self.positions(shard)) for shard in shards)
+        for shard in each_shard(work, shards, num_workers):
+            num_done += len(self.positions(shard))
+            if progress is not None:
+                progress(num_done)
 
     def name(self, shard: int) -> str:
         return f"shard-{shard:06d}.{self.options.format.ending}"
@@ -177,11 +184,7 @@ class _Packer:
     def pack(self, num_workers: int, progress: Callable[[int], None] | None) -> None:
         """Write the missing shards, then the index."""
         todo = [shard for shard in range(self.num_shards) if not self.lines_path(shard).exists()]
-        num_done = len(self.source) - self.num_samples_of(todo)
-        for shard in each_shard(self.write, todo, num_workers):
-            num_done += self.num_samples_of([shard])
-            if progress is not None:
-                progress(num_done)
+        self.each(self.write, todo, num_workers, progress)
         rows = Rows(columns=self.columns, root=str(self.folder), classes=self.source.classes, cells=self.all_cells())
         write_texts(rows, self.folder / _INDEX, split=None, relative=True, progress=None)
         open_index(self.folder / _INDEX)
