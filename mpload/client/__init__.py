@@ -2,6 +2,7 @@
 
 ```
 protocol     the messages between a worker and a server: requests, answers, and the description of a dataset
+describing   computes that description from a dataset, on both sides
 ```
 
 The servers are in `mpload.servers`.

@@ -49,7 +49,7 @@ __all__ = [
 VERSION = 1
 MEDIA_TYPE = "application/vnd.mpload"
 DATASET_HEADER = "Mpload-Dataset"
-MAX_SAMPLES = 4096
+MAX_SAMPLES = 256
 """Maximum number of samples in a request."""
 MAX_HEAD_BYTES = 4 << 20
 _LENGTH = struct.Struct("<I")

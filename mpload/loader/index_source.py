@@ -14,6 +14,8 @@ import imagesize  # type: ignore[import-untyped]
 import numpy as np
 from numpy.typing import NDArray
 
+from mpload.client.describing import description_of
+from mpload.client.protocol import Description
 from mpload.errors import ArgumentError, MploadError, MploadWarning, SampleError, TooManyBadSamples, cause_of
 from mpload.index.index import records_of
 from mpload.loader.collate import BatchSeed, CollateError, why_not_in_workers
@@ -117,6 +119,11 @@ class IndexSource:
 
     def prepare(self) -> tuple[Field | RaggedField, ...]:
         """Return the fields of a slot. If they cannot be inferred, a sample is made in a separate process."""
+        fields = self.sample_fields()
+        return (*fields, *self._fields_of_batch(fields))
+
+    def sample_fields(self) -> tuple[Field | RaggedField, ...]:
+        """Return the fields of a slot that hold the samples, as `prepare` does for the whole batch."""
         pipeline, fields = self._run.pipeline, tuple[Field | RaggedField, ...]()
         self.row_group_bytes = row_group_bytes(pipeline)
         if isinstance(pipeline.maker, ColumnDecoders):
@@ -126,7 +133,11 @@ class IndexSource:
             self._forms = forms_of(pipeline, batch_size=self.batch_size)
             fields = tuple(form.field for form in self._forms)
         self._slots = SlotPresenter(presenter=self._run.presenter, forms=self._forms, template=self._template)
-        return (*fields, *self._fields_of_batch(fields))
+        return fields
+
+    def describe(self, sample_fields: Sequence[Field | RaggedField]) -> Description:
+        """Return what a server that makes these samples, and a loader that wants them, must agree on."""
+        return description_of(self._run.pipeline, sample_fields)
 
     def _fields_of_batch(self, fields: Sequence[Field | RaggedField]) -> tuple[Field | RaggedField, ...]:
         """Return further fields, for the last step of a batch if it has one."""

@@ -34,7 +34,8 @@ class Makers:
         self._bucket: int | None = None
         self.shapes = shapes
         """The shape of the images of each bucket; None if there is one maker."""
-        self._decode = decode
+        self.decode = decode
+        """The decoder, or dict of decoders, as the user chose it: not yet adapted to buckets."""
         decoders: list[Any] = [decode] if shapes is None else shapes.decoders(decode)
         found = [makers_of(index, each, transform, row_index) for each in decoders]
         self._makers = [maker for maker, _ in found]
@@ -54,7 +55,7 @@ class Makers:
         """Shape of every array that the decoder returns; None if it varies within a batch, or is unknown."""
         if self.shapes is not None and self._transform is not None:
             return None  # the transform may return other shapes in other buckets
-        decode = self._decode if self.shapes is None else self.current.decode
+        decode = self.decode if self.shapes is None else self.current.decode
         shape: tuple[int, ...] | None = getattr(decode, "output_shape", None)
         return shape
 
