@@ -18,6 +18,7 @@ _SUMMARIES = {
     "pack": "Write samples into tar shards, LMDB files or arrays.",
     "plan": "Compare what a job needs with what a machine offers.",
     "doctor": "Find out what limits the speed of a job.",
+    "serve": "Make samples for the loaders of other machines.",
     "monitor": "Watch the memory of a command and its child processes.",
     "demo": "Try mpload on generated photos, or on a folder of images.",
     "top": "Show what the loaders of a running job are doing.",

@@ -4,7 +4,6 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from io import BytesIO
 from time import perf_counter_ns
@@ -33,10 +32,10 @@ from mpload.plan.batching import AnyPlan
 from mpload.samples.cache.opened import OpenCache
 from mpload.samples.collated_work import MADE, CollatedWork, unpacked, whole_field
 from mpload.samples.column_decoders import ColumnDecoders
-from mpload.samples.index_work import PipelineWork
+from mpload.samples.index_work import PipelineWork, substitute_task
 from mpload.samples.joins import Join
 from mpload.samples.leaves import leaves_of
-from mpload.samples.policy import BadSample, ErrorAction, all_failed, substitute_for
+from mpload.samples.policy import BadSample, ErrorAction, all_failed
 from mpload.storage.parquet import ROW_GROUPS_BYTES
 from mpload.transport.batches import BatchTask, FilledBatch, KilledSample
 from mpload.transport.forking import Forks
@@ -242,16 +241,11 @@ class IndexSource:
     def instead_of(self, killed: KilledSample) -> tuple[int, ...] | None:
         """Return the task that makes a substitute, if the error policy says so; else None."""
         pipeline, number = self._run.pipeline, BatchNumber.of(killed.task)
-        if pipeline.policy.action is not ErrorAction.SUBSTITUTE:
-            return None
-        if number.substitute >= 0:
-            return None  # the substitute kills workers as well: give up
         sample_id = self._sample_id(number, killed.sample)
-        self._write_down(sample_id, killed.cause, epoch=number.epoch)
-        self._run.unpacked(number, {})
-        found = substitute_for(sample_id, pipeline.makers.peers_of(sample_id), seed=number.seed, epoch=number.epoch)
-        others = [other for other in found if other != sample_id % len(pipeline.index)]
-        return replace(number, substitute=others[0]).numbers if others else None
+        instead = substitute_task(pipeline, killed.task, sample_id)
+        if pipeline.policy.action is ErrorAction.SUBSTITUTE and number.substitute < 0:
+            self._write_down(sample_id, killed.cause, epoch=number.epoch)
+        return instead
 
     def _kept(self, filled: FilledBatch) -> NDArray[np.int64] | None:
         """Return the places of samples that were made; None if all were. Raise if the error policy says so."""

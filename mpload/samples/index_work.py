@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from time import perf_counter_ns
@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpload.errors import ArgumentError, MploadError, SampleError
-from mpload.index.index import Record, lines_of, map_lines, prefetch_lines
-from mpload.index.lines import Lines
+from mpload.index.index import Record, lines_of, map_lines, prefetch_lines, records_of
 from mpload.plan.batch_number import BatchNumber
 from mpload.plan.batching import Batching
 from mpload.samples.batch import Sample
@@ -28,14 +27,15 @@ from mpload.samples.leaf_arrays import LeafWriter
 from mpload.samples.leaf_batches import template_of_sample
 from mpload.samples.leaves import exact_pairs
 from mpload.samples.pipeline import Pipeline
-from mpload.samples.policy import BadSample
+from mpload.samples.policy import BadSample, ErrorAction, substitute_for
 from mpload.storage.notices import Notice
 from mpload.storage.protocols import KeepingStorage, Room
+from mpload.transport.chunks import Chunk
 from mpload.transport.messages import Failure, Tally, details_of
 from mpload.transport.ragged import RaggedArray
 from mpload.transport.worker import ChunkReport
 
-__all__ = ["PipelineWork", "described_sample", "notice_of", "pickled_template"]
+__all__ = ["PipelineWork", "described_sample", "notice_of", "pickled_template", "substitute_task"]
 
 _MAX_CHUNKS_AHEAD = 32
 _CHUNKS_PREFETCHED = 2  # of lines: first the rows of the sidecar, then, a chunk later, the lines themselves
@@ -109,11 +109,21 @@ class PipelineWork:
             self._known = number, self.batching.sample_ids(number)
         return self._known[1][first:last]
 
+    def wanted_ids(
+        self, number: BatchNumber, first: int, last: int, arrays: Callable[[], Mapping[str, Any]]
+    ) -> NDArray[np.int64]:
+        """Return the sample_ids at places `first` to `last` (exclusive) of a batch. `arrays` returns those of its slot.
+
+        They follow from the number here; a subclass may read them from the slot.
+        """
+        del arrays
+        return self.sample_ids(number, first, last)
+
     def fill(
         self, task: tuple[int, ...], arrays: Mapping[str, Any], first: int, last: int, report: ChunkReport
     ) -> None:
         """Make samples `first` to `last` (exclusive) of the batch `task`."""
-        number = BatchNumber.of(task)
+        number, slot = BatchNumber.of(task), arrays
         arrays = self.unpacked(number, arrays)
         self.pipeline.notices.send = partial(_notify, report)
         prefetch_lines(self.pipeline.index, lambda: self._upcoming_ids(report))
@@ -121,7 +131,7 @@ class PipelineWork:
         ready: Sequence[Ready | None] = [None] * len(places)
         records = self._records_ahead.pop((task, first, last), None)
         if records is None:
-            lines = self._lines(task, first, last)
+            lines = lines_of(self.pipeline.index, self.wanted_ids(number, first, last, lambda: slot))
             if self._bulk is not None and not self.pipeline.ahead.is_active:
                 left = self._bulk.make(lines, arrays, number=number, first=first, report=report)
                 places, records = [first + place for place in left], [lines.record(place) for place in left]
@@ -174,12 +184,12 @@ class PipelineWork:
                 if bad:
                     _report_bad(report, place, bad, is_made=is_made)
 
-    def _lines(self, task: tuple[int, ...], first: int, last: int) -> Lines:
-        return lines_of(self.pipeline.index, self.sample_ids(BatchNumber.of(task), first, last))
+    def _ids_of(self, chunk: Chunk, report: ChunkReport) -> NDArray[np.int64]:
+        number = BatchNumber.of(chunk.task)
+        return self.wanted_ids(number, chunk.first, chunk.last, lambda: report.arrays_of(chunk))
 
     def _upcoming_ids(self, report: ChunkReport) -> NDArray[np.int64]:
-        chunks = report.upcoming(_CHUNKS_PREFETCHED)
-        ids = [self.sample_ids(BatchNumber.of(chunk.task), chunk.first, chunk.last) for chunk in chunks]
+        ids = [self._ids_of(chunk, report) for chunk in report.upcoming(_CHUNKS_PREFETCHED)]
         return np.concatenate(ids) if ids else np.empty(0, np.int64)
 
     def _plan_ahead(self, records: list[Record], report: ChunkReport) -> None:
@@ -190,7 +200,9 @@ class PipelineWork:
         with suppress(MploadError):  # raised again when the chunk itself is made
             for chunk in report.upcoming(num_chunks):
                 key = chunk.task, chunk.first, chunk.last
-                self._records_ahead[key] = before.get(key) or self._lines(*key).records()
+                self._records_ahead[key] = before.get(key) or records_of(
+                    self.pipeline.index, self._ids_of(chunk, report)
+                )
         self.pipeline.plan_ahead(chain(records, *self._records_ahead.values()))
 
 
@@ -240,6 +252,17 @@ def pickled_template(pipeline: Pipeline, sample_id: int) -> bytes:
     # Pickled by value: classes of the user's script cannot be imported by name in the other process.
     pickled: bytes = cloudpickle.dumps(found)
     return pickled
+
+
+def substitute_task(pipeline: Pipeline, task: tuple[int, ...], sample_id: int) -> tuple[int, ...] | None:
+    """Return the task that makes a substitute for a sample that kills workers; None if there is to be none."""
+    number = BatchNumber.of(task)
+    if pipeline.policy.action is not ErrorAction.SUBSTITUTE or number.substitute >= 0:
+        return None
+    pipeline.makers.use_bucket(number.batch)
+    found = substitute_for(sample_id, pipeline.makers.peers_of(sample_id), seed=number.seed, epoch=number.epoch)
+    others = [other for other in found if other != sample_id % len(pipeline.index)]
+    return replace(number, substitute=others[0]).numbers if others else None
 
 
 def _claim(pipeline: Pipeline, decode_bytes: int, report: ChunkReport, num_bytes: int) -> None:

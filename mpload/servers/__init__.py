@@ -1,4 +1,13 @@
 """Servers: processes that make samples for the loaders of other machines (`mpload serve`).
 
-The other side, which asks them, is `mpload.client`.
+```
+sample_work  the work of a server's workers; never imports torch
+making       hands requests to the workers, and keeps what was made for other jobs
+app          the HTTP application (aiohttp): routes, token, limits for clients
+limits       these limits
+metrics      the counters of a server, for Prometheus
+serving      runs a server: `serve`
+```
+
+The other side, which asks them, is `mpload.client`, and so is the protocol.
 """

@@ -62,6 +62,8 @@ class FilledBatch:
 
     The last step of a batch is at the position after all samples.
     """
+    tally: Tally = field(default_factory=Tally)
+    """What workers counted while they made it. Work that a death has undone is left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +119,12 @@ class PoolStats:
         if self.num_made:
             self.sample_ns = self.busy_ns / self.num_made
 
+    def add_batch(self, task: BatchTask, *, is_copy: bool) -> None:
+        """Count a delivered batch."""
+        self.num_copied_batches += is_copy
+        self.num_batches += 1
+        self.num_samples += task.num_samples if task.num_counted is None else task.num_counted
+
 
 @dataclass(slots=True, kw_only=True)
 class PendingBatch:
@@ -128,3 +136,9 @@ class PendingBatch:
     """Samples whose chunks have not been answered yet, and one more if the batch has a last step."""
     is_cancelled: bool = False
     failures: list[Failure] = field(default_factory=list)
+    tally: Tally = field(default_factory=Tally)
+
+    def filled(self, arrays: SlotArrays, layout: SlotLayout) -> FilledBatch:
+        """Return the batch for delivery, now that it is complete."""
+        failures = tuple(sorted(self.failures, key=lambda failure: failure.sample)) if self.failures else ()
+        return FilledBatch(task=self.task, arrays=arrays, layout=layout, failures=failures, tally=self.tally)

@@ -25,6 +25,11 @@ class Inbox:
         """The descriptor of the end to which workers write."""
         return self._theirs.fileno()
 
+    @property
+    def answers_fd(self) -> int:
+        """The descriptor of the end that becomes readable when answers arrive."""
+        return self._ours.fileno()
+
     def read(self) -> Answer | None:
         """Return the next answer, or None if none has arrived."""
         try:

@@ -29,8 +29,6 @@ _POLL_SECONDS = 0.25
 """A waiting parent checks its workers after this much silence."""
 _CREW_CHECK_SECONDS = 0.9 * _POLL_SECONDS
 """A parent that does receive answers checks its workers this often."""
-_UNLENT_SLOTS = 2
-"""Slots that are never lent, so that workers can still write when the user holds all others."""
 
 
 class WorkerPool:
@@ -83,7 +81,7 @@ class WorkerPool:
         self._close_on_error = CloseOnError(self._close)
         self._ring, self._board, self._inbox, self._zygote = parts.ring, parts.board, parts.inbox, parts.zygote
         self._on_killed = on_killed
-        self._on_notice = on_notice
+        self._on_notice = on_notice or (lambda _: None)
         self._notices: deque[Failure] = deque()  # that have arrived
         self._has_last_steps = isinstance(work, FinishingWork)
         self._batches: dict[int, PendingBatch] = {}
@@ -242,6 +240,25 @@ class WorkerPool:
             self._poll(_POLL_SECONDS, batch)
         return not batch.num_left
 
+    @property
+    def answers_fd(self) -> int:
+        """A descriptor that becomes readable when `take_complete` may have batches, for an event loop."""
+        return self._inbox.answers_fd
+
+    def take_complete(self) -> list[FilledBatch]:
+        """Return the complete batches, in any order, without waiting. Call it often, so that dead workers are replaced.
+
+        Raises:
+            WorkerError: as for `next`.
+        """
+        self._check_usable()
+        self._poll(0.0)
+        complete = [number for number in self._undelivered if not self._batches[number].num_left]
+        with self._close_on_error:
+            for number in complete:
+                self._undelivered.remove(number)
+            return [self._deliver(self._batches.pop(number)) for number in complete]
+
     def progress(self) -> Progress:
         """Return how far the workers have come. Takes about a microsecond per worker."""
         self._check_usable()
@@ -273,24 +290,16 @@ class WorkerPool:
                 batch = self._batches[number]
                 batch.is_cancelled = True
                 if not batch.num_left:
-                    self._discard(number, batch)
+                    self._discard(number)
             self._undelivered.clear()
             for chunk in self._issuing.withdraw():
                 self._complete(chunk)
 
     def _deliver(self, batch: PendingBatch) -> FilledBatch:
-        num_samples = batch.task.num_samples
         layout = self._ring.layout_at(self._ring.number_of(batch.slot))
-        num_unlent = min(_UNLENT_SLOTS, max(1, self._ring.num_slots - 1))
-        if self._ring.num_lent + num_unlent < self._ring.num_slots:
-            arrays = self._ring.lend(batch.slot, num_samples)
-        else:
-            arrays = self._ring.copy_out(batch.slot, num_samples)
-            self.stats.num_copied_batches += 1
-        self.stats.num_batches += 1
-        self.stats.num_samples += num_samples if batch.task.num_counted is None else batch.task.num_counted
-        failures = tuple(sorted(batch.failures, key=lambda failure: failure.sample)) if batch.failures else ()
-        return FilledBatch(task=batch.task, arrays=arrays, layout=layout, failures=failures)
+        arrays, is_copy = self._ring.hand_over(batch.slot, batch.task.num_samples)
+        self.stats.add_batch(batch.task, is_copy=is_copy)
+        return batch.filled(arrays, layout)
 
     def _check_usable(self) -> None:
         if os.getpid() != self._owner_pid:
@@ -311,9 +320,7 @@ class WorkerPool:
                 self._check_crew()
             self._issuing.issue_rest()
         while self._notices:
-            notice = self._notices.popleft()
-            if self._on_notice is not None:
-                self._on_notice(notice)
+            self._on_notice(self._notices.popleft())
 
     def _check_crew(self) -> None:
         deaths = self._crew.check()
@@ -339,6 +346,7 @@ class WorkerPool:
             self.stats.add(answer)
             chunk = self._issuing.issued.pop(answer.serial, None)
             if chunk is not None:
+                self._batches[chunk.batch].tally.add(answer.tally)
                 self._complete(chunk, answer.failures)
 
     def _complete(self, chunk: Chunk, failures: Sequence[Failure] = ()) -> None:
@@ -353,11 +361,10 @@ class WorkerPool:
             else:
                 self._issuing.issue([last_step], urgent=True)
         if batch.is_cancelled and not batch.num_left:
-            self._discard(chunk.batch, batch)
+            self._discard(chunk.batch)
 
-    def _discard(self, number: int, batch: PendingBatch) -> None:
-        del self._batches[number]
-        self._ring.give_back(batch.slot)
+    def _discard(self, number: int) -> None:
+        self._ring.give_back(self._batches.pop(number).slot)
 
     def _retry(self, death: Death) -> None:
         if death.worker is None:

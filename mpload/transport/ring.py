@@ -17,12 +17,14 @@ from mpload.transport.ragged import RaggedArray
 from mpload.transport.slots import Field, Part, RaggedField, SlotLayout
 from mpload.units import MIB, format_bytes
 
-__all__ = ["SlotArrays", "SlotRing", "blank"]
+__all__ = ["UNLENT_SLOTS", "SlotArrays", "SlotRing", "blank"]
 
 SlotArrays = dict[str, Any]
 """Arrays of a slot by field name: an array [B, *shape], or a RaggedArray of B values."""
 
 
+UNLENT_SLOTS = 2
+"""Slots that are never lent, so that workers can still write when the user holds all others."""
 _NOTICE_BYTES = 4 * MIB
 """Address space after the slots, in which the owner describes further layouts to the workers."""
 _MAP_NORESERVE = 0x4000
@@ -201,6 +203,13 @@ class SlotRing:
         returned = self._returned
         self._lent[slot] = weakref.ref(owner, lambda _: returned.append(slot))
         return _arrays(self.layout_at(self.number_of(slot)), owner, 0, num_samples)
+
+    def hand_over(self, slot: int, num_samples: int) -> tuple[SlotArrays, bool]:
+        """Lend a taken slot, or, if the user holds nearly all others, copy it out; return whether it is a copy."""
+        num_unlent = min(UNLENT_SLOTS, max(1, self.num_slots - 1))
+        if self.num_lent + num_unlent < self.num_slots:
+            return self.lend(slot, num_samples), False
+        return self.copy_out(slot, num_samples), True
 
     def copy_out(self, slot: int, num_samples: int) -> SlotArrays:
         """Return a copy of the first `num_samples` samples of a taken slot, and make the slot free again."""

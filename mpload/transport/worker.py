@@ -69,6 +69,8 @@ class ChunkReport:
     """Waits for this worker's turn to use much memory, which it keeps until its next sample or chunk."""
     notify: Callable[[str, Mapping[str, Any]], None] = lambda _, __: None
     """Passes a text and JSON-compatible facts to the parent at once. May be called later too, in any thread."""
+    arrays_of: Callable[[Chunk], Mapping[str, Any]] = lambda _: {}
+    """Returns the arrays of the slot of an upcoming chunk, to read the input of its task. It must have a slot."""
     layout: SlotLayout | None = None
     """The layout of the slot; None if it has the first one."""
     private_arrays: Callable[[], SlotArrays] | None = None
@@ -186,6 +188,7 @@ def _serve(number: int, place: Workplace) -> None:
         report = ChunkReport(
             at=board.at,
             upcoming=board.reserve,
+            arrays_of=lambda upcoming: place.ring.views(upcoming.slot, upcoming.layout),
             sample=board.sample,
             wait_for_turn=board.wait_for_turn,
             notify=partial(_notify, number, place.answers),

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import albumentations
+import albumentations  # type: ignore[import-untyped]
 import pytest
 
 from mpload import BySource, ImageDecoder, RandomResizedCrop, ResizeCenterCrop
@@ -21,7 +21,8 @@ class _Failing:
         raise RuntimeError
 
 
-def _of_a_module(value: object) -> object:
+def _of_a_module(value: object, key: str = "") -> object:
+    del key
     return value
 
 
