@@ -148,7 +148,7 @@ class Wanted:
             raise ProtocolError(
                 f"a request has 1 to {MAX_SAMPLES} sample_ids of 8 bytes, got {num_samples} in {len(body) - end} bytes"
             )
-        sample_ids = np.frombuffer(body, "<i8", offset=end).astype(np.int64, copy=False)
+        sample_ids = np.frombuffer(body, "<i8", offset=end).astype(np.int64)  # aligned, unlike the body
         if sample_ids.min() < 0:
             raise ProtocolError(f"a sample_id must not be negative, got {sample_ids.min()}")
         return cls(**head, sample_ids=sample_ids)
@@ -189,7 +189,9 @@ class AnswerHead:
 
 def _failure(found: Any, num_samples: int) -> Failure:
     match found:
-        case [int(place), str(cause), dict(details)] if 0 <= place < num_samples and type(place) is int:
+        case [int(place), str(cause), dict(details)] if (
+            0 <= place < num_samples and type(place) is int and all(map(_is_detail, details.items()))
+        ):
             return Failure(sample=place, cause=cause, details=details)
     raise ProtocolError(f"a failure is the place of a sample below {num_samples}, a text and facts, got {found!r:.200}")
 
@@ -242,6 +244,27 @@ def _read_ragged(left: "_Left", array: RaggedArray, first: int, last: int) -> No
             left.fill(_bytes_of(array.room(place, shape)))
         elif any(shape):
             array.room(place, shape)
+
+
+def _is_detail(detail: tuple[str, Any]) -> bool:
+    """Return whether the loader's process can read a detail of a failure; it reads no others than these."""
+    match detail:
+        case ("skipped" | "substituted" | "killed", bool()) | ("traceback", str()):
+            return True
+        case ("at", place):
+            return place is None or _is_int64(place)
+        case ("bad", [*tried]):
+            return all(map(_is_bad_sample, tried))
+        case ("error", [str(), str(), arguments]):
+            return arguments is None or isinstance(arguments, list)
+    return False
+
+
+def _is_bad_sample(tried: Any) -> bool:
+    match tried:
+        case [sample_id, str()]:
+            return _is_int64(sample_id) and sample_id >= 0
+    return False
 
 
 class _Left:
