@@ -47,6 +47,7 @@ class SampleService:
     limits: ServerLimits
     counts: ServerCounts = field(default_factory=ServerCounts)
     _busy: set[object] = field(default_factory=set)  # connections whose requests are being answered
+    _answered_at: dict[object, float] = field(default_factory=dict)  # by connection: when its latest answer ended
 
     def app(self) -> web.Application:
         """Return the application. When it is cleaned up, the workers end."""
@@ -65,14 +66,12 @@ class SampleService:
 
     async def cut_off_idle(self, server: web.Server) -> None:
         """Close connections on which no request comes, or not the whole head of one, until cancelled."""
-        idle_since: dict[object, float] = {}
         while True:
             await asyncio.sleep(min(1.0, self.limits.client_seconds / 4))
-            now = monotonic()
-            idle = [each for each in server.connections if each not in self._busy]
-            idle_since = {each: idle_since.get(each, now) for each in idle}
-            for connection in idle:
-                if now - idle_since[connection] > self.limits.client_seconds:
+            now, connections = monotonic(), server.connections
+            self._answered_at = {each: self._answered_at.get(each, now) for each in connections}
+            for connection in connections:
+                if connection not in self._busy and now - self._answered_at[connection] > self.limits.client_seconds:
                     self.counts.num_cut_off += 1
                     connection.force_close()
 
@@ -131,6 +130,7 @@ class SampleService:
             response = await self._answered(request, handler)
         finally:
             self._busy.discard(request.protocol)
+            self._answered_at[request.protocol] = monotonic()
         if request.path == "/v1/samples":
             self.counts.count(response.status, seconds=monotonic() - started)
         return response

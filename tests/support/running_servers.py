@@ -113,7 +113,7 @@ class Asker:
 
     def get(self, path: str) -> tuple[int, bytes]:
         """Return status and body of a page."""
-        self.connection.request("GET", path, headers=self._headers())
+        self.connection.request("GET", path, headers=self.headers())
         response = self.connection.getresponse()
         return response.status, response.read()
 
@@ -122,13 +122,19 @@ class Asker:
         lines = self.get("/metrics")[1].decode().splitlines()
         return next(float(line.split()[1]) for line in lines if line.startswith(f"mpload_server_{name} "))
 
-    def _headers(self) -> dict[str, str]:
-        return {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
+    @property
+    def address(self) -> str:
+        """Host and port of the server."""
+        return f"{self.connection.host}:{self.connection.port}"
+
+    def headers(self, digest: str | None = None) -> dict[str, str]:
+        """Return the headers of a request for samples."""
+        token = {} if self.token is None else {"Authorization": f"Bearer {self.token}".encode().decode("latin-1")}
+        return {DATASET_HEADER: digest or self.description.digest, **token}
 
     def post(self, body: bytes, *, digest: str | None = None) -> HTTPResponse:
         """Send a request for samples."""
-        headers = {DATASET_HEADER: digest or self.description.digest, **self._headers()}
-        self.connection.request("POST", "/v1/samples", body=body, headers=headers)
+        self.connection.request("POST", "/v1/samples", body=body, headers=self.headers(digest))
         return self.connection.getresponse()
 
     def refusal(self, body: bytes, *, digest: str | None = None) -> tuple[int, str]:
