@@ -27,7 +27,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mpload.transport.messages import MAX_COUNTS, Failure, Tally
+from mpload.transport.messages import MAX_COUNTS, Failure, Tally, shortened
 from mpload.transport.ragged import RaggedArray
 from mpload.transport.slots import Field, RaggedField
 
@@ -52,6 +52,10 @@ DATASET_HEADER = "Mpload-Dataset"
 MAX_SAMPLES = 256
 """Maximum number of samples in a request."""
 MAX_HEAD_BYTES = 4 << 20
+_MAX_CHARACTERS = MAX_HEAD_BYTES // 16
+"""Of all texts in a head that would be too long. JSON may write a character with 12 bytes."""
+_MAX_ARRAY_BYTES = (1 << 63) - 1
+"""NumPy's limit, which counts a size of 0 as 1."""
 _LENGTH = struct.Struct("<I")
 
 ReadInto = Callable[[memoryview], None]
@@ -163,10 +167,13 @@ class AnswerHead:
     """Places count from the first sample of the request."""
 
     def encode(self) -> bytes:
-        """Return the head with its length, as it begins the body of an answer."""
-        failures = [[each.sample, each.cause, dict(each.details)] for each in self.failures]
-        tally = self.tally
-        return _headed({"busy_ns": tally.busy_ns, "counts": tally.counts, "failures": failures})
+        """Return the head with its length, as it begins the body of an answer. Texts that are too long are cut."""
+        head = self._encoded(self.failures)
+        return head if len(head) <= MAX_HEAD_BYTES else self._encoded(shortened(self.failures, _MAX_CHARACTERS))
+
+    def _encoded(self, failures: Sequence[Failure]) -> bytes:
+        listed = [[each.sample, each.cause, dict(each.details)] for each in failures]
+        return _headed({"busy_ns": self.tally.busy_ns, "counts": self.tally.counts, "failures": listed})
 
     @classmethod
     def decode(cls, data: bytes, *, num_samples: int) -> Self:
@@ -235,8 +242,10 @@ def _read_ragged(left: "_Left", array: RaggedArray, first: int, last: int) -> No
     num_dims = array.field.num_dims
     shapes = np.frombuffer(left.take(8 * num_dims * (last - first)), "<i8").reshape(last - first, num_dims).tolist()
     for place, shape in enumerate(shapes, first):
-        num_bytes = math.prod(shape) * np.dtype(array.field.dtype).itemsize
-        if min(shape) < 0 or num_bytes > left.num_bytes or not array.fits(shape):
+        item_bytes = np.dtype(array.field.dtype).itemsize
+        num_bytes = math.prod(shape) * item_bytes
+        is_too_large = math.prod(size or 1 for size in shape) * item_bytes > _MAX_ARRAY_BYTES
+        if min(shape) < 0 or is_too_large or num_bytes > left.num_bytes or not array.fits(shape):
             raise ProtocolError(
                 f"field {array.field.name!r}: an answer has a value of shape {shape}, which is too large"
             )

@@ -41,7 +41,7 @@ def metrics_text(maker: SampleMaker, counts: ServerCounts) -> str:
         ("made_samples_total", "Samples made by workers.", {"": maker.counts.num_made}),
         ("shared_samples_total", "Samples that had been made for an equal request.", {"": maker.counts.num_shared}),
         ("busy_seconds_total", "Time that workers spent on samples.", {"": pool.stats.busy_ns / 1e9}),
-        ("cut_off_total", "Clients that were cut off because they were too slow.", {"": counts.num_cut_off}),
+        ("cut_off_total", "Connections closed because the client was too slow, or idle.", {"": counts.num_cut_off}),
         ("deaths_total", "Processes of the pool that died and were replaced.", {"": pool.num_deaths}),
         ("workers", "Current number of worker processes.", {"": pool.num_workers}),
         ("waiting_requests", "Requests that wait for a slot.", {"": maker.num_waiting}),

@@ -15,7 +15,7 @@ from typing import Any
 from mpload import errors
 from mpload.errors import SampleError, WorkerError, WorkerTraceback, cause_of
 
-__all__ = ["MAX_COUNTS", "NOTICE", "Answer", "Failure", "Tally", "cannot_open", "cause_of", "details_of"]
+__all__ = ["MAX_COUNTS", "NOTICE", "Answer", "Failure", "Tally", "cannot_open", "cause_of", "details_of", "shortened"]
 
 MAX_COUNTS = 8
 """Number of counters that a work may use."""
@@ -142,6 +142,16 @@ def _shortened_texts(failures: Sequence[Failure], num_characters: int) -> list[t
     return [(*text, trace) for text, trace in zip(texts, traces, strict=True)]
 
 
+def shortened(failures: Sequence[Failure], num_characters: int) -> tuple[Failure, ...]:
+    """Return failures whose texts have about `num_characters` in total: tracebacks are cut first."""
+    texts = _shortened_texts(failures, num_characters) if failures else []
+    return tuple(_failure(*text) for text in texts)
+
+
+def _failure(sample: int, cause: str, details: str, trace: str) -> Failure:
+    return Failure(sample=sample, cause=cause, details=json.loads(details) | ({"traceback": trace} if trace else {}))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """A worker's answer: a chunk is done, or (serial 0) `Work.open` failed, or (`NOTICE`) the work says something."""
@@ -169,11 +179,7 @@ class Answer:
         worker, serial, num_samples, busy_ns, *counts = _HEAD.unpack_from(message)
         failures: tuple[Failure, ...] = ()
         if len(message) > _HEAD.size:
-            texts = json.loads(zlib.decompress(message[_HEAD.size :]))
-            failures = tuple(
-                Failure(sample=s, cause=cause, details=json.loads(d) | ({"traceback": trace} if trace else {}))
-                for s, cause, d, trace in texts
-            )
+            failures = tuple(_failure(*text) for text in json.loads(zlib.decompress(message[_HEAD.size :])))
         tally = Tally(num_samples=num_samples, busy_ns=busy_ns, counts=counts)
         return cls(worker=worker, serial=serial, tally=tally, failures=failures)
 
