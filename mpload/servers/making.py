@@ -129,6 +129,11 @@ class SampleMaker:
         return len(self._waiting)
 
     @property
+    def num_under_way(self) -> int:
+        """Number of requests that wait or are being made; equal ones count as one."""
+        return len(self._requests)
+
+    @property
     def num_kept(self) -> int:
         """Number of answers kept for other jobs."""
         return len(self._kept)

@@ -44,6 +44,7 @@ def metrics_text(maker: SampleMaker, counts: ServerCounts) -> str:
         ("cut_off_total", "Connections closed because the client was too slow, or idle.", {"": counts.num_cut_off}),
         ("deaths_total", "Processes of the pool that died and were replaced.", {"": pool.num_deaths}),
         ("workers", "Current number of worker processes.", {"": pool.num_workers}),
+        ("requests_under_way", "Requests that wait or are being made.", {"": maker.num_under_way}),
         ("waiting_requests", "Requests that wait for a slot.", {"": maker.num_waiting}),
         ("kept_answers", "Answers kept for other jobs.", {"": maker.num_kept}),
         ("slots_bytes", "Shared memory of the slots that hold samples.", {"": pool.ring.used_bytes}),

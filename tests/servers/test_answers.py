@@ -226,6 +226,27 @@ def test_a_slow_request_delays_no_other(tmp_path: Path) -> None:
             assert late.result() == [93]
 
 
+def test_a_server_that_stops_finishes_the_requests_under_way(tmp_path: Path) -> None:
+    def open_once_no_more_clients_are_accepted(host: str, port: int) -> None:
+        deadline = time.monotonic() + _SECONDS
+        while time.monotonic() < deadline:
+            try:
+                socket.create_connection((host, port), timeout=_SECONDS).close()
+                time.sleep(0.1)
+            except ConnectionError:
+                break
+        (tmp_path / "open").touch()
+
+    with ThreadPoolExecutor(2) as threads, ExitStack() as stack:
+        url = stack.enter_context(running_server(_gated_dataset(tmp_path)))
+        with asking(_gated_dataset(tmp_path), url) as slow, asking(_gated_dataset(tmp_path), url) as watch:
+            late = threads.submit(_labels, slow, wanted([93]))
+            await_metric(watch, "requests_under_way", 1)
+            threads.submit(open_once_no_more_clients_are_accepted, watch.connection.host, watch.connection.port)
+            stack.close()  # stops the server
+            assert late.result() == [93]
+
+
 def test_a_queue_that_is_too_long_is_refused_and_the_rest_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -382,6 +403,15 @@ def test_arguments_that_break_a_rule_are_refused(
 ) -> None:
     with pytest.raises(ArgumentError, match=why):
         serve(dataset(), **options)
+
+
+def test_the_command_that_installs_what_is_missing_is_named(
+    dataset: Callable[[], MPDataset[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "mpload.servers.app", raising=False)
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    with pytest.raises(ArgumentError, match=r"pip install 'mpload\[servers\]'"):
+        serve(dataset())
 
 
 def test_only_datasets_of_an_index_are_served() -> None:
